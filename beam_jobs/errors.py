@@ -1,0 +1,105 @@
+"""Everything that can go wrong, in one tree.
+
+    FeedlineError                exit 1
+    ├── UsageError               exit 2   the request is wrong; nothing was touched
+    │   ├── OptionError                   an option or configuration key
+    │   └── SourceError                   where the images should come from
+    └── DataError                exit 3   the data failed a check; nothing was published
+        ├── TooManyRejects                more bad images than allowed
+        ├── EmptySplit                    a split that would hold no image
+        ├── SourceChanged                 an image changed while it was being ingested
+        ├── CorruptDataset                a published file is not what its manifest says
+        └── GateFailed                    a limit of the dataset gate was crossed
+
+`BadImage` stands apart: it concerns one image, is always caught, and becomes a `Reject`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+
+class FeedlineError(Exception):
+    """Base of every error a user is meant to read; the message is the whole explanation."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(FeedlineError):
+    """The request cannot be carried out as it stands."""
+
+    exit_code = 2
+
+
+class OptionError(UsageError):
+    """An option or configuration key is unknown or out of range."""
+
+
+class SourceError(UsageError):
+    """The source of images does not exist, cannot be read or has the wrong shape."""
+
+
+class DataError(FeedlineError):
+    """The data failed a check, so nothing was published."""
+
+    exit_code = 3
+
+
+class TooManyRejects(DataError):
+    """The share of bad images is over `max_reject_ratio`."""
+
+
+class EmptySplit(DataError):
+    """A requested split would hold no image."""
+
+
+class SourceChanged(DataError):
+    """An image is not the one that was examined."""
+
+
+class CorruptDataset(DataError):
+    """A file of a published dataset disagrees with its manifest."""
+
+
+class GateFailed(DataError):
+    """A limit of the dataset gate was crossed."""
+
+
+class RejectReason(str, enum.Enum):
+    """Why an image is not in the dataset. Values are stable: they are written to `rejects.parquet`."""
+
+    NO_LABEL = "no_label"
+    UNKNOWN_SPLIT = "unknown_split"
+    NAME_NOT_UTF8 = "name_not_utf8"
+    DUPLICATE_KEY = "duplicate_key"
+    NOT_A_FILE = "not_a_file"
+    OUTSIDE_ROOT = "outside_root"
+    UNREADABLE = "unreadable"
+    EMPTY_FILE = "empty_file"
+    TOO_MANY_BYTES = "too_many_bytes"
+    NOT_AN_IMAGE = "not_an_image"
+    BAD_HEADER = "bad_header"
+    TOO_SMALL = "too_small"
+    TOO_LARGE = "too_large"
+    BAD_ASPECT = "bad_aspect"
+    FORGED_SIZE = "forged_size"
+    UNDECODABLE = "undecodable"
+
+
+class BadImage(Exception):
+    """One image cannot be used.
+
+    Attributes:
+      reason: the category it is counted under.
+      detail: one line for a person: the value found and the limit it crossed.
+    """
+
+    def __init__(self, reason: RejectReason, detail: str) -> None:
+        super().__init__(f"{reason.value}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+    def __reduce__(self) -> tuple[type[BadImage], tuple[RejectReason, str]]:
+        # Exceptions pickle through `args`, which holds the joined message here, not the two parts.
+        return type(self), (self.reason, self.detail)

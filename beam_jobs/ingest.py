@@ -1,0 +1,178 @@
+"""The whole ingest: scan, examine, plan, write, publish.
+
+Two Beam jobs with a plan between them. What passes between the stages lies in files under `OUT/_work`, so any stage
+can be killed and run again, on any runner: finished buckets and shards are recognised by the digest of their inputs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from beam_jobs import manifest, storage, tables
+from beam_jobs.errors import FeedlineError, OptionError, SourceChanged, TooManyRejects
+from beam_jobs.examine import ExamineTask, facts_path, rejects_path
+from beam_jobs.manifest import Manifest
+from beam_jobs.options import IngestOptions
+from beam_jobs.plan import Plan, make_plan
+from beam_jobs.publish import producer, publish, reason_counts, rejects_table
+from beam_jobs.scan import Scan, scan
+from beam_jobs.sources import Source, open_source
+from beam_jobs.transforms import ExamineBuckets, WriteShards
+from beam_jobs.write import ShardTask, WriteTask, failures, shard_tasks
+
+WORK_DIR = "_work"
+_SHOWN_REJECTS = 3
+
+MakePipeline = Callable[[], beam.Pipeline]
+Report = Callable[[str], None]
+
+
+def local_pipeline() -> beam.Pipeline:
+    """Returns a pipeline on Beam's in-process runner.
+
+    The runner is named because Beam's default, `DirectRunner`, first tries to download another one.
+    """
+    return beam.Pipeline(options=PipelineOptions(["--runner=FnApiRunner", "--direct_running_mode=in_memory"]))
+
+
+def run(options: IngestOptions, make_pipeline: MakePipeline = local_pipeline, report: Report | None = None) -> Manifest:
+    """Ingests a source of images into a published dataset.
+
+    Equal inputs and options give byte-identical shards on any runner and with any number of threads. Killed half way,
+    it continues where it was when run again.
+
+    Example:
+      manifest = run(IngestOptions(source="photos", out="dataset"))
+
+    Args:
+      options: what to ingest and how.
+      make_pipeline: makes the Beam pipelines of the two jobs.
+      report: takes one line of text a finished stage.
+
+    Returns:
+      the manifest of the published dataset.
+
+    Raises:
+      UsageError: the source or output cannot be used; nothing was written.
+      DataError: the images failed a check; nothing was published.
+    """
+    say = report or (lambda line: None)
+    source = open_source(options)
+    _check_out(options.out)
+    work = storage.join(options.out, WORK_DIR)
+    salt = f"{options.digest()} {sorted(producer().items())}"
+    found = _scan(source, options, work, salt, say)
+    facts, rejects = _examine(source, found, options, work, make_pipeline, say)
+    plan = make_plan(facts, options)
+    rejects = rejects_table(rejects, plan.rejects)
+    _check_rejects(rejects, found.found, options)
+    tasks = shard_tasks(plan, storage.join(work, "plan"), salt)
+    _write(source, plan, tasks, options, work, make_pipeline, say)
+    result = publish(options, plan, tasks, rejects, found.found, work)
+    storage.remove_tree(work)
+    return result
+
+
+def _check_out(out: str) -> None:
+    if manifest.is_published(out):
+        raise OptionError(f"{out} already holds a dataset; choose another --out, or remove it first")
+    if storage.is_remote(out) or not os.path.lexists(out):
+        return
+    if not os.path.isdir(out):
+        raise OptionError(f"{out} is a file; --out must be a new or empty directory")
+    names = os.listdir(out)
+    if names and WORK_DIR not in names:
+        raise OptionError(f"{out} is not empty and not the rest of an earlier ingest; choose another --out")
+
+
+def _scan(source: Source, options: IngestOptions, work: str, salt: str, say: Report) -> Scan:
+    started = time.monotonic()
+    found = scan(source.entries(), storage.join(work, "refs"), options.bucket_images, options.splits, salt)
+    say(f"scanned   {found.found:,} files, {found.bytes / 1e6:,.1f} MB {_took(started)}")
+    return found
+
+
+def _examine(
+    source: Source, found: Scan, options: IngestOptions, work: str, make_pipeline: MakePipeline, say: Report
+) -> tuple[pa.Table, pa.Table]:
+    started = time.monotonic()
+    task = ExamineTask(
+        base=os.path.abspath(source.base),
+        directory=storage.join(work, "examined"),
+        limits=options.limits,
+        threads=options.thread_count,
+    )
+    with _beam_errors("examining"), make_pipeline() as pipeline:
+        pipeline | "ExamineBuckets" >> ExamineBuckets(found.buckets, task)  # noqa: B018
+    facts = tables.concat((facts_path(task.directory, bucket) for bucket in found.buckets), tables.EXAMINED)
+    stored = tables.concat((rejects_path(task.directory, bucket) for bucket in found.buckets), tables.REJECTS)
+    rejects = rejects_table(stored, found.rejects)
+    say(f"examined  {len(facts):,} good, {len(rejects):,} rejected {_took(started, len(facts))}")
+    _check_rejects(rejects, found.found, options)
+    return facts, rejects
+
+
+def _check_rejects(rejects: pa.Table, found: int, options: IngestOptions) -> None:
+    rejected = len(rejects)
+    if rejected <= options.max_reject_ratio * found and rejected < found:
+        return
+    reasons = ", ".join(f"{count} {reason}" for reason, count in reason_counts(rejects).items())
+    first = "; ".join(
+        f"{row['uri']}: {row['reason']} ({row['detail']})" for row in rejects.slice(0, _SHOWN_REJECTS).to_pylist()
+    )
+    raise TooManyRejects(
+        f"{rejected} of {found} images are bad ({rejected / found:.1%}), max_reject_ratio is "
+        f"{options.max_reject_ratio:.1%}: {reasons}. First: {first}. Repair or remove them, or raise --max-reject-ratio"
+    )
+
+
+def _write(
+    source: Source,
+    plan: Plan,
+    tasks: list[ShardTask],
+    options: IngestOptions,
+    work: str,
+    make_pipeline: MakePipeline,
+    say: Report,
+) -> None:
+    started = time.monotonic()
+    storage.remove_tree(storage.join(work, "failed"))
+    task = WriteTask(
+        base=os.path.abspath(source.base),
+        out=options.out,
+        work=work,
+        max_bytes=options.limits.max_bytes,
+        threads=options.thread_count,
+    )
+    with _beam_errors("writing"), make_pipeline() as pipeline:
+        pipeline | "WriteShards" >> WriteShards(tuple(tasks), task)  # noqa: B018
+    if notes := failures(work):
+        more = f" (and {len(notes) - 1} more shards)" if len(notes) > 1 else ""
+        raise SourceChanged(notes[0] + more)
+    images = sum(len(split.images) for split in plan.splits)
+    say(f"wrote     {images:,} records in {len(tasks)} shards {_took(started, images)}")
+
+
+def _took(started: float, images: int = 0) -> str:
+    seconds = max(time.monotonic() - started, 1e-9)
+    return f"in {seconds:.1f} s" + (f" ({images / seconds:,.0f} images/s)" if images else "")
+
+
+@contextmanager
+def _beam_errors(doing: str) -> Iterator[None]:
+    """Turns whatever a runner raises into one line; the runner's own text is kept as the cause."""
+    try:
+        yield
+    except FeedlineError:
+        raise
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        last = lines[-1].strip() if lines else type(error).__name__
+        raise FeedlineError(f"{doing} failed: {last}; what was finished is kept, run the same command again") from error

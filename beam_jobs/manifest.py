@@ -1,0 +1,222 @@
+"""`dataset.json`: the file that makes a directory a dataset. Written last, by rename; readers take their shards from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from beam_jobs import shards, storage
+from beam_jobs.errors import CorruptDataset, OptionError, SourceError
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "dataset.json"
+IMAGES_NAME = "images.parquet"
+REJECTS_NAME = "rejects.parquet"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One published file.
+
+    Attributes:
+      name: file name inside the directory of its split.
+      records: number of records.
+      bytes: size of the file.
+      sha256: of the file, hex.
+    """
+
+    name: str
+    records: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitInfo:
+    """One split.
+
+    Attributes:
+      shards: in order.
+      classes: class name -> images.
+    """
+
+    shards: tuple[Shard, ...]
+    classes: Mapping[str, int]
+
+    @property
+    def records(self) -> int:
+        """Images in the split."""
+        return sum(shard.records for shard in self.shards)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all shards."""
+        return sum(shard.bytes for shard in self.shards)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageCounts:
+    """What became of every image that was found: found = rejected + duplicates_dropped + written.
+
+    Attributes:
+      found: entries of the source.
+      written: records in the shards.
+      rejects: reason -> images.
+      normalised: reason -> images that were re-encoded.
+      duplicate_clusters: sets of images with the same bytes.
+      duplicate_images: images in those sets.
+      duplicates_dropped: copies left out by the `drop` policy.
+      label_conflicts: duplicate sets whose copies carry different labels.
+    """
+
+    found: int
+    written: int
+    rejects: Mapping[str, int] = field(default_factory=dict)
+    normalised: Mapping[str, int] = field(default_factory=dict)
+    duplicate_clusters: int = 0
+    duplicate_images: int = 0
+    duplicates_dropped: int = 0
+    label_conflicts: int = 0
+
+    @property
+    def rejected(self) -> int:
+        """Images rejected for any reason."""
+        return sum(self.rejects.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelStatistics:
+    """Exact statistics of the pixels of one split, weighted by pixels, from the moments of each image.
+
+    Attributes:
+      split: the split they describe.
+      mean_rgb: mean of each channel, 0-255.
+      std_rgb: population standard deviation of each channel.
+    """
+
+    split: str
+    mean_rgb: tuple[float, ...]
+    std_rgb: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """A published dataset.
+
+    Attributes:
+      source: the source as it was named.
+      options: every option of the ingest that shapes the output.
+      options_digest: sha256 of those options.
+      labels: class names; the index is the label.
+      splits: split name -> its shards.
+      counts: what became of every image.
+      channels: channel statistics of the first split.
+      producer: package -> version that wrote it.
+      format_version: version of the disk contract.
+    """
+
+    source: str
+    options: Mapping[str, Any]
+    options_digest: str
+    labels: tuple[str, ...]
+    splits: Mapping[str, SplitInfo]
+    counts: ImageCounts
+    channels: ChannelStatistics
+    producer: Mapping[str, str]
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def digest(self) -> str:
+        """Identity of the content: sha256 over labels, splits and shard hashes, hex. Where it lies does not matter."""
+        content = [
+            self.format_version,
+            list(self.labels),
+            [[name, [asdict(shard) for shard in info.shards]] for name, info in self.splits.items()],
+        ]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def split(self, name: str) -> SplitInfo:
+        """Returns one split.
+
+        Raises:
+          OptionError: the dataset has no such split.
+        """
+        if name not in self.splits:
+            raise OptionError(f"the dataset has no split {name!r}; it has {', '.join(self.splits)}")
+        return self.splits[name]
+
+    def shard_paths(self, directory: str, split: str) -> list[str]:
+        """Returns the paths of the shards of a split, in order, for a dataset that lies in `directory`.
+
+        Raises:
+          OptionError: the dataset has no such split.
+        """
+        return [storage.join(directory, shards.split_dir(split), shard.name) for shard in self.split(split).shards]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain JSON values, the content of `dataset.json`."""
+        return {**asdict(self), "digest": self.digest}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Manifest:
+        """Builds a manifest from `to_json` output.
+
+        Raises:
+          KeyError, TypeError, ValueError: a field is missing, unknown or of the wrong shape.
+        """
+        plain = dict(values)
+        digest = plain.pop("digest")
+        manifest = cls(
+            splits={name: _split_from_json(info) for name, info in plain.pop("splits").items()},
+            labels=tuple(plain.pop("labels")),
+            counts=ImageCounts(**plain.pop("counts")),
+            channels=_channels_from_json(plain.pop("channels")),
+            **plain,
+        )
+        if manifest.digest != digest:
+            raise ValueError(f"its digest is {digest}, its content gives {manifest.digest}")
+        return manifest
+
+
+def write(manifest: Manifest, directory: str, scratch: str = "") -> None:
+    """Writes `dataset.json` atomically; from then on the directory is a dataset. Idempotent."""
+    text = json.dumps(manifest.to_json(), indent=2, ensure_ascii=False) + "\n"
+    storage.write_bytes(storage.join(directory, MANIFEST_NAME), text.encode(), scratch)
+
+
+def is_published(directory: str) -> bool:
+    """Returns whether the directory holds a finished dataset."""
+    return storage.exists(storage.join(directory, MANIFEST_NAME))
+
+
+def load(directory: str) -> Manifest:
+    """Reads the manifest of a published dataset.
+
+    Raises:
+      SourceError: the directory is not a published dataset.
+      CorruptDataset: `dataset.json` is damaged or of another format version.
+    """
+    path = storage.join(directory, MANIFEST_NAME)
+    if not is_published(directory):
+        raise SourceError(f"{directory} is not a dataset: it has no {MANIFEST_NAME}; make one with `feedline ingest`")
+    try:
+        values = json.loads(storage.read_bytes(path))
+        version = values["format_version"]
+        if version != FORMAT_VERSION:
+            raise ValueError(f"its format version is {version!r}, this release reads {FORMAT_VERSION}")
+        return Manifest.from_json(values)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptDataset(f"{path} cannot be used: {error}; write the dataset again") from error
+
+
+def _split_from_json(values: Mapping[str, Any]) -> SplitInfo:
+    return SplitInfo(shards=tuple(Shard(**shard) for shard in values["shards"]), classes=dict(values["classes"]))
+
+
+def _channels_from_json(values: Mapping[str, Any]) -> ChannelStatistics:
+    return ChannelStatistics(
+        split=values["split"], mean_rgb=tuple(values["mean_rgb"]), std_rgb=tuple(values["std_rgb"])
+    )

@@ -1,0 +1,191 @@
+"""Options of the ingest, checked when they are made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from beam_jobs.errors import OptionError
+
+SOURCE_KINDS = ("auto", "folder", "csv")
+DUPLICATE_POLICIES = ("keep", "drop")
+
+# They say where the data is or how the work is cut, never which bytes come out.
+_NOT_IN_DIGEST = frozenset({"source", "out", "threads", "bucket_images", "max_reject_ratio"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageLimits:
+    """What an image may be before it is decoded; everything outside is rejected by its header alone.
+
+    Attributes:
+      max_bytes: largest file, in bytes. Beam starts to warn about elements of 512 MB; photographs stay under 50 MB.
+      max_pixels: largest height x width. 64 Mpx decodes to 192 MB, which one thread can hold.
+      max_side_px: longest side, in pixels.
+      min_side_px: shortest side, in pixels.
+      max_aspect: longest side divided by shortest.
+    """
+
+    max_bytes: int = 50 << 20  # 50 MiB
+    max_pixels: int = 64_000_000
+    max_side_px: int = 32_768
+    min_side_px: int = 8
+    max_aspect: float = 20.0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+                raise OptionError(f"{name} is {value!r}; it must be a number above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableColumns:
+    """Which columns of a table hold what. `key`, `group` and `split` are used when they are named.
+
+    Attributes:
+      image: path of the image, absolute or relative to the table.
+      label: class name.
+      key: identity of the image for ever; the path as written when not named.
+      group: images of one group never part between splits.
+      split: name of the split, overriding the hash.
+      extra: columns copied into the records as `extra/NAME`.
+    """
+
+    image: str = "image"
+    label: str = "label"
+    key: str = ""
+    group: str = ""
+    split: str = ""
+    extra: tuple[str, ...] = ()
+
+    def named(self) -> dict[str, str]:
+        """Returns role -> column for every column that is asked for."""
+        roles = {"image": self.image, "label": self.label, "key": self.key, "group": self.group, "split": self.split}
+        return {role: column for role, column in roles.items() if column} | {f"extra {c}": c for c in self.extra}
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngestOptions:
+    """One ingest: where from, where to, and how.
+
+    Attributes:
+      source: folder with one sub-folder a class, or a CSV table.
+      out: directory that becomes the dataset.
+      source_kind: one of `SOURCE_KINDS`; `auto` looks at the source.
+      columns: columns of a table source.
+      splits: split name -> share. Shares are normalised to sum 1; the order matters (it fixes the hash ranges).
+      seed: salt of the split and order hashes; another seed is another split.
+      shard_mb: aimed size of a shard in MB (1e6 bytes). 128 keeps a shard a few seconds of work on any disk.
+      shards: shards per split; 0 derives the number from `shard_mb`.
+      duplicates: `keep` writes every copy (into one split), `drop` writes the first by key.
+      max_reject_ratio: share of bad images, 0-1, over which nothing is published.
+      limits: what an image may be.
+      threads: threads of one unit of work; 0 means one a core.
+      bucket_images: images examined as one unit of work, the grain of resuming. 2048 is seconds of work.
+
+    Raises:
+      OptionError: a value is out of range; the message names it and what is allowed.
+    """
+
+    source: str
+    out: str
+    source_kind: str = "auto"
+    columns: TableColumns = field(default_factory=TableColumns)
+    splits: Mapping[str, float] = field(default_factory=lambda: {"train": 0.9, "eval": 0.1})
+    seed: int = 0
+    shard_mb: float = 128.0
+    shards: int = 0
+    duplicates: str = "keep"
+    max_reject_ratio: float = 0.05
+    limits: ImageLimits = field(default_factory=ImageLimits)
+    threads: int = 0
+    bucket_images: int = 2048
+
+    def __post_init__(self) -> None:
+        _choice("source_kind", self.source_kind, SOURCE_KINDS)
+        _choice("duplicates", self.duplicates, DUPLICATE_POLICIES)
+        _at_least("shard_mb", self.shard_mb, 0.001)
+        _at_least("shards", self.shards, 0)
+        _at_least("threads", self.threads, 0)
+        _at_least("bucket_images", self.bucket_images, 1)
+        if not 0 <= self.max_reject_ratio <= 1:
+            raise OptionError(f"max_reject_ratio is {self.max_reject_ratio!r}; it must be between 0 and 1")
+        _check_splits(self.splits)
+
+    @property
+    def thread_count(self) -> int:
+        """Threads to use for one unit of work, at least 1."""
+        return self.threads or os.cpu_count() or 1
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Split -> share, summing to 1, in order."""
+        total = sum(self.splits.values())
+        return {name: share / total for name, share in self.splits.items()}
+
+    def digest(self) -> str:
+        """Returns the sha256, in hex, of every option that decides which bytes are written."""
+        kept = {k: v for k, v in self.to_json().items() if k not in _NOT_IN_DIGEST}
+        # The order of the splits fixes their hash ranges, so it may not be sorted away.
+        kept["splits"] = list(kept["splits"].items())
+        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+    def to_json(self) -> dict:
+        """Returns plain JSON values; `from_json` takes them back."""
+        return {**asdict(self), "splits": dict(self.splits)}
+
+    @classmethod
+    def from_json(cls, values: Mapping) -> IngestOptions:
+        """Builds the options from `to_json` output.
+
+        Raises:
+          OptionError: a value is out of range.
+        """
+        plain = dict(values)
+        columns = dict(plain.pop("columns", {}))
+        columns["extra"] = tuple(columns.get("extra", ()))
+        limits = ImageLimits(**plain.pop("limits", {}))
+        return cls(columns=TableColumns(**columns), limits=limits, **plain)
+
+
+def parse_splits(text: str) -> dict[str, float]:
+    """Reads `train=0.9,eval=0.1`; `:` works as well as `=`.
+
+    Raises:
+      OptionError: the text does not have that form.
+    """
+    shares: dict[str, float] = {}
+    for part in text.split(","):
+        name, separator, share = part.replace(":", "=").partition("=")
+        try:
+            shares[name.strip()] = float(share)
+        except ValueError:
+            separator = ""
+        if not separator:
+            raise OptionError(f"splits is {text!r}; write it as train=0.9,eval=0.1")
+    return shares
+
+
+def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise OptionError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
+
+
+def _at_least(name: str, value: float, minimum: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= minimum or math.isinf(value):
+        raise OptionError(f"{name} is {value!r}; it must be a number of at least {minimum:g}")
+
+
+def _check_splits(splits: Mapping[str, float]) -> None:
+    if not splits:
+        raise OptionError("splits is empty; name at least one, as in train=1")
+    for name, share in splits.items():
+        # The name becomes a directory, `Split-NAME`, and TFX joins it into patterns.
+        if not name.isidentifier() or not name.isascii():
+            raise OptionError(f"split name {name!r} is not allowed; use ASCII letters, digits and _, as in train")
+        if not isinstance(share, (int, float)) or not 0 < share < math.inf:
+            raise OptionError(f"split {name} has the share {share!r}; it must be a number above 0")

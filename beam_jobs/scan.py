@@ -1,0 +1,93 @@
+"""Scan: stream the source into files of references, the units that are examined."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from beam_jobs import storage, tables
+from beam_jobs.errors import RejectReason
+from beam_jobs.types import ImageRef, Reject
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """One unit of examining.
+
+    Attributes:
+      path: Parquet file of references.
+      name: name of its results; it holds the digest of the references, so changed inputs never meet old results.
+    """
+
+    path: str
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scan:
+    """What a scan found.
+
+    Attributes:
+      buckets: files of references.
+      found: images and rejects together.
+      bytes: sum of the file sizes.
+      rejects: what was rejected without opening it.
+    """
+
+    buckets: tuple[Bucket, ...]
+    found: int
+    bytes: int
+    rejects: tuple[Reject, ...]
+
+
+def scan(
+    entries: Iterable[ImageRef | Reject], directory: str, bucket_images: int, splits: Mapping[str, float], salt: str
+) -> Scan:
+    """Writes the references of a source into `directory`; at most one bucket of them is in memory.
+
+    Args:
+      entries: what the source yields.
+      directory: where the buckets go; they replace those of an earlier scan.
+      bucket_images: references a bucket.
+      splits: splits that a split column may name.
+      salt: what the results depend on besides the references, such as the digest of the options.
+    """
+    rejects: list[Reject] = []
+    buckets: list[Bucket] = []
+    found = total = 0
+    for index, chunk in enumerate(_chunks(_good(entries, rejects, splits), bucket_images)):
+        rows = [tables.ref_row(ref) for ref in chunk]
+        path = storage.join(directory, f"refs-{index:06d}.parquet")
+        tables.write(path, rows, tables.REFS)
+        buckets.append(Bucket(path=path, name=f"{index:06d}-{_digest(rows, salt)}"))
+        found += len(chunk)
+        total += sum(ref.bytes for ref in chunk)
+    return Scan(buckets=tuple(buckets), found=found + len(rejects), bytes=total, rejects=tuple(rejects))
+
+
+def _good(
+    entries: Iterable[ImageRef | Reject], rejects: list[Reject], splits: Mapping[str, float]
+) -> Iterator[ImageRef]:
+    for entry in entries:
+        if isinstance(entry, Reject):
+            rejects.append(entry)
+        elif entry.split and entry.split not in splits:
+            detail = f"the split column says {entry.split!r}; known are {', '.join(splits)}"
+            reason = RejectReason.UNKNOWN_SPLIT.value
+            rejects.append(Reject(key=entry.key, uri=entry.uri, stage="scan", reason=reason, detail=detail))
+        else:
+            yield entry
+
+
+def _chunks(refs: Iterable[ImageRef], count: int) -> Iterator[list[ImageRef]]:
+    stream = iter(refs)
+    while chunk := list(itertools.islice(stream, count)):
+        yield chunk
+
+
+def _digest(rows: list[dict], salt: str) -> str:
+    text = json.dumps([salt, rows], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,110 @@
+"""Where a record goes: names, hashes and arithmetic. Integers and strings only.
+
+The hashes are part of the disk contract. They are blake2b of the UTF-8 text, keyed by the seed: stable over machines,
+Python versions and runs, unlike `hash()`, and independent of one another through a purpose word. Changing
+anything here moves images between splits and shards, so it needs a new `FORMAT_VERSION` in `manifest.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+SHARD_TEMPLATE = "data-{index:05d}-of-{count:05d}.tfrecord"
+_SHARD_PATTERN = re.compile(r"data-(\d{5,})-of-(\d{5,})\.tfrecord")
+_SPLIT_PREFIX = "Split-"  # the layout TFX expects of an `Examples` artifact
+
+
+def shard_name(index: int, count: int) -> str:
+    """Returns the file name of shard `index` of `count`, as in `data-00000-of-00016.tfrecord`.
+
+    Raises:
+      ValueError: the index is not below the count.
+    """
+    if not 0 <= index < count:
+        raise ValueError(f"shard index {index} is not in 0..{count - 1}")
+    return SHARD_TEMPLATE.format(index=index, count=count)
+
+
+def parse_shard_name(name: str) -> tuple[int, int]:
+    """Returns (index, count) of a shard file name; the inverse of `shard_name`.
+
+    Raises:
+      ValueError: the name is not one that `shard_name` makes.
+    """
+    match = _SHARD_PATTERN.fullmatch(name)
+    if not match or int(match[1]) >= int(match[2]):
+        raise ValueError(f"{name!r} is not a shard name such as {shard_name(0, 16)}")
+    return int(match[1]), int(match[2])
+
+
+def split_dir(split: str) -> str:
+    """Returns the directory of a split, as in `Split-train`."""
+    return _SPLIT_PREFIX + split
+
+
+def hash64(purpose: str, seed: int, text: str) -> int:
+    """Returns a stable 64-bit hash of `text`, independent between purposes and seeds."""
+    key = f"{purpose}:{seed}".encode()
+    if len(key) > hashlib.blake2b.MAX_KEY_SIZE:
+        key = hashlib.blake2b(key).digest()
+    digest = hashlib.blake2b(text.encode(), digest_size=8, key=key)
+    return int.from_bytes(digest.digest(), "big")
+
+
+def order_of(seed: int, key: str) -> int:
+    """Returns the place of a record in the global order, uint64; ties are broken by the key itself."""
+    return hash64("order", seed, key)
+
+
+def split_of(seed: int, group: str, shares: Mapping[str, float]) -> str:
+    """Returns the split of a group: a pure function of its name, whatever else is in the dataset.
+
+    Args:
+      seed: salt; another seed is another split.
+      group: what must stay together.
+      shares: split -> share, summing to 1, in a fixed order.
+    """
+    point = hash64("split", seed, group) / 2.0**64
+    edge = 0.0
+    for name, share in shares.items():
+        edge += share
+        if point < edge:
+            return name
+    return list(shares)[-1]  # the shares add up to a hair under 1
+
+
+def shard_count(total_bytes: int, records: int, shard_bytes: float) -> int:
+    """Returns how many shards of about `shard_bytes` hold the data: at least 1, never more than there are records."""
+    return max(1, min(records, math.ceil(total_bytes / shard_bytes)))
+
+
+def cut(sizes: Sequence[int], count: int) -> list[int]:
+    """Cuts an ordered list into `count` consecutive runs of nearly equal bytes.
+
+    Run i ends where the running total first reaches (i + 1) / count of the whole, so every run is within one record
+    of its fair share. Each run keeps at least one record.
+
+    Args:
+      sizes: bytes of each record, in order.
+      count: number of runs, at most `len(sizes)`.
+
+    Returns:
+      `count + 1` edges: run i is `[edges[i], edges[i + 1])`.
+
+    Raises:
+      ValueError: there are fewer records than runs.
+    """
+    if not 1 <= count <= len(sizes):
+        raise ValueError(f"{len(sizes)} records cannot fill {count} shards")
+    total = sum(sizes)
+    edges = [0]
+    seen = 0
+    for position, size in enumerate(sizes):
+        must_close = len(sizes) - position <= count - len(edges)
+        if len(edges) < count and position > edges[-1] and (must_close or seen * count >= total * len(edges)):
+            edges.append(position)
+        seen += size
+    return [*edges, len(sizes)]

@@ -1,0 +1,107 @@
+"""Parquet schemas of the tables the ingest reads and writes, and the rows that fill them."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from beam_jobs import storage
+from beam_jobs.types import ImageFacts, ImageRef, Reject
+
+_STRING, _INT64, _FLOAT = pa.string(), pa.int64(), pa.float32()
+
+REFS = pa.schema(
+    {
+        "key": _STRING,
+        "uri": _STRING,
+        "label": _STRING,
+        "group": _STRING,
+        "split": _STRING,
+        "extra": _STRING,  # JSON: the columns differ between datasets
+        "bytes": _INT64,
+        "mtime_ns": _INT64,
+    }.items()
+)
+FACTS = pa.schema(
+    {
+        "format": _STRING,
+        "source_format": _STRING,
+        "height": _INT64,
+        "width": _INT64,
+        "channels": _INT64,
+        "bytes": _INT64,
+        "sha256": _STRING,
+        "source_sha256": _STRING,
+        "dhash": _INT64,
+        "mean_rgb": pa.list_(_FLOAT),
+        "var_rgb": pa.list_(_FLOAT),
+        "normalised": _STRING,
+    }.items()
+)
+_FROM_REF = ("key", "uri", "label", "group", "split", "extra")
+EXAMINED = pa.schema([REFS.field(name) for name in _FROM_REF] + list(FACTS))
+REJECTS = pa.schema(
+    {"key": _STRING, "uri": _STRING, "stage": _STRING, "reason": _STRING, "detail": _STRING, "bytes": _INT64}.items()
+)
+PLANNED = pa.schema([*EXAMINED, pa.field("cluster", _STRING), pa.field("label_index", _INT64)])
+IMAGES = pa.schema([*PLANNED, pa.field("shard", _INT64), pa.field("offset", _INT64)])
+
+
+def ref_row(ref: ImageRef) -> dict[str, Any]:
+    """Returns the row of a reference in a `REFS` table."""
+    return {**asdict(ref), "extra": json.dumps(dict(ref.extra), sort_keys=True, ensure_ascii=False)}
+
+
+def ref_of(row: Mapping[str, Any]) -> ImageRef:
+    """Returns the reference in a row of a `REFS` table; the inverse of `ref_row`."""
+    return ImageRef(**{**row, "extra": json.loads(row["extra"])})
+
+
+def examined_row(ref: ImageRef, facts: ImageFacts) -> dict[str, Any]:
+    """Returns the row of a good image in an `EXAMINED` table."""
+    row = ref_row(ref)
+    return {**{name: row[name] for name in _FROM_REF}, **asdict(facts)}
+
+
+def facts_of(row: Mapping[str, Any]) -> ImageFacts:
+    """Returns the facts in a row of an `EXAMINED`, `PLANNED` or `IMAGES` table."""
+    values = {name: row[name] for name in FACTS.names}
+    return ImageFacts(**{**values, "mean_rgb": tuple(values["mean_rgb"]), "var_rgb": tuple(values["var_rgb"])})
+
+
+def reject_row(reject: Reject) -> dict[str, Any]:
+    """Returns the row of a reject in a `REJECTS` table."""
+    return asdict(reject)
+
+
+def write(path: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
+    """Writes rows as a Parquet file, atomically."""
+    write_table(path, pa.Table.from_pylist(list(rows), schema))
+
+
+def write_table(path: str, table: pa.Table) -> None:
+    """Writes a table as a Parquet file, atomically; equal tables give equal bytes."""
+    with storage.atomic_writer(path) as stream:
+        pq.write_table(table, stream, compression="zstd")
+
+
+def read(path: str) -> pa.Table:
+    """Reads a Parquet file.
+
+    Raises:
+      OSError: the file is missing.
+      pyarrow.ArrowInvalid: it is not Parquet.
+    """
+    return pq.read_table(io.BytesIO(storage.read_bytes(path)))
+
+
+def concat(paths: Iterable[str], schema: pa.Schema) -> pa.Table:
+    """Reads files of one schema into one table; empty when there are none."""
+    tables = [read(path) for path in paths]
+    return pa.concat_tables(tables) if tables else schema.empty_table()

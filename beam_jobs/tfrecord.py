@@ -1,0 +1,82 @@
+"""TFRecord framing: the bytes around a record, written and read without TensorFlow.
+
+Source of the format: tensorflow/core/lib/io/record_writer.h. A record is
+
+    uint64 length | uint32 masked crc32c of length | payload | uint32 masked crc32c of payload     (little endian)
+
+so a record starts at a known offset and costs `OVERHEAD` bytes beyond its payload.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import google_crc32c
+
+from beam_jobs.errors import CorruptDataset
+
+OVERHEAD = 16  # bytes: 8 + 4 + 4
+_HEAD = struct.Struct("<QI")
+_TAIL = struct.Struct("<I")
+_MASK_DELTA = 0xA282EAD8
+
+
+def frame(payload: bytes) -> tuple[bytes, bytes, bytes]:
+    """Returns the three pieces to write for a payload; three, so that a large payload is not copied."""
+    length = struct.pack("<Q", len(payload))
+    return length + _TAIL.pack(_masked_crc(length)), payload, _TAIL.pack(_masked_crc(payload))
+
+
+def read_records(stream: BinaryIO, name: str, max_bytes: int = 1 << 30) -> Iterator[tuple[int, bytes]]:
+    """Yields (offset, payload) of every record, both checksums verified.
+
+    Args:
+      stream: binary stream at the start of the file.
+      name: what to call the file in errors.
+      max_bytes: longest payload believed; a forged length must not allocate the machine's memory.
+
+    Raises:
+      CorruptDataset: a checksum is wrong or the file ends inside a record; the message gives the offset.
+    """
+    offset = 0
+    while payload := _read_record(stream, name, offset, max_bytes):
+        yield offset, payload[0]
+        offset += len(payload[0]) + OVERHEAD
+
+
+def read_record_at(stream: BinaryIO, name: str, offset: int, max_bytes: int = 1 << 30) -> bytes:
+    """Returns the payload of the record that starts at `offset`.
+
+    Raises:
+      CorruptDataset: no sound record starts there.
+    """
+    stream.seek(offset)
+    found = _read_record(stream, name, offset, max_bytes)
+    if found is None:
+        raise CorruptDataset(f"{name} ends before offset {offset}; the manifest names a record there")
+    return found[0]
+
+
+def _read_record(stream: BinaryIO, name: str, offset: int, max_bytes: int) -> tuple[bytes] | None:
+    head = stream.read(_HEAD.size)
+    if not head:
+        return None
+    if len(head) < _HEAD.size:
+        raise CorruptDataset(f"{name} ends inside the record at offset {offset}: {len(head)} of 12 header bytes")
+    length, length_crc = _HEAD.unpack(head)
+    if _masked_crc(head[:8]) != length_crc or length > max_bytes:
+        raise CorruptDataset(f"{name} has a corrupt length at offset {offset}; write the dataset again")
+    body = stream.read(length + _TAIL.size)
+    if len(body) < length + _TAIL.size:
+        raise CorruptDataset(f"{name} ends inside the record at offset {offset}: {len(body)} of {length + 4} bytes")
+    payload = body[:length]
+    if _masked_crc(payload) != _TAIL.unpack(body[length:])[0]:
+        raise CorruptDataset(f"{name} has a corrupt record at offset {offset}; write the dataset again")
+    return (payload,)
+
+
+def _masked_crc(data: bytes) -> int:
+    crc = google_crc32c.value(data)
+    return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF

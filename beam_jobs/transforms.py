@@ -1,0 +1,82 @@
+"""Beam wiring: one PTransform a stage, with the logic in `examine` and `write`. Wiring and counters only.
+
+Expected failures travel as values, because a runner turns an exception into text of its own making.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import apache_beam as beam
+from apache_beam.metrics import Metrics
+
+from beam_jobs.errors import FeedlineError
+from beam_jobs.examine import Examined, ExamineTask, examine_bucket
+from beam_jobs.scan import Bucket
+from beam_jobs.write import ShardTask, WriteTask, note_failure, write_shard
+
+
+@dataclass
+class ExamineBuckets(beam.PTransform):
+    """Examines buckets of references; the results are files, the elements only say how it went."""
+
+    buckets: tuple[Bucket, ...]
+    task: ExamineTask
+
+    def expand(self, root: beam.Pipeline) -> beam.PCollection[Examined]:
+        """Builds the stage."""
+        return (
+            root
+            | "ListBuckets" >> beam.Create(self.buckets)  # Bucket
+            | "SpreadBuckets" >> beam.Reshuffle()  # Bucket: without this all of them fuse onto one worker
+            | "Examine" >> beam.ParDo(_Examine(self.task))  # Examined
+        )
+
+
+@dataclass
+class WriteShards(beam.PTransform):
+    """Writes planned shards; the results are files, the elements are the names of what was written."""
+
+    shards: tuple[ShardTask, ...]
+    task: WriteTask
+
+    def expand(self, root: beam.Pipeline) -> beam.PCollection[str]:
+        """Builds the stage."""
+        return (
+            root
+            | "ListShards" >> beam.Create(self.shards)  # ShardTask
+            | "SpreadShards" >> beam.Reshuffle()  # ShardTask
+            | "Write" >> beam.ParDo(_Write(self.task))  # str: name of a shard
+        )
+
+
+class _Examine(beam.DoFn):
+    def __init__(self, task: ExamineTask) -> None:
+        self._task = task
+
+    def process(self, bucket: Bucket) -> Iterator[Examined]:
+        outcome = examine_bucket(bucket, self._task)
+        _count("ExamineBuckets", images=outcome.good, rejects=outcome.rejected, bytes=outcome.bytes)
+        _count("ExamineBuckets", resumed_buckets=int(outcome.resumed))
+        yield outcome
+
+
+class _Write(beam.DoFn):
+    def __init__(self, task: WriteTask) -> None:
+        self._task = task
+
+    def process(self, shard: ShardTask) -> Iterable[str]:
+        try:
+            written = write_shard(shard, self._task)
+        except FeedlineError as error:
+            note_failure(shard, self._task, error)
+            _count("WriteShards", failed_shards=1)
+            return
+        _count("WriteShards", written_shards=int(written), resumed_shards=int(not written))
+        yield shard.name
+
+
+def _count(transform: str, **numbers: int) -> None:
+    for name, number in numbers.items():
+        Metrics.counter(transform, name).inc(number)

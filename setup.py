@@ -1,0 +1,78 @@
+"""Packaging of Feedline; also the file Beam ships to workers (`--setup_file`)."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+# Ranges say what the code needs; `constraints.txt` says what was tested, to the last transitive version.
+CORE = [
+    "apache-beam>=2.74,<3",
+    "click>=8.1",
+    "google-crc32c>=1.5",  # without a C crc32c a record costs milliseconds instead of microseconds
+    "numpy>=1.26,<2",
+    "opencv-python-headless>=4.8",
+    "pillow>=10.3",
+    "pyarrow>=10,<19",
+    "pyyaml>=6",
+    "rich>=13",
+    "tensorflow>=2.16,<2.17",
+]
+TFX = [
+    "dill==0.3.1.1",  # tensorflow-transform imports it and Beam no longer installs it
+    "jinja2>=3.1",
+    "ml-metadata>=1.16,<2",
+    "protobuf>=3.20.3,<5",
+    "scikit-learn>=1.5,<1.6",  # ships the 1,797 digits of `feedline demo`
+    "setuptools<81",  # tfx and kfp import pkg_resources, which 81 starts to remove
+    "tensorflow-data-validation>=1.16,<2",
+    "tensorflow-model-analysis>=0.47,<1",
+    "tensorflow-transform>=1.16,<2",
+    "tfx>=1.16,<1.17",
+    "tfx-bsl>=1.16,<2",
+]
+EXTRAS = {
+    "tfx": TFX,
+    "kubeflow": ["kfp>=2.5,<2.6"],
+    "airflow": ["apache-airflow>=2.11,<3"],
+    "gcp": ["apache-beam[gcp]>=2.74,<3"],
+    "bench": ["psutil>=5.9"],
+    "dev": [
+        "hypothesis>=6",
+        "mkdocs-material>=9",
+        "mypy>=1.10",
+        "pre-commit>=3",
+        "psutil>=5.9",
+        "pytest>=8",
+        "pytest-cov>=5",
+        "pytest-timeout>=2.3",
+        "ruff>=0.6",
+        "types-PyYAML",
+    ],
+}
+
+setup(
+    name="feedline",
+    version="0.1.0",
+    description="Raw images to a validated, sharded TFRecord dataset and a trained model, in one command.",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8") if (HERE / "README.md").exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10,<3.11",
+    # The names are generic, so they are listed: `tests` and `benchmarks` must never be installed.
+    packages=find_packages(include=["pipeline*", "components*", "beam_jobs*", "trainer*"]),
+    package_data={
+        "beam_jobs": ["py.typed"],
+        "components": ["py.typed", "dataset_report/*.html"],
+        "pipeline": ["py.typed"],
+        "trainer": ["py.typed"],
+    },
+    install_requires=CORE,
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["feedline = pipeline.cli:main"]},
+    classifiers=[
+        "License :: OSI Approved :: Apache Software License",
+        "Programming Language :: Python :: 3.10",
+    ],
+)
