@@ -11,17 +11,16 @@ CORE = [
     "apache-beam>=2.74,<3",
     "click>=8.1",
     "google-crc32c>=1.5",  # without a C crc32c a record costs milliseconds instead of microseconds
+    "jinja2>=3.1",
     "numpy>=1.26,<2",
     "opencv-python-headless>=4.8",
     "pillow>=10.3",
     "pyarrow>=10,<19",
     "pyyaml>=6",
-    "rich>=13",
     "tensorflow>=2.16,<2.17",
 ]
 TFX = [
     "dill==0.3.1.1",  # tensorflow-transform imports it and Beam no longer installs it
-    "jinja2>=3.1",
     "ml-metadata>=1.16,<2",
     "protobuf>=3.20.3,<5",
     "scikit-learn>=1.5,<1.6",  # ships the 1,797 digits of `feedline demo`

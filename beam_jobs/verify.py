@@ -1,0 +1,153 @@
+"""Verify: read a published dataset back, every byte of it, and compare it with what its manifest promises."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from beam_jobs import images, manifest, record, shards, storage, tables, tfrecord
+from beam_jobs.errors import CorruptDataset
+from beam_jobs.manifest import Manifest, Shard
+from beam_jobs.pool import map_ordered
+
+
+@dataclass(kw_only=True)
+class Verification:
+    """What was read and what was wrong.
+
+    Attributes:
+      shards: shards read.
+      records: records read and decoded.
+      bytes: bytes read.
+      problems: one line a problem; empty when the dataset is sound.
+    """
+
+    shards: int = 0
+    records: int = 0
+    bytes: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def verify(directory: str, threads: int = 1) -> Verification:
+    """Checks every checksum, every count and a decode of every record.
+
+    Args:
+      directory: of a published dataset.
+      threads: threads that decode.
+
+    Returns:
+      what was found. Problems are collected, not raised, so that one run names them all.
+
+    Raises:
+      SourceError: the directory is not a dataset.
+      CorruptDataset: `dataset.json` itself cannot be used.
+    """
+    dataset = manifest.load(directory)
+    result = Verification()
+    rows = _rows_by_shard(directory, result)
+    for split, info in dataset.splits.items():
+        result.problems.extend(_strays(directory, split, {shard.name for shard in info.shards}))
+        labels: Counter[str] = Counter()
+        for index, shard in enumerate(info.shards):
+            path = storage.join(directory, shards.split_dir(split), shard.name)
+            expected = rows.get((split, index), []) if rows is not None else None
+            result.problems.extend(_check_shard(path, shard, dataset, expected, labels, threads, result))
+            result.shards += 1
+        if not result.problems and dict(labels) != dict(info.classes):
+            result.problems.append(f"{split}: the class histogram of {manifest.MANIFEST_NAME} is not that of its records")
+    return result
+
+
+def _rows_by_shard(directory: str, result: Verification) -> dict[tuple[str, int], list[dict[str, Any]]] | None:
+    path = storage.join(directory, manifest.IMAGES_NAME)
+    try:
+        table = tables.read(path).select(["key", "split", "shard", "offset", "sha256"])
+    except (OSError, pa.ArrowException, KeyError) as error:
+        result.problems.append(f"{path} cannot be read: {error}")
+        return None
+    rows: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in table.to_pylist():
+        rows.setdefault((row["split"], row["shard"]), []).append(row)
+    return rows
+
+
+def _strays(directory: str, split: str, known: set[str]) -> Iterator[str]:
+    for name in storage.list_files(storage.join(directory, shards.split_dir(split))):
+        if name not in known:
+            yield f"{shards.split_dir(split)}/{name} is not part of the dataset, but readers that glob would read it"
+
+
+def _check_shard(
+    path: str,
+    shard: Shard,
+    dataset: Manifest,
+    rows: list[dict[str, Any]] | None,
+    labels: Counter[str],
+    threads: int,
+    result: Verification,
+) -> Iterator[str]:
+    try:
+        yield from _check_file(path, shard, result)
+        with storage.open_read(path) as stream:
+            records = tfrecord.read_records(stream, path)
+            checked = map_ordered(lambda item: (*item, _check_record(item[1], dataset)), records, threads)
+            count = 0
+            for count, (offset, payload, (key, text, problem)) in enumerate(checked, 1):
+                labels[text] += 1
+                if problem:
+                    yield f"{path} offset {offset}: {problem}"
+                if rows is not None and (count > len(rows) or _moved(rows[count - 1], offset, key)):
+                    yield f"{path} offset {offset}: {manifest.IMAGES_NAME} has no row for {key!r} there"
+                result.bytes += len(payload) + tfrecord.OVERHEAD
+        result.records += count
+        if count != shard.records:
+            yield f"{path} holds {count} records, {manifest.MANIFEST_NAME} says {shard.records}"
+    except CorruptDataset as error:
+        yield str(error)
+    except OSError as error:
+        yield f"{path} cannot be read: {error.strerror or error}"
+
+
+def _check_file(path: str, shard: Shard, result: Verification) -> Iterator[str]:
+    hasher = hashlib.sha256()
+    size = 0
+    with storage.open_read(path) as stream:
+        while block := stream.read(1 << 20):
+            hasher.update(block)
+            size += len(block)
+    if size != shard.bytes:
+        yield f"{path} has {size} bytes, {manifest.MANIFEST_NAME} says {shard.bytes}"
+    elif hasher.hexdigest() != shard.sha256:
+        yield f"{path} has changed since it was published: its sha256 is not the one in {manifest.MANIFEST_NAME}"
+
+
+def _check_record(payload: bytes, dataset: Manifest) -> tuple[str, str, str]:
+    """Returns key, class name and what is wrong, empty for nothing."""
+    import tensorflow as tf
+    from google.protobuf.message import DecodeError
+
+    try:
+        values = record.decode(payload)
+        encoded = values[record.ENCODED][0]
+        key, text = values[record.FILENAME][0].decode(), values[record.TEXT][0].decode()
+        if dataset.labels[values[record.LABEL][0]] != text:
+            return key, text, f"label {values[record.LABEL][0]} is not {text!r}"
+        if hashlib.sha256(encoded).hexdigest() != values[record.SHA256][0].decode():
+            return key, text, f"the image of {key!r} is not the one its sha256 was taken of"
+        height, width = images.decode_rgb(encoded).shape[:2]
+        if [height, width] != [values[record.HEIGHT][0], values[record.WIDTH][0]]:
+            return key, text, f"{key!r} decodes to {width}x{height} pixels, its record says otherwise"
+        return key, text, ""
+    except (DecodeError, KeyError, IndexError, UnicodeDecodeError) as error:
+        return "", "", f"not a record of this format: {error!r}"
+    except tf.errors.InvalidArgumentError as error:
+        return key, text, f"{key!r} cannot be decoded: {error.message[:200]}"
+
+
+def _moved(row: dict[str, Any], offset: int, key: str) -> bool:
+    return row["offset"] != offset or row["key"] != key

@@ -1,0 +1,1 @@
+"""Stops the pipeline when the dataset is not fit to train on."""

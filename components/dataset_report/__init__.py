@@ -1,0 +1,1 @@
+"""Writes one self-contained HTML page about a dataset."""

@@ -1,0 +1,1 @@
+"""Ingests raw images into an `Examples` artifact."""

@@ -1,0 +1,39 @@
+"""The executor: runs the ingest into the artifact's directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from typing import Any
+
+from tfx import types
+from tfx.dsl.components.base import base_beam_executor
+from tfx.types import artifact_utils
+
+from beam_jobs import ingest
+from beam_jobs.options import IngestOptions
+from components.image_example_gen.names import DIGEST_KEY, EXAMPLES_KEY, FINGERPRINT_KEY, OPTIONS_KEY
+
+
+class Executor(base_beam_executor.BaseBeamExecutor):
+    """Ingests under the Beam arguments of the pipeline."""
+
+    def Do(  # noqa: N802 - the name TFX calls
+        self,
+        input_dict: dict[str, list[types.Artifact]],
+        output_dict: dict[str, list[types.Artifact]],
+        exec_properties: dict[str, Any],
+    ) -> None:
+        """Writes the dataset and names its splits.
+
+        Raises:
+          DataError: the images failed a check; nothing was published.
+        """
+        options = IngestOptions.from_json(json.loads(exec_properties[OPTIONS_KEY]))
+        examples = artifact_utils.get_single_instance(output_dict[EXAMPLES_KEY])
+        options = dataclasses.replace(options, out=examples.uri)
+        result = ingest.run(options, make_pipeline=self._make_beam_pipeline, report=logging.info)
+        examples.split_names = artifact_utils.encode_split_names(list(result.splits))
+        examples.set_string_custom_property(DIGEST_KEY, result.digest)
+        examples.set_string_custom_property(FINGERPRINT_KEY, exec_properties.get(FINGERPRINT_KEY) or "")

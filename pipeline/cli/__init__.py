@@ -1,0 +1,111 @@
+"""The command line. Commands load when they are called, so that `feedline --help` never waits for TensorFlow."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+
+import click
+
+from beam_jobs.errors import FeedlineError
+from beam_jobs.suggest import unknown
+
+INTERRUPTED = 130
+# Name -> (module, one line of help). The help stands here so that listing the commands imports none of them.
+_COMMANDS = {
+    "demo": ("pipeline.cli.demo", "Real handwritten digits, end to end."),
+    "ingest": ("pipeline.cli.ingest", "Raw images to a published dataset of TFRecord shards."),
+    "run": ("pipeline.cli.run", "The whole TFX pipeline, locally: raw images to a pushed model and a report."),
+    "verify": ("pipeline.cli.verify", "Read a dataset back: every checksum, count and image."),
+    "report": ("pipeline.cli.report", "One self-contained HTML page about a dataset."),
+    "predict": ("pipeline.cli.predict", "Classify image files with a pushed model."),
+    "bench": ("pipeline.cli.bench", "Measure the input pipeline beside the naive one."),
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        return importlib.import_module(_COMMANDS[name][0]).command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS:
+            raise click.UsageError(unknown("command", args[0], _COMMANDS))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--debug", is_flag=True, help="Show tracebacks and library warnings.")
+@click.version_option(package_name="feedline", prog_name="feedline")
+def cli(debug: bool) -> None:
+    """Raw images to a validated, sharded TFRecord dataset and a trained model.
+
+    \b
+    Example:
+      feedline run --images photos --root work
+
+    Exit codes: 0 done; 2 the request is wrong, nothing was touched; 3 the data failed a check, the
+    dataset is not published; 130 interrupted, run it again to continue; 1 anything else.
+    """
+    if debug:
+        return
+    warnings.filterwarnings("ignore")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # Beam's workers and StatisticsGen would each take a whole GPU; the Trainer asks for it when it runs alone.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line and exits with its code; an error is one line, with a traceback only under `--debug`."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    # A polite kill is an interruption too: what is finished stays, and the same command continues.
+    signal.signal(signal.SIGTERM, lambda *_: _interrupt())
+    sys.exit(_run(arguments, debug="--debug" in arguments))
+
+
+def _run(arguments: list[str], debug: bool) -> int:
+    try:
+        return cli.main(arguments, prog_name="feedline", standalone_mode=False) or 0
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted; what is finished is kept, run the same command again to continue", INTERRUPTED)
+    except click.ClickException as error:
+        return _fail(_click_message(error), 2)
+    except FeedlineError as error:
+        if debug:
+            traceback.print_exc()
+        return _fail(str(error), error.exit_code)
+    except Exception as error:  # noqa: BLE001 - the last line of defence; the user sees one line
+        if debug:
+            traceback.print_exc()
+        return _fail(f"{type(error).__name__}: {error} (run again with --debug for the traceback)", 1)
+
+
+def _click_message(error: click.ClickException) -> str:
+    where = f"; see `{error.ctx.command_path} --help`" if isinstance(error, click.UsageError) and error.ctx else ""
+    return error.format_message().rstrip(".") + where
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"{click.style('feedline: error:', fg='red', bold=True)} {message}", err=True)
+    return code
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt

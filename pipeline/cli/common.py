@@ -1,0 +1,75 @@
+"""What several commands share: options of the ingest and how results are printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from beam_jobs.options import DUPLICATE_POLICIES, SOURCE_KINDS, parse_splits
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+
+
+def ingest_options(function: F) -> F:
+    """Adds the options of the ingest to a command; `ingest_settings` turns what they hold into settings."""
+    for option in reversed(_INGEST_OPTIONS):
+        function = option(function)
+    return function
+
+
+def ingest_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns nested settings from the values of `ingest_options`; what was not given is left out.
+
+    Raises:
+      OptionError: --splits is not of the form train=0.9,eval=0.1.
+    """
+    given = {name: value for name, value in values.items() if value is not None and value != ()}
+    settings = {name: given[name] for name in _PLAIN if name in given}
+    if "splits" in given:
+        settings["splits"] = parse_splits(given["splits"])
+    columns = {name.removesuffix("_column"): given[name] for name in _COLUMNS if name in given}
+    if "extra_columns" in given:
+        columns["extra"] = tuple(given["extra_columns"])
+    limits = {name: given[name] for name in _LIMITS if name in given}
+    return {**settings, **({"columns": columns} if columns else {}), **({"limits": limits} if limits else {})}
+
+
+def say(line: str) -> None:
+    """Prints a line of progress; on standard error, so that standard output holds the result alone."""
+    click.echo(line, err=True)
+
+
+def print_json(values: Mapping[str, Any]) -> None:
+    """Prints a result for machines."""
+    click.echo(json.dumps(values, indent=2, ensure_ascii=False))
+
+
+_PLAIN = ("source_kind", "seed", "shard_mb", "shards", "duplicates", "max_reject_ratio", "threads")
+_COLUMNS = ("image_column", "label_column", "key_column", "group_column", "split_column")
+_LIMITS = ("max_bytes", "max_pixels", "max_side_px", "min_side_px", "max_aspect")
+_INGEST_OPTIONS = (
+    click.option("--source-kind", type=click.Choice(SOURCE_KINDS), help="What SOURCE is.  [default: auto]"),
+    click.option("--splits", metavar="NAME=SHARE,...", help="Splits and shares.  [default: train=0.9,eval=0.1]"),
+    click.option("--seed", type=int, help="Salt of the split and of the order.  [default: 0]"),
+    click.option("--shard-mb", type=float, help="Aimed size of a shard in MB.  [default: 128]"),
+    click.option("--shards", type=int, help="Shards a split, instead of --shard-mb."),
+    click.option("--duplicates", type=click.Choice(DUPLICATE_POLICIES), help="Exact copies.  [default: keep]"),
+    click.option("--max-reject-ratio", type=float, help="Share of bad images that stops the run.  [default: 0.05]"),
+    click.option("--threads", type=int, help="Threads a worker; 0 is one a core.  [default: 0]"),
+    click.option("--image-column", help="Column of a table with the path.  [default: image]"),
+    click.option("--label-column", help="Column with the class name.  [default: label]"),
+    click.option("--key-column", help="Column with the identity of the image.  [default: its path]"),
+    click.option("--group-column", help="Column whose equal values stay in one split."),
+    click.option("--split-column", help="Column that names the split."),
+    click.option("--extra-column", "extra_columns", multiple=True, help="Column to copy into the records; repeatable."),
+    click.option("--max-bytes", type=int, help="Largest file in bytes.  [default: 52428800]"),
+    click.option("--max-pixels", type=int, help="Largest height x width.  [default: 64000000]"),
+    click.option("--max-side-px", type=int, help="Longest side.  [default: 32768]"),
+    click.option("--min-side-px", type=int, help="Shortest side.  [default: 8]"),
+    click.option("--max-aspect", type=float, help="Longest side divided by shortest.  [default: 20]"),
+)

@@ -1,0 +1,38 @@
+"""`feedline verify`."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from beam_jobs.errors import CorruptDataset
+from pipeline.cli.common import json_option, print_json
+
+_SHOWN = 20
+
+
+@click.command("verify")
+@click.argument("directory")
+@click.option("--threads", type=int, default=0, help="Threads that decode; 0 is one a core.  [default: 0]")
+@json_option
+def command(directory: str, threads: int, as_json: bool) -> None:
+    """Read the dataset in DIRECTORY back: every checksum, every count and a decode of every image.
+
+    \b
+    Example:
+      feedline verify dataset
+    """
+    from dataclasses import asdict
+
+    from beam_jobs.verify import verify
+
+    result = verify(directory, threads or os.cpu_count() or 1)
+    if as_json:
+        print_json(asdict(result))
+    if result.problems:
+        more = f"\n  and {len(result.problems) - _SHOWN} more" if len(result.problems) > _SHOWN else ""
+        listed = "\n".join(f"  {line}" for line in result.problems[:_SHOWN])
+        raise CorruptDataset(f"{directory} has {len(result.problems)} problems:\n{listed}{more}")
+    if not as_json:
+        click.echo(f"sound: {result.records:,} records in {result.shards} shards, {result.bytes:,} bytes")

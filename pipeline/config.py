@@ -1,0 +1,157 @@
+"""The configuration of a pipeline: one value, composed of the options of its parts, read from YAML or built in code."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import yaml
+
+from beam_jobs.errors import OptionError
+from beam_jobs.options import IngestOptions
+from beam_jobs.suggest import unknown
+from components.dataset_gate.limits import GateLimits
+from trainer.options import InputOptions, TrainOptions
+
+# In process, by name: Beam's default runner would try to download another one first.
+LOCAL_BEAM_ARGS = ("--runner=FnApiRunner", "--direct_running_mode=in_memory")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """When a model is good enough to be pushed.
+
+    Attributes:
+      min_accuracy: accuracy on the eval split below which the model is not blessed, 0-1. 0 pushes any model.
+    """
+
+    min_accuracy: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_accuracy <= 1:
+            raise OptionError(f"min_accuracy is {self.min_accuracy!r}; it must be between 0 and 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineConfig:
+    """Everything a pipeline is told.
+
+    Attributes:
+      name: of the pipeline, in ML Metadata.
+      root: directory of everything the pipeline writes.
+      ingest: where the images come from and how they become a dataset.
+      schema: reviewed schema file; empty infers one and says so.
+      gate: what the dataset may be.
+      input: how shards become batches.
+      train: how the model is trained.
+      evaluate: when it is good enough.
+      beam_args: arguments of the Beam runner.
+    """
+
+    root: str
+    ingest: IngestOptions
+    name: str = "feedline"
+    schema: str = ""
+    gate: GateLimits = field(default_factory=GateLimits)
+    input: InputOptions = field(default_factory=InputOptions)
+    train: TrainOptions = field(default_factory=TrainOptions)
+    evaluate: EvaluateOptions = field(default_factory=EvaluateOptions)
+    beam_args: tuple[str, ...] = LOCAL_BEAM_ARGS
+
+    def __post_init__(self) -> None:
+        if self.schema and not os.path.isfile(self.schema):
+            raise OptionError(f"schema is {self.schema!r}, which is not a file; leave it out to infer one")
+
+    @property
+    def metadata_path(self) -> str:
+        """The ML Metadata database."""
+        return os.path.join(self.root, "metadata.sqlite")
+
+    @property
+    def artifacts_dir(self) -> str:
+        """Where components put their outputs."""
+        return os.path.join(self.root, "artifacts")
+
+    @property
+    def serving_dir(self) -> str:
+        """Where pushed models land, one numbered directory a version."""
+        return os.path.join(self.root, "serving")
+
+
+def load(path: str) -> dict[str, Any]:
+    """Reads a YAML file of settings.
+
+    Raises:
+      OptionError: it cannot be read or is not a mapping.
+    """
+    try:
+        with open(path, encoding="utf-8") as stream:
+            values = yaml.safe_load(stream)
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"config {path} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise OptionError(f"config {path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise OptionError(f"config {path} must hold a mapping such as `train: {{epochs: 10}}`")
+    return values
+
+
+def build(settings: Mapping[str, Any]) -> PipelineConfig:
+    """Builds a configuration from nested settings, the content of a `pipeline.yaml`.
+
+    Raises:
+      OptionError: a key is unknown, missing or of the wrong type; the message names it.
+    """
+    settings = {**settings, "ingest": {"out": "", **settings.get("ingest", {})}}
+    return from_mapping(PipelineConfig, settings, "")
+
+
+def from_mapping(cls: type[T], values: Any, where: str) -> T:
+    """Builds a dataclass from a mapping, nested dataclasses included.
+
+    Args:
+      cls: a dataclass.
+      values: field name -> value.
+      where: name of the mapping in errors, such as `train`.
+
+    Raises:
+      OptionError: a key is unknown, missing or of the wrong type.
+    """
+    if not isinstance(values, Mapping):
+        raise OptionError(f"{where} is {values!r}; it must be a mapping of settings")
+    fields = {item.name: item for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(cls)
+    for key in values:
+        if key not in fields:
+            raise OptionError(unknown(f"setting in {where}" if where else "setting", key, fields))
+    for name, item in fields.items():
+        if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING and name not in values:
+            raise OptionError(f"{_dotted(where, name)} is missing; it has no default")
+    return cls(**{key: _convert(hints[key], value, _dotted(where, key)) for key, value in values.items()})
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return from_mapping(hint, value, where)
+    origin = typing.get_origin(hint)
+    if origin is tuple and isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    if origin is not None and issubclass(origin, Mapping) and isinstance(value, Mapping):
+        return dict(value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+        return value
+    wanted = hint.__name__ if isinstance(hint, type) and not isinstance(hint, types.GenericAlias) else str(hint)
+    raise OptionError(f"{where} is {value!r}; it must be of type {wanted}")
+
+
+def _dotted(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else str(key)

@@ -1,0 +1,125 @@
+"""Runs the pipeline in this process, with Beam in process too."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from beam_jobs.errors import OptionError
+from beam_jobs.sources import open_source
+from pipeline.config import PipelineConfig
+
+if TYPE_CHECKING:
+    from pipeline.summary import RunSummary
+
+REPORT_NAME = "report.html"
+SCHEMA_NAME = "schema.inferred.pbtxt"  # never the name of a reviewed file, which a run must not touch
+LOG_NAME = "run.log"
+
+Say = Callable[[str], None]
+
+
+def preflight(config: PipelineConfig) -> None:
+    """Checks what can be checked before anything is written or imported at length.
+
+    Raises:
+      UsageError: the source, the root or an option cannot be used.
+    """
+    open_source(config.ingest)
+    if os.path.exists(config.root) and not os.path.isdir(config.root):
+        raise OptionError(f"root {config.root} is a file; it must be a directory, new or of earlier runs")
+
+
+def run(config: PipelineConfig, say: Say) -> RunSummary:
+    """Runs every component whose inputs changed and returns what came of it.
+
+    Args:
+      config: of the pipeline.
+      say: takes one line of progress.
+
+    Returns:
+      the summary; the report, and the schema if it was inferred, are also copied into the root.
+
+    Raises:
+      UsageError: the request is wrong; nothing was written.
+      DataError: the images failed a check; what had passed before is kept and cached.
+    """
+    preflight(config)
+    say("loading TensorFlow and TFX")
+    from tfx.orchestration.local.local_dag_runner import LocalDagRunner
+
+    from pipeline.pipeline import create_pipeline
+    from pipeline.summary import collect
+    from trainer import bench
+    from trainer.models import check_model
+    from trainer.ops import parse_ops
+
+    parse_ops(config.input.train_spec)
+    parse_ops(config.input.eval_spec)
+    check_model(config.train.model)
+    os.makedirs(config.root, exist_ok=True)
+    with _logging_to(os.path.join(config.root, LOG_NAME), say):
+        LocalDagRunner().run(create_pipeline(config))
+    say("measuring the input pipeline")
+    dataset_dir = _dataset_dir(config)
+    rates = bench.compare(dataset_dir, next(iter(config.ingest.splits)), config.input)
+    summary = collect(config, rates)
+    shutil.copyfile(summary.report, os.path.join(config.root, REPORT_NAME))
+    if summary.schema_inferred:
+        shutil.copyfile(summary.schema, os.path.join(config.root, SCHEMA_NAME))
+    return dataclasses.replace(summary, report=os.path.join(config.root, REPORT_NAME))
+
+
+def _dataset_dir(config: PipelineConfig) -> str:
+    from pipeline.history import newest_run, open_store
+
+    return newest_run(open_store(config.metadata_path))["ImageExampleGen"].outputs["examples"]
+
+
+class _Progress(logging.Handler):
+    """Turns the log lines of the runner, its only sign of life, into lines of progress."""
+
+    def __init__(self, say: Say) -> None:
+        super().__init__(logging.INFO)
+        self._say = say
+        self._started = time.monotonic()
+        self._cached = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if message.startswith("Component ") and message.endswith(" is running."):
+            self._started, self._cached = time.monotonic(), False
+        elif message.startswith("A cached execution "):
+            self._cached = True
+        elif message.startswith("Component ") and message.endswith(" is finished."):
+            seconds = time.monotonic() - self._started
+            self._say(f"{message.split()[1]:<18} {'cached' if self._cached else f'{seconds:.1f} s'}")
+
+
+@contextmanager
+def _logging_to(path: str, say: Say) -> Iterator[None]:
+    """Sends every log line to a file and progress to `say`, and puts logging back as it was."""
+    from absl import logging as absl_logging
+
+    absl_logger = absl_logging.get_absl_logger()
+    root = logging.getLogger()
+    before = (root.level, list(root.handlers), list(absl_logger.handlers), absl_logger.propagate, absl_logger.level)
+    file_handler = logging.FileHandler(path, encoding="utf-8")
+    file_handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    root.handlers = [file_handler, _Progress(say)]
+    root.setLevel(logging.INFO)
+    absl_logger.handlers, absl_logger.propagate = [], True
+    absl_logging.set_verbosity(absl_logging.INFO)
+    try:
+        yield
+    finally:
+        file_handler.close()
+        root.handlers, absl_logger.handlers, absl_logger.propagate = before[1], before[2], before[3]
+        root.setLevel(before[0])
+        absl_logger.setLevel(before[4])

@@ -1,0 +1,129 @@
+"""What a run came to, as plain values and as text for a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from beam_jobs import manifest, storage
+from beam_jobs.manifest import Manifest
+from components.dataset_gate.executor import VERDICT_NAME
+from components.dataset_report.executor import REPORT_NAME
+from components.evaluation import Accuracy, load_evaluation
+from pipeline.config import PipelineConfig
+from pipeline.history import Step, newest_run, open_store
+from trainer.bench import Rates
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """A finished run.
+
+    Attributes:
+      dataset_dir: the published dataset.
+      dataset: its manifest.
+      anomalies: split -> anomalous features.
+      accuracy: on the held-back split.
+      blessed: whether the accuracy reached its limit.
+      model_dir: the pushed model, empty when it was not blessed.
+      report: the HTML report.
+      schema: the schema that was used.
+      schema_inferred: whether it was inferred by this pipeline, and so waits for a reader.
+      steps: component -> how it went.
+      rates: input pipeline against the naive one.
+    """
+
+    dataset_dir: str
+    dataset: Manifest
+    anomalies: Mapping[str, int]
+    accuracy: Accuracy
+    blessed: bool
+    model_dir: str
+    report: str
+    schema: str
+    schema_inferred: bool
+    steps: Mapping[str, Step]
+    rates: Rates
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain JSON values."""
+        return {**asdict(self), "dataset": self.dataset.to_json(), "rates": {**asdict(self.rates), "ratio": self.rates.ratio}}
+
+
+def collect(config: PipelineConfig, rates: Rates) -> RunSummary:
+    """Gathers the summary of the newest run.
+
+    Args:
+      config: of the pipeline.
+      rates: measured on its dataset.
+    """
+    steps = newest_run(open_store(config.metadata_path))
+    verdict = os.path.join(steps["DatasetGate"].outputs["verdict"], VERDICT_NAME)
+    pushed = steps["Pusher"].properties["pushed_model"].get("pushed_destination", "")
+    dataset_dir = steps["ImageExampleGen"].outputs["examples"]
+    evaluator = steps["Evaluator"].outputs
+    blessed = os.path.exists(os.path.join(evaluator["blessing"], "BLESSED"))
+    schema_step = steps.get("SchemaGen") or steps["ImportSchemaGen"]
+    return RunSummary(
+        dataset_dir=dataset_dir,
+        dataset=manifest.load(dataset_dir),
+        anomalies=json.loads(storage.read_bytes(verdict))["anomalies"],
+        accuracy=load_evaluation(evaluator["evaluation"]).overall,
+        blessed=blessed,
+        model_dir=pushed,
+        report=os.path.join(steps["DatasetReport"].outputs["report"], REPORT_NAME),
+        schema=os.path.join(schema_step.outputs["schema"], "schema.pbtxt"),
+        schema_inferred="SchemaGen" in steps,
+        steps=steps,
+        rates=rates,
+    )
+
+
+def text(summary: RunSummary) -> str:
+    """Returns the summary as aligned lines for a terminal."""
+    counts = summary.dataset.counts
+    rejected = ", ".join(f"{count} {reason}" for reason, count in counts.rejects.items()) or "none"
+    cached = [name for name, step in summary.steps.items() if step.state == "cached"]
+    lines = [
+        ("images", f"{counts.found:,} found, {counts.written:,} written"),
+        ("rejected", f"{counts.rejected:,} ({rejected})" if counts.rejected else rejected),
+        ("duplicates", _duplicates(summary.dataset)),
+        *((f"split {name}", _split(summary.dataset, name)) for name in summary.dataset.splits),
+        ("anomalies", ", ".join(f"{count} in {split}" for split, count in summary.anomalies.items())),
+        ("schema", "inferred: review it, then name it with --schema" if summary.schema_inferred else "as reviewed"),
+        ("", summary.schema),
+        ("accuracy", _accuracy(summary.accuracy)),
+        ("input", _rates(summary.rates)),
+        ("cache", f"{len(cached)} of {len(summary.steps)} components served from it"),
+        ("dataset", summary.dataset_dir),
+        ("report", summary.report),
+        ("model", summary.model_dir or "not pushed: the accuracy is under evaluate.min_accuracy"),
+    ]
+    return "\n".join(f"{name:<12} {value}" for name, value in lines)
+
+
+def _duplicates(dataset: Manifest) -> str:
+    counts = dataset.counts
+    if not counts.duplicate_clusters:
+        return "none"
+    conflicts = f", {counts.label_conflicts} sets with different labels" if counts.label_conflicts else ""
+    return (
+        f"{counts.duplicate_images} images in {counts.duplicate_clusters} sets, "
+        f"{counts.duplicates_dropped} dropped{conflicts}"
+    )
+
+
+def _split(dataset: Manifest, name: str) -> str:
+    info = dataset.splits[name]
+    return f"{info.records:,} images, {len(info.shards)} shards, {info.bytes:,} bytes"
+
+
+def _accuracy(accuracy: Accuracy) -> str:
+    return f"{accuracy.value:.4f}, 95 % interval {accuracy.low:.4f} to {accuracy.high:.4f}, on {accuracy.images:,} images"
+
+
+def _rates(rates: Rates) -> str:
+    return f"{rates.feedline:,.0f} images/s, naive pipeline {rates.naive:,.0f} images/s, ratio {rates.ratio:.2f}"

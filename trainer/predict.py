@@ -1,0 +1,96 @@
+"""Classify image files with a pushed model, through the same gate and normalisation as the ingest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from beam_jobs import images
+from beam_jobs.errors import BadImage, OptionError, SourceError
+from beam_jobs.options import ImageLimits
+
+_BATCH = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What the model says about one file.
+
+    Attributes:
+      path: of the file.
+      label: class index.
+      text: class name.
+      probability: of that class, 0-1.
+    """
+
+    path: str
+    label: int
+    text: str
+    probability: float
+
+
+def predict(model: str, paths: Sequence[str]) -> list[Prediction]:
+    """Classifies files, in order.
+
+    Args:
+      model: directory of a SavedModel exported by `trainer.serving`, or of numbered versions of one.
+      paths: image files of any format the ingest takes.
+
+    Raises:
+      OptionError: there is no such model.
+      SourceError: a file cannot be read or is not a usable image.
+    """
+    encoded = [_load(path) for path in paths]
+    serve = _load_model(model)
+    predictions = []
+    for start in range(0, len(paths), _BATCH):
+        outputs = serve(image_bytes=tf.constant(encoded[start : start + _BATCH]))
+        predictions += [
+            Prediction(path=path, label=int(label), text=text.decode(), probability=float(probability))
+            for path, label, text, probability in zip(
+                paths[start : start + _BATCH],
+                outputs["class"].numpy(),
+                outputs["text"].numpy(),
+                outputs["probability"].numpy(),
+                strict=True,
+            )
+        ]
+    return predictions
+
+
+def newest_version(model: str) -> str:
+    """Returns the directory of the SavedModel: `model` itself, or its highest numbered sub-directory.
+
+    Raises:
+      OptionError: neither holds a SavedModel.
+    """
+    if os.path.isfile(os.path.join(model, "saved_model.pb")):
+        return model
+    versions = [name for name in os.listdir(model) if name.isdigit()] if os.path.isdir(model) else []
+    if not versions:
+        raise OptionError(f"{model} holds no model; give the folder that `feedline run` pushed to")
+    return os.path.join(model, max(versions, key=int))
+
+
+def _load_model(model: str) -> tf.types.experimental.ConcreteFunction:
+    path = newest_version(model)
+    loaded = tf.saved_model.load(path)
+    serve = loaded.signatures.get("serving_default")
+    if serve is None or "image_bytes" not in serve.structured_input_signature[1]:
+        raise OptionError(f"{path} was not exported by feedline: its signature takes no image_bytes")
+    # The signature does not keep the object alive, and its variables die with it.
+    serve._feedline_model = loaded
+    return serve
+
+
+def _load(path: str) -> bytes:
+    try:
+        with open(path, "rb") as stream:
+            return images.examine(stream.read(), ImageLimits())[0]
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
+    except BadImage as bad:
+        raise SourceError(f"{path} is not a usable image: {bad}") from bad

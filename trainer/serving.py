@@ -1,0 +1,71 @@
+"""The exported model: encoded image bytes in, class, name and probability out, through the ops of evaluation."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from beam_jobs import record
+from trainer.ops import IMAGE, Op, apply_ops
+
+EVALUATE_SIGNATURE = "evaluate"  # serialised records in, for TFMA
+PROBABILITIES = "probabilities"
+
+
+def export(model: keras.Model, ops: tuple[Op, ...], labels: tuple[str, ...], side_px: int, path: str) -> None:
+    """Writes a SavedModel with two signatures.
+
+    `serving_default`: `image_bytes` string[batch], JPEG or PNG files -> `class` int64[batch], `text` string[batch],
+    `probability` float32[batch] of that class and `probabilities` float32[batch, classes].
+    `evaluate`: `examples` string[batch], serialised records -> `probabilities`.
+
+    Args:
+      model: uint8[batch, side, side, 3] -> probabilities.
+      ops: the ops of evaluation.
+      labels: class names by index.
+      side_px: height and width of the images.
+      path: directory to write.
+    """
+    names = tf.constant(labels)
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+
+    def predict(encoded: tf.Tensor) -> tf.Tensor:
+        return model(decode_batch(encoded, ops, side_px), training=False)
+
+    def serve(image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
+        probabilities = predict(image_bytes)
+        best = tf.argmax(probabilities, axis=-1)
+        return {
+            "class": best,
+            "text": tf.gather(names, best),
+            "probability": tf.reduce_max(probabilities, axis=-1),
+            PROBABILITIES: probabilities,
+        }
+
+    def evaluate(examples: tf.Tensor) -> dict[str, tf.Tensor]:
+        parsed = tf.io.parse_example(examples, record.feature_spec([record.ENCODED]))
+        return {PROBABILITIES: predict(parsed[record.ENCODED])}
+
+    archive.add_endpoint("serve", serve, input_signature=[tf.TensorSpec([None], tf.string, "image_bytes")])
+    archive.add_endpoint(EVALUATE_SIGNATURE, evaluate, input_signature=[tf.TensorSpec([None], tf.string, "examples")])
+    archive.write_out(path, verbose=False)
+
+
+def decode_batch(encoded: tf.Tensor, ops: tuple[Op, ...], side_px: int) -> tf.Tensor:
+    """Runs the ops of evaluation over a batch of encoded images.
+
+    Args:
+      encoded: string[batch], JPEG or PNG files.
+      ops: a chain without random ops.
+      side_px: height and width that the chain leaves.
+
+    Returns:
+      uint8[batch, side, side, 3].
+    """
+    no_chance = tf.zeros([2], tf.int64)
+    return tf.map_fn(
+        lambda image: apply_ops(ops, {IMAGE: image}, no_chance)[IMAGE],
+        encoded,
+        fn_output_signature=tf.TensorSpec([side_px, side_px, 3], tf.uint8),
+    )
