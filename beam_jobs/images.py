@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import io
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -193,7 +194,7 @@ def read_header(data: bytes) -> Header:
     except BadImage:
         raise
     # Pillow's parsers raise whatever their arithmetic runs into on broken headers, SyntaxError included.
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         raise BadImage(RejectReason.BAD_HEADER, f"{name}: {error}") from error
 
 
@@ -287,7 +288,7 @@ def _why_normalise(data: bytes, header: Header) -> tuple[str, ...]:
 
 def _opaque(data: bytes, header: Header) -> bool:
     with _pillow_errors(header), _open(data, header.format) as image:
-        return image.convert("RGBA").getextrema()[3][0] == 255
+        return np.asarray(image.convert("RGBA"))[..., 3].min() == 255
 
 
 def _normalise(data: bytes, header: Header) -> bytes:
@@ -317,12 +318,12 @@ def _flatten(image: Image.Image) -> Image.Image:
 
 
 @contextlib.contextmanager
-def _pillow_errors(header: Header):  # noqa: ANN202 - a context manager yields nothing
+def _pillow_errors(header: Header) -> Iterator[None]:
     try:
         yield
     except BadImage:
         raise
-    except Exception as error:  # noqa: BLE001 - see read_header
+    except Exception as error:
         raise BadImage(RejectReason.UNDECODABLE, f"{header.format}: {error}") from error
 
 

@@ -63,7 +63,7 @@ def run(options: IngestOptions, make_pipeline: MakePipeline = local_pipeline, re
       UsageError: the source or output cannot be used; nothing was written.
       DataError: the images failed a check; nothing was published.
     """
-    say = report or (lambda line: None)
+    say = report or _silent
     source = open_source(options)
     _check_out(options.out)
     work = storage.join(options.out, WORK_DIR)
@@ -78,6 +78,10 @@ def run(options: IngestOptions, make_pipeline: MakePipeline = local_pipeline, re
     result = publish(options, plan, tasks, rejects, found.found, work)
     storage.remove_tree(work)
     return result
+
+
+def _silent(line: str) -> None:
+    """Takes the progress nobody asked for."""
 
 
 def _check_out(out: str) -> None:
@@ -110,7 +114,7 @@ def _examine(
         threads=options.thread_count,
     )
     with _beam_errors("examining"), make_pipeline() as pipeline:
-        pipeline | "ExamineBuckets" >> ExamineBuckets(found.buckets, task)  # noqa: B018
+        pipeline | "ExamineBuckets" >> ExamineBuckets(found.buckets, task)
     facts = tables.concat((facts_path(task.directory, bucket) for bucket in found.buckets), tables.EXAMINED)
     stored = tables.concat((rejects_path(task.directory, bucket) for bucket in found.buckets), tables.REJECTS)
     rejects = rejects_table(stored, found.rejects)
@@ -152,7 +156,7 @@ def _write(
         threads=options.thread_count,
     )
     with _beam_errors("writing"), make_pipeline() as pipeline:
-        pipeline | "WriteShards" >> WriteShards(tuple(tasks), task)  # noqa: B018
+        pipeline | "WriteShards" >> WriteShards(tuple(tasks), task)
     if notes := failures(work):
         more = f" (and {len(notes) - 1} more shards)" if len(notes) > 1 else ""
         raise SourceChanged(notes[0] + more)

@@ -1,4 +1,4 @@
-"""`dataset.json`: the file that makes a directory a dataset. Written last, by rename; readers take their shards from it."""
+"""`dataset.json`: the file that makes a directory a dataset. Written last, by rename; readers trust it alone."""
 
 from __future__ import annotations
 

@@ -130,13 +130,14 @@ class IngestOptions:
     def digest(self) -> str:
         """Returns the sha256, in hex, of every option that decides which bytes are written."""
         kept = {k: v for k, v in self.to_json().items() if k not in _NOT_IN_DIGEST}
-        # The order of the splits fixes their hash ranges, so it may not be sorted away.
-        kept["splits"] = list(kept["splits"].items())
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict:
-        """Returns plain JSON values; `from_json` takes them back."""
-        return {**asdict(self), "splits": dict(self.splits)}
+        """Returns plain JSON values; `from_json` takes them back.
+
+        The splits become pairs, because their order fixes the hash ranges and JSON objects have none.
+        """
+        return {**asdict(self), "splits": [[name, share] for name, share in self.splits.items()]}
 
     @classmethod
     def from_json(cls, values: Mapping) -> IngestOptions:
@@ -149,7 +150,7 @@ class IngestOptions:
         columns = dict(plain.pop("columns", {}))
         columns["extra"] = tuple(columns.get("extra", ()))
         limits = ImageLimits(**plain.pop("limits", {}))
-        return cls(columns=TableColumns(**columns), limits=limits, **plain)
+        return cls(columns=TableColumns(**columns), limits=limits, splits=dict(plain.pop("splits")), **plain)
 
 
 def parse_splits(text: str) -> dict[str, float]:

@@ -190,9 +190,7 @@ def _groups(groups: Sequence[str], contents: Sequence[str]) -> list[str]:
 
 def _plan_split(name: str, images: pa.Table, options: IngestOptions) -> SplitPlan:
     if not len(images):
-        raise EmptySplit(
-            f"split {name!r} would hold no image; give it a larger share in --splits, or add images"
-        )
+        raise EmptySplit(f"split {name!r} would hold no image; give it a larger share in --splits, or add images")
     keys = images["key"].to_pylist()
     order = np.array([shards.order_of(options.seed, key) for key in keys], dtype=np.uint64)
     # Rows come sorted by key and the sort is stable, so equal hashes are ordered by key.

@@ -1,19 +1,19 @@
 """What a record holds: the one definition of the `tf.train.Example` layout, imported by the writer and the readers.
 
-    image/encoded          bytes    JPEG or PNG, as stored
-    image/format           bytes    b"jpeg" or b"png"
-    image/height           int64    pixels
-    image/width            int64    pixels
-    image/channels         int64    1 or 3, of the stored file
-    image/filename         bytes    the key: identity of the image for ever
-    image/source_uri       bytes    where it came from, relative to the source for local files
-    image/key/sha256       bytes    hex sha256 of image/encoded
-    image/bytes            int64    length of image/encoded
-    image/mean_rgb         float[3] mean of each channel, 0-255
-    image/var_rgb          float[3] population variance of each channel
-    image/class/label      int64    class index, 0-based, into the label list of dataset.json
-    image/class/text       bytes    class name
-    extra/NAME             user columns: int64, float or bytes; any length
+image/encoded          bytes    JPEG or PNG, as stored
+image/format           bytes    b"jpeg" or b"png"
+image/height           int64    pixels
+image/width            int64    pixels
+image/channels         int64    1 or 3, of the stored file
+image/filename         bytes    the key: identity of the image for ever
+image/source_uri       bytes    where it came from, relative to the source for local files
+image/key/sha256       bytes    hex sha256 of image/encoded
+image/bytes            int64    length of image/encoded
+image/mean_rgb         float[3] mean of each channel, 0-255
+image/var_rgb          float[3] population variance of each channel
+image/class/label      int64    class index, 0-based, into the label list of dataset.json
+image/class/text       bytes    class name
+extra/NAME             user columns: int64, float or bytes; any length
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Files, local or remote, behind the few verbs the ingest needs.
 
-A path with a scheme (`gs://`, `s3://`, `hdfs://`) goes through Beam's filesystems, imported when first needed; any other
-path goes through the standard library, which adds the fsync that makes a rename mean something after a power cut.
+A path with a scheme (`gs://`, `s3://`, `hdfs://`) goes through Beam's filesystems, imported when first needed; any
+other path goes through the standard library, with the fsync that makes a rename mean something after a power cut.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 def is_remote(path: str) -> bool:
@@ -131,7 +131,7 @@ def list_files(directory: str) -> list[str]:
     return sorted(posixpath.basename(item.path) for item in matched)
 
 
-def _filesystems() -> type:
+def _filesystems() -> Any:
     from apache_beam.io.filesystems import FileSystems
 
     return FileSystems

@@ -59,7 +59,9 @@ def verify(directory: str, threads: int = 1) -> Verification:
             result.problems.extend(_check_shard(path, shard, dataset, expected, labels, threads, result))
             result.shards += 1
         if not result.problems and dict(labels) != dict(info.classes):
-            result.problems.append(f"{split}: the class histogram of {manifest.MANIFEST_NAME} is not that of its records")
+            result.problems.append(
+                f"{split}: the class histogram of {manifest.MANIFEST_NAME} is not that of its records"
+            )
     return result
 
 
@@ -92,7 +94,7 @@ def _check_shard(
     result: Verification,
 ) -> Iterator[str]:
     try:
-        yield from _check_file(path, shard, result)
+        yield from _check_file(path, shard)
         with storage.open_read(path) as stream:
             records = tfrecord.read_records(stream, path)
             checked = map_ordered(lambda item: (*item, _check_record(item[1], dataset)), records, threads)
@@ -113,7 +115,7 @@ def _check_shard(
         yield f"{path} cannot be read: {error.strerror or error}"
 
 
-def _check_file(path: str, shard: Shard, result: Verification) -> Iterator[str]:
+def _check_file(path: str, shard: Shard) -> Iterator[str]:
     hasher = hashlib.sha256()
     size = 0
     with storage.open_read(path) as stream:

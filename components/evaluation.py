@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from beam_jobs import record
+from beam_jobs.errors import CorruptDataset
 
 _ACCURACY = "sparse_categorical_accuracy"
 _COUNT = "example_count"
@@ -48,6 +49,9 @@ def load_evaluation(path: str) -> Evaluation:
 
     Args:
       path: its directory.
+
+    Raises:
+      CorruptDataset: it is incomplete.
     """
     import tensorflow_model_analysis as tfma
 
@@ -59,15 +63,16 @@ def load_evaluation(path: str) -> Evaluation:
             overall = accuracy
         elif slice_key[0][0] == record.TEXT:
             classes[str(slice_key[0][1])] = accuracy
-    assert overall is not None, "TFMA always writes the overall slice"
+    if overall is None:
+        raise CorruptDataset(f"{path} holds no overall metrics; run the Evaluator again")
     return Evaluation(overall=overall, classes=dict(sorted(classes.items())))
 
 
 def wilson_interval(share: float, count: int) -> tuple[float, float]:
     """Returns the 95 % score interval of a share; source: E. B. Wilson (1927).
 
-    It stays inside 0-1 and stays open at a share of 1, where the bootstrap of TFMA closes: 26 right answers out of 26 do
-    not prove that the 27th is right.
+    It stays inside 0-1, and stays open at a share of 1 where the jackknife of TFMA closes: 26 right answers out of 26
+    do not prove that the 27th is right.
 
     Args:
       share: observed share, 0-1.

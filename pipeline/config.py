@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -130,7 +129,7 @@ def from_mapping(cls: type[T], values: Any, where: str) -> T:
     hints = typing.get_type_hints(cls)
     for key in values:
         if key not in fields:
-            raise OptionError(unknown(f"setting in {where}" if where else "setting", key, fields))
+            raise OptionError(unknown("setting", key, fields, f"{where}." if where else ""))
     for name, item in fields.items():
         if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING and name not in values:
             raise OptionError(f"{_dotted(where, name)} is missing; it has no default")
@@ -149,7 +148,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return float(value)
     if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
-    wanted = hint.__name__ if isinstance(hint, type) and not isinstance(hint, types.GenericAlias) else str(hint)
+    wanted = hint.__name__ if origin is None else str(hint)
     raise OptionError(f"{where} is {value!r}; it must be of type {wanted}")
 
 

@@ -54,6 +54,7 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
     say("loading TensorFlow and TFX")
     from tfx.orchestration.local.local_dag_runner import LocalDagRunner
 
+    from pipeline.history import newest_run, open_store
     from pipeline.pipeline import create_pipeline
     from pipeline.summary import collect
     from trainer import bench
@@ -66,20 +67,15 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
     os.makedirs(config.root, exist_ok=True)
     with _logging_to(os.path.join(config.root, LOG_NAME), say):
         LocalDagRunner().run(create_pipeline(config))
-    say("measuring the input pipeline")
-    dataset_dir = _dataset_dir(config)
-    rates = bench.compare(dataset_dir, next(iter(config.ingest.splits)), config.input)
-    summary = collect(config, rates)
+        steps = newest_run(open_store(config.metadata_path))
+        say("measuring the input pipeline")
+        split = next(iter(config.ingest.splits))
+        rates = bench.compare(steps["ImageExampleGen"].outputs["examples"], split, config.input)
+        summary = collect(steps, rates)
     shutil.copyfile(summary.report, os.path.join(config.root, REPORT_NAME))
     if summary.schema_inferred:
         shutil.copyfile(summary.schema, os.path.join(config.root, SCHEMA_NAME))
     return dataclasses.replace(summary, report=os.path.join(config.root, REPORT_NAME))
-
-
-def _dataset_dir(config: PipelineConfig) -> str:
-    from pipeline.history import newest_run, open_store
-
-    return newest_run(open_store(config.metadata_path))["ImageExampleGen"].outputs["examples"]
 
 
 class _Progress(logging.Handler):
@@ -107,19 +103,24 @@ def _logging_to(path: str, say: Say) -> Iterator[None]:
     """Sends every log line to a file and progress to `say`, and puts logging back as it was."""
     from absl import logging as absl_logging
 
-    absl_logger = absl_logging.get_absl_logger()
     root = logging.getLogger()
-    before = (root.level, list(root.handlers), list(absl_logger.handlers), absl_logger.propagate, absl_logger.level)
+    # These two print on their own; without their handlers they pass everything on to the root.
+    chatty = [absl_logging.get_absl_logger(), logging.getLogger("tensorflow")]
+    before = [(logger, logger.level, logger.handlers, logger.propagate) for logger in [root, *chatty]]
     file_handler = logging.FileHandler(path, encoding="utf-8")
     file_handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     root.handlers = [file_handler, _Progress(say)]
-    root.setLevel(logging.INFO)
-    absl_logger.handlers, absl_logger.propagate = [], True
-    absl_logging.set_verbosity(absl_logging.INFO)
+    for logger in chatty:
+        logger.handlers, logger.propagate = [], True
+    for logger in [root, *chatty]:
+        logger.setLevel(logging.INFO)
+    verbosity = absl_logging.get_verbosity()
+    absl_logging.set_verbosity(absl_logging.INFO)  # a level alone is undone whenever TFX parses its flags
     try:
         yield
     finally:
+        absl_logging.set_verbosity(verbosity)
         file_handler.close()
-        root.handlers, absl_logger.handlers, absl_logger.propagate = before[1], before[2], before[3]
-        root.setLevel(before[0])
-        absl_logger.setLevel(before[4])
+        for logger, level, handlers, propagate in before:
+            logger.handlers, logger.propagate = handlers, propagate
+            logger.setLevel(level)

@@ -13,8 +13,7 @@ from beam_jobs.manifest import Manifest
 from components.dataset_gate.executor import VERDICT_NAME
 from components.dataset_report.executor import REPORT_NAME
 from components.evaluation import Accuracy, load_evaluation
-from pipeline.config import PipelineConfig
-from pipeline.history import Step, newest_run, open_store
+from pipeline.history import Step
 from trainer.bench import Rates
 
 
@@ -50,17 +49,20 @@ class RunSummary:
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON values."""
-        return {**asdict(self), "dataset": self.dataset.to_json(), "rates": {**asdict(self.rates), "ratio": self.rates.ratio}}
+        return {
+            **asdict(self),
+            "dataset": self.dataset.to_json(),
+            "rates": {**asdict(self.rates), "ratio": self.rates.ratio},
+        }
 
 
-def collect(config: PipelineConfig, rates: Rates) -> RunSummary:
-    """Gathers the summary of the newest run.
+def collect(steps: Mapping[str, Step], rates: Rates) -> RunSummary:
+    """Gathers the summary of a finished run.
 
     Args:
-      config: of the pipeline.
+      steps: component -> step, from `history.newest_run`.
       rates: measured on its dataset.
     """
-    steps = newest_run(open_store(config.metadata_path))
     verdict = os.path.join(steps["DatasetGate"].outputs["verdict"], VERDICT_NAME)
     pushed = steps["Pusher"].properties["pushed_model"].get("pushed_destination", "")
     dataset_dir = steps["ImageExampleGen"].outputs["examples"]
@@ -122,7 +124,9 @@ def _split(dataset: Manifest, name: str) -> str:
 
 
 def _accuracy(accuracy: Accuracy) -> str:
-    return f"{accuracy.value:.4f}, 95 % interval {accuracy.low:.4f} to {accuracy.high:.4f}, on {accuracy.images:,} images"
+    return (
+        f"{accuracy.value:.4f}, 95 % interval {accuracy.low:.4f} to {accuracy.high:.4f}, on {accuracy.images:,} images"
+    )
 
 
 def _rates(rates: Rates) -> str:

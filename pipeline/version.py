@@ -1,4 +1,4 @@
-"""The version of the running code, to the byte: part of the cache keys, so that changed code never meets old results."""
+"""The version of the running code, to the byte: in the cache keys, so that changed code never meets old results."""
 
 from __future__ import annotations
 

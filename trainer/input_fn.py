@@ -102,7 +102,7 @@ def shuffle_records(dataset: Manifest, split: str, options: InputOptions) -> int
 
 
 def _shuffle(stream: tf.data.Dataset, held: int, seed: int, epoch: tf.Tensor) -> tf.data.Dataset:
-    # `Dataset.shuffle` mixes the global seed of TensorFlow into its own, and then the order depends on whoever set that.
+    # `Dataset.shuffle` mixes in the global seed of TensorFlow, and then the order depends on whoever set that.
     shuffled = tf.raw_ops.ShuffleDataset(
         input_dataset=tf.data.experimental.to_variant(stream),
         buffer_size=held,

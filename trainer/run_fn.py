@@ -48,7 +48,7 @@ def run_fn(fn_args: FnArgs) -> None:
     spec = ModelSpec(side_px=side, classes=len(dataset.labels), mean_rgb=mean, std_rgb=std)
     model = build_model(config.train.model, spec)
     steps = max(1, dataset.split(train_split).records // config.input.batch_size)
-    compile_model(model, config.train, steps, len(dataset.labels))
+    compile_model(model, config.train, steps)
     history = _fit(model, path, train_split, eval_split, steps, config, fn_args.model_run_dir)
     _write_history(history, dataset, config, fn_args.model_run_dir)
     export(model, parse_ops(config.input.eval_spec), dataset.labels, side, fn_args.serving_model_dir)
@@ -72,7 +72,7 @@ def channel_statistics(transform_output: str) -> tuple[tuple[float, ...], tuple[
     return tuple(transformed[MEAN_RGB][0].numpy().tolist()), tuple(transformed[STD_RGB][0].numpy().tolist())
 
 
-def compile_model(model: keras.Model, options: TrainOptions, steps_per_epoch: int, classes: int) -> None:
+def compile_model(model: keras.Model, options: TrainOptions, steps_per_epoch: int) -> None:
     """Compiles a classifier: AdamW, linear warm-up over one epoch, cosine decay to zero."""
     schedule = keras.optimizers.schedules.CosineDecay(
         initial_learning_rate=0.0,

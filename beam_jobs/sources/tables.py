@@ -35,9 +35,8 @@ class CsvTable:
             raise SourceError(f"{self.path} cannot be read as a UTF-8 CSV table: {error}") from error
         for role, column in self.columns.named().items():
             if column not in header:
-                raise SourceError(
-                    f"{self.path} has no column {column!r} for the {role}; it has {', '.join(map(repr, header)) or 'none'}"
-                )
+                known = ", ".join(map(repr, header)) or "none"
+                raise SourceError(f"{self.path} has no column {column!r} for the {role}; it has {known}")
         if first is None:
             raise SourceError(f"{self.path} has a header and no row; add one row an image")
 

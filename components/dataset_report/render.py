@@ -57,8 +57,8 @@ class Thumbnail:
 def render(directory: str, evaluation: Evaluation | None = None) -> str:
     """Returns the report of a published dataset as one self-contained HTML page.
 
-    Every name, label and reason in it comes from data, so all of it is escaped, and a content security policy forbids the
-    page to load or run anything.
+    Every name, label and reason in it comes from data, so all of it is escaped, and a content security policy forbids
+    the page to load or run anything.
 
     Args:
       directory: of the dataset.
@@ -150,4 +150,3 @@ def _thumbnail(directory: str, dataset: Manifest, row: dict[str, Any]) -> str:
     out = io.BytesIO()
     small.save(out, "JPEG", quality=80)
     return "data:image/jpeg;base64," + base64.b64encode(out.getvalue()).decode()
-

@@ -1,4 +1,4 @@
-"""ImageExampleGen: raw images -> `Examples`, a published dataset with one `Split-NAME` folder of plain TFRecords a split."""
+"""ImageExampleGen: raw images -> `Examples`, a published dataset with a `Split-NAME` folder of plain TFRecords each."""
 
 from __future__ import annotations
 

@@ -1,0 +1,52 @@
+# Every target works in a fresh clone: the first one called makes the environment, later ones find it and go on at once.
+.PHONY: setup demo test check format lock docs bench clean help
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3.10
+UV_VERSION := 0.9.30
+UV := .tools/bin/uv
+BIN := .venv/bin
+EXTRAS := tfx,dev
+ROOT ?= demo_run
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+setup: .venv/.installed  ## make .venv from constraints.txt
+
+demo: setup  ## the whole pipeline on real handwritten digits
+	$(BIN)/feedline demo --root $(ROOT)
+
+test: setup  ## every test
+	$(BIN)/python -m pytest
+
+check: setup  ## formatting, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: setup  ## format and mend what the linter can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: $(UV)  ## resolve constraints.txt anew, for all extras together
+	$(UV) pip compile setup.py --all-extras --python-version 3.10 --no-header --no-emit-index-url --upgrade -q -o constraints.txt
+
+docs: setup  ## build the documentation into site/
+	$(BIN)/mkdocs build --strict
+
+bench: setup  ## measure ingest and input pipeline side by side; results in benchmarks/results
+	$(BIN)/python -m benchmarks.run
+
+clean:  ## remove what the targets made, environment included
+	rm -rf .venv .tools build dist site *.egg-info demo_run .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# uv resolves in seconds where pip backtracks for long; it lives in a venv of its own, out of the project's way.
+$(UV):
+	$(PYTHON) -m venv .tools
+	.tools/bin/python -m pip install --quiet uv==$(UV_VERSION)
+
+.venv/.installed: $(UV) setup.py constraints.txt
+	test -x $(BIN)/python || $(UV) venv --quiet --python 3.10 .venv
+	$(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	touch $@

@@ -1,0 +1,36 @@
+"""Fixtures in two groups: a source of photographs, and the dataset made of it. Both are real and small."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before anything imports TensorFlow
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Class folders `china` and `flower`, 12 JPEG and PNG photographs each, 40-90 pixels. Read only."""
+    from tests.make_images import class_folders
+
+    return class_folders(tmp_path_factory.mktemp("photos"))
+
+
+@pytest.fixture(scope="session")
+def _dataset(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from beam_jobs.ingest import run
+    from beam_jobs.options import IngestOptions
+
+    out = tmp_path_factory.mktemp("dataset")
+    options = IngestOptions(source=str(photos), out=str(out), splits={"train": 0.7, "eval": 0.3}, shards=2)
+    run(options)
+    return out
+
+
+@pytest.fixture
+def dataset(_dataset: Path, tmp_path: Path) -> Path:
+    """A published dataset of `photos`: splits train and eval, two shards each. A copy of one's own."""
+    return Path(shutil.copytree(_dataset, tmp_path / "dataset"))
