@@ -111,11 +111,9 @@ def _duplicates(dataset: Manifest) -> str:
     counts = dataset.counts
     if not counts.duplicate_clusters:
         return "none"
-    conflicts = f", {counts.label_conflicts} sets with different labels" if counts.label_conflicts else ""
-    return (
-        f"{counts.duplicate_images} images in {counts.duplicate_clusters} sets, "
-        f"{counts.duplicates_dropped} dropped{conflicts}"
-    )
+    conflicts = f", label conflicts in {counts.label_conflicts}" if counts.label_conflicts else ""
+    dropped = f", {counts.duplicates_dropped} dropped" if counts.duplicates_dropped else ""
+    return f"{counts.duplicate_images} images in {counts.duplicate_clusters} sets{dropped}{conflicts}"
 
 
 def _split(dataset: Manifest, name: str) -> str:

@@ -133,7 +133,9 @@ def clusters(images: pa.Table) -> list[list[dict[str, str]]]:
 
 
 def _histogram(values: np.ndarray) -> list[Bar]:
-    counts, edges = np.histogram(values, bins=min(_HISTOGRAM_BINS, max(1, len(np.unique(values)))))
+    if values.min() == values.max():  # a bin around one value would name two that no image has
+        return [Bar(label=f"{values[0]:,.4g} - {values[0]:,.4g}", value=f"{len(values):,}", share=1.0)]
+    counts, edges = np.histogram(values, bins=min(_HISTOGRAM_BINS, len(np.unique(values))))
     return [
         Bar(label=f"{low:,.4g} - {high:,.4g}", value=f"{count:,}", share=count / counts.max())
         for count, low, high in zip(counts, edges, edges[1:], strict=False)

@@ -75,10 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # A polite kill is an interruption too: what is finished stays, and the same command continues.
     signal.signal(signal.SIGTERM, lambda *_: _interrupt())
-    sys.exit(_run(arguments, debug="--debug" in arguments))
+    sys.exit(run(arguments))
 
 
-def _run(arguments: list[str], debug: bool) -> int:
+def run(arguments: list[str]) -> int:
+    """Runs the command line and returns its exit code; what went wrong is on standard error."""
+    debug = "--debug" in arguments
     try:
         return cli.main(arguments, prog_name="feedline", standalone_mode=False) or 0
     except click.exceptions.Exit as stop:

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import pytest
+
+from beam_jobs.errors import OptionError
+from pipeline.config import EvaluateOptions, PipelineConfig, build, load
+
+MINIMAL = {"root": "work", "ingest": {"source": "photos"}}
+
+
+def test_minimal_settings_take_every_default():
+    config = build(MINIMAL)
+    assert (config.root, config.ingest.source, config.ingest.out) == ("work", "photos", "")
+    assert config.train.epochs == 10
+    assert config.beam_args == ("--runner=FnApiRunner", "--direct_running_mode=in_memory")
+
+
+def test_every_part_can_be_set_from_nested_settings():
+    config = build(
+        {
+            **MINIMAL,
+            "name": "flowers",
+            "ingest": {
+                "source": "table.csv",
+                "splits": {"train": 3, "eval": 1},
+                "columns": {"label": "kind", "extra": ["age", "place"]},
+                "limits": {"max_aspect": 3},
+            },
+            "gate": {"max_leaks": 2},
+            "input": {"image_side_px": 32},
+            "train": {"epochs": 3, "learning_rate": 1},
+            "evaluate": {"min_accuracy": 0.5},
+            "beam_args": ["--runner=FnApiRunner"],
+        }
+    )
+    assert config.name == "flowers"
+    assert config.ingest.shares == {"train": 0.75, "eval": 0.25}
+    assert config.ingest.columns.extra == ("age", "place")
+    assert config.ingest.limits.max_aspect == 3.0
+    assert config.gate.max_leaks == 2
+    assert config.train.learning_rate == 1.0
+    assert config.beam_args == ("--runner=FnApiRunner",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({**MINIMAL, "trian": {}}, "there is no setting 'trian'; did you mean train\\? known are root, "),
+        ({**MINIMAL, "train": {"epoch": 3}}, "there is no setting 'train.epoch'; did you mean epochs\\?"),
+        (
+            {**MINIMAL, "ingest": {"source": "x", "limits": {"min_side": 3}}},
+            "'ingest.limits.min_side'; did you mean min_side_px",
+        ),
+        ({**MINIMAL, "train": {"epochs": "many"}}, "train.epochs is 'many'; it must be of type int"),
+        ({**MINIMAL, "train": {"epochs": True}}, "train.epochs is True; it must be of type int"),
+        ({**MINIMAL, "train": 3}, "train is 3; it must be a mapping"),
+        ({**MINIMAL, "train": {"epochs": 0}}, "epochs is 0; it must be a whole number of at least 1"),
+        ({**MINIMAL, "schema": "/nowhere/schema.pbtxt"}, "schema is '/nowhere/schema.pbtxt', which is not a file"),
+        ({"ingest": {"source": "x"}}, "root is missing"),
+        ({"root": "work"}, "ingest.source is missing"),
+    ],
+)
+def test_wrong_settings_are_named(settings, message):
+    with pytest.raises(OptionError, match=message):
+        build(settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("a: [", "is not YAML"), ("- a", "must hold a mapping"), ("", "must hold a mapping")],
+)
+def test_a_broken_file_is_one_line(tmp_path, text, message):
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(text)
+    with pytest.raises(OptionError, match=message) as error:
+        load(str(path))
+    assert "\n" not in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(OptionError, match="/nowhere.yaml cannot be read"):
+        load("/nowhere.yaml")
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1])
+def test_min_accuracy_is_a_share(value):
+    with pytest.raises(OptionError, match="min_accuracy"):
+        EvaluateOptions(min_accuracy=value)
+
+
+def test_everything_lies_below_the_root():
+    config = build(MINIMAL)
+    assert isinstance(config, PipelineConfig)
+    assert {config.metadata_path, config.artifacts_dir, config.serving_dir} == {
+        "work/metadata.sqlite",
+        "work/artifacts",
+        "work/serving",
+    }

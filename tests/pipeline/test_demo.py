@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from beam_jobs.ingest import run
+from beam_jobs.options import IngestOptions
+from pipeline import demo
+
+
+def test_the_demo_writes_all_digits_and_its_faults_are_found(tmp_path):
+    first = demo.write_images(str(tmp_path / "images"))
+    files = [path for path in (tmp_path / "images").rglob("*") if path.is_file()]
+    assert len(files) == 1797 + 7 + 3
+    assert Counter(path.parent.name for path in files if path.name.startswith("digit"))["0"] == 178
+    pixels = np.asarray(Image.open(first))
+    assert np.array_equal(pixels, np.round(load_digits().images[0] * (255 / 16)))
+
+    config = demo.config(str(tmp_path / "images"), str(tmp_path / "root"))
+    options = IngestOptions.from_json({**config.ingest.to_json(), "out": str(tmp_path / "out")})
+    result = run(options)
+    assert result.counts.rejects == {
+        "undecodable": 2,
+        "empty_file": 1,
+        "not_an_image": 1,
+        "too_large": 1,
+        "too_small": 1,
+        "no_label": 1,
+    }
+    assert (result.counts.duplicate_clusters, result.counts.duplicate_images, result.counts.label_conflicts) == (
+        3,
+        6,
+        1,
+    )
+    assert len(result.splits["train"].shards) > 1
+
+
+def test_writing_twice_changes_nothing(tmp_path):
+    def content() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in Path(tmp_path).rglob("*.png")}
+
+    demo.write_images(str(tmp_path))
+    before = content()
+    demo.write_images(str(tmp_path))
+    assert content() == before

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from beam_jobs import manifest
+from components.evaluation import Accuracy
+from trainer.bench import Rates
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def summary(dataset):
+    from pipeline.history import Step
+    from pipeline.summary import RunSummary
+
+    step = Step(component="Trainer", state="cached", seconds=1.0, outputs={}, properties={})
+    return RunSummary(
+        dataset_dir=str(dataset),
+        dataset=manifest.load(str(dataset)),
+        anomalies={"train": 0, "eval": 2},
+        accuracy=Accuracy(value=0.5, low=0.4038, high=0.5962, images=100),
+        blessed=True,
+        model_dir="serving/7",
+        report="report.html",
+        schema="schema.pbtxt",
+        schema_inferred=True,
+        steps={"Trainer": step, "Pusher": replace(step, component="Pusher", state="complete")},
+        rates=Rates(feedline=3000.0, naive=1500.0),
+    )
+
+
+def test_text_says_what_a_user_wants_to_know(summary):
+    from pipeline.summary import text
+
+    lines = dict(line.split(maxsplit=1) for line in text(summary).splitlines() if not line.startswith(" "))
+    assert lines["images"] == "24 found, 24 written"
+    assert lines["rejected"] == "none"
+    assert lines["duplicates"] == "none"
+    assert lines["anomalies"] == "0 in train, 2 in eval"
+    assert lines["accuracy"] == "0.5000, 95 % interval 0.4038 to 0.5962, on 100 images"
+    assert lines["input"] == "3,000 images/s, naive pipeline 1,500 images/s, ratio 2.00"
+    assert lines["cache"] == "1 of 2 components served from it"
+    assert lines["model"] == "serving/7"
+
+
+def test_an_unblessed_model_is_said_to_be_not_pushed(summary):
+    from pipeline.summary import text
+
+    assert "model        not pushed" in text(replace(summary, blessed=False, model_dir=""))
+
+
+def test_json_holds_the_ratio_and_the_whole_manifest(summary):
+    values = summary.to_json()
+    assert values["rates"]["ratio"] == 2.0
+    assert values["dataset"]["digest"] == summary.dataset.digest

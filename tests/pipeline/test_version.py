@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def version_of(folder: Path) -> str:
+    code = "from pipeline.version import code_version; print(code_version())"
+    run = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    return run.stdout.strip()
+
+
+def test_any_change_of_source_changes_the_version(tmp_path):
+    for package in ("beam_jobs", "components", "pipeline", "trainer"):
+        shutil.copytree(ROOT / package, tmp_path / package)
+    before = version_of(tmp_path)
+    assert re.fullmatch(r"\d+\.\d+\.\d+\+[0-9a-f]{8}", before)
+    assert version_of(tmp_path) == before
+    with (tmp_path / "trainer" / "models.py").open("a") as stream:
+        stream.write("# changed\n")
+    assert version_of(tmp_path) != before

@@ -1,0 +1,105 @@
+"""The rules of the house: who may import whom, and what an import may do."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ALLOWED = {
+    "beam_jobs": {"beam_jobs"},
+    "components": {"beam_jobs", "components"},
+    "trainer": {"beam_jobs", "trainer"},
+    "pipeline": {"beam_jobs", "components", "pipeline", "trainer"},
+}
+WITHOUT_BEAM = ("errors", "options", "record", "shards", "manifest", "images", "tfrecord", "types", "plan", "examine")
+
+
+def imported_packages(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names}
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_imports_point_one_way(package):
+    for path in (ROOT / package).rglob("*.py"):
+        wrong = (imported_packages(path) & set(ALLOWED)) - ALLOWED[package]
+        assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+def test_the_disk_contract_imports_without_beam_tensorflow_and_tfx():
+    code = "import sys\n" + "".join(f"import beam_jobs.{name}\n" for name in WITHOUT_BEAM)
+    code += "print([n for n in ('apache_beam', 'tensorflow', 'tfx') if n in sys.modules])"
+    result = run_python(code)
+    assert result.stdout.strip() == "[]", result.stderr
+
+
+def test_ingest_and_input_pipeline_import_without_tfx():
+    blocker = (
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in ('tfx', 'tensorflow_transform', 'tensorflow_data_validation', 'ml_metadata'):\n"
+        "            raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+    )
+    result = run_python(
+        blocker + "import beam_jobs.ingest, beam_jobs.verify, trainer.input_fn, trainer.predict\nprint('ok')"
+    )
+    assert result.stdout.strip() == "ok", result.stderr
+
+
+def test_no_module_reads_the_environment_when_it_is_imported():
+    for package in ALLOWED:
+        for path in (ROOT / package).rglob("*.py"):
+            names = {
+                node.attr if isinstance(node, ast.Attribute) else ""
+                for statement in ast.parse(path.read_text(encoding="utf-8")).body
+                if not isinstance(statement, (ast.FunctionDef, ast.ClassDef))
+                for node in ast.walk(statement)
+            }
+            assert not names & {"environ", "getenv"}, path.relative_to(ROOT)
+
+
+def test_help_needs_no_heavy_import():
+    code = (
+        "import sys\n"
+        "from pipeline.cli import cli\n"
+        "cli.main(['--help'], standalone_mode=False)\n"
+        "print([n for n in ('apache_beam', 'tensorflow', 'tfx', 'pyarrow', 'numpy') if n in sys.modules])"
+    )
+    assert run_python(code).stdout.strip().splitlines()[-1] == "[]"
+
+
+def test_no_module_of_the_packages_is_longer_than_500_lines():
+    long = {
+        str(path.relative_to(ROOT)): count
+        for package in ALLOWED
+        for path in (ROOT / package).rglob("*.py")
+        if (count := len(path.read_text(encoding="utf-8").splitlines())) > 500
+    }
+    assert long == {}
+
+
+def test_the_distribution_holds_the_four_packages_and_no_tests():
+    code = "from setuptools import find_packages as f; import re; print(re.search(r'include=(\\[.*?\\])', open('setup.py').read())[1])"
+    include = ast.literal_eval(run_python(code).stdout.strip())
+    listed = run_python(f"from setuptools import find_packages; print(find_packages(include={include!r}))")
+    found = {name.partition(".")[0] for name in ast.literal_eval(listed.stdout.strip())}
+    assert found == set(ALLOWED)
+    folders = {path.parent for package in ALLOWED for path in (ROOT / package).rglob("*.py")}
+    without = [str(folder.relative_to(ROOT)) for folder in folders if not (folder / "__init__.py").is_file()]
+    assert without == [], "find_packages passes over a folder without __init__.py"
