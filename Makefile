@@ -29,8 +29,8 @@ format: setup  ## format and mend what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lock: $(UV)  ## resolve constraints.txt anew, for all extras together
-	$(UV) pip compile setup.py --all-extras --python-version 3.10 --no-header --no-emit-index-url --upgrade -q -o constraints.txt
+lock: $(UV)  ## bring constraints.txt in line with setup.py, for all extras together (UPGRADE=--upgrade for newer versions)
+	$(UV) pip compile setup.py --all-extras --python-version 3.10 --no-header --no-emit-index-url $(UPGRADE) -q -o constraints.txt
 
 docs: setup  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict

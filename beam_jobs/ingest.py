@@ -6,6 +6,7 @@ can be killed and run again, on any runner: finished buckets and shards are reco
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -66,6 +67,8 @@ def run(options: IngestOptions, make_pipeline: MakePipeline = local_pipeline, re
     say = report or _silent
     source = open_source(options)
     _check_out(options.out)
+    if not storage.is_remote(options.out):
+        options = dataclasses.replace(options, out=os.path.abspath(options.out))  # workers may start elsewhere
     work = storage.join(options.out, WORK_DIR)
     salt = f"{options.digest()} {sorted(producer().items())}"
     found = _scan(source, options, work, salt, say)
@@ -177,6 +180,17 @@ def _beam_errors(doing: str) -> Iterator[None]:
     except FeedlineError:
         raise
     except Exception as error:
+        if _was_interrupted(error):
+            raise KeyboardInterrupt from error
         lines = [line for line in str(error).splitlines() if line.strip()]
         last = lines[-1].strip() if lines else type(error).__name__
         raise FeedlineError(f"{doing} failed: {last}; what was finished is kept, run the same command again") from error
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    # The in-process runner works in the main thread and wraps what it meets there, Ctrl-C included.
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

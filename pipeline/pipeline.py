@@ -30,8 +30,7 @@ def create_pipeline(config: PipelineConfig) -> tfx.dsl.Pipeline:
       ImageExampleGen -> StatisticsGen -> schema -> ExampleValidator -> DatasetGate -> Transform -> Trainer -> Evaluator
       -> Pusher, and DatasetReport beside them.
     """
-    first, *others = config.ingest.splits
-    held_back = others[0] if others else first
+    first, held_back, *_ = config.ingest.splits
     code = code_version()
 
     example_gen = ImageExampleGen(config.ingest, producer=code)

@@ -104,8 +104,8 @@ def _logging_to(path: str, say: Say) -> Iterator[None]:
     from absl import logging as absl_logging
 
     root = logging.getLogger()
-    # These two print on their own; without their handlers they pass everything on to the root.
-    chatty = [absl_logging.get_absl_logger(), logging.getLogger("tensorflow")]
+    # These print on their own, or are silenced; without handlers they pass everything on to the root.
+    chatty = [absl_logging.get_absl_logger(), logging.getLogger("tensorflow"), logging.getLogger("apache_beam")]
     before = [(logger, logger.level, logger.handlers, logger.propagate) for logger in [root, *chatty]]
     file_handler = logging.FileHandler(path, encoding="utf-8")
     file_handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))

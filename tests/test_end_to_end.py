@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -108,6 +111,25 @@ def test_a_second_run_comes_from_the_cache_and_a_relabelled_image_does_not(workp
     assert summary["steps"]["ImageExampleGen"]["state"] == "complete"
     assert summary["dataset"]["digest"] != first_run["dataset"]["digest"]
     assert summary["schema_inferred"] is False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_ingest_says_so_and_the_same_command_finishes_it(tmp_path, number):
+    class_folders(tmp_path / "photos", per_class=30)
+    arguments = ["ingest", str(tmp_path / "photos"), "--out", str(tmp_path / "dataset")]
+    command = [str(Path(sys.executable).parent / "feedline"), *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        # Its first line comes when the scan is over and nothing is examined yet: loading the decoder takes seconds.
+        first = process.stderr.readline()
+        process.send_signal(number)
+        rest = process.stderr.read()
+    assert first.startswith("scanned")
+    assert process.returncode == 130
+    assert "feedline: error: interrupted; what is finished is kept" in rest
+    assert "Traceback" not in rest
+    assert not (tmp_path / "dataset" / "dataset.json").exists()
+    assert feedline(*arguments).returncode == 0
+    assert feedline("verify", tmp_path / "dataset").returncode == 0
 
 
 def test_the_gate_stops_a_leaking_split_column(tmp_path):

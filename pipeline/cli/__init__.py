@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -65,6 +66,7 @@ def cli(debug: bool) -> None:
     if debug:
         return
     warnings.filterwarnings("ignore")
+    logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # what it would say is said in one line, as an error
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # Beam's workers and StatisticsGen would each take a whole GPU; the Trainer asks for it when it runs alone.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
@@ -73,8 +75,10 @@ def cli(debug: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits with its code; an error is one line, with a traceback only under `--debug`."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    # A polite kill is an interruption too: what is finished stays, and the same command continues.
-    signal.signal(signal.SIGTERM, lambda *_: _interrupt())
+    # A polite kill is an interruption too: what is finished stays, and the same command continues. SIGINT is named
+    # because shells start background jobs with it ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     sys.exit(run(arguments))
 
 
@@ -107,7 +111,3 @@ def _click_message(error: click.ClickException) -> str:
 def _fail(message: str, code: int) -> int:
     click.echo(f"{click.style('feedline: error:', fg='red', bold=True)} {message}", err=True)
     return code
-
-
-def _interrupt() -> None:
-    raise KeyboardInterrupt

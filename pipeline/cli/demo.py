@@ -35,4 +35,5 @@ def command(root: str, as_json: bool) -> None:
         return
     click.echo("\n" + text(summary))
     click.echo(f"{'took':<12} {time.monotonic() - started:.0f} s")
-    click.echo(f"\nTry next:  feedline predict {summary.model_dir} {first}")
+    if summary.blessed:
+        click.echo(f"\nTry next:  feedline predict {summary.model_dir} {first}")

@@ -50,6 +50,8 @@ def command(config_path: str | None, assignments: tuple[str, ...], as_json: bool
         print_json(summary.to_json())
         return
     click.echo("\n" + text(summary))
+    if summary.blessed:
+        click.echo(f"\nTry next:  feedline predict {summary.model_dir} IMAGE...")
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

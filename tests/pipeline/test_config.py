@@ -56,6 +56,7 @@ def test_every_part_can_be_set_from_nested_settings():
         ({**MINIMAL, "train": 3}, "train is 3; it must be a mapping"),
         ({**MINIMAL, "train": {"epochs": 0}}, "epochs is 0; it must be a whole number of at least 1"),
         ({**MINIMAL, "schema": "/nowhere/schema.pbtxt"}, "schema is '/nowhere/schema.pbtxt', which is not a file"),
+        ({"root": "w", "ingest": {"source": "x", "splits": {"all": 1}}}, "splits names only all; a model is evaluated"),
         ({"ingest": {"source": "x"}}, "root is missing"),
         ({"root": "work"}, "ingest.source is missing"),
     ],
