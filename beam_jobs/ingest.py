@@ -66,7 +66,7 @@ def run(options: IngestOptions, make_pipeline: MakePipeline = local_pipeline, re
     """
     say = report or _silent
     source = open_source(options)
-    _check_out(options.out)
+    _check_out(options)
     if not storage.is_remote(options.out):
         options = dataclasses.replace(options, out=os.path.abspath(options.out))  # workers may start elsewhere
     work = storage.join(options.out, WORK_DIR)
@@ -87,10 +87,16 @@ def _silent(line: str) -> None:
     """Takes the progress nobody asked for."""
 
 
-def _check_out(out: str) -> None:
+def _check_out(options: IngestOptions) -> None:
+    out = options.out
     if manifest.is_published(out):
         raise OptionError(f"{out} already holds a dataset; choose another --out, or remove it first")
-    if storage.is_remote(out) or not os.path.lexists(out):
+    if storage.is_remote(out):
+        return
+    source, target = os.path.realpath(options.source), os.path.realpath(out)
+    if os.path.isdir(source) and os.path.commonpath([source, target]) == source:
+        raise OptionError(f"{out} lies inside the source {options.source}; the next run would take it for images")
+    if not os.path.lexists(out):
         return
     if not os.path.isdir(out):
         raise OptionError(f"{out} is a file; --out must be a new or empty directory")
@@ -161,6 +167,8 @@ def _write(
     with _beam_errors("writing"), make_pipeline() as pipeline:
         pipeline | "WriteShards" >> WriteShards(tuple(tasks), task)
     if notes := failures(work):
+        # The facts are those of another file, and size and time need not tell: they must not be taken up again.
+        storage.remove_tree(storage.join(work, "examined"))
         more = f" (and {len(notes) - 1} more shards)" if len(notes) > 1 else ""
         raise SourceChanged(notes[0] + more)
     images = sum(len(split.images) for split in plan.splits)

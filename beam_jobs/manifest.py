@@ -15,6 +15,7 @@ FORMAT_VERSION = 1
 MANIFEST_NAME = "dataset.json"
 IMAGES_NAME = "images.parquet"
 REJECTS_NAME = "rejects.parquet"
+TABLE_NAMES = (IMAGES_NAME, REJECTS_NAME)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +116,7 @@ class Manifest:
       counts: what became of every image.
       channels: channel statistics of the first split.
       producer: package -> version that wrote it.
+      tables: `images.parquet` and `rejects.parquet` -> sha256, hex.
       format_version: version of the disk contract.
     """
 
@@ -126,6 +128,7 @@ class Manifest:
     counts: ImageCounts
     channels: ChannelStatistics
     producer: Mapping[str, str]
+    tables: Mapping[str, str]
     format_version: int = FORMAT_VERSION
 
     @property
@@ -157,8 +160,9 @@ class Manifest:
         return [storage.join(directory, shards.split_dir(split), shard.name) for shard in self.split(split).shards]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain JSON values, the content of `dataset.json`."""
-        return {**asdict(self), "digest": self.digest}
+        """Returns plain JSON values, the content of `dataset.json`: the fields, the digest and a checksum of all."""
+        values = {**asdict(self), "digest": self.digest}
+        return {**values, "checksum": checksum_of(values)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Manifest:
@@ -168,6 +172,9 @@ class Manifest:
           KeyError, TypeError, ValueError: a field is missing, unknown or of the wrong shape.
         """
         plain = dict(values)
+        checksum = plain.pop("checksum")
+        if checksum_of(plain) != checksum:
+            raise ValueError("its checksum is not that of its content")
         digest = plain.pop("digest")
         manifest = cls(
             splits={name: _split_from_json(info) for name, info in plain.pop("splits").items()},
@@ -179,6 +186,11 @@ class Manifest:
         if manifest.digest != digest:
             raise ValueError(f"its digest is {digest}, its content gives {manifest.digest}")
         return manifest
+
+
+def checksum_of(values: Mapping[str, Any]) -> str:
+    """Returns the checksum, hex, of the content of a `dataset.json` without its own checksum."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def write(manifest: Manifest, directory: str, scratch: str = "") -> None:

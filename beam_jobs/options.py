@@ -15,6 +15,8 @@ SOURCE_KINDS = ("auto", "folder", "csv")
 DUPLICATE_POLICIES = ("keep", "drop")
 
 # They say where the data is or how the work is cut, never which bytes come out.
+_PILLOW_MAX_PIXELS = 178_956_970  # twice `PIL.Image.MAX_IMAGE_PIXELS`: a decompression bomb to it
+
 _NOT_IN_DIGEST = frozenset({"source", "out", "threads", "bucket_images", "max_reject_ratio"})
 
 
@@ -37,9 +39,11 @@ class ImageLimits:
     max_aspect: float = 20.0
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-                raise OptionError(f"{name} is {value!r}; it must be a number above 0")
+        for name in ("max_bytes", "max_pixels", "max_side_px", "min_side_px"):
+            _whole(name, getattr(self, name), 1)
+        _at_least("max_aspect", self.max_aspect, 1)
+        if self.max_pixels > _PILLOW_MAX_PIXELS:
+            raise OptionError(f"max_pixels is {self.max_pixels}; Pillow refuses images above {_PILLOW_MAX_PIXELS}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +65,11 @@ class TableColumns:
     group: str = ""
     split: str = ""
     extra: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for role in ("image", "label"):
+            if not getattr(self, role):
+                raise OptionError(f"the {role} column is {getattr(self, role)!r}; name a column of the table")
 
     def named(self) -> dict[str, str]:
         """Returns role -> column for every column that is asked for."""
@@ -109,10 +118,11 @@ class IngestOptions:
         _choice("source_kind", self.source_kind, SOURCE_KINDS)
         _choice("duplicates", self.duplicates, DUPLICATE_POLICIES)
         _at_least("shard_mb", self.shard_mb, 0.001)
-        _at_least("shards", self.shards, 0)
-        _at_least("threads", self.threads, 0)
-        _at_least("bucket_images", self.bucket_images, 1)
-        if not 0 <= self.max_reject_ratio <= 1:
+        _whole("seed", self.seed)
+        _whole("shards", self.shards, 0)
+        _whole("threads", self.threads, 0)
+        _whole("bucket_images", self.bucket_images, 1)
+        if not isinstance(self.max_reject_ratio, (int, float)) or not 0 <= self.max_reject_ratio <= 1:
             raise OptionError(f"max_reject_ratio is {self.max_reject_ratio!r}; it must be between 0 and 1")
         _check_splits(self.splits)
 
@@ -162,6 +172,8 @@ def parse_splits(text: str) -> dict[str, float]:
     shares: dict[str, float] = {}
     for part in text.split(","):
         name, separator, share = part.replace(":", "=").partition("=")
+        if name.strip() in shares:
+            raise OptionError(f"splits is {text!r}; it names {name.strip()} twice")
         try:
             shares[name.strip()] = float(share)
         except ValueError:
@@ -174,6 +186,12 @@ def parse_splits(text: str) -> dict[str, float]:
 def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise OptionError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
+
+
+def _whole(name: str, value: int, minimum: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or (minimum is not None and value < minimum):
+        least = "" if minimum is None else f" of at least {minimum}"
+        raise OptionError(f"{name} is {value!r}; it must be a whole number{least}")
 
 
 def _at_least(name: str, value: float, minimum: float) -> None:

@@ -116,7 +116,8 @@ def channel_statistics(split: str, images: pa.Table) -> ChannelStatistics:
 
 def _unique_keys(examined: pa.Table) -> tuple[pa.Table, tuple[Reject, ...]]:
     """Sorts by key and rejects every row but the first of each key."""
-    images = examined.sort_by([("key", "ascending"), ("uri", "ascending"), ("sha256", "ascending")])
+    by = ("key", "uri", "sha256", "label", "group", "split", "extra")  # enough to tell any two rows apart
+    images = examined.sort_by([(name, "ascending") for name in by])
     if len(images) < 2:
         return images, ()
     keys = images["key"].combine_chunks()
@@ -148,20 +149,23 @@ def _first_of_each(codes: np.ndarray) -> np.ndarray:
 
 
 def _split_names(images: pa.Table, options: IngestOptions) -> list[str]:
-    """Returns the split of each row: the one the source demands, else the hash of what must stay together.
+    """Returns the split of each row: the one the source demands for it or for what it must stay with, else the hash.
 
     The content hash stands for an image, not its key: a copy added later then joins the split of the original
     instead of pulling it elsewhere.
     """
     shares = options.shares
+    rank = {name: place for place, name in enumerate(shares)}
+    demands = images["split"].to_pylist()
     together = _groups(images["group"].to_pylist(), images["sha256"].to_pylist())
     known: dict[str, str] = {}
-    names = []
-    for demanded, group in zip(images["split"].to_pylist(), together, strict=True):
+    for demanded, group in zip(demands, together, strict=True):
+        if demanded:
+            known[group] = min(demanded, known.get(group, demanded), key=rank.__getitem__)
+    for group in together:
         if group not in known:
             known[group] = shards.split_of(options.seed, group, shares)
-        names.append(demanded or known[group])
-    return names
+    return [demanded or known[group] for demanded, group in zip(demands, together, strict=True)]
 
 
 def _groups(groups: Sequence[str], contents: Sequence[str]) -> list[str]:

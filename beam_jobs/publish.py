@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from importlib import metadata
 from typing import Any
@@ -38,19 +39,21 @@ def publish(
     """
     sidecars = {(task.split, task.index): _checked(options.out, work, task) for task in tasks}
     _remove_strays(options.out, tasks)
-    tables.write_table(storage.join(options.out, manifest.IMAGES_NAME), _images(plan, sidecars))
-    tables.write_table(storage.join(options.out, manifest.REJECTS_NAME), rejects)
+    scratch = storage.join(work, "tmp")
+    tables.write_table(storage.join(options.out, manifest.IMAGES_NAME), _images(plan, sidecars), scratch)
+    tables.write_table(storage.join(options.out, manifest.REJECTS_NAME), rejects, scratch)
     result = Manifest(
         source=options.source,
-        options={name: value for name, value in options.to_json().items() if name not in _NOT_OURS_TO_SAY},
+        options=_described(options),
         options_digest=options.digest(),
         labels=plan.labels,
         splits={split.name: _split_info(split, sidecars) for split in plan.splits},
         counts=_counts(plan, rejects, found),
         channels=channel_statistics(plan.splits[0].name, plan.splits[0].images),
         producer=producer(),
+        tables={name: _sha256(storage.join(options.out, name)) for name in manifest.TABLE_NAMES},
     )
-    manifest.write(result, options.out, storage.join(work, "tmp"))
+    manifest.write(result, options.out, scratch)
     return result
 
 
@@ -65,26 +68,39 @@ def reason_counts(rejects: pa.Table) -> dict[str, int]:
     return dict(Counter(rejects["reason"].to_pylist()).most_common())
 
 
-def _checked(out: str, work: str, task: ShardTask) -> Sidecar:
-    sidecar = load_sidecar(work, task)
+def _described(options: IngestOptions) -> dict[str, Any]:
+    kept = {name: value for name, value in options.to_json().items() if name not in _NOT_OURS_TO_SAY}
+    return json.loads(json.dumps(kept))  # lists for tuples, as they will be read back
+
+
+def _sha256(path: str) -> str:
     hasher = hashlib.sha256()
-    path = shard_path(out, task)
     with storage.open_read(path) as stream:
         while block := stream.read(1 << 20):
             hasher.update(block)
-    if hasher.hexdigest() != sidecar.sha256:
+    return hasher.hexdigest()
+
+
+def _checked(out: str, work: str, task: ShardTask) -> Sidecar:
+    sidecar = load_sidecar(work, task)
+    path = shard_path(out, task)
+    if _sha256(path) != sidecar.sha256:
         raise CorruptDataset(f"{path} is not what was written to it; check the disk, then run the ingest again")
     return sidecar
 
 
 def _remove_strays(out: str, tasks: list[ShardTask]) -> None:
-    # TFX reads `Split-NAME/*`, so a shard of an abandoned plan with another count would be read too.
+    # TFX reads `Split-NAME/*`, so a shard or a split of an abandoned plan would be read too.
     planned = {shard_path(out, task) for task in tasks}
-    for split in {task.split for task in tasks}:
-        directory = storage.join(out, shards.split_dir(split))
-        for name in storage.list_files(directory):
-            if storage.join(directory, name) not in planned:
-                storage.remove(storage.join(directory, name))
+    splits = {shards.split_dir(task.split) for task in tasks}
+    for folder in storage.list_dirs(out):
+        directory = storage.join(out, folder)
+        if folder in splits:
+            for name in storage.list_files(directory):
+                if storage.join(directory, name) not in planned:
+                    storage.remove(storage.join(directory, name))
+        elif folder.startswith(shards.SPLIT_PREFIX):
+            storage.remove_tree(directory)
 
 
 def _images(plan: Plan, sidecars: dict[tuple[str, int], Sidecar]) -> pa.Table:

@@ -13,8 +13,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 SHARD_TEMPLATE = "data-{index:05d}-of-{count:05d}.tfrecord"
+SPLIT_PREFIX = "Split-"  # the layout TFX expects of an `Examples` artifact
 _SHARD_PATTERN = re.compile(r"data-(\d{5,})-of-(\d{5,})\.tfrecord")
-_SPLIT_PREFIX = "Split-"  # the layout TFX expects of an `Examples` artifact
 
 
 def shard_name(index: int, count: int) -> str:
@@ -35,14 +35,15 @@ def parse_shard_name(name: str) -> tuple[int, int]:
       ValueError: the name is not one that `shard_name` makes.
     """
     match = _SHARD_PATTERN.fullmatch(name)
-    if not match or int(match[1]) >= int(match[2]):
+    index, count = (int(match[1]), int(match[2])) if match else (0, 0)
+    if index >= count or shard_name(index, count) != name:  # written otherwise, as with other digits
         raise ValueError(f"{name!r} is not a shard name such as {shard_name(0, 16)}")
-    return int(match[1]), int(match[2])
+    return index, count
 
 
 def split_dir(split: str) -> str:
     """Returns the directory of a split, as in `Split-train`."""
-    return _SPLIT_PREFIX + split
+    return SPLIT_PREFIX + split
 
 
 def hash64(purpose: str, seed: int, text: str) -> int:

@@ -6,12 +6,13 @@ other path goes through the standard library, with the fsync that makes a rename
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import posixpath
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 
@@ -67,7 +68,7 @@ def read_bytes(path: str) -> bytes:
         return stream.read()
 
 
-@contextmanager
+@contextlib.contextmanager
 def atomic_writer(path: str, scratch: str = "") -> Iterator[BinaryIO]:
     """Writes a file that is either complete under its name or not there. Idempotent: it replaces what was there.
 
@@ -117,8 +118,10 @@ def remove_tree(path: str) -> None:
     """Removes a directory and everything in it, if it is there."""
     if not is_remote(path):
         shutil.rmtree(path, ignore_errors=True)
-    elif exists(path):
-        _filesystems().delete([path])
+        return
+    # Object stores have no directories to ask for; the slash is what makes Beam delete all below.
+    with contextlib.suppress(OSError):
+        _filesystems().delete([path.rstrip("/") + "/"])
 
 
 def list_files(directory: str) -> list[str]:
@@ -129,6 +132,16 @@ def list_files(directory: str) -> list[str]:
         return sorted(entry.name for entry in os.scandir(directory) if entry.is_file())
     matched = _filesystems().match([join(directory, "*")])[0].metadata_list
     return sorted(posixpath.basename(item.path) for item in matched)
+
+
+def list_dirs(directory: str) -> list[str]:
+    """Returns the sorted names of the directories in a directory; empty when it does not exist."""
+    if not is_remote(directory):
+        return sorted(entry.name for entry in os.scandir(directory) if entry.is_dir()) if exists(directory) else []
+    prefix = directory.rstrip("/") + "/"
+    matched = _filesystems().match([prefix + "**"])[0].metadata_list
+    below = (item.path.removeprefix(prefix) for item in matched)
+    return sorted({path.partition("/")[0] for path in below if "/" in path})
 
 
 def _filesystems() -> Any:
@@ -147,7 +160,8 @@ def _create(path: str) -> BinaryIO:
 
 def _sync(stream: BinaryIO) -> None:
     stream.flush()
-    if hasattr(stream, "fileno"):
+    # Streams of object stores have the method and refuse to answer; for them closing is what makes it last.
+    with contextlib.suppress(io.UnsupportedOperation, AttributeError):
         os.fsync(stream.fileno())
 
 

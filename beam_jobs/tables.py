@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from beam_jobs import storage
+from beam_jobs.errors import CorruptDataset
 from beam_jobs.types import ImageFacts, ImageRef, Reject
 
 _STRING, _INT64, _FLOAT = pa.string(), pa.int64(), pa.float32()
@@ -85,9 +86,9 @@ def write(path: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> No
     write_table(path, pa.Table.from_pylist(list(rows), schema))
 
 
-def write_table(path: str, table: pa.Table) -> None:
-    """Writes a table as a Parquet file, atomically; equal tables give equal bytes."""
-    with storage.atomic_writer(path) as stream:
+def write_table(path: str, table: pa.Table, scratch: str = "") -> None:
+    """Writes a table as a Parquet file, atomically; equal tables give equal bytes. See `storage.atomic_writer`."""
+    with storage.atomic_writer(path, scratch) as stream:
         pq.write_table(table, stream, compression="zstd")
 
 
@@ -99,6 +100,18 @@ def read(path: str) -> pa.Table:
       pyarrow.ArrowInvalid: it is not Parquet.
     """
     return pq.read_table(io.BytesIO(storage.read_bytes(path)))
+
+
+def read_published(path: str) -> pa.Table:
+    """Reads a table of a published dataset.
+
+    Raises:
+      CorruptDataset: it is missing or damaged.
+    """
+    try:
+        return read(path)
+    except (OSError, pa.ArrowException) as error:
+        raise CorruptDataset(f"{path} cannot be read: {error}; write the dataset again") from error
 
 
 def concat(paths: Iterable[str], schema: pa.Schema) -> pa.Table:

@@ -15,6 +15,18 @@ from beam_jobs.errors import CorruptDataset
 from beam_jobs.manifest import Manifest, Shard
 from beam_jobs.pool import map_ordered
 
+_OTHER_SHA256 = f"its sha256 is not the one in {manifest.MANIFEST_NAME}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Seen:
+    """What a record says of itself, and what is wrong with it; empty for nothing."""
+
+    key: str
+    text: str
+    sha256: str
+    problem: str
+
 
 @dataclass(kw_only=True)
 class Verification:
@@ -49,7 +61,9 @@ def verify(directory: str, threads: int = 1) -> Verification:
     """
     dataset = manifest.load(directory)
     result = Verification()
-    rows = _rows_by_shard(directory, result)
+    result.problems.extend(_check_tables(directory, dataset))
+    result.problems.extend(_check_counts(dataset))
+    rows = _rows_by_shard(directory)
     for split, info in dataset.splits.items():
         result.problems.extend(_strays(directory, split, {shard.name for shard in info.shards}))
         labels: Counter[str] = Counter()
@@ -65,13 +79,31 @@ def verify(directory: str, threads: int = 1) -> Verification:
     return result
 
 
-def _rows_by_shard(directory: str, result: Verification) -> dict[tuple[str, int], list[dict[str, Any]]] | None:
+def _check_tables(directory: str, dataset: Manifest) -> Iterator[str]:
+    for name, expected in dataset.tables.items():
+        path = storage.join(directory, name)
+        try:
+            if _digest(path)[1] != expected:
+                yield f"{path} has changed since it was published: {_OTHER_SHA256}"
+        except OSError as error:
+            yield f"{path} cannot be read: {error.strerror or error}"
+
+
+def _check_counts(dataset: Manifest) -> Iterator[str]:
+    counts = dataset.counts
+    written = sum(info.records for info in dataset.splits.values())
+    if counts.written != written:
+        yield f"{manifest.MANIFEST_NAME} counts {counts.written} images written, its shards hold {written}"
+    if counts.found != counts.written + counts.rejected + counts.duplicates_dropped:
+        yield f"{manifest.MANIFEST_NAME} counts {counts.found} images found, which is not written + rejected + dropped"
+
+
+def _rows_by_shard(directory: str) -> dict[tuple[str, int], list[dict[str, Any]]] | None:
     path = storage.join(directory, manifest.IMAGES_NAME)
     try:
         table = tables.read(path).select(["key", "split", "shard", "offset", "sha256"])
-    except (OSError, pa.ArrowException, KeyError) as error:
-        result.problems.append(f"{path} cannot be read: {error}")
-        return None
+    except (OSError, pa.ArrowException, KeyError):
+        return None  # `_check_tables` has said so
     rows: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in table.to_pylist():
         rows.setdefault((row["split"], row["shard"]), []).append(row)
@@ -99,16 +131,18 @@ def _check_shard(
             records = tfrecord.read_records(stream, path)
             checked = map_ordered(lambda item: (*item, _check_record(item[1], dataset)), records, threads)
             count = 0
-            for count, (offset, payload, (key, text, problem)) in enumerate(checked, 1):
-                labels[text] += 1
-                if problem:
-                    yield f"{path} offset {offset}: {problem}"
-                if rows is not None and (count > len(rows) or _moved(rows[count - 1], offset, key)):
-                    yield f"{path} offset {offset}: {manifest.IMAGES_NAME} has no row for {key!r} there"
+            for count, (offset, payload, seen) in enumerate(checked, 1):
+                labels[seen.text] += 1
+                if seen.problem:
+                    yield f"{path} offset {offset}: {seen.problem}"
+                if rows is not None and (count > len(rows) or not _is_row_of(rows[count - 1], offset, seen)):
+                    yield f"{path} offset {offset}: {manifest.IMAGES_NAME} has no row for {seen.key!r} there"
                 result.bytes += len(payload) + tfrecord.OVERHEAD
         result.records += count
         if count != shard.records:
             yield f"{path} holds {count} records, {manifest.MANIFEST_NAME} says {shard.records}"
+        if rows is not None and count < len(rows):
+            yield f"{path} holds {count} records, {manifest.IMAGES_NAME} has {len(rows)} rows for it"
     except CorruptDataset as error:
         yield str(error)
     except OSError as error:
@@ -116,40 +150,49 @@ def _check_shard(
 
 
 def _check_file(path: str, shard: Shard) -> Iterator[str]:
+    size, sha256 = _digest(path)
+    if size != shard.bytes:
+        yield f"{path} has {size} bytes, {manifest.MANIFEST_NAME} says {shard.bytes}"
+    elif sha256 != shard.sha256:
+        yield f"{path} has changed since it was published: {_OTHER_SHA256}"
+
+
+def _digest(path: str) -> tuple[int, str]:
+    """Returns size in bytes and sha256, hex, of a file."""
     hasher = hashlib.sha256()
     size = 0
     with storage.open_read(path) as stream:
         while block := stream.read(1 << 20):
             hasher.update(block)
             size += len(block)
-    if size != shard.bytes:
-        yield f"{path} has {size} bytes, {manifest.MANIFEST_NAME} says {shard.bytes}"
-    elif hasher.hexdigest() != shard.sha256:
-        yield f"{path} has changed since it was published: its sha256 is not the one in {manifest.MANIFEST_NAME}"
+    return size, hasher.hexdigest()
 
 
-def _check_record(payload: bytes, dataset: Manifest) -> tuple[str, str, str]:
-    """Returns key, class name and what is wrong, empty for nothing."""
+def _check_record(payload: bytes, dataset: Manifest) -> _Seen:
     import tensorflow as tf
     from google.protobuf.message import DecodeError
 
+    key = text = sha256 = ""
     try:
         values = record.decode(payload)
-        encoded = values[record.ENCODED][0]
+        encoded, label = values[record.ENCODED][0], values[record.LABEL][0]
         key, text = values[record.FILENAME][0].decode(), values[record.TEXT][0].decode()
-        if dataset.labels[values[record.LABEL][0]] != text:
-            return key, text, f"label {values[record.LABEL][0]} is not {text!r}"
-        if hashlib.sha256(encoded).hexdigest() != values[record.SHA256][0].decode():
-            return key, text, f"the image of {key!r} is not the one its sha256 was taken of"
+        sha256 = values[record.SHA256][0].decode()
         height, width = images.decode_rgb(encoded).shape[:2]
-        if [height, width] != [values[record.HEIGHT][0], values[record.WIDTH][0]]:
-            return key, text, f"{key!r} decodes to {width}x{height} pixels, its record says otherwise"
-        return key, text, ""
+        if label not in range(len(dataset.labels)) or dataset.labels[label] != text:
+            problem = f"label {label} is not {text!r}"
+        elif hashlib.sha256(encoded).hexdigest() != sha256:
+            problem = f"the image of {key!r} is not the one its sha256 was taken of"
+        elif [height, width] != [values[record.HEIGHT][0], values[record.WIDTH][0]]:
+            problem = f"{key!r} decodes to {width}x{height} pixels, its record says otherwise"
+        else:
+            problem = ""
     except (DecodeError, KeyError, IndexError, UnicodeDecodeError) as error:
-        return "", "", f"not a record of this format: {error!r}"
+        problem = f"not a record of this format: {error!r}"
     except tf.errors.InvalidArgumentError as error:
-        return key, text, f"{key!r} cannot be decoded: {error.message[:200]}"
+        problem = f"{key!r} cannot be decoded: {error.message[:200]}"
+    return _Seen(key=key, text=text, sha256=sha256, problem=problem)
 
 
-def _moved(row: dict[str, Any], offset: int, key: str) -> bool:
-    return row["offset"] != offset or row["key"] != key
+def _is_row_of(row: dict[str, Any], offset: int, seen: _Seen) -> bool:
+    return (row["offset"], row["key"], row["sha256"]) == (offset, seen.key, seen.sha256)

@@ -10,7 +10,7 @@ from beam_jobs.errors import RejectReason, SourceError
 from beam_jobs.sources.local import leaves, reference, scan_reject
 from beam_jobs.types import ImageRef, Reject
 
-_HIDDEN = (".", "Thumbs.db", "desktop.ini", "__MACOSX")  # left by file managers and archivers, never data
+_LITTER = ("Thumbs.db", "desktop.ini", "__MACOSX")  # left by file managers and archivers, never data
 
 
 @dataclass(frozen=True)
@@ -72,4 +72,4 @@ class ClassFolders:
 
 
 def _is_hidden(name: str) -> bool:
-    return name.startswith(_HIDDEN)
+    return name.startswith(".") or name in _LITTER

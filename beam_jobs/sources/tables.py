@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TextIO
@@ -12,6 +13,9 @@ from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.local import reference
 from beam_jobs.types import ImageRef, Reject
+
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)?(\.[0-9]*)?([eE][+-]?[0-9]+)?(?<=[0-9.])")
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,9 @@ class CsvTable:
                 first = next(reader, None)
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise SourceError(f"{self.path} cannot be read as a UTF-8 CSV table: {error}") from error
+        twice = sorted({name for name in header if header.count(name) > 1} & set(self.columns.named().values()))
+        if twice:
+            raise SourceError(f"{self.path} has the column {twice[0]!r} more than once; rename all but one")
         for role, column in self.columns.named().items():
             if column not in header:
                 known = ", ".join(map(repr, header)) or "none"
@@ -96,12 +103,11 @@ def _cell(row: dict[str, str], column: str) -> str:
 
 
 def _widen(kind: type, cell: str) -> type:
-    for wider in (int, float):
-        if kind is str or (kind is float and wider is int):
-            continue
-        try:
-            wider(cell)
-        except ValueError:
-            continue
-        return wider
-    return str
+    # A leading zero or an underscore makes a code of it, not a number, and a record holds no integer beyond int64.
+    if kind is int and _INTEGER.fullmatch(cell) and -(1 << 63) <= int(cell) < 1 << 63:
+        return int
+    return float if kind is not str and _NUMBER.fullmatch(cell) and not _is_large_integer(cell) else str
+
+
+def _is_large_integer(cell: str) -> bool:
+    return bool(_INTEGER.fullmatch(cell)) and not -(1 << 63) <= int(cell) < 1 << 63

@@ -40,7 +40,7 @@ class Executor(base_executor.BaseExecutor):
         limits = GateLimits.from_json(json.loads(exec_properties[LIMITS_KEY]))
         examples = artifact_utils.get_single_instance(input_dict[EXAMPLES_KEY])
         dataset = manifest.load(examples.uri)
-        images = tables.read(storage.join(examples.uri, manifest.IMAGES_NAME))
+        images = tables.read_published(storage.join(examples.uri, manifest.IMAGES_NAME))
         anomalies = load_anomalies(artifact_utils.get_single_instance(input_dict[ANOMALIES_KEY]))
         findings = check_dataset(dataset, images, anomalies, limits)
         if findings:

@@ -69,8 +69,8 @@ def render(directory: str, evaluation: Evaluation | None = None) -> str:
       CorruptDataset: a file of it is damaged.
     """
     dataset = manifest.load(directory)
-    images = tables.read(storage.join(directory, manifest.IMAGES_NAME))
-    rejects = tables.read(storage.join(directory, manifest.REJECTS_NAME))
+    images = tables.read_published(storage.join(directory, manifest.IMAGES_NAME))
+    rejects = tables.read_published(storage.join(directory, manifest.REJECTS_NAME))
     written = images.filter(pa.array(np.asarray(images["shard"]) >= 0))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     template = environment.from_string((Path(__file__).parent / "template.html").read_text(encoding="utf-8"))

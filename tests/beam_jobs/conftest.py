@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from beam_jobs import tables
+from beam_jobs.examine import ExamineTask, examine_bucket, facts_path
+from beam_jobs.plan import Plan, make_plan
+from beam_jobs.scan import Scan, scan
+from beam_jobs.sources.folders import ClassFolders
+from beam_jobs.write import ShardTask, WriteTask, shard_tasks
+from tests.beam_jobs.make_rows import make_options
+
+OPTIONS = make_options(splits={"train": 0.7, "eval": 0.3}, shards=2, bucket_images=10)
+
+
+@dataclass
+class Stages:
+    """The photographs, examined and planned as splits train and eval of two shards each; nothing is written yet."""
+
+    scanned: Scan
+    examine_task: ExamineTask
+    plan: Plan
+    shards: list[ShardTask]
+    task: WriteTask
+
+
+@pytest.fixture
+def stages(photos: Path, tmp_path: Path) -> Stages:
+    work = tmp_path / "out" / "_work"
+    scanned = scan(ClassFolders(str(photos)).entries(), str(work / "refs"), 10, OPTIONS.splits, "")
+    examine_task = ExamineTask(base=str(photos), directory=str(work / "examined"), limits=OPTIONS.limits, threads=2)
+    for bucket in scanned.buckets:
+        examine_bucket(bucket, examine_task)
+    paths = [facts_path(examine_task.directory, bucket) for bucket in scanned.buckets]
+    plan = make_plan(tables.concat(paths, tables.EXAMINED), OPTIONS)
+    return Stages(
+        scanned=scanned,
+        examine_task=examine_task,
+        plan=plan,
+        shards=shard_tasks(plan, str(work / "plan"), "salt"),
+        task=WriteTask(base=str(photos), out=str(tmp_path / "out"), work=str(work), max_bytes=10**6, threads=2),
+    )

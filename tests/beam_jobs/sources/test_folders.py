@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.errors import SourceError
+from beam_jobs.sources import open_source
+from beam_jobs.sources.folders import ClassFolders
+from beam_jobs.types import ImageRef, Reject
+from tests.beam_jobs.make_rows import make_options
+
+
+def make(root: Path, *names: str) -> Path:
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    return root
+
+
+def found_in(root: Path) -> list[tuple[str, str]]:
+    """Returns (key, label) of each reference and (key, reason) of each reject, in order."""
+    entries = ClassFolders(str(root)).entries()
+    return [(entry.key, entry.label if isinstance(entry, ImageRef) else f"! {entry.reason}") for entry in entries]
+
+
+def test_the_first_folder_is_the_class_and_the_relative_path_the_key(tmp_path):
+    make(tmp_path, "dog/b.jpg", "cat/a.jpg", "cat/deep/er/a.png", "cat/Z.txt")
+    assert found_in(tmp_path) == [
+        ("cat/Z.txt", "cat"),
+        ("cat/a.jpg", "cat"),
+        ("cat/deep/er/a.png", "cat"),
+        ("dog/b.jpg", "dog"),
+    ]
+    first = next(ClassFolders(str(tmp_path)).entries())
+    assert (first.uri, first.bytes) == ("cat/Z.txt", 9)
+    assert first.mtime_ns == (tmp_path / "cat" / "Z.txt").stat().st_mtime_ns
+    assert (first.group, first.split, first.extra) == ("", "", {})
+
+
+def test_a_file_beside_the_class_folders_has_no_label(tmp_path):
+    make(tmp_path, "cat/a.jpg", "loose.jpg")
+    assert found_in(tmp_path) == [("cat/a.jpg", "cat"), ("loose.jpg", "! no_label")]
+
+
+def test_what_file_managers_leave_is_passed_over(tmp_path):
+    make(tmp_path, "cat/a.jpg", "cat/.DS_Store", "cat/Thumbs.db", "cat/desktop.ini", "__MACOSX/x.jpg", ".git/x", ".x")
+    assert found_in(tmp_path) == [("cat/a.jpg", "cat")]
+
+
+def test_names_that_only_begin_like_litter_are_images(tmp_path):
+    make(tmp_path, "cat/desktop.initial.jpg", "cat/Thumbs.db.jpg", "__MACOSX screens/a.jpg")
+    assert [key for key, _ in found_in(tmp_path)] == [
+        "__MACOSX screens/a.jpg",
+        "cat/Thumbs.db.jpg",
+        "cat/desktop.initial.jpg",
+    ]
+
+
+def test_links_within_the_root_are_followed_once(tmp_path):
+    make(tmp_path, "a/1.jpg", "b/2.jpg")
+    (tmp_path / "a" / "again").symlink_to("../b")
+    (tmp_path / "b" / "loop").symlink_to("..")
+    (tmp_path / "b" / "file.jpg").symlink_to("../a/1.jpg")
+    assert found_in(tmp_path) == [("a/1.jpg", "a"), ("a/again/2.jpg", "a"), ("a/again/file.jpg", "a")]
+
+
+def test_links_out_of_the_root_are_rejected(tmp_path):
+    make(tmp_path, "root/cat/a.jpg", "secret/key.jpg")
+    (tmp_path / "root" / "cat" / "dir").symlink_to(tmp_path / "secret")
+    (tmp_path / "root" / "cat" / "file.jpg").symlink_to(tmp_path / "secret" / "key.jpg")
+    assert found_in(tmp_path / "root") == [
+        ("cat/a.jpg", "cat"),
+        ("cat/dir", "! outside_root"),
+        ("cat/file.jpg", "! outside_root"),
+    ]
+
+
+def test_the_root_itself_may_be_a_link(tmp_path):
+    make(tmp_path, "root/cat/a.jpg")
+    (tmp_path / "link").symlink_to("root")
+    assert found_in(tmp_path / "link") == [("cat/a.jpg", "cat")]
+
+
+def test_special_files_and_dangling_links_are_rejected_unopened(tmp_path):
+    make(tmp_path, "cat/a.jpg")
+    os.mkfifo(tmp_path / "cat" / "pipe.jpg")
+    (tmp_path / "cat" / "gone.jpg").symlink_to("nothing.jpg")
+    assert found_in(tmp_path) == [
+        ("cat/a.jpg", "cat"),
+        ("cat/gone.jpg", "! unreadable"),
+        ("cat/pipe.jpg", "! not_a_file"),
+    ]
+
+
+def test_a_name_that_is_not_utf8_is_rejected_under_a_printable_one(tmp_path):
+    make(tmp_path, "cat/a.jpg")
+    Path(os.fsdecode(os.fsencode(tmp_path / "cat") + b"/caf\xe9.jpg")).write_bytes(b"x")
+    assert found_in(tmp_path) == [("cat/a.jpg", "cat"), ("cat/caf\\xe9.jpg", "! name_not_utf8")]
+
+
+def test_the_order_is_the_same_whatever_the_order_of_creation(tmp_path):
+    names = ["b/2", "a/x/1", "a/b", "a/B", "c/ä"]
+    assert found_in(make(tmp_path / "one", *names)) == found_in(make(tmp_path / "two", *reversed(names)))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], "holds nothing; it must hold one folder a class, with the images in them$"),
+        (["a.jpg"], "holds only files; it must hold one folder a class, with the images in them$"),
+        ([".git/x"], "holds only files; it must hold one folder a class"),
+        (["cat/.hidden"], "has 1 class folders and no file in any; put the images there$"),
+    ],
+)
+def test_a_folder_without_images_in_classes_is_no_source(tmp_path, names, message):
+    make(tmp_path, *names)
+    with pytest.raises(SourceError, match=f"^{tmp_path} {message}"):
+        ClassFolders(str(tmp_path)).check()
+
+
+@pytest.mark.parametrize(("name", "message"), [("none", "No such file or directory"), ("file", "Not a directory")])
+def test_what_is_no_folder_cannot_be_read(tmp_path, name, message):
+    make(tmp_path, "file")
+    with pytest.raises(SourceError, match=f"^{tmp_path}/{name} cannot be read: {message}$"):
+        ClassFolders(str(tmp_path / name)).check()
+
+
+def test_a_folder_is_guessed_and_starts_where_it_lies(tmp_path):
+    make(tmp_path, "cat/a.jpg")
+    source = open_source(make_options(source=str(tmp_path)))
+    assert source == ClassFolders(str(tmp_path))
+    assert source.base == str(tmp_path)
+    with pytest.raises(SourceError, match="Is a directory"):
+        open_source(make_options(source=str(tmp_path), source_kind="csv"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("none", "does not exist; give a folder"), ("cat/a.jpg", "is not a source; give a folder")]
+)
+def test_what_is_neither_folder_nor_table_is_refused(tmp_path, name, message):
+    make(tmp_path, "cat/a.jpg")
+    with pytest.raises(
+        SourceError, match=f"^{tmp_path}/{name} {message} with one sub-folder a class, or a .csv table$"
+    ):
+        open_source(make_options(source=str(tmp_path / name)))
+
+
+def test_rejects_are_of_the_scan(tmp_path):
+    make(tmp_path, "loose.jpg")
+    (reject,) = ClassFolders(str(tmp_path)).entries()
+    assert isinstance(reject, Reject)
+    assert (reject.stage, reject.detail) == ("scan", "it is in no class folder, or its label is empty")

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.errors import SourceError
+from beam_jobs.options import TableColumns
+from beam_jobs.sources import open_source
+from beam_jobs.sources.tables import CsvTable
+from beam_jobs.types import ImageRef
+from tests.beam_jobs.make_rows import make_options
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Writes a table beside the images 1.jpg, 2.jpg and `a, b.jpg` and returns its source."""
+    for name in ("1.jpg", "2.jpg", "a, b.jpg"):
+        (tmp_path / name).write_bytes(name.encode())
+
+    def write(text: str | bytes, **columns) -> CsvTable:
+        path = tmp_path / "table.csv"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return CsvTable(str(path), TableColumns(**columns))
+
+    return write
+
+
+def test_a_row_becomes_a_reference(table, tmp_path):
+    (ref,) = table("image,label\n1.jpg,cat\n").entries()
+    mtime_ns = (tmp_path / "1.jpg").stat().st_mtime_ns
+    assert ref == ImageRef(key="1.jpg", uri="1.jpg", label="cat", bytes=5, mtime_ns=mtime_ns)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeffimage,label\n1.jpg,grün\n",
+        "image,label\r\n1.jpg,grün\r\n",
+        "image,label\n1.jpg,grün",
+        'image,label\n"1.jpg","grün"\n',
+        "image,label\n 1.jpg , grün \n",
+        "image,label\n\n1.jpg,grün\n\n",
+        "label,more,image\ngrün,x,1.jpg\n",
+        "image,label\n1.jpg,grün,one,cell,too,many\n",
+    ],
+    ids=["bom", "crlf", "no end", "quoted", "spaces", "blank lines", "other order", "long row"],
+)
+def test_the_ways_to_write_a_table_do_not_matter(table, text):
+    source = table(text)
+    source.check()
+    assert [(ref.key, ref.label) for ref in source.entries()] == [("1.jpg", "grün")]
+
+
+def test_quoted_commas_and_lines_are_part_of_a_cell(table):
+    (ref,) = table('image,label,note\n"a, b.jpg",cat,"two\nlines, said ""he"""\n', extra=("note",)).entries()
+    assert (ref.uri, ref.extra) == ("a, b.jpg", {"note": 'two\nlines, said "he"'})
+
+
+def test_every_role_is_read_from_its_column(table):
+    source = table(
+        "id,path,class,patient,fold\n7,1.jpg,cat,p1,eval\n,2.jpg,dog,,\n",
+        image="path",
+        label="class",
+        key="id",
+        group="patient",
+        split="fold",
+    )
+    assert [(ref.key, ref.uri, ref.label, ref.group, ref.split) for ref in source.entries()] == [
+        ("7", "1.jpg", "cat", "p1", "eval"),
+        ("2.jpg", "2.jpg", "dog", "", ""),  # without a key the path stands for it
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["1", "-2"], [1, -2]),
+        (["1", "2.5"], [1.0, 2.5]),
+        (["2.5", "1"], [2.5, 1.0]),
+        (["1", "x"], ["1", "x"]),
+        (["x", "1"], ["x", "1"]),
+        (["1", "2.5", "x"], ["1", "2.5", "x"]),
+        (["1e3", "5"], [1000.0, 5.0]),
+        (["1", "", "3"], [1, None, 3]),
+        (["", ""], [None, None]),
+        (["9223372036854775807"], [9223372036854775807]),
+        (["9223372036854775808", "1"], ["9223372036854775808", "1"]),  # over int64, which is all a record holds
+    ],
+)
+def test_an_extra_column_has_the_narrowest_type_that_fits_all(table, cells, expected):
+    lines = "".join(f"1.jpg,cat,{cell}\n" for cell in cells)
+    found = [ref.extra.get("x") for ref in table("image,label,x\n" + lines, extra=("x",)).entries()]
+    assert found == expected
+    assert [type(value) for value in found] == [type(value) for value in expected]
+
+
+def test_extra_columns_have_a_type_each(table):
+    (ref,) = table("image,label,a,b,c\n1.jpg,cat,1,2.5,x\n", extra=("a", "b", "c")).entries()
+    assert ref.extra == {"a": 1, "b": 2.5, "c": "x"}
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [("1.jpg,", "no_label"), ("1.jpg", "no_label"), ("none.jpg,cat", "unreadable"), (",cat", "not_a_file")],
+)
+def test_a_bad_row_is_a_reject(table, row, reason):
+    (reject,) = table(f"image,label\n{row}\n").entries()
+    assert (reject.stage, reject.reason) == ("scan", reason)
+
+
+def test_a_path_may_be_absolute_or_a_link_and_lead_anywhere(table, tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "link.jpg").symlink_to(tmp_path / "1.jpg")
+    source = table(f"image,label\n{tmp_path}/2.jpg,cat\nsub/link.jpg,cat\nsub/../1.jpg,cat\n")
+    assert [ref.bytes for ref in source.entries()] == [5, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("path,label\n1.jpg,cat\n", "has no column 'image' for the image; it has 'path', 'label'$"),
+        ("image\n1.jpg\n", "has no column 'label' for the label; it has 'image'$"),
+        ("", "has no column 'image' for the image; it has none$"),
+        ("image,label\n", "has a header and no row; add one row an image$"),
+        (b"image,label\n\xff,cat\n", "cannot be read as a UTF-8 CSV table: .*0xff"),
+        ("image,label\n1.jpg,\0\n", "cannot be read as a UTF-8 CSV table: .*NUL"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_refused(table, text, message):
+    source = table(text)
+    with pytest.raises(SourceError, match=rf"table\.csv {message}"):
+        source.check()
+
+
+def test_a_missing_extra_column_is_refused(table):
+    with pytest.raises(SourceError, match="has no column 'age' for the extra age; it has 'image', 'label'$"):
+        table("image,label\n1.jpg,cat\n", extra=("age",)).check()
+
+
+def test_a_column_that_is_there_twice_is_refused(table):
+    # Which of the two is meant nobody knows; the csv module takes the last.
+    with pytest.raises(SourceError, match="label"):
+        table("image,label,label\n1.jpg,cat,dog\n").check()
+
+
+def test_a_table_that_breaks_off_is_refused_with_its_line(table):
+    lines = b"".join(b"1.jpg,cat\n" for _ in range(2000))
+    source = table(b"image,label\n" + lines + b"\xff,cat\n")
+    source.check()
+    with pytest.raises(SourceError, match=r"table\.csv cannot be read past line \d+: .*0xff"):
+        list(source.entries())
+
+
+def test_a_csv_file_is_guessed_by_its_name_and_starts_where_it_lies(table, tmp_path):
+    upper = tmp_path / "TABLE.CSV"
+    Path(table("image,label\n1.jpg,cat\n").path).rename(upper)
+    source = open_source(make_options(source=str(upper)))
+    assert source == CsvTable(str(upper), TableColumns())
+    assert source.base == str(tmp_path)
+    assert CsvTable("table.csv", TableColumns()).base == "."
+    named = tmp_path / "table.txt"
+    upper.rename(named)
+    assert open_source(make_options(source=str(named), source_kind="csv")) == CsvTable(str(named), TableColumns())

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.errors import SourceError
+from beam_jobs.fingerprint import source_fingerprint
+from beam_jobs.options import ImageLimits, TableColumns
+from tests.beam_jobs.make_rows import make_options
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    for name in ("cat/a.jpg", "cat/b.jpg", "dog/c.jpg"):
+        path = tmp_path / "source" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    return tmp_path / "source"
+
+
+def fingerprint(source: Path, **fields) -> str:
+    return source_fingerprint(make_options(source=str(source), **fields))
+
+
+def move_to_another_class(source: Path) -> None:
+    (source / "cat" / "b.jpg").rename(source / "dog" / "b.jpg")  # still the second of the three
+
+
+def rename(source: Path) -> None:
+    (source / "cat" / "a.jpg").rename(source / "cat" / "aa.jpg")  # still the first of the three
+
+
+def edit_in_place(source: Path) -> None:
+    path = source / "cat" / "a.jpg"
+    status = path.stat()
+    path.write_bytes(path.read_bytes()[::-1])
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+
+
+def swap(source: Path) -> None:
+    one, other = source / "cat" / "a.jpg", source / "dog" / "c.jpg"
+    data = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(data)
+
+
+def add(source: Path) -> None:
+    (source / "cat" / "d.jpg").write_bytes(b"new")
+
+
+def remove(source: Path) -> None:
+    (source / "cat" / "a.jpg").unlink()
+
+
+def add_a_file_outside_the_classes(source: Path) -> None:
+    (source / "loose.jpg").write_bytes(b"rejected for want of a label")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [move_to_another_class, rename, edit_in_place, swap, add, remove, add_a_file_outside_the_classes],
+    ids=lambda f: f.__name__,
+)
+def test_a_change_of_the_source_changes_the_fingerprint(source, change):
+    before = fingerprint(source)
+    change(source)
+    assert fingerprint(source) != before
+
+
+def test_touching_changes_nothing(source):
+    before = fingerprint(source)
+    for path in source.rglob("*.jpg"):
+        os.utime(path, (1, 1))
+    (source / "cat" / ".hidden").write_bytes(b"")
+    assert fingerprint(source) == before
+
+
+def test_where_the_source_lies_and_how_many_threads_read_it_changes_nothing(source, tmp_path):
+    moved = shutil.copytree(source, tmp_path / "elsewhere")
+    assert fingerprint(source) == fingerprint(moved, threads=1) == fingerprint(source, threads=5)
+    assert len(bytes.fromhex(fingerprint(source))) == 32
+
+
+def test_a_file_that_vanishes_is_part_of_the_fingerprint(source):
+    table = source / "table.csv"
+    table.write_text("image,label\ncat/a.jpg,cat\ncat/none.jpg,cat\n")
+    before = fingerprint(table)
+    (source / "cat" / "none.jpg").write_bytes(b"here after all")
+    assert fingerprint(table) != before
+
+
+def test_the_columns_that_are_asked_for_are_part_of_the_fingerprint(source):
+    table = source / "table.csv"
+    table.write_text("image,label,age\ncat/a.jpg,cat,3\n")
+    plain, with_age = fingerprint(table), fingerprint(table, columns=TableColumns(extra=("age",)))
+    assert plain != with_age
+    table.write_text("image,label,age\ncat/a.jpg,cat,4\n")
+    assert fingerprint(table) == plain
+    assert fingerprint(table, columns=TableColumns(extra=("age",))) != with_age
+
+
+def test_no_more_than_the_largest_file_allowed_is_read(source):
+    limits = ImageLimits(max_bytes=20)
+    (source / "cat" / "a.jpg").write_bytes(b"x" * 21)
+    before = fingerprint(source, limits=limits)
+    (source / "cat" / "a.jpg").write_bytes(b"x" * 500)
+    assert fingerprint(source, limits=limits) == before
+
+
+def test_a_missing_source_has_no_fingerprint(tmp_path):
+    with pytest.raises(SourceError, match="none does not exist"):
+        fingerprint(tmp_path / "none")

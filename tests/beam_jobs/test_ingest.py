@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from beam_jobs import ingest, manifest, tables
+from beam_jobs.errors import EmptySplit, FeedlineError, OptionError, SourceChanged, SourceError, TooManyRejects
+from beam_jobs.options import IngestOptions
+from beam_jobs.verify import verify
+from tests.beam_jobs.object_store import SCHEME
+from tests.beam_jobs.runs import KilledAfterWriting, Recorder, files_under, shards_under
+from tests.make_images import class_folders, jpeg
+
+FIXTURE = {"splits": {"train": 0.7, "eval": 0.3}, "shards": 2}  # what the fixture `dataset` was made with
+
+
+@pytest.fixture
+def options(photos, tmp_path) -> IngestOptions:
+    return IngestOptions(source=str(photos), out=str(tmp_path / "out"), **FIXTURE)
+
+
+def small(tmp_path: Path, **fields) -> IngestOptions:
+    source = class_folders(tmp_path / "small", per_class=4)
+    return IngestOptions(**{"source": str(source), "out": str(tmp_path / "out"), "splits": {"all": 1}, **fields})
+
+
+def test_class_folders_become_a_sound_dataset(dataset, photos):
+    loaded = manifest.load(str(dataset))
+    assert loaded.labels == ("china", "flower")
+    assert loaded.source == str(photos)
+    assert (loaded.counts.found, loaded.counts.written, loaded.counts.rejected) == (24, 24, 0)
+    assert {name: len(info.shards) for name, info in loaded.splits.items()} == {"train": 2, "eval": 2}
+    checked = verify(str(dataset))
+    assert (checked.records, checked.problems) == (24, [])
+    keys = tables.read(str(dataset / "images.parquet"))["key"].to_pylist()
+    assert sorted(keys) == sorted(str(path.relative_to(photos)) for path in photos.rglob("*.*g"))
+
+
+def test_a_published_directory_holds_the_dataset_and_nothing_else(dataset):
+    assert list(files_under(dataset)) == [
+        "Split-eval/data-00000-of-00002.tfrecord",
+        "Split-eval/data-00001-of-00002.tfrecord",
+        "Split-train/data-00000-of-00002.tfrecord",
+        "Split-train/data-00001-of-00002.tfrecord",
+        "dataset.json",
+        "images.parquet",
+        "rejects.parquet",
+    ]
+    assert sorted(path.name for path in dataset.iterdir() if path.is_dir()) == ["Split-eval", "Split-train"]
+
+
+@pytest.mark.parametrize("fields", [{"threads": 1}, {"threads": 2, "bucket_images": 5}, {"threads": 4}])
+def test_every_run_gives_the_same_bytes_whatever_the_cut_of_the_work(options, dataset, fields):
+    ingest.run(replace(options, **fields))
+    mine, fixture = files_under(Path(options.out)), files_under(dataset)
+    assert mine == fixture
+
+
+def test_a_copy_of_the_source_elsewhere_gives_the_same_shards(options, dataset, photos, tmp_path):
+    moved = shutil.copytree(photos, tmp_path / "moved")
+    for path in moved.rglob("*.*g"):
+        os.utime(path, (1, 1))
+    result = ingest.run(replace(options, source=str(moved)))
+    assert shards_under(Path(options.out)) == shards_under(dataset)
+    assert result.digest == manifest.load(str(dataset)).digest
+
+
+def test_a_relative_source_in_another_time_zone_and_locale_gives_the_same_shards(options, dataset, photos):
+    code = (
+        "import sys; from beam_jobs import ingest; from beam_jobs.options import IngestOptions;"
+        f"ingest.run(IngestOptions(source={photos.name!r}, out={options.out!r}, **{FIXTURE!r}))"
+    )
+    strange = {"TZ": "Pacific/Apia", "LC_ALL": "C", "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], cwd=photos.parent, env={**os.environ, **strange}, check=True)
+    assert shards_under(Path(options.out)) == shards_under(dataset)
+
+
+def test_another_seed_gives_another_dataset(options, dataset):
+    assert ingest.run(replace(options, seed=1)).digest != manifest.load(str(dataset)).digest
+
+
+def test_stages_are_reported_in_a_line_each(tmp_path):
+    lines: list[str] = []
+    ingest.run(small(tmp_path), report=lines.append)
+    assert [re.sub(r"[\d.]+ MB|in [\d.]+ s\b|\([\d,]+ images/s\)", "N", line) for line in lines] == [
+        "scanned   8 files, N N",
+        "examined  8 good, 0 rejected N N",
+        "wrote     8 records in 1 shards N N",
+    ]
+
+
+def with_bad_files(tmp_path: Path, **fields) -> IngestOptions:
+    options = small(tmp_path, **fields)
+    (Path(options.source) / "china" / "empty.jpg").write_bytes(b"")
+    (Path(options.source) / "flower" / "notes.txt").write_bytes(b"a note")
+    return options
+
+
+def test_rejects_are_published_with_their_reasons(tmp_path):
+    result = ingest.run(with_bad_files(tmp_path, max_reject_ratio=0.2))
+    assert (result.counts.found, result.counts.written) == (10, 8)
+    assert result.counts.rejects == {"empty_file": 1, "not_an_image": 1}
+    rows = tables.read(str(tmp_path / "out" / "rejects.parquet")).to_pylist()
+    assert [(row["key"], row["stage"], row["reason"], row["bytes"]) for row in rows] == [
+        ("china/empty.jpg", "examine", "empty_file", 0),
+        ("flower/notes.txt", "examine", "not_an_image", 6),
+    ]
+
+
+def test_too_many_rejects_publish_nothing_and_say_why(tmp_path):
+    options = with_bad_files(tmp_path, max_reject_ratio=0.19)
+    with pytest.raises(TooManyRejects) as caught:
+        ingest.run(options)
+    assert str(caught.value) == (
+        "2 of 10 images are bad (20.0%), max_reject_ratio is 19.0%: 1 empty_file, 1 not_an_image. "
+        "First: china/empty.jpg: empty_file (the file has 0 bytes); flower/notes.txt: not_an_image (it starts with "
+        "b'a note'; known are jpeg, png, gif, bmp, tiff, webp). Repair or remove them, or raise --max-reject-ratio"
+    )
+    assert not manifest.is_published(options.out)
+    # The ratio is not part of what was examined, so raising it goes on from there.
+    recorder = Recorder()
+    ingest.run(replace(options, max_reject_ratio=0.2), recorder)
+    assert recorder.counters()["resumed_buckets"] == 1
+
+
+def test_nothing_but_rejects_is_too_many_whatever_the_ratio(tmp_path):
+    (tmp_path / "bad" / "cat").mkdir(parents=True)
+    (tmp_path / "bad" / "cat" / "a.jpg").write_bytes(b"")
+    with pytest.raises(TooManyRejects, match=r"^1 of 1 images are bad \(100.0%\), max_reject_ratio is 100.0%: 1 empty"):
+        ingest.run(small(tmp_path, source=str(tmp_path / "bad"), max_reject_ratio=1))
+
+
+def test_an_empty_split_publishes_nothing(tmp_path):
+    options = small(tmp_path, splits={"train": 1, "eval": 1e-9})
+    with pytest.raises(EmptySplit, match="'eval'"):
+        ingest.run(options)
+    assert not manifest.is_published(options.out)
+
+
+def test_what_was_examined_is_kept_when_the_runner_fails(options, dataset):
+    def fail():
+        raise RuntimeError("a long story\n\n  no more workers  \n")
+
+    options = replace(options, bucket_images=10)
+    message = "^writing failed: no more workers; what was finished is kept, run the same command again$"
+    with pytest.raises(FeedlineError, match=message):
+        ingest.run(options, Recorder(fail))
+    next(Path(options.out, "_work", "examined").glob("done-*")).unlink()
+    recorder = Recorder()
+    ingest.run(options, recorder)
+    assert {name: recorder.counters()[name] for name in ("resumed_buckets", "images", "written_shards")} == {
+        "resumed_buckets": 2,
+        "images": 24,
+        "written_shards": 4,
+    }
+    assert shards_under(Path(options.out)) == shards_under(dataset)
+
+
+def test_shards_that_are_written_are_kept_when_the_process_dies(options, dataset):
+    with pytest.raises(KeyboardInterrupt):
+        ingest.run(options, KilledAfterWriting())
+    assert not manifest.is_published(options.out)
+    Path(options.out, "_work", "written", "eval-data-00001-of-00002.tfrecord.json").unlink()
+    recorder = Recorder()
+    ingest.run(options, recorder)
+    counters = recorder.counters()
+    assert (counters["resumed_buckets"], counters["written_shards"], counters["resumed_shards"]) == (1, 1, 3)
+    assert files_under(Path(options.out)) == files_under(dataset)
+
+
+@pytest.mark.parametrize("fields", [{"shards": 3}, {"splits": {"train": 0.7, "test": 0.3}}])
+def test_nothing_of_an_abandoned_run_with_other_options_is_published(options, tmp_path, fields):
+    with pytest.raises(KeyboardInterrupt):
+        ingest.run(replace(options, **fields), KilledAfterWriting())
+    ingest.run(options)
+    ingest.run(replace(options, out=str(tmp_path / "clean")))
+    assert files_under(Path(options.out)) == files_under(tmp_path / "clean")
+
+
+@pytest.mark.parametrize("change", ["edited", "gone"])
+def test_an_image_that_changes_under_way_stops_the_ingest(tmp_path, change):
+    options = small(tmp_path)
+    victim = Path(options.source) / "china" / "001.jpg"
+
+    def change_it():
+        victim.write_bytes(jpeg(99)) if change == "edited" else victim.unlink()
+
+    with pytest.raises(
+        SourceChanged, match=r"^china/001.jpg changed while it was being ingested \(.*\); run it again$"
+    ):
+        ingest.run(options, Recorder(change_it))
+    assert not manifest.is_published(options.out)
+    assert ingest.run(options).counts.written == (8 if change == "edited" else 7)
+    assert verify(options.out).problems == []
+
+
+def test_a_published_output_is_refused(dataset, options):
+    before = files_under(dataset)
+    with pytest.raises(OptionError, match=rf"^{dataset} already holds a dataset; choose another --out, or remove it"):
+        ingest.run(replace(options, out=str(dataset)))
+    assert files_under(dataset) == before
+
+
+def test_an_output_with_other_files_is_refused(options):
+    Path(options.out).mkdir()
+    Path(options.out, "thesis.txt").write_text("mine")
+    with pytest.raises(OptionError, match="^.*/out is not empty and not the rest of an earlier ingest; choose another"):
+        ingest.run(options)
+    assert list(files_under(Path(options.out))) == ["thesis.txt"]
+
+
+def test_an_output_that_is_a_file_is_refused(options):
+    Path(options.out).write_text("mine")
+    with pytest.raises(OptionError, match="^.*/out is a file; --out must be a new or empty directory$"):
+        ingest.run(options)
+    assert Path(options.out).read_text() == "mine"
+
+
+def test_an_output_inside_the_source_is_refused(tmp_path):
+    # Its own work files would be scanned as images of a class of that name.
+    options = small(tmp_path, out=str(tmp_path / "small" / "dataset"))
+    with pytest.raises(OptionError, match="small/dataset"):
+        ingest.run(options)
+    assert not Path(options.out).exists()
+
+
+def test_an_empty_output_directory_is_used(tmp_path):
+    options = small(tmp_path)
+    Path(options.out).mkdir()
+    assert ingest.run(options).counts.written == 8
+
+
+@pytest.mark.parametrize("source", ["none", "none.csv"])
+def test_a_missing_source_writes_nothing(options, tmp_path, source):
+    with pytest.raises(SourceError, match=f"{source} does not exist"):
+        ingest.run(replace(options, source=str(tmp_path / source)))
+    assert not Path(options.out).exists()
+
+
+def test_a_dataset_is_published_into_an_object_store(options, dataset, tmp_path):
+    ingest.run(replace(options, out=f"{SCHEME}://{tmp_path}/out"))
+    assert files_under(tmp_path / "out") == files_under(dataset)
+    assert verify(f"{SCHEME}://{tmp_path}/out").problems == []

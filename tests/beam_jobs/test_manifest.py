@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from beam_jobs import manifest
+from beam_jobs.errors import CorruptDataset, OptionError, SourceError
+from beam_jobs.manifest import ChannelStatistics, ImageCounts, Manifest, Shard, SplitInfo
+
+ONE = Shard(name="data-00000-of-00002.tfrecord", records=3, bytes=100, sha256="a" * 64)
+TWO = Shard(name="data-00001-of-00002.tfrecord", records=2, bytes=50, sha256="b" * 64)
+ONLY = Shard(name="data-00000-of-00001.tfrecord", records=1, bytes=30, sha256="c" * 64)
+SOUND = Manifest(
+    source="photos",
+    options={"seed": 0},
+    options_digest="d" * 64,
+    labels=("cat", "kätzchen"),
+    splits={
+        "train": SplitInfo(shards=(ONE, TWO), classes={"cat": 4, "kätzchen": 1}),
+        "eval": SplitInfo(shards=(ONLY,), classes={"cat": 1}),
+    },
+    counts=ImageCounts(found=9, written=6, rejects={"too_small": 2, "no_label": 1}, normalised={"alpha": 1}),
+    channels=ChannelStatistics(split="train", mean_rgb=(1.5, 2.5, 3.5), std_rgb=(1.0, 2.0, 3.0)),
+    producer={"feedline": "1"},
+    tables={"images.parquet": "e" * 64, "rejects.parquet": "f" * 64},
+)
+
+
+def test_a_manifest_survives_the_disk(tmp_path):
+    manifest.write(SOUND, str(tmp_path))
+    assert manifest.load(str(tmp_path)) == SOUND
+    assert [path.name for path in tmp_path.iterdir()] == ["dataset.json"]
+    assert "kätzchen" in (tmp_path / "dataset.json").read_text(encoding="utf-8")
+
+
+def test_sums_are_over_shards_and_reasons():
+    assert (SOUND.split("train").records, SOUND.split("train").bytes) == (5, 150)
+    assert SOUND.counts.rejected == 3
+
+
+def test_a_directory_is_published_once_it_has_a_manifest(tmp_path):
+    assert not manifest.is_published(str(tmp_path))
+    manifest.write(SOUND, str(tmp_path))
+    assert manifest.is_published(str(tmp_path))
+
+
+# What the digest is made of is on disk and in the caches of pipelines: changing it needs a new FORMAT_VERSION.
+def test_the_digest_is_the_one_that_is_on_disk():
+    assert manifest.FORMAT_VERSION == 1
+    assert SOUND.digest == "da93f85204cc2e275ea63b7f78041a65e60767b7ef138c8372b02d7da6ac92c5"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"labels": ("cat", "dog")},
+        {"labels": ("kätzchen", "cat")},
+        {"splits": {"train": SOUND.splits["train"]}},
+        {"splits": {"eval": SOUND.splits["eval"], "train": SOUND.splits["train"]}},
+        {"splits": {**SOUND.splits, "eval": SplitInfo(shards=(replace(ONLY, sha256="e" * 64),), classes={})}},
+        {"splits": {**SOUND.splits, "eval": SplitInfo(shards=(replace(ONLY, records=2),), classes={})}},
+        {"format_version": 2},
+    ],
+)
+def test_the_digest_follows_the_content(change):
+    assert replace(SOUND, **change).digest != SOUND.digest
+
+
+@pytest.mark.parametrize("change", [{"source": "elsewhere"}, {"options": {"seed": 1}}, {"producer": {}}])
+def test_the_digest_ignores_where_the_content_is_from(change):
+    assert replace(SOUND, **change).digest == SOUND.digest
+
+
+def test_shards_are_found_where_the_directory_lies_now():
+    assert SOUND.shard_paths("/data/x", "train") == [
+        "/data/x/Split-train/data-00000-of-00002.tfrecord",
+        "/data/x/Split-train/data-00001-of-00002.tfrecord",
+    ]
+    assert SOUND.shard_paths("gs://b/x", "eval") == ["gs://b/x/Split-eval/data-00000-of-00001.tfrecord"]
+
+
+def test_an_unknown_split_is_refused_with_the_known_ones():
+    for use in (lambda: SOUND.split("test"), lambda: SOUND.shard_paths("/data", "test")):
+        with pytest.raises(OptionError, match="^the dataset has no split 'test'; it has train, eval$"):
+            use()
+
+
+def test_a_directory_without_manifest_is_no_dataset(tmp_path):
+    with pytest.raises(SourceError, match=rf"^{tmp_path} is not a dataset: it has no dataset.json; make one with"):
+        manifest.load(str(tmp_path))
+
+
+def without(key):
+    values = SOUND.to_json()
+    del values[key]
+    return sealed(values)
+
+
+def sealed(values):
+    values = {name: value for name, value in values.items() if name != "checksum"}
+    return {**values, "checksum": manifest.checksum_of(values)}
+
+
+def changed(**fields):
+    return sealed({**SOUND.to_json(), **fields})
+
+
+DAMAGED = {
+    "no json": (b"{", "Expecting property name"),
+    "empty": (b"", "Expecting value"),
+    "not utf-8": (b"\xff\xfe{}\x80", "codec can't decode|Expecting"),
+    "a list": (b"[]", "indices must be"),
+    "a number": (b"3", "not subscriptable"),
+    "another version": (changed(format_version=2), "its format version is 2, this release reads 1"),
+    "no version": (without("format_version"), "format_version"),
+    "no digest": (without("digest"), "digest"),
+    "no splits": (without("splits"), "splits"),
+    "no source": (without("source"), "source"),
+    "a split without classes": (changed(splits={"train": {"shards": []}}), "classes"),
+    "an unknown field": (changed(colour="red"), "colour"),
+    "an unknown count": (changed(counts={**SOUND.to_json()["counts"], "lost": 1}), "lost"),
+    "splits of another shape": (changed(splits=[]), "items"),
+    "no checksum": ({k: v for k, v in SOUND.to_json().items() if k != "checksum"}, "checksum"),
+    "another source": ({**SOUND.to_json(), "source": "pictures"}, "its checksum is not that of its content"),
+    "another label": (changed(labels=["cat", "dog"]), f"its digest is {SOUND.digest}, its content gives "),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_manifest_is_a_corrupt_dataset(tmp_path, content, message):
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    (tmp_path / "dataset.json").write_bytes(data)
+    with pytest.raises(CorruptDataset, match=rf"dataset\.json cannot be used: .*({message})") as caught:
+        manifest.load(str(tmp_path))
+    assert str(caught.value).endswith("; write the dataset again")

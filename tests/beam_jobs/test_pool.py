@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from beam_jobs.pool import map_ordered
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_results_come_in_the_order_of_the_items(threads):
+    assert list(map_ordered(lambda n: n * n, range(50), threads)) == [n * n for n in range(50)]
+
+
+def test_nothing_gives_nothing():
+    assert list(map_ordered(str, [], 3)) == []
+
+
+def test_a_slow_item_does_not_let_later_ones_pass():
+    second_is_done = threading.Event()
+
+    def work(number: int) -> int:
+        if number == 0:
+            assert second_is_done.wait(30)  # the first item ends after the second
+        if number == 1:
+            second_is_done.set()
+        return number
+
+    assert list(map_ordered(work, range(4), 2)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_no_more_than_two_items_a_thread_are_taken_ahead(threads):
+    taken = []
+
+    def items():
+        for number in range(1000):
+            taken.append(number)
+            yield number
+
+    results = map_ordered(str, items(), threads)
+    for wanted in range(20):
+        assert next(results) == str(wanted)
+        assert len(taken) <= wanted + 2 * threads
+    results.close()
+    assert len(taken) < 20 + 2 * threads
+
+
+def test_the_work_is_done_by_as_many_threads_as_asked_for():
+    together = threading.Barrier(3, timeout=30)  # breaks, and fails the test, with fewer
+
+    def work(number: int) -> str:
+        together.wait()
+        return threading.current_thread().name
+
+    names = set(map_ordered(work, range(3), 3))
+    assert len(names) == 3
+    assert all(name.startswith("feedline") for name in names)
+
+
+def test_an_exception_is_raised_in_its_place_and_stops_the_work():
+    started = []
+
+    def work(number: int) -> int:
+        started.append(number)
+        if number == 5:
+            raise ValueError("five is wrong")
+        return number
+
+    results = map_ordered(work, range(1000), 2)
+    assert [next(results) for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="^five is wrong$"):
+        next(results)
+    assert len(started) <= 5 + 2 * 2

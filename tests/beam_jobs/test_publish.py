@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from beam_jobs import manifest, record, tables, tfrecord
+from beam_jobs.errors import CorruptDataset
+from beam_jobs.images import decode_rgb
+from beam_jobs.publish import producer, publish, reason_counts, rejects_table
+from beam_jobs.types import Reject
+from beam_jobs.write import shard_path, write_shard
+from tests.beam_jobs.conftest import OPTIONS
+from tests.beam_jobs.runs import files_under
+
+NO_REJECTS = tables.REJECTS.empty_table()
+REJECT = Reject(key="b", uri="b.jpg", stage="examine", reason="too_small", detail="7x7 pixels")
+
+
+@pytest.fixture
+def written(stages):
+    for task in stages.shards:
+        write_shard(task, stages.task)
+    return stages
+
+
+def publish_it(stages, rejects=NO_REJECTS, found=24, **options):
+    options = replace(OPTIONS, out=stages.task.out, **options)
+    return publish(options, stages.plan, stages.shards, rejects, found, stages.task.work)
+
+
+def test_the_manifest_describes_the_files(written):
+    result = publish_it(written)
+    assert json.dumps(manifest.load(written.task.out).to_json()) == json.dumps(result.to_json())
+    for name, info in result.splits.items():
+        for path, shard in zip(result.shard_paths(written.task.out, name), info.shards, strict=True):
+            data = Path(path).read_bytes()
+            assert (shard.bytes, shard.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+            with open(path, "rb") as stream:
+                assert shard.records == len(list(tfrecord.read_records(stream, path)))
+    counted = [info.classes for info in result.splits.values()]
+    assert sum(sum(classes.values()) for classes in counted) == 24
+    assert {label: sum(classes.get(label, 0) for classes in counted) for label in ("china", "flower")} == {
+        "china": 12,
+        "flower": 12,
+    }
+
+
+def test_the_image_table_leads_to_every_record(written):
+    publish_it(written)
+    table = tables.read(str(Path(written.task.out, "images.parquet")))
+    assert table.schema == tables.IMAGES
+    for row in table.to_pylist():
+        path = Path(written.task.out, f"Split-{row['split']}", f"data-{row['shard']:05d}-of-00002.tfrecord")
+        with path.open("rb") as stream:
+            values = record.decode(tfrecord.read_record_at(stream, path.name, row["offset"]))
+        assert values["image/filename"] == [row["key"].encode()]
+        assert values["image/key/sha256"] == [row["sha256"].encode()]
+        assert values["image/class/label"] == [row["label_index"]]
+
+
+def test_channel_statistics_are_those_of_the_pixels_of_the_first_split(written, photos):
+    channels = publish_it(written).channels
+    keys = written.plan.splits[0].images["key"].to_pylist()
+    pixels = np.concatenate([decode_rgb((photos / key).read_bytes()).numpy().reshape(-1, 3) for key in keys])
+    assert channels.split == "train"
+    np.testing.assert_allclose(channels.mean_rgb, pixels.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(channels.std_rgb, pixels.std(0), rtol=1e-4)
+
+
+def test_publishing_twice_writes_the_same_files(written):
+    publish_it(written)
+    before = files_under(Path(written.task.out))
+    publish_it(written)
+    assert files_under(Path(written.task.out)) == before
+
+
+def test_options_of_one_run_stay_out_of_the_manifest(written):
+    result = publish_it(written, threads=7, bucket_images=3)
+    assert set(result.options) == {
+        *("source_kind", "columns", "splits", "seed", "shard_mb", "shards"),
+        *("duplicates", "max_reject_ratio", "limits"),
+    }
+    assert result.options_digest == OPTIONS.digest()
+    assert result.source == OPTIONS.source
+
+
+def test_a_shard_that_is_not_what_was_written_stops_the_publishing(written):
+    path = Path(shard_path(written.task.out, written.shards[1]))
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(CorruptDataset, match=rf"^{path} is not what was written to it; check the disk, then run the"):
+        publish_it(written)
+    assert not manifest.is_published(written.task.out)
+
+
+def test_strays_in_the_split_directories_are_removed(written):
+    stray = Path(written.task.out, "Split-train", "data-00002-of-00003.tfrecord")
+    stray.write_bytes(b"of an abandoned run")
+    publish_it(written)
+    assert not stray.exists()
+    assert len(list(Path(written.task.out, "Split-train").iterdir())) == 2
+
+
+def test_counts_add_up(written):
+    names = written.plan.splits[0].images.column_names
+    split = written.plan.splits[0]
+    normalised = ["format+alpha", "alpha", *[""] * (len(split.images) - 2)]
+    images = split.images.set_column(names.index("normalised"), "normalised", [normalised])
+    plan = replace(
+        written.plan, splits=(replace(split, images=images), written.plan.splits[1]), dropped=images.slice(0, 2)
+    )
+    written.plan = replace(plan, clusters=3, cluster_images=7, label_conflicts=1)
+    rejects = rejects_table(NO_REJECTS, (REJECT, replace(REJECT, key="a"), replace(REJECT, key="c", reason="no_label")))
+    counts = publish_it(written, rejects, found=29).counts
+    assert (counts.found, counts.written, counts.rejected, counts.duplicates_dropped) == (29, 24, 3, 2)
+    assert counts.rejects == {"too_small": 2, "no_label": 1}
+    assert counts.normalised == {"alpha": 2, "format": 1}
+    assert (counts.duplicate_clusters, counts.duplicate_images, counts.label_conflicts) == (3, 7, 1)
+    table = tables.read(str(Path(written.task.out, "images.parquet")))
+    dropped = [row for row in table.to_pylist() if row["shard"] == -1]
+    assert [(row["split"], row["offset"]) for row in dropped] == [("", -1), ("", -1)]
+    assert tables.read(str(Path(written.task.out, "rejects.parquet"))) == rejects
+
+
+def test_rejects_of_all_stages_are_joined_by_key():
+    stored = rejects_table(NO_REJECTS, (REJECT,))
+    more = tuple(replace(REJECT, key=key, uri=uri) for key, uri in [("c", "1"), ("a", "2"), ("a", "1")])
+    joined = rejects_table(stored, more).to_pylist()
+    assert [(row["key"], row["uri"]) for row in joined] == [("a", "1"), ("a", "2"), ("b", "b.jpg"), ("c", "1")]
+
+
+def test_reasons_are_counted_most_frequent_first():
+    reasons = ("no_label", "too_small", "too_small")
+    table = rejects_table(NO_REJECTS, tuple(replace(REJECT, key=str(n), reason=r) for n, r in enumerate(reasons)))
+    assert list(reason_counts(table).items()) == [("too_small", 2), ("no_label", 1)]
+
+
+def test_the_producer_names_what_shapes_the_bytes():
+    assert producer() == {
+        name: metadata.version(name) for name in ("feedline", "tensorflow", "pillow", "opencv-python-headless")
+    }

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from beam_jobs import tables
+from beam_jobs.scan import scan
+from beam_jobs.types import Reject
+from tests.beam_jobs.make_rows import make_ref
+
+SPLITS = {"train": 0.9, "eval": 0.1}
+REFS = [make_ref(f"a/{number}.jpg", bytes=10 + number) for number in range(7)]
+REJECT = Reject(key="k", uri="u", stage="scan", reason="no_label", detail="d")
+
+
+def names_of(tmp_path, refs=REFS, salt="salt") -> list[str]:
+    return [bucket.name for bucket in scan(refs, str(tmp_path), 3, SPLITS, salt).buckets]
+
+
+def test_references_are_cut_into_buckets_in_order(tmp_path):
+    found = scan(iter(REFS), str(tmp_path), 3, SPLITS, "")
+    stored = [[tables.ref_of(row) for row in tables.read(bucket.path).to_pylist()] for bucket in found.buckets]
+    assert stored == [REFS[:3], REFS[3:6], REFS[6:]]
+    assert (found.found, found.bytes, found.rejects) == (7, 7 * 10 + 21, ())
+    assert [bucket.path for bucket in found.buckets] == [str(tmp_path / f"refs-00000{n}.parquet") for n in range(3)]
+
+
+def test_rejects_are_counted_but_in_no_bucket(tmp_path):
+    found = scan([REJECT, *REFS[:2], REJECT], str(tmp_path), 3, SPLITS, "")
+    assert (found.found, found.rejects, len(found.buckets)) == (4, (REJECT, REJECT), 1)
+
+
+def test_a_split_column_may_name_only_known_splits(tmp_path):
+    refs = [make_ref("1", split="eval"), make_ref("2", split="tset"), make_ref("3")]
+    found = scan(refs, str(tmp_path), 3, SPLITS, "")
+    assert tables.read(found.buckets[0].path)["key"].to_pylist() == ["1", "3"]
+    (reject,) = found.rejects
+    assert (reject.key, reject.stage, reject.reason) == ("2", "scan", "unknown_split")
+    assert reject.detail == "the split column says 'tset'; known are train, eval"
+
+
+def test_nothing_but_rejects_makes_no_bucket(tmp_path):
+    found = scan([REJECT], str(tmp_path), 3, SPLITS, "")
+    assert (found.buckets, found.found, found.bytes) == ((), 1, 0)
+
+
+def test_the_same_source_gives_the_same_names(tmp_path):
+    assert names_of(tmp_path) == names_of(tmp_path / "elsewhere")
+
+
+def test_another_salt_renames_every_bucket(tmp_path):
+    assert set(names_of(tmp_path)).isdisjoint(names_of(tmp_path, salt="other"))
+
+
+def test_a_changed_file_renames_its_bucket_alone(tmp_path):
+    before = names_of(tmp_path)
+    for change in ({"mtime_ns": 2}, {"bytes": 99}, {"label": "dog"}, {"extra": {"age": 3}}, {"group": "g"}):
+        after = names_of(tmp_path, [*REFS[:4], make_ref(**{"key": "a/4.jpg", "bytes": 14, **change}), *REFS[5:]])
+        assert [before[index] == after[index] for index in range(3)] == [True, False, True], change

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beam_jobs import shards
+
+# The golden values below are on disks already. If one of them changes, images move between splits and shards of
+# existing datasets, so the change needs a new FORMAT_VERSION in beam_jobs/manifest.py.
+EIGHT_TWO = {"train": 0.8, "eval": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("purpose", "seed", "text", "expected"),
+    [
+        ("order", 0, "a", 6938488549510239100),
+        ("split", 0, "a", 12432390541663060534),
+        ("order", 1, "a", 8780822803651758518),
+        ("order", 0, "ä/猫.jpg", 11820312846310284257),
+        ("order", 0, "", 3856769547170826092),
+        ("split", 10**70, "a", 13823361277005500005),  # the key is longer than blake2b takes
+    ],
+)
+def test_hash64_gives_the_values_that_are_on_disk(purpose, seed, text, expected):
+    assert shards.hash64(purpose, seed, text) == expected
+
+
+def test_order_of_gives_the_values_that_are_on_disk():
+    assert [shards.order_of(0, key) for key in "abc"] == [
+        6938488549510239100,
+        11910047998886992565,
+        7912435165521335042,
+    ]
+    assert shards.order_of(7, "a") == 2002310069110094357
+
+
+@pytest.mark.parametrize(("seed", "in_eval"), [(0, "g"), (1, "ad")])
+def test_split_of_gives_the_values_that_are_on_disk(seed, in_eval):
+    assert "".join(key for key in "abcdefgh" if shards.split_of(seed, key, EIGHT_TWO) == "eval") == in_eval
+
+
+@pytest.mark.parametrize(
+    ("index", "count", "name"),
+    [
+        (0, 1, "data-00000-of-00001.tfrecord"),
+        (15, 16, "data-00015-of-00016.tfrecord"),
+        (99_999, 100_000, "data-99999-of-100000.tfrecord"),
+        (123_456, 200_000, "data-123456-of-200000.tfrecord"),
+    ],
+)
+def test_a_shard_name_is_parsed_back(index, count, name):
+    assert shards.shard_name(index, count) == name
+    assert shards.parse_shard_name(name) == (index, count)
+
+
+@pytest.mark.parametrize(("index", "count"), [(16, 16), (-1, 16), (0, 0)])
+def test_no_shard_is_named_past_the_count(index, count):
+    with pytest.raises(ValueError, match=rf"^shard index {index} is not in 0\.\.{count - 1}$"):
+        shards.shard_name(index, count)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "data-00016-of-00016.tfrecord",
+        "data-0000-of-00016.tfrecord",
+        "data-00000-of-00016.tfrecord.gz",
+        "xdata-00000-of-00016.tfrecord",
+        "data-00000-of-00016.tfrecord\n",
+        "data--0001-of-00016.tfrecord",
+        "data-000001-of-000016.tfrecord",  # one digit more than shard_name writes
+        "data-\u0660\u0660\u0660\u0660\u0661-of-00016.tfrecord",  # digits to Python, but not the ones shard_name writes
+    ],
+)
+def test_what_shard_name_never_makes_is_refused(name):
+    with pytest.raises(ValueError, match="is not a shard name such as data-00000-of-00016.tfrecord") as caught:
+        shards.parse_shard_name(name)
+    assert repr(name) in str(caught.value)
+
+
+def test_the_directory_of_a_split_is_the_one_tfx_reads():
+    assert shards.split_dir("train") == "Split-train"
+
+
+@pytest.mark.parametrize(
+    ("total_bytes", "records", "shard_bytes", "expected"),
+    [
+        (0, 0, 128e6, 1),
+        (1, 1, 128e6, 1),
+        (128_000_000, 1000, 128e6, 1),
+        (128_000_001, 1000, 128e6, 2),
+        (10**12, 3, 128e6, 3),  # no shard without a record
+        (147_102_760_960, 1_281_167, 128e6, 1150),  # ImageNet, 137 GiB
+        (147_102_760_960, 1_281_167, 1e9, 148),
+    ],
+)
+def test_shard_count_fills_shards_of_about_the_aimed_size(total_bytes, records, shard_bytes, expected):
+    assert shards.shard_count(total_bytes, records, shard_bytes) == expected
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "edges"),
+    [
+        ([5], 1, [0, 1]),
+        ([1, 1, 1, 1], 2, [0, 2, 4]),
+        ([1, 1, 1, 1, 1], 2, [0, 3, 5]),
+        ([1, 1, 1], 3, [0, 1, 2, 3]),
+        ([9, 1, 1, 1], 2, [0, 1, 4]),
+        ([1, 1, 1, 9], 2, [0, 3, 4]),
+        ([100, 1, 1, 1], 4, [0, 1, 2, 3, 4]),
+        ([1, 1, 1, 100], 4, [0, 1, 2, 3, 4]),
+        ([0, 0, 0], 2, [0, 1, 3]),
+    ],
+)
+def test_cut_balances_bytes(sizes, count, edges):
+    assert shards.cut(sizes, count) == edges
+
+
+@pytest.mark.parametrize(("sizes", "count"), [([], 1), ([1], 2), ([1, 1], 0)])
+def test_cut_refuses_runs_without_records(sizes, count):
+    with pytest.raises(ValueError, match=rf"^{len(sizes)} records cannot fill {count} shards$"):
+        shards.cut(sizes, count)
+
+
+@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=60), st.data())
+def test_cut_leaves_no_run_empty_and_every_run_within_one_record_of_its_share(sizes, data):
+    count = data.draw(st.integers(1, len(sizes)))
+    edges = shards.cut(sizes, count)
+    assert len(edges) == count + 1
+    assert (edges[0], edges[-1]) == (0, len(sizes))
+    runs = list(itertools.pairwise(edges))
+    assert all(start < stop for start, stop in runs)
+    # Times count, so that the comparison stays in integers.
+    assert all(abs(sum(sizes[start:stop]) * count - sum(sizes)) <= max(sizes) * count for start, stop in runs)
+
+
+@pytest.mark.parametrize("shares", [{"train": 0.9, "eval": 0.1}, {"a": 0.5, "b": 0.3, "c": 0.2}])
+def test_split_shares_are_met(shares):
+    names = [shards.split_of(3, f"image {number}", shares) for number in range(5000)]
+    for name, share in shares.items():
+        assert names.count(name) / 5000 == pytest.approx(share, abs=0.02)
+
+
+def test_a_point_past_shares_that_add_up_to_less_than_one_goes_to_the_last_split():
+    tiny = {"train": 1e-12, "eval": 1e-12}
+    assert {shards.split_of(0, key, tiny) for key in "abcdefgh"} == {"eval"}
+
+
+def test_the_order_of_splits_fixes_their_hash_ranges():
+    def eval_of(shares):
+        return {key for key in "abcdefgh" if shards.split_of(0, key, shares) == "eval"}
+
+    assert eval_of({"train": 0.8, "eval": 0.2}) != eval_of({"eval": 0.2, "train": 0.8})

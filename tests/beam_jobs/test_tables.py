@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from beam_jobs import tables
+from beam_jobs.types import Reject
+from tests.beam_jobs.make_rows import make_facts, make_ref
+
+REF = make_ref("猫/a.jpg", label="猫", group="g", split="eval", extra={"b": 1.5, "a": [1, 2], "ä": "ö"}, mtime_ns=2**60)
+FACTS = make_facts(normalised="alpha", dhash=-(2**63))
+
+
+def test_a_reference_survives_its_row_and_the_file(tmp_path):
+    path = str(tmp_path / "refs.parquet")
+    tables.write(path, [tables.ref_row(REF), tables.ref_row(make_ref())], tables.REFS)
+    table = tables.read(path)
+    assert table.schema == tables.REFS
+    assert [tables.ref_of(row) for row in table.to_pylist()] == [REF, make_ref()]
+
+
+def test_extra_columns_are_stored_as_readable_json_in_one_order():
+    assert tables.ref_row(REF)["extra"] == '{"a": [1, 2], "b": 1.5, "ä": "ö"}'
+
+
+def test_facts_survive_their_row_and_the_file(tmp_path):
+    path = str(tmp_path / "facts.parquet")
+    tables.write(path, [tables.examined_row(REF, FACTS)], tables.EXAMINED)
+    (row,) = tables.read(path).to_pylist()
+    assert tables.facts_of(row) == FACTS
+    assert {name: row[name] for name in ("key", "uri", "label", "group", "split")} == {
+        "key": "猫/a.jpg",
+        "uri": "猫/a.jpg",
+        "label": "猫",
+        "group": "g",
+        "split": "eval",
+    }
+
+
+def test_size_and_time_of_the_source_file_stay_out_of_the_examined_table():
+    row = tables.examined_row(make_ref(bytes=123, mtime_ns=456), make_facts(bytes=789))
+    assert "mtime_ns" not in row
+    assert row["bytes"] == 789
+
+
+def test_a_reject_fills_its_row():
+    reject = Reject(key="k", uri="u", stage="scan", reason="no_label", detail="d", bytes=3)
+    assert tables.reject_row(reject) == {
+        "key": "k",
+        "uri": "u",
+        "stage": "scan",
+        "reason": "no_label",
+        "detail": "d",
+        "bytes": 3,
+    }
+    assert list(tables.reject_row(reject)) == tables.REJECTS.names
+
+
+def test_the_published_schema_is_the_one_readers_know():
+    assert tables.IMAGES.names == [
+        *("key", "uri", "label", "group", "split", "extra"),
+        *("format", "source_format", "height", "width", "channels", "bytes", "sha256", "source_sha256"),
+        *("dhash", "mean_rgb", "var_rgb", "normalised", "cluster", "label_index", "shard", "offset"),
+    ]
+
+
+def test_equal_tables_give_equal_bytes_and_no_temporary_file(tmp_path):
+    for name in ("one", "two"):
+        tables.write(str(tmp_path / name), [tables.ref_row(REF)] * 100, tables.REFS)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+
+
+def test_tables_are_joined_in_order(tmp_path):
+    paths = [str(tmp_path / name) for name in "ab"]
+    for path, key in zip(paths, ["first", "second"], strict=True):
+        tables.write(path, [tables.ref_row(make_ref(key))], tables.REFS)
+    assert tables.concat(paths, tables.REFS)["key"].to_pylist() == ["first", "second"]
+
+
+def test_no_table_joins_to_an_empty_one():
+    joined = tables.concat([], tables.REJECTS)
+    assert (joined.schema, len(joined)) == (tables.REJECTS, 0)
+
+
+def test_a_missing_table_and_a_damaged_one_are_told_apart(tmp_path):
+    with pytest.raises(FileNotFoundError, match="none.parquet"):
+        tables.read(str(tmp_path / "none.parquet"))
+    (tmp_path / "damaged.parquet").write_bytes(b"not parquet at all")
+    with pytest.raises(pa.ArrowInvalid, match="Parquet magic bytes not found"):
+        tables.read(str(tmp_path / "damaged.parquet"))

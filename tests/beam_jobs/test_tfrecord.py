@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from beam_jobs import tfrecord
+from beam_jobs.errors import CorruptDataset
+from tests.make_images import flipped
+
+PAYLOADS = [b"first", b"", b"\x00\xff" * 9]
+STARTS = [0, 21, 37]  # 16 bytes around each payload
+END = 71
+
+
+def framed(payloads=PAYLOADS) -> bytes:
+    return b"".join(piece for payload in payloads for piece in tfrecord.frame(payload))
+
+
+def read(data: bytes, **options) -> list[tuple[int, bytes]]:
+    return list(tfrecord.read_records(io.BytesIO(data), "x.tfrecord", **options))
+
+
+def test_tensorflow_reads_what_is_framed_here(tmp_path):
+    import tensorflow as tf
+
+    path = tmp_path / "ours.tfrecord"
+    path.write_bytes(framed())
+    assert [item.numpy() for item in tf.data.TFRecordDataset(str(path))] == PAYLOADS
+
+
+def test_what_tensorflow_writes_is_framed_the_same_and_read_here(tmp_path):
+    import tensorflow as tf
+
+    path = tmp_path / "theirs.tfrecord"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for payload in PAYLOADS:
+            writer.write(payload)
+    assert path.read_bytes() == framed()
+    assert read(path.read_bytes()) == list(zip(STARTS, PAYLOADS, strict=True))
+
+
+def test_a_record_costs_overhead_bytes_beyond_its_payload():
+    assert len(framed([b"12345"])) == 5 + tfrecord.OVERHEAD == 21
+    assert len(framed()) == END
+
+
+def test_an_empty_file_has_no_record():
+    assert read(b"") == []
+
+
+@pytest.mark.parametrize("length", range(END))
+def test_a_truncated_file_is_corrupt_unless_it_ends_at_a_record(length):
+    data = framed()[:length]
+    if length in STARTS:
+        assert read(data) == list(zip(STARTS, PAYLOADS, strict=True))[: STARTS.index(length)]
+        return
+    broken = max(start for start in STARTS if start <= length)
+    with pytest.raises(CorruptDataset, match=rf"^x\.tfrecord ends inside the record at offset {broken}: \d+ of \d+ "):
+        read(data)
+
+
+@pytest.mark.parametrize("position", range(END))
+def test_every_flipped_byte_is_found_with_its_record(position):
+    broken = max(start for start in STARTS if start <= position)
+    what = "length" if position - broken < 12 else "record"
+    with pytest.raises(CorruptDataset, match=rf"^x\.tfrecord has a corrupt {what} at offset {broken};"):
+        read(flipped(framed(), position))
+
+
+def test_the_records_before_a_broken_one_are_yielded():
+    records = tfrecord.read_records(io.BytesIO(flipped(framed(), 37)), "x.tfrecord")
+    assert [next(records), next(records)] == [(0, b"first"), (21, b"")]
+    with pytest.raises(CorruptDataset, match="offset 37"):
+        next(records)
+
+
+def test_a_length_over_the_limit_is_not_believed_even_with_a_right_checksum():
+    assert read(framed([b"12345"]), max_bytes=5) == [(0, b"12345")]
+    with pytest.raises(CorruptDataset, match="corrupt length at offset 0"):
+        read(framed([b"123456"]), max_bytes=5)
+
+
+@pytest.mark.parametrize(("start", "payload"), zip(STARTS, PAYLOADS, strict=True))
+def test_a_record_is_read_by_its_offset(start, payload):
+    assert tfrecord.read_record_at(io.BytesIO(framed()), "x.tfrecord", start) == payload
+
+
+@pytest.mark.parametrize(
+    ("offset", "message"),
+    [
+        (1, "^x.tfrecord has a corrupt length at offset 1;"),
+        (20, "^x.tfrecord has a corrupt length at offset 20;"),
+        (60, "^x.tfrecord ends inside the record at offset 60: 11 of 12 header bytes$"),
+        (END, "^x.tfrecord ends before offset 71; the manifest names a record there$"),
+        (END + 99, "^x.tfrecord ends before offset 170;"),
+    ],
+)
+def test_no_record_is_read_where_none_starts(offset, message):
+    with pytest.raises(CorruptDataset, match=message):
+        tfrecord.read_record_at(io.BytesIO(framed()), "x.tfrecord", offset)

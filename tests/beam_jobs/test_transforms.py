@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from apache_beam.testing.util import assert_that, equal_to
+
+from beam_jobs.examine import Examined
+from beam_jobs.ingest import local_pipeline
+from beam_jobs.transforms import ExamineBuckets, WriteShards
+from beam_jobs.write import failures
+
+
+def run(transform, expected) -> dict[str, int]:
+    """Runs a transform, compares its elements, and returns its counters."""
+    pipeline = local_pipeline()
+    assert_that(pipeline | "Tested" >> transform, equal_to(expected))
+    result = pipeline.run()
+    result.wait_until_finish()
+    counters = result.metrics().query()["counters"]
+    names = {"ExamineBuckets", "WriteShards"}
+    return {c.key.metric.name: c.committed for c in counters if c.key.metric.namespace in names}
+
+
+def test_buckets_are_examined_once_and_then_resumed(stages, photos, tmp_path):
+    sizes = [path.stat().st_size for path in sorted(photos.rglob("*.*g"))]
+    fresh = replace(stages.examine_task, directory=str(tmp_path / "fresh"))
+    done = [
+        Examined(good=10, rejected=0, bytes=sum(sizes[:10]), resumed=False),
+        Examined(good=10, rejected=0, bytes=sum(sizes[10:20]), resumed=False),
+        Examined(good=4, rejected=0, bytes=sum(sizes[20:]), resumed=False),
+    ]
+    assert run(ExamineBuckets(stages.scanned.buckets, fresh), done) == {
+        "images": 24,
+        "rejects": 0,
+        "bytes": sum(sizes),
+        "resumed_buckets": 0,
+    }
+    done = [replace(outcome, resumed=True) for outcome in done]
+    again = run(ExamineBuckets(stages.scanned.buckets, fresh), done)
+    assert again["resumed_buckets"] == 3
+
+
+def test_shards_are_written_once_and_then_resumed(stages):
+    names = [task.name for task in stages.shards]
+    assert run(WriteShards(tuple(stages.shards), stages.task), names) == {"written_shards": 4, "resumed_shards": 0}
+    assert len(list(Path(stages.task.out).rglob("*.tfrecord"))) == 4
+    assert run(WriteShards(tuple(stages.shards), stages.task), names) == {"written_shards": 0, "resumed_shards": 4}
+
+
+def test_a_shard_that_fails_leaves_a_note_and_no_element(stages, tmp_path):
+    counters = run(WriteShards(tuple(stages.shards[:1]), replace(stages.task, base=str(tmp_path))), [])
+    assert counters == {"failed_shards": 1}
+    (note,) = failures(stages.task.work)
+    assert note.endswith("changed while it was being ingested (No such file or directory); run it again")
+
+
+@pytest.mark.parametrize("transform", [ExamineBuckets, WriteShards])
+def test_nothing_to_do_is_done(stages, transform):
+    task = stages.examine_task if transform is ExamineBuckets else stages.task
+    assert run(transform((), task), []) == {}
