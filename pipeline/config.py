@@ -68,8 +68,8 @@ class PipelineConfig:
         if self.schema and not os.path.isfile(self.schema):
             raise OptionError(f"schema is {self.schema!r}, which is not a file; leave it out to infer one")
         if len(self.ingest.splits) < 2:
-            named = ", ".join(self.ingest.splits)
-            raise OptionError(f"splits names only {named}; a model is evaluated on the second, as in train=0.9,eval=0.1")
+            only = next(iter(self.ingest.splits))
+            raise OptionError(f"splits names only {only}; a model is evaluated on the second, as in train=0.9,eval=0.1")
 
     @property
     def metadata_path(self) -> str:

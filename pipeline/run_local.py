@@ -58,11 +58,12 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
     from pipeline.pipeline import create_pipeline
     from pipeline.summary import collect
     from trainer import bench
+    from trainer.input_fn import evaluation_ops
     from trainer.models import check_model
     from trainer.ops import parse_ops
 
     parse_ops(config.input.train_spec)
-    parse_ops(config.input.eval_spec)
+    evaluation_ops(config.input)
     check_model(config.train.model)
     os.makedirs(config.root, exist_ok=True)
     with _logging_to(os.path.join(config.root, LOG_NAME), say):

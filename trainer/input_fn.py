@@ -8,8 +8,9 @@ from functools import partial
 import tensorflow as tf
 
 from beam_jobs import manifest, record
+from beam_jobs.errors import OptionError
 from beam_jobs.manifest import Manifest
-from trainer.ops import IMAGE, Op, apply_ops, parse_ops
+from trainer.ops import IMAGE, OPS, Op, apply_ops, parse_ops
 from trainer.options import InputOptions
 
 FOREVER = -1
@@ -52,7 +53,7 @@ def make_dataset(
     """
     dataset = manifest.load(path)
     files = dataset.shard_paths(path, split)
-    ops = parse_ops(options.train_spec if training else options.eval_spec)
+    ops = parse_ops(options.train_spec) if training else evaluation_ops(options)
     threads = options.thread_count
     epoch_records = partial(_epoch, files=files, dataset=dataset, split=split, options=options, training=training)
 
@@ -61,9 +62,34 @@ def make_dataset(
     stream = stream.unbatch()  # images differ in size, so from here on they go one by one
     prepare = partial(_prepare, ops=ops, seed=options.seed)
     stream = stream.map(prepare, threads, deterministic=True)  # decode: the stage that wants all cores
+    _check_shape(stream, options, training)
     stream = stream.batch(options.batch_size, drop_remainder=training)  # uint8: a quarter of what float32 would move
     stream = stream.prefetch(options.prefetch_batches)  # bounded: AUTOTUNE here has filled whole machines
     return stream.with_options(_tf_options(threads))
+
+
+def evaluation_ops(options: InputOptions) -> tuple[Op, ...]:
+    """Returns the ops of evaluation and serving.
+
+    Raises:
+      OptionError: they are wrong, or one of them is random.
+    """
+    ops = parse_ops(options.eval_spec)
+    for op in ops:
+        if op.random:
+            name = next(name for name, kind in OPS.items() if isinstance(op, kind))
+            raise OptionError(f"eval_ops {options.eval_spec!r} holds {name}, which is random; evaluation must not be")
+    return ops
+
+
+def _check_shape(stream: tf.data.Dataset, options: InputOptions, training: bool) -> None:
+    side = options.image_side_px
+    shape = stream.element_spec[0][IMAGE].shape
+    if shape != (side, side, 3):
+        name, spec = ("train_ops", options.train_spec) if training else ("eval_ops", options.eval_spec)
+        raise OptionError(
+            f"{name} {spec!r} end at the shape {shape}; image_side_px is {side}, so it must be {side}x{side}"
+        )
 
 
 def _epochs(first: int, count: int) -> tf.data.Dataset:

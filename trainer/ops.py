@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import tensorflow as tf
 
@@ -179,6 +179,22 @@ OPS: dict[str, type] = {
 }
 
 
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1
+
+
+# Argument -> what is allowed, and how to tell. The names mean the same in every op.
+_ARGUMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "side": ("a whole number of pixels above 0", lambda value: _is_whole(value) and value > 0),
+    "margin": ("a whole number of pixels of at least 0", lambda value: _is_whole(value) and value >= 0),
+    "min_area": ("a share above 0 and up to 1", _is_share),
+}
+
+
 def parse_ops(spec: str) -> tuple[Op, ...]:
     """Reads a chain of ops such as `"decode_random_crop(224, min_area=0.3)|flip"`.
 
@@ -220,10 +236,15 @@ def _parse_op(text: str, spec: str) -> Op:
     if name not in OPS:
         raise OptionError(f"ops {spec!r}: {unknown('op', name, OPS)}")
     try:
-        return OPS[name](*positional, **named)
+        op = OPS[name](*positional, **named)
     except TypeError as error:
         wanted = ", ".join(field.name for field in dataclasses.fields(OPS[name])) or "no argument"
         raise OptionError(f"ops {spec!r}: {text!r} does not fit; {name} takes {wanted}") from error
+    for field, (allowed, fits) in _ARGUMENTS.items():
+        value = getattr(op, field, None)
+        if hasattr(op, field) and not fits(value):
+            raise OptionError(f"ops {spec!r}: in {text!r} {field} is {value!r}; it must be {allowed}")
+    return op
 
 
 def _random_window(shape: tf.Tensor, min_area: float, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

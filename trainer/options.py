@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -47,7 +48,7 @@ class InputOptions:
         for name in ("image_side_px", "batch_size", "readers", "parse_batch", "prefetch_batches"):
             _whole(name, getattr(self, name), 1)
         _whole("threads", self.threads, 0)
-        if not self.shuffle_mb >= 0:
+        if not 0 <= self.shuffle_mb < math.inf:
             raise OptionError(f"shuffle_mb is {self.shuffle_mb!r}; it must be a number of at least 0")
 
     @property
@@ -90,9 +91,9 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         _whole("epochs", self.epochs, 1)
-        if not self.learning_rate > 0:
+        if not 0 < self.learning_rate < math.inf:
             raise OptionError(f"learning_rate is {self.learning_rate!r}; it must be a number above 0")
-        if not self.weight_decay >= 0:
+        if not 0 <= self.weight_decay < math.inf:
             raise OptionError(f"weight_decay is {self.weight_decay!r}; it must be a number of at least 0")
         if not 0 <= self.label_smoothing < 1:
             raise OptionError(f"label_smoothing is {self.label_smoothing!r}; it must be from 0 to below 1")

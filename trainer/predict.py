@@ -69,7 +69,9 @@ def newest_version(model: str) -> str:
     """
     if os.path.isfile(os.path.join(model, "saved_model.pb")):
         return model
-    versions = [name for name in os.listdir(model) if name.isdigit()] if os.path.isdir(model) else []
+    names = [name for name in os.listdir(model) if name.isdigit()] if os.path.isdir(model) else []
+    # A version without the graph is one that is being pushed right now, or whose push broke off.
+    versions = [name for name in names if os.path.isfile(os.path.join(model, name, "saved_model.pb"))]
     if not versions:
         raise OptionError(f"{model} holds no model; give the folder that `feedline run` pushed to")
     return os.path.join(model, max(versions, key=int))

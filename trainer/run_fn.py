@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from beam_jobs import manifest
 from beam_jobs.manifest import Manifest
-from trainer.input_fn import FOREVER, make_dataset
+from trainer.input_fn import FOREVER, evaluation_ops, make_dataset
 from trainer.models import ModelSpec, build_model
-from trainer.ops import IMAGE, parse_ops
+from trainer.ops import IMAGE
 from trainer.options import TrainerConfig, TrainOptions
 from trainer.preprocessing import MEAN_RGB, STD_RGB
 from trainer.serving import export
@@ -51,7 +51,7 @@ def run_fn(fn_args: FnArgs) -> None:
     compile_model(model, config.train, steps)
     history = _fit(model, path, train_split, eval_split, steps, config, fn_args.model_run_dir)
     _write_history(history, dataset, config, fn_args.model_run_dir)
-    export(model, parse_ops(config.input.eval_spec), dataset.labels, side, fn_args.serving_model_dir)
+    export(model, evaluation_ops(config.input), dataset.labels, side, fn_args.serving_model_dir)
 
 
 def dataset_dir(patterns: list[str]) -> str:

@@ -131,7 +131,8 @@ def _describe(anomalies: anomalies_pb2.Anomalies) -> Iterator[tuple[str, str]]:
     for name, info in anomalies.anomaly_info.items():
         yield name, info.description or info.short_description
     if anomalies.HasField("dataset_anomaly_info"):
-        yield "dataset", anomalies.dataset_anomaly_info.description
+        info = anomalies.dataset_anomaly_info
+        yield "dataset", info.description or info.short_description
 
 
 def _some(names: Iterable[str], most: int = 5) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -42,6 +44,11 @@ def ingest_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 def say(line: str) -> None:
     """Prints a line of progress; on standard error, so that standard output holds the result alone."""
     click.echo(line, err=True)
+
+
+def program() -> str:
+    """Returns what to type for this program: its name, or the way it was called when it is not on the search path."""
+    return "feedline" if shutil.which("feedline") else sys.argv[0]
 
 
 def print_json(values: Mapping[str, Any]) -> None:

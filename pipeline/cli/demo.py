@@ -8,7 +8,7 @@ import time
 import click
 
 from pipeline import demo, run_local
-from pipeline.cli.common import json_option, print_json, say
+from pipeline.cli.common import json_option, print_json, program, say
 
 
 @click.command("demo")
@@ -36,4 +36,4 @@ def command(root: str, as_json: bool) -> None:
     click.echo("\n" + text(summary))
     click.echo(f"{'took':<12} {time.monotonic() - started:.0f} s")
     if summary.blessed:
-        click.echo(f"\nTry next:  feedline predict {summary.model_dir} {first}")
+        click.echo(f"\nTry next:  {program()} predict {summary.model_dir} {first}")

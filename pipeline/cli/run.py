@@ -10,7 +10,7 @@ import yaml
 from beam_jobs.errors import OptionError
 from pipeline import config as configuration
 from pipeline import run_local
-from pipeline.cli.common import ingest_options, ingest_settings, json_option, print_json, say
+from pipeline.cli.common import ingest_options, ingest_settings, json_option, print_json, program, say
 
 
 @click.command("run")
@@ -51,7 +51,7 @@ def command(config_path: str | None, assignments: tuple[str, ...], as_json: bool
         return
     click.echo("\n" + text(summary))
     if summary.blessed:
-        click.echo(f"\nTry next:  feedline predict {summary.model_dir} IMAGE...")
+        click.echo(f"\nTry next:  {program()} predict {summary.model_dir} IMAGE...")
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from beam_jobs import manifest, record, tables, tfrecord
 from beam_jobs.errors import CorruptDataset, SourceError
 from beam_jobs.manifest import Manifest
-from beam_jobs.verify import Verification, _rows_by_shard, verify
+from beam_jobs.verify import _rows_by_shard, verify
 from tests.make_images import flipped, jpeg
 
 NAME = "Split-train/data-00001-of-00002.tfrecord"

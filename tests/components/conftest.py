@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from beam_jobs.manifest import ChannelStatistics, ImageCounts, Manifest, Shard, SplitInfo
+
+BEAM_ARGS = ["--runner=FnApiRunner", "--direct_running_mode=in_memory"]
+
+
+def manifest_of(splits: Mapping[str, Mapping[str, int]]) -> Manifest:
+    """A manifest of one shard a split with the given classes and counts."""
+    labels = sorted({label for classes in splits.values() for label in classes})
+    total = sum(sum(classes.values()) for classes in splits.values())
+    return Manifest(
+        source="photos",
+        options={},
+        options_digest="",
+        labels=tuple(labels),
+        splits={
+            name: SplitInfo(
+                shards=(Shard(name="data", records=sum(classes.values()), bytes=1000, sha256=""),), classes=classes
+            )
+            for name, classes in splits.items()
+        },
+        counts=ImageCounts(found=total, written=total),
+        channels=ChannelStatistics(split=next(iter(splits)), mean_rgb=(1, 2, 3), std_rgb=(1, 1, 1)),
+        tables={},
+        producer={"feedline": "0"},
+    )
+
+
+@pytest.fixture(scope="session")
+def always_first_class(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An exported model of `china` and `flower` that answers `china` whatever it sees. Read only."""
+    from trainer.ops import parse_ops
+    from trainer.serving import export
+
+    inputs = keras.Input([8, 8, 3], dtype="uint8")
+    dense = keras.layers.Dense(2, activation="softmax")
+    model = keras.Model(inputs, dense(keras.layers.GlobalAveragePooling2D()(keras.layers.Rescaling(1.0)(inputs))))
+    dense.set_weights([np.zeros((3, 2)), np.array([1.0, 0.0])])
+    path = tmp_path_factory.mktemp("always_first")
+    export(model, parse_ops("decode|resize(8)"), ("china", "flower"), 8, str(path))
+    return path
+
+
+def analyse(model: Path, dataset: Path, config, out: Path) -> Path:
+    """Runs TFMA as Evaluator does, on the eval split, and returns the directory of its output."""
+    import tensorflow_model_analysis as tfma
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    shared = tfma.default_eval_shared_model(eval_saved_model_path=str(model), eval_config=config)
+    tfma.run_model_analysis(
+        eval_shared_model=shared,
+        eval_config=config,
+        data_location=str(dataset / "Split-eval" / "*"),
+        output_path=str(out),
+        pipeline_options=PipelineOptions(BEAM_ARGS),
+    )
+    return out
+
+
+@pytest.fixture(scope="session")
+def evaluation_config():
+    """What the pipeline has Evaluator measure."""
+    from pipeline.config import build
+    from pipeline.pipeline import evaluation_config
+
+    return evaluation_config(build({"root": "unused", "ingest": {"source": "unused"}}))
+
+
+@pytest.fixture(scope="session")
+def evaluation_dir(
+    always_first_class: Path, _dataset: Path, evaluation_config, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """What Evaluator writes about `always_first_class` on the eval split. Read only."""
+    return analyse(always_first_class, _dataset, evaluation_config, tmp_path_factory.mktemp("evaluation"))

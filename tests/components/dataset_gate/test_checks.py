@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+import pytest
+from tensorflow_metadata.proto.v0 import anomalies_pb2
+
+from components.dataset_gate.checks import (
+    check_anomalies,
+    check_classes,
+    check_dataset,
+    check_leaks,
+    count_anomalies,
+)
+from components.dataset_gate.limits import GateLimits
+from tests.components.conftest import manifest_of
+
+
+def anomalies(dataset: str = "", **features: str) -> anomalies_pb2.Anomalies:
+    found = anomalies_pb2.Anomalies()
+    for name, description in features.items():
+        found.anomaly_info[name].description = description
+    if dataset:
+        found.dataset_anomaly_info.description = dataset
+    return found
+
+
+def images(*rows: tuple[str, str, str]) -> pa.Table:
+    """(key, split, cluster) of each row."""
+    return pa.Table.from_pylist([dict(zip(("key", "split", "cluster"), row, strict=True)) for row in rows])
+
+
+ALONE = images(("a", "train", ""), ("b", "eval", ""), ("c", "train", ""))
+SHARED = images(
+    ("a", "train", "11"), ("b", "eval", "11"), ("c", "train", "22"), ("d", "eval", "22"), ("e", "train", "33")
+)
+SOUND = manifest_of({"train": {"cat": 5, "dog": 4}, "eval": {"cat": 1}})
+
+
+def test_a_sound_dataset_has_no_findings():
+    assert check_dataset(SOUND, ALONE, {"train": anomalies(), "eval": anomalies()}, GateLimits()) == []
+
+
+def test_every_anomalous_feature_of_a_split_is_a_finding_of_its_own():
+    found = {"train": anomalies(), "eval": anomalies(height="out of range: 99", width="missing")}
+    first, second = sorted(check_anomalies(found, GateLimits()), key=lambda finding: finding.feature)
+    assert str(first) == (
+        "anomaly: height in eval is out of range: 99, allowed is 0 anomalous features a split; "
+        "repair the data, or change the schema if the data is right"
+    )
+    assert (second.split, second.feature, second.value) == ("eval", "width", "missing")
+
+
+@pytest.mark.parametrize(("limit", "tripped"), [(0, 2), (1, 2), (2, 0), (3, 0)])
+def test_anomalous_features_are_counted_by_split(limit, tripped):
+    found = {"train": anomalies(height="x"), "eval": anomalies(height="x", width="y")}
+    by_split = [finding.split for finding in check_anomalies(found, GateLimits(max_anomalies=limit))]
+    assert by_split.count("eval") == tripped
+    assert by_split.count("train") == (1 if limit == 0 else 0)
+
+
+def test_the_dataset_as_a_whole_counts_as_one_more_anomaly():
+    found = anomalies(dataset="too few examples", height="x")
+    assert count_anomalies(found) == 2
+    assert count_anomalies(anomalies()) == 0
+    assert [finding.value for finding in check_anomalies({"train": found}, GateLimits(max_anomalies=1))] == [
+        "x",
+        "too few examples",
+    ]
+
+
+def test_an_anomaly_without_description_shows_its_short_one():
+    found = anomalies_pb2.Anomalies()
+    found.anomaly_info["height"].short_description = "Short"
+    found.dataset_anomaly_info.short_description = "Few"
+    assert [finding.value for finding in check_anomalies({"train": found}, GateLimits())] == ["Short", "Few"]
+
+
+def test_images_shared_between_splits_are_one_finding_with_an_example():
+    (finding,) = check_leaks(SHARED, GateLimits())
+    assert str(finding) == (
+        "leakage: image content in eval, train is 2 images shared between splits (such as a in train and b in eval), "
+        "allowed is 0; mend the split column, or leave the split to the hash, which keeps copies together"
+    )
+
+
+@pytest.mark.parametrize(("limit", "findings"), [(0, 1), (1, 1), (2, 0)])
+def test_leaks_up_to_the_limit_pass(limit, findings):
+    assert len(list(check_leaks(SHARED, GateLimits(max_leaks=limit)))) == findings
+
+
+def test_copies_inside_a_split_and_dropped_copies_are_no_leak():
+    rows = images(("a", "train", "11"), ("b", "train", "11"), ("c", "eval", "22"), ("d", "", "22"), ("e", "train", ""))
+    assert list(check_leaks(rows, GateLimits())) == []
+
+
+def test_classes_that_only_a_later_split_has_are_found():
+    dataset = manifest_of({"train": {"cat": 5}, "eval": {"cat": 1}, "test": {"dog": 1, "eel": 2}})
+    (finding,) = check_classes(dataset, GateLimits())
+    assert str(finding) == (
+        "unseen classes: image/class/text in test is dog, eel, absent from train, allowed is classes that the first "
+        "split has; add images of these classes, or set gate.allow_missing_classes"
+    )
+    assert list(check_classes(dataset, GateLimits(allow_missing_classes=True))) == []
+
+
+def test_the_first_split_is_the_first_of_the_manifest_whatever_its_name():
+    dataset = manifest_of({"zoo": {"cat": 5}, "alpha": {"dog": 1}})
+    (finding,) = check_classes(dataset, GateLimits())
+    assert (finding.split, finding.value) == ("alpha", "dog, absent from zoo")
+
+
+@pytest.mark.parametrize(("least", "small"), [(1, []), (4, []), (5, ["dog with 4 images"])])
+def test_classes_of_the_first_split_need_their_number_of_images(least, small):
+    findings = list(check_classes(SOUND, GateLimits(min_images_per_class=least)))
+    assert [finding.value for finding in findings] == small
+
+
+def test_a_small_class_is_named_with_its_count_and_limit():
+    dataset = manifest_of({"train": {"cat": 2, "dog": 1}, "eval": {"cat": 1}})
+    (finding,) = check_classes(dataset, GateLimits(min_images_per_class=3))
+    assert str(finding) == (
+        "small classes: image/class/text in train is cat with 2 images, dog with 1 images, allowed is at least 3 "
+        "images a class; add images of these classes, or lower gate.min_images_per_class"
+    )
+
+
+def test_long_lists_of_classes_are_cut():
+    dataset = manifest_of({"train": {f"c{index}": 1 for index in range(8)}})
+    (finding,) = check_classes(dataset, GateLimits(min_images_per_class=2))
+    assert re.search(r"c4 with 1 images and 3 more$", finding.value)
+    assert "c5" not in finding.value
+
+
+def test_all_checks_report_together():
+    dataset = manifest_of({"train": {"cat": 1}, "eval": {"dog": 1}})
+    found = check_dataset(dataset, SHARED, {"train": anomalies(height="x")}, GateLimits(min_images_per_class=2))
+    assert [finding.check for finding in found] == ["anomaly", "leakage", "unseen classes", "small classes"]

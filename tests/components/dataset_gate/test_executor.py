@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import tensorflow_data_validation as tfdv
+from tensorflow_metadata.proto.v0 import anomalies_pb2
+from tfx.components.example_validator.executor import Executor as ExampleValidator
+from tfx.types import artifact_utils, standard_artifacts, standard_component_specs
+from tfx.utils import io_utils
+
+from beam_jobs import manifest
+from beam_jobs.errors import GateFailed
+from components.artifacts import DatasetVerdict
+from components.dataset_gate.executor import Executor, load_anomalies
+from components.dataset_gate.limits import GateLimits
+
+
+def artifact(kind, path: Path, splits: tuple[str, ...] = ()):
+    path.mkdir(parents=True, exist_ok=True)
+    made = kind()
+    made.uri = str(path)
+    if splits:
+        made.split_names = artifact_utils.encode_split_names(list(splits))
+    return made
+
+
+def anomalies_artifact(path: Path, **features_of_split: tuple[str, ...]):
+    made = artifact(standard_artifacts.ExampleAnomalies, path, tuple(features_of_split))
+    for split, features in features_of_split.items():
+        found = anomalies_pb2.Anomalies()
+        for name in features:
+            found.anomaly_info[name].description = f"{name} is odd"
+        (path / f"Split-{split}").mkdir()
+        (path / f"Split-{split}" / "SchemaDiff.pb").write_bytes(found.SerializeToString())
+    return made
+
+
+def do(dataset: Path, anomalies, limits: GateLimits, out: Path) -> None:
+    examples = artifact(standard_artifacts.Examples, dataset, ("train", "eval"))
+    verdict = artifact(DatasetVerdict, out)
+    Executor().Do(
+        {"examples": [examples], "anomalies": [anomalies]},
+        {"verdict": [verdict]},
+        {"limits": json.dumps(limits.to_json())},
+    )
+
+
+def test_a_sound_dataset_gets_a_verdict(dataset, tmp_path):
+    anomalies = anomalies_artifact(tmp_path / "anomalies", train=(), eval=("image/width",))
+    limits = GateLimits(max_anomalies=1)
+    do(dataset, anomalies, limits, tmp_path / "verdict")
+    assert json.loads((tmp_path / "verdict" / "verdict.json").read_text()) == {
+        "dataset_digest": manifest.load(str(dataset)).digest,
+        "limits": limits.to_json(),
+        "anomalies": {"train": 0, "eval": 1},
+    }
+
+
+def test_findings_of_every_check_stop_the_pipeline_without_a_verdict(dataset, tmp_path):
+    anomalies = anomalies_artifact(tmp_path / "anomalies", train=("image/height",), eval=("image/width",))
+    with pytest.raises(GateFailed) as caught:
+        do(dataset, anomalies, GateLimits(min_images_per_class=100), tmp_path / "verdict")
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "the dataset gate found 3 problems, the pipeline stops here:"
+    assert lines[1].startswith("  - anomaly: image/height in train is image/height is odd, allowed is 0 anomalous")
+    assert lines[2].startswith("  - anomaly: image/width in eval is image/width is odd")
+    assert lines[3].startswith("  - small classes: image/class/text in train is china with ")
+    assert list((tmp_path / "verdict").iterdir()) == []
+
+
+def test_leaks_are_found_in_the_table_of_the_dataset(tmp_path):
+    from beam_jobs.ingest import run
+    from beam_jobs.options import IngestOptions, TableColumns
+    from tests.make_images import png
+
+    (tmp_path / "one.png").write_bytes(png(1))
+    (tmp_path / "copy.png").write_bytes(png(1))
+    table = tmp_path / "table.csv"
+    table.write_text("image,label,split\none.png,cat,train\ncopy.png,cat,eval\n")
+    run(IngestOptions(source=str(table), out=str(tmp_path / "leaky"), columns=TableColumns(split="split")))
+    anomalies = anomalies_artifact(tmp_path / "anomalies", train=(), eval=())
+    with pytest.raises(GateFailed, match=r"1 images shared between splits \(such as one.png in train and copy.png in"):
+        do(tmp_path / "leaky", anomalies, GateLimits(), tmp_path / "verdict")
+    do(tmp_path / "leaky", anomalies, GateLimits(max_leaks=1), tmp_path / "verdict")
+    assert (tmp_path / "verdict" / "verdict.json").is_file()
+
+
+def test_anomalies_are_read_where_example_validator_writes_them(tmp_path):
+    schema = tfdv.infer_schema(tfdv.generate_statistics_from_dataframe(pd.DataFrame({"colour": ["red", "blue"] * 5})))
+    statistics = artifact(standard_artifacts.ExampleStatistics, tmp_path / "statistics", ("train", "eval"))
+    for split, colours in {"train": ["red", "blue"], "eval": ["red", "green"]}.items():
+        found = tfdv.generate_statistics_from_dataframe(pd.DataFrame({"colour": colours * 5}))
+        io_utils.write_bytes_file(
+            str(tmp_path / "statistics" / f"Split-{split}" / "FeatureStats.pb"), found.SerializeToString()
+        )
+    kept = artifact(standard_artifacts.Schema, tmp_path / "schema")
+    io_utils.write_pbtxt_file(str(tmp_path / "schema" / "schema.pbtxt"), schema)
+    anomalies = artifact(standard_artifacts.ExampleAnomalies, tmp_path / "anomalies")
+    ExampleValidator().Do(
+        {standard_component_specs.STATISTICS_KEY: [statistics], standard_component_specs.SCHEMA_KEY: [kept]},
+        {standard_component_specs.ANOMALIES_KEY: [anomalies]},
+        {standard_component_specs.EXCLUDE_SPLITS_KEY: "[]"},
+    )
+    found = load_anomalies(anomalies)
+    assert {split: list(anomaly.anomaly_info) for split, anomaly in found.items()} == {"train": [], "eval": ["colour"]}
+    assert "green" in found["eval"].anomaly_info["colour"].description

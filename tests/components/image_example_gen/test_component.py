@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import json
+
+from tfx.types import standard_artifacts
+
+from beam_jobs.options import ImageLimits, IngestOptions, TableColumns
+from components.image_example_gen.component import ImageExampleGen
+from components.image_example_gen.driver import Driver
+from components.image_example_gen.executor import Executor
+
+OPTIONS = IngestOptions(
+    source="photos",
+    out="",
+    splits={"train": 0.5, "eval": 0.25, "audit": 0.25},
+    columns=TableColumns(extra=("age", "place")),
+    limits=ImageLimits(min_side_px=4),
+)
+
+
+def test_it_takes_nothing_and_gives_examples():
+    made = ImageExampleGen(OPTIONS)
+    assert made.inputs == {}
+    assert {name: channel.type for name, channel in made.outputs.items()} == {"examples": standard_artifacts.Examples}
+    assert made.executor_spec.executor_class is Executor
+    assert made.driver_class is Driver
+
+
+def test_the_options_cross_as_json_with_their_splits_in_order():
+    properties = ImageExampleGen(OPTIONS, producer="v1").exec_properties
+    assert properties["producer"] == "v1"
+    assert properties.get("input_fingerprint") is None
+    read = IngestOptions.from_json(json.loads(properties["options"]))
+    assert read == OPTIONS
+    assert list(read.splits) == ["train", "eval", "audit"]
+
+
+def test_equal_options_are_spelled_alike_and_others_are_not():
+    again = IngestOptions.from_json(OPTIONS.to_json())
+    text = ImageExampleGen(OPTIONS).exec_properties["options"]
+    assert text == json.dumps(json.loads(text), sort_keys=True)
+    assert ImageExampleGen(again).exec_properties["options"] == text
+    turned = IngestOptions(source="photos", out="", splits={"eval": 0.5, "train": 0.5})
+    straight = IngestOptions(source="photos", out="", splits={"train": 0.5, "eval": 0.5})
+    assert ImageExampleGen(turned).exec_properties != ImageExampleGen(straight).exec_properties

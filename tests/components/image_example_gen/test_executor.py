@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import apache_beam as beam
+import pytest
+import tensorflow_data_validation as tfdv
+from apache_beam.options.pipeline_options import PipelineOptions
+from tfx.components.util import tfxio_utils
+from tfx.dsl.components.base import base_beam_executor
+from tfx.types import artifact_utils, standard_artifacts
+
+from beam_jobs import manifest, record
+from beam_jobs.errors import TooManyRejects
+from beam_jobs.options import IngestOptions
+from beam_jobs.verify import verify
+from components.image_example_gen.executor import Executor
+from tests.components.conftest import BEAM_ARGS
+
+
+def do(source: Path, out: Path, **values) -> standard_artifacts.Examples:
+    examples = standard_artifacts.Examples()
+    examples.uri = str(out / "examples")
+    given = {"splits": {"train": 0.7, "eval": 0.3}, "shards": 2, **values}
+    options = IngestOptions(source=str(source), out="elsewhere", **given)
+    context = base_beam_executor.BaseBeamExecutor.Context(
+        beam_pipeline_args=BEAM_ARGS, tmp_dir=str(out / "tmp"), unique_id="1"
+    )
+    properties = {"options": json.dumps(options.to_json()), "producer": "", "input_fingerprint": "f00"}
+    Executor(context).Do({}, {"examples": [examples]}, properties)
+    return examples
+
+
+def test_the_artifact_becomes_a_sound_dataset_named_by_its_content(photos, dataset, tmp_path):
+    examples = do(photos, tmp_path)
+    made = manifest.load(examples.uri)
+    assert made.digest == manifest.load(str(dataset)).digest  # as the ingest makes it without TFX
+    assert verify(examples.uri).problems == []
+    assert examples.get_string_custom_property("dataset_digest") == made.digest
+    assert examples.get_string_custom_property("input_fingerprint") == "f00"
+    assert not (tmp_path / "elsewhere").exists()
+    assert not Path("elsewhere").exists()
+
+
+@pytest.mark.parametrize("names", [["train", "eval"], ["eval", "train"], ["zoo", "alpha", "mid"]], ids=str)
+def test_splits_keep_the_order_of_the_options(photos, tmp_path, names):
+    examples = do(photos, tmp_path, splits=dict.fromkeys(names, 1.0))
+    assert artifact_utils.decode_split_names(examples.split_names) == names
+    assert list(manifest.load(examples.uri).splits) == names
+    assert sorted(path.name for path in Path(examples.uri).glob("Split-*")) == sorted(f"Split-{n}" for n in names)
+
+
+def test_bad_images_over_the_limit_fail_the_execution_and_publish_nothing(tmp_path):
+    (tmp_path / "source" / "cat").mkdir(parents=True)
+    (tmp_path / "source" / "cat" / "a.jpg").write_bytes(b"no image")
+    with pytest.raises(TooManyRejects, match=r"1 of 1 images are bad .*cat/a\.jpg: not_an_image"):
+        do(tmp_path / "source", tmp_path)
+    assert not manifest.is_published(str(tmp_path / "examples"))
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_data_validation_reads_the_plain_shards(dataset, tmp_path, split):
+    expected = manifest.load(str(dataset)).splits[split]
+    statistics = tfdv.generate_statistics_from_tfrecord(
+        str(dataset / f"Split-{split}" / "*"),
+        output_path=str(tmp_path / "stats"),
+        stats_options=tfdv.StatsOptions(feature_allowlist=list(record.STATISTICS_FEATURES)),
+        pipeline_options=PipelineOptions(BEAM_ARGS),
+    )
+    (found,) = statistics.datasets
+    assert found.num_examples == expected.records
+    by_name = {"/".join(feature.path.step): feature for feature in found.features}
+    assert by_name.keys() == set(record.STATISTICS_FEATURES)
+    buckets = by_name[record.TEXT].string_stats.rank_histogram.buckets
+    assert {bucket.label: bucket.sample_count for bucket in buckets} == dict(expected.classes)
+
+
+def test_tfx_reads_the_artifact_as_examples(photos, tmp_path):
+    examples = do(photos, tmp_path)
+    factory = tfxio_utils.get_tfxio_factory_from_artifact([examples], telemetry_descriptors=[], schema=None)
+    source = factory(str(Path(examples.uri) / "Split-train" / "*"))
+    with beam.Pipeline(options=PipelineOptions(BEAM_ARGS)) as pipeline:
+        batches = pipeline | source.BeamSource()
+        total = batches | beam.Map(lambda batch: batch.num_rows) | beam.CombineGlobally(sum)
+        _ = total | beam.Map(lambda value: (tmp_path / "count").write_text(str(value)))
+    assert int((tmp_path / "count").read_text()) == manifest.load(examples.uri).splits["train"].records

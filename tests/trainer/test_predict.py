@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from beam_jobs.errors import OptionError, SourceError
+from tests.make_images import encode, rotated_jpeg
+from trainer.predict import Prediction, newest_version, predict
+
+
+def sky(upper: int, lower: int) -> np.ndarray:
+    pixels = np.full((40, 40, 3), lower, np.uint8)
+    pixels[:20] = upper
+    return pixels
+
+
+@pytest.fixture
+def write(tmp_path):
+    def _write(name: str, data: bytes) -> str:
+        (tmp_path / name).write_bytes(data)
+        return str(tmp_path / name)
+
+    return _write
+
+
+def test_files_of_every_format_are_classified_in_order(sky_model, write):
+    paths = [
+        write("a.png", encode(sky(255, 0), "PNG")),
+        write("b.jpg", encode(sky(0, 255), "JPEG")),
+        write("c.bmp", encode(sky(255, 0), "BMP")),
+        write("d.webp", encode(sky(0, 255), "WEBP")),
+        write("e.tiff", encode(Image.fromarray(sky(255, 255)).convert("CMYK"), "TIFF")),
+        write("f.gif", encode(sky(144, 0), "GIF")),
+    ]
+    found = predict(str(sky_model), paths)
+    assert [prediction.path for prediction in found] == paths
+    assert [prediction.text for prediction in found] == ["light", "dark", "light", "dark", "light", "light"]
+    assert [prediction.label for prediction in found] == [1, 0, 1, 0, 1, 1]
+    assert [round(prediction.probability, 2) for prediction in found] == [1.0, 1.0, 1.0, 1.0, 1.0, 0.73]
+
+
+def test_a_photograph_held_upside_down_is_set_upright_first(sky_model, write):
+    upside_down = Image.Exif()
+    upside_down[0x0112] = 3
+    stored = encode(sky(255, 0), "JPEG", exif=upside_down.tobytes())
+    paths = [write("stored.jpg", stored), write("plain.jpg", encode(sky(255, 0), "JPEG"))]
+    assert [prediction.text for prediction in predict(str(sky_model), paths)] == ["dark", "light"]
+    assert predict(str(sky_model), [write("other.jpg", rotated_jpeg(6))])[0].path.endswith("other.jpg")
+
+
+def test_more_files_than_one_batch_keep_their_order(sky_model, write):
+    light, dark = write("light.png", encode(sky(255, 0), "PNG")), write("dark.png", encode(sky(0, 0), "PNG"))
+    paths = [light if index % 3 else dark for index in range(130)]
+    found = predict(str(sky_model), paths)
+    assert [prediction.text for prediction in found] == ["light" if index % 3 else "dark" for index in range(130)]
+    assert isinstance(found[0], Prediction)
+    assert predict(str(sky_model), []) == []
+
+
+def test_the_folder_of_versions_serves_its_newest(sky_model, tmp_path, write):
+    assert newest_version(str(sky_model)) == str(sky_model)
+    assert newest_version(str(sky_model.parent)) == str(sky_model)
+    (tmp_path / "serving").mkdir()
+    for version in ("9", "10", "notes"):
+        (tmp_path / "serving" / version).mkdir()
+        (tmp_path / "serving" / version / "saved_model.pb").touch()
+    assert newest_version(str(tmp_path / "serving")) == str(tmp_path / "serving" / "10")
+    light = write("light.png", encode(sky(255, 0), "PNG"))
+    assert predict(str(sky_model.parent), [light]) == predict(str(sky_model), [light])
+
+
+@pytest.mark.parametrize("name", ["", "absent"])
+def test_a_folder_without_a_model_is_refused(tmp_path, name):
+    path = str(tmp_path / name)
+    with pytest.raises(OptionError, match=f"^{re.escape(path)} holds no model; give the folder"):
+        predict(path, [])
+
+
+def test_a_numbered_folder_without_a_model_is_no_version(tmp_path):
+    (tmp_path / "12").mkdir()
+    with pytest.raises(OptionError, match="holds no model"):
+        newest_version(str(tmp_path))
+
+
+def test_a_half_pushed_version_does_not_hide_the_whole_one_before(sky_model, tmp_path):
+    (tmp_path / "8").mkdir()
+    (tmp_path / "7").symlink_to(sky_model)
+    assert newest_version(str(tmp_path)) == str(tmp_path / "7")
+
+
+def test_a_model_of_another_kind_is_refused(tmp_path, write):
+    module = tf.Module()
+    module.double = tf.function(lambda x: 2 * x, input_signature=[tf.TensorSpec([], tf.float32)])
+    tf.saved_model.save(module, str(tmp_path / "foreign"), signatures=module.double)
+    light = write("light.png", encode(sky(255, 0), "PNG"))
+    with pytest.raises(OptionError, match="foreign was not exported by feedline: its signature takes no image_bytes"):
+        predict(str(tmp_path / "foreign"), [light])
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("text.jpg", b"hello", "text.jpg is not a usable image: not_an_image: it starts with b'hello'"),
+        ("empty.jpg", b"", "empty.jpg is not a usable image: empty_file: the file has 0 bytes"),
+        ("torn.png", encode(sky(1, 2), "PNG")[:60], "torn.png is not a usable image: undecodable"),
+        ("small.png", encode(sky(1, 2)[:4], "PNG"), "small.png is not a usable image: too_small: 40x4 pixels"),
+    ],
+)
+def test_a_file_that_is_no_usable_image_is_refused_by_name_and_reason(sky_model, write, name, data, message):
+    path = write(name, data)
+    with pytest.raises(SourceError, match=re.escape(message)):
+        predict(str(sky_model), [path])
+
+
+def test_a_file_that_cannot_be_read_is_refused(sky_model, tmp_path):
+    with pytest.raises(SourceError, match=r"absent\.jpg cannot be read: No such file or directory"):
+        predict(str(sky_model), [str(tmp_path / "absent.jpg")])
+    with pytest.raises(SourceError, match="cannot be read: Is a directory"):
+        predict(str(sky_model), [str(tmp_path)])

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from beam_jobs import manifest, record
+from beam_jobs.errors import OptionError, SourceError
+from tests.trainer.conftest import fn_args_of, records_of
+from trainer.options import InputOptions, TrainerConfig, TrainOptions
+from trainer.run_fn import HISTORY_NAME, channel_statistics, compile_model, dataset_dir, run_fn
+
+
+def history_of(directory) -> dict:
+    return json.loads((directory / HISTORY_NAME).read_text())
+
+
+def tiny() -> keras.Model:
+    return keras.Sequential([keras.Input([2]), keras.layers.Dense(2, activation="softmax")])
+
+
+def rates(options: TrainOptions, steps: int) -> list[float]:
+    model = tiny()
+    compile_model(model, options, steps)
+    schedule = model.optimizer._learning_rate
+    return [float(schedule(step)) for step in range(steps * options.epochs + 1)]
+
+
+def test_a_model_logs_and_a_history_are_written(trained):
+    assert (trained.model / "saved_model.pb").is_file()
+    for split in ("train", "validation"):
+        events = list((trained.log / split).glob("events.out.tfevents.*"))
+        steps = {event.step for path in events for event in tf.compat.v1.train.summary_iterator(str(path))}
+        assert {0, 1} <= steps
+
+
+def test_the_history_has_an_entry_an_epoch_and_says_what_it_is_of(trained):
+    written = history_of(trained.log)
+    assert written["dataset_digest"] == manifest.load(str(trained.dataset)).digest
+    assert written["config"] == json.loads(json.dumps(trained.config.to_json()))
+    history = written["history"]
+    assert history.keys() >= {"loss", "accuracy", "val_loss", "val_accuracy", "train_seconds"}
+    assert {name: len(series) for name, series in history.items()} == dict.fromkeys(history, 2)
+    assert all(math.isfinite(value) for series in history.values() for value in series)
+    assert all(value > 0 for value in history["train_seconds"])
+
+
+def test_the_exported_model_knows_the_classes_and_serves_the_records(trained):
+    loaded = tf.saved_model.load(str(trained.model))
+    records = records_of(trained.dataset, "eval")
+    encoded = [record.decode(serialized)[record.ENCODED][0] for serialized in records]
+    outputs = loaded.signatures["serving_default"](image_bytes=tf.constant(encoded))
+    assert set(outputs["text"].numpy()) <= {b"china", b"flower"}
+    assert outputs["probabilities"].shape == (len(records), 2)
+    evaluated = loaded.signatures["evaluate"](examples=tf.constant(records))["probabilities"]
+    np.testing.assert_allclose(evaluated, outputs["probabilities"], atol=1e-6)
+    # The validation of the last epoch was of this very model.
+    labels = [record.decode(serialized)[record.LABEL][0] for serialized in records]
+    hits = np.mean(outputs["class"].numpy() == labels)
+    assert history_of(trained.log)["history"]["val_accuracy"][-1] == pytest.approx(hits, abs=1e-6)
+
+
+def test_the_normalisation_is_that_of_the_train_split(trained, transform_output):
+    mean, std = channel_statistics(str(transform_output))
+    channels = manifest.load(str(trained.dataset)).channels
+    assert channels.split == "train"
+    np.testing.assert_allclose(mean, channels.mean_rgb, atol=1e-4)
+    np.testing.assert_allclose(std, channels.std_rgb, atol=1e-4)
+
+
+def test_the_seed_alone_decides_a_training(trained, transform_output, tmp_path):
+    losses = []
+    for number, seed in enumerate((3, 3, 4)):
+        config = TrainerConfig(
+            input=InputOptions(image_side_px=8, batch_size=100, seed=seed), train=TrainOptions(epochs=1)
+        )
+        run_fn(fn_args_of(trained.dataset, transform_output, tmp_path / str(number), config))
+        losses.append(history_of(tmp_path / str(number) / "log")["history"]["loss"][0])
+        keras.utils.set_random_seed(number)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0] != pytest.approx(losses[2], rel=1e-3)
+
+
+def test_what_does_not_fit_is_refused(trained, transform_output, tmp_path):
+    config = TrainerConfig(train=TrainOptions(model="small_cnm"))
+    with pytest.raises(OptionError, match="no model 'small_cnm'; did you mean small_cnn"):
+        run_fn(fn_args_of(trained.dataset, transform_output, tmp_path, config))
+    with pytest.raises(SourceError, match="is not a dataset"):
+        run_fn(fn_args_of(tmp_path, transform_output, tmp_path, TrainerConfig()))
+    no_ops = TrainerConfig(input=InputOptions(image_side_px=8, eval_ops="decode|reduce(8)"))
+    with pytest.raises(OptionError, match="no op 'reduce'"):
+        run_fn(fn_args_of(trained.dataset, transform_output, tmp_path, no_ops))
+
+
+def test_the_dataset_lies_above_the_splits():
+    assert dataset_dir(["/root/examples/7/Split-train/*"]) == "/root/examples/7"
+
+
+def test_the_learning_rate_warms_up_over_one_epoch_and_decays_to_zero():
+    found = rates(TrainOptions(epochs=3, learning_rate=0.8), steps=4)
+    warm = [0.0, 0.2, 0.4, 0.6]
+    decay = [0.8 * 0.5 * (1 + math.cos(math.pi * step / 8)) for step in range(9)]
+    assert found == pytest.approx(warm + decay, abs=1e-6)
+
+
+def test_a_single_epoch_is_all_warm_up():
+    assert rates(TrainOptions(epochs=1, learning_rate=0.8), steps=4)[:4] == pytest.approx([0.0, 0.2, 0.4, 0.6])
+
+
+def test_weight_decay_and_label_smoothing_are_those_of_the_options():
+    losses = {}
+    for smoothing in (0.0, 0.5):
+        model = tiny()
+        compile_model(model, TrainOptions(weight_decay=0.25, label_smoothing=smoothing), 1)
+        assert model.optimizer.weight_decay == 0.25
+        losses[smoothing] = float(model.loss(tf.constant([[1.0, 0.0]]), tf.constant([[0.8, 0.2]])))
+    assert losses[0.0] == pytest.approx(-math.log(0.8), abs=1e-5)
+    assert losses[0.5] == pytest.approx(-0.75 * math.log(0.8) - 0.25 * math.log(0.2), abs=1e-5)

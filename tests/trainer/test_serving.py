@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from beam_jobs import record
+from tests.make_images import crop, encode, jpeg, png
+from tests.trainer.conftest import records_of
+from trainer.input_fn import make_dataset
+from trainer.models import ModelSpec, build_model
+from trainer.ops import IMAGE, parse_ops
+from trainer.options import InputOptions
+from trainer.serving import EVALUATE_SIGNATURE, PROBABILITIES, decode_batch, export
+
+OPTIONS = InputOptions(image_side_px=16, batch_size=5)
+
+
+def grey(level: int, kind: str = "PNG") -> bytes:
+    return encode(np.full((20, 24, 3), level, np.uint8), kind)
+
+
+def sigmoid(value: float) -> float:
+    return 1 / (1 + math.exp(-value))
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory):
+    """A convolutional network with weights drawn at random, and itself exported and loaded."""
+    path = str(tmp_path_factory.mktemp("network"))
+    model = build_model("small_cnn", ModelSpec(side_px=16, classes=4, mean_rgb=(90, 99, 108), std_rgb=(60, 70, 80)))
+    # Away from the symmetric beginning, where every class is as likely as the others.
+    random = np.random.default_rng(1)
+    model.set_weights([weights + random.uniform(0, 0.3, weights.shape) for weights in model.get_weights()])
+    export(model, parse_ops(OPTIONS.eval_spec), ("a", "b", "c", "d"), 16, path)
+    return model, tf.saved_model.load(path)
+
+
+@pytest.fixture(scope="module")
+def sky(sky_model):
+    return tf.saved_model.load(str(sky_model))
+
+
+def test_the_default_signature_takes_files_and_names_its_outputs(sky):
+    serve = sky.signatures["serving_default"]
+    assert serve.structured_input_signature[1] == {"image_bytes": tf.TensorSpec([None], tf.string, "image_bytes")}
+    types = {name: (spec.dtype, spec.shape.as_list()) for name, spec in serve.structured_outputs.items()}
+    assert types == {
+        "class": (tf.int64, [None]),
+        "text": (tf.string, [None]),
+        "probability": (tf.float32, [None]),
+        PROBABILITIES: (tf.float32, [None, 2]),
+    }
+
+
+def test_class_text_and_probability_are_those_of_the_most_likely_class(sky):
+    levels = [255, 0, 144, 112]
+    outputs = sky.signatures["serving_default"](image_bytes=tf.constant([grey(level) for level in levels]))
+    assert outputs["class"].numpy().tolist() == [1, 0, 1, 0]
+    assert outputs["text"].numpy().tolist() == [b"light", b"dark", b"light", b"dark"]
+    expected = [sigmoid(127 / 16), sigmoid(8), sigmoid(1), sigmoid(1)]
+    np.testing.assert_allclose(outputs["probability"], expected, atol=1e-5)
+    np.testing.assert_allclose(outputs[PROBABILITIES][:, 1], [sigmoid((g - 128) / 16) for g in levels], atol=1e-5)
+
+
+def test_any_number_of_files_of_any_size_and_kind_is_served_at_once(sky):
+    serve = sky.signatures["serving_default"]
+    mixed = [png(1, 30, 90), jpeg(2), encode(crop(3, 50, 40)[..., 0], "PNG"), grey(200, "JPEG")]
+    together = serve(image_bytes=tf.constant(mixed))[PROBABILITIES].numpy()
+    alone = [serve(image_bytes=tf.constant([data]))[PROBABILITIES].numpy()[0] for data in mixed]
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+    assert serve(image_bytes=tf.constant([], tf.string))[PROBABILITIES].shape == (0, 2)
+
+
+def test_bytes_served_give_what_the_input_pipeline_gives_in_evaluation(network, dataset):
+    model, loaded = network
+    records = records_of(dataset, "train")
+    encoded = [record.decode(serialized)[record.ENCODED][0] for serialized in records]
+    stream = make_dataset(str(dataset), "train", OPTIONS, training=False)
+    expected = np.concatenate([model(features[IMAGE], training=False).numpy() for features, _ in stream])
+    served = loaded.signatures["serving_default"](image_bytes=tf.constant(encoded))[PROBABILITIES].numpy()
+    np.testing.assert_allclose(served, expected, atol=1e-5)
+    assert np.ptp(expected, axis=0).max() > 1e-3  # images differ, or equality would say nothing
+
+
+def test_records_evaluated_give_what_their_bytes_give_when_served(network, dataset):
+    _, loaded = network
+    records = records_of(dataset, "eval")
+    encoded = [record.decode(serialized)[record.ENCODED][0] for serialized in records]
+    outputs = loaded.signatures[EVALUATE_SIGNATURE](examples=tf.constant(records))
+    assert outputs.keys() == {PROBABILITIES}
+    served = loaded.signatures["serving_default"](image_bytes=tf.constant(encoded))[PROBABILITIES]
+    np.testing.assert_allclose(outputs[PROBABILITIES], served, atol=1e-6)
+
+
+def test_a_batch_is_decoded_pixel_for_pixel_as_in_the_input_pipeline(dataset):
+    encoded = [record.decode(serialized)[record.ENCODED][0] for serialized in records_of(dataset, "eval")]
+    found = decode_batch(tf.constant(encoded), parse_ops(OPTIONS.eval_spec), 16)
+    stream = make_dataset(str(dataset), "eval", OPTIONS, training=False)
+    np.testing.assert_array_equal(found, np.concatenate([features[IMAGE].numpy() for features, _ in stream]))
+    assert (found.dtype, found.shape) == (tf.uint8, (len(encoded), 16, 16, 3))
+
+
+def test_the_ops_of_the_export_are_part_of_the_model(sky_model, tmp_path):
+    from tests.trainer.conftest import bright_sky
+
+    # A bright frame around a dark middle: the crop of the usual ops removes some of it, a stretch does not.
+    framed = np.full((16, 16, 3), 255, np.uint8)
+    framed[4:12, 4:12] = 0
+    export(bright_sky(16), parse_ops("decode|resize(16)"), ("dark", "light"), 16, str(tmp_path / "stretch"))
+    export(bright_sky(16), parse_ops("decode|center_crop(8)|resize(16)"), ("dark", "light"), 16, str(tmp_path / "cut"))
+    texts = []
+    for name in ("stretch", "cut"):
+        serve = tf.saved_model.load(str(tmp_path / name)).signatures["serving_default"]
+        texts.append(serve(image_bytes=tf.constant([encode(framed, "PNG")]))["text"].numpy().tolist())
+    assert texts == [[b"light"], [b"dark"]]
+
+
+def test_a_file_that_is_no_image_is_an_error(sky):
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        sky.signatures["serving_default"](image_bytes=tf.constant([b"hello"]))
