@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
+from beam_jobs import validate
 from beam_jobs.errors import OptionError
 
 SOURCE_KINDS = ("auto", "folder", "csv")
@@ -40,8 +41,8 @@ class ImageLimits:
 
     def __post_init__(self) -> None:
         for name in ("max_bytes", "max_pixels", "max_side_px", "min_side_px"):
-            _whole(name, getattr(self, name), 1)
-        _at_least("max_aspect", self.max_aspect, 1)
+            validate.whole(name, getattr(self, name), 1)
+        validate.at_least("max_aspect", self.max_aspect, 1)
         if self.max_pixels > _PILLOW_MAX_PIXELS:
             raise OptionError(f"max_pixels is {self.max_pixels}; Pillow refuses images above {_PILLOW_MAX_PIXELS}")
 
@@ -115,15 +116,14 @@ class IngestOptions:
     bucket_images: int = 2048
 
     def __post_init__(self) -> None:
-        _choice("source_kind", self.source_kind, SOURCE_KINDS)
-        _choice("duplicates", self.duplicates, DUPLICATE_POLICIES)
-        _at_least("shard_mb", self.shard_mb, 0.001)
-        _whole("seed", self.seed)
-        _whole("shards", self.shards, 0)
-        _whole("threads", self.threads, 0)
-        _whole("bucket_images", self.bucket_images, 1)
-        if not isinstance(self.max_reject_ratio, (int, float)) or not 0 <= self.max_reject_ratio <= 1:
-            raise OptionError(f"max_reject_ratio is {self.max_reject_ratio!r}; it must be between 0 and 1")
+        validate.choice("source_kind", self.source_kind, SOURCE_KINDS)
+        validate.choice("duplicates", self.duplicates, DUPLICATE_POLICIES)
+        validate.at_least("shard_mb", self.shard_mb, 0.001)
+        validate.whole("seed", self.seed)
+        validate.whole("shards", self.shards, 0)
+        validate.whole("threads", self.threads, 0)
+        validate.whole("bucket_images", self.bucket_images, 1)
+        validate.share("max_reject_ratio", self.max_reject_ratio)
         _check_splits(self.splits)
 
     @property
@@ -181,22 +181,6 @@ def parse_splits(text: str) -> dict[str, float]:
         if not separator:
             raise OptionError(f"splits is {text!r}; write it as train=0.9,eval=0.1")
     return shares
-
-
-def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise OptionError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
-
-
-def _whole(name: str, value: int, minimum: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or (minimum is not None and value < minimum):
-        least = "" if minimum is None else f" of at least {minimum}"
-        raise OptionError(f"{name} is {value!r}; it must be a whole number{least}")
-
-
-def _at_least(name: str, value: float, minimum: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= minimum or math.isinf(value):
-        raise OptionError(f"{name} is {value!r}; it must be a number of at least {minimum:g}")
 
 
 def _check_splits(splits: Mapping[str, float]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from importlib import metadata
@@ -51,7 +50,7 @@ def publish(
         counts=_counts(plan, rejects, found),
         channels=channel_statistics(plan.splits[0].name, plan.splits[0].images),
         producer=producer(),
-        tables={name: _sha256(storage.join(options.out, name)) for name in manifest.TABLE_NAMES},
+        tables={name: storage.digest(storage.join(options.out, name))[1] for name in manifest.TABLE_NAMES},
     )
     manifest.write(result, options.out, scratch)
     return result
@@ -73,18 +72,10 @@ def _described(options: IngestOptions) -> dict[str, Any]:
     return json.loads(json.dumps(kept))  # lists for tuples, as they will be read back
 
 
-def _sha256(path: str) -> str:
-    hasher = hashlib.sha256()
-    with storage.open_read(path) as stream:
-        while block := stream.read(1 << 20):
-            hasher.update(block)
-    return hasher.hexdigest()
-
-
 def _checked(out: str, work: str, task: ShardTask) -> Sidecar:
     sidecar = load_sidecar(work, task)
     path = shard_path(out, task)
-    if _sha256(path) != sidecar.sha256:
+    if storage.digest(path)[1] != sidecar.sha256:
         raise CorruptDataset(f"{path} is not what was written to it; check the disk, then run the ingest again")
     return sidecar
 

@@ -7,6 +7,7 @@ other path goes through the standard library, with the fsync that makes a rename
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import os
 import posixpath
@@ -66,6 +67,21 @@ def read_bytes(path: str) -> bytes:
     """
     with open_read(path) as stream:
         return stream.read()
+
+
+def digest(path: str) -> tuple[int, str]:
+    """Returns the size in bytes and the sha256, hex, of a file.
+
+    Raises:
+      OSError: the file is missing or not readable.
+    """
+    hasher = hashlib.sha256()
+    length = 0
+    with open_read(path) as stream:
+        while block := stream.read(1 << 20):
+            hasher.update(block)
+            length += len(block)
+    return length, hasher.hexdigest()
 
 
 @contextlib.contextmanager

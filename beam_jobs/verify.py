@@ -83,7 +83,7 @@ def _check_tables(directory: str, dataset: Manifest) -> Iterator[str]:
     for name, expected in dataset.tables.items():
         path = storage.join(directory, name)
         try:
-            if _digest(path)[1] != expected:
+            if storage.digest(path)[1] != expected:
                 yield f"{path} has changed since it was published: {_OTHER_SHA256}"
         except OSError as error:
             yield f"{path} cannot be read: {error.strerror or error}"
@@ -150,22 +150,11 @@ def _check_shard(
 
 
 def _check_file(path: str, shard: Shard) -> Iterator[str]:
-    size, sha256 = _digest(path)
+    size, sha256 = storage.digest(path)
     if size != shard.bytes:
         yield f"{path} has {size} bytes, {manifest.MANIFEST_NAME} says {shard.bytes}"
     elif sha256 != shard.sha256:
         yield f"{path} has changed since it was published: {_OTHER_SHA256}"
-
-
-def _digest(path: str) -> tuple[int, str]:
-    """Returns size in bytes and sha256, hex, of a file."""
-    hasher = hashlib.sha256()
-    size = 0
-    with storage.open_read(path) as stream:
-        while block := stream.read(1 << 20):
-            hasher.update(block)
-            size += len(block)
-    return size, hasher.hexdigest()
 
 
 def _check_record(payload: bytes, dataset: Manifest) -> _Seen:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from beam_jobs import validate
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
 from beam_jobs.suggest import unknown
@@ -34,8 +35,7 @@ class EvaluateOptions:
     min_accuracy: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.min_accuracy <= 1:
-            raise OptionError(f"min_accuracy is {self.min_accuracy!r}; it must be between 0 and 1")
+        validate.share("min_accuracy", self.min_accuracy)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from beam_jobs import validate
 from beam_jobs.errors import OptionError
 
 AUTO_OPS = ""
@@ -46,10 +46,9 @@ class InputOptions:
 
     def __post_init__(self) -> None:
         for name in ("image_side_px", "batch_size", "readers", "parse_batch", "prefetch_batches"):
-            _whole(name, getattr(self, name), 1)
-        _whole("threads", self.threads, 0)
-        if not 0 <= self.shuffle_mb < math.inf:
-            raise OptionError(f"shuffle_mb is {self.shuffle_mb!r}; it must be a number of at least 0")
+            validate.whole(name, getattr(self, name), 1)
+        validate.whole("threads", self.threads, 0)
+        validate.at_least("shuffle_mb", self.shuffle_mb, 0)
 
     @property
     def thread_count(self) -> int:
@@ -90,11 +89,9 @@ class TrainOptions:
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        _whole("epochs", self.epochs, 1)
-        if not 0 < self.learning_rate < math.inf:
-            raise OptionError(f"learning_rate is {self.learning_rate!r}; it must be a number above 0")
-        if not 0 <= self.weight_decay < math.inf:
-            raise OptionError(f"weight_decay is {self.weight_decay!r}; it must be a number of at least 0")
+        validate.whole("epochs", self.epochs, 1)
+        validate.above("learning_rate", self.learning_rate, 0)
+        validate.at_least("weight_decay", self.weight_decay, 0)
         if not 0 <= self.label_smoothing < 1:
             raise OptionError(f"label_smoothing is {self.label_smoothing!r}; it must be from 0 to below 1")
 
@@ -123,8 +120,3 @@ class TrainerConfig:
           OptionError: a value is out of range.
         """
         return cls(input=InputOptions(**values["input"]), train=TrainOptions(**values["train"]))
-
-
-def _whole(name: str, value: int, minimum: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise OptionError(f"{name} is {value!r}; it must be a whole number of at least {minimum}")

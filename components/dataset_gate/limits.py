@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from beam_jobs import validate
 from beam_jobs.errors import OptionError
 
 
@@ -30,9 +31,7 @@ class GateLimits:
 
     def __post_init__(self) -> None:
         for name in ("max_anomalies", "max_leaks", "min_images_per_class"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise OptionError(f"{name} is {value!r}; it must be a whole number of at least 0")
+            validate.whole(name, getattr(self, name), 0)
         if not isinstance(self.allow_missing_classes, bool):
             raise OptionError(f"allow_missing_classes is {self.allow_missing_classes!r}; it must be true or false")
 

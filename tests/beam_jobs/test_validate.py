@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+
+from beam_jobs import validate
+from beam_jobs.errors import OptionError
+
+REFUSED = [
+    (lambda: validate.choice("kind", "x", ("a", "b")), "kind is 'x'; it must be one of a, b"),
+    (lambda: validate.whole("n", 2.0), "n is 2.0; it must be a whole number"),
+    (lambda: validate.whole("n", True), "n is True; it must be a whole number"),
+    (lambda: validate.whole("n", 0, 1), "n is 0; it must be a whole number of at least 1"),
+    (lambda: validate.at_least("x", "1", 0), "x is '1'; it must be a number of at least 0"),
+    (lambda: validate.at_least("x", math.nan, 0), "x is nan; it must be a number of at least 0"),
+    (lambda: validate.at_least("x", math.inf, 0), "x is inf; it must be a number of at least 0"),
+    (lambda: validate.at_least("x", 0.5, 1), "x is 0.5; it must be a number of at least 1"),
+    (lambda: validate.above("x", 0, 0), "x is 0; it must be a number above 0"),
+    (lambda: validate.above("x", math.inf, 0), "x is inf; it must be a number above 0"),
+    (lambda: validate.share("x", 1.01), "x is 1.01; it must be between 0 and 1"),
+    (lambda: validate.share("x", True), "x is True; it must be between 0 and 1"),
+]
+
+
+@pytest.mark.parametrize(("check", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_a_value_that_is_not_allowed_is_named(check, message):
+    with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
+        check()
+
+
+def test_edges_are_allowed():
+    validate.choice("kind", "b", ("a", "b"))
+    validate.whole("n", -3)
+    validate.whole("n", 1, 1)
+    validate.at_least("x", 1, 1.0)
+    validate.above("x", 1e-300, 0)
+    validate.share("x", 0)
+    validate.share("x", 1.0)
