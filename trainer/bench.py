@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import tensorflow as tf
 
@@ -47,8 +47,6 @@ def compare(path: str, split: str, options: InputOptions, seconds: float = 1.5) 
     Raises:
       UsageError: there is no such dataset or split.
     """
-    # Small splits must fill batches too, or nothing would come out.
-    options = replace(options, batch_size=min(options.batch_size, manifest.load(path).split(split).records))
     ours = make_dataset(path, split, options, training=True, epochs=FOREVER)
     naive = naive_dataset(path, split, options)
     rounds = [(_rate(ours, seconds), _rate(naive, seconds)) for _ in range(_ROUNDS)]

@@ -129,7 +129,9 @@ def clusters(images: pa.Table) -> list[list[dict[str, str]]]:
     for row in images.select(["cluster", "key", "label", "split"]).to_pylist():
         if row["cluster"]:
             members[row["cluster"]].append({**row, "split": row["split"] or "dropped"})
-    return sorted(members.values(), key=lambda rows: (-len(rows), rows[0]["key"]))[:_MOST_ROWS]
+    # Kept ones first, then by key; dropped ones come first in the table.
+    sets = [sorted(rows, key=lambda row: (row["split"] == "dropped", row["key"])) for rows in members.values()]
+    return sorted(sets, key=lambda rows: (-len(rows), rows[0]["key"]))[:_MOST_ROWS]
 
 
 def _histogram(values: np.ndarray) -> list[Bar]:
