@@ -46,6 +46,7 @@ EXTRAS = {
         "pytest>=8",
         "pytest-cov>=5",
         "pytest-timeout>=2.3",
+        "pytest-xdist>=3.6",
         "ruff>=0.6",
         "types-PyYAML",
     ],

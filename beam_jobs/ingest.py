@@ -6,18 +6,18 @@ can be killed and run again, on any runner: finished buckets and shards are reco
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import apache_beam as beam
 import pyarrow as pa
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import manifest, storage, tables
-from beam_jobs.errors import FeedlineError, OptionError, SourceChanged, TooManyRejects
+from beam_jobs.errors import FeedlineError, OptionError, SourceChanged, TooManyRejects, UsageError
 from beam_jobs.examine import ExamineTask, facts_path, rejects_path
 from beam_jobs.manifest import Manifest
 from beam_jobs.options import IngestOptions
@@ -107,9 +107,22 @@ def _check_out(options: IngestOptions) -> None:
 
 def _scan(source: Source, options: IngestOptions, work: str, salt: str, say: Report) -> Scan:
     started = time.monotonic()
-    found = scan(source.entries(), storage.join(work, "refs"), options.bucket_images, options.splits, salt)
+    refs = storage.join(work, "refs")
+    try:
+        found = scan(source.entries(), refs, options.bucket_images, options.splits, salt)
+    except UsageError:
+        _take_back(refs)
+        raise
     say(f"scanned   {found.found:,} files, {found.bytes / 1e6:,.1f} MB {_took(started)}")
     return found
+
+
+def _take_back(refs: str) -> None:
+    """Removes what a scan wrote before its source turned out to be wrong, and the directories it made for it."""
+    storage.remove_tree(refs)
+    if not storage.is_remote(refs):
+        with contextlib.suppress(OSError):  # one that holds something stays
+            os.removedirs(os.path.dirname(refs))
 
 
 def _examine(
@@ -180,7 +193,7 @@ def _took(started: float, images: int = 0) -> str:
     return f"in {seconds:.1f} s" + (f" ({images / seconds:,.0f} images/s)" if images else "")
 
 
-@contextmanager
+@contextlib.contextmanager
 def _beam_errors(doing: str) -> Iterator[None]:
     """Turns whatever a runner raises into one line; the runner's own text is kept as the cause."""
     try:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from beam_jobs import validate
 from beam_jobs.errors import OptionError
 
-SOURCE_KINDS = ("auto", "folder", "csv")
+SOURCE_KINDS = ("auto", "folder", "csv", "jsonl", "parquet")
 DUPLICATE_POLICIES = ("keep", "drop")
 
 # They say where the data is or how the work is cut, never which bytes come out.
@@ -83,7 +83,7 @@ class IngestOptions:
     """One ingest: where from, where to, and how.
 
     Attributes:
-      source: folder with one sub-folder a class, or a CSV table.
+      source: folder with one sub-folder a class, or a table: CSV, JSON lines or Parquet.
       out: directory that becomes the dataset.
       source_kind: one of `SOURCE_KINDS`; `auto` looks at the source.
       columns: columns of a table source.

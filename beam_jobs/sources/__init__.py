@@ -9,8 +9,10 @@ from typing import Protocol
 from beam_jobs.errors import SourceError
 from beam_jobs.options import IngestOptions
 from beam_jobs.sources.folders import ClassFolders
-from beam_jobs.sources.tables import CsvTable
+from beam_jobs.sources.tables import TABLES
 from beam_jobs.types import ImageRef, Reject
+
+_SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 
 class Source(Protocol):
@@ -38,7 +40,8 @@ def open_source(options: IngestOptions) -> Source:
       SourceError: there is no such source, or it cannot be ingested as it stands.
     """
     kind = options.source_kind if options.source_kind != "auto" else _guess(options.source)
-    source: Source = ClassFolders(options.source) if kind == "folder" else CsvTable(options.source, options.columns)
+    source: Source
+    source = ClassFolders(options.source) if kind == "folder" else TABLES[kind](options.source, options.columns)
     source.check()
     return source
 
@@ -46,8 +49,10 @@ def open_source(options: IngestOptions) -> Source:
 def _guess(path: str) -> str:
     if os.path.isdir(path):
         return "folder"
-    if os.path.isfile(path):
-        if path.lower().endswith(".csv"):
-            return "csv"
-        raise SourceError(f"{path} is not a source; give a folder with one sub-folder a class, or a .csv table")
-    raise SourceError(f"{path} does not exist; give a folder with one sub-folder a class, or a .csv table")
+    wanted = f"a folder with one sub-folder a class, or a table that ends in {', '.join(_SUFFIXES)}"
+    if not os.path.isfile(path):
+        raise SourceError(f"{path} does not exist; give {wanted}")
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix not in _SUFFIXES:
+        raise SourceError(f"{path} is not a source; give {wanted}")
+    return _SUFFIXES[suffix]

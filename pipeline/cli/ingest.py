@@ -20,7 +20,7 @@ from pipeline.config import from_mapping
 def command(source: str, out: str, as_json: bool, **values: Any) -> None:
     """Turn SOURCE into a published dataset.
 
-    SOURCE is a folder with one sub-folder a class, or a CSV table with a row an image.
+    SOURCE is a folder with one sub-folder a class, or a table with a row an image: CSV, JSON lines (.jsonl) or Parquet.
 
     \b
     Examples:

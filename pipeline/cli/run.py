@@ -14,7 +14,7 @@ from pipeline.cli.common import ingest_options, ingest_settings, json_option, pr
 
 
 @click.command("run")
-@click.option("--images", help="Folder with one sub-folder a class, or a CSV table.")
+@click.option("--images", help="Folder with one sub-folder a class, or a table.")
 @click.option("--root", help="Directory of everything the pipeline writes.")
 @click.option("--config", "config_path", help="YAML file of settings; options given here win over it.")
 @click.option("--schema", help="Reviewed schema file.  [default: infer one]")

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from beam_jobs.errors import SourceError
+from beam_jobs.ingest import run
+from beam_jobs.options import IngestOptions, TableColumns
+from beam_jobs.sources import open_source
+from beam_jobs.sources.tables import JsonlTable, ParquetTable
+from tests.beam_jobs.make_rows import make_options
+from tests.make_images import jpeg
+
+ROWS = [
+    {"image": "1.jpg", "label": "grün", "age": 3, "scores": [1, 2.5], "note": None},
+    {"image": "2.jpg", "label": "blau", "age": 4, "scores": [], "note": "07"},
+]
+EXTRA = ("age", "scores", "note")
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes rows beside the images 1.jpg and 2.jpg as `table.SUFFIX` and returns the path."""
+    for name in ("1.jpg", "2.jpg"):
+        (tmp_path / name).write_bytes(b"image")
+
+    def writer(suffix, rows=ROWS):
+        path = tmp_path / f"table.{suffix}"
+        if suffix == "parquet":
+            pq.write_table(pa.Table.from_pylist(rows), path)
+        else:
+            path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8-sig")
+        return path
+
+    return writer
+
+
+@pytest.mark.parametrize(("suffix", "kind"), [("jsonl", JsonlTable), ("NDJSON", JsonlTable), ("parquet", ParquetTable)])
+def test_rows_become_references_with_typed_columns(write, suffix, kind):
+    source = open_source(make_options(source=str(write(suffix)), columns=TableColumns(extra=EXTRA)))
+    assert isinstance(source, kind)
+    first, second = source.entries()
+    assert [(ref.key, ref.label, ref.bytes) for ref in (first, second)] == [("1.jpg", "grün", 5), ("2.jpg", "blau", 5)]
+    assert first.extra == {"age": 3, "scores": [1.0, 2.5]}
+    assert second.extra == {"age": 4, "note": "07"}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1, 2.5], [1.0, 2.5]),
+        ([1, "x"], ["1", "x"]),
+        ([True, 2], [1, 2]),
+        ([[1, 2], 3.5], [[1.0, 2.0], 3.5]),
+        ([1 << 63, 1], [str(1 << 63), "1"]),
+    ],
+)
+def test_a_column_of_mixed_values_gets_one_type(write, values, expected):
+    rows = [{"image": "1.jpg", "label": "a", "x": value} for value in values]
+    source = JsonlTable(str(write("jsonl", rows)), TableColumns(extra=("x",)))
+    found = [ref.extra["x"] for ref in source.entries()]
+    assert found == expected
+    assert [type(value) for value in found] == [type(value) for value in expected]
+
+
+def test_a_line_may_lack_what_the_first_has(write):
+    source = JsonlTable(str(write("jsonl", [ROWS[0], {"image": "2.jpg"}])), TableColumns())
+    assert [getattr(entry, "reason", "good") for entry in source.entries()] == ["good", "no_label"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"image": "1.jpg"}', "has no column 'label' for the label; it has 'image'$"),
+        (b"", "has no column 'image' for the image; it has none$"),
+        (b"[1]", r"line 1 holds '\[1\]'; it must hold one object$"),
+        (b"{", "line 1 is not JSON: "),
+        (b"\xff", "cannot be read as a JSONL table: "),
+    ],
+)
+def test_a_wrong_file_of_lines_is_refused(tmp_path, content, message):
+    (tmp_path / "table.jsonl").write_bytes(content)
+    with pytest.raises(SourceError, match=rf"table\.jsonl {message}"):
+        open_source(make_options(source=str(tmp_path / "table.jsonl")))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"no parquet", "cannot be read as a PARQUET table: "), (b"", "cannot be read as a PARQUET table: ")],
+)
+def test_a_wrong_parquet_file_is_refused(tmp_path, content, message):
+    (tmp_path / "table.parquet").write_bytes(content)
+    with pytest.raises(SourceError, match=rf"table\.parquet {message}"):
+        open_source(make_options(source=str(tmp_path / "table.parquet")))
+
+
+def test_a_broken_line_far_down_is_named_and_nothing_stays_behind(tmp_path):
+    (tmp_path / "1.jpg").write_bytes(jpeg())
+    good = json.dumps({"image": "1.jpg", "label": "a"})
+    (tmp_path / "table.jsonl").write_text("\n".join([good, good, good, "{broken"]))
+    before = sorted(tmp_path.iterdir())
+    options = IngestOptions(source=str(tmp_path / "table.jsonl"), out=str(tmp_path / "new" / "out"), bucket_images=1)
+    with pytest.raises(SourceError, match=r"table\.jsonl line 4 is not JSON"):
+        run(options)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_every_format_of_table_gives_the_same_shards(tmp_path, suffix):
+    rows = [{"image": f"{i}.jpg", "label": "ab"[i % 2], "age": i} for i in range(8)]
+    for i in range(8):
+        (tmp_path / f"{i}.jpg").write_bytes(jpeg(i))
+    (tmp_path / "table.csv").write_text("image,label,age\n" + "".join(f"{i}.jpg,{'ab'[i % 2]},{i}\n" for i in range(8)))
+    if suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "table.parquet")
+    else:
+        (tmp_path / "table.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    digests = {
+        run(
+            IngestOptions(
+                source=str(tmp_path / f"table.{kind}"),
+                out=str(tmp_path / f"out-{kind}"),
+                splits={"train": 0.5, "eval": 0.5},
+                columns=TableColumns(extra=("age",)),
+            )
+        ).digest
+        for kind in ("csv", suffix)
+    }
+    assert len(digests) == 1
