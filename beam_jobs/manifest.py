@@ -220,7 +220,9 @@ def load(directory: str) -> Manifest:
         if version != FORMAT_VERSION:
             raise ValueError(f"its format version is {version!r}, this release reads {FORMAT_VERSION}")
         return Manifest.from_json(values)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except KeyError as error:
+        raise CorruptDataset(f"{path} cannot be used: it lacks {error}; write the dataset again") from error
+    except (TypeError, ValueError, AttributeError) as error:
         raise CorruptDataset(f"{path} cannot be used: {error}; write the dataset again") from error
 
 

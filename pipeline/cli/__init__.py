@@ -23,6 +23,7 @@ _COMMANDS = {
     "ingest": ("pipeline.cli.ingest", "Raw images to a published dataset of TFRecord shards."),
     "run": ("pipeline.cli.run", "The whole TFX pipeline, locally: raw images to a pushed model and a report."),
     "verify": ("pipeline.cli.verify", "Read a dataset back: every checksum, count and image."),
+    "inspect": ("pipeline.cli.inspect", "Look inside a dataset or any TFRecord file."),
     "report": ("pipeline.cli.report", "One self-contained HTML page about a dataset."),
     "predict": ("pipeline.cli.predict", "Classify image files with a pushed model."),
     "bench": ("pipeline.cli.bench", "Measure the input pipeline beside the naive one."),

@@ -74,7 +74,7 @@ def test_help_lists_every_command_and_each_has_an_example(capsys):
     assert run(["--help"]) == 0
     commands = capsys.readouterr().out.partition("Commands:")[2].split("\n")
     names = [line.split()[0] for line in commands if line.startswith("  ") and line[2] != " "]
-    assert names == ["demo", "ingest", "run", "verify", "report", "predict", "bench"]
+    assert names == ["demo", "ingest", "run", "verify", "inspect", "report", "predict", "bench"]
     for name in names:
         arguments = [name, "input", "--help"] if name == "bench" else [name, "--help"]
         assert run(arguments) == 0

@@ -97,7 +97,7 @@ def test_what_does_not_fit_is_refused(trained, transform_output, tmp_path):
 
 
 def test_the_dataset_lies_above_the_splits():
-    assert dataset_dir(["/root/examples/7/Split-train/*"]) == "/root/examples/7"
+    assert dataset_dir(["/data/examples/7/Split-train/*"]) == "/data/examples/7"
 
 
 def test_the_learning_rate_warms_up_over_one_epoch_and_decays_to_zero():
