@@ -16,7 +16,7 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_jobs import manifest, storage, tables
+from beam_jobs import generations, manifest, storage, tables
 from beam_jobs.errors import FeedlineError, OptionError, SourceChanged, TooManyRejects, UsageError
 from beam_jobs.examine import ExamineTask, facts_path, rejects_path
 from beam_jobs.manifest import Manifest
@@ -66,9 +66,16 @@ def run(options: IngestOptions, make_pipeline: MakePipeline = local_pipeline, re
     """
     say = report or _silent
     source = open_source(options)
-    _check_out(options)
     if not storage.is_remote(options.out):
         options = dataclasses.replace(options, out=os.path.abspath(options.out))  # workers may start elsewhere
+    if options.overwrite:
+        return generations.replace_dataset(options.out, lambda out: _build(source, options, out, make_pipeline, say))
+    return _build(source, options, options.out, make_pipeline, say)
+
+
+def _build(source: Source, options: IngestOptions, out: str, make_pipeline: MakePipeline, say: Report) -> Manifest:
+    options = dataclasses.replace(options, out=out)
+    _check_out(options)
     work = storage.join(options.out, WORK_DIR)
     salt = f"{options.digest()} {sorted(producer().items())}"
     found = _scan(source, options, work, salt, say)
@@ -90,7 +97,7 @@ def _silent(line: str) -> None:
 def _check_out(options: IngestOptions) -> None:
     out = options.out
     if manifest.is_published(out):
-        raise OptionError(f"{out} already holds a dataset; choose another --out, or remove it first")
+        raise OptionError(f"{out} already holds a dataset; choose another --out, or replace it with --overwrite")
     if storage.is_remote(out):
         return
     source, target = os.path.realpath(options.source), os.path.realpath(out)
@@ -118,11 +125,13 @@ def _scan(source: Source, options: IngestOptions, work: str, salt: str, say: Rep
 
 
 def _take_back(refs: str) -> None:
-    """Removes what a scan wrote before its source turned out to be wrong, and the directories it made for it."""
+    """Removes what a scan wrote before its source turned out to be wrong."""
     storage.remove_tree(refs)
     if not storage.is_remote(refs):
+        work = os.path.dirname(refs)
         with contextlib.suppress(OSError):  # one that holds something stays
-            os.removedirs(os.path.dirname(refs))
+            os.rmdir(work)
+            os.rmdir(os.path.dirname(work))
 
 
 def _examine(

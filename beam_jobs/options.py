@@ -18,7 +18,7 @@ DUPLICATE_POLICIES = ("keep", "drop")
 # They say where the data is or how the work is cut, never which bytes come out.
 _PILLOW_MAX_PIXELS = 178_956_970  # twice `PIL.Image.MAX_IMAGE_PIXELS`: a decompression bomb to it
 
-_NOT_IN_DIGEST = frozenset({"source", "out", "threads", "bucket_images", "max_reject_ratio"})
+_NOT_IN_DIGEST = frozenset({"source", "out", "threads", "overwrite", "bucket_images", "max_reject_ratio"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +95,7 @@ class IngestOptions:
       max_reject_ratio: share of bad images, 0-1, over which nothing is published.
       limits: what an image may be.
       threads: threads of one unit of work; 0 means one a core.
+      overwrite: replace the dataset that `out` holds, by rename, once the new one is whole.
       bucket_images: images examined as one unit of work, the grain of resuming. 2048 is seconds of work.
 
     Raises:
@@ -113,6 +114,7 @@ class IngestOptions:
     max_reject_ratio: float = 0.05
     limits: ImageLimits = field(default_factory=ImageLimits)
     threads: int = 0
+    overwrite: bool = False
     bucket_images: int = 2048
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ from beam_jobs.write import ShardTask, Sidecar, load_sidecar, shard_path
 
 # What else decides the facts and the bytes of re-encoded images.
 _PRODUCERS = ("feedline", "tensorflow", "pillow", "opencv-python-headless")
-_NOT_OURS_TO_SAY = ("source", "out", "threads", "bucket_images")  # of one run, not of the dataset
+_NOT_OURS_TO_SAY = ("source", "out", "threads", "overwrite", "bucket_images")  # of one run, not of the dataset
 
 
 def producer() -> dict[str, str]:

@@ -15,9 +15,10 @@ from pipeline.config import from_mapping
 @click.command("ingest")
 @click.argument("source")
 @click.option("--out", required=True, help="Directory that becomes the dataset; new or empty.")
+@click.option("--overwrite", is_flag=True, help="Replace the dataset in --out once the new one is whole.")
 @ingest_options
 @json_option
-def command(source: str, out: str, as_json: bool, **values: Any) -> None:
+def command(source: str, out: str, overwrite: bool, as_json: bool, **values: Any) -> None:
     """Turn SOURCE into a published dataset.
 
     SOURCE is a folder with one sub-folder a class, or a table with a row an image: CSV, JSON lines (.jsonl) or Parquet.
@@ -27,7 +28,7 @@ def command(source: str, out: str, as_json: bool, **values: Any) -> None:
       feedline ingest photos --out dataset
       feedline ingest labels.csv --out dataset --image-column file --label-column kind
     """
-    settings = {"source": source, "out": out, **ingest_settings(values)}
+    settings = {"source": source, "out": out, "overwrite": overwrite, **ingest_settings(values)}
     options = from_mapping(IngestOptions, settings, "ingest")
     from beam_jobs import ingest
 

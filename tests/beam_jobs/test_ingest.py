@@ -203,7 +203,7 @@ def test_an_image_that_changes_under_way_stops_the_ingest(tmp_path, change):
 
 def test_a_published_output_is_refused(dataset, options):
     before = files_under(dataset)
-    with pytest.raises(OptionError, match=rf"^{dataset} already holds a dataset; choose another --out, or remove it"):
+    with pytest.raises(OptionError, match=rf"^{dataset} already holds a dataset; choose another --out, or replace it"):
         ingest.run(replace(options, out=str(dataset)))
     assert files_under(dataset) == before
 

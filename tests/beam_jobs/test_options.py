@@ -24,6 +24,7 @@ SHAPES_ONLY_THE_WORK = {
     "source": "elsewhere",
     "out": "elsewhere",
     "threads": 3,
+    "overwrite": True,
     "bucket_images": 7,
     "max_reject_ratio": 0.5,
 }
@@ -70,7 +71,7 @@ def test_the_digest_is_64_hex_digits_and_repeatable():
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("source_kind", "parquet", "^source_kind is 'parquet'; it must be one of auto, folder, csv$"),
+        ("source_kind", "tar", "^source_kind is 'tar'; it must be one of auto, folder, csv, jsonl, parquet$"),
         ("duplicates", "maybe", "^duplicates is 'maybe'; it must be one of keep, drop$"),
         ("shard_mb", 0, "^shard_mb is 0; it must be a number of at least 0.001$"),
         ("shard_mb", float("nan"), "^shard_mb is nan;"),

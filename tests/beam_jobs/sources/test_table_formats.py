@@ -102,7 +102,7 @@ def test_a_broken_line_far_down_is_named_and_nothing_stays_behind(tmp_path):
     good = json.dumps({"image": "1.jpg", "label": "a"})
     (tmp_path / "table.jsonl").write_text("\n".join([good, good, good, "{broken"]))
     before = sorted(tmp_path.iterdir())
-    options = IngestOptions(source=str(tmp_path / "table.jsonl"), out=str(tmp_path / "new" / "out"), bucket_images=1)
+    options = IngestOptions(source=str(tmp_path / "table.jsonl"), out=str(tmp_path / "out"), bucket_images=1)
     with pytest.raises(SourceError, match=r"table\.jsonl line 4 is not JSON"):
         run(options)
     assert sorted(tmp_path.iterdir()) == before

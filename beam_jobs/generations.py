@@ -1,0 +1,54 @@
+"""Replacing a dataset: the new generation is built beside the old one and takes its place by rename.
+
+OUT          what readers see
+OUT.next     the new generation while it is built; it stays when the build is interrupted, to be continued
+OUT.old      the old generation, between the two renames
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from beam_jobs import manifest, storage
+from beam_jobs.errors import OptionError
+from beam_jobs.manifest import Manifest
+
+
+def replace_dataset(out: str, build: Callable[[str], Manifest]) -> Manifest:
+    """Builds a dataset and puts it in the place of the one in `out`; without one there it is simply built.
+
+    Until the new one is whole, readers find the old one. Killed between the two renames, nothing is at `out` for the
+    moment; the next call puts the old generation back first.
+
+    Args:
+      out: directory of the dataset, on a local filesystem.
+      build: builds a dataset in the directory it is given.
+
+    Returns:
+      the manifest of the new generation.
+
+    Raises:
+      OptionError: `out` is remote, or holds something that is not a dataset.
+    """
+    if storage.is_remote(out):
+        raise OptionError(f"--overwrite cannot rename {out}; object stores have no directories, choose another --out")
+    following, previous = out + ".next", out + ".old"
+    if os.path.isdir(previous):
+        _recover(out, previous)
+    if not manifest.is_published(out):
+        return build(out)
+    if manifest.is_published(following):
+        storage.remove_tree(following)  # whole, but of a run that died before the swap: the source may have changed
+    result = build(following)
+    os.rename(out, previous)
+    os.rename(following, out)
+    storage.remove_tree(previous)
+    return result
+
+
+def _recover(out: str, previous: str) -> None:
+    if os.path.isdir(out):
+        storage.remove_tree(previous)  # the swap was done, only the cleaning up was not
+    else:
+        os.rename(previous, out)

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from beam_jobs import manifest
+from beam_jobs.errors import OptionError, TooManyRejects
+from beam_jobs.ingest import local_pipeline, run
+from beam_jobs.options import IngestOptions
+from beam_jobs.verify import verify
+from tests.make_images import class_folders, jpeg
+
+
+@pytest.fixture
+def photos(tmp_path):
+    return class_folders(tmp_path / "photos", per_class=3)
+
+
+@pytest.fixture
+def out(tmp_path, photos):
+    """A published dataset of six photographs."""
+    run(make_options(photos, tmp_path / "out", overwrite=False))
+    return tmp_path / "out"
+
+
+def make_options(photos, out, overwrite=True):
+    return IngestOptions(source=str(photos), out=str(out), splits={"all": 1}, overwrite=overwrite)
+
+
+def names(folder):
+    return sorted(name for name in os.listdir(folder) if name.startswith("out"))
+
+
+def test_a_dataset_is_only_replaced_when_that_is_asked_for(photos, out):
+    with pytest.raises(OptionError, match="already holds a dataset; .* --overwrite$"):
+        run(make_options(photos, out, overwrite=False))
+
+
+def test_the_old_generation_is_there_until_the_new_one_is_whole(photos, out, tmp_path):
+    before = manifest.load(str(out))
+    (photos / "china" / "new.jpg").write_bytes(jpeg(99))
+    seen = []
+
+    def watching():
+        seen.append(manifest.load(str(out)).digest)
+        return local_pipeline()
+
+    after = run(make_options(photos, out), make_pipeline=watching)
+    assert seen == [before.digest, before.digest]
+    assert manifest.load(str(out)) == after
+    assert (before.counts.written, after.counts.written) == (6, 7)
+    assert verify(str(out)).problems == []
+    assert names(tmp_path) == ["out"]
+
+
+def test_bad_data_leaves_the_old_generation_alone(photos, out):
+    before = manifest.load(str(out))
+    (photos / "china" / "bad.jpg").write_bytes(b"no image")
+    with pytest.raises(TooManyRejects):
+        run(make_options(photos, out))
+    assert manifest.load(str(out)) == before
+    assert verify(str(out)).problems == []
+
+
+def test_without_a_dataset_to_replace_one_is_made(photos, tmp_path):
+    assert run(make_options(photos, tmp_path / "out")).counts.written == 6
+    assert names(tmp_path) == ["out"]
+
+
+def test_what_is_not_a_dataset_is_never_replaced(photos, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("mine")
+    with pytest.raises(OptionError, match="is not empty"):
+        run(make_options(photos, tmp_path / "out"))
+    assert (tmp_path / "out" / "thesis.tex").read_text() == "mine"
+
+
+@pytest.mark.parametrize("died", ["between the renames", "after the renames", "before the renames"])
+def test_a_run_that_died_while_swapping_is_made_good(photos, out, tmp_path, died):
+    if died == "between the renames":
+        out.rename(tmp_path / "out.old")
+    elif died == "after the renames":
+        run(make_options(photos, tmp_path / "out.old", overwrite=False))
+    else:
+        run(make_options(photos, tmp_path / "out.next", overwrite=False))
+    (photos / "flower" / "new.jpg").write_bytes(jpeg(98))
+    assert run(make_options(photos, out)).counts.written == 7
+    assert manifest.load(str(out)).counts.written == 7
+    assert names(tmp_path) == ["out"]
+
+
+def test_an_object_store_cannot_rename(photos):
+    with pytest.raises(OptionError, match="--overwrite cannot rename gs://bucket/out"):
+        run(make_options(photos, "gs://bucket/out"))
