@@ -84,6 +84,7 @@ class RejectReason(str, enum.Enum):
     TOO_LARGE = "too_large"
     BAD_ASPECT = "bad_aspect"
     FORGED_SIZE = "forged_size"
+    UNKNOWN_RANGE = "unknown_range"
     UNDECODABLE = "undecodable"
 
 

@@ -166,6 +166,8 @@ def gate(data: bytes, limits: ImageLimits) -> Header:
         )
     if long > short * limits.max_aspect:
         raise BadImage(RejectReason.BAD_ASPECT, f"{described}; max_aspect is {limits.max_aspect:g}")
+    if header.mode == "F" or (header.mode == "I" and header.format != "png"):
+        raise BadImage(RejectReason.UNKNOWN_RANGE, f"pixels of mode {header.mode}: nothing says which value is white")
     if len(data) < _least_bytes(header):
         raise BadImage(RejectReason.FORGED_SIZE, f"{described} cannot fit in {len(data)} bytes of {header.format}")
     return header
@@ -312,7 +314,7 @@ def _normalise(data: bytes, header: Header) -> bytes:
 
 
 def _flatten(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # 16 or 32 bit grey; Pillow's own conversion clips instead of scaling
+    if image.mode.startswith("I"):  # 16 bit grey; Pillow's own conversion clips instead of scaling
         values = np.clip(np.asarray(image, dtype=np.int64), 0, 65535)
         return Image.fromarray((values >> 8).astype(np.uint8), "L")
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:

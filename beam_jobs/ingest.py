@@ -16,8 +16,8 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_jobs import generations, manifest, storage, tables
-from beam_jobs.errors import FeedlineError, OptionError, SourceChanged, TooManyRejects, UsageError
+from beam_jobs import generations, manifest, shards, storage, tables
+from beam_jobs.errors import FeedlineError, OptionError, SourceChanged, TooManyRejects
 from beam_jobs.examine import ExamineTask, facts_path, rejects_path
 from beam_jobs.manifest import Manifest
 from beam_jobs.options import IngestOptions
@@ -29,6 +29,7 @@ from beam_jobs.transforms import ExamineBuckets, WriteShards
 from beam_jobs.write import ShardTask, WriteTask, failures, shard_tasks
 
 WORK_DIR = "_work"
+_MARKER_NAME = "feedline.json"  # in the work directory: without it, a directory of that name is somebody else's
 _SHOWN_REJECTS = 3
 
 MakePipeline = Callable[[], beam.Pipeline]
@@ -43,7 +44,12 @@ def local_pipeline() -> beam.Pipeline:
     return beam.Pipeline(options=PipelineOptions(["--runner=FnApiRunner", "--direct_running_mode=in_memory"]))
 
 
-def run(options: IngestOptions, make_pipeline: MakePipeline = local_pipeline, report: Report | None = None) -> Manifest:
+def run(
+    options: IngestOptions,
+    make_pipeline: MakePipeline = local_pipeline,
+    report: Report | None = None,
+    work: str = "",
+) -> Manifest:
     """Ingests a source of images into a published dataset.
 
     Equal inputs and options give byte-identical shards on any runner and with any number of threads. Killed half way,
@@ -56,6 +62,7 @@ def run(options: IngestOptions, make_pipeline: MakePipeline = local_pipeline, re
       options: what to ingest and how.
       make_pipeline: makes the Beam pipelines of the two jobs.
       report: takes one line of text a finished stage.
+      work: directory of what passes between the stages, on the filesystem of `out`; `OUT/_work` when empty.
 
     Returns:
       the manifest of the published dataset.
@@ -68,21 +75,22 @@ def run(options: IngestOptions, make_pipeline: MakePipeline = local_pipeline, re
     source = open_source(options)
     if not storage.is_remote(options.out):
         options = dataclasses.replace(options, out=os.path.abspath(options.out))  # workers may start elsewhere
-    if options.overwrite:
-        return generations.replace_dataset(options.out, lambda out: _build(source, options, out, make_pipeline, say))
-    return _build(source, options, options.out, make_pipeline, say)
+
+    def build(out: str) -> Manifest:
+        there = dataclasses.replace(options, out=out)
+        return _build(source, there, work or storage.join(out, WORK_DIR), make_pipeline, say)
+
+    return generations.replace_dataset(options.out, build) if options.overwrite else build(options.out)
 
 
-def _build(source: Source, options: IngestOptions, out: str, make_pipeline: MakePipeline, say: Report) -> Manifest:
-    options = dataclasses.replace(options, out=out)
+def _build(source: Source, options: IngestOptions, work: str, make_pipeline: MakePipeline, say: Report) -> Manifest:
     _check_out(options)
-    work = storage.join(options.out, WORK_DIR)
     salt = f"{options.digest()} {sorted(producer().items())}"
     found = _scan(source, options, work, salt, say)
     facts, rejects = _examine(source, found, options, work, make_pipeline, say)
     plan = make_plan(facts, options)
     rejects = rejects_table(rejects, plan.rejects)
-    _check_rejects(rejects, found.found, options)
+    _check_rejects(rejects, found.found, options, work)
     tasks = shard_tasks(plan, storage.join(work, "plan"), salt)
     _write(source, plan, tasks, options, work, make_pipeline, say)
     result = publish(options, plan, tasks, rejects, found.found, work)
@@ -107,17 +115,28 @@ def _check_out(options: IngestOptions) -> None:
         return
     if not os.path.isdir(out):
         raise OptionError(f"{out} is a file; --out must be a new or empty directory")
-    names = os.listdir(out)
-    if names and WORK_DIR not in names:
-        raise OptionError(f"{out} is not empty and not the rest of an earlier ingest; choose another --out")
+    foreign = sorted(name for name in os.listdir(out) if not _is_ours(name))
+    if foreign or (os.listdir(out) and not os.path.isfile(os.path.join(out, WORK_DIR, _MARKER_NAME))):
+        held = f"holds {foreign[0]!r}" if foreign else "is not empty"
+        raise OptionError(f"{out} {held} and is not the rest of an earlier ingest; choose another --out")
+
+
+def _is_ours(name: str) -> bool:
+    return name in (WORK_DIR, *manifest.TABLE_NAMES) or name.startswith(shards.SPLIT_PREFIX)
 
 
 def _scan(source: Source, options: IngestOptions, work: str, salt: str, say: Report) -> Scan:
     started = time.monotonic()
     refs = storage.join(work, "refs")
     try:
+        storage.write_bytes(storage.join(work, _MARKER_NAME), b'{"made_by": "feedline ingest"}')
+    except OSError as error:
+        raise OptionError(
+            f"{options.out} cannot be written: {error.strerror or error}; choose another --out"
+        ) from error
+    try:
         found = scan(source.entries(), refs, options.bucket_images, options.splits, salt)
-    except UsageError:
+    except Exception:
         _take_back(refs)
         raise
     say(f"scanned   {found.found:,} files, {found.bytes / 1e6:,.1f} MB {_took(started)}")
@@ -125,12 +144,14 @@ def _scan(source: Source, options: IngestOptions, work: str, salt: str, say: Rep
 
 
 def _take_back(refs: str) -> None:
-    """Removes what a scan wrote before its source turned out to be wrong."""
+    """Removes what a scan wrote before its source turned out to be wrong; the rest of an earlier ingest stays."""
     storage.remove_tree(refs)
-    if not storage.is_remote(refs):
-        work = os.path.dirname(refs)
-        with contextlib.suppress(OSError):  # one that holds something stays
-            os.rmdir(work)
+    if storage.is_remote(refs):
+        return
+    work = os.path.dirname(refs)
+    if os.listdir(work) == [_MARKER_NAME]:
+        storage.remove_tree(work)
+        with contextlib.suppress(OSError):  # it holds something else
             os.rmdir(os.path.dirname(work))
 
 
@@ -150,11 +171,11 @@ def _examine(
     stored = tables.concat((rejects_path(task.directory, bucket) for bucket in found.buckets), tables.REJECTS)
     rejects = rejects_table(stored, found.rejects)
     say(f"examined  {len(facts):,} good, {len(rejects):,} rejected {_took(started, len(facts))}")
-    _check_rejects(rejects, found.found, options)
+    _check_rejects(rejects, found.found, options, work)
     return facts, rejects
 
 
-def _check_rejects(rejects: pa.Table, found: int, options: IngestOptions) -> None:
+def _check_rejects(rejects: pa.Table, found: int, options: IngestOptions, work: str) -> None:
     rejected = len(rejects)
     if rejected <= options.max_reject_ratio * found and rejected < found:
         return
@@ -162,9 +183,12 @@ def _check_rejects(rejects: pa.Table, found: int, options: IngestOptions) -> Non
     first = "; ".join(
         f"{row['uri']}: {row['reason']} ({row['detail']})" for row in rejects.slice(0, _SHOWN_REJECTS).to_pylist()
     )
+    listed = storage.join(work, manifest.REJECTS_NAME)
+    tables.write_table(listed, rejects)
     raise TooManyRejects(
         f"{rejected} of {found} images are bad ({rejected / found:.1%}), max_reject_ratio is "
-        f"{options.max_reject_ratio:.1%}: {reasons}. First: {first}. Repair or remove them, or raise --max-reject-ratio"
+        f"{options.max_reject_ratio:.1%}: {reasons}. First: {first}. All of them are in {listed}. "
+        "Repair or remove them, or raise --max-reject-ratio"
     )
 
 

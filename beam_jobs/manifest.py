@@ -108,7 +108,7 @@ class Manifest:
     """A published dataset.
 
     Attributes:
-      source: the source as it was named.
+      source: the source as it was named; the last part of it for a local one.
       options: every option of the ingest that shapes the output.
       options_digest: sha256 of those options.
       labels: class names; the index is the label.

@@ -15,9 +15,9 @@ from beam_jobs.errors import OptionError
 SOURCE_KINDS = ("auto", "folder", "csv", "jsonl", "parquet")
 DUPLICATE_POLICIES = ("keep", "drop")
 
-# They say where the data is or how the work is cut, never which bytes come out.
 _PILLOW_MAX_PIXELS = 178_956_970  # twice `PIL.Image.MAX_IMAGE_PIXELS`: a decompression bomb to it
 
+# They say where the data is or how the work is cut, never which bytes come out.
 _NOT_IN_DIGEST = frozenset({"source", "out", "threads", "overwrite", "bucket_images", "max_reject_ratio"})
 
 
@@ -190,7 +190,7 @@ def _check_splits(splits: Mapping[str, float]) -> None:
         raise OptionError("splits is empty; name at least one, as in train=1")
     for name, share in splits.items():
         # The name becomes a directory, `Split-NAME`, and TFX joins it into patterns.
-        if not name.isidentifier() or not name.isascii():
+        if not isinstance(name, str) or not name.isidentifier() or not name.isascii():
             raise OptionError(f"split name {name!r} is not allowed; use ASCII letters, digits and _, as in train")
         if not isinstance(share, (int, float)) or not 0 < share < math.inf:
             raise OptionError(f"split {name} has the share {share!r}; it must be a number above 0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from importlib import metadata
 from typing import Any
@@ -16,7 +17,7 @@ from beam_jobs.manifest import ImageCounts, Manifest, Shard, SplitInfo
 from beam_jobs.options import IngestOptions
 from beam_jobs.plan import Plan, SplitPlan, channel_statistics
 from beam_jobs.types import Reject
-from beam_jobs.write import ShardTask, Sidecar, load_sidecar, shard_path
+from beam_jobs.write import ShardTask, Sidecar, load_sidecar, shard_path, sidecar_path
 
 # What else decides the facts and the bytes of re-encoded images.
 _PRODUCERS = ("feedline", "tensorflow", "pillow", "opencv-python-headless")
@@ -42,7 +43,7 @@ def publish(
     tables.write_table(storage.join(options.out, manifest.IMAGES_NAME), _images(plan, sidecars), scratch)
     tables.write_table(storage.join(options.out, manifest.REJECTS_NAME), rejects, scratch)
     result = Manifest(
-        source=options.source,
+        source=_source_name(options.source),
         options=_described(options),
         options_digest=options.digest(),
         labels=plan.labels,
@@ -67,6 +68,11 @@ def reason_counts(rejects: pa.Table) -> dict[str, int]:
     return dict(Counter(rejects["reason"].to_pylist()).most_common())
 
 
+def _source_name(source: str) -> str:
+    """Returns the last part of a local source: where it lay is nobody's business, and no part of the dataset."""
+    return source if storage.is_remote(source) else os.path.basename(os.path.abspath(source))
+
+
 def _described(options: IngestOptions) -> dict[str, Any]:
     kept = {name: value for name, value in options.to_json().items() if name not in _NOT_OURS_TO_SAY}
     return json.loads(json.dumps(kept))  # lists for tuples, as they will be read back
@@ -76,6 +82,7 @@ def _checked(out: str, work: str, task: ShardTask) -> Sidecar:
     sidecar = load_sidecar(work, task)
     path = shard_path(out, task)
     if storage.digest(path)[1] != sidecar.sha256:
+        storage.remove(sidecar_path(work, task))  # or the next run would take the shard for finished
         raise CorruptDataset(f"{path} is not what was written to it; check the disk, then run the ingest again")
     return sidecar
 

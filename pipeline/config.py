@@ -14,6 +14,7 @@ import yaml
 from beam_jobs import validate
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
+from beam_jobs.storage import is_remote
 from beam_jobs.suggest import unknown
 from components.dataset_gate.limits import GateLimits
 from trainer.options import InputOptions, TrainOptions
@@ -65,11 +66,20 @@ class PipelineConfig:
     beam_args: tuple[str, ...] = LOCAL_BEAM_ARGS
 
     def __post_init__(self) -> None:
+        if is_remote(self.root):
+            raise OptionError(f"root is {self.root!r}; the local runner needs a local directory")
         if self.schema and not os.path.isfile(self.schema):
             raise OptionError(f"schema is {self.schema!r}, which is not a file; leave it out to infer one")
         if len(self.ingest.splits) < 2:
             only = next(iter(self.ingest.splits))
             raise OptionError(f"splits names only {only}; a model is evaluated on the second, as in train=0.9,eval=0.1")
+
+    def resolved(self) -> PipelineConfig:
+        """Returns the same configuration with absolute paths, so that it means the same from any directory."""
+        source = self.ingest.source if is_remote(self.ingest.source) else os.path.abspath(self.ingest.source)
+        return dataclasses.replace(
+            self, root=os.path.abspath(self.root), ingest=dataclasses.replace(self.ingest, source=source)
+        )
 
     @property
     def metadata_path(self) -> str:
@@ -111,8 +121,14 @@ def build(settings: Mapping[str, Any]) -> PipelineConfig:
     Raises:
       OptionError: a key is unknown, missing or of the wrong type; the message names it.
     """
-    settings = {**settings, "ingest": {"out": "", **settings.get("ingest", {})}}
-    return from_mapping(PipelineConfig, settings, "")
+    ingest = settings.get("ingest", {})
+    if not isinstance(ingest, Mapping):
+        raise OptionError(f"ingest is {ingest!r}; it must be a mapping of settings")
+    for name in ("out", "overwrite"):
+        if name in ingest:
+            raise OptionError(f"ingest.{name} is not for a pipeline: it puts each dataset into a directory of its own")
+    config = from_mapping(PipelineConfig, {**settings, "ingest": {**ingest, "out": ""}}, "")
+    return config.resolved()
 
 
 def from_mapping(cls: type[T], values: Any, where: str) -> T:

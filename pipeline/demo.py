@@ -21,7 +21,7 @@ _EVAL_OPS = f"decode|resize({_SIDE_PX})"
 
 def config(images: str, root: str) -> PipelineConfig:
     """Returns the configuration of the demo."""
-    return PipelineConfig(
+    config = PipelineConfig(
         name="feedline_demo",
         root=root,
         # A fifth held back, for a narrow interval; small shards, so that there are several.
@@ -30,6 +30,7 @@ def config(images: str, root: str) -> PipelineConfig:
         train=TrainOptions(epochs=30, learning_rate=4e-3, label_smoothing=0.1),
         evaluate=EvaluateOptions(min_accuracy=0.97),
     )
+    return config.resolved()
 
 
 def write_images(directory: str) -> str:

@@ -8,9 +8,11 @@ from tfx import v1 as tfx
 from tfx.dsl.components.base.base_component import BaseComponent
 
 from beam_jobs import record
+from beam_jobs.publish import producer
 from components.dataset_gate.component import DatasetGate
 from components.dataset_report.component import DatasetReport
 from components.image_example_gen.component import ImageExampleGen
+from components.reviewed_schema.component import ReviewedSchema
 from pipeline.config import PipelineConfig
 from pipeline.version import code_version
 from trainer.options import TrainerConfig
@@ -33,7 +35,8 @@ def create_pipeline(config: PipelineConfig) -> tfx.dsl.Pipeline:
     first, held_back, *_ = config.ingest.splits
     code = code_version()
 
-    example_gen = ImageExampleGen(config.ingest, producer=code)
+    libraries = ", ".join(f"{name} {version}" for name, version in producer().items())
+    example_gen = ImageExampleGen(config.ingest, producer=f"{code}, {libraries}")
     examples = example_gen.outputs["examples"]
     statistics_gen = tfx.components.StatisticsGen(examples=examples, stats_options=statistics_options(config))
     statistics = statistics_gen.outputs["statistics"]
@@ -125,5 +128,5 @@ def evaluation_config(config: PipelineConfig) -> tfma.EvalConfig:
 
 def _schema(config: PipelineConfig, statistics: tfx.types.BaseChannel) -> BaseComponent:
     if config.schema:
-        return tfx.components.ImportSchemaGen(schema_file=config.schema)
+        return ReviewedSchema(config.schema)
     return tfx.components.SchemaGen(statistics=statistics, infer_feature_shape=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from beam_jobs.errors import OptionError
 from beam_jobs.sources import open_source
+from pipeline import interrupt
 from pipeline.config import PipelineConfig
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ def preflight(config: PipelineConfig) -> None:
       UsageError: the source, the root or an option cannot be used.
     """
     open_source(config.ingest)
+    source, root = os.path.realpath(config.ingest.source), os.path.realpath(config.root)
+    if os.path.isdir(source) and os.path.commonpath([source, root]) == source:
+        raise OptionError(f"root {config.root} lies inside the images; the next run would take it for a class")
     if os.path.exists(config.root) and not os.path.isdir(config.root):
         raise OptionError(f"root {config.root} is a file; it must be a directory, new or of earlier runs")
 
@@ -58,25 +62,40 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
     from pipeline.pipeline import create_pipeline
     from pipeline.summary import collect
     from trainer import bench
-    from trainer.input_fn import evaluation_ops
+    from trainer.input_fn import check_options
     from trainer.models import check_model
-    from trainer.ops import parse_ops
 
-    parse_ops(config.input.train_spec)
-    evaluation_ops(config.input)
+    check_options(config.input)
     check_model(config.train.model)
-    os.makedirs(config.root, exist_ok=True)
+    pipeline = create_pipeline(config)
+    _make_root(config.root)
     with _logging_to(os.path.join(config.root, LOG_NAME), say):
-        LocalDagRunner().run(create_pipeline(config))
+        LocalDagRunner().run(pipeline)
+        interrupt.check()
         steps = newest_run(open_store(config.metadata_path))
         say("measuring the input pipeline")
         split = next(iter(config.ingest.splits))
         rates = bench.compare(steps["ImageExampleGen"].outputs["examples"], split, config.input)
         summary = collect(steps, rates)
+    _restore_push(summary)
     shutil.copyfile(summary.report, os.path.join(config.root, REPORT_NAME))
     if summary.schema_inferred:
         shutil.copyfile(summary.schema, os.path.join(config.root, SCHEMA_NAME))
     return dataclasses.replace(summary, report=os.path.join(config.root, REPORT_NAME))
+
+
+def _make_root(root: str) -> None:
+    try:
+        os.makedirs(root, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"root {root} cannot be made: {error.strerror}") from error
+
+
+def _restore_push(summary: RunSummary) -> None:
+    """Pushes the model again when the push came from the cache and somebody removed what it had pushed."""
+    if summary.blessed and not os.path.isfile(os.path.join(summary.model_dir, "saved_model.pb")):
+        trained = os.path.join(summary.steps["Trainer"].outputs["model"], "Format-Serving")
+        shutil.copytree(trained, summary.model_dir, dirs_exist_ok=True)
 
 
 class _Progress(logging.Handler):
@@ -89,6 +108,7 @@ class _Progress(logging.Handler):
         self._cached = False
 
     def emit(self, record: logging.LogRecord) -> None:
+        interrupt.check()
         message = record.getMessage()
         if message.startswith("Component ") and message.endswith(" is running."):
             self._started, self._cached = time.monotonic(), False

@@ -68,7 +68,7 @@ def collect(steps: Mapping[str, Step], rates: Rates) -> RunSummary:
     dataset_dir = steps["ImageExampleGen"].outputs["examples"]
     evaluator = steps["Evaluator"].outputs
     blessed = os.path.exists(os.path.join(evaluator["blessing"], "BLESSED"))
-    schema_step = steps.get("SchemaGen") or steps["ImportSchemaGen"]
+    schema_step = steps.get("SchemaGen") or steps["ReviewedSchema"]
     return RunSummary(
         dataset_dir=dataset_dir,
         dataset=manifest.load(dataset_dir),

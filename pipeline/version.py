@@ -12,11 +12,13 @@ _PACKAGES = ("beam_jobs", "components", "pipeline", "trainer")
 
 @functools.cache
 def code_version() -> str:
-    """Returns the release and a digest of every source file of the four packages, such as `0.1.0+3f9c0d1e`."""
+    """Returns the release and a digest of every file of the four packages, such as `0.1.0+3f9c0d1e`."""
     root = Path(__file__).parent.parent
     hasher = hashlib.sha256()
     for package in _PACKAGES:
-        for path in sorted((root / package).rglob("*.py")):
+        for path in sorted((root / package).rglob("*")):
+            if not path.is_file() or "__pycache__" in path.parts:
+                continue
             hasher.update(path.relative_to(root).as_posix().encode())
             hasher.update(path.read_bytes())
     return f"{metadata.version('feedline')}+{hasher.hexdigest()[:8]}"

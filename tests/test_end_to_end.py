@@ -109,8 +109,24 @@ def test_a_second_run_comes_from_the_cache_and_a_relabelled_image_does_not(workp
     assert moved.returncode == 0, moved.stderr
     summary = json.loads(moved.stdout)
     assert summary["steps"]["ImageExampleGen"]["state"] == "complete"
+    assert summary["steps"]["ReviewedSchema"]["state"] == "complete"
     assert summary["dataset"]["digest"] != first_run["dataset"]["digest"]
     assert summary["schema_inferred"] is False
+
+
+def test_an_edited_schema_is_read_again_and_a_model_that_is_too_weak_is_not_pushed(workplace, first_run):
+    reviewed = workplace / "reviewed.pbtxt"
+    text = (workplace / "work" / "schema.inferred.pbtxt").read_text(encoding="utf-8")
+    arguments = ("run", "--images", workplace / "photos", "--root", workplace / "work", *SMALL, "--schema", reviewed)
+    reviewed.write_text(text, encoding="utf-8")
+    weak = feedline(*arguments, "--min-accuracy", 1, "--epochs", 1)
+    assert weak.returncode == 3
+    assert "is under evaluate.min_accuracy; the model was not pushed" in weak.stderr
+    demanded = 'feature { name: "extra/age" type: INT presence { min_fraction: 1.0 min_count: 1 } }'
+    reviewed.write_text(text + demanded, encoding="utf-8")
+    edited = feedline(*arguments)
+    assert edited.returncode == 3
+    assert "anomaly: extra/age in train" in edited.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -82,6 +82,20 @@ def evaluation_ops(options: InputOptions) -> tuple[Op, ...]:
     return ops
 
 
+def check_options(options: InputOptions) -> None:
+    """Builds both chains of ops without data, so that what cannot work is known before anything runs.
+
+    Raises:
+      OptionError: an op is unknown, does not fit, or leaves images of another size than `image_side_px`.
+    """
+    row = {record.ENCODED: "", record.HEIGHT: 0, record.WIDTH: 0, record.LABEL: 0, record.FILENAME: "", "epoch": 0}
+    types = {name: tf.string if value == "" else tf.int64 for name, value in row.items()}
+    for training in (True, False):
+        ops = parse_ops(options.train_spec) if training else evaluation_ops(options)
+        nothing = tf.data.Dataset.from_tensors({name: tf.constant(value, types[name]) for name, value in row.items()})
+        _check_shape(nothing.map(partial(_prepare, ops=ops, seed=options.seed)), options, training)
+
+
 def _check_shape(stream: tf.data.Dataset, options: InputOptions, training: bool) -> None:
     side = options.image_side_px
     shape = stream.element_spec[0][IMAGE].shape

@@ -48,9 +48,9 @@ class InputOptions:
         for name in ("image_side_px", "batch_size", "readers", "parse_batch", "prefetch_batches"):
             validate.whole(name, getattr(self, name), 1)
         validate.whole("threads", self.threads, 0)
-        validate.whole("seed", self.seed)
-        if abs(self.seed) >= 1 << 62:  # it is added to 62-bit hashes, and the sum must fit int64
-            raise OptionError(f"seed is {self.seed}; it must be between -2^62 and 2^62")
+        validate.whole("seed", self.seed, 0)
+        if self.seed >= 1 << 32:  # what Keras and NumPy take
+            raise OptionError(f"seed is {self.seed}; it must be below 2^32")
         validate.at_least("shuffle_mb", self.shuffle_mb, 0)
 
     @property

@@ -121,6 +121,10 @@ class Table(ABC):
     def _kind_of(self, value: Any) -> type:
         if isinstance(value, list):
             return max((self._kind_of(item) for item in value), key=_WIDER.index)
+        if not isinstance(value, (bool, int, float, str)):
+            raise SourceError(
+                f"{self.path} holds {value!r} in an extra column; only numbers, text and lists of them fit"
+            )
         if isinstance(value, (bool, int)):
             return int if -(1 << 63) <= value < 1 << 63 else str
         return float if isinstance(value, float) else str
@@ -161,10 +165,14 @@ class JsonlTable(Table):
 
     def rows(self) -> Iterator[Row]:
         """See `Table`."""
+        number = 0
         with open(self.path, encoding="utf-8-sig") as stream:
-            for number, line in enumerate(stream, 1):
-                if line.strip():
-                    yield self._object(line, number)
+            try:
+                for number, line in enumerate(stream, 1):
+                    if line.strip():
+                        yield self._object(line, number)
+            except UnicodeDecodeError as error:
+                raise SourceError(f"{self.path} cannot be read past line {number}: {error}") from error
 
     def _object(self, line: str, number: int) -> Row:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 from typing import Any
 
 from tfx import types
@@ -32,8 +33,11 @@ class Executor(base_beam_executor.BaseBeamExecutor):
         """
         options = IngestOptions.from_json(json.loads(exec_properties[OPTIONS_KEY]))
         examples = artifact_utils.get_single_instance(output_dict[EXAMPLES_KEY])
+        fingerprint = exec_properties.get(FINGERPRINT_KEY) or ""
+        # TFX gives every attempt a directory of its own and removes it on failure; what was examined outlives that.
+        work = os.path.join(os.path.dirname(examples.uri), f".work-{options.digest()[:16]}-{fingerprint[:16]}")
         options = dataclasses.replace(options, out=examples.uri)
-        result = ingest.run(options, make_pipeline=self._make_beam_pipeline, report=logging.info)
+        result = ingest.run(options, make_pipeline=self._make_beam_pipeline, report=logging.info, work=work)
         examples.split_names = artifact_utils.encode_split_names(list(result.splits))
         examples.set_string_custom_property(DIGEST_KEY, result.digest)
-        examples.set_string_custom_property(FINGERPRINT_KEY, exec_properties.get(FINGERPRINT_KEY) or "")
+        examples.set_string_custom_property(FINGERPRINT_KEY, fingerprint)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import signal
 import sys
 import traceback
 import warnings
@@ -15,6 +14,7 @@ import click
 
 from beam_jobs.errors import FeedlineError
 from beam_jobs.suggest import unknown
+from pipeline import interrupt
 
 INTERRUPTED = 130
 # Name -> (module, one line of help). The help stands here so that listing the commands imports none of them.
@@ -76,14 +76,11 @@ def cli(debug: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits with its code; an error is one line, with a traceback only under `--debug`."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    # A polite kill is an interruption too: what is finished stays, and the same command continues. SIGINT is named
-    # because shells start background jobs with it ignored.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
-    sys.exit(run(arguments))
+    interrupt.install()  # a polite kill is an interruption too: what is finished stays, and the same command continues
+    sys.exit(execute(arguments))
 
 
-def run(arguments: list[str]) -> int:
+def execute(arguments: list[str]) -> int:
     """Runs the command line and returns its exit code; what went wrong is on standard error."""
     debug = "--debug" in arguments
     try:

@@ -20,7 +20,13 @@ def command() -> None:
 @click.option("--image-side", type=int, default=224, show_default=True, help="Height and width, in pixels.")
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Images a batch.")
 @click.option("--ops", default="", help="Ops of training.  [default: decode_random_crop(SIDE)|flip]")
-@click.option("--seconds", type=float, default=3.0, show_default=True, help="Length of one measurement; there are six.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.1),
+    default=3.0,
+    show_default=True,
+    help="Length of one measurement; there are six.",
+)
 @json_option
 def bench_input(
     directory: str, split: str, image_side: int, batch_size: int, ops: str, seconds: float, as_json: bool

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from beam_jobs.errors import GateFailed
 from beam_jobs.options import DUPLICATE_POLICIES, SOURCE_KINDS, parse_splits
+
+if TYPE_CHECKING:
+    from pipeline.summary import RunSummary
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,7 +53,18 @@ def say(line: str) -> None:
 
 def program() -> str:
     """Returns what to type for this program: its name, or the way it was called when it is not on the search path."""
+    if os.path.basename(sys.argv[0]) == "__main__.py":
+        return "python -m pipeline"
     return "feedline" if shutil.which("feedline") else sys.argv[0]
+
+
+def check_pushed(summary: RunSummary) -> None:
+    """Raises `GateFailed` when the model was not pushed; called last, so that the summary is printed all the same."""
+    if not summary.blessed:
+        raise GateFailed(
+            f"the accuracy {summary.accuracy.value:.4f} is under evaluate.min_accuracy; the model was not pushed, "
+            "train longer or lower the limit"
+        )
 
 
 def print_json(values: Mapping[str, Any]) -> None:

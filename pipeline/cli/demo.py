@@ -7,8 +7,9 @@ import time
 
 import click
 
+from beam_jobs.errors import OptionError
 from pipeline import demo, run_local
-from pipeline.cli.common import json_option, print_json, program, say
+from pipeline.cli.common import check_pushed, json_option, print_json, program, say
 
 
 @click.command("demo")
@@ -26,14 +27,18 @@ def command(root: str, as_json: bool) -> None:
     started = time.monotonic()
     images = os.path.join(root, "images")
     say(f"writing digits to {images}")
-    first = demo.write_images(images)
+    try:
+        first = demo.write_images(images)
+    except OSError as error:
+        raise OptionError(f"root {root} cannot be written: {error.strerror}") from error
     summary = run_local.run(demo.config(images, root), say)
     from pipeline.summary import text
 
     if as_json:
         print_json(summary.to_json())
-        return
-    click.echo("\n" + text(summary))
-    click.echo(f"{'took':<12} {time.monotonic() - started:.0f} s")
-    if summary.blessed:
+    else:
+        click.echo("\n" + text(summary))
+        click.echo(f"{'took':<12} {time.monotonic() - started:.0f} s")
+    check_pushed(summary)
+    if not as_json:
         click.echo(f"\nTry next:  {program()} predict {summary.model_dir} {first}")

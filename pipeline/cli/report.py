@@ -7,6 +7,7 @@ import os
 import click
 
 from beam_jobs import storage
+from beam_jobs.errors import OptionError
 from pipeline.cli.common import json_option, print_json
 
 
@@ -23,7 +24,11 @@ def command(directory: str, out: str, as_json: bool) -> None:
     """
     from components.dataset_report.render import render
 
-    storage.write_bytes(out, render(directory).encode())
+    page = render(directory)
+    try:
+        storage.write_bytes(out, page.encode())
+    except OSError as error:
+        raise OptionError(f"--out {out} cannot be written: {error.strerror}") from error
     if as_json:
         print_json({"report": os.path.abspath(out)})
     else:

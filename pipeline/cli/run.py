@@ -10,7 +10,7 @@ import yaml
 from beam_jobs.errors import OptionError
 from pipeline import config as configuration
 from pipeline import run_local
-from pipeline.cli.common import ingest_options, ingest_settings, json_option, print_json, program, say
+from pipeline.cli.common import check_pushed, ingest_options, ingest_settings, json_option, print_json, program, say
 
 
 @click.command("run")
@@ -48,9 +48,10 @@ def command(config_path: str | None, assignments: tuple[str, ...], as_json: bool
 
     if as_json:
         print_json(summary.to_json())
-        return
-    click.echo("\n" + text(summary))
-    if summary.blessed:
+    else:
+        click.echo("\n" + text(summary))
+    check_pushed(summary)
+    if not as_json:
         click.echo(f"\nTry next:  {program()} predict {summary.model_dir} IMAGE...")
 
 

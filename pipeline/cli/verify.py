@@ -14,7 +14,9 @@ _SHOWN = 20
 
 @click.command("verify")
 @click.argument("directory")
-@click.option("--threads", type=int, default=0, help="Threads that decode; 0 is one a core.  [default: 0]")
+@click.option(
+    "--threads", type=click.IntRange(min=0), default=0, help="Threads that decode; 0 is one a core.  [default: 0]"
+)
 @json_option
 def command(directory: str, threads: int, as_json: bool) -> None:
     """Read the dataset in DIRECTORY back: every checksum, every count and a decode of every image.

@@ -63,5 +63,6 @@ def test_reject_reasons_are_the_ones_that_are_on_disk():
         "too_large",
         "bad_aspect",
         "forged_size",
+        "unknown_range",
         "undecodable",
     ]

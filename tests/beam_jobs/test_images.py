@@ -271,3 +271,12 @@ def test_store_refuses_a_normalisation_that_gives_other_bytes():
     _, facts = images.examine(data, LIMITS)
     with pytest.raises(BadImage, match="^unreadable: normalising it again gave other bytes"):
         images.store(data, replace(facts, sha256="0" * 64))
+
+
+@pytest.mark.parametrize(("mode", "dtype"), [("I", np.int32), ("F", np.float32)])
+def test_pixels_of_unknown_range_are_rejected(mode, dtype):
+    # 0-252 in 32 bits, or 0-1 in floats: scaled by any rule, one of them would come out black.
+    data = encode(Image.fromarray(crop(1)[..., 0].astype(dtype), mode), "TIFF")
+    with pytest.raises(BadImage, match=f"pixels of mode {mode}") as caught:
+        images.examine(data, ImageLimits())
+    assert caught.value.reason is RejectReason.UNKNOWN_RANGE

@@ -11,12 +11,20 @@ from pathlib import Path
 import pytest
 
 from beam_jobs import ingest, manifest, tables
-from beam_jobs.errors import EmptySplit, FeedlineError, OptionError, SourceChanged, SourceError, TooManyRejects
+from beam_jobs.errors import (
+    CorruptDataset,
+    EmptySplit,
+    FeedlineError,
+    OptionError,
+    SourceChanged,
+    SourceError,
+    TooManyRejects,
+)
 from beam_jobs.options import IngestOptions
 from beam_jobs.verify import verify
 from tests.beam_jobs.object_store import SCHEME
 from tests.beam_jobs.runs import KilledAfterWriting, Recorder, files_under, shards_under
-from tests.make_images import class_folders, jpeg
+from tests.make_images import class_folders, flipped, jpeg
 
 FIXTURE = {"splits": {"train": 0.7, "eval": 0.3}, "shards": 2}  # what the fixture `dataset` was made with
 
@@ -34,7 +42,7 @@ def small(tmp_path: Path, **fields) -> IngestOptions:
 def test_class_folders_become_a_sound_dataset(dataset, photos):
     loaded = manifest.load(str(dataset))
     assert loaded.labels == ("china", "flower")
-    assert loaded.source == str(photos)
+    assert loaded.source == photos.name  # where it lay is no part of the dataset
     assert (loaded.counts.found, loaded.counts.written, loaded.counts.rejected) == (24, 24, 0)
     assert {name: len(info.shards) for name, info in loaded.splits.items()} == {"train": 2, "eval": 2}
     checked = verify(str(dataset))
@@ -121,8 +129,10 @@ def test_too_many_rejects_publish_nothing_and_say_why(tmp_path):
     assert str(caught.value) == (
         "2 of 10 images are bad (20.0%), max_reject_ratio is 19.0%: 1 empty_file, 1 not_an_image. "
         "First: china/empty.jpg: empty_file (the file has 0 bytes); flower/notes.txt: not_an_image (it starts with "
-        "b'a note'; known are jpeg, png, gif, bmp, tiff, webp). Repair or remove them, or raise --max-reject-ratio"
+        "b'a note'; known are jpeg, png, gif, bmp, tiff, webp). "
+        f"All of them are in {options.out}/_work/rejects.parquet. Repair or remove them, or raise --max-reject-ratio"
     )
+    assert len(tables.read(f"{options.out}/_work/rejects.parquet")) == 2
     assert not manifest.is_published(options.out)
     # The ratio is not part of what was examined, so raising it goes on from there.
     recorder = Recorder()
@@ -211,9 +221,41 @@ def test_a_published_output_is_refused(dataset, options):
 def test_an_output_with_other_files_is_refused(options):
     Path(options.out).mkdir()
     Path(options.out, "thesis.txt").write_text("mine")
-    with pytest.raises(OptionError, match="^.*/out is not empty and not the rest of an earlier ingest; choose another"):
+    with pytest.raises(
+        OptionError, match="/out holds 'thesis.txt' and is not the rest of an earlier ingest; choose another"
+    ):
         ingest.run(options)
     assert list(files_under(Path(options.out))) == ["thesis.txt"]
+
+
+def test_a_work_directory_of_somebody_else_is_left_alone(options):
+    Path(options.out, "_work").mkdir(parents=True)
+    Path(options.out, "_work", "thesis.txt").write_text("mine")
+    with pytest.raises(OptionError, match="/out is not empty and is not the rest of an earlier ingest"):
+        ingest.run(options)
+    assert Path(options.out, "_work", "thesis.txt").read_text() == "mine"
+
+
+def test_a_shard_that_was_damaged_before_publishing_is_written_again(options, monkeypatch):
+    # The first run dies on the damage; the second must not take the shard for finished.
+    real = ingest.publish
+
+    def damage_then_publish(*arguments):
+        shard = next(Path(options.out).rglob("*.tfrecord"))
+        shard.write_bytes(flipped(shard.read_bytes(), 30))
+        return real(*arguments)
+
+    monkeypatch.setattr(ingest, "publish", damage_then_publish)
+    with pytest.raises(CorruptDataset, match="is not what was written to it"):
+        ingest.run(options)
+    monkeypatch.setattr(ingest, "publish", real)
+    ingest.run(options)
+    assert verify(options.out).problems == []
+
+
+def test_a_place_that_cannot_be_written_is_named(options):
+    with pytest.raises(OptionError, match="^/proc/nowhere/out cannot be written: "):
+        ingest.run(replace(options, out="/proc/nowhere/out"))
 
 
 def test_an_output_that_is_a_file_is_refused(options):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import run
+from pipeline.cli import execute as run
 from pipeline.cli.run import _merge, _parse_assignment
 from tests.make_images import class_folders, jpeg
 
@@ -29,7 +29,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 WRONG = [
     ("ingest empty --out o", "empty holds nothing; it must hold one folder a class"),
-    ("ingest flat --out o", "flat holds only files; it must hold one folder a class"),
+    ("ingest flat --out o", "flat holds no visible folder; it must hold one folder a class"),
     ("ingest hollow --out o", "hollow has 1 class folders and no file in any"),
     ("ingest nowhere --out o", "nowhere does not exist; give a folder"),
     ("ingest wrong.yaml --out o", "wrong.yaml is not a source; give a folder"),
@@ -42,12 +42,12 @@ WRONG = [
     ("ingest photos --out o --max-reject-ratio 2", "max_reject_ratio is 2.0; it must be between 0 and 1"),
     ("ingest photos --out o --duplicates maybe", "'maybe' is not one of 'keep', 'drop'"),
     ("ingest photos", "Missing option '--out'"),
-    ("ingest photos --out flat", "flat is not empty and not the rest of an earlier ingest"),
+    ("ingest photos --out flat", "flat holds '1.jpg' and is not the rest of an earlier ingest"),
     ("ingest photos --out table.csv", "table.csv is a file"),
     ("run --images photos", "--root is missing"),
     ("run --root work", "--images is missing"),
     ("run --images empty --root work", "empty holds nothing"),
-    ("run --images photos --root table.csv", "root table.csv is a file"),
+    ("run --images photos --root table.csv", "table.csv is a file"),
     ("run --images photos --root work --config wrong.yaml", "there is no setting 'trian'; did you mean train?"),
     ("run --images photos --root work --config no.yaml", "config no.yaml cannot be read"),
     ("run --images photos --root work --set train.epoch=3", "there is no setting 'train.epoch'; did you mean epochs?"),

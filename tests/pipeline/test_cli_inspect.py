@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from pipeline.cli import run
+from pipeline.cli import execute as run
 from tests.make_images import class_folders
 
 

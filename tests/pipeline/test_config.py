@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from beam_jobs.errors import OptionError
@@ -10,7 +12,8 @@ MINIMAL = {"root": "work", "ingest": {"source": "photos"}}
 
 def test_minimal_settings_take_every_default():
     config = build(MINIMAL)
-    assert (config.root, config.ingest.source, config.ingest.out) == ("work", "photos", "")
+    assert (config.root, config.ingest.source) == (os.path.abspath("work"), os.path.abspath("photos"))
+    assert config.ingest.out == ""
     assert config.train.epochs == 10
     assert config.beam_args == ("--runner=FnApiRunner", "--direct_running_mode=in_memory")
 
@@ -58,6 +61,14 @@ def test_every_part_can_be_set_from_nested_settings():
         ({**MINIMAL, "schema": "/nowhere/schema.pbtxt"}, "schema is '/nowhere/schema.pbtxt', which is not a file"),
         ({"root": "w", "ingest": {"source": "x", "splits": {"all": 1}}}, "splits names only all; a model is evaluated"),
         ({"ingest": {"source": "x"}}, "root is missing"),
+        ({"root": "work", "ingest": 5}, "ingest is 5; it must be a mapping"),
+        ({"root": "work", "ingest": None}, "ingest is None; it must be a mapping"),
+        ({"root": "work", "ingest": {"source": "x", "out": "y"}}, "ingest.out is not for a pipeline"),
+        (
+            {"root": "gs://bucket/x", "ingest": {"source": "x"}},
+            "root is 'gs://bucket/x'; the local runner needs a local",
+        ),
+        ({"root": "w", "ingest": {"source": "x", "splits": {1: 0.5, 2: 0.5}}}, "split name 1 is not allowed"),
         ({"root": "work"}, "ingest.source is missing"),
     ],
 )
@@ -94,7 +105,7 @@ def test_everything_lies_below_the_root():
     config = build(MINIMAL)
     assert isinstance(config, PipelineConfig)
     assert {config.metadata_path, config.artifacts_dir, config.serving_dir} == {
-        "work/metadata.sqlite",
-        "work/artifacts",
-        "work/serving",
+        os.path.abspath("work/metadata.sqlite"),
+        os.path.abspath("work/artifacts"),
+        os.path.abspath("work/serving"),
     }

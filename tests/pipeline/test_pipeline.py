@@ -55,7 +55,7 @@ def test_a_reviewed_schema_is_imported_instead_of_inferred(make, config, tmp_pat
     schema.write_text("")
     reviewed = PipelineConfig(root=config.root, ingest=config.ingest, schema=str(schema))
     ids = {component.id for component in make(reviewed).components}
-    assert "ImportSchemaGen" in ids
+    assert "ReviewedSchema" in ids
     assert "SchemaGen" not in ids
 
 

@@ -99,7 +99,7 @@ def test_the_global_seed_of_tensorflow_changes_nothing(shades):
     assert orders[0] == orders[1] == orders[2]
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"seed": -1}, {"readers": 1}, {"shuffle_mb": 0}], ids=str)
+@pytest.mark.parametrize("change", [{"seed": 1}, {"seed": 7}, {"readers": 1}, {"shuffle_mb": 0}], ids=str)
 def test_seed_readers_and_shuffle_memory_decide_the_order(shades, change):
     small = {"shuffle_mb": 0.005}
     assert order(shades, options(**{**small, **change})) != order(shades, options(**small))

@@ -67,13 +67,27 @@ def test_links_within_the_root_are_followed_once(tmp_path):
     assert found_in(tmp_path) == [("a/1.jpg", "a"), ("a/again/2.jpg", "a"), ("a/again/file.jpg", "a")]
 
 
+@pytest.mark.parametrize("place", ["dog", "cat/dir"])
+def test_a_folder_that_leads_out_of_the_root_stops_everything(tmp_path, place):
+    # As one reject it could stand for a whole class and stay under every limit.
+    make(tmp_path, "root/cat/a.jpg", "secret/key.jpg")
+    (tmp_path / "root" / place).symlink_to(tmp_path / "secret")
+    with pytest.raises(SourceError, match=f"/root/{place} is a link that leads out of the source"):
+        found_in(tmp_path / "root")
+
+
+def test_a_class_folder_that_leads_out_is_refused_before_anything_is_read(tmp_path):
+    make(tmp_path, "root/cat/a.jpg", "secret/key.jpg")
+    (tmp_path / "root" / "dog").symlink_to(tmp_path / "secret")
+    with pytest.raises(SourceError, match="/root/dog is a link that leads out of the source"):
+        ClassFolders(str(tmp_path / "root")).check()
+
+
 def test_links_out_of_the_root_are_rejected(tmp_path):
     make(tmp_path, "root/cat/a.jpg", "secret/key.jpg")
-    (tmp_path / "root" / "cat" / "dir").symlink_to(tmp_path / "secret")
     (tmp_path / "root" / "cat" / "file.jpg").symlink_to(tmp_path / "secret" / "key.jpg")
     assert found_in(tmp_path / "root") == [
         ("cat/a.jpg", "cat"),
-        ("cat/dir", "! outside_root"),
         ("cat/file.jpg", "! outside_root"),
     ]
 
@@ -110,8 +124,8 @@ def test_the_order_is_the_same_whatever_the_order_of_creation(tmp_path):
     ("names", "message"),
     [
         ([], "holds nothing; it must hold one folder a class, with the images in them$"),
-        (["a.jpg"], "holds only files; it must hold one folder a class, with the images in them$"),
-        ([".git/x"], "holds only files; it must hold one folder a class"),
+        (["a.jpg"], "holds no visible folder; it must hold one folder a class, with the images in them$"),
+        ([".git/x"], "holds no visible folder; it must hold one folder a class"),
         (["cat/.hidden"], "has 1 class folders and no file in any; put the images there$"),
     ],
 )

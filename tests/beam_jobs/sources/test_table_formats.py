@@ -78,7 +78,7 @@ def test_a_line_may_lack_what_the_first_has(write):
         (b"", "has no column 'image' for the image; it has none$"),
         (b"[1]", r"line 1 holds '\[1\]'; it must hold one object$"),
         (b"{", "line 1 is not JSON: "),
-        (b"\xff", "cannot be read as a JSONL table: "),
+        (b"\xff", "cannot be read past line 0: "),
     ],
 )
 def test_a_wrong_file_of_lines_is_refused(tmp_path, content, message):

@@ -1,0 +1,1 @@
+"""Hands a reviewed schema to the pipeline."""

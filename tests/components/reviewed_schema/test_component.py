@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+from tfx import types
+from tfx.types import standard_artifacts
+
+from beam_jobs.errors import OptionError
+from components.reviewed_schema.component import ReviewedSchema
+from components.reviewed_schema.executor import Executor
+
+TEXT = 'feature { name: "image/height" type: INT }\n'
+
+
+def test_the_content_of_the_file_is_the_cache_key(tmp_path):
+    path = tmp_path / "schema.pbtxt"
+    path.write_text(TEXT)
+    assert ReviewedSchema(str(path)).exec_properties == {"schema_text": TEXT}
+    path.write_text(TEXT + TEXT.replace("height", "width"))
+    assert "image/width" in ReviewedSchema(str(path)).exec_properties["schema_text"]
+
+
+@pytest.mark.parametrize(("content", "message"), [(b"feature {", "cannot be used: "), (b"\xff", "can't decode")])
+def test_what_is_no_schema_is_refused_in_one_line(tmp_path, content, message):
+    path = tmp_path / "schema.pbtxt"
+    path.write_bytes(content)
+    with pytest.raises(OptionError, match=message) as caught:
+        ReviewedSchema(str(path))
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_executor_writes_the_text_out(tmp_path):
+    schema: types.Artifact = standard_artifacts.Schema()
+    schema.uri = str(tmp_path)
+    Executor().Do({}, {"schema": [schema]}, {"schema_text": TEXT})
+    assert (tmp_path / "schema.pbtxt").read_text() == TEXT
