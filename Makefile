@@ -36,7 +36,7 @@ docs: setup  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
 bench: setup  ## measure ingest and input pipeline side by side; results in benchmarks/results
-	$(BIN)/python -m benchmarks.run
+	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -W ignore -m benchmarks.run
 
 clean:  ## remove what the targets made, environment included
 	rm -rf .venv .tools build dist site *.egg-info demo_run .pytest_cache .mypy_cache .ruff_cache .hypothesis

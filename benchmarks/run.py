@@ -39,8 +39,9 @@ def main() -> None:
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as scratch:
         source = arguments.images or write_photographs(Path(scratch) / "photos", arguments.count)
+        values = {"machine": machine(), "commit": commit(), "images": count_files(source)}
         results = measure(source, Path(scratch))
-    values = {"machine": machine(), "commit": commit(), "images": count_files(source), "results": results}
+        values["results"] = results
     storage.write_bytes(str(arguments.out), (json.dumps(values, indent=2) + "\n").encode())
     for name, row in results.items():
         print(f"{name:<34} {row['rate']:>8,.0f} images/s   base {row['base']:>8,.0f}   ratio {row['ratio']:.2f}")
