@@ -171,7 +171,8 @@ def _split_names(images: pa.Table, options: IngestOptions) -> list[str]:
 def _groups(groups: Sequence[str], contents: Sequence[str]) -> list[str]:
     """Returns a name for what each row must stay with: rows of one group, and rows of equal content, joined.
 
-    A joined set is named after its smallest group, so that it keeps its split when members are added.
+    A joined set is named after its smallest group, so that it keeps its split when members are added. A member that
+    ties two sets together moves one of them: they were apart only for want of it.
     """
     if not any(groups):
         return list(contents)

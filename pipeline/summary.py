@@ -118,7 +118,8 @@ def _duplicates(dataset: Manifest) -> str:
 
 def _split(dataset: Manifest, name: str) -> str:
     info = dataset.splits[name]
-    return f"{info.records:,} images, {len(info.shards)} shards, {info.bytes:,} bytes"
+    shards = "1 shard" if len(info.shards) == 1 else f"{len(info.shards)} shards"
+    return f"{info.records:,} images, {shards}, {info.bytes:,} bytes"
 
 
 def _accuracy(accuracy: Accuracy) -> str:

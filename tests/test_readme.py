@@ -73,6 +73,10 @@ def test_yaml_is_a_valid_configuration(text):
     assert list(config.ingest.splits) == ["train", "eval"]
 
 
+def test_no_figure_is_left_to_be_filled_in():
+    assert re.findall(r"@[A-Z_]+@|\?\?\?|\bTBD\b", README) == []
+
+
 def test_links_lead_somewhere():
     local = [target for target in re.findall(r"\]\(([^)]+)\)", README) if not target.startswith("http")]
     assert local

@@ -45,7 +45,8 @@ class Executor(base_executor.BaseExecutor):
         findings = check_dataset(dataset, images, anomalies, limits)
         if findings:
             listed = "\n".join(f"  - {finding}" for finding in findings)
-            raise GateFailed(f"the dataset gate found {len(findings)} problems, the pipeline stops here:\n{listed}")
+            count = "1 problem" if len(findings) == 1 else f"{len(findings)} problems"
+            raise GateFailed(f"the dataset gate found {count}, the pipeline stops here:\n{listed}")
         verdict = {
             "dataset_digest": dataset.digest,
             "limits": limits.to_json(),
