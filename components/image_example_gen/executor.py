@@ -12,9 +12,11 @@ from tfx import types
 from tfx.dsl.components.base import base_beam_executor
 from tfx.types import artifact_utils
 
-from beam_jobs import ingest
+from beam_jobs import ingest, storage
 from beam_jobs.options import IngestOptions
 from components.image_example_gen.names import DIGEST_KEY, EXAMPLES_KEY, FINGERPRINT_KEY, OPTIONS_KEY
+
+_WORK_PREFIX = ".work-"
 
 
 class Executor(base_beam_executor.BaseBeamExecutor):
@@ -35,9 +37,13 @@ class Executor(base_beam_executor.BaseBeamExecutor):
         examples = artifact_utils.get_single_instance(output_dict[EXAMPLES_KEY])
         fingerprint = exec_properties.get(FINGERPRINT_KEY) or ""
         # TFX gives every attempt a directory of its own and removes it on failure; what was examined outlives that.
-        work = os.path.join(os.path.dirname(examples.uri), f".work-{options.digest()[:16]}-{fingerprint[:16]}")
+        attempts = os.path.dirname(examples.uri)
+        work = storage.join(attempts, f"{_WORK_PREFIX}{options.digest()[:16]}-{fingerprint[:16]}")
         options = dataclasses.replace(options, out=examples.uri)
         result = ingest.run(options, make_pipeline=self._make_beam_pipeline, report=logging.info, work=work)
+        for name in storage.list_dirs(attempts):
+            if name.startswith(_WORK_PREFIX):  # left by attempts on images or options that are no more
+                storage.remove_tree(storage.join(attempts, name))
         examples.split_names = artifact_utils.encode_split_names(list(result.splits))
         examples.set_string_custom_property(DIGEST_KEY, result.digest)
         examples.set_string_custom_property(FINGERPRINT_KEY, fingerprint)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import apache_beam as beam
@@ -11,7 +12,7 @@ from tfx.components.util import tfxio_utils
 from tfx.dsl.components.base import base_beam_executor
 from tfx.types import artifact_utils, standard_artifacts
 
-from beam_jobs import manifest, record
+from beam_jobs import manifest, record, tables
 from beam_jobs.errors import TooManyRejects
 from beam_jobs.options import IngestOptions
 from beam_jobs.verify import verify
@@ -57,6 +58,24 @@ def test_bad_images_over_the_limit_fail_the_execution_and_publish_nothing(tmp_pa
     with pytest.raises(TooManyRejects, match=r"1 of 1 images are bad .*cat/a\.jpg: not_an_image"):
         do(tmp_path / "source", tmp_path)
     assert not manifest.is_published(str(tmp_path / "examples"))
+
+
+def test_what_a_failed_attempt_examined_is_taken_up_by_the_next_one(photos, tmp_path):
+    source = Path(shutil.copytree(photos, tmp_path / "source"))
+    (source / "china" / "bad.jpg").write_bytes(b"no image")
+    with pytest.raises(TooManyRejects, match=r"All of them are in .*/\.work-\w+-f00/rejects\.parquet"):
+        do(source, tmp_path / "attempts", max_reject_ratio=0.0)
+    # TFX would remove the directory of the attempt now; the work beside it stays, facts of good images included.
+    (work,) = (tmp_path / "attempts").glob(".work-*")
+    (facts,) = (work / "examined").glob("facts-*.parquet")
+    rows = tables.read(str(facts)).to_pylist()
+    for row in rows:
+        row["mean_rgb"] = [1.0, 2.0, 3.0]  # a mark that only taking up the file can carry on
+    tables.write(str(facts), rows, tables.EXAMINED)
+    (tmp_path / "attempts" / ".work-older").mkdir()
+    examples = do(source, tmp_path / "attempts", max_reject_ratio=0.1)
+    assert manifest.load(examples.uri).channels.mean_rgb == (1.0, 2.0, 3.0)
+    assert not list((tmp_path / "attempts").glob(".work-*"))
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])
