@@ -89,16 +89,22 @@ def execute(arguments: list[str]) -> int:
         return stop.exit_code
     except (click.Abort, KeyboardInterrupt):
         return _fail("interrupted; what is finished is kept, run the same command again to continue", INTERRUPTED)
-    except click.ClickException as error:
-        return _fail(_click_message(error), 2)
-    except FeedlineError as error:
-        if debug:
-            traceback.print_exc()
-        return _fail(str(error), error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
     except Exception as error:  # noqa: BLE001 - the last line of defence; the user sees one line
-        if debug:
+        if debug and not isinstance(error, click.ClickException):
             traceback.print_exc()
-        return _fail(f"{type(error).__name__}: {error} (run again with --debug for the traceback)", 1)
+        return _fail(*_explain(error))
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """Returns the one line and the exit code of an error."""
+    if isinstance(error, click.ClickException):
+        return _click_message(error), 2
+    if isinstance(error, FeedlineError):
+        return str(error), error.exit_code
+    return f"{type(error).__name__}: {error} (run again with --debug for the traceback)", 1
 
 
 def _click_message(error: click.ClickException) -> str:

@@ -81,6 +81,12 @@ def test_help_lists_every_command_and_each_has_an_example(capsys):
         assert "feedline " + name in capsys.readouterr().out.partition("Example")[2]
 
 
+@pytest.mark.parametrize("arguments", [[], ["bench"]])
+def test_a_group_without_command_shows_its_help(capsys, arguments):
+    assert run(arguments) == 2
+    assert capsys.readouterr().err.startswith("Usage: feedline")
+
+
 def test_ingest_prints_its_result_and_json_has_all_of_it(place, capsys):
     assert run("ingest photos --out plain --splits train=0.5,eval=0.5".split()) == 0
     captured = capsys.readouterr()
