@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections.abc import Mapping, Sequence
 
 SHARD_TEMPLATE = "data-{index:05d}-of-{count:05d}.tfrecord"
 SPLIT_PREFIX = "Split-"  # the layout TFX expects of an `Examples` artifact
-_SHARD_PATTERN = re.compile(r"data-(\d{5,})-of-(\d{5,})\.tfrecord")
 
 
 def shard_name(index: int, count: int) -> str:
@@ -26,19 +24,6 @@ def shard_name(index: int, count: int) -> str:
     if not 0 <= index < count:
         raise ValueError(f"shard index {index} is not in 0..{count - 1}")
     return SHARD_TEMPLATE.format(index=index, count=count)
-
-
-def parse_shard_name(name: str) -> tuple[int, int]:
-    """Returns (index, count) of a shard file name; the inverse of `shard_name`.
-
-    Raises:
-      ValueError: the name is not one that `shard_name` makes.
-    """
-    match = _SHARD_PATTERN.fullmatch(name)
-    index, count = (int(match[1]), int(match[2])) if match else (0, 0)
-    if index >= count or shard_name(index, count) != name:  # written otherwise, as with other digits
-        raise ValueError(f"{name!r} is not a shard name such as {shard_name(0, 16)}")
-    return index, count
 
 
 def split_dir(split: str) -> str:
