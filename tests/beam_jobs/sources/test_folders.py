@@ -72,14 +72,14 @@ def test_a_folder_that_leads_out_of_the_root_stops_everything(tmp_path, place):
     # As one reject it could stand for a whole class and stay under every limit.
     make(tmp_path, "root/cat/a.jpg", "secret/key.jpg")
     (tmp_path / "root" / place).symlink_to(tmp_path / "secret")
-    with pytest.raises(SourceError, match=f"/root/{place} is a link that leads out of the source"):
+    with pytest.raises(SourceError, match=f"root/{place} is a link that leads out of the source"):
         found_in(tmp_path / "root")
 
 
 def test_a_class_folder_that_leads_out_is_refused_before_anything_is_read(tmp_path):
     make(tmp_path, "root/cat/a.jpg", "secret/key.jpg")
     (tmp_path / "root" / "dog").symlink_to(tmp_path / "secret")
-    with pytest.raises(SourceError, match="/root/dog is a link that leads out of the source"):
+    with pytest.raises(SourceError, match="root/dog is a link that leads out of the source"):
         ClassFolders(str(tmp_path / "root")).check()
 
 
