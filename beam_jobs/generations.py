@@ -1,8 +1,13 @@
 """Replacing a dataset: the new generation is built beside the old one and takes its place by rename.
 
-OUT          what readers see
-OUT.next     the new generation while it is built; it stays when the build is interrupted, to be continued
-OUT.old      the old generation, between the two renames
+For a dataset in `DIR/NAME`:
+
+    DIR/NAME                    what readers see
+    DIR/.NAME.feedline-next     the new generation while it is built; it stays when the build is interrupted
+    DIR/.NAME.feedline-old      the old generation, between the two renames
+
+Names that nobody gives to anything else: what bears them is removed without a question, and a `NAME.old` is
+somebody's backup.
 """
 
 from __future__ import annotations
@@ -33,7 +38,8 @@ def replace_dataset(out: str, build: Callable[[str], Manifest]) -> Manifest:
     """
     if storage.is_remote(out):
         raise OptionError(f"--overwrite cannot rename {out}; object stores have no directories, choose another --out")
-    following, previous = out + ".next", out + ".old"
+    folder, name = os.path.split(out)
+    following, previous = (os.path.join(folder, f".{name}.feedline-{which}") for which in ("next", "old"))
     if os.path.isdir(previous):
         _recover(out, previous)
     if not manifest.is_published(out):

@@ -20,7 +20,7 @@ from beam_jobs import generations, manifest, shards, storage, tables
 from beam_jobs.errors import FeedlineError, OptionError, SourceChanged, TooManyRejects
 from beam_jobs.examine import ExamineTask, facts_path, rejects_path
 from beam_jobs.manifest import Manifest
-from beam_jobs.options import IngestOptions
+from beam_jobs.options import LOCAL_BEAM_ARGS, IngestOptions
 from beam_jobs.plan import Plan, make_plan
 from beam_jobs.publish import producer, publish, reason_counts, rejects_table
 from beam_jobs.scan import Scan, scan
@@ -37,11 +37,8 @@ Report = Callable[[str], None]
 
 
 def local_pipeline() -> beam.Pipeline:
-    """Returns a pipeline on Beam's in-process runner.
-
-    The runner is named because Beam's default, `DirectRunner`, first tries to download another one.
-    """
-    return beam.Pipeline(options=PipelineOptions(["--runner=FnApiRunner", "--direct_running_mode=in_memory"]))
+    """Returns a pipeline on Beam's in-process runner."""
+    return beam.Pipeline(options=PipelineOptions(list(LOCAL_BEAM_ARGS)))
 
 
 def run(

@@ -15,6 +15,9 @@ from beam_jobs.errors import OptionError
 SOURCE_KINDS = ("auto", "folder", "csv", "jsonl", "parquet")
 DUPLICATE_POLICIES = ("keep", "drop")
 
+# Beam in process, by name: its default runner would try to download another one first.
+LOCAL_BEAM_ARGS = ("--runner=FnApiRunner", "--direct_running_mode=in_memory")
+
 _PILLOW_MAX_PIXELS = 178_956_970  # twice `PIL.Image.MAX_IMAGE_PIXELS`: a decompression bomb to it
 
 # They say where the data is or how the work is cut, never which bytes come out.

@@ -55,7 +55,7 @@ IMAGES = pa.schema([*PLANNED, pa.field("shard", _INT64), pa.field("offset", _INT
 
 def ref_row(ref: ImageRef) -> dict[str, Any]:
     """Returns the row of a reference in a `REFS` table."""
-    # `vars`, not `asdict`: that copies every value deeply, under the lock that the decoding threads wait for.
+    # `vars`, not `asdict`, which copies every value deeply under the lock that the decoding threads wait for.
     return {**vars(ref), "extra": json.dumps(dict(ref.extra), sort_keys=True, ensure_ascii=False)}
 
 

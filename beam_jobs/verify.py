@@ -63,6 +63,7 @@ def verify(directory: str, threads: int = 1) -> Verification:
     result = Verification()
     result.problems.extend(_check_tables(directory, dataset))
     result.problems.extend(_check_counts(dataset))
+    result.problems.extend(_stray_splits(directory, dataset))
     rows = _rows_by_shard(directory)
     for split, info in dataset.splits.items():
         result.problems.extend(_strays(directory, split, {shard.name for shard in info.shards}))
@@ -108,6 +109,13 @@ def _rows_by_shard(directory: str) -> dict[tuple[str, int], list[dict[str, Any]]
     for row in table.to_pylist():
         rows.setdefault((row["split"], row["shard"]), []).append(row)
     return rows
+
+
+def _stray_splits(directory: str, dataset: Manifest) -> Iterator[str]:
+    known = {shards.split_dir(split) for split in dataset.splits}
+    for name in storage.list_dirs(directory):
+        if name.startswith(shards.SPLIT_PREFIX) and name not in known:
+            yield f"{name} is not a split of the dataset, but looks like one to readers that glob"
 
 
 def _strays(directory: str, split: str, known: set[str]) -> Iterator[str]:

@@ -13,14 +13,11 @@ import yaml
 
 from beam_jobs import validate
 from beam_jobs.errors import OptionError
-from beam_jobs.options import IngestOptions
+from beam_jobs.options import LOCAL_BEAM_ARGS, IngestOptions
 from beam_jobs.storage import is_remote
 from beam_jobs.suggest import unknown
 from components.dataset_gate.limits import GateLimits
 from trainer.options import InputOptions, TrainOptions
-
-# In process, by name: Beam's default runner would try to download another one first.
-LOCAL_BEAM_ARGS = ("--runner=FnApiRunner", "--direct_running_mode=in_memory")
 
 T = TypeVar("T")
 

@@ -90,11 +90,13 @@ def test_verify_finds_the_dataset_sound_and_a_changed_byte(workplace, first_run)
 
 
 def test_a_second_run_comes_from_the_cache_and_a_relabelled_image_does_not(workplace, first_run):
+    shutil.rmtree(workplace / "work" / "serving")  # the cache of the Pusher does not know
     again = feedline("run", "--images", workplace / "photos", "--root", workplace / "work", *SMALL, "--json")
     assert again.returncode == 0, again.stderr
     summary = json.loads(again.stdout)
     assert {step["state"] for step in summary["steps"].values()} == {"cached"}
     assert summary["model_dir"] == first_run["model_dir"]
+    assert (Path(summary["model_dir"]) / "saved_model.pb").is_file()
     assert summary["dataset"]["digest"] == first_run["dataset"]["digest"]
 
     (workplace / "photos" / "china" / "039.jpg").rename(workplace / "photos" / "flower" / "039b.jpg")

@@ -26,7 +26,8 @@ class InputOptions:
       shuffle_mb: memory of the shuffle buffer in MB (1e6 bytes) of serialised records.
       readers: shards read at a time; bounds open files and read buffers whatever the number of shards.
       threads: threads for parsing and image ops; 0 means one a core.
-      parse_batch: records parsed by one op. Parsing 64 at a time costs a third of one by one.
+      parse_batch: records parsed by one op. Parsing 64 at a time and taking them apart again costs half of
+        parsing one by one (`benchmarks.micro`).
       prefetch_batches: finished batches kept ready; each holds batch_size x side^2 x 3 bytes.
 
     Raises:

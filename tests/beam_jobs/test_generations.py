@@ -29,7 +29,7 @@ def make_options(photos, out, overwrite=True):
 
 
 def names(folder):
-    return sorted(name for name in os.listdir(folder) if name.startswith("out"))
+    return sorted(name for name in os.listdir(folder) if "out" in name)
 
 
 def test_a_dataset_is_only_replaced_when_that_is_asked_for(photos, out):
@@ -79,15 +79,25 @@ def test_what_is_not_a_dataset_is_never_replaced(photos, tmp_path):
 @pytest.mark.parametrize("died", ["between the renames", "after the renames", "before the renames"])
 def test_a_run_that_died_while_swapping_is_made_good(photos, out, tmp_path, died):
     if died == "between the renames":
-        out.rename(tmp_path / "out.old")
+        out.rename(tmp_path / ".out.feedline-old")
     elif died == "after the renames":
-        run(make_options(photos, tmp_path / "out.old", overwrite=False))
+        run(make_options(photos, tmp_path / ".out.feedline-old", overwrite=False))
     else:
-        run(make_options(photos, tmp_path / "out.next", overwrite=False))
+        run(make_options(photos, tmp_path / ".out.feedline-next", overwrite=False))
     (photos / "flower" / "new.jpg").write_bytes(jpeg(98))
     assert run(make_options(photos, out)).counts.written == 7
     assert manifest.load(str(out)).counts.written == 7
     assert names(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("name", ["out.old", "out.next", "out.bak"])
+def test_a_backup_beside_the_dataset_is_nobodys_business(photos, out, tmp_path, name):
+    run(make_options(photos, tmp_path / name, overwrite=False))
+    before = manifest.load(str(tmp_path / name))
+    (photos / "china" / "new.jpg").write_bytes(jpeg(97))
+    run(make_options(photos, out))
+    assert manifest.load(str(tmp_path / name)) == before
+    assert verify(str(tmp_path / name)).problems == []
 
 
 def test_an_object_store_cannot_rename(photos):

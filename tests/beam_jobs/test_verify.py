@@ -102,6 +102,12 @@ def test_a_file_that_readers_would_glob_is_named(dataset):
     ]
 
 
+def test_a_split_that_the_manifest_does_not_know_is_named(dataset):
+    (dataset / "Split-test").mkdir()
+    (problem,) = verify(str(dataset)).problems
+    assert problem.startswith("Split-test is not a split of the dataset")
+
+
 def test_all_problems_are_named_in_one_run(dataset):
     (dataset / "Split-eval" / "notes.txt").write_text("mine")
     (dataset / NAME).unlink()
