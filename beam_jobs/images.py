@@ -241,7 +241,7 @@ def _facts(data: bytes, encoded: bytes, pixels: np.ndarray, header: Header, reas
 
 
 def _moments(pixels: np.ndarray) -> tuple[Triple, Triple]:
-    """Returns mean and population variance of each channel; one plane at a time, which costs less than half of all at once."""
+    """Returns mean and population variance of each channel; a plane at a time costs half of all at once."""
     red, green, blue = (cv2.meanStdDev(plane) for plane in cv2.split(pixels))
     mean = (red[0].item(), green[0].item(), blue[0].item())
     return mean, (red[1].item() ** 2, green[1].item() ** 2, blue[1].item() ** 2)
