@@ -16,8 +16,11 @@ CORE = [
     "opencv-python-headless>=4.8",
     "pillow>=10.3",
     "pyarrow>=10,<19",
+    "pycocotools>=2.0.7",  # polygons and run-length encodings of COCO to masks
     "pyyaml>=6",
+    "rich>=13",
     "tensorflow>=2.16,<2.17",
+    "urllib3>=1.26",
 ]
 TFX = [
     "dill==0.3.1.1",  # tensorflow-transform imports it and Beam no longer installs it
@@ -35,11 +38,16 @@ EXTRAS = {
     "tfx": TFX,
     "kubeflow": ["kfp>=2.5,<2.6"],
     "airflow": ["apache-airflow>=2.11,<3"],
+    "aws": ["apache-beam[aws]>=2.74,<3"],
     "gcp": ["apache-beam[gcp]>=2.74,<3"],
     "bench": ["psutil>=5.9"],
     "dev": [
+        "apache-beam[aws]>=2.74,<3",
         "hypothesis>=6",
         "mkdocs-material>=9",
+        "flask>=2",  # of the moto server
+        "flask-cors>=4",
+        "moto[s3]>=5",
         "mypy>=1.10",
         "pre-commit>=3",
         "psutil>=5.9",
@@ -48,6 +56,8 @@ EXTRAS = {
         "pytest-timeout>=2.3",
         "pytest-xdist>=3.6",
         "ruff>=0.6",
+        "tensorflow-datasets>=4.9",
+        "tfrecord>=1.14",
         "types-PyYAML",
     ],
 }

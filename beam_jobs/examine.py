@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from beam_jobs import images, storage, tables
+import google_crc32c
+
+from beam_jobs import images, masks, storage, tables, web
+from beam_jobs.annotations import check
 from beam_jobs.errors import BadImage, RejectReason
-from beam_jobs.options import ImageLimits
-from beam_jobs.pool import map_ordered
+from beam_jobs.geometry import geometry
+from beam_jobs.options import ImageLimits, PixelOptions
+from beam_jobs.pool import chunk_of, map_ordered
+from beam_jobs.progress import Progress, local
+from beam_jobs.reader import Reader
 from beam_jobs.scan import Bucket
+from beam_jobs.spool import SpoolWriter
 from beam_jobs.types import ImageFacts, ImageRef, Reject
+
+DIRECTORY = "examined"  # in the work directory
+_WEB_THREADS = 32  # waiting for servers, not for cores
+_TRANSIENT = (RejectReason.NOT_FETCHED.value,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,15 +32,17 @@ class ExamineTask:
     """What a worker needs to know to examine buckets; small and picklable.
 
     Attributes:
-      base: what relative uris are relative to.
-      directory: where the results go.
+      reader: reads the images; its work directory is where the results go.
       limits: what an image may be.
+      pixels: what becomes of the pixels.
+      facts: `all` or `basic`.
       threads: threads to use.
     """
 
-    base: str
-    directory: str
+    reader: Reader
     limits: ImageLimits
+    pixels: PixelOptions
+    facts: str
     threads: int
 
 
@@ -49,58 +63,97 @@ class Examined:
     resumed: bool
 
 
-def facts_path(directory: str, bucket: Bucket) -> str:
+@dataclass(frozen=True, kw_only=True)
+class _Good:
+    """A good image; `changed` and `mask` are what cannot be read again where it lies, None for the rest."""
+
+    facts: ImageFacts
+    changed: bytes | None
+    mask: bytes | None
+
+
+def facts_path(work: str, bucket: Bucket) -> str:
     """Returns the file of facts of a bucket."""
-    return storage.join(directory, f"facts-{bucket.name}.parquet")
+    return storage.join(work, DIRECTORY, f"facts-{bucket.name}.parquet")
 
 
-def rejects_path(directory: str, bucket: Bucket) -> str:
+def rejects_path(work: str, bucket: Bucket) -> str:
     """Returns the file of rejects of a bucket."""
-    return storage.join(directory, f"rejects-{bucket.name}.parquet")
+    return storage.join(work, DIRECTORY, f"rejects-{bucket.name}.parquet")
 
 
 def examine_bucket(bucket: Bucket, task: ExamineTask) -> Examined:
     """Examines every image of a bucket, unless an earlier run did. Idempotent: equal inputs write equal files."""
-    marker = storage.join(task.directory, f"done-{bucket.name}.json")
+    work = task.reader.work
+    marker = storage.join(work, DIRECTORY, f"done-{bucket.name}.json")
     if storage.exists(marker):
-        return Examined(**{**json.loads(storage.read_bytes(marker)), "resumed": True})
-    refs = (tables.ref_of(row) for row in tables.read(bucket.path).to_pylist())
+        done = Examined(**{**json.loads(storage.read_bytes(marker)), "resumed": True})
+        local.add(Progress(done.good + done.rejected, 0, done.rejected))
+        return done
     good: list[dict[str, Any]] = []
     bad: list[dict[str, Any]] = []
     read = 0
-    for ref, outcome in map_ordered(partial(_examine, task=task), refs, task.threads):
-        read += ref.bytes
-        if isinstance(outcome, Reject):
-            bad.append(tables.reject_row(outcome))
-        else:
-            good.append(tables.examined_row(ref, outcome))
-    tables.write(facts_path(task.directory, bucket), good, tables.EXAMINED)
-    tables.write(rejects_path(task.directory, bucket), bad, tables.REJECTS)
+    with SpoolWriter(work, f"{DIRECTORY}/spool-{bucket.name}.bin") as spool:
+        for ref, outcome in _outcomes(bucket, task):
+            if isinstance(outcome, Reject):
+                read += outcome.bytes
+                bad.append(tables.reject_row(outcome))
+            else:
+                read += ref.bytes
+                good.append(tables.examined_row(ref, outcome.facts, _places(ref, outcome, spool)))
+            local.add(Progress(1, ref.bytes, int(isinstance(outcome, Reject))))
+    tables.write(facts_path(work, bucket), good, tables.EXAMINED)
+    tables.write(rejects_path(work, bucket), bad, tables.REJECTS)
     counts = {"good": len(good), "rejected": len(bad), "bytes": read}
-    storage.write_bytes(marker, json.dumps(counts).encode())  # last: a bucket without it is done again
+    if not any(row["reason"] in _TRANSIENT for row in bad):  # a server that was down may be up for the next run
+        storage.write_bytes(marker, json.dumps(counts).encode())  # last: a bucket without it is done again
     return Examined(**counts, resumed=False)
 
 
-def read_image(base: str, uri: str, max_bytes: int) -> bytes:
-    """Reads a file, but no more than one byte over the limit, however large it has grown since the scan.
-
-    Raises:
-      BadImage: it cannot be read.
-    """
-    try:
-        with storage.open_read(storage.join(base, uri)) as stream:
-            return stream.read(max_bytes + 1)
-    except OSError as error:
-        raise BadImage(RejectReason.UNREADABLE, error.strerror or str(error)) from error
+def _outcomes(bucket: Bucket, task: ExamineTask) -> Iterator[tuple[ImageRef, _Good | Reject]]:
+    rows = tables.read(bucket.path).to_pylist()
+    chunk = chunk_of(sum(row["bytes"] for row in rows) / max(1, len(rows)))
+    threads = max(task.threads, _WEB_THREADS) if any(web.is_url(row["uri"]) for row in rows) else task.threads
+    return map_ordered(partial(_examine, task=task), map(tables.ref_of, rows), threads, chunk)
 
 
-def _examine(ref: ImageRef, task: ExamineTask) -> tuple[ImageRef, ImageFacts | Reject]:
+def _places(ref: ImageRef, outcome: _Good, spool: SpoolWriter) -> tuple[str, str]:
+    """Returns the slices of the stored image and mask; empty where the file itself is stored."""
+    image = ref.slice if outcome.changed is None else spool.add(outcome.changed)
+    return image, "" if outcome.mask is None else spool.add(outcome.mask)
+
+
+def _examine(ref: ImageRef, task: ExamineTask) -> tuple[ImageRef, _Good | Reject]:
     data = b""
     try:
-        data = read_image(task.base, ref.uri, task.limits.max_bytes)
-        return ref, images.examine(data, task.limits)[1]
+        data = task.reader.read(ref.uri, ref.slice)
+        encoded, facts = images.examine(data, task.limits, task.pixels, task.facts)
+        facts, mask = _annotated(ref, facts, task)
+        if not ref.bytes:  # of a URL nothing is known before
+            ref = replace(ref, bytes=len(data))
+        changed = None if encoded is data and not web.is_url(ref.uri) else encoded
+        return ref, _Good(facts=facts, changed=changed, mask=mask)
     except BadImage as bad:
         reject = Reject(
             key=ref.key, uri=ref.uri, stage="examine", reason=bad.reason.value, detail=bad.detail, bytes=len(data)
         )
         return ref, reject
+
+
+def _annotated(ref: ImageRef, facts: ImageFacts, task: ExamineTask) -> tuple[ImageFacts, bytes | None]:
+    """Checks what is said of an image against the image itself, and reads its mask.
+
+    Returns:
+      the facts with the checksum of the mask, and the mask if it cannot be read again as it is.
+    """
+    said = ref.annotations
+    if said is None:
+        return facts, None
+    check(said, facts.source_height, facts.source_width)
+    if said.mask is None:
+        return facts, None
+    data = task.reader.read(said.mask)
+    plan = geometry(task.pixels, facts.source_height, facts.source_width)
+    mask = masks.normalise_mask(data, plan, task.limits.max_pixels)
+    kept = mask is data and not web.is_url(said.mask)
+    return replace(facts, mask_crc32c=google_crc32c.value(mask)), None if kept else mask

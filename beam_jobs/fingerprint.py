@@ -9,13 +9,14 @@ from functools import partial
 
 from beam_jobs import tables
 from beam_jobs.errors import BadImage
-from beam_jobs.examine import read_image
 from beam_jobs.options import IngestOptions
 from beam_jobs.pool import map_ordered
+from beam_jobs.reader import Reader
 from beam_jobs.sources import open_source
 from beam_jobs.types import ImageRef, Reject
 
-_TIMES = ("mtime_ns", "bytes")  # touching a file changes nothing; the content hash covers its size
+# Touching a file changes nothing; the content hash covers its size; where it lies in an archive says nothing of it.
+_TIMES = ("mtime_ns", "bytes", "slice")
 
 
 def source_fingerprint(options: IngestOptions) -> str:
@@ -30,18 +31,20 @@ def source_fingerprint(options: IngestOptions) -> str:
     source = open_source(options)
     hasher = hashlib.sha256()
     base = os.path.abspath(source.base)
-    describe = partial(_describe, base=base, max_bytes=options.limits.max_bytes)
+    reader = Reader(base=base, max_bytes=options.limits.max_bytes, http=options.http)
+    describe = partial(_describe, reader=reader)
     for line in map_ordered(describe, source.entries(), options.thread_count):
         hasher.update(line)
     return hasher.hexdigest()
 
 
-def _describe(entry: ImageRef | Reject, base: str, max_bytes: int) -> bytes:
+def _describe(entry: ImageRef | Reject, reader: Reader) -> bytes:
     if isinstance(entry, Reject):
         return json.dumps(tables.reject_row(entry), sort_keys=True).encode()
     row = {name: value for name, value in tables.ref_row(entry).items() if name not in _TIMES}
     try:
-        data = read_image(base, entry.uri, max_bytes)
+        data = reader.read(entry.uri, entry.slice)
+        mask = reader.read(entry.annotations.mask) if entry.annotations and entry.annotations.mask else b""
     except BadImage as bad:
         return json.dumps([row, bad.detail], sort_keys=True).encode()
-    return json.dumps([row, hashlib.sha256(data).hexdigest()], sort_keys=True).encode()
+    return json.dumps([row, *(hashlib.sha256(part).hexdigest() for part in (data, mask))], sort_keys=True).encode()

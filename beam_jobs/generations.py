@@ -28,7 +28,7 @@ def replace_dataset(out: str, build: Callable[[str], Manifest]) -> Manifest:
 
     Args:
       out: directory of the dataset, on a local filesystem.
-      build: builds a dataset in the directory it is given.
+      build: builds a dataset in the directory it is given, or leaves it empty.
 
     Returns:
       the manifest of the new generation.
@@ -47,6 +47,8 @@ def replace_dataset(out: str, build: Callable[[str], Manifest]) -> Manifest:
     if manifest.is_published(following):
         storage.remove_tree(following)  # whole, but of a run that died before the swap: the source may have changed
     result = build(following)
+    if not manifest.is_published(following):
+        return result  # there was nothing to build, and the old generation stays
     os.rename(out, previous)
     os.rename(following, out)
     storage.remove_tree(previous)

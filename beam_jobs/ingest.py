@@ -11,34 +11,32 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-import apache_beam as beam
 import pyarrow as pa
-from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_jobs import generations, manifest, shards, storage, tables
-from beam_jobs.errors import FeedlineError, OptionError, SourceChanged, TooManyRejects
+from beam_jobs import append, examine, generations, manifest, shards, storage, tables, tfds_info
+from beam_jobs.append import Existing
+from beam_jobs.errors import OptionError, SourceChanged, TooManyRejects
 from beam_jobs.examine import ExamineTask, facts_path, rejects_path
+from beam_jobs.jobs import MakePipeline, Watch, local_pipeline, run_job, unwatched
 from beam_jobs.manifest import Manifest
-from beam_jobs.options import LOCAL_BEAM_ARGS, IngestOptions
+from beam_jobs.options import IngestOptions
 from beam_jobs.plan import Plan, make_plan
-from beam_jobs.publish import producer, publish, reason_counts, rejects_table
+from beam_jobs.progress import Progress
+from beam_jobs.publish import Found, described, producer, publish, reason_counts, rejects_table
+from beam_jobs.reader import Reader
 from beam_jobs.scan import Scan, scan
 from beam_jobs.sources import Source, open_source
 from beam_jobs.transforms import ExamineBuckets, WriteShards
+from beam_jobs.types import ImageRef, Reject
 from beam_jobs.write import ShardTask, WriteTask, failures, shard_tasks
 
 WORK_DIR = "_work"
 _MARKER_NAME = "feedline.json"  # in the work directory: without it, a directory of that name is somebody else's
 _SHOWN_REJECTS = 3
 
-MakePipeline = Callable[[], beam.Pipeline]
 Report = Callable[[str], None]
-
-
-def local_pipeline() -> beam.Pipeline:
-    """Returns a pipeline on Beam's in-process runner."""
-    return beam.Pipeline(options=PipelineOptions(list(LOCAL_BEAM_ARGS)))
 
 
 def run(
@@ -46,6 +44,7 @@ def run(
     make_pipeline: MakePipeline = local_pipeline,
     report: Report | None = None,
     work: str = "",
+    watch: Watch = unwatched,
 ) -> Manifest:
     """Ingests a source of images into a published dataset.
 
@@ -60,6 +59,7 @@ def run(
       make_pipeline: makes the Beam pipelines of the two jobs.
       report: takes one line of text a finished stage.
       work: directory of what passes between the stages, on the filesystem of `out`; `OUT/_work` when empty.
+      watch: shows how far the two jobs are while they run.
 
     Returns:
       the manifest of the published dataset.
@@ -75,24 +75,148 @@ def run(
 
     def build(out: str) -> Manifest:
         there = dataclasses.replace(options, out=out)
-        return _build(source, there, work or storage.join(out, WORK_DIR), make_pipeline, say)
+        return _Ingest(source, there, work or storage.join(out, WORK_DIR), make_pipeline, say, watch, existing).run()
 
-    return generations.replace_dataset(options.out, build) if options.overwrite else build(options.out)
+    existing = None
+    if options.append or options.retry_rejects:
+        existing = append.load(options, source.label_kind, described(options))
+        if not any(True for _ in append.fresh(source.entries(), existing, options.retry_rejects)):
+            say(f"nothing to add: {options.out} knows every image of {options.source}")
+            return existing.manifest
+    return generations.replace_dataset(options.out, build) if options.overwrite or existing else build(options.out)
 
 
-def _build(source: Source, options: IngestOptions, work: str, make_pipeline: MakePipeline, say: Report) -> Manifest:
-    _check_out(options)
-    salt = f"{options.digest()} {sorted(producer().items())}"
-    found = _scan(source, options, work, salt, say)
-    facts, rejects = _examine(source, found, options, work, make_pipeline, say)
-    plan = make_plan(facts, options)
-    rejects = rejects_table(rejects, plan.rejects)
-    _check_rejects(rejects, found.found, options, work)
-    tasks = shard_tasks(plan, storage.join(work, "plan"), salt)
-    _write(source, plan, tasks, options, work, make_pipeline, say)
-    result = publish(options, plan, tasks, rejects, found.found, work)
-    storage.remove_tree(work)
-    return result
+@dataclass(frozen=True)
+class _Ingest:
+    """One ingest into one directory; a method a stage."""
+
+    source: Source
+    options: IngestOptions
+    work: str
+    make_pipeline: MakePipeline
+    say: Report
+    watch: Watch
+    existing: Existing | None
+
+    def run(self) -> Manifest:
+        _check_out(self.options)
+        salt = f"{self.options.digest()} {sorted(producer().items())}"
+        found = self._scan(salt)
+        facts, rejects = self._examine(found)
+        old = self.existing
+        if old and not len(facts):
+            self.say("nothing to add: every image was rejected; the dataset stays as it is")
+            storage.remove_tree(self.options.out)
+            return old.manifest
+        plan = make_plan(facts, self.options, self.source.label_kind, old.images if old else None)
+        self._name_duplicates(plan)
+        rejects = rejects_table(rejects, plan.rejects)
+        self._check_rejects(rejects, found.found)
+        tasks = shard_tasks(plan, storage.join(self.work, "plan"), salt, old.shard_counts() if old else None)
+        self._write(plan, tasks)
+        held = Found(
+            images=found.found,
+            label_kind=self.source.label_kind,
+            work=self.work,
+            existing=old,
+            keys=self._tried_again(facts, rejects),
+        )
+        result = publish(self.options, plan, tasks, rejects, held)
+        storage.remove_tree(self.work)
+        return result
+
+    def _entries(self) -> Iterator[ImageRef | Reject]:
+        entries = self.source.entries()
+        return append.fresh(entries, self.existing, self.options.retry_rejects) if self.existing else entries
+
+    def _tried_again(self, facts: pa.Table, rejects: pa.Table) -> frozenset[str]:
+        """Returns the keys of old rejects that this run looked at."""
+        if not self.options.retry_rejects:
+            return frozenset()
+        return frozenset(facts["key"].to_pylist()) | frozenset(rejects["key"].to_pylist())
+
+    def _name_duplicates(self, plan: Plan) -> None:
+        if self.options.duplicates == "report":
+            for keys in plan.duplicate_sets:
+                self.say(f"copies    {', '.join(keys)}")
+
+    @property
+    def _reader(self) -> Reader:
+        base = self.source.base if storage.is_remote(self.source.base) else os.path.abspath(self.source.base)
+        return Reader(base=base, max_bytes=self.options.limits.max_bytes, work=self.work, http=self.options.http)
+
+    def _scan(self, salt: str) -> Scan:
+        started = time.monotonic()
+        refs = storage.join(self.work, "refs")
+        options = self.options
+        try:
+            storage.write_bytes(storage.join(self.work, _MARKER_NAME), b'{"made_by": "feedline ingest"}')
+        except OSError as error:
+            raise OptionError(
+                f"{options.out} cannot be written: {error.strerror or error}; choose another --out"
+            ) from error
+        try:
+            found = scan(self._entries(), refs, options.bucket_images, options.splits, salt)
+        except Exception:
+            _take_back(refs)
+            raise
+        self.say(f"scanned   {found.found:,} images, {found.bytes / 1e6:,.1f} MB {_took(started)}")
+        return found
+
+    def _examine(self, found: Scan) -> tuple[pa.Table, pa.Table]:
+        started = time.monotonic()
+        task = ExamineTask(
+            reader=self._reader,
+            limits=self.options.limits,
+            pixels=self.options.pixels,
+            facts=self.options.facts,
+            threads=self.options.thread_count,
+        )
+        total = Progress(found.found - len(found.rejects), found.bytes)
+        run_job("examining", total, ExamineBuckets(found.buckets, task), self.make_pipeline, self.watch)
+        facts = tables.concat((facts_path(self.work, bucket) for bucket in found.buckets), tables.EXAMINED)
+        stored = tables.concat((rejects_path(self.work, bucket) for bucket in found.buckets), tables.REJECTS)
+        rejects = rejects_table(stored, found.rejects)
+        self.say(f"examined  {len(facts):,} good, {len(rejects):,} rejected {_took(started, len(facts))}")
+        self._check_rejects(rejects, found.found)
+        return facts, rejects
+
+    def _check_rejects(self, rejects: pa.Table, found: int) -> None:
+        rejected, allowed = len(rejects), self.options.max_reject_ratio
+        if self.options.retry_rejects or (rejected <= allowed * found and rejected < found):
+            return
+        reasons = ", ".join(f"{count} {reason}" for reason, count in reason_counts(rejects).items())
+        first = "; ".join(
+            f"{row['uri']}: {row['reason']} ({row['detail']})" for row in rejects.slice(0, _SHOWN_REJECTS).to_pylist()
+        )
+        listed = storage.join(self.work, manifest.REJECTS_NAME)
+        tables.write_table(listed, rejects)
+        raise TooManyRejects(
+            f"{rejected} of {found} images are bad ({rejected / found:.1%}), max_reject_ratio is "
+            f"{allowed:.1%}: {reasons}. First: {first}. All of them are in {listed}. "
+            "Repair or remove them, or raise --max-reject-ratio"
+        )
+
+    def _write(self, plan: Plan, tasks: list[ShardTask]) -> None:
+        started = time.monotonic()
+        storage.remove_tree(storage.join(self.work, "failed"))
+        task = WriteTask(
+            reader=self._reader,
+            out=self.options.out,
+            label_kind=self.source.label_kind,
+            labels=plan.labels,
+            pixels=self.options.pixels,
+            moments=self.options.facts == "all",
+            threads=self.options.thread_count,
+        )
+        images = sum(len(split.images) for split in plan.splits)
+        run_job("writing", Progress(images), WriteShards(tuple(tasks), task), self.make_pipeline, self.watch)
+        if notes := failures(self.work):
+            # The facts are those of another file, and size and time need not tell: they must not be taken up again.
+            storage.remove_tree(storage.join(self.work, examine.DIRECTORY))
+            more = f" (and {len(notes) - 1} more shards)" if len(notes) > 1 else ""
+            raise SourceChanged(notes[0] + more)
+        self.say(f"wrote     {images:,} records in {len(tasks)} shards {_took(started, images)}")
 
 
 def _silent(line: str) -> None:
@@ -119,25 +243,7 @@ def _check_out(options: IngestOptions) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    return name in (WORK_DIR, *manifest.TABLE_NAMES) or name.startswith(shards.SPLIT_PREFIX)
-
-
-def _scan(source: Source, options: IngestOptions, work: str, salt: str, say: Report) -> Scan:
-    started = time.monotonic()
-    refs = storage.join(work, "refs")
-    try:
-        storage.write_bytes(storage.join(work, _MARKER_NAME), b'{"made_by": "feedline ingest"}')
-    except OSError as error:
-        raise OptionError(
-            f"{options.out} cannot be written: {error.strerror or error}; choose another --out"
-        ) from error
-    try:
-        found = scan(source.entries(), refs, options.bucket_images, options.splits, salt)
-    except Exception:
-        _take_back(refs)
-        raise
-    say(f"scanned   {found.found:,} files, {found.bytes / 1e6:,.1f} MB {_took(started)}")
-    return found
+    return name in (WORK_DIR, *manifest.TABLE_NAMES, *tfds_info.NAMES) or name.startswith(shards.SPLIT_PREFIX)
 
 
 def _take_back(refs: str) -> None:
@@ -152,96 +258,6 @@ def _take_back(refs: str) -> None:
             os.rmdir(os.path.dirname(work))
 
 
-def _examine(
-    source: Source, found: Scan, options: IngestOptions, work: str, make_pipeline: MakePipeline, say: Report
-) -> tuple[pa.Table, pa.Table]:
-    started = time.monotonic()
-    task = ExamineTask(
-        base=os.path.abspath(source.base),
-        directory=storage.join(work, "examined"),
-        limits=options.limits,
-        threads=options.thread_count,
-    )
-    with _beam_errors("examining"), make_pipeline() as pipeline:
-        pipeline | "ExamineBuckets" >> ExamineBuckets(found.buckets, task)
-    facts = tables.concat((facts_path(task.directory, bucket) for bucket in found.buckets), tables.EXAMINED)
-    stored = tables.concat((rejects_path(task.directory, bucket) for bucket in found.buckets), tables.REJECTS)
-    rejects = rejects_table(stored, found.rejects)
-    say(f"examined  {len(facts):,} good, {len(rejects):,} rejected {_took(started, len(facts))}")
-    _check_rejects(rejects, found.found, options, work)
-    return facts, rejects
-
-
-def _check_rejects(rejects: pa.Table, found: int, options: IngestOptions, work: str) -> None:
-    rejected = len(rejects)
-    if rejected <= options.max_reject_ratio * found and rejected < found:
-        return
-    reasons = ", ".join(f"{count} {reason}" for reason, count in reason_counts(rejects).items())
-    first = "; ".join(
-        f"{row['uri']}: {row['reason']} ({row['detail']})" for row in rejects.slice(0, _SHOWN_REJECTS).to_pylist()
-    )
-    listed = storage.join(work, manifest.REJECTS_NAME)
-    tables.write_table(listed, rejects)
-    raise TooManyRejects(
-        f"{rejected} of {found} images are bad ({rejected / found:.1%}), max_reject_ratio is "
-        f"{options.max_reject_ratio:.1%}: {reasons}. First: {first}. All of them are in {listed}. "
-        "Repair or remove them, or raise --max-reject-ratio"
-    )
-
-
-def _write(
-    source: Source,
-    plan: Plan,
-    tasks: list[ShardTask],
-    options: IngestOptions,
-    work: str,
-    make_pipeline: MakePipeline,
-    say: Report,
-) -> None:
-    started = time.monotonic()
-    storage.remove_tree(storage.join(work, "failed"))
-    task = WriteTask(
-        base=os.path.abspath(source.base),
-        out=options.out,
-        work=work,
-        max_bytes=options.limits.max_bytes,
-        threads=options.thread_count,
-    )
-    with _beam_errors("writing"), make_pipeline() as pipeline:
-        pipeline | "WriteShards" >> WriteShards(tuple(tasks), task)
-    if notes := failures(work):
-        # The facts are those of another file, and size and time need not tell: they must not be taken up again.
-        storage.remove_tree(storage.join(work, "examined"))
-        more = f" (and {len(notes) - 1} more shards)" if len(notes) > 1 else ""
-        raise SourceChanged(notes[0] + more)
-    images = sum(len(split.images) for split in plan.splits)
-    say(f"wrote     {images:,} records in {len(tasks)} shards {_took(started, images)}")
-
-
 def _took(started: float, images: int = 0) -> str:
     seconds = max(time.monotonic() - started, 1e-9)
     return f"in {seconds:.1f} s" + (f" ({images / seconds:,.0f} images/s)" if images else "")
-
-
-@contextlib.contextmanager
-def _beam_errors(doing: str) -> Iterator[None]:
-    """Turns whatever a runner raises into one line; the runner's own text is kept as the cause."""
-    try:
-        yield
-    except FeedlineError:
-        raise
-    except Exception as error:
-        if _was_interrupted(error):
-            raise KeyboardInterrupt from error
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        last = lines[-1].strip() if lines else type(error).__name__
-        raise FeedlineError(f"{doing} failed: {last}; what was finished is kept, run the same command again") from error
-
-
-def _was_interrupted(error: BaseException | None) -> bool:
-    # The in-process runner works in the main thread and wraps what it meets there, Ctrl-C included.
-    while error is not None:
-        if isinstance(error, KeyboardInterrupt):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

@@ -60,7 +60,7 @@ class SplitInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageCounts:
-    """What became of every image that was found: found = rejected + duplicates_dropped + written.
+    """What became of every image that was found: found = rejected + dropped + written.
 
     Attributes:
       found: entries of the source.
@@ -70,6 +70,9 @@ class ImageCounts:
       duplicate_clusters: sets of images with the same bytes.
       duplicate_images: images in those sets.
       duplicates_dropped: copies left out by the `drop` policy.
+      near_clusters: sets of images that look alike.
+      near_images: images in those sets.
+      near_dropped: images left out by the `drop` policy of near duplicates.
       label_conflicts: duplicate sets whose copies carry different labels.
     """
 
@@ -80,7 +83,15 @@ class ImageCounts:
     duplicate_clusters: int = 0
     duplicate_images: int = 0
     duplicates_dropped: int = 0
+    near_clusters: int = 0
+    near_images: int = 0
+    near_dropped: int = 0
     label_conflicts: int = 0
+
+    @property
+    def dropped(self) -> int:
+        """Images left out as copies or near duplicates."""
+        return self.duplicates_dropped + self.near_dropped
 
     @property
     def rejected(self) -> int:
@@ -111,22 +122,24 @@ class Manifest:
       source: the source as it was named; the last part of it for a local one.
       options: every option of the ingest that shapes the output.
       options_digest: sha256 of those options.
+      label_kind: what is said of the class of an image, one of `types.LABEL_KINDS`.
       labels: class names; the index is the label.
       splits: split name -> its shards.
       counts: what became of every image.
-      channels: channel statistics of the first split.
+      channels: channel statistics of the first split; None when `facts` is `basic`.
       producer: package -> version that wrote it.
-      tables: `images.parquet` and `rejects.parquet` -> sha256, hex.
+      tables: name -> sha256, hex, of every other file: `images.parquet`, `rejects.parquet` and what TFDS reads.
       format_version: version of the disk contract.
     """
 
     source: str
     options: Mapping[str, Any]
     options_digest: str
+    label_kind: str
     labels: tuple[str, ...]
     splits: Mapping[str, SplitInfo]
     counts: ImageCounts
-    channels: ChannelStatistics
+    channels: ChannelStatistics | None
     producer: Mapping[str, str]
     tables: Mapping[str, str]
     format_version: int = FORMAT_VERSION
@@ -230,7 +243,9 @@ def _split_from_json(values: Mapping[str, Any]) -> SplitInfo:
     return SplitInfo(shards=tuple(Shard(**shard) for shard in values["shards"]), classes=dict(values["classes"]))
 
 
-def _channels_from_json(values: Mapping[str, Any]) -> ChannelStatistics:
+def _channels_from_json(values: Mapping[str, Any] | None) -> ChannelStatistics | None:
+    if values is None:
+        return None
     return ChannelStatistics(
         split=values["split"], mean_rgb=tuple(values["mean_rgb"]), std_rgb=tuple(values["std_rgb"])
     )

@@ -12,8 +12,13 @@ from dataclasses import asdict, dataclass, field
 from beam_jobs import validate
 from beam_jobs.errors import OptionError
 
-SOURCE_KINDS = ("auto", "folder", "csv", "jsonl", "parquet")
-DUPLICATE_POLICIES = ("keep", "drop")
+TABLE_KINDS = ("csv", "jsonl", "parquet")
+SOURCE_KINDS = ("auto", "folder", "glob", *TABLE_KINDS, "coco", "tar", "zip", "tfrecord", "tfds")
+DUPLICATE_POLICIES = ("keep", "drop", "report")
+NEAR_DUPLICATE_POLICIES = ("off", "report", "group", "drop")
+PIXEL_POLICIES = ("copy", "resize", "raw")
+RESIZE_FITS = ("short", "inside")
+FACTS = ("all", "basic")
 
 # Beam in process, by name: its default runner would try to download another one first.
 LOCAL_BEAM_ARGS = ("--runner=FnApiRunner", "--direct_running_mode=in_memory")
@@ -21,7 +26,9 @@ LOCAL_BEAM_ARGS = ("--runner=FnApiRunner", "--direct_running_mode=in_memory")
 _PILLOW_MAX_PIXELS = 178_956_970  # twice `PIL.Image.MAX_IMAGE_PIXELS`: a decompression bomb to it
 
 # They say where the data is or how the work is cut, never which bytes come out.
-_NOT_IN_DIGEST = frozenset({"source", "out", "threads", "overwrite", "bucket_images", "max_reject_ratio"})
+_NOT_IN_DIGEST = frozenset(
+    {"source", "out", "threads", "overwrite", "append", "retry_rejects", "bucket_images", "max_reject_ratio"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +59,15 @@ class ImageLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class TableColumns:
-    """Which columns of a table hold what. `key`, `group` and `split` are used when they are named.
+    """Which columns of a table hold what; all but `image` are used when they are named.
 
     Attributes:
-      image: path of the image, absolute or relative to the table.
-      label: class name.
+      image: path of the image, absolute or relative to the table, or its URL.
+      label: class name; empty for images without one.
+      labels: class names, a list or text parted by `label_separator`; takes the place of `label`.
+      label_separator: what parts the names of a text cell.
+      mask: path of the class mask, a PNG of class indices of the size of the image.
+      weight: weight of the image in the loss, a number of at least 0.
       key: identity of the image for ever; the path as written when not named.
       group: images of one group never part between splits.
       split: name of the split, overriding the hash.
@@ -65,20 +76,79 @@ class TableColumns:
 
     image: str = "image"
     label: str = "label"
+    labels: str = ""
+    label_separator: str = "|"
+    mask: str = ""
+    weight: str = ""
     key: str = ""
     group: str = ""
     split: str = ""
     extra: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for role in ("image", "label"):
+        for role in ("image", "label_separator"):
             if not getattr(self, role):
                 raise OptionError(f"the {role} column is {getattr(self, role)!r}; name a column of the table")
 
+    @property
+    def label_kind(self) -> str:
+        """What the columns say of the class of an image, one of `LABEL_KINDS`."""
+        return "multi" if self.labels else "single" if self.label else "none"
+
     def named(self) -> dict[str, str]:
         """Returns role -> column for every column that is asked for."""
-        roles = {"image": self.image, "label": self.label, "key": self.key, "group": self.group, "split": self.split}
+        roles = {name: getattr(self, name) for name in ("image", "mask", "weight", "key", "group", "split")}
+        roles |= {"labels": self.labels} if self.labels else {"label": self.label}
         return {role: column for role, column in roles.items() if column} | {f"extra {c}": c for c in self.extra}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelOptions:
+    """What becomes of the pixels.
+
+    Attributes:
+      policy: `copy` keeps conforming files as they are, `resize` stores smaller JPEG or PNG files, `raw` stores uint8
+        pixels of one size, which training reads without decoding.
+      side_px: of `resize`, the short side (or the long one, see `fit`) in pixels, never enlarged; of `raw`, height and
+        width, from the centre of the image.
+      fit: `short` resizes the short side to `side_px`, `inside` the long one.
+      quality: of the JPEG files that `resize` writes, 1-100.
+    """
+
+    policy: str = "copy"
+    side_px: int = 256
+    fit: str = "short"
+    quality: int = 90
+
+    def __post_init__(self) -> None:
+        validate.choice("policy", self.policy, PIXEL_POLICIES)
+        validate.choice("fit", self.fit, RESIZE_FITS)
+        validate.whole("side_px", self.side_px, 1)
+        validate.whole("quality", self.quality, 1)
+        if self.quality > 100:
+            raise OptionError(f"quality is {self.quality}; it must be from 1 to 100")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpOptions:
+    """How images are fetched from web servers.
+
+    Attributes:
+      timeout_s: seconds without a byte after which an attempt is given up.
+      retries: further attempts after a time-out, a broken connection or the answers 429, 500, 502, 503 and 504.
+      per_host: requests to one host at a time.
+      allow_private: whether addresses that are loopback, link-local or private may be asked.
+    """
+
+    timeout_s: float = 20.0
+    retries: int = 3
+    per_host: int = 8
+    allow_private: bool = False
+
+    def __post_init__(self) -> None:
+        validate.above("timeout_s", self.timeout_s, 0)
+        validate.whole("retries", self.retries, 0)
+        validate.whole("per_host", self.per_host, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +156,7 @@ class IngestOptions:
     """One ingest: where from, where to, and how.
 
     Attributes:
-      source: folder with one sub-folder a class, or a table: CSV, JSON lines or Parquet.
+      source: folder, glob, table, COCO json, archive, TFRecord files or prepared TFDS directory.
       out: directory that becomes the dataset.
       source_kind: one of `SOURCE_KINDS`; `auto` looks at the source.
       columns: columns of a table source.
@@ -94,11 +164,21 @@ class IngestOptions:
       seed: salt of the split and order hashes; another seed is another split.
       shard_mb: aimed size of a shard in MB (1e6 bytes). 128 keeps a shard a few seconds of work on any disk.
       shards: shards per split; 0 derives the number from `shard_mb`.
-      duplicates: `keep` writes every copy (into one split), `drop` writes the first by key.
+      duplicates: `keep` writes every copy (into one split), `drop` writes the first by key, `report` keeps all and
+        names the sets.
+      near_duplicates: `off`, `report` marks images that look alike, `group` keeps them in one split, `drop` writes the
+        first by key.
+      near_distance: bits in which the perceptual hashes of near duplicates may differ, 0-8.
+      stratify: whether every class is cut by the shares on its own, exactly; images added later may then move others.
+      pixels: what becomes of the pixels.
+      facts: `all`, or `basic` for no channel statistics, which makes `copy` faster.
       max_reject_ratio: share of bad images, 0-1, over which nothing is published.
       limits: what an image may be.
       threads: threads of one unit of work; 0 means one a core.
+      http: how images are fetched from web servers.
       overwrite: replace the dataset that `out` holds, by rename, once the new one is whole.
+      append: add the images whose key the dataset in `out` does not know; its shards keep their bytes.
+      retry_rejects: add the images that were rejected before and are good now.
       bucket_images: images examined as one unit of work, the grain of resuming. 2048 is seconds of work.
 
     Raises:
@@ -114,15 +194,31 @@ class IngestOptions:
     shard_mb: float = 128.0
     shards: int = 0
     duplicates: str = "keep"
+    near_duplicates: str = "off"
+    near_distance: int = 3
+    stratify: bool = False
+    pixels: PixelOptions = field(default_factory=PixelOptions)
+    facts: str = "all"
     max_reject_ratio: float = 0.05
     limits: ImageLimits = field(default_factory=ImageLimits)
+    http: HttpOptions = field(default_factory=HttpOptions)
     threads: int = 0
     overwrite: bool = False
+    append: bool = False
+    retry_rejects: bool = False
     bucket_images: int = 2048
 
     def __post_init__(self) -> None:
         validate.choice("source_kind", self.source_kind, SOURCE_KINDS)
         validate.choice("duplicates", self.duplicates, DUPLICATE_POLICIES)
+        validate.choice("near_duplicates", self.near_duplicates, NEAR_DUPLICATE_POLICIES)
+        validate.choice("facts", self.facts, FACTS)
+        validate.whole("near_distance", self.near_distance, 0)
+        if self.near_distance > 8:
+            raise OptionError(f"near_distance is {self.near_distance}; over 8 of 64 bits unlike images meet")
+        modes = [name for name in ("overwrite", "append", "retry_rejects") if getattr(self, name)]
+        if len(modes) > 1:
+            raise OptionError(f"{' and '.join(modes)} exclude one another; give one of them")
         validate.at_least("shard_mb", self.shard_mb, 0.001)
         validate.whole("seed", self.seed)
         validate.whole("shards", self.shards, 0)
@@ -164,8 +260,14 @@ class IngestOptions:
         plain = dict(values)
         columns = dict(plain.pop("columns", {}))
         columns["extra"] = tuple(columns.get("extra", ()))
-        limits = ImageLimits(**plain.pop("limits", {}))
-        return cls(columns=TableColumns(**columns), limits=limits, splits=dict(plain.pop("splits")), **plain)
+        return cls(
+            columns=TableColumns(**columns),
+            pixels=PixelOptions(**plain.pop("pixels", {})),
+            limits=ImageLimits(**plain.pop("limits", {})),
+            http=HttpOptions(**plain.pop("http", {})),
+            splits=dict(plain.pop("splits")),
+            **plain,
+        )
 
 
 def parse_splits(text: str) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,14 +9,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from beam_jobs import shards, tables
-from beam_jobs.errors import EmptySplit, RejectReason
+from beam_jobs import clusters, shards, splits, tables, vocabulary
+from beam_jobs.clusters import Clusters
+from beam_jobs.errors import EmptySplit, OptionError
 from beam_jobs.manifest import ChannelStatistics
 from beam_jobs.options import IngestOptions
+from beam_jobs.rows import Rows, line_up, take
 from beam_jobs.types import Reject
 
 # Everything in a record but the image: keys, names and numbers. Only used to balance shards, so near is enough.
 _RECORD_OVERHEAD_BYTES = 500
+_SHOWN = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,7 @@ class SplitPlan:
 
     @property
     def shard_count(self) -> int:
-        """Number of shards, at least 1."""
+        """Number of shards; 0 for a split to which nothing is added."""
         return len(self.edges) - 1
 
     def shard(self, index: int) -> pa.Table:
@@ -46,54 +48,91 @@ class SplitPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What will be written.
+    """What will be written. What is counted, is counted over new and existing images together.
 
     Attributes:
-      labels: class names, sorted; the index is the label.
-      splits: one entry a split, in the order of the options.
-      dropped: duplicates that are left out, as `PLANNED` rows.
+      labels: class names; the index is the label. Sorted, but for those of an existing dataset, which come first.
+      splits: one entry a split, in the order of the options; new images alone.
+      dropped: new images that the policies leave out, as `PLANNED` rows.
+      near_dropped: those of them that only look like another image.
       rejects: images that share their key with another.
+      existing: the `IMAGES` rows of the dataset that is added to; the clusters are those with the new images.
       clusters: sets of images with equal bytes.
       cluster_images: images in those sets.
       label_conflicts: sets whose images carry different labels.
+      duplicate_sets: keys of the first 20 sets, 20 of each at most, sorted.
+      near_clusters: sets of images that look alike.
+      near_images: images in those sets.
+      near_largest: images in the largest of them. A large share of all images means that chains of look-alikes, one
+        leading to the next, have made one set of different images.
     """
 
     labels: tuple[str, ...]
     splits: tuple[SplitPlan, ...]
     dropped: pa.Table
+    near_dropped: int
     rejects: tuple[Reject, ...]
+    existing: pa.Table
     clusters: int
     cluster_images: int
     label_conflicts: int
+    duplicate_sets: tuple[tuple[str, ...], ...]
+    near_clusters: int
+    near_images: int
+    near_largest: int
 
 
-def make_plan(examined: pa.Table, options: IngestOptions) -> Plan:
-    """Plans a dataset. The result depends on the images and options alone, never on the order of the rows.
+def make_plan(
+    examined: pa.Table,
+    options: IngestOptions,
+    label_kind: str = "single",
+    existing: pa.Table | None = None,
+    labels: Sequence[str] = (),
+) -> Plan:
+    """Plans a dataset, or what is added to one. The result depends on the images and options, not on their order.
+
+    Existing images never move. New ones join the split of those they belong with, and are dropped where a policy leaves
+    one image of a set.
 
     Args:
       examined: `EXAMINED` rows, in any order.
-      options: splits, seed, shard size and duplicate policy.
+      options: splits, seed, shard size and policies.
+      label_kind: one of `types.LABEL_KINDS`.
+      existing: `IMAGES` rows of the dataset that is added to, none of whose keys is examined; None for a new dataset.
+      labels: class names of that dataset; they keep their places.
 
     Raises:
-      EmptySplit: a split would hold no image.
+      EmptySplit: a split of a new dataset would hold no image.
+      OptionError: the options do not fit the images, or the existing dataset.
+      ValueError: an examined image exists already, or `labels` are not those of the existing images.
     """
-    images, rejects = _unique_keys(examined)
-    content = images["sha256"].combine_chunks().dictionary_encode().indices.to_numpy()
-    copies = np.bincount(content) if len(content) else np.zeros(0, np.int64)
-    duplicated = copies[content] > 1 if len(content) else np.zeros(0, bool)
-    labels = tuple(sorted(set(images["label"].to_pylist())))
-    planned = _with_columns(images, duplicated, labels)
-    kept = _first_of_each(content) if options.duplicates == "drop" else np.ones(len(content), bool)
-    chosen = planned.filter(pa.array(kept))
-    names = np.array(_split_names(chosen, options), dtype=object)
+    rows, rejects = line_up(examined, existing)
+    _check(rows, options, label_kind, labels)
+    found = clusters.find(rows, options)
+    splits_of_all = _splits(rows, found, options, label_kind)
+    edge = len(rows.old_order)
+    said = rows.table(("label", "annotations"), np.flatnonzero(rows.is_new))
+    names = vocabulary.vocabulary(said, label_kind, labels)
+    marks = pa.table({"cluster": found.cluster, "near": found.near}).slice(edge)
+    marks = marks.append_column("label_index", vocabulary.indices(said, label_kind, names))
+    del said  # a copy of all annotations
     return Plan(
-        labels=labels,
-        splits=tuple(_plan_split(name, chosen.filter(pa.array(names == name)), options) for name in options.splits),
-        dropped=planned.filter(pa.array(~kept)),
+        labels=names,
+        splits=tuple(
+            _split_plan(name, rows, marks, np.flatnonzero(splits_of_all[edge:] == place), options)
+            for place, name in enumerate(options.splits)
+        ),
+        dropped=_planned(rows, marks, np.flatnonzero(~found.kept[edge:])),
+        near_dropped=found.near_dropped,
         rejects=rejects,
-        clusters=int((copies > 1).sum()),
-        cluster_images=int(duplicated.sum()),
-        label_conflicts=_label_conflicts(planned.filter(pa.array(duplicated))),
+        existing=_existing(rows, found),
+        clusters=len(found.sizes),
+        cluster_images=int(found.sizes.sum()),
+        label_conflicts=_label_conflicts(rows, found, label_kind),
+        duplicate_sets=_duplicate_sets(rows, found),
+        near_clusters=len(found.near_sizes),
+        near_images=int(found.near_sizes.sum()),
+        near_largest=int(found.near_sizes.max(initial=0)),
     )
 
 
@@ -114,101 +153,93 @@ def channel_statistics(split: str, images: pa.Table) -> ChannelStatistics:
     )
 
 
-def _unique_keys(examined: pa.Table) -> tuple[pa.Table, tuple[Reject, ...]]:
-    """Sorts by key and rejects every row but the first of each key."""
-    by = ("key", "uri", "sha256", "label", "group", "split", "extra")  # enough to tell any two rows apart
-    images = examined.sort_by([(name, "ascending") for name in by])
-    if len(images) < 2:
-        return images, ()
-    keys = images["key"].combine_chunks()
-    repeated = np.concatenate([[False], pc.equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)])
-    rejects = tuple(
-        Reject(
-            key=row["key"],
-            uri=row["uri"],
-            stage="plan",
-            reason=RejectReason.DUPLICATE_KEY.value,
-            detail="another row has this key; name a key column whose values differ",
+def _check(rows: Rows, options: IngestOptions, label_kind: str, labels: Sequence[str]) -> None:
+    if options.stratify and label_kind == "none":
+        raise OptionError("stratify needs labels, and this source has none; leave out --stratify, or name its labels")
+    unknown = set(pc.unique(rows.old["split"]).to_pylist()) - {*options.splits, ""}
+    if unknown:
+        raise OptionError(
+            f"the dataset has a split {min(unknown)!r}, splits names {', '.join(options.splits)}; "
+            "add images with the --splits it was made with"
         )
-        for row in images.filter(pa.array(repeated)).select(["key", "uri"]).to_pylist()
+    if not vocabulary.indices(rows.old, label_kind, tuple(labels)).equals(rows.old["label_index"].combine_chunks()):
+        raise ValueError("the existing images have other class indices; hand over the labels of their dataset")
+
+
+def _splits(rows: Rows, found: Clusters, options: IngestOptions, label_kind: str) -> np.ndarray:
+    """Returns the split of every row that is in a shard or will be, as its place in the options; `FREE` elsewhere."""
+    written = rows.is_written
+    stay = np.flatnonzero(written | (rows.is_new & found.kept))
+    asked = rows.table(("group", "split"), stay)
+    shares = pa.array(list(options.splits), pa.string())
+    grouped = found.roots if options.near_duplicates == "group" else np.arange(len(found.roots))
+    settled = written[stay]
+    places = np.full(len(rows), splits.FREE)
+    places[stay] = splits.assign(
+        splits.together(asked["group"].combine_chunks(), found.contents[stay], found.names, grouped),
+        pc.fill_null(pc.index_in(asked["split"], value_set=shares), splits.FREE).to_numpy(),
+        settled,
+        _classes(rows, stay, settled, label_kind) if options.stratify else None,
+        options,
     )
-    return images.filter(pa.array(~repeated)), rejects
+    return places
 
 
-def _with_columns(images: pa.Table, duplicated: np.ndarray, labels: Sequence[str]) -> pa.Table:
-    clusters = pc.if_else(pa.array(duplicated), pc.utf8_slice_codeunits(images["sha256"], 0, 16), "")
-    indices = pc.cast(pc.index_in(images["label"], value_set=pa.array(labels, pa.string())), pa.int64())
-    return images.append_column("cluster", clusters).append_column("label_index", indices).cast(tables.PLANNED)
+def _classes(rows: Rows, stay: np.ndarray, settled: np.ndarray, label_kind: str) -> np.ndarray:
+    classes = np.zeros(len(stay), np.int64)  # that of settled images is never asked for
+    said = rows.table(("label", "annotations"), stay[~settled])
+    classes[~settled] = vocabulary.strata(said, label_kind)
+    return classes
 
 
-def _first_of_each(codes: np.ndarray) -> np.ndarray:
-    """Marks the first row of each code; rows are sorted by key, so the first key stays."""
-    first = np.zeros(len(codes), bool)
-    first[np.unique(codes, return_index=True)[1]] = True
-    return first
-
-
-def _split_names(images: pa.Table, options: IngestOptions) -> list[str]:
-    """Returns the split of each row: the one the source demands for it or for what it must stay with, else the hash.
-
-    The content hash stands for an image, not its key: a copy added later then joins the split of the original
-    instead of pulling it elsewhere.
-    """
-    shares = options.shares
-    rank = {name: place for place, name in enumerate(shares)}
-    demands = images["split"].to_pylist()
-    together = _groups(images["group"].to_pylist(), images["sha256"].to_pylist())
-    known: dict[str, str] = {}
-    for demanded, group in zip(demands, together, strict=True):
-        if demanded:
-            known[group] = min(demanded, known.get(group, demanded), key=rank.__getitem__)
-    for group in together:
-        if group not in known:
-            known[group] = shards.split_of(options.seed, group, shares)
-    return [demanded or known[group] for demanded, group in zip(demands, together, strict=True)]
-
-
-def _groups(groups: Sequence[str], contents: Sequence[str]) -> list[str]:
-    """Returns a name for what each row must stay with: rows of one group, and rows of equal content, joined.
-
-    A joined set is named after its smallest group, so that it keeps its split when members are added. A member that
-    ties two sets together moves one of them: they were apart only for want of it.
-    """
-    if not any(groups):
-        return list(contents)
-    parent: dict[str, str] = {}
-
-    def root(name: str) -> str:
-        parent.setdefault(name, name)
-        while parent[name] != name:
-            parent[name] = parent[parent[name]]
-            name = parent[name]
-        return name
-
-    # "group:" sorts before "image:", so the smaller root of a union is a group whenever there is one.
-    nodes = [("group:" + g if g else "image:" + c, "image:" + c) for g, c in zip(groups, contents, strict=True)]
-    for one, other in nodes:
-        low, high = sorted((root(one), root(other)))
-        parent[high] = low
-    return [root(one).removeprefix("image:") for one, _ in nodes]
-
-
-def _plan_split(name: str, images: pa.Table, options: IngestOptions) -> SplitPlan:
-    if not len(images):
+def _split_plan(name: str, rows: Rows, marks: pa.Table, places: np.ndarray, options: IngestOptions) -> SplitPlan:
+    if not len(places) and not len(rows.old):
         raise EmptySplit(f"split {name!r} would hold no image; give it a larger share in --splits, or add images")
-    keys = images["key"].to_pylist()
-    order = np.array([shards.order_of(options.seed, key) for key in keys], dtype=np.uint64)
-    # Rows come sorted by key and the sort is stable, so equal hashes are ordered by key.
-    images = images.take(pa.array(np.argsort(order, kind="stable")))
-    sizes = images["bytes"].to_numpy() + _RECORD_OVERHEAD_BYTES
+    keys = rows.new["key"].take(pa.array(rows.new_order[places])).combine_chunks()
+    order = shards.hashes64(shards.ORDER, options.seed, shards.texts(keys))
+    # Rows are in order of key and the sort is stable, so equal hashes are ordered by key.
+    images = _planned(rows, marks, places[np.argsort(order, kind="stable")])
+    # Objects are about as long in a record as their annotations are in JSON.
+    sizes = images["bytes"].to_numpy() + pc.binary_length(images["annotations"]).to_numpy() + _RECORD_OVERHEAD_BYTES
+    if not len(sizes):
+        return SplitPlan(name=name, images=images, edges=(0,))
     count = options.shards or shards.shard_count(int(sizes.sum()), len(sizes), options.shard_mb * 1e6)
     return SplitPlan(name=name, images=images, edges=tuple(shards.cut(sizes.tolist(), min(count, len(sizes)))))
 
 
-def _label_conflicts(duplicates: pa.Table) -> int:
-    pairs = set(zip(duplicates["cluster"].to_pylist(), duplicates["label"].to_pylist(), strict=True))
-    seen = Counter(cluster for cluster, _ in pairs)
-    return sum(count > 1 for count in seen.values())
+def _planned(rows: Rows, marks: pa.Table, places: np.ndarray) -> pa.Table:
+    """Returns the `PLANNED` rows of new images, in the order of their places among these."""
+    images = take(rows.new, rows.new_order[places])
+    columns = [*images.columns, *take(marks, places).columns]
+    return pa.table(columns, names=[*images.column_names, *marks.column_names]).cast(tables.PLANNED)
+
+
+def _existing(rows: Rows, found: Clusters) -> pa.Table:
+    """Returns the existing rows as they are given, but with the clusters they are in now."""
+    back = pa.array(np.argsort(rows.old_order))
+    table = rows.old
+    for name, column in (("cluster", found.cluster), ("near", found.near)):
+        table = table.set_column(table.schema.get_field_index(name), name, column.take(back))
+    return table
+
+
+def _label_conflicts(rows: Rows, found: Clusters, label_kind: str) -> int:
+    places = found.copies
+    if label_kind == "none":
+        return 0
+    said = vocabulary.codes(rows.table(("label", "annotations"), places), label_kind)
+    pairs = np.unique(np.column_stack([found.contents[places], said]), axis=0)
+    return int((np.unique(pairs[:, 0], return_counts=True)[1] > 1).sum())
+
+
+def _duplicate_sets(rows: Rows, found: Clusters) -> tuple[tuple[str, ...], ...]:
+    places = found.copies
+    keys = rows.table(("key",), places)["key"].combine_chunks()
+    order = pc.sort_indices(keys).to_numpy()
+    contents = found.contents[places][order]
+    firsts = np.sort(np.unique(contents, return_index=True)[1])[:_SHOWN]
+    sets = (order[contents == content][:_SHOWN] for content in contents[firsts])
+    return tuple(tuple(keys.take(pa.array(members)).to_pylist()) for members in sets)
 
 
 def _triples(column: pa.ChunkedArray) -> np.ndarray:

@@ -5,23 +5,50 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from beam_jobs import manifest, shards, storage, tables
+from beam_jobs import append, manifest, shards, storage, tables, tfds_info
+from beam_jobs.append import Existing
 from beam_jobs.errors import CorruptDataset
-from beam_jobs.manifest import ImageCounts, Manifest, Shard, SplitInfo
+from beam_jobs.manifest import ChannelStatistics, ImageCounts, Manifest, Shard, SplitInfo
 from beam_jobs.options import IngestOptions
 from beam_jobs.plan import Plan, SplitPlan, channel_statistics
 from beam_jobs.types import Reject
 from beam_jobs.write import ShardTask, Sidecar, load_sidecar, shard_path, sidecar_path
 
 # What else decides the facts and the bytes of re-encoded images.
+_WIDER: tuple[type, ...] = (int, float, str)  # each can hold what stands before it
 _PRODUCERS = ("feedline", "tensorflow", "pillow", "opencv-python-headless")
-_NOT_OURS_TO_SAY = ("source", "out", "threads", "overwrite", "bucket_images")  # of one run, not of the dataset
+# Of one run, not of the dataset.
+_NOT_OURS_TO_SAY = ("source", "out", "threads", "overwrite", "append", "retry_rejects", "bucket_images", "http")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What the source held.
+
+    Attributes:
+      images: entries, rejects included.
+      label_kind: one of `types.LABEL_KINDS`.
+      work: directory of the sidecars.
+      existing: the dataset that the images are added to; None for a new one.
+      keys: keys of the entries, when rejects were tried again.
+    """
+
+    images: int
+    label_kind: str
+    work: str
+    existing: Existing | None = None
+    keys: frozenset[str] = frozenset()
+
+    def shards_before(self, split: str) -> int:
+        """Returns how many shards the split had already."""
+        return self.existing.shard_counts().get(split, 0) if self.existing else 0
 
 
 def producer() -> dict[str, str]:
@@ -29,29 +56,51 @@ def producer() -> dict[str, str]:
     return {name: metadata.version(name) for name in _PRODUCERS}
 
 
-def publish(
-    options: IngestOptions, plan: Plan, tasks: list[ShardTask], rejects: pa.Table, found: int, work: str
-) -> Manifest:
+def publish(options: IngestOptions, plan: Plan, tasks: list[ShardTask], rejects: pa.Table, found: Found) -> Manifest:
     """Turns written shards into a dataset. Idempotent: running it again writes the same files.
+
+    Args:
+      options: of the ingest.
+      plan: what was written.
+      tasks: the shards of it.
+      rejects: `REJECTS` rows of all stages.
+      found: what the source held, and what was there before.
 
     Raises:
       CorruptDataset: a shard is not what its sidecar says.
     """
-    sidecars = {(task.split, task.index): _checked(options.out, work, task) for task in tasks}
-    _remove_strays(options.out, tasks)
-    scratch = storage.join(work, "tmp")
-    tables.write_table(storage.join(options.out, manifest.IMAGES_NAME), _images(plan, sidecars), scratch)
+    sidecars = {(task.split, task.index): _checked(options.out, found.work, task) for task in tasks}
+    images = _images(plan, sidecars, found)
+    splits = {split.name: _split_info(split, sidecars, found) for split in plan.splits}
+    counts = _counts(plan, rejects, found.images)
+    if found.existing:
+        totals = {split.name: found.shards_before(split.name) + split.shard_count for split in plan.splits}
+        append.link_shards(found.existing, options.out, totals)
+        splits = append.merged_splits(found.existing, splits, totals)
+        images = append.merged_images(found.existing, images)
+        rejects = append.merged_rejects(found.existing, rejects, found.keys)
+        counts = append.merged_counts(found.existing, counts, images, rejects)
+    _remove_strays(options.out, splits)
+    scratch = storage.join(found.work, "tmp")
+    tables.write_table(storage.join(options.out, manifest.IMAGES_NAME), images, scratch)
     tables.write_table(storage.join(options.out, manifest.REJECTS_NAME), rejects, scratch)
+    beside = _tfds_files(options, splits, plan.labels, images, found.label_kind)
+    for name, content in beside.items():
+        storage.write_bytes(storage.join(options.out, name), content, scratch)
     result = Manifest(
         source=_source_name(options.source),
-        options=_described(options),
+        options=described(options),
         options_digest=options.digest(),
+        label_kind=found.label_kind,
         labels=plan.labels,
-        splits={split.name: _split_info(split, sidecars) for split in plan.splits},
-        counts=_counts(plan, rejects, found),
-        channels=channel_statistics(plan.splits[0].name, plan.splits[0].images),
+        splits=splits,
+        counts=counts,
+        channels=_channels(next(iter(splits)), images) if options.facts == "all" else None,
         producer=producer(),
-        tables={name: storage.digest(storage.join(options.out, name))[1] for name in manifest.TABLE_NAMES},
+        tables={
+            name: storage.digest(storage.join(options.out, name))[1]
+            for name in (*manifest.TABLE_NAMES, *sorted(beside))
+        },
     )
     manifest.write(result, options.out, scratch)
     return result
@@ -73,7 +122,8 @@ def _source_name(source: str) -> str:
     return source if storage.is_remote(source) else os.path.basename(os.path.abspath(source))
 
 
-def _described(options: IngestOptions) -> dict[str, Any]:
+def described(options: IngestOptions) -> dict[str, Any]:
+    """Returns the options that say what a dataset is, as `dataset.json` keeps them."""
     kept = {name: value for name, value in options.to_json().items() if name not in _NOT_OURS_TO_SAY}
     return json.loads(json.dumps(kept))  # lists for tuples, as they will be read back
 
@@ -81,58 +131,94 @@ def _described(options: IngestOptions) -> dict[str, Any]:
 def _checked(out: str, work: str, task: ShardTask) -> Sidecar:
     sidecar = load_sidecar(work, task)
     path = shard_path(out, task)
-    if storage.digest(path)[1] != sidecar.sha256:
+    if storage.checksum(path) != sidecar.crc32c:
         storage.remove(sidecar_path(work, task))  # or the next run would take the shard for finished
         raise CorruptDataset(f"{path} is not what was written to it; check the disk, then run the ingest again")
     return sidecar
 
 
-def _remove_strays(out: str, tasks: list[ShardTask]) -> None:
+def _tfds_files(
+    options: IngestOptions, splits: dict[str, SplitInfo], labels: tuple[str, ...], images: pa.Table, label_kind: str
+) -> dict[str, bytes]:
+    said = [one for text in images["annotations"].to_pylist() if (one := tables.annotations_of(text))]
+    parts = {name for one in said for name in ("objects", "mask", "weight") if getattr(one, name) is not None}
+    extra: dict[str, type] = {}
+    for text in set(images["extra"].to_pylist()) - {"{}"}:
+        for name, value in json.loads(text).items():
+            values = value if isinstance(value, list) else [value]
+            extra[name] = max([extra.get(name, int), *map(type, values)], key=_WIDER.index)
+    features = tfds_info.features_of(
+        label_kind=label_kind,
+        labels=len(labels),
+        raw=options.pixels.policy == "raw",
+        moments=options.facts == "all",
+        parts=frozenset(parts),
+        extra=extra,
+    )
+    return tfds_info.files(splits, labels, features, _source_name(options.source))
+
+
+def _remove_strays(out: str, splits: dict[str, SplitInfo]) -> None:
     # TFX reads `Split-NAME/*`, so a shard or a split of an abandoned plan would be read too.
-    planned = {shard_path(out, task) for task in tasks}
-    splits = {shards.split_dir(task.split) for task in tasks}
+    planned = {shards.split_dir(split): {shard.name for shard in info.shards} for split, info in splits.items()}
     for folder in storage.list_dirs(out):
         directory = storage.join(out, folder)
-        if folder in splits:
+        if folder in planned:
             for name in storage.list_files(directory):
-                if storage.join(directory, name) not in planned:
+                if name not in planned[folder]:
                     storage.remove(storage.join(directory, name))
         elif folder.startswith(shards.SPLIT_PREFIX):
             storage.remove_tree(directory)
 
 
-def _images(plan: Plan, sidecars: dict[tuple[str, int], Sidecar]) -> pa.Table:
+def _images(plan: Plan, sidecars: dict[tuple[str, int], Sidecar], found: Found) -> pa.Table:
     parts = [_placed(plan.dropped, "", -1, [-1] * len(plan.dropped))]
     for split in plan.splits:
+        first = found.shards_before(split.name)
         for index in range(split.shard_count):
-            offsets = list(sidecars[split.name, index].offsets)
-            parts.append(_placed(split.shard(index), split.name, index, offsets))
+            offsets = list(sidecars[split.name, first + index].offsets)
+            parts.append(_placed(split.shard(index), split.name, first + index, offsets))
     return pa.concat_tables(parts)
+
+
+def _channels(split: str, images: pa.Table) -> ChannelStatistics:
+    written = pc.and_(pc.equal(images["split"], split), pc.greater_equal(images["shard"], 0))
+    return channel_statistics(split, images.filter(written))
 
 
 def _placed(rows: pa.Table, split: str, shard: int, offsets: list[int]) -> pa.Table:
     count = len(rows)
-    columns: dict[str, Any] = {name: rows[name] for name in rows.column_names}
+    columns: dict[str, Any] = {name: rows[name] for name in rows.column_names if name in tables.IMAGES.names}
     columns["split"] = pa.array([split] * count, pa.string())
     columns["shard"] = pa.array([shard] * count, pa.int64())
     columns["offset"] = pa.array(offsets, pa.int64())
     return pa.table(columns).cast(tables.IMAGES)
 
 
-def _split_info(split: SplitPlan, sidecars: dict[tuple[str, int], Sidecar]) -> SplitInfo:
-    found = [sidecars[split.name, index] for index in range(split.shard_count)]
+def _split_info(split: SplitPlan, sidecars: dict[tuple[str, int], Sidecar], found: Found) -> SplitInfo:
+    """Describes the new shards of a split."""
+    first = found.shards_before(split.name)
+    count = first + split.shard_count
     return SplitInfo(
         shards=tuple(
             Shard(
-                name=shards.shard_name(index, split.shard_count),
-                records=sidecar.records,
-                bytes=sidecar.bytes,
-                sha256=sidecar.sha256,
+                name=shards.shard_name(index, count),
+                records=sidecars[split.name, index].records,
+                bytes=sidecars[split.name, index].bytes,
+                sha256=sidecars[split.name, index].sha256,
             )
-            for index, sidecar in enumerate(found)
+            for index in range(first, count)
         ),
-        classes=dict(sorted(Counter(split.images["label"].to_pylist()).items())),
+        classes=dict(sorted(_classes(split.images, found.label_kind).items())),
     )
+
+
+def _classes(rows: pa.Table, label_kind: str) -> Counter[str]:
+    """Returns class -> images; an image of several classes counts in each."""
+    if label_kind == "single":
+        return Counter(rows["label"].to_pylist())
+    said = (tables.annotations_of(text) for text in rows["annotations"].to_pylist())
+    return Counter(name for one in said if one and one.labels for name in one.labels)
 
 
 def _counts(plan: Plan, rejects: pa.Table, found: int) -> ImageCounts:
@@ -145,6 +231,9 @@ def _counts(plan: Plan, rejects: pa.Table, found: int) -> ImageCounts:
         normalised=dict(Counter(reason for joined in reasons for reason in joined.split("+")).most_common()),
         duplicate_clusters=plan.clusters,
         duplicate_images=plan.cluster_images,
-        duplicates_dropped=len(plan.dropped),
+        duplicates_dropped=len(plan.dropped) - plan.near_dropped,
+        near_clusters=plan.near_clusters,
+        near_images=plan.near_images,
+        near_dropped=plan.near_dropped,
         label_conflicts=plan.label_conflicts,
     )

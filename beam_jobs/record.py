@@ -1,7 +1,7 @@
 """What a record holds: the one definition of the `tf.train.Example` layout, imported by the writer and the readers.
 
-image/encoded          bytes    JPEG or PNG, as stored
-image/format           bytes    b"jpeg" or b"png"
+image/encoded          bytes    JPEG or PNG, as stored; of format `raw` the pixels themselves, row by row, R G B
+image/format           bytes    b"jpeg", b"png" or b"raw"
 image/height           int64    pixels
 image/width            int64    pixels
 image/channels         int64    1 or 3, of the stored file
@@ -11,9 +11,20 @@ image/key/sha256       bytes    hex sha256 of image/encoded
 image/bytes            int64    length of image/encoded
 image/mean_rgb         float[3] mean of each channel, 0-255
 image/var_rgb          float[3] population variance of each channel
-image/class/label      int64    class index, 0-based, into the label list of dataset.json
-image/class/text       bytes    class name
-extra/NAME             user columns: int64, float or bytes; any length
+image/class/label      int64    class index, 0-based, into the label list of dataset.json; any number if multi-label
+image/class/text       bytes    class name of each
+
+When the source speaks of them:
+
+image/weight                          float    weight of the image in the loss
+image/object/bbox/{xmin,ymin,xmax,ymax} float  an entry an object, shares of width and height, 0-1
+image/object/class/{label,text}       int64, bytes
+image/object/is_crowd                 int64    1 for a group that nobody took apart
+image/object/area                     float    pixels of the source image
+image/object/mask                     bytes    PNG an object, 0 outside and 1 inside; b"" without a segmentation
+image/segmentation/class/encoded      bytes    PNG of class indices, of the size of the image
+image/segmentation/class/format       bytes    b"png"
+extra/NAME                            user columns: int64, float or bytes; any length
 """
 
 from __future__ import annotations
@@ -21,7 +32,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from beam_jobs.types import ExtraValue, ImageRecord
+from beam_jobs import wire
+from beam_jobs.types import ExtraValue, ImageRecord, RecordObject
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -39,9 +51,13 @@ MEAN_RGB = "image/mean_rgb"
 VAR_RGB = "image/var_rgb"
 LABEL = "image/class/label"
 TEXT = "image/class/text"
+WEIGHT = "image/weight"
+MASK = "image/segmentation/class/encoded"
+MASK_FORMAT = "image/segmentation/class/format"
+OBJECT_PREFIX = "image/object/"
 EXTRA_PREFIX = "extra/"
 
-# Name -> (dtype name, shape). Extra columns are not listed: they differ between datasets.
+# Name -> (dtype name, shape) of what single-label records hold; extra columns differ between datasets.
 FEATURES: dict[str, tuple[str, tuple[int, ...]]] = {
     ENCODED: ("string", ()),
     FORMAT: ("string", ()),
@@ -61,40 +77,44 @@ FEATURES: dict[str, tuple[str, tuple[int, ...]]] = {
 STATISTICS_FEATURES = (FORMAT, HEIGHT, WIDTH, CHANNELS, BYTES, MEAN_RGB, VAR_RGB, LABEL, TEXT)
 
 
-def encode(record: ImageRecord) -> bytes:
+def encode(record: ImageRecord, moments: bool = True) -> bytes:
     """Serialises a record; equal records give equal bytes.
+
+    Args:
+      record: what to write.
+      moments: whether the mean and variance of the channels are known.
 
     Raises:
       TypeError: an extra column holds something other than int, float, str or a list of one of them.
     """
-    from tensorflow.core.example import example_pb2
-
     facts = record.facts
-    example = example_pb2.Example()
-    feature = example.features.feature
-    for name, payload in (
-        (ENCODED, record.encoded),
-        (FORMAT, facts.format.encode()),
-        (FILENAME, record.key.encode()),
-        (SOURCE_URI, record.uri.encode()),
-        (SHA256, facts.sha256.encode()),
-        (TEXT, record.text.encode()),
-    ):
-        feature[name].bytes_list.value.append(payload)
-    for name, number in (
-        (HEIGHT, facts.height),
-        (WIDTH, facts.width),
-        (CHANNELS, facts.channels),
-        (BYTES, facts.bytes),
-        (LABEL, record.label),
-    ):
-        feature[name].int64_list.value.append(number)
-    feature[MEAN_RGB].float_list.value.extend(facts.mean_rgb)
-    feature[VAR_RGB].float_list.value.extend(facts.var_rgb)
+    features: dict[str, tuple[str, wire.Values]] = {
+        ENCODED: ("bytes", (record.encoded,)),
+        FORMAT: ("bytes", (facts.format.encode(),)),
+        HEIGHT: ("int64", (facts.height,)),
+        WIDTH: ("int64", (facts.width,)),
+        CHANNELS: ("int64", (facts.channels,)),
+        FILENAME: ("bytes", (record.key.encode(),)),
+        SOURCE_URI: ("bytes", (record.uri.encode(),)),
+        SHA256: ("bytes", (facts.sha256.encode(),)),
+        BYTES: ("int64", (facts.bytes,)),
+    }
+    if moments:
+        features[MEAN_RGB] = ("float", facts.mean_rgb)
+        features[VAR_RGB] = ("float", facts.var_rgb)
+    if record.labels is not None:
+        features[LABEL] = ("int64", [index for index, _ in record.labels])
+        features[TEXT] = ("bytes", [text.encode() for _, text in record.labels])
+    if record.weight is not None:
+        features[WEIGHT] = ("float", (record.weight,))
+    if record.objects is not None:
+        features |= _object_features(record.objects)
+    if record.mask:
+        features[MASK] = ("bytes", (record.mask,))
+        features[MASK_FORMAT] = ("bytes", (b"png",))
     for name, value in record.extra.items():
-        _set_extra(feature[EXTRA_PREFIX + name], name, value)
-    # Map fields have no order of their own; without this two equal records may differ in bytes.
-    return example.SerializeToString(deterministic=True)
+        features[EXTRA_PREFIX + name] = _extra_feature(name, value)
+    return wire.example(features)
 
 
 def decode(serialized: bytes) -> dict[str, list]:
@@ -124,13 +144,27 @@ def feature_spec(names: Sequence[str] = tuple(FEATURES)) -> dict[str, tf.io.Fixe
     return {name: tf.io.FixedLenFeature(FEATURES[name][1], tf.as_dtype(FEATURES[name][0])) for name in names}
 
 
-def _set_extra(feature: Any, name: str, value: ExtraValue) -> None:
-    values = [value] if isinstance(value, (int, float, str)) else list(value)
+def _object_features(objects: Sequence[RecordObject]) -> dict[str, tuple[str, wire.Values]]:
+    ymin, xmin, ymax, xmax = ([item.bbox[place] for item in objects] for place in range(4))
+    return {
+        OBJECT_PREFIX + "bbox/ymin": ("float", ymin),
+        OBJECT_PREFIX + "bbox/xmin": ("float", xmin),
+        OBJECT_PREFIX + "bbox/ymax": ("float", ymax),
+        OBJECT_PREFIX + "bbox/xmax": ("float", xmax),
+        OBJECT_PREFIX + "class/label": ("int64", [item.label for item in objects]),
+        OBJECT_PREFIX + "class/text": ("bytes", [item.text.encode() for item in objects]),
+        OBJECT_PREFIX + "is_crowd": ("int64", [int(item.crowd) for item in objects]),
+        OBJECT_PREFIX + "area": ("float", [item.area for item in objects]),
+        OBJECT_PREFIX + "mask": ("bytes", [item.mask for item in objects]),
+    }
+
+
+def _extra_feature(name: str, value: ExtraValue) -> tuple[str, wire.Values]:
+    values: list[Any] = [value] if isinstance(value, (int, float, str)) else list(value)
     if all(isinstance(item, str) for item in values):
-        feature.bytes_list.value.extend(str(item).encode() for item in values)
-    elif all(isinstance(item, int) for item in values):
-        feature.int64_list.value.extend(values)
-    elif all(isinstance(item, (int, float)) for item in values):
-        feature.float_list.value.extend(values)
-    else:
-        raise TypeError(f"extra column {name!r} holds {value!r}; it must be int, float, str or a list of one of them")
+        return "bytes", [item.encode() for item in values]
+    if all(isinstance(item, int) for item in values):
+        return "int64", values
+    if all(isinstance(item, (int, float)) for item in values):
+        return "float", values
+    raise TypeError(f"extra column {name!r} holds {value!r}; it must be int, float, str or a list of one of them")

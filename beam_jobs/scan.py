@@ -8,6 +8,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from beam_jobs import storage, tables
 from beam_jobs.errors import RejectReason
 from beam_jobs.types import ImageRef, Reject
@@ -59,10 +61,10 @@ def scan(
     buckets: list[Bucket] = []
     found = total = 0
     for index, chunk in enumerate(_chunks(_good(entries, rejects, splits), bucket_images)):
-        rows = [tables.ref_row(ref) for ref in chunk]
+        columns = _columns(chunk)
         path = storage.join(directory, f"refs-{index:06d}.parquet")
-        tables.write(path, rows, tables.REFS)
-        buckets.append(Bucket(path=path, name=f"{index:06d}-{_digest(rows, salt)}"))
+        tables.write_table(path, pa.table(columns, schema=tables.REFS))
+        buckets.append(Bucket(path=path, name=f"{index:06d}-{_digest(columns, salt)}"))
         found += len(chunk)
         total += sum(ref.bytes for ref in chunk)
     return Scan(buckets=tuple(buckets), found=found + len(rejects), bytes=total, rejects=tuple(rejects))
@@ -88,6 +90,11 @@ def _chunks(refs: Iterable[ImageRef], count: int) -> Iterator[list[ImageRef]]:
         yield chunk
 
 
-def _digest(rows: list[dict], salt: str) -> str:
-    text = json.dumps([salt, rows], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _columns(refs: list[ImageRef]) -> dict[str, list]:
+    """Returns the columns of a `REFS` table; Arrow would take ten times as long to build it from rows."""
+    rows = [tables.ref_row(ref) for ref in refs]
+    return {name: [row[name] for row in rows] for name in tables.REFS.names}
+
+
+def _digest(columns: dict[str, list], salt: str) -> str:
+    return hashlib.sha256(json.dumps([salt, columns]).encode()).hexdigest()[:16]

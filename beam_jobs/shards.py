@@ -1,4 +1,4 @@
-"""Where a record goes: names, hashes and arithmetic. Integers and strings only.
+"""Where a record goes: names, hashes and arithmetic on them.
 
 The hashes are part of the disk contract. They are blake2b of the UTF-8 text, keyed by the seed: stable over machines,
 Python versions and runs, unlike `hash()`, and independent of one another through a purpose word. Changing
@@ -8,11 +8,18 @@ anything here moves images between splits and shards, so it needs a new `FORMAT_
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
 
 SHARD_TEMPLATE = "data-{index:05d}-of-{count:05d}.tfrecord"
 SPLIT_PREFIX = "Split-"  # the layout TFX expects of an `Examples` artifact
+ORDER, SPLIT = "order", "split"  # purposes of hashes
+
+_TEXTS = 8192
 
 
 def shard_name(index: int, count: int) -> str:
@@ -33,16 +40,27 @@ def split_dir(split: str) -> str:
 
 def hash64(purpose: str, seed: int, text: str) -> int:
     """Returns a stable 64-bit hash of `text`, independent between purposes and seeds."""
+    return int(hashes64(purpose, seed, [text])[0])
+
+
+def hashes64(purpose: str, seed: int, texts: Iterable[str]) -> np.ndarray:
+    """Returns the hash of each text, uint64: blake2b of 8 bytes, keyed by purpose and seed, big-endian."""
     key = f"{purpose}:{seed}".encode()
     if len(key) > hashlib.blake2b.MAX_KEY_SIZE:
         key = hashlib.blake2b(key).digest()
-    digest = hashlib.blake2b(text.encode(), digest_size=8, key=key)
-    return int.from_bytes(digest.digest(), "big")
+    hashed = b"".join(hashlib.blake2b(text.encode(), digest_size=8, key=key).digest() for text in texts)
+    return np.frombuffer(hashed, ">u8").astype(np.uint64)
+
+
+def texts(column: pa.Array) -> Iterator[str]:
+    """Yields the texts of a column; there are never more than a few thousand Python strings at a time."""
+    for start in range(0, len(column), _TEXTS):
+        yield from column.slice(start, _TEXTS).to_numpy(zero_copy_only=False)
 
 
 def order_of(seed: int, key: str) -> int:
     """Returns the place of a record in the global order, uint64; ties are broken by the key itself."""
-    return hash64("order", seed, key)
+    return hash64(ORDER, seed, key)
 
 
 def split_of(seed: int, group: str, shares: Mapping[str, float]) -> str:
@@ -53,13 +71,15 @@ def split_of(seed: int, group: str, shares: Mapping[str, float]) -> str:
       group: what must stay together.
       shares: split -> share, summing to 1, in a fixed order.
     """
-    point = hash64("split", seed, group) / 2.0**64
-    edge = 0.0
-    for name, share in shares.items():
-        edge += share
-        if point < edge:
-            return name
-    return list(shares)[-1]  # the shares add up to a hair under 1
+    return list(shares)[splits_of(seed, [group], shares)[0]]
+
+
+def splits_of(seed: int, groups: Iterable[str], shares: Mapping[str, float]) -> np.ndarray:
+    """Returns the split of each group, as its place in `shares`; see `split_of`."""
+    points = hashes64(SPLIT, seed, groups) / 2.0**64
+    edges = list(itertools.accumulate(shares.values()))
+    edges[-1] = math.inf  # the shares add up to a hair under 1
+    return np.searchsorted(edges, points, side="right")
 
 
 def shard_count(total_bytes: int, records: int, shard_bytes: float) -> int:

@@ -11,15 +11,24 @@ import hashlib
 import io
 import os
 import posixpath
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
+
+import google_crc32c
+
+if TYPE_CHECKING:
+    from beam_jobs.stores import Store
+
+
+_SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 
 
 def is_remote(path: str) -> bool:
     """Returns whether the path names a remote filesystem by its scheme."""
-    return "://" in path
+    return bool(_SCHEME.match(path))
 
 
 def join(base: str, *parts: str) -> str:
@@ -28,8 +37,15 @@ def join(base: str, *parts: str) -> str:
 
 
 def exists(path: str) -> bool:
-    """Returns whether a file or directory is there."""
-    return _filesystems().exists(path) if is_remote(path) else os.path.exists(path)
+    """Returns whether a file or directory is there; of remote ones, a file.
+
+    Raises:
+      OSError: a remote filesystem does not say.
+    """
+    if not is_remote(path):
+        return os.path.exists(path)
+    with _remote(path) as store:
+        return store.exists(path)
 
 
 def size(path: str) -> int:
@@ -40,10 +56,8 @@ def size(path: str) -> int:
     """
     if not is_remote(path):
         return os.stat(path).st_size
-    matched = _filesystems().match([path])[0].metadata_list
-    if not matched:
-        raise FileNotFoundError(path)
-    return matched[0].size_in_bytes
+    with _remote(path) as store:
+        return store.size(path)
 
 
 def open_read(path: str) -> BinaryIO:
@@ -54,9 +68,25 @@ def open_read(path: str) -> BinaryIO:
     """
     if not is_remote(path):
         return open(path, "rb")
-    from apache_beam.io.filesystem import CompressionTypes
+    from beam_jobs import stores
 
-    return _filesystems().open(path, compression_type=CompressionTypes.UNCOMPRESSED)
+    return stores.open_read(path)
+
+
+def read_range(path: str, offset: int, length: int) -> bytes:
+    """Returns a run of bytes of a file, fewer where it ends; of a remote one no others are transferred.
+
+    Raises:
+      OSError: the file is missing or not readable.
+    """
+    if is_remote(path):
+        with _remote(path) as store:
+            return store.read_range(path, offset, length)
+    number = os.open(path, os.O_RDONLY)
+    try:
+        return os.pread(number, length, offset)
+    finally:
+        os.close(number)
 
 
 def read_bytes(path: str) -> bytes:
@@ -82,6 +112,19 @@ def digest(path: str) -> tuple[int, str]:
             hasher.update(block)
             length += len(block)
     return length, hasher.hexdigest()
+
+
+def checksum(path: str) -> int:
+    """Returns the crc32c of a file.
+
+    Raises:
+      OSError: the file is missing or not readable.
+    """
+    value = 0
+    with open_read(path) as stream:
+        while block := stream.read(1 << 20):
+            value = google_crc32c.extend(value, block)
+    return value
 
 
 @contextlib.contextmanager
@@ -125,7 +168,8 @@ def remove(path: str) -> None:
     """Removes a file if it is there."""
     if is_remote(path):
         if exists(path):
-            _filesystems().delete([path])
+            with _remote(path) as store:
+                store.delete(path)
     elif os.path.lexists(path):
         os.remove(path)
 
@@ -136,8 +180,8 @@ def remove_tree(path: str) -> None:
         shutil.rmtree(path, ignore_errors=True)
         return
     # Object stores have no directories to ask for; the slash is what makes Beam delete all below.
-    with contextlib.suppress(OSError):
-        _filesystems().delete([path.rstrip("/") + "/"])
+    with contextlib.suppress(OSError), _remote(path) as store:
+        store.delete(path.rstrip("/") + "/")
 
 
 def list_files(directory: str) -> list[str]:
@@ -146,32 +190,47 @@ def list_files(directory: str) -> list[str]:
         if not os.path.isdir(directory):
             return []
         return sorted(entry.name for entry in os.scandir(directory) if entry.is_file())
-    matched = _filesystems().match([join(directory, "*")])[0].metadata_list
-    return sorted(posixpath.basename(item.path) for item in matched)
+    return sorted(path for path, _, _ in walk_files(directory) if "/" not in path)
 
 
 def list_dirs(directory: str) -> list[str]:
     """Returns the sorted names of the directories in a directory; empty when it does not exist."""
     if not is_remote(directory):
         return sorted(entry.name for entry in os.scandir(directory) if entry.is_dir()) if exists(directory) else []
+    return sorted({path.partition("/")[0] for path, _, _ in walk_files(directory) if "/" in path})
+
+
+def walk_files(directory: str) -> Iterator[tuple[str, int, int]]:
+    """Yields relative path, size in bytes and time of writing in ns of every file below a remote directory.
+
+    A page of the listing is in memory at a time. The order is that of the store, which is the order of the names. Empty
+    objects whose name ends in a slash, with which consoles show folders, are left out.
+
+    Raises:
+      OSError: the directory cannot be listed; one that does not exist is empty.
+    """
     prefix = directory.rstrip("/") + "/"
-    matched = _filesystems().match([prefix + "**"])[0].metadata_list
-    below = (item.path.removeprefix(prefix) for item in matched)
-    return sorted({path.partition("/")[0] for path in below if "/" in path})
+    with _remote(prefix) as store:
+        for found in store.list(prefix):
+            if found.bytes or not found.path.endswith("/"):
+                yield found.path.removeprefix(prefix), found.bytes, found.mtime_ns
 
 
-def _filesystems() -> Any:
-    from apache_beam.io.filesystems import FileSystems
+@contextlib.contextmanager
+def _remote(path: str) -> Iterator[Store]:
+    """Yields the store that a path lies in; whatever its client raises becomes an `OSError`."""
+    from beam_jobs import stores
 
-    return FileSystems
+    with stores.os_errors(path):
+        yield stores.store_for(path)
 
 
 def _create(path: str) -> BinaryIO:
     if not is_remote(path):
         return open(path, "wb")
-    from apache_beam.io.filesystem import CompressionTypes
+    from beam_jobs import stores
 
-    return _filesystems().create(path, compression_type=CompressionTypes.UNCOMPRESSED)
+    return stores.create(path)
 
 
 def _sync(stream: BinaryIO) -> None:
@@ -183,7 +242,8 @@ def _sync(stream: BinaryIO) -> None:
 
 def _replace(temporary: str, path: str) -> None:
     if is_remote(path):
-        _filesystems().rename([temporary], [path])
+        with _remote(path) as store:
+            store.rename(temporary, path)
         return
     os.replace(temporary, path)
     directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from beam_jobs import storage
 from beam_jobs.errors import CorruptDataset
-from beam_jobs.types import ImageFacts, ImageRef, Reject
+from beam_jobs.types import Annotations, ImageFacts, ImageObject, ImageRef, Reject
 
 _STRING, _INT64, _FLOAT = pa.string(), pa.int64(), pa.float32()
 
@@ -24,6 +24,8 @@ REFS = pa.schema(
         "group": _STRING,
         "split": _STRING,
         "extra": _STRING,  # JSON: the columns differ between datasets
+        "annotations": _STRING,  # JSON; empty for none
+        "slice": _STRING,
         "bytes": _INT64,
         "mtime_ns": _INT64,
     }.items()
@@ -34,40 +36,72 @@ FACTS = pa.schema(
         "source_format": _STRING,
         "height": _INT64,
         "width": _INT64,
+        "source_height": _INT64,
+        "source_width": _INT64,
         "channels": _INT64,
         "bytes": _INT64,
         "sha256": _STRING,
         "source_sha256": _STRING,
+        "crc32c": _INT64,
         "dhash": _INT64,
         "mean_rgb": pa.list_(_FLOAT),
         "var_rgb": pa.list_(_FLOAT),
         "normalised": _STRING,
+        "mask_crc32c": _INT64,
     }.items()
 )
-_FROM_REF = ("key", "uri", "label", "group", "split", "extra")
-EXAMINED = pa.schema([REFS.field(name) for name in _FROM_REF] + list(FACTS))
+_FROM_REF = ("key", "uri", "label", "group", "split", "extra", "annotations")
+# Where a worker finds the stored bytes again; of no use once the dataset is published.
+_PLACES = pa.schema([pa.field("slice", _STRING), pa.field("mask_slice", _STRING)])
+EXAMINED = pa.schema([REFS.field(name) for name in _FROM_REF] + list(FACTS) + list(_PLACES))
 REJECTS = pa.schema(
     {"key": _STRING, "uri": _STRING, "stage": _STRING, "reason": _STRING, "detail": _STRING, "bytes": _INT64}.items()
 )
-PLANNED = pa.schema([*EXAMINED, pa.field("cluster", _STRING), pa.field("label_index", _INT64)])
-IMAGES = pa.schema([*PLANNED, pa.field("shard", _INT64), pa.field("offset", _INT64)])
+# `cluster` and `near` name the sets of equal and of similar images; `label_index` is -1 unless there is one label.
+_FROM_PLAN = pa.schema([pa.field("cluster", _STRING), pa.field("near", _STRING), pa.field("label_index", _INT64)])
+PLANNED = pa.schema([*EXAMINED, *_FROM_PLAN])
+IMAGES = pa.schema(
+    [field for field in PLANNED if field.name not in _PLACES.names]
+    + [pa.field("shard", _INT64), pa.field("offset", _INT64)]
+)
 
 
 def ref_row(ref: ImageRef) -> dict[str, Any]:
     """Returns the row of a reference in a `REFS` table."""
     # `vars`, not `asdict`, which copies every value deeply under the lock that the decoding threads wait for.
-    return {**vars(ref), "extra": json.dumps(dict(ref.extra), sort_keys=True, ensure_ascii=False)}
+    extra = json.dumps(dict(ref.extra), sort_keys=True, ensure_ascii=False) if ref.extra else "{}"
+    return {**vars(ref), "extra": extra, "annotations": _annotations_text(ref.annotations)}
 
 
 def ref_of(row: Mapping[str, Any]) -> ImageRef:
     """Returns the reference in a row of a `REFS` table; the inverse of `ref_row`."""
-    return ImageRef(**{**row, "extra": json.loads(row["extra"])})
+    return ImageRef(**{**row, "extra": json.loads(row["extra"]), "annotations": annotations_of(row["annotations"])})
 
 
-def examined_row(ref: ImageRef, facts: ImageFacts) -> dict[str, Any]:
-    """Returns the row of a good image in an `EXAMINED` table."""
+def annotations_of(text: str) -> Annotations | None:
+    """Returns the annotations in a cell of a table; None for an empty one."""
+    if not text:
+        return None
+    values = json.loads(text)
+    if values["labels"] is not None:
+        values["labels"] = tuple(values["labels"])
+    if values["size"] is not None:
+        values["size"] = tuple(values["size"])
+    if values["objects"] is not None:
+        values["objects"] = tuple(ImageObject(**{**item, "bbox": tuple(item["bbox"])}) for item in values["objects"])
+    return Annotations(**values)
+
+
+def examined_row(ref: ImageRef, facts: ImageFacts, places: tuple[str, str] = ("", "")) -> dict[str, Any]:
+    """Returns the row of a good image in an `EXAMINED` table.
+
+    Args:
+      ref: the image.
+      facts: what is known of it.
+      places: slices that hold the stored bytes and the stored mask; empty for files of their own.
+    """
     row = ref_row(ref)
-    return {**{name: row[name] for name in _FROM_REF}, **vars(facts)}
+    return {**{name: row[name] for name in _FROM_REF}, **vars(facts), "slice": places[0], "mask_slice": places[1]}
 
 
 def facts_of(row: Mapping[str, Any]) -> ImageFacts:
@@ -112,6 +146,14 @@ def read_published(path: str) -> pa.Table:
         return read(path)
     except (OSError, pa.ArrowException) as error:
         raise CorruptDataset(f"{path} cannot be read: {error}; write the dataset again") from error
+
+
+def _annotations_text(annotations: Annotations | None) -> str:
+    if annotations is None:
+        return ""
+    objects = annotations.objects
+    values = {**vars(annotations), "objects": None if objects is None else [vars(item) for item in objects]}
+    return json.dumps(values, sort_keys=True, ensure_ascii=False)
 
 
 def concat(paths: Iterable[str], schema: pa.Schema) -> pa.Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,8 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from beam_jobs import images, manifest, record, shards, storage, tables, tfrecord
-from beam_jobs.errors import CorruptDataset
+from beam_jobs import manifest, record, shards, storage, tables, tfrecord
+from beam_jobs.decode import decode_checked
+from beam_jobs.errors import BadImage, CorruptDataset
 from beam_jobs.manifest import Manifest, Shard
 from beam_jobs.pool import map_ordered
 
@@ -23,7 +25,7 @@ class _Seen:
     """What a record says of itself, and what is wrong with it; empty for nothing."""
 
     key: str
-    text: str
+    labels: tuple[str, ...]
     sha256: str
     problem: str
 
@@ -95,7 +97,7 @@ def _check_counts(dataset: Manifest) -> Iterator[str]:
     written = sum(info.records for info in dataset.splits.values())
     if counts.written != written:
         yield f"{manifest.MANIFEST_NAME} counts {counts.written} images written, its shards hold {written}"
-    if counts.found != counts.written + counts.rejected + counts.duplicates_dropped:
+    if counts.found != counts.written + counts.rejected + counts.dropped:
         yield f"{manifest.MANIFEST_NAME} counts {counts.found} images found, which is not written + rejected + dropped"
 
 
@@ -140,7 +142,7 @@ def _check_shard(
             checked = map_ordered(lambda item: (*item, _check_record(item[1], dataset)), records, threads)
             count = 0
             for count, (offset, payload, seen) in enumerate(checked, 1):
-                labels[seen.text] += 1
+                labels.update(seen.labels)
                 if seen.problem:
                     yield f"{path} offset {offset}: {seen.problem}"
                 if rows is not None and (count > len(rows) or not _is_row_of(rows[count - 1], offset, seen)):
@@ -166,29 +168,48 @@ def _check_file(path: str, shard: Shard) -> Iterator[str]:
 
 
 def _check_record(payload: bytes, dataset: Manifest) -> _Seen:
-    import tensorflow as tf
     from google.protobuf.message import DecodeError
 
-    key = text = sha256 = ""
+    key = sha256 = ""
+    labels: tuple[str, ...] = ()
     try:
         values = record.decode(payload)
-        encoded, label = values[record.ENCODED][0], values[record.LABEL][0]
-        key, text = values[record.FILENAME][0].decode(), values[record.TEXT][0].decode()
-        sha256 = values[record.SHA256][0].decode()
-        height, width = images.decode_rgb(encoded).shape[:2]
-        if label not in range(len(dataset.labels)) or dataset.labels[label] != text:
-            problem = f"label {label} is not {text!r}"
-        elif hashlib.sha256(encoded).hexdigest() != sha256:
-            problem = f"the image of {key!r} is not the one its sha256 was taken of"
-        elif [height, width] != [values[record.HEIGHT][0], values[record.WIDTH][0]]:
-            problem = f"{key!r} decodes to {width}x{height} pixels, its record says otherwise"
-        else:
-            problem = ""
+        key, sha256 = values[record.FILENAME][0].decode(), values[record.SHA256][0].decode()
+        labels = tuple(text.decode() for text in values.get(record.TEXT, ()))
+        problem = _label_problem(values, labels, dataset) or _image_problem(values, key, sha256)
     except (DecodeError, KeyError, IndexError, UnicodeDecodeError) as error:
         problem = f"not a record of this format: {error!r}"
-    except tf.errors.InvalidArgumentError as error:
-        problem = f"{key!r} cannot be decoded: {error.message[:200]}"
-    return _Seen(key=key, text=text, sha256=sha256, problem=problem)
+    except BadImage as bad:
+        problem = f"{key!r} cannot be decoded: {bad.detail}"
+    return _Seen(key=key, labels=labels, sha256=sha256, problem=problem)
+
+
+def _label_problem(values: dict[str, list], labels: tuple[str, ...], dataset: Manifest) -> str:
+    indices = values.get(record.LABEL, [])
+    if dataset.label_kind == "single" and len(indices) != 1:
+        return f"it has {len(indices)} labels instead of one"
+    objects = record.OBJECT_PREFIX + "class/"
+    indices = [*indices, *values.get(objects + "label", [])]
+    texts = [*labels, *(text.decode() for text in values.get(objects + "text", []))]
+    for index, text in itertools.zip_longest(indices, texts):
+        if index not in range(len(dataset.labels)) or dataset.labels[index] != text:
+            return f"label {index} is not {text!r}"
+    return ""
+
+
+def _image_problem(values: dict[str, list], key: str, sha256: str) -> str:
+    encoded = values[record.ENCODED][0]
+    if hashlib.sha256(encoded).hexdigest() != sha256:
+        return f"the image of {key!r} is not the one its sha256 was taken of"
+    said = (values[record.HEIGHT][0], values[record.WIDTH][0])
+    if values[record.FORMAT][0] == b"raw":
+        if len(encoded) != said[0] * said[1] * 3:
+            return f"{key!r} has {len(encoded)} bytes of pixels, its record says {said[1]}x{said[0]} of three each"
+        return ""
+    height, width = decode_checked(encoded).shape[:2]
+    if (height, width) != said:
+        return f"{key!r} decodes to {width}x{height} pixels, its record says otherwise"
+    return ""
 
 
 def _is_row_of(row: dict[str, Any], offset: int, seen: _Seen) -> bool:

@@ -5,18 +5,37 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+import google_crc32c
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from beam_jobs import images, record, shards, storage, tables, tfrecord
+from beam_jobs import record, shards, storage, tables, tfrecord
+from beam_jobs.annotations import record_objects
 from beam_jobs.errors import BadImage, FeedlineError, SourceChanged
-from beam_jobs.examine import read_image
+from beam_jobs.geometry import geometry
+from beam_jobs.options import PixelOptions
 from beam_jobs.plan import Plan
-from beam_jobs.pool import map_ordered
-from beam_jobs.types import ImageRecord
+from beam_jobs.pool import chunk_of, map_ordered
+from beam_jobs.progress import Progress, local
+from beam_jobs.reader import Reader
+from beam_jobs.types import Annotations, ImageFacts, ImageRecord, RecordObject
+
+# What decides the bytes of a record, besides the options.
+_DIGESTED = (
+    "key",
+    "uri",
+    "sha256",
+    "source_sha256",
+    "label",
+    "label_index",
+    "extra",
+    "annotations",
+    "mask_crc32c",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,18 +67,27 @@ class WriteTask:
     """What a worker needs to know to write shards; small and picklable.
 
     Attributes:
-      base: what relative uris are relative to.
+      reader: reads the images; its work directory takes sidecars and temporary files.
       out: the dataset directory.
-      work: directory of sidecars and temporary files.
-      max_bytes: largest file read.
+      label_kind: one of `types.LABEL_KINDS`.
+      labels: class names; the index is the label.
+      pixels: what became of the pixels.
+      moments: whether the moments of the channels are known.
       threads: threads to use.
     """
 
-    base: str
+    reader: Reader
     out: str
-    work: str
-    max_bytes: int
-    threads: int
+    label_kind: str = "single"
+    labels: tuple[str, ...] = ()
+    pixels: PixelOptions = field(default_factory=PixelOptions)
+    moments: bool = True
+    threads: int = 1
+
+    @property
+    def work(self) -> str:
+        """The work directory of the ingest."""
+        return self.reader.work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +99,7 @@ class Sidecar:
       records: in the file.
       bytes: of the file.
       sha256: of the file, hex.
+      crc32c: of the file; publishing compares this one, at a tenth of the cost.
       offsets: byte offset of each record.
     """
 
@@ -78,27 +107,29 @@ class Sidecar:
     records: int
     bytes: int
     sha256: str
+    crc32c: int
     offsets: tuple[int, ...]
 
 
-def shard_tasks(plan: Plan, directory: str, salt: str) -> list[ShardTask]:
+def shard_tasks(plan: Plan, directory: str, salt: str, existing: Mapping[str, int] | None = None) -> list[ShardTask]:
     """Writes the rows of every planned shard into `directory` and returns the units of work.
 
     Args:
       plan: what will be written.
       directory: where the rows go.
       salt: what decides the bytes besides the rows: options and library versions.
+      existing: split -> shards that are there already; the new ones are numbered after them.
     """
     tasks = []
     for split in plan.splits:
-        for index in range(split.shard_count):
-            rows = split.shard(index)
+        first = (existing or {}).get(split.name, 0)
+        count = first + split.shard_count
+        for index in range(first, count):
+            rows = split.shard(index - first)
             path = storage.join(directory, f"{split.name}-{index:05d}.parquet")
             tables.write_table(path, rows)
-            digest = _digest(rows, salt)
-            tasks.append(
-                ShardTask(split=split.name, index=index, count=split.shard_count, plan_path=path, digest=digest)
-            )
+            digest = _digest(rows, salt, plan.labels)
+            tasks.append(ShardTask(split=split.name, index=index, count=count, plan_path=path, digest=digest))
     return tasks
 
 
@@ -123,19 +154,28 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
     """
     if _is_written(shard, task):
         return False
-    rows = tables.read(shard.plan_path).to_pylist()
+    table = tables.read(shard.plan_path)
+    rows = table.to_pylist()
+    chunk = chunk_of(pc.mean(table["bytes"]).as_py())
+    encode = partial(_record_bytes, task=task, indices={name: index for index, name in enumerate(task.labels)})
     hasher = hashlib.sha256()
     offsets = []
-    position = 0
+    position = checksum = 0
     with storage.atomic_writer(shard_path(task.out, shard), storage.join(task.work, "tmp")) as stream:
-        for payload in map_ordered(partial(_record_bytes, task=task), rows, task.threads):
+        for framed in map_ordered(encode, rows, task.threads, chunk):
             offsets.append(position)
-            for piece in tfrecord.frame(payload):
-                stream.write(piece)
-                hasher.update(piece)
-                position += len(piece)
+            stream.write(framed)
+            hasher.update(framed)
+            checksum = google_crc32c.extend(checksum, framed)
+            position += len(framed)
+            local.add(Progress(1, len(framed), 0))
     sidecar = Sidecar(
-        digest=shard.digest, records=len(rows), bytes=position, sha256=hasher.hexdigest(), offsets=tuple(offsets)
+        digest=shard.digest,
+        records=len(rows),
+        bytes=position,
+        sha256=hasher.hexdigest(),
+        crc32c=checksum,
+        offsets=tuple(offsets),
     )
     storage.write_bytes(sidecar_path(task.work, shard), json.dumps(asdict(sidecar)).encode())
     return True
@@ -172,27 +212,59 @@ def _is_written(shard: ShardTask, task: WriteTask) -> bool:
         return False  # no sidecar, or a torn one: the shard is written again
 
 
-def _record_bytes(row: Mapping[str, Any], task: WriteTask) -> bytes:
+def _record_bytes(row: Mapping[str, Any], task: WriteTask, indices: Mapping[str, int]) -> bytes:
+    """Returns the framed record of one `PLANNED` row."""
     facts = tables.facts_of(row)
-    try:
-        encoded = images.store(read_image(task.base, row["uri"], task.max_bytes), facts)
-    except BadImage as bad:
-        raise SourceChanged(f"{row['uri']} changed while it was being ingested ({bad.detail}); run it again") from bad
-    return record.encode(
-        ImageRecord(
-            key=row["key"],
-            uri=row["uri"],
-            encoded=encoded,
-            facts=facts,
-            label=row["label_index"],
-            text=row["label"],
-            extra=json.loads(row["extra"]),
-        )
+    said = tables.annotations_of(row["annotations"])
+    written = ImageRecord(
+        key=row["key"],
+        uri=row["uri"],
+        encoded=_read(row["uri"], row["slice"], facts.crc32c, task.reader),
+        facts=facts,
+        labels=_labels(row, said, task.label_kind, indices),
+        objects=_objects(said, facts, task.pixels, indices),
+        mask=_read(said.mask, row["mask_slice"], facts.mask_crc32c, task.reader) if said and said.mask else b"",
+        weight=said.weight if said else None,
+        extra=json.loads(row["extra"]) if row["extra"] != "{}" else {},
     )
+    return b"".join(tfrecord.frame(record.encode(written, task.moments)))
 
 
-def _digest(rows: pa.Table, salt: str) -> str:
+def _read(uri: str, place: str, crc32c: int, reader: Reader) -> bytes:
+    try:
+        data = reader.read(uri, place)
+    except BadImage as bad:
+        raise SourceChanged(f"{uri} changed while it was being ingested ({bad.detail}); run it again") from bad
+    # A checksum is enough here: it has to notice an edit between two reads, not to withstand an adversary.
+    if google_crc32c.value(data) != crc32c:
+        detail = "the file is not the one that was examined"
+        raise SourceChanged(f"{uri} changed while it was being ingested ({detail}); run it again")
+    return data
+
+
+def _labels(
+    row: Mapping[str, Any], said: Annotations | None, kind: str, indices: Mapping[str, int]
+) -> tuple[tuple[int, str], ...] | None:
+    if kind == "single":
+        return ((row["label_index"], row["label"]),)
+    if kind == "none":
+        return None
+    names = said.labels if said and said.labels else ()
+    return tuple(sorted((indices[name], name) for name in names))
+
+
+def _objects(
+    said: Annotations | None, facts: ImageFacts, pixels: PixelOptions, indices: Mapping[str, int]
+) -> tuple[RecordObject, ...] | None:
+    if said is None or said.objects is None:
+        return None
+    return record_objects(said, geometry(pixels, facts.source_height, facts.source_width), indices)
+
+
+def _digest(rows: pa.Table, salt: str, labels: tuple[str, ...]) -> str:
     hasher = hashlib.sha256(salt.encode())
-    for row in rows.select(["key", "uri", "sha256", "source_sha256", "label", "label_index", "extra"]).to_pylist():
-        hasher.update(json.dumps(row, sort_keys=True).encode())
+    for name in _DIGESTED:
+        hasher.update(repr(rows[name].to_pylist()).encode())
+    if pc.any(pc.not_equal(rows["annotations"], "")).as_py():  # these name classes whose indices are not in the rows
+        hasher.update(repr(labels).encode())
     return hasher.hexdigest()

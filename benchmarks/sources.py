@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import itertools
+import os
 from pathlib import Path
 
 import numpy as np
@@ -37,4 +39,21 @@ def write_photographs(directory: Path, count: int, height: int = 375, width: int
         out = io.BytesIO()
         crop.save(out, "JPEG", quality=92)
         path.write_bytes(out.getvalue())
+    return directory
+
+
+def subset(source: Path, directory: Path, count: int) -> Path:
+    """Links the first images of class folders, in turn from each class, into a directory of their own.
+
+    Args:
+      source: class folders.
+      directory: gets the class folders of the subset, on the same filesystem.
+      count: images to link; fewer when there are no more.
+    """
+    classes = [sorted(path for path in folder.iterdir() if path.is_file()) for folder in sorted(source.iterdir())]
+    mixed = [path for row in itertools.zip_longest(*classes) for path in row if path is not None]
+    for path in mixed[:count]:
+        target = directory / path.relative_to(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.link(path, target)
     return directory

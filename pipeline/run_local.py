@@ -32,7 +32,11 @@ def preflight(config: PipelineConfig) -> None:
     Raises:
       UsageError: the source, the root or an option cannot be used.
     """
-    open_source(config.ingest)
+    kind = open_source(config.ingest).label_kind
+    if kind != "single":
+        raise OptionError(f"the images have {kind} labels; a model is trained on one label each, `ingest` takes all")
+    if config.ingest.facts != "all":
+        raise OptionError("ingest.facts is basic; statistics and normalisation need the facts of all")
     source, root = os.path.realpath(config.ingest.source), os.path.realpath(config.root)
     if os.path.isdir(source) and os.path.commonpath([source, root]) == source:
         raise OptionError(f"root {config.root} lies inside the images; the next run would take it for a class")

@@ -13,6 +13,7 @@ from beam_jobs import manifest, record
 from trainer.input_fn import FOREVER, make_dataset
 from trainer.ops import IMAGE, Decode, DecodeRandomCrop, Op, RandomCropResize, apply_ops, parse_ops
 from trainer.options import InputOptions
+from trainer.raw import stored_ops
 
 _ROUNDS = 3  # in turn, and the median of each counts: these are shared machines
 
@@ -63,8 +64,9 @@ def naive_dataset(path: str, split: str, options: InputOptions) -> tf.data.Datas
     Returns:
       endless dataset of (float32[batch, side, side, 3] in 0-1, int64[batch]).
     """
-    ops = _unfused(parse_ops(options.train_spec))
-    files = manifest.load(path).shard_paths(path, split)
+    dataset = manifest.load(path)
+    ops = stored_ops(_unfused(parse_ops(options.train_spec)), dataset)
+    files = dataset.shard_paths(path, split)
     spec = record.feature_spec((record.ENCODED, record.LABEL))
 
     def prepare(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -73,10 +75,10 @@ def naive_dataset(path: str, split: str, options: InputOptions) -> tf.data.Datas
         image = apply_ops(ops, {IMAGE: parsed[record.ENCODED]}, seed)[IMAGE]
         return tf.cast(image, tf.float32) / 255.0, parsed[record.LABEL]
 
-    dataset = tf.data.TFRecordDataset(files).map(prepare).repeat().batch(options.batch_size)
+    stream = tf.data.TFRecordDataset(files).map(prepare).repeat().batch(options.batch_size)
     bare = tf.data.Options()
     bare.autotune.enabled = False
-    return dataset.with_options(bare)
+    return stream.with_options(bare)
 
 
 def _unfused(ops: tuple[Op, ...]) -> tuple[Op, ...]:

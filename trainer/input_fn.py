@@ -12,6 +12,7 @@ from beam_jobs.errors import OptionError
 from beam_jobs.manifest import Manifest
 from trainer.ops import IMAGE, OPS, Op, apply_ops, parse_ops
 from trainer.options import InputOptions
+from trainer.raw import stored_ops
 
 FOREVER = -1
 KEY = "key"
@@ -53,7 +54,7 @@ def make_dataset(
     """
     dataset = manifest.load(path)
     files = dataset.shard_paths(path, split)
-    ops = parse_ops(options.train_spec) if training else evaluation_ops(options)
+    ops = stored_ops(parse_ops(options.train_spec) if training else evaluation_ops(options), dataset)
     threads = options.thread_count
     epoch_records = partial(_epoch, files=files, dataset=dataset, split=split, options=options, training=training)
 

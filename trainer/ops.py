@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import tensorflow as tf
 
 from beam_jobs import record
+from beam_jobs.decode import decode_rgb
 from beam_jobs.errors import OptionError
-from beam_jobs.images import decode_rgb
 from beam_jobs.suggest import unknown
 
 IMAGE = "image"

@@ -17,6 +17,7 @@ from trainer.models import ModelSpec, build_model
 from trainer.ops import IMAGE
 from trainer.options import TrainerConfig, TrainOptions
 from trainer.preprocessing import MEAN_RGB, STD_RGB
+from trainer.raw import stored_ops
 from trainer.serving import export
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def run_fn(fn_args: FnArgs) -> None:
     compile_model(model, config.train, steps)
     history = _fit(model, path, train_split, eval_split, steps, config, fn_args.model_run_dir)
     _write_history(history, dataset, config, fn_args.model_run_dir)
-    export(model, evaluation_ops(config.input), dataset.labels, side, fn_args.serving_model_dir)
+    ops = evaluation_ops(config.input)
+    export(model, ops, dataset.labels, side, fn_args.serving_model_dir, stored_ops(ops, dataset))
 
 
 def dataset_dir(patterns: list[str]) -> str:

@@ -12,7 +12,14 @@ EVALUATE_SIGNATURE = "evaluate"  # serialised records in, for TFMA
 PROBABILITIES = "probabilities"
 
 
-def export(model: keras.Model, ops: tuple[Op, ...], labels: tuple[str, ...], side_px: int, path: str) -> None:
+def export(
+    model: keras.Model,
+    ops: tuple[Op, ...],
+    labels: tuple[str, ...],
+    side_px: int,
+    path: str,
+    record_ops: tuple[Op, ...] = (),
+) -> None:
     """Writes a SavedModel with two signatures.
 
     `serving_default`: `image_bytes` string[batch], JPEG or PNG files -> `class` int64[batch], `text` string[batch],
@@ -25,13 +32,14 @@ def export(model: keras.Model, ops: tuple[Op, ...], labels: tuple[str, ...], sid
       labels: class names by index.
       side_px: height and width of the images.
       path: directory to write.
+      record_ops: the ops that begin at what records hold, see `raw.stored_ops`; `ops` when empty.
     """
     names = tf.constant(labels)
     archive = keras.export.ExportArchive()
     archive.track(model)
 
-    def predict(encoded: tf.Tensor) -> tf.Tensor:
-        return model(decode_batch(encoded, ops, side_px), training=False)
+    def predict(encoded: tf.Tensor, chain: tuple[Op, ...] = ops) -> tf.Tensor:
+        return model(decode_batch(encoded, chain, side_px), training=False)
 
     def serve(image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
         probabilities = predict(image_bytes)
@@ -45,7 +53,7 @@ def export(model: keras.Model, ops: tuple[Op, ...], labels: tuple[str, ...], sid
 
     def evaluate(examples: tf.Tensor) -> dict[str, tf.Tensor]:
         parsed = tf.io.parse_example(examples, record.feature_spec([record.ENCODED]))
-        return {PROBABILITIES: predict(parsed[record.ENCODED])}
+        return {PROBABILITIES: predict(parsed[record.ENCODED], record_ops or ops)}
 
     archive.add_endpoint("serve", serve, input_signature=[tf.TensorSpec([None], tf.string, "image_bytes")])
     archive.add_endpoint(EVALUATE_SIGNATURE, evaluate, input_signature=[tf.TensorSpec([None], tf.string, "examples")])

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from beam_jobs import storage
 from beam_jobs.errors import SourceError
-from beam_jobs.options import IngestOptions
+from beam_jobs.options import IngestOptions, TableColumns
+from beam_jobs.sources.archives import TarSource, ZipSource
+from beam_jobs.sources.coco import CocoSource
 from beam_jobs.sources.folders import ClassFolders
+from beam_jobs.sources.globs import GlobSource
 from beam_jobs.sources.tables import TABLES
+from beam_jobs.sources.tfds import TfdsSource
+from beam_jobs.sources.tfrecords import TfrecordSource
 from beam_jobs.types import ImageRef, Reject
 
-_SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+_TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+_SUFFIXES = {
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".json": "coco",
+    **dict.fromkeys(_TAR_SUFFIXES, "tar"),
+    ".zip": "zip",
+    ".tfrecord": "tfrecord",
+    ".tfrecord.gz": "tfrecord",
+    ".tfrecords": "tfrecord",
+}
+_GLOB = "*?[{"
 
 
 class Source(Protocol):
@@ -21,6 +40,10 @@ class Source(Protocol):
     @property
     def base(self) -> str:
         """What relative uris are relative to."""
+
+    @property
+    def label_kind(self) -> str:
+        """What it says of the class of an image, one of `types.LABEL_KINDS`."""
 
     def check(self) -> None:
         """Looks at the source cheaply, before anything is written.
@@ -33,6 +56,18 @@ class Source(Protocol):
         """Yields every image in a fixed order, so that the same source gives the same work units."""
 
 
+_KINDS: dict[str, Callable[[str, TableColumns], Source]] = {
+    "folder": lambda path, _: ClassFolders(path),
+    "glob": GlobSource,
+    **TABLES,
+    "coco": CocoSource,
+    "tar": TarSource,
+    "zip": ZipSource,
+    "tfrecord": TfrecordSource,
+    "tfds": TfdsSource,
+}
+
+
 def open_source(options: IngestOptions) -> Source:
     """Returns the source that the options name, checked.
 
@@ -40,19 +75,32 @@ def open_source(options: IngestOptions) -> Source:
       SourceError: there is no such source, or it cannot be ingested as it stands.
     """
     kind = options.source_kind if options.source_kind != "auto" else _guess(options.source)
-    source: Source
-    source = ClassFolders(options.source) if kind == "folder" else TABLES[kind](options.source, options.columns)
+    source = _KINDS[kind](options.source, options.columns)
     source.check()
     return source
 
 
 def _guess(path: str) -> str:
     if os.path.isdir(path):
+        return "tfds" if os.path.isfile(os.path.join(path, "features.json")) else "folder"
+    known = _by_suffix(path)
+    if known and (storage.is_remote(path) or os.path.isfile(path) or any(sign in path for sign in _GLOB)):
+        return known
+    if any(sign in path for sign in _GLOB):
+        return "glob"
+    if storage.is_remote(path):
         return "folder"
-    wanted = f"a folder with one sub-folder a class, or a table that ends in {', '.join(_SUFFIXES)}"
+    wanted = f"a folder with one sub-folder a class, a glob, or a file that ends in {', '.join(_SUFFIXES)}"
     if not os.path.isfile(path):
         raise SourceError(f"{path} does not exist; give {wanted}")
-    suffix = os.path.splitext(path)[1].lower()
-    if suffix not in _SUFFIXES:
-        raise SourceError(f"{path} is not a source; give {wanted}")
-    return _SUFFIXES[suffix]
+    raise SourceError(f"{path} is not a source; give {wanted}")
+
+
+def _by_suffix(path: str) -> str:
+    """Returns the kind that the end of a name stands for; empty for none. `-00000-of-00016` counts for nothing."""
+    name = path.lower()
+    stem = name.partition("-of-")[0].rpartition("-")[0] if "-of-" in name else name
+    for suffix, kind in _SUFFIXES.items():
+        if name.endswith(suffix) or (kind == "tfrecord" and stem.endswith(suffix)):
+            return kind
+    return ""

@@ -1,4 +1,4 @@
-"""What sources of local files share: turning a directory entry or a path into a reference or a reject."""
+"""What sources share: turning a directory entry, a path or a URL into a reference or a reject."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import os
 import stat
 from dataclasses import replace
 
-from beam_jobs.errors import RejectReason
+from beam_jobs import storage
+from beam_jobs.errors import BadImage, RejectReason
 from beam_jobs.types import ImageRef, Reject
 
 
 def printable(name: str) -> str:
-    """Returns a file name fit for tables and terminals; bytes that are not UTF-8 appear as escapes."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
+    """Returns a file name fit for tables and terminals; what is not UTF-8 appears as escapes."""
+    try:
+        raw = os.fsencode(name)
+    except UnicodeEncodeError:  # half a surrogate pair, out of JSON: no file name of this system has one
+        raw = name.encode("utf-8", "backslashreplace")
+    return raw.decode("utf-8", "backslashreplace")
 
 
 def scan_reject(key: str, path: str, reason: RejectReason, detail: str) -> Reject:
@@ -20,29 +25,45 @@ def scan_reject(key: str, path: str, reason: RejectReason, detail: str) -> Rejec
     return Reject(key=printable(key), uri=printable(path), stage="scan", reason=reason.value, detail=detail)
 
 
-def reference(path: str, ref: ImageRef, link_root: str = "") -> ImageRef | Reject:
+def regular_file(path: str) -> os.stat_result:
+    """Returns the status of a local file, which is not opened.
+
+    Raises:
+      BadImage: it is missing, or is no regular file.
+    """
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError) as error:
+        raise BadImage(RejectReason.UNREADABLE, getattr(error, "strerror", "") or str(error)) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise BadImage(RejectReason.NOT_A_FILE, "it is a directory, pipe, socket or device")
+    return status
+
+
+def reference(path: str, ref: ImageRef, link_root: str = "", label_kind: str = "single") -> ImageRef | Reject:
     """Completes a reference with size and time, or rejects what must not be opened.
 
     Args:
-      path: the file.
+      path: the file; a remote one or a URL is not looked at.
       ref: the reference without size and time.
       link_root: resolved directory that a link may not leave; empty lets links lead anywhere.
+      label_kind: what the source says of the class, one of `types.LABEL_KINDS`; `single` needs a label.
 
     Returns:
       the completed reference, or a reject for a missing, special or outside file.
     """
     if printable(ref.key) != ref.key:
         return scan_reject(ref.key, ref.uri, RejectReason.NAME_NOT_UTF8, "rename it; keys are stored as UTF-8")
-    if not ref.label:
+    if label_kind == "single" and not ref.label:
         return scan_reject(ref.key, ref.uri, RejectReason.NO_LABEL, "it is in no class folder, or its label is empty")
+    if storage.is_remote(path):
+        return ref
     if link_root and leaves(path, link_root):
         return scan_reject(ref.key, ref.uri, RejectReason.OUTSIDE_ROOT, "the link leads out of the source folder")
     try:
-        status = os.stat(path)
-    except (OSError, ValueError) as error:
-        return scan_reject(ref.key, ref.uri, RejectReason.UNREADABLE, getattr(error, "strerror", "") or str(error))
-    if not stat.S_ISREG(status.st_mode):
-        return scan_reject(ref.key, ref.uri, RejectReason.NOT_A_FILE, "it is a directory, pipe, socket or device")
+        status = regular_file(path)
+    except BadImage as bad:
+        return scan_reject(ref.key, ref.uri, bad.reason, bad.detail)
     return replace(ref, bytes=status.st_size, mtime_ns=status.st_mtime_ns)
 
 

@@ -1,38 +1,38 @@
-"""Tables: one row an image, columns named by the options. CSV, JSON lines and Parquet, streamed."""
+"""Tables: one row an image, columns named by the options. CSV, JSON lines and Parquet, streamed, local or remote."""
 
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from beam_jobs import storage
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
-from beam_jobs.sources.local import reference
-from beam_jobs.types import ExtraValue, ImageRef, Reject
+from beam_jobs.sources.rows import NUMBER, Row, RowReader, extra_kinds, value_kind
+from beam_jobs.types import ImageRef, Reject
 
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
-_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)?(\.[0-9]*)?([eE][+-]?[0-9]+)?(?<=[0-9.])")
-_WIDER: tuple[type, ...] = (int, float, str)  # each can hold what stands before it
 _PARQUET_BATCH_ROWS = 4096
-
-Row = Mapping[str, Any]
+_MORE = "\0"  # where the csv module puts cells beyond the header; it lets no name hold this
 
 
 @dataclass(frozen=True)
 class Table(ABC):
     """A table of images.
 
-    Image paths are absolute or relative to the table. They are the user's own word, so they may lead anywhere. An extra
-    column gets the narrowest of int, float and text that fits all of its cells, found in a pass of its own.
+    Image and mask paths are absolute, URLs, or relative to the table. They are the user's own word, so they may lead
+    anywhere. An extra column gets the narrowest of int, float and text that fits all of its cells, found in a pass of
+    its own.
 
     Attributes:
       path: of the table.
@@ -41,6 +41,8 @@ class Table(ABC):
 
     path: str
     columns: TableColumns
+
+    unit: ClassVar[str] = "line"  # what the numbers of `rows` count
 
     @abstractmethod
     def header(self) -> list[str]:
@@ -51,8 +53,8 @@ class Table(ABC):
         """
 
     @abstractmethod
-    def rows(self) -> Iterator[Row]:
-        """Yields column -> cell; a cell is text, a number, a list of one of them, or None.
+    def rows(self) -> Iterator[tuple[int, Row]]:
+        """Yields the number of each row, from 1, and column -> cell: text, a number, a list of one of them, or None.
 
         Raises:
           SourceError: the table breaks off half way, with the place.
@@ -62,6 +64,16 @@ class Table(ABC):
     def base(self) -> str:
         """Directory that relative image paths start from."""
         return os.path.dirname(self.path) or "."
+
+    @property
+    def label_kind(self) -> str:
+        """What the named columns say of the class of an image."""
+        return self.columns.label_kind
+
+    @property
+    def kind(self) -> str:
+        """What the format is called in errors."""
+        return type(self).__name__.removesuffix("Table").upper()
 
     def check(self) -> None:
         """Raises `SourceError` unless every named column exists, once, and there is at least one row."""
@@ -86,48 +98,20 @@ class Table(ABC):
         Raises:
           SourceError: the table breaks off half way, with the place.
         """
-        kinds = self._extra_kinds()
-        for row in self.rows():
-            yield self._entry(row, kinds)
+        kinds = extra_kinds((row for _, row in self.rows()), self.columns.extra, self._kind_of)
+        reader = RowReader(columns=self.columns, base=self.base, kinds=kinds)
+        for number, row in self.rows():
+            yield reader.entry(row, f"{self.unit} {number}", self._fault(row))
 
-    @property
-    def kind(self) -> str:
-        """What the format is called in errors."""
-        return type(self).__name__.removesuffix("Table").upper()
-
-    def _entry(self, row: Row, kinds: Mapping[str, type]) -> ImageRef | Reject:
-        columns = self.columns
-        image = _text(row, columns.image)
-        ref = ImageRef(
-            key=_text(row, columns.key) or image,
-            uri=image,
-            label=_text(row, columns.label),
-            group=_text(row, columns.group),
-            split=_text(row, columns.split),
-            extra={name: _convert(kind, row[name]) for name, kind in kinds.items() if not _is_empty(row.get(name))},
-        )
-        return reference(os.path.join(self.base, image), ref)
-
-    def _extra_kinds(self) -> dict[str, type]:
-        kinds: dict[str, type] = dict.fromkeys(self.columns.extra, int)
-        if not kinds:
-            return kinds
-        for row in self.rows():
-            for name, kind in kinds.items():
-                if not _is_empty(row.get(name)):
-                    kinds[name] = _wider(kind, self._kind_of(row[name]))
-        return kinds
+    def _fault(self, row: Row) -> str:
+        """Returns what is wrong with a row as a whole; empty when nothing is."""
+        return ""
 
     def _kind_of(self, value: Any) -> type:
-        if isinstance(value, list):
-            return max((self._kind_of(item) for item in value), key=_WIDER.index)
-        if not isinstance(value, (bool, int, float, str)):
-            raise SourceError(
-                f"{self.path} holds {value!r} in an extra column; only numbers, text and lists of them fit"
-            )
-        if isinstance(value, (bool, int)):
-            return int if -(1 << 63) <= value < 1 << 63 else str
-        return float if isinstance(value, float) else str
+        try:
+            return value_kind(value)
+        except SourceError as error:
+            raise SourceError(f"{self.path}: {error}") from error
 
 
 class CsvTable(Table):
@@ -135,24 +119,34 @@ class CsvTable(Table):
 
     def header(self) -> list[str]:
         """See `Table`."""
-        with open(self.path, encoding="utf-8-sig", newline="") as stream:
+        with self._open() as stream:
             return list(csv.DictReader(stream).fieldnames or [])
 
-    def rows(self) -> Iterator[Row]:
-        """See `Table`."""
-        with open(self.path, encoding="utf-8-sig", newline="") as stream:
-            reader = csv.DictReader(stream)
+    def rows(self) -> Iterator[tuple[int, Row]]:
+        """See `Table`; the number is that of the last line of a row."""
+        with self._open() as stream:
+            reader = csv.DictReader(stream, restkey=_MORE)
             try:
-                yield from reader
-            except (UnicodeDecodeError, csv.Error) as error:
+                for row in reader:
+                    yield reader.line_num, row
+            except (UnicodeDecodeError, csv.Error, OSError) as error:
                 raise SourceError(f"{self.path} cannot be read past line {reader.line_num}: {error}") from error
+
+    def _open(self) -> io.TextIOWrapper:
+        return io.TextIOWrapper(storage.open_read(self.path), encoding="utf-8-sig", newline="")
+
+    def _fault(self, row: Row) -> str:
+        # Nobody knows which cell is missing or too many, so each of them may be in the wrong column.
+        names = len(row) - (_MORE in row)
+        cells = names + len(row.get(_MORE, ())) - sum(value is None for value in row.values())
+        return "" if cells == names else f"the row has {cells} cells, the header {names}; quote cells that hold commas"
 
     def _kind_of(self, value: Any) -> type:
         # A leading zero or an underscore makes a code of it, not a number.
         cell = value.strip()
         if _INTEGER.fullmatch(cell):
             return super()._kind_of(int(cell))
-        return float if _NUMBER.fullmatch(cell) else str
+        return float if NUMBER.fullmatch(cell) else str
 
 
 class JsonlTable(Table):
@@ -161,23 +155,23 @@ class JsonlTable(Table):
     def header(self) -> list[str]:
         """See `Table`."""
         first = next(self.rows(), None)
-        return list(first) if first else []
+        return list(first[1]) if first else []
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[tuple[int, Row]]:
         """See `Table`."""
         number = 0
-        with open(self.path, encoding="utf-8-sig") as stream:
+        with io.TextIOWrapper(storage.open_read(self.path), encoding="utf-8-sig") as stream:
             try:
                 for number, line in enumerate(stream, 1):
                     if line.strip():
-                        yield self._object(line, number)
-            except UnicodeDecodeError as error:
+                        yield number, self._object(line, number)
+            except (UnicodeDecodeError, OSError) as error:
                 raise SourceError(f"{self.path} cannot be read past line {number}: {error}") from error
 
     def _object(self, line: str, number: int) -> Row:
         try:
             values = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SourceError(f"{self.path} line {number} is not JSON: {error}") from error
         if not isinstance(values, dict):
             raise SourceError(f"{self.path} line {number} holds {line.strip()[:40]!r}; it must hold one object")
@@ -187,38 +181,25 @@ class JsonlTable(Table):
 class ParquetTable(Table):
     """A Parquet file; only the named columns are read, a few thousand rows at a time."""
 
+    unit: ClassVar[str] = "row"
+
     def header(self) -> list[str]:
         """See `Table`."""
-        return list(pq.read_schema(self.path).names)
+        with storage.open_read(self.path) as stream:
+            return list(pq.read_schema(stream).names)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[tuple[int, Row]]:
         """See `Table`."""
         names = sorted(set(self.columns.named().values()))
+        number = 0
         try:
-            with pq.ParquetFile(self.path) as table:
-                for batch in table.iter_batches(_PARQUET_BATCH_ROWS, columns=names):
-                    yield from batch.to_pylist()
-        except pa.ArrowException as error:
-            raise SourceError(f"{self.path} cannot be read to its end: {error}") from error
+            with storage.open_read(self.path) as stream:
+                for batch in pq.ParquetFile(stream).iter_batches(_PARQUET_BATCH_ROWS, columns=names):
+                    for row in batch.to_pylist():
+                        number += 1
+                        yield number, row
+        except (pa.ArrowException, OSError) as error:
+            raise SourceError(f"{self.path} cannot be read past row {number}: {error}") from error
 
 
 TABLES: dict[str, type[Table]] = {"csv": CsvTable, "jsonl": JsonlTable, "parquet": ParquetTable}
-
-
-def _text(row: Row, column: str) -> str:
-    value = row.get(column) if column else None
-    return "" if value is None else str(value).strip()
-
-
-def _is_empty(value: Any) -> bool:
-    return value is None or value == [] or (isinstance(value, str) and not value.strip())
-
-
-def _wider(one: type, other: type) -> type:
-    return max(one, other, key=_WIDER.index)
-
-
-def _convert(kind: type, value: Any) -> ExtraValue:
-    if isinstance(value, list):
-        return [_convert(kind, item) for item in value]  # type: ignore[return-value]
-    return kind(value.strip() if isinstance(value, str) else value)

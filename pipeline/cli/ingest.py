@@ -16,23 +16,31 @@ from pipeline.config import from_mapping
 @click.argument("source")
 @click.option("--out", required=True, help="Directory that becomes the dataset; new or empty.")
 @click.option("--overwrite", is_flag=True, help="Replace the dataset in --out once the new one is whole.")
+@click.option("--append", is_flag=True, help="Add the images that the dataset in --out does not know yet.")
+@click.option("--retry-rejects", is_flag=True, help="Add the images that were rejected before and are good now.")
 @ingest_options
 @json_option
-def command(source: str, out: str, overwrite: bool, as_json: bool, **values: Any) -> None:
+def command(source: str, out: str, as_json: bool, **values: Any) -> None:
     """Turn SOURCE into a published dataset.
 
-    SOURCE is a folder with one sub-folder a class, or a table with a row an image: CSV, JSON lines (.jsonl) or Parquet.
+    SOURCE is a folder with one sub-folder a class, a glob, a table with a row an image (CSV, JSON lines, Parquet) whose
+    images are files or URLs, a COCO json, tar or zip archives, TFRecord files or a prepared TFDS directory.
 
     \b
     Examples:
       feedline ingest photos --out dataset
+      feedline ingest 'photos/*/*.png' --out dataset --policy resize --side-px 256
       feedline ingest labels.csv --out dataset --image-column file --label-column kind
+      feedline ingest instances_train.json --out dataset
+      feedline ingest 'shards/{000..011}.tar' --out dataset
     """
-    settings = {"source": source, "out": out, "overwrite": overwrite, **ingest_settings(values)}
+    modes = {name: values.pop(name) for name in ("overwrite", "append", "retry_rejects")}
+    settings = {"source": source, "out": out, **modes, **ingest_settings(values)}
     options = from_mapping(IngestOptions, settings, "ingest")
     from beam_jobs import ingest
+    from pipeline.cli.bar import watch
 
-    result = ingest.run(options, report=say)
+    result = ingest.run(options, report=say, watch=watch)
     if as_json:
         print_json(result.to_json())
         return

@@ -8,6 +8,7 @@ import pytest
 from beam_jobs import tables
 from beam_jobs.examine import ExamineTask, examine_bucket, facts_path
 from beam_jobs.plan import Plan, make_plan
+from beam_jobs.reader import Reader
 from beam_jobs.scan import Scan, scan
 from beam_jobs.sources.folders import ClassFolders
 from beam_jobs.write import ShardTask, WriteTask, shard_tasks
@@ -31,15 +32,16 @@ class Stages:
 def stages(photos: Path, tmp_path: Path) -> Stages:
     work = tmp_path / "out" / "_work"
     scanned = scan(ClassFolders(str(photos)).entries(), str(work / "refs"), 10, OPTIONS.splits, "")
-    examine_task = ExamineTask(base=str(photos), directory=str(work / "examined"), limits=OPTIONS.limits, threads=2)
+    reader = Reader(base=str(photos), max_bytes=OPTIONS.limits.max_bytes, work=str(work))
+    examine_task = ExamineTask(reader=reader, limits=OPTIONS.limits, pixels=OPTIONS.pixels, facts="all", threads=2)
     for bucket in scanned.buckets:
         examine_bucket(bucket, examine_task)
-    paths = [facts_path(examine_task.directory, bucket) for bucket in scanned.buckets]
+    paths = [facts_path(str(work), bucket) for bucket in scanned.buckets]
     plan = make_plan(tables.concat(paths, tables.EXAMINED), OPTIONS)
     return Stages(
         scanned=scanned,
         examine_task=examine_task,
         plan=plan,
         shards=shard_tasks(plan, str(work / "plan"), "salt"),
-        task=WriteTask(base=str(photos), out=str(tmp_path / "out"), work=str(work), max_bytes=10**6, threads=2),
+        task=WriteTask(reader=reader, out=str(tmp_path / "out"), labels=plan.labels, threads=2),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 
 import pyarrow as pa
 
@@ -25,10 +26,13 @@ def make_facts(content: str = "a", **fields) -> ImageFacts:
         "source_format": "jpeg",
         "height": 60,
         "width": 80,
+        "source_height": 60,
+        "source_width": 80,
         "channels": 3,
         "bytes": 1000,
         "sha256": sha(content),
         "source_sha256": sha(content),
+        "crc32c": zlib.crc32(content.encode()),
         "dhash": -5,
         "mean_rgb": (10.0, 20.0, 30.0),
         "var_rgb": (1.0, 4.0, 9.0),
@@ -37,7 +41,7 @@ def make_facts(content: str = "a", **fields) -> ImageFacts:
 
 
 def make_record(encoded: bytes = b"pixels", **fields) -> ImageRecord:
-    values = {"key": "cat/ä.jpg", "uri": "far/ä.jpg", "facts": make_facts(), "label": 3, "text": "kätzchen"}
+    values = {"key": "cat/ä.jpg", "uri": "far/ä.jpg", "facts": make_facts(), "labels": ((3, "kätzchen"),)}
     return ImageRecord(**{**values, "encoded": encoded, **fields})
 
 

@@ -7,24 +7,26 @@ from pathlib import Path
 
 import apache_beam as beam
 
-from beam_jobs.ingest import local_pipeline
+from beam_jobs.jobs import local_pipeline
 
 
 class Recorder:
-    """Makes local pipelines and keeps them; `before_write` is called when the second one is made."""
+    """Makes local pipelines and keeps their results; `before_write` is called when the second one is made."""
 
     def __init__(self, before_write: Callable[[], object] = lambda: None) -> None:
         self._before_write = before_write
-        self.pipelines: list[beam.Pipeline] = []
+        self._made = 0
+        self.results: list = []
 
     def __call__(self) -> beam.Pipeline:
-        if self.pipelines:
+        self._made += 1
+        if self._made == 2:
             self._before_write()
-        self.pipelines.append(local_pipeline())
-        return self.pipelines[-1]
+        pipeline = local_pipeline()
+        return _wrap(pipeline, lambda: self.results.append(pipeline.result))
 
     def counters(self) -> dict[str, int]:
-        found = [c for p in self.pipelines for c in p.result.metrics().query()["counters"]]
+        found = [c for result in self.results for c in result.metrics().query()["counters"]]
         return {c.key.metric.name: c.committed for c in found if c.key.metric.namespace.endswith(("Buckets", "Shards"))}
 
 
@@ -36,20 +38,23 @@ class KilledAfterWriting:
 
     def __call__(self) -> beam.Pipeline:
         self._made += 1
-        pipeline = local_pipeline()
-        return _Dying(pipeline) if self._made == 2 else pipeline
+        return _wrap(local_pipeline(), _die) if self._made == 2 else local_pipeline()
 
 
-class _Dying:
-    def __init__(self, pipeline: beam.Pipeline) -> None:
-        self._pipeline = pipeline
+def _wrap(pipeline: beam.Pipeline, after: Callable[[], object]) -> beam.Pipeline:
+    run = pipeline.run
 
-    def __enter__(self) -> beam.Pipeline:
-        return self._pipeline.__enter__()
+    def run_then() -> object:
+        pipeline.result = run()
+        after()
+        return pipeline.result
 
-    def __exit__(self, *error: object) -> None:
-        self._pipeline.__exit__(*error)
-        raise KeyboardInterrupt
+    pipeline.run = run_then
+    return pipeline
+
+
+def _die() -> None:
+    raise KeyboardInterrupt
 
 
 def files_under(path: Path) -> dict[str, bytes]:

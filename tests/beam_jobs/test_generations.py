@@ -6,7 +6,8 @@ import pytest
 
 from beam_jobs import manifest
 from beam_jobs.errors import OptionError, TooManyRejects
-from beam_jobs.ingest import local_pipeline, run
+from beam_jobs.ingest import run
+from beam_jobs.jobs import local_pipeline
 from beam_jobs.options import IngestOptions
 from beam_jobs.verify import verify
 from tests.make_images import class_folders, jpeg

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from beam_jobs import ingest, record, tables, tfrecord
-from beam_jobs.errors import SourceError
-from beam_jobs.options import IngestOptions, TableColumns
-from tests.make_images import jpeg
+from beam_jobs.errors import EmptySplit, SourceError
+from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
+from tests.make_images import encode, jpeg
 
 COLUMNS = TableColumns(
     image="file", label="class", key="id", group="patient", split="fold", extra=("age", "dose", "site")
@@ -68,7 +69,7 @@ def test_a_group_stays_in_one_split(write_table):
         options = IngestOptions(**{**vars(options), "seed": seed, "out": f"{options.out}{seed}"})
         try:
             ingest.run(options)
-        except ingest.FeedlineError:
+        except EmptySplit:
             continue
         break
     where = {key: values["split"] for key, values in records_of(options).items()}
@@ -106,6 +107,39 @@ def test_a_number_too_large_for_a_record_is_kept_as_text(write_table):
     )
     ingest.run(options)
     assert records_of(options)["a"]["extra/age"] == [b"99999999999999999999"]
+
+
+@pytest.mark.parametrize("policy", ["copy", "resize", "raw"])
+def test_labels_weight_and_mask_reach_the_record(tmp_path, policy):
+    import tensorflow as tf
+
+    indices = np.tile(np.repeat(np.arange(4, dtype=np.uint8), 20), (60, 1))  # four stripes of 20 columns
+    shapes = {"a": indices, "b": indices[:, ::-1], "c": indices[:, :7]}
+    for name, mask in shapes.items():
+        (tmp_path / f"{name}.jpg").write_bytes(jpeg(ord(name)))
+        (tmp_path / f"{name}.png").write_bytes(encode(mask, "PNG"))
+    rows = ["a.jpg,dog|cat,0.5,a.png", "b.jpg,,2,b.png", "c.jpg,cat,1,c.png"]
+    (tmp_path / "table.csv").write_text("\n".join(["image,tags,w,m", *rows]))
+    options = IngestOptions(
+        source=str(tmp_path / "table.csv"),
+        out=str(tmp_path / "out"),
+        columns=TableColumns(labels="tags", weight="w", mask="m"),
+        pixels=PixelOptions(policy=policy, side_px=30),
+        splits={"train": 1},
+        max_reject_ratio=0.5,
+    )
+    assert ingest.run(options).labels == ("cat", "dog")
+    found = records_of(options)
+    assert (found["a.jpg"][record.LABEL], found["a.jpg"][record.TEXT]) == ([0, 1], [b"cat", b"dog"])
+    assert (found["b.jpg"][record.LABEL], found["b.jpg"][record.WEIGHT]) == ([], [2.0])
+    for key, mask in (("a.jpg", shapes["a"]), ("b.jpg", shapes["b"])):
+        stored = tf.io.decode_png(found[key][record.MASK][0], channels=1).numpy()[..., 0]
+        assert list(stored.shape) == found[key][record.HEIGHT] + found[key][record.WIDTH]
+        expected = {"copy": mask, "resize": mask[::2, ::2], "raw": mask[::2, 10:70:2]}[policy]
+        np.testing.assert_array_equal(stored, expected)
+    (reject,) = tables.read(f"{options.out}/rejects.parquet").to_pylist()
+    assert (reject["key"], reject["stage"], reject["reason"]) == ("c.jpg", "examine", "bad_mask")
+    assert reject["detail"] == "mask: 7x60 pixels; the image has 80x60"
 
 
 def test_a_missing_column_is_named_before_anything_is_written(write_table, tmp_path):

@@ -16,6 +16,7 @@ SOUND = Manifest(
     source="photos",
     options={"seed": 0},
     options_digest="d" * 64,
+    label_kind="single",
     labels=("cat", "kätzchen"),
     splits={
         "train": SplitInfo(shards=(ONE, TWO), classes={"cat": 4, "kätzchen": 1}),
@@ -35,9 +36,16 @@ def test_a_manifest_survives_the_disk(tmp_path):
     assert "kätzchen" in (tmp_path / "dataset.json").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("change", [{"channels": None}, {"label_kind": "none", "labels": ()}, {"label_kind": "multi"}])
+def test_a_dataset_without_channels_or_classes_survives_the_disk_too(tmp_path, change):
+    manifest.write(replace(SOUND, **change), str(tmp_path))
+    assert manifest.load(str(tmp_path)) == replace(SOUND, **change)
+
+
 def test_sums_are_over_shards_and_reasons():
     assert (SOUND.split("train").records, SOUND.split("train").bytes) == (5, 150)
     assert SOUND.counts.rejected == 3
+    assert replace(SOUND.counts, duplicates_dropped=2, near_dropped=3).dropped == 5
 
 
 def test_a_directory_is_published_once_it_has_a_manifest(tmp_path):
@@ -118,6 +126,9 @@ DAMAGED = {
     "no digest": (without("digest"), "digest"),
     "no splits": (without("splits"), "splits"),
     "no source": (without("source"), "source"),
+    "no label kind": (without("label_kind"), "label_kind"),
+    "no channels": (without("channels"), "it lacks 'channels'"),  # null says that there are none
+    "channels without a split": (changed(channels={"mean_rgb": [], "std_rgb": []}), "it lacks 'split'"),
     "a split without classes": (changed(splits={"train": {"shards": []}}), "classes"),
     "an unknown field": (changed(colour="red"), "colour"),
     "an unknown count": (changed(counts={**SOUND.to_json()["counts"], "lost": 1}), "lost"),

@@ -4,11 +4,13 @@ import random
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from beam_jobs import shards, tables
 from beam_jobs.errors import EmptySplit
 from beam_jobs.plan import channel_statistics, make_plan
+from beam_jobs.types import Annotations
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref, many, sha
 
 EVERYTHING = make_options(splits={"all": 1})
@@ -21,32 +23,41 @@ def split_by_key(plan) -> dict[str, str]:
 def rows_of(plan) -> list:
     """Returns all that a plan says, as plain values."""
     splits = [(split.name, split.images.to_pylist(), split.edges) for split in plan.splits]
-    return [splits, plan.labels, plan.dropped.to_pylist(), plan.rejects, plan.clusters, plan.label_conflicts]
+    others = {name: value for name, value in vars(plan).items() if not isinstance(value, pa.Table) and name != "splits"}
+    return [splits, others, plan.dropped.to_pylist(), plan.existing.to_pylist()]
 
 
 def with_copies() -> list:
-    """Returns 3000 images: every tenth is a copy of its predecessor, every seventh belongs to one of 40 groups."""
+    """Returns 3000 images: a tenth are copies of the one before, a seventh are of 40 groups, some look alike."""
     rows = []
     for number in range(3000):
         content = number - (number % 10 == 9)
         group = f"patient {number % 40}" if number % 7 == 0 else ""
-        rows.append((make_ref(f"a/{number:04d}.jpg", label="a", group=group), make_facts(str(content))))
+        facts = make_facts(str(content), dhash=0x5A5A_3C3C_A5A5 * (content - content % 5 + 1) + (content % 5 == 1))
+        rows.append((make_ref(f"a/{number:04d}.jpg", label="a", group=group), facts))
     return rows
 
 
 def test_the_order_of_the_rows_does_not_matter():
     rows = with_copies()[:400]
     shuffled = random.Random(1).sample(rows, len(rows))
-    for policy in ("keep", "drop"):
-        options = make_options(duplicates=policy, shards=3)
-        assert rows_of(make_plan(examined(*shuffled), options)) == rows_of(make_plan(examined(*rows), options))
+    for fields in (
+        {"duplicates": "keep"},
+        {"duplicates": "drop"},
+        {"near_duplicates": "group"},
+        {"near_duplicates": "drop"},
+        {"stratify": True, "near_duplicates": "report"},
+    ):
+        options = make_options(shards=3, **fields)
+        assert rows_of(make_plan(examined(*shuffled), options)) == rows_of(make_plan(examined(*rows), options)), fields
 
 
 def test_the_order_of_rows_that_repeat_a_key_does_not_matter():
     # One file listed twice in a table under two labels: key, uri and content are the same.
     rows = [(make_ref("x.jpg", label=label), make_facts("x")) for label in ("dog", "cat")]
+    rows += [(make_ref("y.jpg", annotations=Annotations(weight=weight)), make_facts("y")) for weight in (2.0, 1.0)]
     rows += many(10)
-    plans = [make_plan(examined(*each), EVERYTHING) for each in (rows, rows[1::-1] + rows[2:])]
+    plans = [make_plan(examined(*each), EVERYTHING) for each in (rows, rows[::-1])]
     assert rows_of(plans[0]) == rows_of(plans[1])
 
 
@@ -156,6 +167,26 @@ def test_kept_copies_are_counted_and_marked():
     assert (plan.clusters, plan.cluster_images, plan.label_conflicts, len(plan.dropped)) == (2, 4, 1, 0)
 
 
+def test_the_first_sets_of_copies_are_named_whatever_the_policy():
+    rows = [(make_ref(f"{number:03d}"), make_facts(str(number % 30))) for number in range(29, -1, -1)]
+    rows += [(make_ref(f"{number:03d}"), make_facts(str(number % 30))) for number in range(30, 59)]
+    rows += [(make_ref(f"000 {number:02d}"), make_facts("0")) for number in range(40)]
+    for policy in ("keep", "report", "drop"):
+        sets = make_plan(examined(*rows), replace(EVERYTHING, duplicates=policy)).duplicate_sets
+        assert sets[0] == ("000", *(f"000 {number:02d}" for number in range(19)))  # never more than twenty
+        assert sets[1:] == tuple((f"{number:03d}", f"{number + 30:03d}") for number in range(1, 20))
+
+
+def test_the_report_policy_keeps_every_copy():
+    rows = [(make_ref(key), make_facts("same")) for key in "abc"]
+    plan = make_plan(examined(*rows), replace(EVERYTHING, duplicates="report"))
+    assert (sorted(split_by_key(plan)), plan.duplicate_sets, len(plan.dropped)) == (
+        ["a", "b", "c"],
+        (("a", "b", "c"),),
+        0,
+    )
+
+
 def test_the_drop_policy_keeps_the_first_copy_by_key():
     rows = [(make_ref(key), make_facts(content)) for key, content in [("c", "x"), ("a", "x"), ("b", "x"), ("d", "y")]]
     plan = make_plan(examined(*rows), replace(EVERYTHING, duplicates="drop"))
@@ -193,6 +224,16 @@ def test_shards_are_counted_from_the_options(fields, count):
     # 40 images of 500 to 506 bytes and 500 bytes of everything else: 40 kB and a little, so five shards of 10 kB.
     plan = make_plan(examined(*many(40)), replace(EVERYTHING, **fields))
     assert plan.splits[0].shard_count == count
+
+
+def test_what_is_said_of_objects_counts_as_bytes_of_a_shard():
+    rows = [
+        (make_ref(f"{n}", annotations=Annotations(labels=("x" * 9000,)) if n % 2 else None), make_facts(str(n)))
+        for n in range(100)
+    ]
+    split = make_plan(examined(*rows), replace(EVERYTHING, shards=4), "multi").splits[0]
+    sizes = [sum(len(text) + 1500 for text in split.shard(index)["annotations"].to_pylist()) for index in range(4)]
+    assert max(sizes) - min(sizes) < 2 * 11_000
 
 
 def test_shards_join_to_the_whole_split_and_are_balanced_by_bytes():

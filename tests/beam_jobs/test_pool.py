@@ -4,12 +4,13 @@ import threading
 
 import pytest
 
-from beam_jobs.pool import map_ordered
+from beam_jobs.pool import chunk_of, map_ordered
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 16, 100])
 @pytest.mark.parametrize("threads", [1, 2, 7])
-def test_results_come_in_the_order_of_the_items(threads):
-    assert list(map_ordered(lambda n: n * n, range(50), threads)) == [n * n for n in range(50)]
+def test_results_come_in_the_order_of_the_items(threads, chunk):
+    assert list(map_ordered(lambda n: n * n, range(50), threads, chunk)) == [n * n for n in range(50)]
 
 
 def test_nothing_gives_nothing():
@@ -29,8 +30,9 @@ def test_a_slow_item_does_not_let_later_ones_pass():
     assert list(map_ordered(work, range(4), 2)) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("chunk", [1, 5])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_no_more_than_two_items_a_thread_are_taken_ahead(threads):
+def test_no_more_than_two_chunks_a_thread_are_taken_ahead(threads, chunk):
     taken = []
 
     def items():
@@ -38,12 +40,12 @@ def test_no_more_than_two_items_a_thread_are_taken_ahead(threads):
             taken.append(number)
             yield number
 
-    results = map_ordered(str, items(), threads)
+    results = map_ordered(str, items(), threads, chunk)
     for wanted in range(20):
         assert next(results) == str(wanted)
-        assert len(taken) <= wanted + 2 * threads
+        assert len(taken) <= wanted + 2 * threads * chunk
     results.close()
-    assert len(taken) < 20 + 2 * threads
+    assert len(taken) < 20 + 2 * threads * chunk
 
 
 def test_the_work_is_done_by_as_many_threads_as_asked_for():
@@ -58,7 +60,20 @@ def test_the_work_is_done_by_as_many_threads_as_asked_for():
     assert all(name.startswith("feedline") for name in names)
 
 
-def test_an_exception_is_raised_in_its_place_and_stops_the_work():
+def test_a_chunk_is_worked_off_by_one_thread():
+    together = threading.Barrier(2, timeout=30)
+
+    def work(number: int) -> str:
+        if number % 3 == 0:
+            together.wait()  # both chunks have begun, each on a thread of its own
+        return threading.current_thread().name
+
+    names = list(map_ordered(work, range(6), 2, 3))
+    assert names[0] == names[1] == names[2] != names[3] == names[4] == names[5]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4, 16])
+def test_an_exception_is_raised_in_its_place_and_stops_the_work(chunk):
     started = []
 
     def work(number: int) -> int:
@@ -67,8 +82,26 @@ def test_an_exception_is_raised_in_its_place_and_stops_the_work():
             raise ValueError("five is wrong")
         return number
 
-    results = map_ordered(work, range(1000), 2)
+    results = map_ordered(work, range(1000), 2, chunk)
     assert [next(results) for _ in range(5)] == [0, 1, 2, 3, 4]
     with pytest.raises(ValueError, match="^five is wrong$"):
         next(results)
-    assert len(started) <= 5 + 2 * 2
+    assert len(started) <= 5 + 2 * 2 * chunk
+
+
+def test_an_exception_of_the_source_is_passed_on():
+    def items():
+        yield from range(3)
+        raise ValueError("the table breaks off")
+
+    results = map_ordered(str, items(), 1)
+    with pytest.raises(ValueError, match="^the table breaks off$"):
+        list(results)
+
+
+@pytest.mark.parametrize(
+    ("mean_bytes", "images"),
+    [(0, 1), (1, 16), (65_536, 16), (65_537, 15), (110_000, 9), (600_000, 1), (50e6, 1), (3.5, 16)],
+)
+def test_small_images_go_in_lots_of_a_megabyte_at_most(mean_bytes, images):
+    assert chunk_of(mean_bytes) == images

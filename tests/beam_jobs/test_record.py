@@ -6,6 +6,7 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from beam_jobs import record
+from beam_jobs.types import RecordObject
 from tests.beam_jobs.make_rows import make_facts, make_record, sha
 
 EXPECTED = {
@@ -36,8 +37,8 @@ def test_a_record_holds_the_published_layout():
         ({"encoded": b"x"}, "image/encoded"),
         ({"key": "x"}, "image/filename"),
         ({"uri": "x"}, "image/source_uri"),
-        ({"label": 9}, "image/class/label"),
-        ({"text": "x"}, "image/class/text"),
+        ({"labels": ((9, "kätzchen"),)}, "image/class/label"),
+        ({"labels": ((3, "x"),)}, "image/class/text"),
         ({"facts": make_facts(format="png")}, "image/format"),
         ({"facts": make_facts(height=9)}, "image/height"),
         ({"facts": make_facts(width=9)}, "image/width"),
@@ -53,12 +54,93 @@ def test_each_field_is_one_feature(change, feature):
     assert {name for name in EXPECTED if values[name] != EXPECTED[name]} == {feature}
 
 
+def test_without_moments_there_is_no_feature_of_them():
+    values = record.decode(record.encode(make_record(), moments=False))
+    assert values == {
+        name: stored for name, stored in EXPECTED.items() if name not in {record.MEAN_RGB, record.VAR_RGB}
+    }
+
+
+@pytest.mark.parametrize(
+    ("labels", "indices", "texts"),
+    [
+        (((3, "kätzchen"),), [3], ["kätzchen".encode()]),
+        (((0, "a"), (2, "ß"), (7, "c")), [0, 2, 7], [b"a", "ß".encode(), b"c"]),
+        ((), [], []),  # a multi-label image of no class
+    ],
+)
+def test_an_image_may_have_any_number_of_labels(labels, indices, texts):
+    values = record.decode(record.encode(make_record(labels=labels)))
+    assert values == {**EXPECTED, "image/class/label": indices, "image/class/text": texts}
+
+
+def test_an_image_without_labels_has_no_feature_of_them():
+    values = record.decode(record.encode(make_record(labels=None)))
+    assert set(EXPECTED) - set(values) == {"image/class/label", "image/class/text"}
+
+
+OBJECTS = (
+    RecordObject(label=4, text="Tür", bbox=(0.125, 0.25, 0.5, 0.75), crowd=False, area=12.5, mask=b"png of it"),
+    RecordObject(label=0, text="cat", bbox=(0.0, 0.5, 1.0, 0.625), crowd=True, area=0.0),
+)
+
+
+def test_objects_are_lists_of_one_length_in_the_order_of_the_source():
+    assert record.decode(record.encode(make_record(objects=OBJECTS))) == {
+        **EXPECTED,
+        "image/object/bbox/ymin": [0.125, 0.0],
+        "image/object/bbox/xmin": [0.25, 0.5],
+        "image/object/bbox/ymax": [0.5, 1.0],
+        "image/object/bbox/xmax": [0.75, 0.625],
+        "image/object/class/label": [4, 0],
+        "image/object/class/text": ["Tür".encode(), b"cat"],
+        "image/object/is_crowd": [0, 1],
+        "image/object/area": [12.5, 0.0],
+        "image/object/mask": [b"png of it", b""],
+    }
+
+
+def test_an_image_of_no_object_has_empty_lists_and_not_no_lists():
+    # A parser with a fixed list of features must not fail on an image that happens to be empty.
+    values = record.decode(record.encode(make_record(objects=())))
+    found = {name: stored for name, stored in values.items() if name.startswith(record.OBJECT_PREFIX)}
+    names = (
+        "bbox/xmin",
+        "bbox/ymin",
+        "bbox/xmax",
+        "bbox/ymax",
+        "class/label",
+        "class/text",
+        "is_crowd",
+        "area",
+        "mask",
+    )
+    assert found == {record.OBJECT_PREFIX + name: [] for name in names}
+
+
+@pytest.mark.parametrize(
+    ("change", "features"),
+    [
+        ({"weight": 0.0}, {"image/weight": [0.0]}),
+        ({"weight": 2.5}, {"image/weight": [2.5]}),
+        (
+            {"mask": b"png of classes"},
+            {"image/segmentation/class/encoded": [b"png of classes"], "image/segmentation/class/format": [b"png"]},
+        ),
+        ({"weight": None, "mask": b"", "objects": None, "extra": {}}, {}),
+    ],
+)
+def test_what_the_source_speaks_of_is_written_and_nothing_else(change, features):
+    assert record.decode(record.encode(make_record(**change))) == {**EXPECTED, **features}
+
+
 @pytest.mark.parametrize(
     ("value", "stored"),
     [
         (7, [7]),
         (-(2**63), [-(2**63)]),
         (0.5, [0.5]),
+        (1e300, [float("inf")]),  # a float32 cannot hold it, and one such cell must not stop an ingest
         ("grün", ["grün".encode()]),
         ("", [b""]),
         ([1, 2, 3], [1, 2, 3]),
@@ -97,6 +179,28 @@ def test_tensorflow_parses_records_by_the_feature_spec():
         name: dtype for name, (dtype, _) in record.FEATURES.items()
     }
     assert parsed["image/mean_rgb"].numpy().tolist() == [10.0, 20.0, 30.0]
+
+
+def test_tensorflow_parses_labels_and_objects_of_any_number():
+    import tensorflow as tf
+
+    serialized = [
+        record.encode(make_record(labels=((3, "c"), (5, "e")), objects=OBJECTS)),
+        record.encode(make_record(labels=(), objects=())),
+    ]
+    spec = {
+        record.LABEL: tf.io.RaggedFeature(tf.int64),
+        record.TEXT: tf.io.RaggedFeature(tf.string),
+        "image/object/bbox/xmax": tf.io.RaggedFeature(tf.float32),
+        "image/object/mask": tf.io.RaggedFeature(tf.string),
+    }
+    parsed = {name: value.to_list() for name, value in tf.io.parse_example(serialized, spec).items()}
+    assert parsed == {
+        record.LABEL: [[3, 5], []],
+        record.TEXT: [[b"c", b"e"], []],
+        "image/object/bbox/xmax": [[0.75, 0.625], []],
+        "image/object/mask": [[b"png of it", b""], []],
+    }
 
 
 def test_a_feature_spec_may_name_some_features_and_no_unknown_one():

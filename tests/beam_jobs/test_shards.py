@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +41,23 @@ def test_order_of_gives_the_values_that_are_on_disk():
 @pytest.mark.parametrize(("seed", "in_eval"), [(0, "g"), (1, "ad")])
 def test_split_of_gives_the_values_that_are_on_disk(seed, in_eval):
     assert "".join(key for key in "abcdefgh" if shards.split_of(seed, key, EIGHT_TWO) == "eval") == in_eval
+
+
+def test_many_texts_hash_as_each_alone():
+    texts = ["a", "ä/猫.jpg", "", "a"]
+    assert shards.hashes64("order", 0, texts).tolist() == [shards.hash64("order", 0, text) for text in texts]
+    assert shards.hashes64("order", 0, []).tolist() == []
+
+
+def test_many_groups_are_split_as_each_alone():
+    places = shards.splits_of(0, "abcdefgh", EIGHT_TWO).tolist()
+    assert [list(EIGHT_TWO)[place] for place in places] == [shards.split_of(0, key, EIGHT_TWO) for key in "abcdefgh"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 8191, 8192, 20_000])
+def test_the_texts_of_a_column_come_in_order(count):
+    texts = [f"text {number}" for number in range(count)]
+    assert list(shards.texts(pa.array(["before", *texts])[1:])) == texts
 
 
 @pytest.mark.parametrize(

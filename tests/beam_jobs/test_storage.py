@@ -1,25 +1,47 @@
 from __future__ import annotations
 
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from beam_jobs import storage
+from beam_jobs.stores import s3, store_for
+from tests.beam_jobs import s3_server
 from tests.beam_jobs.object_store import SCHEME, ObjectStore
 
 
-@pytest.fixture(params=["local", "remote"])
-def root(request, tmp_path) -> str:
+@pytest.fixture(params=["local", "objects", "s3"])
+def root(request, tmp_path, monkeypatch) -> str:
+    if request.param == "s3":
+        return s3_server.new_bucket(monkeypatch)
     return str(tmp_path) if request.param == "local" else f"{ObjectStore.scheme()}://{tmp_path}"
 
 
-def files_under(path) -> list[str]:
-    return sorted(str(found.relative_to(path)) for found in path.rglob("*") if found.is_file())
+@pytest.fixture(params=["objects", "s3"])
+def store(request, tmp_path, monkeypatch) -> str:
+    return f"{SCHEME}://{tmp_path}" if request.param == "objects" else s3_server.new_bucket(monkeypatch)
+
+
+def files_under(root: str) -> list[str]:
+    if storage.is_remote(root):
+        return sorted(path for path, _, _ in storage.walk_files(root))
+    return sorted(str(found.relative_to(root)) for found in Path(root).rglob("*") if found.is_file())
 
 
 @pytest.mark.parametrize(
     ("path", "remote"),
-    [("gs://b/x", True), ("s3://b", True), ("objects:///tmp/x", True), ("/tmp/x", False), ("x:y", False), ("", False)],
+    [
+        ("gs://b/x", True),
+        ("s3://b", True),
+        ("objects:///tmp/x", True),
+        ("/tmp/x", False),
+        ("x:y", False),
+        ("", False),
+        ("a/b://c", False),
+    ],
 )
 def test_a_scheme_makes_a_path_remote(path, remote):
     assert storage.is_remote(path) is remote
@@ -39,26 +61,26 @@ def test_parts_are_joined(parts, joined):
     assert storage.join(*parts) == joined
 
 
-def test_what_is_written_is_read_back(root, tmp_path):
+def test_what_is_written_is_read_back(root):
     path = storage.join(root, "a", "b.bin")
     storage.write_bytes(path, b"\x00\xff" * 5)
     assert storage.exists(path)
     assert storage.size(path) == 10
     assert storage.read_bytes(path) == b"\x00\xff" * 5
-    assert files_under(tmp_path) == ["a/b.bin"]
+    assert files_under(root) == ["a/b.bin"]
 
 
-def test_writing_again_replaces(root, tmp_path):
+def test_writing_again_replaces(root):
     path = storage.join(root, "x")
     storage.write_bytes(path, b"long first")
     storage.write_bytes(path, b"second")
     assert storage.read_bytes(path) == b"second"
-    assert files_under(tmp_path) == ["x"]
+    assert files_under(root) == ["x"]
 
 
-def test_a_name_that_looks_compressed_is_left_as_it_is(root, tmp_path):
+def test_a_name_that_looks_compressed_is_left_as_it_is(root):
     storage.write_bytes(storage.join(root, "x.gz"), b"plain")
-    assert (tmp_path / "x.gz").read_bytes() == b"plain"
+    assert storage.size(storage.join(root, "x.gz")) == 5
     assert storage.read_bytes(storage.join(root, "x.gz")) == b"plain"
 
 
@@ -67,6 +89,43 @@ def test_a_stream_that_is_read_can_be_moved_about_in(root):
     with storage.open_read(storage.join(root, "x")) as stream:
         stream.seek(7)
         assert stream.read(2) == b"78"
+        assert stream.tell() == 9
+        stream.seek(-9, os.SEEK_END)
+        assert stream.read() == b"123456789"
+
+
+def test_streams_that_are_read_at_once_do_not_mix(root):
+    data = {name: name.encode() * 3_000_000 for name in "ab"}
+    for name, content in data.items():
+        storage.write_bytes(storage.join(root, name), content)
+    with storage.open_read(storage.join(root, "a")) as one, storage.open_read(storage.join(root, "b")) as other:
+        pieces = [(one.read(1_000_000), other.read(1_000_000)) for _ in range(3)]
+    assert tuple(b"".join(part) for part in zip(*pieces, strict=True)) == tuple(data.values())
+
+
+@pytest.mark.parametrize(
+    ("offset", "length", "found"), [(0, 3, b"012"), (7, 3, b"789"), (7, 99, b"789"), (10, 1, b""), (99, 5, b"")]
+)
+def test_a_run_of_bytes_is_read(root, offset, length, found):
+    storage.write_bytes(storage.join(root, "x"), b"0123456789")
+    assert storage.read_range(storage.join(root, "x"), offset, length) == found
+
+
+def test_an_empty_file_is_written_and_read(root):
+    path = storage.join(root, "x")
+    storage.write_bytes(path, b"")
+    assert (storage.size(path), storage.read_bytes(path), storage.read_range(path, 0, 9)) == (0, b"", b"")
+
+
+def test_a_file_larger_than_any_buffer_is_written_and_read(root):
+    data = bytes(range(251)) * 150_000  # 37 MB: three parts of an upload
+    path = storage.join(root, "x")
+    with storage.atomic_writer(path) as stream:
+        for start in range(0, len(data), 1 << 20):
+            stream.write(data[start : start + (1 << 20)])
+    assert storage.size(path) == len(data)
+    assert storage.read_bytes(path) == data
+    assert storage.read_range(path, 30_000_000, 1000) == data[30_000_000:30_001_000]
 
 
 def break_off(path: str, error: BaseException) -> None:
@@ -75,31 +134,31 @@ def break_off(path: str, error: BaseException) -> None:
         raise error
 
 
-def test_a_write_that_fails_leaves_nothing(root, tmp_path):
+def test_a_write_that_fails_leaves_nothing(root):
     with pytest.raises(RuntimeError, match="half way"):
         break_off(storage.join(root, "d", "x"), RuntimeError("half way"))
-    assert files_under(tmp_path) == []
+    assert files_under(root) == []
 
 
-def test_a_write_that_fails_leaves_the_old_file(root, tmp_path):
+def test_a_write_that_fails_leaves_the_old_file(root):
     storage.write_bytes(storage.join(root, "x"), b"old")
     with pytest.raises(KeyboardInterrupt):
         break_off(storage.join(root, "x"), KeyboardInterrupt())
-    assert files_under(tmp_path) == ["x"]
+    assert files_under(root) == ["x"]
     assert storage.read_bytes(storage.join(root, "x")) == b"old"
 
 
-def test_the_temporary_file_lies_in_the_scratch_directory_until_the_end(root, tmp_path):
+def test_the_temporary_file_lies_in_the_scratch_directory_until_the_end(root):
     with storage.atomic_writer(storage.join(root, "out", "x"), storage.join(root, "scratch")) as stream:
         stream.write(b"data")
         stream.flush()
-        assert [name for name in files_under(tmp_path) if not name.startswith("scratch/")] == []
-    assert files_under(tmp_path) == ["out/x"]
+        assert [name for name in files_under(root) if not name.startswith("scratch/")] == []
+    assert files_under(root) == ["out/x"]
 
 
 def test_the_temporary_file_is_hidden(tmp_path):
     with storage.atomic_writer(str(tmp_path / "x")):
-        (name,) = files_under(tmp_path)
+        (name,) = files_under(str(tmp_path))
     assert name.startswith(".")
     assert name.endswith(".tmp")
 
@@ -107,7 +166,7 @@ def test_the_temporary_file_is_hidden(tmp_path):
 def test_a_name_without_directory_is_written_where_one_stands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     storage.write_bytes("x", b"here")
-    assert files_under(tmp_path) == ["x"]
+    assert files_under(str(tmp_path)) == ["x"]
 
 
 def test_a_missing_file_is_an_os_error(root):
@@ -115,17 +174,19 @@ def test_a_missing_file_is_an_os_error(root):
     assert not storage.exists(missing)
     with pytest.raises(OSError, match="none"):
         storage.size(missing)
-    with pytest.raises(OSError, match="none"):
+    with pytest.raises(FileNotFoundError, match="none"):
         storage.read_bytes(missing)
+    with pytest.raises(FileNotFoundError, match="none"):
+        storage.read_range(missing, 0, 1)
 
 
-def test_removing_is_repeatable(root, tmp_path):
+def test_removing_is_repeatable(root):
     path = storage.join(root, "x")
     storage.write_bytes(path, b"")
     storage.write_bytes(storage.join(root, "y"), b"")
     storage.remove(path)
     storage.remove(path)
-    assert files_under(tmp_path) == ["y"]
+    assert files_under(root) == ["y"]
 
 
 def test_a_dangling_link_is_removed(tmp_path):
@@ -134,12 +195,12 @@ def test_a_dangling_link_is_removed(tmp_path):
     assert not os.path.lexists(tmp_path / "link")
 
 
-def test_a_tree_is_removed_with_everything_in_it(root, tmp_path):
+def test_a_tree_is_removed_with_everything_in_it(root):
     for name in ("tree/a", "tree/deep/b", "tree-not", "other"):
         storage.write_bytes(storage.join(root, *name.split("/")), b"x")
     storage.remove_tree(storage.join(root, "tree"))
     storage.remove_tree(storage.join(root, "tree"))
-    assert files_under(tmp_path) == ["other", "tree-not"]
+    assert files_under(root) == ["other", "tree-not"]
 
 
 def test_files_are_listed_by_name_without_what_lies_deeper(root):
@@ -147,6 +208,19 @@ def test_files_are_listed_by_name_without_what_lies_deeper(root):
         storage.write_bytes(storage.join(root, *name.split("/")), b"x")
     assert storage.list_files(storage.join(root, "d")) == ["a", "b"]
     assert storage.list_files(storage.join(root, "none")) == []
+    assert storage.list_dirs(root) == ["d"]
+    assert storage.list_dirs(storage.join(root, "d")) == ["deep"]
+    assert storage.list_dirs(storage.join(root, "none")) == []
+
+
+def test_what_lies_below_a_remote_directory_is_listed_with_size_and_time(store):
+    before = time.time_ns() - 10**9  # stores keep whole seconds
+    for name in ("d/a b+ä", "d/deep/c", "d2/x", "e"):
+        storage.write_bytes(storage.join(store, name), name.encode())
+    found = sorted(storage.walk_files(storage.join(store, "d")))
+    assert [(path, size) for path, size, _ in found] == [("a b+ä", 8), ("deep/c", 8)]
+    assert all(mtime_ns == 0 or before < mtime_ns < time.time_ns() + 10**9 for _, _, mtime_ns in found)
+    assert list(storage.walk_files(storage.join(store, "none"))) == []
 
 
 def test_directories_are_made_and_kept(tmp_path):
@@ -156,3 +230,57 @@ def test_directories_are_made_and_kept(tmp_path):
     storage.make_dirs(f"{SCHEME}://{tmp_path}/none")
     storage.make_dirs("")
     assert not (tmp_path / "none").exists()
+
+
+def test_a_listing_streams_page_by_page_in_the_order_of_the_names(monkeypatch):
+    bucket = s3_server.new_bucket(monkeypatch)
+    monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "2")
+    for number in range(5):
+        s3_server.put(bucket, f"d/{number}", b"x")
+    listing = storage.walk_files(bucket)
+    assert next(listing)[0] == "d/0"
+    assert [path for path, _, _ in listing] == ["d/1", "d/2", "d/3", "d/4"]
+
+
+def test_markers_of_folders_are_left_out(monkeypatch):
+    bucket = s3_server.new_bucket(monkeypatch)
+    for key, data in {"d/": b"", "d/cat/": b"", "d/cat/a": b"x", "d/odd/": b"x"}.items():
+        s3_server.put(bucket, key, data)
+    assert files_under(f"{bucket}/d") == ["cat/a", "odd/"]
+    assert files_under(f"{bucket}/d/") == ["cat/a", "odd/"]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("s3://no-such-bucket/x", "specified bucket does not exist"),
+        ("s3://bucket", "must be in the form"),
+        ("nowhere://x/y", "nowhere:// is no filesystem that is known here; give a local path, s3:// or gs://"),
+    ],
+)
+def test_what_no_store_holds_is_an_os_error(monkeypatch, path, message):
+    s3_server.use_server(monkeypatch)
+    with pytest.raises(OSError, match=message):
+        storage.write_bytes(path, b"x")
+    with pytest.raises(OSError, match=r"://"):
+        storage.read_bytes(path)
+
+
+def test_a_store_that_does_not_answer_is_an_os_error_and_soon(monkeypatch):
+    s3_server.use_server(monkeypatch)
+    monkeypatch.setattr(s3, "_made", [])
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with pytest.raises(OSError, match="Could not connect to the endpoint URL"):
+        storage.exists("s3://bucket/x")
+    with pytest.raises(OSError, match="Could not connect to the endpoint URL"):
+        list(storage.walk_files("s3://bucket"))
+
+
+def test_the_client_of_a_store_is_made_once(monkeypatch):
+    bucket = s3_server.new_bucket(monkeypatch)
+    storage.write_bytes(f"{bucket}/x", b"x")
+    (held,) = s3._made
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(storage.read_bytes, [f"{bucket}/x"] * 20)) == {b"x"}
+        assert {id(store) for store in pool.map(store_for, [f"{bucket}/x"] * 20)} == {id(held[1])}

@@ -4,11 +4,19 @@ import pyarrow as pa
 import pytest
 
 from beam_jobs import tables
-from beam_jobs.types import Reject
+from beam_jobs.types import Annotations, ImageObject, Reject
 from tests.beam_jobs.make_rows import make_facts, make_ref
 
-REF = make_ref("猫/a.jpg", label="猫", group="g", split="eval", extra={"b": 1.5, "a": [1, 2], "ä": "ö"}, mtime_ns=2**60)
-FACTS = make_facts(normalised="alpha", dhash=-(2**63))
+REF = make_ref(
+    "猫/a.jpg",
+    label="猫",
+    group="g",
+    split="eval",
+    extra={"b": 1.5, "a": [1, 2], "ä": "ö"},
+    slice="stored:0:7:0:ä.tar",
+    mtime_ns=2**60,
+)
+FACTS = make_facts(normalised="alpha", dhash=-(2**63), crc32c=2**32 - 1, mask_crc32c=2**32 - 1, source_height=120)
 
 
 def test_a_reference_survives_its_row_and_the_file(tmp_path):
@@ -21,6 +29,41 @@ def test_a_reference_survives_its_row_and_the_file(tmp_path):
 
 def test_extra_columns_are_stored_as_readable_json_in_one_order():
     assert tables.ref_row(REF)["extra"] == '{"a": [1, 2], "b": 1.5, "ä": "ö"}'
+
+
+OBJECT = ImageObject(label="猫", bbox=(0.1, 2.0, 3.5, 4.0), crowd=True, area=1e-9, segmentation=[[0.5, 1, 2, 3, 4, 5]])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Annotations(labels=("a", "ß")),
+        Annotations(labels=()),  # of no class, which is not the same as not said
+        Annotations(objects=()),
+        Annotations(objects=(OBJECT, ImageObject(label="b", bbox=(0.0, 0.0, 1.0, 1.0))), size=(60, 80)),
+        Annotations(objects=(ImageObject(label="c", bbox=(0.0, 0.0, 1.0, 1.0), segmentation={"size": [1, 2]}),)),
+        Annotations(mask="masks/ä.png", weight=0.25),
+        Annotations(weight=0.0),
+    ],
+)
+def test_annotations_survive_their_cell(said):
+    text = tables.ref_row(make_ref(annotations=said))["annotations"]
+    assert tables.annotations_of(text) == said
+    # Cells are compared and hashed, so equal annotations must be equal text, whoever read them back.
+    assert tables.ref_row(make_ref(annotations=tables.annotations_of(text)))["annotations"] == text
+    assert tables.ref_of(tables.ref_row(make_ref(annotations=said))).annotations == said
+
+
+def test_no_annotations_are_an_empty_cell():
+    assert tables.ref_row(make_ref())["annotations"] == ""
+    assert tables.annotations_of("") is None
+
+
+def test_where_the_stored_bytes_lie_is_in_the_row_of_the_image_and_its_mask():
+    row = tables.examined_row(make_ref(slice="where it was read"), make_facts(), ("image's", "mask's"))
+    assert (row["slice"], row["mask_slice"]) == ("image's", "mask's")
+    row = tables.examined_row(make_ref(slice="where it was read"), make_facts())
+    assert (row["slice"], row["mask_slice"]) == ("", "")
 
 
 def test_facts_survive_their_row_and_the_file(tmp_path):
@@ -58,9 +101,10 @@ def test_a_reject_fills_its_row():
 
 def test_the_published_schema_is_the_one_readers_know():
     assert tables.IMAGES.names == [
-        *("key", "uri", "label", "group", "split", "extra"),
-        *("format", "source_format", "height", "width", "channels", "bytes", "sha256", "source_sha256"),
-        *("dhash", "mean_rgb", "var_rgb", "normalised", "cluster", "label_index", "shard", "offset"),
+        *("key", "uri", "label", "group", "split", "extra", "annotations"),
+        *("format", "source_format", "height", "width", "source_height", "source_width", "channels", "bytes"),
+        *("sha256", "source_sha256", "crc32c", "dhash", "mean_rgb", "var_rgb", "normalised", "mask_crc32c"),
+        *("cluster", "near", "label_index", "shard", "offset"),
     ]
 
 

@@ -7,7 +7,7 @@ import pytest
 from apache_beam.testing.util import assert_that, equal_to
 
 from beam_jobs.examine import Examined
-from beam_jobs.ingest import local_pipeline
+from beam_jobs.jobs import local_pipeline
 from beam_jobs.transforms import ExamineBuckets, WriteShards
 from beam_jobs.write import failures
 

@@ -157,7 +157,7 @@ def test_a_folder_is_guessed_and_starts_where_it_lies(tmp_path):
 def test_what_is_neither_folder_nor_table_is_refused(tmp_path, name, message):
     make(tmp_path, "cat/a.jpg")
     with pytest.raises(
-        SourceError, match=f"^{tmp_path}/{name} {message} with one sub-folder a class, or a table that ends in .csv, "
+        SourceError, match=f"^{tmp_path}/{name} {message} with one sub-folder a class, a glob, or a file that ends in "
     ):
         open_source(make_options(source=str(tmp_path / name)))
 

@@ -4,11 +4,21 @@ import os
 
 import pytest
 
-from beam_jobs.errors import RejectReason
-from beam_jobs.sources.local import leaves, printable, reference, scan_reject
+from beam_jobs.errors import BadImage, RejectReason
+from beam_jobs.sources.local import leaves, printable, reference, regular_file, scan_reject
 from beam_jobs.types import ImageRef, Reject
 
 REF = ImageRef(key="cat/a.jpg", uri="cat/a.jpg", label="cat")
+
+
+def pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    return str(tmp_path / "pipe")
+
+
+def dangling(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    return str(tmp_path / "link")
 
 
 @pytest.mark.parametrize(
@@ -24,22 +34,35 @@ def test_names_are_printable(name, shown):
     assert printable(os.fsdecode(name)) == shown
 
 
+def test_half_a_surrogate_pair_is_printable_too():
+    assert printable("a\ud800") == "a\\ud800"
+
+
+@pytest.mark.parametrize("kind", ["multi", "none"])
+def test_only_a_source_of_single_labels_needs_one(tmp_path, kind):
+    (tmp_path / "a.jpg").write_bytes(b"x")
+    ref = ImageRef(key="a.jpg", uri="a.jpg", label="")
+    assert reference(str(tmp_path / "a.jpg"), ref, label_kind=kind).bytes == 1
+    assert reference(str(tmp_path / "a.jpg"), ref).reason == "no_label"
+
+
+@pytest.mark.parametrize("path", ["http://host/a.jpg", "gs://bucket/a.jpg"])
+def test_what_lies_elsewhere_is_not_looked_at(path):
+    assert reference(path, REF, "/root") == REF
+
+
+@pytest.mark.parametrize("special", [pipe, dangling])
+def test_only_regular_files_have_a_status(tmp_path, special):
+    with pytest.raises(BadImage):
+        regular_file(special(tmp_path))
+
+
 def test_a_reference_is_completed_with_size_and_time(tmp_path):
     path = tmp_path / "a.jpg"
     path.write_bytes(b"12345")
     os.utime(path, ns=(1, 1_234_567_890))
     found = reference(str(path), REF)
     assert found == ImageRef(key="cat/a.jpg", uri="cat/a.jpg", label="cat", bytes=5, mtime_ns=1_234_567_890)
-
-
-def pipe(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    return str(tmp_path / "pipe")
-
-
-def dangling(tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "nothing")
-    return str(tmp_path / "link")
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from beam_jobs import tables
 from beam_jobs.errors import SourceError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
 from beam_jobs.sources import open_source
 from beam_jobs.sources.tables import JsonlTable, ParquetTable
+from beam_jobs.types import Annotations
 from tests.beam_jobs.make_rows import make_options
 from tests.make_images import jpeg
 
@@ -69,6 +72,91 @@ def test_a_column_of_mixed_values_gets_one_type(write, values, expected):
 def test_a_line_may_lack_what_the_first_has(write):
     source = JsonlTable(str(write("jsonl", [ROWS[0], {"image": "2.jpg"}])), TableColumns())
     assert [getattr(entry, "reason", "good") for entry in source.entries()] == ["good", "no_label"]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("cell", "labels"),
+    [(["b", " a ", "b", ""], ("a", "b")), ([], ()), (None, ()), ("b|a", ("a", "b")), ([3, 1], ("1", "3"))],
+)
+def test_labels_may_be_a_list(write, suffix, cell, labels):
+    rows = [{"image": "1.jpg", "tags": cell}]
+    source = open_source(make_options(source=str(write(suffix, rows)), columns=TableColumns(labels="tags")))
+    (ref,) = source.entries()
+    assert ref.annotations == Annotations(labels=labels)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason", "detail"),
+    [
+        ({"image": ["1.jpg"]}, "bad_annotation", r"line 1: column 'image' holds \['1.jpg'\]; it must hold one"),
+        ({"image": {"bytes": "x"}}, "bad_annotation", "line 1: column 'image' holds {'bytes': 'x'}; "),
+        ({"label": ["a"]}, "bad_annotation", r"line 1: column 'label' holds \['a'\]; "),
+        ({"id": [1]}, "bad_annotation", "line 1: column 'id' holds "),
+        ({"tags": [["a"]]}, "bad_annotation", "line 1: column 'tags' holds "),
+        ({"tags": {"a": 1}}, "bad_annotation", "line 1: column 'tags' holds "),
+        ({"w": True}, "bad_annotation", "line 1: the weight is True; "),
+        ({"w": [1]}, "bad_annotation", r"line 1: the weight is \[1\]; "),
+        ({"w": float("nan")}, "bad_annotation", "line 1: the weight is nan; "),
+        ({"w": 10**400}, "bad_annotation", "line 1: the weight is 10000"),
+        ({"image": "\ud800.jpg"}, "name_not_utf8", "line 1: column 'image' holds .*which cannot be stored as UTF-8"),
+        ({"image": "\udce9.jpg"}, "name_not_utf8", "line 1: column 'image' holds "),
+        ({"label": "\ud800"}, "name_not_utf8", "line 1: column 'label' holds "),
+        ({"note": "\ud800"}, "name_not_utf8", "line 1: column 'note' holds "),
+        ({"note": ["a", "\ud800"]}, "name_not_utf8", "line 1: column 'note' holds "),
+        ({"image": "a\0b"}, "unreadable", "embedded null byte"),
+        ({"image": 7}, "unreadable", "No such file or directory"),
+        ({"image": None}, "not_a_file", "line 1: the cell of column 'image' is empty"),
+        ({"image": float("nan")}, "not_a_file", "line 1: the cell of column 'image' is empty"),
+        ({"label": float("nan")}, "no_label", "its label is empty"),
+    ],
+)
+def test_a_cell_that_cannot_be_used_rejects_its_row_alone(write, row, reason, detail):
+    named = {"labels": "tags"} if "tags" in row else {"weight": "w"} if "w" in row else {}
+    columns = TableColumns(key="id", extra=("note",), **named)
+    good = {"image": "2.jpg", "label": "a", "id": "2", "tags": ["a"], "w": 1, "note": "x"}
+    path = write("jsonl")
+    path.write_text(json.dumps({**good, "image": "1.jpg", "id": "1", **row}) + "\n" + json.dumps(good))
+    reject, ref = JsonlTable(str(path), columns).entries()
+    assert (reject.stage, reject.reason) == ("scan", reason)
+    assert re.search(detail, reject.detail)
+    assert ref.key == "2"
+    tables.write(str(path.parent / "rejects.parquet"), [tables.reject_row(reject)], tables.REJECTS)  # all of it is text
+
+
+def test_what_no_record_can_hold_in_an_extra_column_is_refused(write):
+    for cell in ({"a": 1}, [[1]], [1, None]):
+        source = JsonlTable(
+            str(write("jsonl", [{"image": "1.jpg", "label": "a", "x": cell}])), TableColumns(extra=("x",))
+        )
+        with pytest.raises(SourceError, match=r"table\.jsonl: an extra column holds .*; only numbers, text and lists"):
+            list(source.entries())
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_table_of_any_format_may_lie_in_an_object_store(write, suffix):
+    from tests.beam_jobs.object_store import SCHEME
+
+    columns = TableColumns(extra=EXTRA)
+    kind = {"jsonl": JsonlTable, "parquet": ParquetTable}[suffix]
+    source = kind(f"{SCHEME}://{write(suffix)}", columns)
+    source.check()
+    assert [(ref.key, ref.label, ref.extra["age"]) for ref in source.entries()] == [
+        ("1.jpg", "grün", 3),
+        ("2.jpg", "blau", 4),
+    ]
+
+
+def test_a_row_of_parquet_is_named_by_its_number(write):
+    rows = [{"image": "1.jpg", "label": "a"}] * 5000 + [{"image": None, "label": "a"}]
+    *_, reject = ParquetTable(str(write("parquet", rows)), TableColumns()).entries()
+    assert (reject.key, reject.detail) == ("row 5001", "row 5001: the cell of column 'image' is empty")
+
+
+def test_deep_nesting_is_no_json(tmp_path):
+    (tmp_path / "table.jsonl").write_text("[" * 100_000)
+    with pytest.raises(SourceError, match="line 1 is not JSON"):
+        JsonlTable(str(tmp_path / "table.jsonl"), TableColumns()).check()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,183 @@
+"""Adding images to a published dataset: a new generation that links the old shards and holds new ones beside them.
+
+No byte of an old shard is read or written. Its name changes, because names say how many shards there are; the new
+generation takes the place of the old one by rename, like that of `--overwrite`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from beam_jobs import manifest, shards, storage, tables
+from beam_jobs.errors import OptionError
+from beam_jobs.manifest import ImageCounts, Manifest, Shard, SplitInfo
+from beam_jobs.options import IngestOptions
+from beam_jobs.types import ImageRef, Reject
+
+# Options that all images of a dataset must have in common.
+_MUST_AGREE = ("splits", "seed", "stratify", "pixels", "facts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Existing:
+    """A published dataset that gets more images.
+
+    Attributes:
+      directory: where it lies.
+      manifest: what it is.
+      images: its `IMAGES` rows.
+      rejects: its `REJECTS` rows.
+    """
+
+    directory: str
+    manifest: Manifest
+    images: pa.Table
+    rejects: pa.Table
+
+    def shard_counts(self) -> dict[str, int]:
+        """Returns split -> shards."""
+        return {name: len(info.shards) for name, info in self.manifest.splits.items()}
+
+
+def load(options: IngestOptions, label_kind: str, described: dict) -> Existing:
+    """Reads the dataset that the options want to add to.
+
+    Args:
+      options: of the ingest that adds.
+      label_kind: of the source.
+      described: the options as `dataset.json` keeps them.
+
+    Raises:
+      OptionError: there is no dataset, or it was made with other options.
+      CorruptDataset: its tables cannot be read.
+    """
+    mode = "--append" if options.append else "--retry-rejects"
+    if not manifest.is_published(options.out):
+        raise OptionError(f"{options.out} holds no dataset to add to; leave {mode} out to make one")
+    found = manifest.load(options.out)
+    if found.label_kind != label_kind:
+        raise OptionError(
+            f"the images in {options.out} have {found.label_kind} labels, those of the source {label_kind}"
+        )
+    for name in _MUST_AGREE:
+        if found.options.get(name) != described[name]:
+            raise OptionError(
+                f"{options.out} was made with {name} {found.options.get(name)!r}, not {described[name]!r}"
+            )
+    return Existing(
+        directory=options.out,
+        manifest=found,
+        images=tables.read_published(storage.join(options.out, manifest.IMAGES_NAME)),
+        rejects=tables.read_published(storage.join(options.out, manifest.REJECTS_NAME)),
+    )
+
+
+def fresh(entries: Iterable[ImageRef | Reject], existing: Existing, retry: bool) -> Iterator[ImageRef | Reject]:
+    """Yields the entries whose key the dataset does not know; with `retry`, those that it knows as rejects alone."""
+    good = set(existing.images["key"].to_pylist())
+    bad = set(existing.rejects["key"].to_pylist())
+    for entry in entries:
+        if entry.key not in good and (entry.key in bad) == retry:
+            yield entry
+
+
+def link_shards(existing: Existing, out: str, totals: dict[str, int]) -> None:
+    """Puts the old shards into a new generation, as hard links where the filesystem has them. Idempotent.
+
+    Args:
+      existing: the old generation.
+      out: directory of the new one.
+      totals: split -> shards in the new generation.
+    """
+    for split, info in existing.manifest.splits.items():
+        directory = os.path.join(out, shards.split_dir(split))
+        os.makedirs(directory, exist_ok=True)
+        for index, shard in enumerate(info.shards):
+            source = os.path.join(existing.directory, shards.split_dir(split), shard.name)
+            target = os.path.join(directory, shards.shard_name(index, totals[split]))
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(target)
+            try:
+                os.link(source, target)
+            except OSError:  # no hard links here
+                shutil.copyfile(source, target)
+
+
+def merged_splits(existing: Existing, new: dict[str, SplitInfo], totals: dict[str, int]) -> dict[str, SplitInfo]:
+    """Returns the splits of the new generation: the old shards under their new names, then the new ones."""
+    result = {}
+    for split, info in existing.manifest.splits.items():
+        old = tuple(_renamed(shard, index, totals[split]) for index, shard in enumerate(info.shards))
+        classes = Counter(info.classes) + Counter(new[split].classes)
+        result[split] = SplitInfo(shards=old + new[split].shards, classes=dict(sorted(classes.items())))
+    return result
+
+
+def merged_images(existing: Existing, new: pa.Table) -> pa.Table:
+    """Returns the rows of both, with the sets of equal images told over both."""
+    joined = pa.concat_tables([existing.images, new])
+    content = joined["sha256"].combine_chunks()
+    counts = pc.value_counts(content)
+    repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
+    clusters = pc.if_else(pc.is_in(content, value_set=repeated), pc.utf8_slice_codeunits(content, 0, 16), "")
+    return joined.set_column(joined.schema.get_field_index("cluster"), "cluster", clusters)
+
+
+def merged_rejects(existing: Existing, new: pa.Table, retried: Set[str]) -> pa.Table:
+    """Returns the old rejects that were not tried again, and the new ones, ordered by key."""
+    again = pc.is_in(existing.rejects["key"], value_set=pa.array(sorted(retried), pa.string()))
+    kept = existing.rejects.filter(pc.invert(again))
+    return pa.concat_tables([kept, new]).sort_by([("key", "ascending"), ("uri", "ascending")])
+
+
+def merged_counts(existing: Existing, new: ImageCounts, images: pa.Table, rejects: pa.Table) -> ImageCounts:
+    """Returns the counts of the new generation.
+
+    Args:
+      existing: the old generation.
+      new: counts of what was added.
+      images: rows of both.
+      rejects: rejects of both.
+    """
+    old = existing.manifest.counts
+    clusters, cluster_images = _sets(images["cluster"])
+    near, near_images = _sets(images["near"])
+    return replace(
+        new,
+        # What was tried again was found before, so it is counted by what became of it.
+        found=len(rejects) + old.written + new.written + old.dropped + new.dropped,
+        written=old.written + new.written,
+        rejects=dict(Counter(rejects["reason"].to_pylist()).most_common()),
+        normalised=dict((Counter(old.normalised) + Counter(new.normalised)).most_common()),
+        duplicate_clusters=clusters,
+        duplicate_images=cluster_images,
+        duplicates_dropped=old.duplicates_dropped + new.duplicates_dropped,
+        near_clusters=near,
+        near_images=near_images,
+        near_dropped=old.near_dropped + new.near_dropped,
+        label_conflicts=_conflicts(images),
+    )
+
+
+def _renamed(shard: Shard, index: int, total: int) -> Shard:
+    return replace(shard, name=shards.shard_name(index, total))
+
+
+def _sets(column: pa.ChunkedArray) -> tuple[int, int]:
+    """Returns the number of sets that a column names, and of the images in them."""
+    named = Counter(name for name in column.to_pylist() if name)
+    return len(named), sum(named.values())
+
+
+def _conflicts(images: pa.Table) -> int:
+    pairs = set(zip(images["cluster"].to_pylist(), images["label"].to_pylist(), strict=True))
+    seen = Counter(cluster for cluster, _ in pairs if cluster)
+    return sum(count > 1 for count in seen.values())

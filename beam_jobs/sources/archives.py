@@ -1,0 +1,142 @@
+"""Tar and zip archives, read where they lie: a scan walks the headers, a worker reads the run of bytes of an image."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from beam_jobs import plain
+from beam_jobs.errors import SourceError
+from beam_jobs.options import TableColumns
+from beam_jobs.reader import inflate
+from beam_jobs.slices import DEFLATE
+from beam_jobs.sources import containers, members
+from beam_jobs.sources.containers import Container, Opened
+from beam_jobs.sources.rows import extra_kinds, value_kind
+from beam_jobs.sources.samples import MAX_SIDECAR_BYTES, Member, Sample, SampleReader, samples
+from beam_jobs.types import ImageRef, Reject
+
+_CHECKED_SAMPLES = 100  # a field that none of the first so many has is taken for a misspelt one
+
+
+@dataclass(frozen=True)
+class _Archives(ABC):
+    """One archive, or all that a pattern matches.
+
+    A member in a folder has the first folder of its name for a class; `.cls` and `.json` files beside an image, as
+    WebDataset writes them, say more and count for more. Keys are the names of the members; when a pattern is given,
+    the name of the archive goes before them.
+
+    Attributes:
+      path: an archive, or a pattern such as `shards/*.tar` or `shards/{000..012}.tar`; local or remote.
+      columns: which field of a `.json` holds what; `txt` among the extra columns is the `.txt` beside an image.
+    """
+
+    path: str
+    columns: TableColumns
+
+    @abstractmethod
+    def _packing(self, container: Container) -> str:
+        """Returns how an archive as a whole is compressed; see `Slice.packing`."""
+
+    @abstractmethod
+    def _members(self, container: Container, opened: Opened) -> Iterator[Member | Reject]:
+        """Yields the files of an archive; raises `SourceError` when it is damaged."""
+
+    @property
+    def base(self) -> str:
+        """Directory that the names of archives are relative to."""
+        return containers.base_of(self.path)
+
+    @property
+    def label_kind(self) -> str:
+        """What the columns say of the class of an image."""
+        return self.columns.label_kind
+
+    def check(self) -> None:
+        """Raises `SourceError` unless there is an image that can be used and every named field is somewhere."""
+        if self.columns.mask:
+            raise SourceError(f"{self.path} is an archive, which can name no mask; list image and mask in a table")
+        first = itertools.islice(self._samples(), _CHECKED_SAMPLES)
+        fields = {name for sample in first if isinstance(sample, Sample) for name in sample.row}
+        for role, column in self.columns.named().items():
+            if role != "image" and (role, column) != ("label", "label") and column not in fields:
+                known = ", ".join(map(repr, sorted(fields))) or "none"
+                raise SourceError(f"{self.path} has no {column!r} for the {role}; its first samples have {known}")
+        entries = self._entries({})
+        reject = next(entries, None)
+        if reject is None:
+            raise SourceError(f"{self.path} holds no file; it must hold images")
+        if isinstance(reject, Reject) and not any(isinstance(entry, ImageRef) for entry in entries):
+            what = f"the first is {reject.uri}: {reject.reason} ({reject.detail})"
+            raise SourceError(f"{self.path} holds no image that can be used; {what}")
+
+    def entries(self) -> Iterator[ImageRef | Reject]:
+        """Yields a reference or a reject an image, and a reject for each file that belongs to none.
+
+        Raises:
+          SourceError: an archive is missing, damaged or cut short, with the place.
+        """
+        yield from self._entries(self._extra_kinds())
+
+    def _entries(self, kinds: dict[str, type]) -> Iterator[ImageRef | Reject]:
+        many = containers.is_pattern(self.path)
+        for container, opened in self._opened():
+            reader = SampleReader(
+                columns=self.columns,
+                kinds=kinds,
+                prefix=f"{container.name}/" if many else "",
+                mtime_ns=opened.mtime_ns,
+            )
+            yield from reader.entries(self._samples_of(container, opened))
+
+    def _opened(self) -> Iterator[tuple[Container, Opened]]:
+        for container in containers.find(self.path):
+            with containers.opened(container, self._packing(container)) as opened:
+                yield container, opened
+
+    def _samples(self) -> Iterator[Sample | Reject]:
+        for container, opened in self._opened():
+            yield from self._samples_of(container, opened)
+
+    def _samples_of(self, container: Container, opened: Opened) -> Iterator[Sample | Reject]:
+        try:
+            yield from samples(self._members(container, opened), self.columns, partial(_sidecar, opened=opened))
+        except OSError as error:
+            raise SourceError(f"{container.path} cannot be read: {error.strerror or error}") from error
+
+    def _extra_kinds(self) -> dict[str, type]:
+        rows = (sample.row for sample in self._samples() if isinstance(sample, Sample))
+        try:
+            return extra_kinds(rows, self.columns.extra, value_kind)
+        except SourceError as error:
+            raise SourceError(f"{self.path}: {error}") from error
+
+
+class TarSource(_Archives):
+    """Tar archives. Compressed ones are unpacked into a temporary file first, once a process: `plain.plain_path`."""
+
+    def _packing(self, container: Container) -> str:
+        return plain.packing_of(containers.head_of(container))
+
+    def _members(self, container: Container, opened: Opened) -> Iterator[Member | Reject]:
+        return members.tar_members(container, opened)
+
+
+class ZipSource(_Archives):
+    """Zip archives, Zip64 too. The directory of one archive is held in memory, about 1 KB a member."""
+
+    def _packing(self, container: Container) -> str:
+        return ""
+
+    def _members(self, container: Container, opened: Opened) -> Iterator[Member | Reject]:
+        return members.zip_members(container, opened)
+
+
+def _sidecar(member: Member, opened: Opened) -> bytes:
+    opened.stream.seek(member.place.offset)
+    data = opened.stream.read(member.place.length)
+    return inflate([data], MAX_SIDECAR_BYTES) if member.place.method == DEFLATE else data

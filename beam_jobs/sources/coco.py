@@ -1,0 +1,226 @@
+"""COCO instances json: images, boxes, crowds and segmentations in one file, the pictures in a folder near it."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from beam_jobs import storage, web
+from beam_jobs.errors import BadImage, RejectReason, SourceError
+from beam_jobs.options import TableColumns
+from beam_jobs.sources.coco_objects import Id, is_id, said_of
+from beam_jobs.sources.local import printable, scan_reject
+from beam_jobs.sources.rows import RowReader, extra_kinds, value_kind
+from beam_jobs.types import Annotations, ImageRef, Reject
+
+_NAME = "file_name"
+_URL = "coco_url"
+_IMAGE_COLUMNS = ("image", _NAME, _URL)  # the first is the default of the options
+_PROBES = 16  # images that are looked for: any of them may be missing
+
+_ByImage = dict[Id, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class CocoSource:
+    """The images of a COCO instances json and what it says of them.
+
+    The key and uri of an image is its `file_name`. Group, split, weight, mask and extra columns are fields of the image
+    objects. Categories of one name are one class.
+
+    The json is parsed as a whole, once, which takes six times its size in memory: 2.8 GB for the largest of COCO 2017.
+    It is let go when the last entry is out.
+
+    Attributes:
+      path: of the json, local or remote.
+      columns: which fields to read; `image="coco_url"` fetches the images that are not on disk.
+    """
+
+    path: str
+    columns: TableColumns
+
+    @property
+    def label_kind(self) -> str:
+        """An image has the names of the categories of its objects."""
+        return "multi"
+
+    @cached_property
+    def base(self) -> str:
+        """Folder of the images: the first around the json that holds one of them.
+
+        Raises:
+          SourceError: none does, or the json cannot be read.
+        """
+        named = (image.get(_NAME) for image in self._document.images if isinstance(image, dict))
+        names = list(itertools.islice((name for name in named if isinstance(name, str)), _PROBES))
+        folders = list(dict.fromkeys(_folders(self.path)))
+        for name in names:
+            for folder in folders:
+                if storage.is_remote(name) or storage.exists(storage.join(folder, name)):
+                    return folder
+        if self.columns.image == _URL:
+            return folders[0]
+        shown = ", ".join(map(repr, names[:2])) or "none"
+        where = ", ".join(folders)
+        raise SourceError(
+            f"{self.path} names images ({shown}, ...) that are in none of {where}; put them in one of these"
+        )
+
+    def check(self) -> None:
+        """Raises `SourceError` unless the json is one of COCO instances, has the named fields, and images are found."""
+        if self.columns.image not in _IMAGE_COLUMNS:
+            allowed = f"{_NAME}, or {_URL} to fetch the images that are not on disk"
+            raise SourceError(f"the image column is {self.columns.image!r}; of a COCO json it must be {allowed}")
+        if self.columns.labels:
+            raise SourceError(
+                f"the labels column is {self.columns.labels!r}; the labels of a COCO json are its categories"
+            )
+        for role, column in self._row_columns.named().items():
+            if not any(isinstance(image, dict) and column in image for image in self._document.images):
+                raise SourceError(f"{self.path} has no image with a field {column!r} for the {role}")
+        _ = self.base  # looked for now, before anything is written
+
+    def entries(self) -> Iterator[ImageRef | Reject]:
+        """Yields the images in the order of the json, then the annotations that belong to none, as rejects.
+
+        Raises:
+          SourceError: an extra column holds what no record can hold.
+        """
+        base, document = self.base, self._document
+        vars(self).pop("_document")  # from here on only this generator holds it
+        rows = (image for image in document.images if isinstance(image, dict))
+        kinds = extra_kinds(rows, self.columns.extra, self._kind_of)
+        reader = RowReader(columns=self._row_columns, base=base, kinds=kinds)
+        by_image: _ByImage = {
+            image["id"]: [] for image in document.images if isinstance(image, dict) and is_id(image.get("id"))
+        }
+        orphans = _group(document.annotations, by_image)
+        for number, image in enumerate(document.images, 1):
+            yield self._entry(image, f"image {number}", reader, by_image, document.names)
+        for name, detail in orphans:
+            yield scan_reject(f"annotation {name}", self.path, RejectReason.BAD_ANNOTATION, detail)
+
+    @cached_property
+    def _document(self) -> _Document:
+        return _load(self.path)
+
+    @property
+    def _row_columns(self) -> TableColumns:
+        return replace(self.columns, image=_NAME, key=self.columns.key or _NAME, label="", labels="")
+
+    def _kind_of(self, value: Any) -> type:
+        try:
+            return value_kind(value)
+        except SourceError as error:
+            raise SourceError(f"{self.path}: {error}") from error
+
+    def _entry(
+        self, image: Any, place: str, reader: RowReader, by_image: _ByImage, names: Mapping[Id, str]
+    ) -> ImageRef | Reject:
+        if not isinstance(image, dict) or not is_id(image.get("id")):
+            detail = f"it is {image!r:.60}; it must be an object with an id"
+            return scan_reject(place, place, RejectReason.BAD_ANNOTATION, detail)
+        found = self._reader_of(image, reader).entry(image, place)
+        if image["id"] not in by_image:
+            detail = f"the id {image['id']!r} was that of an image before"
+            return scan_reject(found.key, found.uri, RejectReason.DUPLICATE_KEY, detail)
+        annotations = by_image.pop(image["id"])
+        if isinstance(found, Reject):
+            return found
+        try:
+            return replace(found, annotations=said_of(image, annotations, names, found.annotations or Annotations()))
+        except BadImage as bad:
+            return scan_reject(found.key, found.uri, bad.reason, bad.detail)
+
+    def _reader_of(self, image: Mapping[str, Any], reader: RowReader) -> RowReader:
+        if self.columns.image != _URL or not web.is_url(str(image.get(_URL))):
+            return reader
+        name = image.get(_NAME)
+        if isinstance(name, str) and os.path.isfile(os.path.join(reader.base, name)):
+            return reader
+        return replace(reader, columns=replace(reader.columns, image=_URL))
+
+
+@dataclass(frozen=True)
+class _Document:
+    images: list[Any]
+    annotations: list[Any]
+    names: Mapping[Id, str]
+
+
+def _load(path: str) -> _Document:
+    try:
+        with io.TextIOWrapper(storage.open_read(path), encoding="utf-8-sig") as stream:
+            values = json.load(stream)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{path} is not JSON: {error}") from error
+    for part in ("images", "annotations", "categories"):
+        if not isinstance(values, dict) or not isinstance(values.get(part), list):
+            found = ", ".join(map(repr, values)) if isinstance(values, dict) and values else f"{values!r:.40}"
+            raise SourceError(f"{path} is not COCO instances json: it needs a list {part!r}, found is {found:.200}")
+    if not values["images"]:
+        raise SourceError(f"{path} has no image in 'images'")
+    return _Document(values["images"], values["annotations"], _category_names(path, values["categories"]))
+
+
+def _category_names(path: str, categories: list[Any]) -> dict[Id, str]:
+    names: dict[Id, str] = {}
+    for category in categories:
+        name = category.get("name") if isinstance(category, dict) else None
+        if not isinstance(name, str) or not name.strip() or not is_id(category.get("id")) or printable(name) != name:
+            raise SourceError(f"{path} has the category {category!r:.60}; it must have an id and a name")
+        if category["id"] in names:
+            raise SourceError(f"{path} has two categories with the id {category['id']!r}")
+        names[category["id"]] = name.strip()
+    return names
+
+
+def _folders(path: str) -> Iterator[str]:
+    """Yields where the images of a json may be, in the order in which they are looked for."""
+    name = os.path.splitext(path.rpartition("/")[2])[0].removeprefix("instances_")
+    if storage.is_remote(path):
+        folder = path.rpartition("/")[0]
+        above = folder.rpartition("/")[0]
+        parent = folder if above.endswith("/") else above  # a bucket lies in nothing
+    else:
+        folder = os.path.dirname(path) or "."
+        parent = os.path.join(folder, "..")
+    yield folder
+    yield parent
+    for below in (name, "images", f"images/{name}"):
+        yield storage.join(parent, below)
+        yield storage.join(folder, below)
+
+
+def _group(annotations: list[Any], by_image: _ByImage) -> list[tuple[str, str]]:
+    """Sorts annotations to their images, and those of an image by their id.
+
+    Returns:
+      what to call each annotation that belongs to no image, and why it does not.
+    """
+    orphans = []
+    for number, annotation in enumerate(annotations, 1):
+        image_id = annotation.get("image_id") if isinstance(annotation, dict) else None
+        if is_id(image_id) and image_id in by_image:
+            by_image[image_id].append(annotation)
+        else:
+            name = repr(annotation.get("id")) if isinstance(annotation, dict) else f"number {number}"
+            orphans.append((f"{name:.40}", f"its image_id is {image_id!r:.40}; no image has that id"))
+    for own in by_image.values():
+        own.sort(key=_order)
+    return orphans
+
+
+def _order(annotation: Mapping[str, Any]) -> tuple[int, int, str]:
+    name = annotation.get("id")
+    if not is_id(name):
+        return 2, 0, ""
+    return (0, name, "") if isinstance(name, int) else (1, 0, name)

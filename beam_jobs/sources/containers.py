@@ -1,0 +1,250 @@
+"""Files that hold many images: finding them by path, pattern or directory, and opening them unpacked."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import itertools
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from beam_jobs import plain, storage
+from beam_jobs.errors import SourceError
+from beam_jobs.sources.local import printable
+
+# As a base it stands for what has no file of its own, so that nobody looks for one.
+NO_FILES = "container://"
+
+_MAX_BRACED = 1_000_000
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_SPECIAL = re.compile(r"[*?\[{]")
+_HIDDEN = (".", "_")  # `_SUCCESS` and the like lie beside the files of a job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Container:
+    """One file that holds images.
+
+    Attributes:
+      path: what opens it.
+      name: relative to the base of the source, with `/`.
+    """
+
+    path: str
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A container that is open.
+
+    Attributes:
+      stream: seekable, of the unpacked bytes.
+      bytes: how many those are.
+      packing: how the file itself is compressed; see `Slice.packing`.
+      mtime_ns: modification time of the file.
+    """
+
+    stream: BinaryIO
+    bytes: int
+    packing: str
+    mtime_ns: int
+
+
+def is_pattern(path: str) -> bool:
+    """Returns whether a path stands for many; a file whose name only looks like a pattern is one file."""
+    return bool(_SPECIAL.search(path)) and (storage.is_remote(path) or not os.path.lexists(path))
+
+
+def is_directory(path: str) -> bool:
+    """Returns whether a path is a directory; of object stores, which have none, whether no file has that name."""
+    if is_pattern(path):
+        return False
+    return not storage.exists(path) if storage.is_remote(path) else os.path.isdir(path)
+
+
+def base_of(path: str) -> str:
+    """Returns the directory that the names of a path or pattern are relative to."""
+    fixed = path[: _SPECIAL.search(path).start()] if is_pattern(path) else path  # type: ignore[union-attr]
+    directory, separator, _ = fixed.rpartition("/")
+    return directory or separator or "."
+
+
+def find(path: str) -> list[Container]:
+    """Returns the files that a path or pattern names, sorted, each once.
+
+    Patterns know `*`, `?`, `[ab]`, `**` for any depth, and the braces of `{000..012}` and `{train,val}`.
+
+    Raises:
+      SourceError: one that is named is missing, or the pattern matches none.
+    """
+    if not is_pattern(path):
+        return [container_at(path, base_of(path))]
+    base = base_of(path)
+    found: set[str] = set()
+    for pattern in braced(path):
+        try:
+            matched = list(_matches(pattern)) if _SPECIAL.search(pattern) else [pattern]
+        except OSError as error:
+            raise _unreadable(pattern, error) from error
+        if not matched:
+            raise SourceError(f"{pattern} matches no file; correct the pattern")
+        found.update(matched)
+    return [container_at(name, base) for name in sorted(found)]
+
+
+def container_at(path: str, base: str) -> Container:
+    """Returns a file as a container.
+
+    Args:
+      path: of the file; a remote one is not looked at.
+      base: directory that its name is relative to.
+
+    Raises:
+      SourceError: it is missing or no regular file, or its name is not UTF-8.
+    """
+    folder = base.rstrip("/") + "/"
+    name = path.removeprefix(folder).lstrip("/") if path.startswith(folder) else path
+    if printable(name) != name:
+        raise SourceError(f"{printable(path)} has a name that is not UTF-8; rename it")
+    if not storage.is_remote(path):
+        _check_regular(path)
+    return Container(path=path, name=name)
+
+
+def below(directory: str) -> list[Container]:
+    """Returns all files below a directory, sorted; those whose name begins with `.` or `_` are passed over.
+
+    Raises:
+      SourceError: there is none.
+    """
+    try:
+        found = [container_at(name, directory) for name in _files_below(directory)]
+    except OSError as error:
+        raise _unreadable(directory, error) from error
+    if not found:
+        raise SourceError(f"{directory} holds no file; give a directory of TFRecord files")
+    return sorted(found, key=lambda container: container.name)
+
+
+def braced(pattern: str) -> list[str]:
+    """Returns what the braces of a pattern stand for: `{08..11}` counts, padded as written; `{a,b}` lists.
+
+    Raises:
+      SourceError: they stand for more than a million paths.
+    """
+    parts = _BRACES.split(pattern)  # literal, inside of the innermost braces, literal, ...
+    if len(parts) == 1:
+        return [pattern]
+    choices = [_choices(part) if index % 2 else [part] for index, part in enumerate(parts)]
+    count = math.prod(map(len, choices))
+    if count > _MAX_BRACED:
+        raise SourceError(f"{pattern} stands for {count} files; at most {_MAX_BRACED} can be given")
+    found = itertools.chain.from_iterable(braced("".join(parts)) for parts in itertools.product(*choices))
+    return list(dict.fromkeys(found))
+
+
+@contextlib.contextmanager
+def opened(container: Container, packing: str) -> Iterator[Opened]:
+    """Opens a container, unpacked.
+
+    Args:
+      container: the file.
+      packing: how it is compressed; see `Slice.packing`.
+
+    Raises:
+      SourceError: it cannot be read or unpacked.
+    """
+    try:
+        size, mtime_ns = plain.stamp(container.path)
+        path = plain.plain_path(container.path, packing) if packing else container.path
+        stream = storage.open_read(path)
+    except OSError as error:
+        raise _unreadable(container.path, error) from error
+    with stream:
+        unpacked = os.stat(path).st_size if packing else size
+        yield Opened(stream=stream, bytes=unpacked, packing=packing, mtime_ns=mtime_ns)
+
+
+def head_of(container: Container, length: int = 10) -> bytes:
+    """Returns the first bytes of a file.
+
+    Raises:
+      SourceError: it cannot be read.
+    """
+    try:
+        with storage.open_read(container.path) as stream:
+            return stream.read(length)
+    except OSError as error:
+        raise _unreadable(container.path, error) from error
+
+
+def _choices(inside: str) -> list[str]:
+    counted = _RANGE.fullmatch(inside)
+    if not counted:
+        return inside.split(",")
+    first, last = (int(number) for number in counted.groups())
+    numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
+    if len(numbers) > _MAX_BRACED:
+        raise SourceError(f"{{{inside}}} stands for {len(numbers)} files; at most {_MAX_BRACED} can be given")
+    return [str(number).zfill(len(counted[1])) for number in numbers]
+
+
+def _matches(pattern: str) -> Iterator[str]:
+    base = base_of(pattern)
+    below = pattern.removeprefix("./") if base == "." else pattern.removeprefix(base).lstrip("/")
+    return _walk(base, below.split("/"))
+
+
+def _walk(directory: str, parts: list[str]) -> Iterator[str]:
+    part, *rest = parts
+    if part == "**":
+        yield from _walk(directory, rest or ["*"])
+        for name in _dirs_in(directory):
+            yield from _walk(storage.join(directory, name), parts)
+    elif rest:
+        for name in storage.list_dirs(directory):
+            if _fits(name, part):
+                yield from _walk(storage.join(directory, name), rest)
+    else:
+        names = storage.list_files(directory)
+        yield from (storage.join(directory, name) for name in names if _fits(name, part))
+
+
+def _fits(name: str, part: str) -> bool:
+    return fnmatch.fnmatchcase(name, part) and (part.startswith(".") or not name.startswith("."))
+
+
+def _files_below(directory: str) -> Iterator[str]:
+    for name in storage.list_files(directory):
+        if not name.startswith(_HIDDEN):
+            yield storage.join(directory, name)
+    for name in _dirs_in(directory):
+        yield from _files_below(storage.join(directory, name))
+
+
+def _dirs_in(directory: str) -> Iterator[str]:
+    """Yields the directories to go down into; a link could lead back up."""
+    for name in storage.list_dirs(directory):
+        if not name.startswith(_HIDDEN) and not os.path.islink(storage.join(directory, name)):
+            yield name
+
+
+def _check_regular(path: str) -> None:
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    if not stat.S_ISREG(mode):
+        kind = "a directory" if stat.S_ISDIR(mode) else "no regular file"
+        raise SourceError(f"{path} is {kind}; give a file, or a pattern such as {path.rstrip('/')}/*.tar")
+
+
+def _unreadable(path: str, error: Exception) -> SourceError:
+    return SourceError(f"{path} cannot be read: {getattr(error, 'strerror', '') or error}")

@@ -1,0 +1,200 @@
+"""The headers of tar and zip archives. What they claim is checked against the file, and nothing is unpacked."""
+
+from __future__ import annotations
+
+import stat
+import struct
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from beam_jobs.errors import BadImage, RejectReason, SourceError
+from beam_jobs.slices import DEFLATE, STORED, Slice
+from beam_jobs.sources.containers import Container, Opened
+from beam_jobs.sources.local import scan_reject
+from beam_jobs.sources.samples import Member, clean_name
+from beam_jobs.types import Reject
+
+# Long names and attributes stand in headers of their own. `tarfile` takes any size for them and searches them in
+# quadratic time, so larger ones than systems allow for names and attributes are refused.
+_MAX_TAR_HEADER_BYTES = 64 << 10
+_TAR_BLOCK_BYTES = 512
+_BLOCK_BYTES = 1 << 20
+
+_ZIP_LOCAL = struct.Struct("<4s22xHH")  # signature, length of the name, length of the extra field
+_ZIP_END = struct.Struct("<10xH10x")  # number of members
+_ZIP64_COUNT = 0xFFFF  # the true number stands elsewhere
+_ZIP_SIGNATURE = b"PK\x03\x04"
+_ZIP_UTF8, _ZIP_ENCRYPTED = 0x800, 0x1
+_ZIP_METHODS = {zipfile.ZIP_STORED: STORED, zipfile.ZIP_DEFLATED: DEFLATE}
+_UNIX = 3
+
+
+def tar_members(container: Container, opened: Opened) -> Iterator[Member | Reject]:
+    """Yields the files of a tar archive, header by header.
+
+    Raises:
+      SourceError: it is no tar archive, damaged or cut short; the message gives the place.
+    """
+    archive = _open_tar(container, opened)
+    empty = archive.firstmember is None  # type: ignore[attr-defined]  # asked for more, tarfile would seek to -1
+    while not empty and (header := _next_tar_header(archive, container, opened)):
+        archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps every header it has read
+        if header.isdir():
+            continue
+        try:
+            name = clean_name(header.name)
+            if name:
+                yield _tar_member(header, name, container, opened)
+        except BadImage as bad:
+            yield scan_reject(header.name, header.name, bad.reason, bad.detail)
+    _check_tar_end(archive.offset, container, opened)
+
+
+def zip_members(container: Container, opened: Opened) -> Iterator[Member | Reject]:
+    """Yields the files of a zip archive. `zipfile` holds the whole directory in memory, about 1 KB a member.
+
+    Raises:
+      SourceError: it is no zip archive, or its directory is damaged.
+    """
+    for info in _zip_infos(container, opened):
+        written = _zip_name(info)
+        if written.endswith("/"):
+            continue
+        try:
+            name = clean_name(written)
+            if name:
+                yield _zip_member(info, name, container, opened)
+        except BadImage as bad:
+            yield scan_reject(written, written, bad.reason, bad.detail)
+
+
+class _Headers:
+    """What `tarfile` reads through: it wants headers only, so a long read is a forged size."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.seek = stream.seek
+        self.tell = stream.tell
+
+    def read(self, length: int) -> bytes:
+        if not 0 <= length <= _MAX_TAR_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header claims {length} bytes")
+        return self._stream.read(length)
+
+
+def _open_tar(container: Container, opened: Opened) -> tarfile.TarFile:
+    try:
+        headers: BinaryIO = _Headers(opened.stream)  # type: ignore[assignment]
+        return tarfile.open(fileobj=headers, mode="r:", encoding="utf-8", errors="surrogateescape")
+    # tarfile raises whatever its arithmetic runs into on forged headers, RecursionError included.
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        raise SourceError(f"{container.path} is no tar archive, plain or of gzip, bzip2 or xz: {reason}") from error
+
+
+def _next_tar_header(archive: tarfile.TarFile, container: Container, opened: Opened) -> tarfile.TarInfo | None:
+    place = archive.offset
+    try:
+        header = archive.next()
+    except Exception as error:  # as in `_open_tar`
+        reason = str(error) or type(error).__name__
+        raise SourceError(f"{container.path} is damaged at byte {place}: {reason}") from error
+    if header is None:
+        return None
+    if header.size < 0 or archive.offset < header.offset_data:
+        raise SourceError(f"{container.path} is damaged at byte {header.offset}: a member of {header.size} bytes")
+    if header.isreg() and not header.issparse() and header.offset_data + header.size > opened.bytes:
+        raise SourceError(
+            f"{container.path} is cut short: it ends at byte {opened.bytes}, inside the member at byte {header.offset}"
+        )
+    return header
+
+
+def _tar_member(header: tarfile.TarInfo, name: str, container: Container, opened: Opened) -> Member:
+    if not header.isreg() or header.issparse():
+        raise BadImage(RejectReason.BAD_MEMBER, f"it is {_tar_kind(header)}, not a file with bytes of its own")
+    place = Slice(
+        method=STORED, offset=header.offset_data, length=header.size, path=container.name, packing=opened.packing
+    )
+    return Member(name=name, place=place, bytes=header.size)
+
+
+def _tar_kind(header: tarfile.TarInfo) -> str:
+    if header.issym() or header.islnk():
+        return "a link"
+    return "a sparse file" if header.isreg() else "a device, a pipe or of unknown type"
+
+
+def _check_tar_end(offset: int, container: Container, opened: Opened) -> None:
+    """Raises `SourceError` unless the archive ends as it should: tarfile takes a damaged header for the end."""
+    stream = opened.stream
+    stream.seek(offset)
+    block = stream.read(_TAR_BLOCK_BYTES)
+    if len(block) < _TAR_BLOCK_BYTES:
+        raise SourceError(f"{container.path} is cut short: it ends at byte {opened.bytes} without an end mark")
+    if any(block):
+        raise SourceError(f"{container.path} is damaged at byte {offset}: no header of a member starts there")
+    while block := stream.read(_BLOCK_BYTES):
+        if any(block):
+            raise SourceError(
+                f"{container.path} goes on after its end mark at byte {offset}; several archives joined into one "
+                "have to be given one by one"
+            )
+
+
+def _zip_infos(container: Container, opened: Opened) -> list[zipfile.ZipInfo]:
+    try:
+        infos = zipfile.ZipFile(opened.stream).infolist()
+    # Of forged directories come struct.error, NotImplementedError, UnicodeDecodeError and more.
+    except Exception as error:
+        raise SourceError(f"{container.path} is no zip archive, or damaged: {error}") from error
+    claimed = _zip_count(opened)
+    if claimed not in (len(infos) & 0xFFFF, _ZIP64_COUNT):  # zipfile takes what it finds
+        raise SourceError(f"{container.path} is damaged: its directory has {len(infos)} members and claims {claimed}")
+    return infos
+
+
+def _zip_count(opened: Opened) -> int:
+    """Returns how many members the end of an archive claims, modulo 65536."""
+    opened.stream.seek(max(0, opened.bytes - _ZIP_END.size - 0xFFFF))
+    tail = opened.stream.read()
+    return _ZIP_END.unpack_from(tail, tail.rindex(b"PK\5\6", 0, len(tail) - _ZIP_END.size + 4))[0]
+
+
+def _zip_name(info: zipfile.ZipInfo) -> str:
+    if info.flag_bits & _ZIP_UTF8 or info.filename.isascii():
+        return info.filename
+    # Without the flag zipfile reads code page 437, which few archivers meant; most wrote what their disk had.
+    return info.filename.encode("cp437").decode("utf-8", "surrogateescape")
+
+
+def _zip_member(info: zipfile.ZipInfo, name: str, container: Container, opened: Opened) -> Member:
+    if info.flag_bits & _ZIP_ENCRYPTED:
+        raise BadImage(RejectReason.BAD_MEMBER, "it is encrypted")
+    mode = info.external_attr >> 16 if info.create_system == _UNIX else 0
+    if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
+        raise BadImage(RejectReason.BAD_MEMBER, "it is a link, a device or a pipe, not a file")
+    if info.compress_type not in _ZIP_METHODS:
+        detail = f"it is compressed by method {info.compress_type}; only stored and deflated members are read"
+        raise BadImage(RejectReason.BAD_MEMBER, detail)
+    place = Slice(
+        method=_ZIP_METHODS[info.compress_type],
+        offset=_zip_data_offset(info, opened),
+        length=info.compress_size,
+        path=container.name,
+    )
+    return Member(name=name, place=place, bytes=info.file_size)
+
+
+def _zip_data_offset(info: zipfile.ZipInfo, opened: Opened) -> int:
+    opened.stream.seek(info.header_offset)
+    header = opened.stream.read(_ZIP_LOCAL.size)
+    if len(header) < _ZIP_LOCAL.size or not header.startswith(_ZIP_SIGNATURE):
+        raise BadImage(RejectReason.BAD_MEMBER, f"no member starts at byte {info.header_offset}, where it should")
+    _, name_length, extra_length = _ZIP_LOCAL.unpack(header)
+    offset = info.header_offset + _ZIP_LOCAL.size + name_length + extra_length
+    if offset + info.compress_size > opened.bytes:
+        raise BadImage(RejectReason.BAD_MEMBER, f"it claims {info.compress_size} bytes from byte {offset} on")
+    return offset

@@ -1,0 +1,197 @@
+"""The ingest beside a bare decode of the same files: `python -m benchmarks.ingest`.
+
+Rates are slopes: the difference in time between many images and few, so that what a start costs does not count. Each
+ingest runs in a process of its own, in turn with the bare decode, and the median of the rounds counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.sources import subset, write_photographs
+
+ROUNDS = 3
+_WARM_UP_IMAGES = 64
+_CHUNK = 16  # files a thread takes at a time, in the bare decode as in the ingest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One way to ingest.
+
+    Attributes:
+      name: in the table.
+      options: fields of `IngestOptions`, pixels as a mapping.
+      cores: cores it may use; 0 for all.
+      goal: ratio to the bare decode that it should reach.
+    """
+
+    name: str
+    options: dict
+    cores: int = 0
+    goal: float = 0.0
+
+
+CASES = (
+    Case(name="ingest, copy, decode check", options={"facts": "basic"}, goal=0.85),
+    Case(name="ingest, copy, every fact", options={}, goal=0.75),
+    Case(
+        name="ingest, resize to 256, decode check", options={"facts": "basic", "pixels": {"policy": "resize"}}, goal=0.5
+    ),
+    Case(name="ingest, resize to 256, every fact", options={"pixels": {"policy": "resize"}}, goal=0.5),
+    Case(name="ingest, raw 224, every fact", options={"pixels": {"policy": "raw", "side_px": 224}}),
+)
+LARGE_CASES = (
+    Case(name="ingest 2000x1500, resize to 256, decode check", options=CASES[2].options, goal=1.0),
+    Case(name="ingest 2000x1500, resize to 256, every fact", options=CASES[3].options, goal=1.0),
+)
+ONE_CORE = Case(name="ingest, copy, every fact, one core", options={}, cores=1)
+_BARE = Case(name="bare decode", options={})
+
+
+def compare(cases: Sequence[Case], few: Path, many: Path, rounds: int = ROUNDS) -> dict[str, dict]:
+    """Returns case -> images/s, those of the bare decode beside it, their ratio and the goal.
+
+    Args:
+      cases: ways to ingest.
+      few: class folders with few images.
+      many: class folders with many.
+      rounds: turns; the median counts.
+    """
+    rates: dict[str, list[float]] = {case.name: [] for case in (*cases, _BARE)}
+    for _ in range(rounds):
+        for case in (*cases, _BARE):
+            rates[case.name].append(slope(case, few, many))
+    base = statistics.median(rates[_BARE.name])
+    return {
+        case.name: {
+            "rate": statistics.median(rates[case.name]),
+            "base": base,
+            "ratio": statistics.median(rates[case.name]) / base,
+            "base_is": "tf.io.decode_jpeg of the same files, all cores, every file read once",
+            "goal": case.goal,
+        }
+        for case in cases
+    }
+
+
+def slope(case: Case, few: Path, many: Path) -> float:
+    """Returns images/s between a run over few and a run over many images, in a process of its own."""
+    found = worker(case, few, many)
+    return (found[1]["images"] - found[0]["images"]) / (found[1]["seconds"] - found[0]["seconds"])
+
+
+def worker(case: Case, *sources: Path) -> list[dict]:
+    """Runs a case over each of the sources, one after the other, in one fresh process; see `main`."""
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.ingest", "--worker", json.dumps(vars(case))]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    run = subprocess.run([*command, *map(str, sources)], capture_output=True, text=True, check=True, env=environment)
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def memory(few: Path, many: Path) -> dict:
+    """Returns peak resident MB above the start-up level for both, each in a process of its own, and their ratio."""
+    case = Case(name="", options={})
+    peaks = {name: worker(case, source)[0] for name, source in (("few", few), ("many", many))}
+    above = {name: found["peak_mb"] - found["start_mb"] for name, found in peaks.items()}
+    return {
+        "images": [found["images"] for found in peaks.values()],
+        "start_mb": peaks["few"]["start_mb"],
+        "above_mb": list(above.values()),
+        "growth": (peaks["many"]["peak_mb"] - peaks["few"]["peak_mb"]) / peaks["few"]["peak_mb"],
+    }
+
+
+def bare_decode(files: Sequence[str], threads: int) -> None:
+    """Reads and decodes every file, on all threads, and does nothing else."""
+    from beam_jobs.decode import decode_rgb
+
+    def some(paths: Sequence[str]) -> None:
+        for path in paths:
+            decode_rgb(Path(path).read_bytes())
+
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in pool.map(some, [files[start : start + _CHUNK] for start in range(0, len(files), _CHUNK)]):
+            pass
+
+
+def _work(case: Case, sources: Sequence[str]) -> list[dict]:
+    if case.cores:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: case.cores])
+    import psutil
+
+    run = _bare if case.name == _BARE.name else _ingest
+    run(case, str(subset(Path(sources[0]), Path(tempfile.mkdtemp()), _WARM_UP_IMAGES)))
+    process = psutil.Process()
+    start = process.memory_info().rss
+    results = []
+    for source in sources:
+        started = time.perf_counter()
+        images = run(case, source)
+        seconds = time.perf_counter() - started
+        results.append({"images": images, "seconds": seconds, "start_mb": start / 1e6, "peak_mb": _peak_bytes() / 1e6})
+    return results
+
+
+def _peak_bytes() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _bare(case: Case, source: str) -> int:
+    files = sorted(str(path) for path in Path(source).rglob("*") if path.is_file())
+    bare_decode(files, len(os.sched_getaffinity(0)))
+    return len(files)
+
+
+def _ingest(case: Case, source: str) -> int:
+    from beam_jobs import ingest
+    from beam_jobs.options import IngestOptions, PixelOptions
+
+    options = dict(case.options)
+    if "pixels" in options:
+        options["pixels"] = PixelOptions(**options["pixels"])
+    out = tempfile.mkdtemp()
+    try:
+        threads = len(os.sched_getaffinity(0))
+        return ingest.run(IngestOptions(source=source, out=out, threads=threads, **options)).counts.written
+    finally:
+        shutil.rmtree(out)
+
+
+def main(show: Callable[[str], object] = print) -> None:
+    """Measures the cases, or is the process that one of them runs in."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=Path, help="class folders to measure with; made in code when not given")
+    parser.add_argument("--counts", default="500,4500", help="few and many images")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("sources", nargs="*", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        show(json.dumps(_work(Case(**json.loads(arguments.worker)), arguments.sources)))
+        return
+    few, many = (int(count) for count in arguments.counts.split(","))
+    with tempfile.TemporaryDirectory() as scratch:
+        source = arguments.images or write_photographs(Path(scratch) / "all", many)
+        sources = [subset(source, Path(scratch) / str(count), count) for count in (few, many)]
+        for name, row in compare(CASES, *sources).items():
+            show(
+                f"{name:<48} {row['rate']:>8,.0f}  base {row['base']:>8,.0f}  ratio {row['ratio']:.2f}  goal {row['goal']}"
+            )
+
+
+if __name__ == "__main__":
+    main()

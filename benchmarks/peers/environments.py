@@ -1,0 +1,90 @@
+"""The environments of the peers: made once, kept in a cache directory, made anew when their requirements change."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from benchmarks.peers.registry import Peer
+
+ROOT = Path(__file__).parents[2]
+DEFAULT_CACHE = ROOT / ".benchmarks"
+_INSTALL_SECONDS = 1800
+_MARKER = ".installed"
+
+
+class Skipped(Exception):
+    """A peer cannot be measured; the message is the reason, in one line."""
+
+
+def python_for(name: str, peer: Peer, cache: Path) -> Path:
+    """Returns the Python that runs a peer, after installing what it needs.
+
+    Raises:
+      Skipped: it cannot be installed here.
+    """
+    if peer.requirements:
+        return make_environment(cache / name, peer.requirements)
+    try:
+        metadata.version(peer.distribution)
+    except metadata.PackageNotFoundError as error:
+        raise Skipped(f"{peer.distribution} is not in this environment; make setup installs it") from error
+    return Path(sys.executable)
+
+
+def make_environment(directory: Path, requirements: Path) -> Path:
+    """Makes a virtual environment of exactly the pinned packages, unless it is there; with uv where there is one.
+
+    Returns:
+      its Python.
+
+    Raises:
+      Skipped: it cannot be made.
+    """
+    python = directory / "bin" / "python"
+    marker = directory / _MARKER
+    wanted = hashlib.sha256(requirements.read_bytes()).hexdigest()
+    if marker.is_file() and python.exists() and marker.read_text() == wanted:
+        return python
+    shutil.rmtree(directory, ignore_errors=True)
+    for command in _commands(directory, python, requirements):
+        _run(command)
+    marker.write_text(wanted)
+    return python
+
+
+def last_line(text: str) -> str:
+    """Returns the last line of an output that says something, for a reason in one line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"
+
+
+def _commands(directory: Path, python: Path, requirements: Path) -> list[list[str]]:
+    """Wheels only: nothing is compiled, and no foreign set-up script runs."""
+    what = ["--only-binary", ":all:", "--requirement", str(requirements)]
+    beside = ROOT / ".tools" / "bin" / "uv"
+    uv = str(beside) if beside.exists() else shutil.which("uv")
+    if uv:
+        return [
+            [uv, "venv", "--quiet", "--python", sys.executable, str(directory)],
+            [uv, "pip", "install", "--quiet", "--python", str(python), *what],
+        ]
+    return [
+        [sys.executable, "-m", "venv", str(directory)],
+        [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what],
+    ]
+
+
+def _run(command: list[str]) -> None:
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise Skipped(f"installing took over {_INSTALL_SECONDS} s") from error
+    except OSError as error:
+        raise Skipped(f"{command[0]} cannot be run: {error.strerror}") from error
+    if run.returncode:
+        raise Skipped(f"installing failed: {last_line(run.stderr or run.stdout)}")

@@ -1,0 +1,78 @@
+"""img2dataset, reading the images from a server on this machine.
+
+A process a core with 32 threads each, `resize_mode=no` and `skip_reencode`: every image is decoded with OpenCV, checked
+and hashed, and stored as it came. Reading EXIF is off, for nobody keeps it here. The table is cut so that every
+process has two shards whatever its size, because a shard is its unit of work and the default of 10,000 images would
+leave all processes but one idle. The clock is its own, from the start of the first shard to the end of the last: its
+processes take seconds to start, more than they work here, and never the same.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+
+from benchmarks.peers.script import Job, Script, Work, url_rows
+
+_THREADS = 32
+_SHARDS_PER_PROCESS = 2
+_MAX_IMAGES_PER_SHARD = 10_000  # its default
+_OFFLINE = {"NO_ALBUMENTATIONS_UPDATE": "1", "WANDB_MODE": "disabled", "WANDB_ERROR_REPORTING": "false"}
+
+
+def prepare(job: Job) -> Work:
+    """See `Script`."""
+    os.environ.update(_OFFLINE)  # before the import, and for the processes that it starts
+    import img2dataset
+
+    table = job.out.parent / "urls.csv"
+    with open(table, "w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(("url", "label", "filename"))
+        rows = list(url_rows(job))
+        writer.writerows(rows)
+    processes = os.cpu_count() or 1
+
+    def work() -> int:
+        img2dataset.download(
+            url_list=str(table),
+            input_format="csv",
+            url_col="url",
+            save_additional_columns=["label", "filename"],
+            output_folder=str(job.out),
+            output_format="webdataset",
+            resize_mode="no",
+            skip_reencode=True,
+            extract_exif=False,
+            processes_count=processes,
+            thread_count=_THREADS,
+            number_sample_per_shard=min(_MAX_IMAGES_PER_SHARD, math.ceil(len(rows) / processes / _SHARDS_PER_PROCESS)),
+        )
+        return sum(shard["successes"] for shard in _shards(job))
+
+    return work
+
+
+def own_seconds(job: Job) -> float:
+    """See `Script`."""
+    shards = _shards(job)
+    return max(shard["end_time"] for shard in shards) - min(shard["start_time"] for shard in shards)
+
+
+def _shards(job: Job) -> list[dict]:
+    return [json.loads(path.read_text()) for path in job.out.glob("*_stats.json")]
+
+
+SCRIPT = Script(
+    peer="img2dataset",
+    distribution="img2dataset",
+    prepare=prepare,
+    note=f"URLs of a local server, a process a core, {_THREADS} threads each, tar; every image decoded with OpenCV",
+    served=("",),
+    own_seconds=own_seconds,
+)
+
+if __name__ == "__main__":
+    SCRIPT.main()

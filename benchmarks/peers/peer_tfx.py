@@ -1,0 +1,74 @@
+"""TFX's stock ExampleGen write path: files -> `tf.train.Example` -> `WriteSplit`, on Beam's in-process runner.
+
+`WriteSplit` is TFX's own transform: it serialises, reshuffles and writes gzip TFRecord files. TFX ships nothing that
+reads image files, so the step before it is what a custom ExampleGen has to supply: read a file, put it with label and
+name into an Example.
+
+Not done here, and done by Feedline: no image is decoded or checked, nothing is known of it but its name, there is one
+split instead of a hash of every record into two, no order is fixed and no manifest is written. What the executor does
+around the pipeline (metadata store, driver, publisher) is left out too; all of that is to the peer's advantage.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.peers.script import Job, Script, Work, labels_of
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+BEAM_ARGS = ("--runner=FnApiRunner", "--direct_running_mode=in_memory")
+
+
+def prepare(job: Job) -> Work:
+    """See `Script`."""
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+    from tfx.components.example_gen import write_split
+    from tfx.proto import example_gen_pb2
+
+    files = job.files()
+    labels = labels_of(files)
+    pairs = [(str(path), labels[path.parent.name]) for path in files]
+
+    def work() -> int:
+        with beam.Pipeline(options=PipelineOptions(list(BEAM_ARGS))) as pipeline:
+            (
+                pipeline
+                | "Files" >> beam.Create(pairs)
+                | "ReadExample" >> beam.MapTuple(read_example)
+                | "WriteSplit"
+                >> write_split.WriteSplit(str(job.out / "Split-train"), example_gen_pb2.FILE_FORMAT_UNSPECIFIED)
+            )
+        counters = pipeline.result.metrics().query()["counters"]
+        return sum(counter.committed for counter in counters if counter.key.metric.name == "num_instances")
+
+    return work
+
+
+def read_example(path: str, label: int) -> tf.train.Example:
+    """Returns an Example of the encoded bytes, the label and the name of a file."""
+    import tensorflow as tf
+
+    def text(value: bytes) -> tf.train.Feature:
+        return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+
+    features = {
+        "image/encoded": text(Path(path).read_bytes()),
+        "image/filename": text(path.encode()),
+        "image/class/label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+    }
+    return tf.train.Example(features=tf.train.Features(feature=features))
+
+
+SCRIPT = Script(
+    peer="tfx",
+    distribution="tfx",
+    prepare=prepare,
+    note="WriteSplit on FnApiRunner in memory, gzip TFRecord; nothing is decoded or checked",
+)
+
+if __name__ == "__main__":
+    SCRIPT.main()

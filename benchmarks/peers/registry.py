@@ -1,0 +1,54 @@
+"""Which peers there are, where each runs, and what of Feedline stands beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """One peer.
+
+    Attributes:
+      module: its script.
+      base_is: what its rate stands for, in the results.
+      counterpart: kind of `peer_feedline` that is measured beside it.
+      requirements: what its environment holds, every version pinned; None for a peer of this environment.
+      distribution: the package a peer of this environment needs.
+    """
+
+    module: str
+    base_is: str
+    counterpart: str = "copy-basic"
+    requirements: Path | None = None
+    distribution: str = ""
+
+
+PEERS: dict[str, Peer] = {
+    "tfx": Peer(
+        module="benchmarks.peers.peer_tfx",
+        base_is="TFX WriteSplit in memory, no decode check",
+        distribution="tfx",
+    ),
+    "tfds": Peer(
+        module="benchmarks.peers.peer_tfds",
+        base_is="TFDS builder, no decode check",
+        distribution="tensorflow-datasets",
+    ),
+    "img2dataset": Peer(
+        module="benchmarks.peers.peer_img2dataset",
+        base_is="img2dataset from the same local server, decode check with OpenCV",
+        counterpart="urls",
+        requirements=_HERE / "requirements" / "img2dataset.txt",
+    ),
+    "webdataset": Peer(
+        module="benchmarks.peers.peer_webdataset",
+        base_is="WebDataset ShardWriter, the same decode check",
+        requirements=_HERE / "requirements" / "webdataset.txt",
+    ),
+}
+FEEDLINE = "benchmarks.peers.peer_feedline"
+ALL_FACTS = "copy-all"  # measured beside every counterpart that reads files

@@ -1,0 +1,93 @@
+"""Scan and plan without any image: `python -m benchmarks.plan [--images N]`.
+
+References are scanned into a temporary directory, and facts made of random numbers are planned. Both stages are one
+thread. Prints seconds, images a second, and by how much the peak of resident memory has grown since the start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from beam_jobs import tables
+from beam_jobs.options import IngestOptions
+from beam_jobs.plan import make_plan
+from beam_jobs.scan import scan
+from beam_jobs.types import ImageRef
+
+_CLASSES = 1000
+_BUCKET = 2048
+_PEAK_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes that `ru_maxrss` counts in
+
+
+def main() -> None:
+    """Measures the stages one after the other and prints them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=1_000_000)
+    parser.add_argument("--near-distance", type=int, default=3, help="bits, of the plan with near duplicates")
+    arguments = parser.parse_args()
+    options = IngestOptions(source="photos", out="dataset")
+    near = dataclasses.replace(options, near_duplicates="group", near_distance=arguments.near_distance)
+    start = _peak_bytes()
+    with tempfile.TemporaryDirectory() as scratch:
+        refs = map(_reference, range(arguments.images))
+        _show("scan", arguments.images, start, lambda: scan(refs, scratch, _BUCKET, options.shares, ""))
+    examined = pa.concat_tables(_facts(arguments.images))
+    _show("plan", arguments.images, start, lambda: make_plan(examined, options))
+    _show("plan, near duplicates", arguments.images, start, lambda: make_plan(examined, near))
+    stratified = dataclasses.replace(options, stratify=True)
+    _show("plan, stratified", arguments.images, start, lambda: make_plan(examined, stratified))
+
+
+def _show(name: str, images: int, start: int, work: Callable[[], object]) -> None:
+    started = time.perf_counter()
+    work()
+    seconds = time.perf_counter() - started
+    grown = (_peak_bytes() - start) / 1e6
+    print(f"{name:<24} {seconds:7.1f} s {images / seconds:12,.0f} images/s   {grown:7,.0f} MB above the start")
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT
+
+
+def _key(number: int) -> str:
+    return f"class-{number * 7919 % _CLASSES:03d}/image-{number:08d}.jpg"
+
+
+def _reference(number: int) -> ImageRef:
+    key = _key(number)
+    return ImageRef(key=key, uri=key, label=key[:9], bytes=100_000, mtime_ns=1_700_000_000_000_000_000 + number)
+
+
+def _facts(images: int) -> Iterator[pa.Table]:
+    """Yields `EXAMINED` rows, a bucket at a time as the ingest reads them; one in a hundred is a copy."""
+    random = np.random.default_rng(0)
+    for start in range(0, images, _BUCKET):
+        count = min(_BUCKET, images - start)
+        keys = [_key(number) for number in range(start, start + count)]
+        contents = np.arange(start, start + count)
+        contents[random.random(count) < 0.01] //= 2
+        sha256 = pa.array([f"{content * 0x9E3779B97F4A7C15 % 2**64:064x}" for content in contents.tolist()])
+        number, text = pa.array(random.integers(60_000, 200_000, count)), pa.repeat("", count)
+        moments = pa.ListArray.from_arrays(
+            np.arange(0, 3 * count + 1, 3, np.int32), random.random(3 * count, np.float32)
+        )
+        columns = {"key": keys, "uri": keys, "label": [key[:9] for key in keys], "extra": pa.repeat("{}", count)}
+        columns |= {name: pa.repeat("jpeg", count) for name in ("format", "source_format")}
+        columns |= {"sha256": sha256, "source_sha256": sha256, "mean_rgb": moments, "var_rgb": moments}
+        columns |= {"dhash": pa.array(random.integers(-(2**63), 2**63, count))}
+        defaults = {field.name: text if field.type == pa.string() else number for field in tables.EXAMINED}
+        yield pa.table({**defaults, **columns}).cast(tables.EXAMINED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.errors import SourceError
+from beam_jobs.options import TableColumns
+from beam_jobs.sources import open_source
+from beam_jobs.sources.globs import GlobSource
+from beam_jobs.types import ImageRef
+from tests.beam_jobs.make_rows import make_options
+
+UNLABELLED = TableColumns(label="")
+
+
+def make(root: Path, *names: str) -> Path:
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    return root
+
+
+def found_by(pattern: str, columns: TableColumns = TableColumns()) -> list[tuple[str, str]]:  # noqa: B008
+    """Returns (key, label) of each reference and (key, reason) of each reject, in order."""
+    entries = GlobSource(pattern, columns).entries()
+    return [(entry.key, entry.label if isinstance(entry, ImageRef) else f"! {entry.reason}") for entry in entries]
+
+
+TREE = ("cat/a.jpg", "cat/b.PNG", "cat/deep/c.jpg", "cat/deep/er/d.jpg", "dog/a.jpg", "dog/a.txt", "loose.jpg")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "keys"),
+    [
+        ("*/*.jpg", "cat/a.jpg dog/a.jpg"),
+        ("*/?.*", "cat/a.jpg cat/b.PNG dog/a.jpg dog/a.txt"),
+        ("[!d]*/*", "cat/a.jpg cat/b.PNG"),
+        ("**/*.jpg", "cat/a.jpg cat/deep/c.jpg cat/deep/er/d.jpg dog/a.jpg loose.jpg"),
+        ("*/**/*.jpg", "cat/a.jpg cat/deep/c.jpg cat/deep/er/d.jpg dog/a.jpg"),
+        ("**/deep/**/*.jpg", "cat/deep/c.jpg cat/deep/er/d.jpg"),
+        ("**/**/d.jpg", "cat/deep/er/d.jpg"),
+        ("*/deep/*", "cat/deep/c.jpg"),
+        ("*/**", "cat/a.jpg cat/b.PNG cat/deep/c.jpg cat/deep/er/d.jpg dog/a.jpg dog/a.txt"),
+        ("*/", "cat/a.jpg cat/b.PNG dog/a.jpg dog/a.txt"),
+        ("./*//a.*", "cat/a.jpg dog/a.jpg dog/a.txt"),
+        ("*/*.{jpg,PNG}", "cat/a.jpg cat/b.PNG dog/a.jpg"),
+        ("{cat/deep,dog}/*.jpg", "cat/deep/c.jpg dog/a.jpg"),
+        ("{cat,c*}/a.jpg", "cat/a.jpg"),
+        ("*/*.gif", ""),
+        ("*/../*", ""),
+    ],
+)
+def test_files_that_match_are_found_once_and_in_order(tmp_path, pattern, keys):
+    make(tmp_path, *reversed(TREE))
+    assert [key for key, _ in found_by(f"{tmp_path}/{pattern}", UNLABELLED)] == keys.split()
+
+
+def test_the_first_folder_below_the_fixed_part_is_the_class(tmp_path):
+    make(tmp_path, *TREE)
+    assert found_by(f"{tmp_path}/**/*.jpg") == [
+        ("cat/a.jpg", "cat"),
+        ("cat/deep/c.jpg", "cat"),
+        ("cat/deep/er/d.jpg", "cat"),
+        ("dog/a.jpg", "dog"),
+        ("loose.jpg", "! no_label"),
+    ]
+    assert found_by(f"{tmp_path}/cat/*/*.jpg") == [("deep/c.jpg", "deep")]
+
+
+def test_without_a_label_column_folders_are_no_classes(tmp_path):
+    make(tmp_path, "cat/a.jpg", "loose.jpg")
+    assert found_by(f"{tmp_path}/**/*", UNLABELLED) == [("cat/a.jpg", ""), ("loose.jpg", "")]
+    assert GlobSource("x/*", UNLABELLED).label_kind == "none"
+    assert GlobSource("x/*", TableColumns()).label_kind == "single"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "base"),
+    [
+        ("photos/*/*.jpg", "photos"),
+        ("photos/2024-*/x.jpg", "photos"),
+        ("/data/photos/{a,b}/*", "/data/photos"),
+        ("*.jpg", "."),
+        ("/*.jpg", "/"),
+        ("s3://bucket/*/*.jpg", "s3://bucket"),
+        ("gs://bucket/dir/a?/x", "gs://bucket/dir"),
+    ],
+)
+def test_uris_are_relative_to_what_stands_before_the_first_wildcard(pattern, base):
+    assert GlobSource(pattern, TableColumns()).base == base
+
+
+def test_a_pattern_starts_where_one_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(make(tmp_path, "cat/a.jpg"))
+    assert found_by("*/*.jpg") == [("cat/a.jpg", "cat")]
+    assert found_by("./c*/*.jpg") == [("cat/a.jpg", "cat")]
+
+
+def test_references_have_size_and_time(tmp_path):
+    make(tmp_path, "cat/a.jpg")
+    (ref,) = GlobSource(f"{tmp_path}/*/*", TableColumns()).entries()
+    assert (ref.uri, ref.bytes) == ("cat/a.jpg", 9)
+    assert ref.mtime_ns == (tmp_path / "cat" / "a.jpg").stat().st_mtime_ns
+
+
+def test_what_is_hidden_is_found_only_when_it_is_asked_for(tmp_path):
+    make(tmp_path, "cat/a.jpg", "cat/.b.jpg", ".git/c.jpg", "cat/Thumbs.db", "__MACOSX/d.jpg")
+    assert found_by(f"{tmp_path}/**/*") == [("cat/a.jpg", "cat")]
+    assert found_by(f"{tmp_path}/*/.*") == [("cat/.b.jpg", "cat")]
+    assert found_by(f"{tmp_path}/.g*/*") == [(".git/c.jpg", ".git")]
+
+
+def test_links_within_the_base_are_followed_once(tmp_path):
+    make(tmp_path, "a/1.jpg", "b/2.jpg")
+    (tmp_path / "a" / "again").symlink_to("../b")
+    (tmp_path / "b" / "loop").symlink_to("..")
+    assert found_by(f"{tmp_path}/**/*.jpg") == [("a/1.jpg", "a"), ("a/again/2.jpg", "a")]
+
+
+def test_a_folder_that_matches_in_two_ways_loses_nothing(tmp_path):
+    # Entered first as `a`, where only .png counts, and then as `b`, which is a link to it.
+    make(tmp_path, "a/1.jpg", "a/2.png")
+    (tmp_path / "b").symlink_to("a")
+    assert found_by(f"{tmp_path}/{{a/*.png,b/*.jpg}}") == [("a/2.png", "a"), ("b/1.jpg", "b")]
+
+
+def test_links_may_not_leave_the_base(tmp_path):
+    make(tmp_path, "root/cat/a.jpg", "secret/key.jpg")
+    (tmp_path / "root" / "cat" / "file.jpg").symlink_to(tmp_path / "secret" / "key.jpg")
+    assert found_by(f"{tmp_path}/root/*/*.jpg") == [("cat/a.jpg", "cat"), ("cat/file.jpg", "! outside_root")]
+    (tmp_path / "root" / "dog").symlink_to(tmp_path / "secret")
+    assert found_by(f"{tmp_path}/root/c*/a.jpg") == [("cat/a.jpg", "cat")]
+    with pytest.raises(SourceError, match="root/dog is a link that leads out of the source"):
+        found_by(f"{tmp_path}/root/*/*.jpg")
+
+
+def test_what_must_not_be_opened_is_rejected(tmp_path):
+    make(tmp_path, "cat/a.jpg")
+    os.mkfifo(tmp_path / "cat" / "pipe.jpg")
+    (tmp_path / "cat" / "self.jpg").symlink_to("self.jpg")
+    (tmp_path / "cat" / "dir.jpg").mkdir()
+    assert found_by(f"{tmp_path}/*/*.jpg") == [
+        ("cat/a.jpg", "cat"),
+        ("cat/pipe.jpg", "! not_a_file"),
+        ("cat/self.jpg", "! unreadable"),
+    ]
+
+
+@pytest.fixture
+def short_stack():
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(300)
+    yield
+    sys.setrecursionlimit(limit)
+
+
+@pytest.mark.usefixtures("short_stack")
+def test_a_tree_may_be_deeper_than_functions_can_call_one_another(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(400):
+        os.mkdir("d")
+        os.chdir("d")
+    Path("x").touch()
+    assert found_by(f"{tmp_path}/**/x") == [("d/" * 400 + "x", "d")]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("*/*.gif", "matches no file; correct the pattern$"),
+        ("none/*/*.jpg", "matches nothing: there is no directory .*/none$"),
+        ("cat/*.jpg", r"matches only files that cannot be used, the first a.jpg: no_label .* as in photos/\*/\*.jpg$"),
+        ("cat/a.jpg", r"is no pattern; write \* for the names that differ"),
+    ],
+)
+def test_a_pattern_that_gives_no_image_is_no_source(tmp_path, pattern, message):
+    make(tmp_path, "cat/a.jpg")
+    with pytest.raises(SourceError, match=message):
+        GlobSource(f"{tmp_path}/{pattern}", TableColumns()).check()
+
+
+def test_a_bucket_is_named(tmp_path):
+    with pytest.raises(SourceError, match="has a pattern for a bucket; name the bucket"):
+        GlobSource("s3://buck*/x", TableColumns()).check()
+
+
+def test_a_glob_is_guessed_and_a_folder_with_such_a_name_is_not_one(tmp_path):
+    make(tmp_path, "photos[1]/cat/a.jpg")
+    pattern = f"{tmp_path}/photos*/*/*.jpg"
+    assert open_source(make_options(source=pattern)) == GlobSource(pattern, TableColumns())
+    folders = open_source(make_options(source=f"{tmp_path}/photos[1]"))
+    assert [entry.key for entry in folders.entries()] == ["cat/a.jpg"]

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import pytest
+
+from beam_jobs import storage
+from beam_jobs.errors import BadImage, SourceError
+from beam_jobs.options import TableColumns
+from beam_jobs.reader import Reader
+from beam_jobs.sources import open_source
+from beam_jobs.sources.folders import ClassFolders
+from beam_jobs.sources.globs import GlobSource
+from beam_jobs.types import ImageRef
+from tests.beam_jobs import s3_server
+from tests.beam_jobs.make_rows import make_options
+from tests.beam_jobs.object_store import SCHEME
+from tests.make_images import jpeg
+
+
+@pytest.fixture
+def bucket(monkeypatch) -> str:
+    return s3_server.new_bucket(monkeypatch)
+
+
+@pytest.fixture(params=["objects", "s3"])
+def store(request, tmp_path, monkeypatch) -> str:
+    return f"{SCHEME}://{tmp_path}" if request.param == "objects" else s3_server.new_bucket(monkeypatch)
+
+
+def put(store: str, *names: str) -> str:
+    for name in names:
+        storage.write_bytes(f"{store}/{name}", name.encode())
+    return store
+
+
+def found_in(source) -> list[tuple[str, str]]:
+    """Returns (key, label) of each reference and (key, reason) of each reject, sorted."""
+    return sorted(
+        (entry.key, entry.label if isinstance(entry, ImageRef) else f"! {entry.reason}") for entry in source.entries()
+    )
+
+
+def test_class_folders_in_a_store_are_what_they_are_on_a_disk(store):
+    put(store, "d/cat/a.jpg", "d/cat/deep/er/ä b.png", "d/dog/b.jpg", "d/loose.jpg", "d/cat/.x", "d/.git/x", "other/c")
+    source = ClassFolders(f"{store}/d")
+    source.check()
+    assert found_in(source) == [
+        ("cat/a.jpg", "cat"),
+        ("cat/deep/er/ä b.png", "cat"),
+        ("dog/b.jpg", "dog"),
+        ("loose.jpg", "! no_label"),
+    ]
+    assert (source.base, source.label_kind) == (f"{store}/d", "single")
+    assert found_in(ClassFolders(f"{store}/d/")) == found_in(source)
+
+
+def test_references_have_size_and_time_from_the_listing_alone(bucket, monkeypatch):
+    put(bucket, "d/cat/a.jpg")
+    monkeypatch.setattr(storage, "size", None)
+    monkeypatch.setattr(storage, "open_read", None)
+    (ref,) = ClassFolders(f"{bucket}/d").entries()
+    assert (ref.key, ref.uri, ref.bytes) == ("cat/a.jpg", "cat/a.jpg", 11)
+    assert ref.mtime_ns > 1_600_000_000 * 10**9
+
+
+def test_a_whole_bucket_is_a_source_and_its_order_is_that_of_the_names(bucket):
+    put(bucket, "b/2", "a/x/1", "a/b", "a/B", "a!/c")
+    assert [entry.key for entry in ClassFolders(bucket).entries()] == ["a!/c", "a/B", "a/b", "a/x/1", "b/2"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "keys"),
+    [
+        ("*/*.jpg", "cat/a.jpg dog/a.jpg"),
+        ("**/*.{jpg,png}", "cat/a.jpg cat/deep/c.png dog/a.jpg loose.jpg"),
+        ("c*/**/*", "cat/a.jpg cat/deep/c.png"),
+        ("*/.*", "cat/.hidden"),
+        ("*/", "cat/a.jpg dog/a.jpg"),
+    ],
+)
+def test_globs_match_in_a_store_as_on_a_disk(store, pattern, keys):
+    put(store, "d/cat/a.jpg", "d/cat/deep/c.png", "d/cat/.hidden", "d/dog/a.jpg", "d/loose.jpg", "e/cat/a.jpg")
+    assert [key for key, _ in found_in(GlobSource(f"{store}/d/{pattern}", TableColumns(label="")))] == keys.split()
+
+
+@pytest.mark.parametrize("key", ["cat//a.jpg", "/etc/passwd", "http://host/a.jpg", "s3://other/a.jpg"])
+def test_a_name_that_leads_elsewhere_is_rejected(bucket, key):
+    s3_server.put(bucket, f"d/{key}", b"x")
+    put(bucket, "d/dog/b.jpg")
+    assert found_in(ClassFolders(f"{bucket}/d")) == sorted([(key, "! outside_root"), ("dog/b.jpg", "dog")])
+    assert found_in(GlobSource(f"{bucket}/d/*/b.jpg", TableColumns())) == [("dog/b.jpg", "dog")]
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "cat/../../x"])
+def test_a_name_that_leads_up_is_rejected(bucket, name):
+    s3_server.put(bucket, f"d/{name}", b"x")
+    assert [reason for _, reason in found_in(ClassFolders(f"{bucket}/d"))] == ["! outside_root"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ((), "holds nothing; it must hold one folder a class, with the images in them$"),
+        (("d/a.jpg",), "holds files in no folder only; it must hold one folder a class"),
+        (("d/.git/x",), "holds nothing; it must hold one folder a class"),
+    ],
+)
+def test_a_store_without_class_folders_is_no_source(store, names, message):
+    put(store, *names)
+    with pytest.raises(SourceError, match=f"^{store}/d {message}"):
+        ClassFolders(f"{store}/d").check()
+
+
+def test_a_pattern_that_matches_nothing_is_no_source(store):
+    put(store, "d/cat/a.jpg")
+    with pytest.raises(SourceError, match="matches no file; correct the pattern"):
+        GlobSource(f"{store}/d/*/*.png", TableColumns()).check()
+
+
+def test_checking_reads_one_page_of_the_listing(bucket, monkeypatch):
+    monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "2")
+    put(bucket, *(f"d/cat/{number}" for number in range(7)))
+    walk = storage.walk_files
+    seen = []
+    monkeypatch.setattr(storage, "walk_files", lambda path: (seen.append(found) or found for found in walk(path)))
+    ClassFolders(f"{bucket}/d").check()
+    assert len(seen) == 1
+
+
+def test_a_bucket_that_is_not_there_is_no_source(bucket):
+    with pytest.raises(SourceError, match=f"^{bucket}-not/d cannot be listed: .*bucket does not exist"):
+        ClassFolders(f"{bucket}-not/d").check()
+
+
+def test_a_scheme_nobody_knows_is_no_source():
+    with pytest.raises(
+        SourceError, match="^nowhere://x cannot be listed: nowhere:// is no filesystem that is known here"
+    ):
+        ClassFolders("nowhere://x").check()
+
+
+def test_folders_and_globs_of_stores_are_guessed(store):
+    put(store, "d/cat/a.jpg")
+    assert open_source(make_options(source=f"{store}/d")) == ClassFolders(f"{store}/d")
+    pattern = f"{store}/d/*/*.jpg"
+    assert open_source(make_options(source=pattern)) == GlobSource(pattern, TableColumns())
+
+
+def test_images_are_read_from_a_store(store):
+    image = jpeg(1)
+    storage.write_bytes(f"{store}/d/cat/a b.jpg", image)
+    source = ClassFolders(f"{store}/d")
+    (ref,) = source.entries()
+    assert Reader(base=source.base, max_bytes=len(image)).read(ref.uri) == image
+    assert Reader(base=source.base, max_bytes=10).read(ref.uri) == image[:11]
+    with pytest.raises(BadImage, match="unreadable"):
+        Reader(base=source.base, max_bytes=10).read("cat/none.jpg")

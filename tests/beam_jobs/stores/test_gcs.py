@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+
+from beam_jobs import storage, stores
+from tests.beam_jobs import gcs_server
+
+pytest.importorskip("google.cloud.storage")
+
+
+@pytest.fixture
+def server(monkeypatch, tmp_path):
+    with gcs_server.serving(monkeypatch, tmp_path) as running:
+        yield running
+
+
+def test_a_listing_follows_its_pages(server):
+    server.objects = {f"d/{name}": name.encode() for name in ("a", "b c", "deep/ä", "z")} | {"d/": b"", "d2/x": b"x"}
+    updated = 1704164645 * 10**9 + 5 * 10**8
+    assert list(storage.walk_files("gs://bucket/d")) == [
+        ("a", 1, updated),
+        ("b c", 3, updated),
+        ("deep/ä", 7, updated),
+        ("z", 1, updated),
+    ]
+    assert len(server.asked) == 3
+    assert list(storage.walk_files("gs://bucket/none")) == []
+
+
+def test_a_run_of_bytes_is_one_request_for_no_more(server):
+    server.objects = {"x": b"0123456789", "empty": b""}
+    assert storage.read_range("gs://bucket/x", 7, 2) == b"78"
+    assert server.asked == ["/download/storage/v1/b/bucket/o/x?alt=media bytes=7-8"]
+    assert storage.read_range("gs://bucket/x", 7, 99) == b"789"
+    assert storage.read_range("gs://bucket/x", 99, 1) == b""
+    assert storage.read_range("gs://bucket/empty", 0, 1) == b""
+
+
+def test_streams_are_read_and_moved_about_in(server):
+    server.objects = {"x": b"0123456789" * 200_000}
+    with storage.open_read("gs://bucket/x") as stream:
+        stream.seek(1_999_995)
+        assert stream.read() == b"56789"
+        stream.seek(10)
+        assert stream.read(3) == b"012"
+
+
+def test_what_is_written_is_there(server):
+    with stores.create("gs://bucket/d/x") as stream:
+        stream.write(b"data")
+    assert server.objects == {"d/x": b"data"}
+    assert storage.exists("gs://bucket/d/x")
+    assert storage.size("gs://bucket/d/x") == 4
+
+
+def test_what_is_missing_is_an_os_error(server):
+    assert not storage.exists("gs://bucket/none")
+    for read in (storage.size, storage.read_bytes, lambda path: storage.read_range(path, 0, 1)):
+        with pytest.raises(FileNotFoundError):
+            read("gs://bucket/none")
+    with pytest.raises(OSError, match="gs://other"):
+        list(storage.walk_files("gs://other/x"))

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from pycocotools import mask as coco_mask
+
+from beam_jobs import tables
+from beam_jobs.annotations import box_fault, check, record_objects
+from beam_jobs.errors import BadImage
+from beam_jobs.geometry import Geometry, geometry
+from beam_jobs.masks import move
+from beam_jobs.options import PixelOptions
+from beam_jobs.types import Annotations, ImageObject, RecordObject
+from tests.beam_jobs.make_rows import make_ref
+
+HEIGHT, WIDTH = 60, 80
+SAME = geometry(PixelOptions(), HEIGHT, WIDTH)
+SMALL = geometry(PixelOptions(policy="resize", side_px=30), HEIGHT, WIDTH)
+CENTRE = geometry(PixelOptions(policy="raw", side_px=30), HEIGHT, WIDTH)  # resized to 30x40, then 5 columns cut off
+POLYGONS = [[10.5, 10, 40, 12.25, 35, 50], [60, 5, 75, 5, 75, 20, 60, 20]]
+BLOB = np.random.default_rng(0).random((HEIGHT, WIDTH)) > 0.7
+ANY_BOX = (10.0, 10.0, 40.0, 50.0)
+
+
+def item(bbox=ANY_BOX, **fields) -> ImageObject:
+    return ImageObject(**{"label": "cat", "bbox": bbox, **fields})
+
+
+def said(*objects: ImageObject, **fields) -> Annotations:
+    return Annotations(**{"labels": ("cat",), "objects": objects, "size": (HEIGHT, WIDTH), **fields})
+
+
+def compressed(mask: np.ndarray) -> dict:
+    runs = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
+    return {"size": [int(side) for side in runs["size"]], "counts": runs["counts"].decode()}
+
+
+def uncompressed(mask: np.ndarray) -> dict:
+    """Returns runs of zeros and ones in turn, zeros first, down the columns."""
+    flat = mask.T.ravel().astype(int)
+    edges = np.flatnonzero(np.diff(flat)) + 1
+    counts = np.diff([0, *edges, flat.size]).tolist()
+    return {"size": list(mask.shape), "counts": [0, *counts] if flat[0] else counts}
+
+
+def decode(data: bytes) -> np.ndarray:
+    import tensorflow as tf
+
+    return tf.io.decode_png(data, channels=1).numpy()[..., 0]
+
+
+def records(*objects: ImageObject, plan: Geometry = SAME) -> tuple[RecordObject, ...]:
+    annotations = said(*objects, size=plan.source)
+    check(annotations, *plan.source)
+    return record_objects(annotations, plan, {"cat": 3, "dog": 0})
+
+
+def fault(annotations: Annotations, height: int = HEIGHT, width: int = WIDTH) -> str:
+    with pytest.raises(BadImage) as caught:
+        check(annotations, height, width)
+    assert caught.value.reason.value == "bad_annotation"
+    return caught.value.detail
+
+
+@pytest.mark.parametrize("size", [(HEIGHT, WIDTH), None, [HEIGHT, WIDTH]])
+def test_annotations_of_the_size_of_the_image_are_good(size):
+    check(said(item(segmentation=POLYGONS), size=size), HEIGHT, WIDTH)
+    check(Annotations(labels=("a",), weight=2.0), HEIGHT, WIDTH)
+
+
+def test_annotations_of_another_image_are_refused_with_both_sizes():
+    assert fault(said(), 60, 81) == "the annotations are of an image of 80x60 pixels; this one has 81x60"
+    turned = (
+        "the annotations are of an image of 80x60 pixels; this one has 60x80 (it is turned by its EXIF orientation)"
+    )
+    assert fault(said(), WIDTH, HEIGHT) == turned
+
+
+@pytest.mark.parametrize("bbox", [(0, 0, 80, 60), (-1, -1, 81, 61), (79.5, 59.5, 80.5, 60.5), (0.1, 0.1, 0.11, 0.11)])
+def test_a_box_may_leave_the_image_by_a_pixel(bbox):
+    assert box_fault(bbox, (HEIGHT, WIDTH)) == ""
+
+
+@pytest.mark.parametrize(
+    ("bbox", "message"),
+    [
+        ((10, 10, 10, 20), "the box from (10, 10) to (10, 20) has no area"),
+        ((10, 20, 20, 20), "the box from (10, 20) to (20, 20) has no area"),
+        ((20, 10, 10, 20), "the box from (20, 10) to (10, 20) has no area"),
+        ((math.nan, 0, 1, 1), "the box from (nan, 0) to (1, 1) is not finite"),
+        ((0, 0, math.inf, 1), "the box from (0, 0) to (inf, 1) is not finite"),
+        ((-1.5, 0, 9, 9), "the box from (-1.5, 0) to (9, 9) leaves the image of 80x60 pixels by 1.5; 1 is allowed"),
+        ((0, -2, 9, 9), "the box from (0, -2) to (9, 9) leaves the image of 80x60 pixels by 2; 1 is allowed"),
+        ((0, 0, 82, 9), "the box from (0, 0) to (82, 9) leaves the image of 80x60 pixels by 2; 1 is allowed"),
+        ((0, 0, 9, 161), "the box from (0, 0) to (9, 161) leaves the image of 80x60 pixels by 101; 1 is allowed"),
+        ((80, 0, 81, 9), "the box from (80, 0) to (81, 9) has no area inside the image of 80x60 pixels"),
+        ((0, -1, 9, 0), "the box from (0, -1) to (9, 0) has no area inside the image of 80x60 pixels"),
+        ((5, 5, 5 + 1e-5, 9), "the box from (5, 5) to (5.00001, 9) has no area inside the image of 80x60 pixels"),
+    ],
+)
+def test_a_box_that_cannot_be_right_is_named_with_its_object(bbox, message):
+    assert box_fault(bbox, (HEIGHT, WIDTH)) == message
+    assert fault(said(item(), item(bbox))) == f"object 1 (cat): {message}"
+
+
+def test_without_a_size_a_box_is_judged_by_itself():
+    assert box_fault((0, 0, 1e6, 1e6), None) == ""
+    assert box_fault((0, 0, 0, 1e6), None).endswith("has no area")
+
+
+RUNS = compressed(BLOB)
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "message"),
+    [
+        ("polygon", "the segmentation is 'polygon'; it must be polygons or a run-length encoding"),
+        (7, "the segmentation is 7; "),
+        ([10, 10, 20, 10, 20, 20], "a polygon is 10; it must be a list of x, y, x, y, ..."),
+        ([[1, 1, 5, 5]], "a polygon has 4 numbers; it must have pairs of x and y, three at least"),
+        ([POLYGONS[0], [1, 1, 5, 1, 5, 5, 1]], "a polygon has 7 numbers; "),
+        ([[1, 1, 5, 1, 5, "5"]], "a polygon holds '5'; it must hold numbers"),
+        ([[1, 1, 5, 1, 5, True]], "a polygon holds True; "),
+        ([[1, 1, 5, 1, 5, math.nan]], "a polygon has y = nan; 0 to 60 is allowed, and 1 beyond"),
+        ([[1, 1, 81.5, 1, 5, 5]], "a polygon has x = 81.5; 0 to 80 is allowed, and 1 beyond"),
+        ([[1, -1.5, 5, 1, 5, 5]], "a polygon has y = -1.5; "),
+        ([[1, 1, 10**400, 1, 5, 5]], "a polygon has x = 1000"),
+        ([[0, 0, 80, 0] * 9000], "the outlines are 1440000 pixels long; 1000000 is allowed"),
+        ({}, None),
+        ([], None),
+        ({"counts": [4800]}, "the run-length encoding is of size None; the image has [60, 80]"),
+        ({"counts": [4800], "size": [80, 60]}, "the run-length encoding is of size [80, 60]; the image has [60, 80]"),
+        ({"counts": [4800], "size": 4800}, "the run-length encoding is of size 4800; "),
+        ({"size": [60, 80]}, "the run-length encoding cannot be read: its counts are None; they must be a list"),
+        ({"counts": [], "size": [60, 80]}, "the runs cover 0 pixels; the image has 4800"),
+        ({"counts": [10, 20], "size": [60, 80]}, "the runs cover 30 pixels; the image has 4800"),
+        (
+            {"counts": [10, 9999], "size": [60, 80]},
+            "the run-length encoding has a run of 9999 up to pixel 10009 of 4800",
+        ),
+        ({"counts": [4810, -10], "size": [60, 80]}, "the run-length encoding has a run of 4810 "),
+        ({"counts": [10, -10, 4800], "size": [60, 80]}, "the run-length encoding has a run of -10 "),
+        ({"counts": [10, 1.5], "size": [60, 80]}, "the run-length encoding cannot be read: a run of 1.5; it must be a"),
+        ({**RUNS, "counts": RUNS["counts"][:-1]}, "the runs cover "),
+        ({**RUNS, "counts": RUNS["counts"] + "1"}, "the run-length encoding has a run of "),
+        (
+            {**RUNS, "counts": RUNS["counts"] + "P"},
+            "the run-length encoding cannot be read: it breaks off in the middle",
+        ),
+        ({**RUNS, "counts": "01é"}, "the run-length encoding cannot be read: 'é' is not one of its characters"),
+        (
+            {**RUNS, "counts": "o" * 1000},
+            "the run-length encoding cannot be read: it has a number of more than 40 bits",
+        ),
+        ({**RUNS, "counts": RUNS["counts"].encode()}, "the run-length encoding cannot be read: its counts are b'"),
+    ],
+)
+def test_a_segmentation_that_cannot_be_drawn_is_refused(segmentation, message):
+    annotations = said(item(segmentation=segmentation))
+    if message is None:
+        check(annotations, HEIGHT, WIDTH)
+    else:
+        assert fault(annotations).startswith(f"object 0 (cat): {message}")
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "expected"),
+    [
+        (POLYGONS, None),
+        ([[-1, -1, 81, -1, 81, 61, -1, 61]], None),
+        ([[5, 5, 5, 5, 5, 5]], None),
+        (compressed(BLOB), BLOB),
+        (uncompressed(BLOB), BLOB),
+        (uncompressed(~BLOB), ~BLOB),
+        (compressed(np.ones((HEIGHT, WIDTH))), np.ones((HEIGHT, WIDTH))),
+        (uncompressed(np.zeros((HEIGHT, WIDTH))), np.zeros((HEIGHT, WIDTH))),
+    ],
+)
+def test_a_mask_is_what_pycocotools_draws(segmentation, expected):
+    (found,) = records(item(segmentation=segmentation))
+    runs = coco_mask.frPyObjects(segmentation, HEIGHT, WIDTH) if isinstance(segmentation, list) else segmentation
+    if isinstance(runs, list):
+        runs = coco_mask.merge(runs)
+    elif isinstance(runs["counts"], list):
+        runs = coco_mask.frPyObjects(runs, HEIGHT, WIDTH)
+    drawn = coco_mask.decode(runs)
+    np.testing.assert_array_equal(decode(found.mask), drawn)
+    if expected is not None:
+        np.testing.assert_array_equal(drawn, expected)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_compressed_runs_of_any_shape_are_read(seed):
+    random = np.random.default_rng(seed)
+    height, width = random.integers(1, 200, 2)
+    mask = random.random((height, width)) > random.random()
+    mask[: height // 2] = seed % 2  # long runs have more than one character
+    plan = geometry(PixelOptions(), int(height), int(width))
+    (found,) = records(item((0, 0, width, height), segmentation=compressed(mask)), plan=plan)
+    np.testing.assert_array_equal(decode(found.mask), mask)
+
+
+@pytest.mark.parametrize("plan", [SMALL, CENTRE])
+def test_a_mask_follows_the_image_to_the_nearest_pixel(plan):
+    (found,) = records(item(segmentation=uncompressed(BLOB)), plan=plan)
+    np.testing.assert_array_equal(decode(found.mask), move(BLOB, plan))
+    assert decode(found.mask).shape == plan.stored
+
+
+def test_an_object_is_written_with_all_that_is_said_of_it():
+    objects = item((8, 15, 40, 45), area=12.5), item((0, 0, 80, 60), label="dog", crowd=True)
+    assert records(*objects) == (
+        RecordObject(label=3, text="cat", bbox=(0.25, 0.1, 0.75, 0.5), crowd=False, area=12.5, mask=b""),
+        RecordObject(label=0, text="dog", bbox=(0.0, 0.0, 1.0, 1.0), crowd=True, area=0.0, mask=b""),
+    )
+    assert record_objects(Annotations(), SAME, {}) == ()
+
+
+@pytest.mark.parametrize(
+    ("plan", "bbox", "expected"),
+    [
+        (SAME, (-1, -0.5, 81, 61), (0, 0, 1, 1)),
+        (SMALL, (8, 15, 40, 45), (0.25, 0.1, 0.75, 0.5)),
+        (SMALL, (-1, 0, 40, 60), (0, 0, 1, 0.5)),
+        (CENTRE, (10, 0, 70, 60), (0, 0, 1, 1)),
+        (CENTRE, (0, 0, 80, 60), (0, 0, 1, 1)),
+        (CENTRE, (0, 15, 40, 60), (0.25, 0, 1, 0.5)),
+        (CENTRE, (40, 0, 80, 30), (0, 0.5, 0.5, 1)),
+        (CENTRE, (0, 0, 10, 60), None),
+        (CENTRE, (70, 0, 80, 60), None),
+        (CENTRE, (0, 0, 10 + 1e-9, 60), None),
+        (CENTRE, (0, 0, 10.01, 60), (0, 0, 1, 0.01 / 60)),
+    ],
+)
+def test_a_box_follows_the_image_and_is_clipped_to_it(plan, bbox, expected):
+    found = records(item(bbox), plan=plan)
+    assert [record.bbox for record in found] == ([] if expected is None else [pytest.approx(expected, abs=1e-12)])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_was_accepted_can_be_written(seed):
+    random = np.random.default_rng(seed)
+    for _ in range(200):
+        bbox = tuple((random.normal(0.5, 0.6, 4) * [WIDTH, HEIGHT, WIDTH, HEIGHT]).round(random.integers(0, 3)))
+        annotations = said(item(bbox, segmentation=[random.uniform(-2, 82, 6).tolist()]))
+        try:
+            check(annotations, HEIGHT, WIDTH)
+        except BadImage:
+            continue
+        for plan in (SAME, SMALL, CENTRE):
+            for found in record_objects(annotations, plan, {"cat": 3}):
+                ymin, xmin, ymax, xmax = np.float32(found.bbox)
+                assert 0 <= ymin < ymax <= 1
+                assert 0 <= xmin < xmax <= 1
+        assert len(record_objects(annotations, SAME, {"cat": 3})) == 1  # nothing is left out without a crop
+
+
+def test_annotations_survive_the_tables_of_the_ingest():
+    annotations = said(item(segmentation=POLYGONS), item(segmentation=RUNS), mask="m.png", weight=0.5)
+    ref = make_ref(annotations=annotations)
+    again = tables.annotations_of(tables.ref_row(ref)["annotations"])
+    assert record_objects(again, SMALL, {"cat": 1}) == record_objects(annotations, SMALL, {"cat": 1})
+    assert json.dumps(vars(again.objects[0])) == json.dumps(vars(annotations.objects[0]))
+
+
+def test_a_class_without_an_index_is_a_mistake_of_the_caller():
+    with pytest.raises(KeyError, match="cat"):
+        record_objects(said(item()), SAME, {"dog": 0})

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import apache_beam as beam
+import pytest
+from apache_beam.metrics import Metrics
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineState
+
+from beam_jobs import progress
+from beam_jobs.errors import FeedlineError, SourceError
+from beam_jobs.jobs import local_pipeline, run_job, unwatched
+from beam_jobs.progress import Progress
+from beam_jobs.transforms import ExamineBuckets
+
+TOTAL = Progress(3, 300)
+
+
+class Stage(beam.PTransform):
+    """Three elements through one function."""
+
+    def __init__(self, work) -> None:
+        super().__init__()
+        self._work = work
+
+    def expand(self, root):
+        return root | beam.Create([1, 2, 3]) | beam.Reshuffle() | "Work" >> beam.Map(self._work)
+
+
+class Watched:
+    """A watch that keeps what it is told, and what is done when its block begins and ends."""
+
+    def __init__(self) -> None:
+        self.told: list = []
+        self.begun = self.ended = None
+
+    @contextlib.contextmanager
+    def __call__(self, stage, total, read):
+        self.told.append((stage, total))
+        self.begun = read()
+        try:
+            yield
+        finally:
+            self.ended = read()
+
+
+def nothing(number):
+    return number
+
+
+def count_here(number):
+    progress.local.add(Progress(1, 100, int(number == 2)))
+
+
+def count_in_metrics(number):
+    Metrics.counter("Stage", "images").inc(int(number != 2))
+    Metrics.counter("Stage", "rejects").inc(int(number == 2))
+    Metrics.counter("Stage", "bytes").inc(100)
+
+
+def run(work, watch=unwatched, make_pipeline=local_pipeline):
+    run_job("examining", TOTAL, Stage(work), make_pipeline, watch)
+
+
+def test_a_job_is_watched_from_beginning_to_end():
+    progress.local.add(Progress(7, 7, 7))  # of the job before
+    watch = Watched()
+    run(count_here, watch)
+    assert watch.told == [("examining", TOTAL)]
+    assert (watch.begun, watch.ended) == (Progress(), Progress(3, 300, 1))
+
+
+def test_what_was_not_counted_in_this_process_is_told_by_the_metrics():
+    watch = Watched()
+    run(count_in_metrics, watch)
+    assert progress.local.read() == Progress()
+    assert (watch.begun, watch.ended) == (Progress(), Progress(3, 300, 1))
+
+
+def test_examining_counts_the_same_here_and_in_its_metrics(stages, tmp_path):
+    class ReadTwice(Watched):
+        @contextlib.contextmanager
+        def __call__(self, stage, total, read):
+            yield
+            self.begun = read()
+            progress.local.reset()  # as if it had been counted in other processes
+            self.ended = read()
+
+    task = replace(stages.examine_task, reader=replace(stages.examine_task.reader, work=str(tmp_path / "fresh")))
+    watch = ReadTwice()
+    run_job("examining", TOTAL, ExamineBuckets(stages.scanned.buckets, task), local_pipeline, watch)
+    assert watch.begun == watch.ended == Progress(24, stages.scanned.bytes, 0)
+
+
+def disk_is_full(number):
+    raise OSError(28, "No space left on device", "/data/x")
+
+
+def many_lines(number):
+    raise ValueError("a long story\n\n  no more workers  \n")
+
+
+def no_word(number):
+    raise LookupError
+
+
+def missing_key(number):
+    raise KeyError("k")
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        (disk_is_full, "OSError: [Errno 28] No space left on device: '/data/x'"),
+        (many_lines, "no more workers"),
+        (no_word, "LookupError"),
+        (missing_key, '"k"'),
+    ],
+)
+def test_an_error_of_a_worker_is_one_line_without_the_words_of_the_runner(work, said):
+    with pytest.raises(FeedlineError, match="^examining failed: ") as caught:
+        run(work)
+    kept = "; what was finished is kept, run the same command again"
+    assert str(caught.value) == f"examining failed: {said}{kept}"
+    assert caught.value.__cause__ is not None  # the runner's own story, for --debug
+    assert type(caught.value) is FeedlineError
+
+
+@pytest.mark.parametrize("error", [RuntimeError(""), RuntimeError("\n \n")])
+def test_an_error_without_words_is_named_by_its_kind(error):
+    def fail():
+        raise error
+
+    with pytest.raises(FeedlineError, match="^examining failed: RuntimeError; what was"):
+        run(nothing, make_pipeline=fail)
+
+
+def test_an_error_for_people_is_passed_on_as_it_is():
+    def fail():
+        raise SourceError("the whole explanation")
+
+    with pytest.raises(SourceError, match="^the whole explanation$"):
+        run(nothing, make_pipeline=fail)
+
+
+def interrupted(number):
+    raise KeyboardInterrupt
+
+
+def interrupted_and_wrapped(number):
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt as error:
+        raise RuntimeError("the bundle failed") from error
+
+
+@pytest.mark.parametrize("work", [interrupted, interrupted_and_wrapped])
+def test_an_interruption_is_one_even_when_the_runner_wraps_it(work):
+    with pytest.raises(KeyboardInterrupt):
+        run(work)
+
+
+@pytest.mark.parametrize("work", [disk_is_full, interrupted])
+def test_the_watch_is_told_to_stop_when_the_job_fails(work):
+    watch = Watched()
+    with pytest.raises((FeedlineError, KeyboardInterrupt)):
+        run(work, watch)
+    assert watch.ended == Progress()
+
+
+class Cancelled(PipelineRunner):
+    """What a service says of a job that somebody cancelled on its page; no local runner ends like that."""
+
+    def run_pipeline(self, pipeline, options):
+        return _CancelledResult(PipelineState.RUNNING)
+
+
+class _CancelledResult(PipelineResult):
+    def wait_until_finish(self, duration=None):
+        return PipelineState.CANCELLED
+
+    def metrics(self):
+        raise ConnectionError("the service has a hiccup")
+
+
+def test_a_job_that_ends_otherwise_than_done_has_failed():
+    watch = Watched()
+    with pytest.raises(FeedlineError, match="^examining failed: the job ended as CANCELLED; what was finished is kept"):
+        run(nothing, watch, lambda: beam.Pipeline(runner=Cancelled()))
+    assert watch.ended == Progress()  # metrics that cannot be had break nothing
+
+
+def test_a_local_pipeline_runs_in_this_process():
+    assert isinstance(local_pipeline().runner, FnApiRunner)
+    run(count_here)
+    assert progress.local.read() == Progress(3, 300, 1)
+
+
+def test_metrics_of_several_workers_are_added_up():
+    flags = ["--runner=FnApiRunner", "--direct_running_mode=multi_threading", "--direct_num_workers=2"]
+    watch = Watched()
+    run(count_in_metrics, watch, lambda: beam.Pipeline(options=PipelineOptions(flags)))
+    assert watch.ended == Progress(3, 300, 1)

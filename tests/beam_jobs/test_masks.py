@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from beam_jobs.errors import BadImage
+from beam_jobs.geometry import Geometry, geometry
+from beam_jobs.masks import encode, move, normalise_mask
+from beam_jobs.options import PixelOptions
+from tests.make_images import encode as encode_image
+from tests.make_images import forged_png, png
+
+HEIGHT, WIDTH = 12, 20
+CLASSES = (np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH) % 256).astype(np.uint8)
+FOUR = CLASSES % 4
+SAME = geometry(PixelOptions(), HEIGHT, WIDTH)
+
+
+def decode(data: bytes) -> np.ndarray:
+    """Reads a mask as training does: uint8[height, width]."""
+    import tensorflow as tf
+
+    return tf.io.decode_png(data, channels=1).numpy()[..., 0]
+
+
+def raw_png(pixels: np.ndarray, bits: int, colour_type: int) -> bytes:
+    """Returns a PNG of any bit depth; Pillow writes only some of them. Source: PNG specification, section 11.2."""
+    height, width = pixels.shape[:2]
+    if bits == 16:
+        rows = pixels.astype(">u2").reshape(height, -1).view(np.uint8)
+    else:
+        flags = np.unpackbits(pixels.astype(np.uint8)[..., None], axis=-1)[..., 8 - bits :]
+        rows = np.packbits(flags.reshape(height, -1), axis=-1)
+    scanlines = b"".join(b"\0" + row.tobytes() for row in rows)
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, bits, colour_type, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(scanlines)) + chunk(b"IEND", b"")
+    )
+
+
+def grey(pixels: np.ndarray) -> Image.Image:
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
+def palette(pixels: np.ndarray) -> Image.Image:
+    image = grey(pixels)
+    image.putpalette([(37 * value) % 256 for value in range(768)])  # as in Pascal VOC, no colour is its index
+    return image
+
+
+def bands(pixels: np.ndarray, mode: str) -> Image.Image:
+    opaque = np.full_like(pixels, 255)
+    own = {"RGB": [pixels] * 3, "RGBA": [pixels] * 3 + [opaque], "LA": [pixels, opaque]}[mode]
+    return Image.merge(mode, [grey(band) for band in own])
+
+
+def turned(pixels: np.ndarray) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned a quarter clockwise
+    return encode_image(np.rot90(pixels), "PNG", exif=exif)
+
+
+def bad_mask(data: bytes, plan: Geometry = SAME, max_pixels: int = 10**6) -> str:
+    """Returns the detail of the rejection."""
+    with pytest.raises(BadImage) as caught:
+        normalise_mask(data, plan, max_pixels)
+    assert caught.value.reason.value == "bad_mask"
+    return caught.value.detail
+
+
+def test_a_mask_that_can_be_read_as_it_is_stays_untouched():
+    data = encode_image(grey(CLASSES), "PNG", optimize=True) + b"trailing"
+    assert normalise_mask(data, SAME, 10**6) is data
+    np.testing.assert_array_equal(decode(data), CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (encode_image(palette(CLASSES), "PNG"), CLASSES),
+        (encode_image(palette(FOUR), "PNG", bits=2), FOUR),
+        (encode_image(palette(CLASSES), "PNG", transparency=0), CLASSES),
+        (encode_image(palette(CLASSES), "PNG", transparency=bytes(range(256))), CLASSES),
+        (encode_image(grey(CLASSES), "PNG", transparency=3), CLASSES),
+        (encode_image(Image.fromarray(FOUR > 1), "PNG"), FOUR > 1),
+        (raw_png(FOUR % 2, 1, 0), FOUR % 2),
+        (raw_png(FOUR, 2, 0), FOUR),
+        (raw_png(CLASSES % 16, 4, 0), CLASSES % 16),
+        (raw_png(CLASSES, 16, 0), CLASSES),
+        (encode_image(bands(CLASSES, "RGB"), "PNG"), CLASSES),
+        (encode_image(bands(CLASSES, "RGBA"), "PNG"), CLASSES),
+        (encode_image(bands(CLASSES, "LA"), "PNG"), CLASSES),
+        (turned(CLASSES), CLASSES),
+        (encode_image(grey(CLASSES), "TIFF"), CLASSES),
+        (encode_image(grey(CLASSES), "TIFF", compression="tiff_lzw"), CLASSES),
+        (encode_image(palette(CLASSES), "TIFF"), CLASSES),
+        (encode_image(Image.fromarray(FOUR > 1), "TIFF"), FOUR > 1),
+        (encode_image(Image.fromarray(CLASSES.astype(np.uint16)), "TIFF"), CLASSES),
+        (encode_image(Image.fromarray(CLASSES.astype(np.int32)), "TIFF"), CLASSES),
+        (encode_image(grey(CLASSES), "BMP"), CLASSES),
+        (encode_image(palette(CLASSES), "BMP"), CLASSES),
+        (encode_image(Image.fromarray(FOUR > 1), "BMP"), FOUR > 1),
+    ],
+    ids=[
+        "palette",
+        "palette of 2 bits",
+        "palette with one transparent",
+        "palette with alpha",
+        "grey with one transparent",
+        "bool",
+        "1 bit",
+        "2 bits",
+        "4 bits",
+        "16 bits",
+        "RGB",
+        "RGBA",
+        "LA",
+        "turned",
+        "tiff",
+        "tiff lzw",
+        "tiff palette",
+        "tiff bool",
+        "tiff 16 bits",
+        "tiff 32 bits",
+        "bmp",
+        "bmp palette",
+        "bmp bool",
+    ],
+)
+def test_every_way_to_write_class_indices_keeps_every_index(data, expected):
+    stored = normalise_mask(data, SAME, 10**6)
+    with Image.open(io.BytesIO(stored)) as image:
+        assert (image.format, image.mode, image.info) == ("PNG", "L", {})
+    np.testing.assert_array_equal(decode(stored), expected)
+    assert stored == normalise_mask(data, SAME, 10**6) == encode(np.asarray(expected).astype(np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("data", "detail"),
+    [
+        (b"", "mask: the file has 0 bytes"),
+        (b"no image at all", "mask: it starts with b'no image'; known are jpeg"),
+        (
+            encode_image(grey(CLASSES), "JPEG"),
+            "mask: it is a jpeg file; masks are read from png, tiff, bmp, which keep",
+        ),
+        (encode_image(grey(CLASSES), "WEBP", lossless=True), "mask: it is a webp file"),
+        (encode_image(grey(CLASSES), "GIF"), "mask: it is a gif file"),
+        (encode_image(grey(CLASSES), "PNG")[:-30], "mask: "),
+        (encode_image(palette(CLASSES), "PNG")[:-30], "mask: the png file cannot be decoded: "),
+        (encode_image(grey(CLASSES), "PNG")[:40], "mask: "),
+        (
+            raw_png(CLASSES.astype(np.uint16) + 100, 16, 0),
+            "mask: values from 100 to 339; class indices go from 0 to 255",
+        ),
+        (raw_png(np.stack([CLASSES] * 3, axis=-1), 16, 2), "mask: 16-bit pixels of mode RGB; masks hold class indices"),
+        (encode_image(Image.fromarray(CLASSES.astype(np.float32)), "TIFF"), "mask: pixels of mode F; masks hold class"),
+        (encode_image(Image.fromarray(CLASSES.astype(np.int32) - 1), "TIFF"), "mask: values from -1 to 238; "),
+        (encode_image(grey(CLASSES), "TIFF", tiffinfo={262: 0}), "mask: a tiff file in which 0 means white"),
+        (encode_image(grey(CLASSES), "TIFF", compression="jpeg"), "mask: a tiff file with JPEG inside"),
+        (encode_image(bands(CLASSES, "RGB").convert("CMYK"), "TIFF"), "mask: 8-bit pixels of mode CMYK; masks hold"),
+    ],
+)
+def test_what_holds_no_class_indices_is_refused(data, detail):
+    assert bad_mask(data).startswith(detail)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+def test_colours_are_refused_with_the_first_pixel_that_has_one(mode):
+    image = bands(CLASSES, mode)
+    image.putpixel((7, 3), (1, 2, 3) + (255,) * (mode == "RGBA"))
+    image.putpixel((7, 4), (1, 2, 3) + (255,) * (mode == "RGBA"))
+    expected = "mask: row 3, column 7 has the colour (1, 2, 3); masks hold class indices, not colours"
+    assert bad_mask(encode_image(image, "PNG")) == expected
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_transparent_pixels_have_no_class(mode):
+    image = bands(CLASSES, mode)
+    image.putalpha(grey(np.where(CLASSES == 9, 254, 255)))
+    expected = "mask: the least opaque pixel has alpha 254; transparent pixels have no class"
+    assert bad_mask(encode_image(image, "PNG")) == expected
+
+
+def test_an_animated_mask_is_refused():
+    frames = [grey(CLASSES), grey(FOUR)]
+    data = encode_image(frames[0], "PNG", save_all=True, append_images=frames[1:])
+    assert bad_mask(data) == "mask: it has 2 frames; it must have one"
+
+
+@pytest.mark.parametrize("shape", [(HEIGHT, WIDTH + 1), (WIDTH, HEIGHT), (1, 1)])
+def test_a_mask_of_another_size_is_refused_with_both_sizes(shape):
+    data = encode_image(np.zeros(shape, np.uint8), "PNG")
+    assert bad_mask(data) == f"mask: {shape[1]}x{shape[0]} pixels; the image has 20x12"
+
+
+def test_a_turned_mask_is_measured_upright():
+    plan = geometry(PixelOptions(), WIDTH, HEIGHT)
+    assert bad_mask(turned(CLASSES), plan) == "mask: 20x12 pixels; the image has 12x20"
+
+
+@pytest.mark.parametrize("side", [30_000, 200_000])
+def test_a_bomb_is_judged_by_its_header(side):
+    plan = geometry(PixelOptions(), side, side)  # its image may be as large as it claims to be
+    assert bad_mask(forged_png(side), plan).startswith("mask: ")
+
+
+def test_more_pixels_than_allowed_are_not_decoded():
+    assert bad_mask(b"\x89PNG\r\n\x1a\n" + png()[8:], max_pixels=100) == "mask: 80x60 pixels; max_pixels is 100"
+
+
+@pytest.mark.parametrize("policy", ["resize", "raw"])
+@pytest.mark.parametrize("size", [(120, 200), (201, 97), (33, 64), (10, 9)])
+def test_every_pixel_comes_from_the_nearest_one_of_the_source(policy, size):
+    plan = geometry(PixelOptions(policy=policy, side_px=31), *size)
+    rows, columns = (part.astype(np.uint8) for part in np.indices(size))
+    moved = move(rows, plan), move(columns, plan)
+    for axis, start in enumerate((plan.top, plan.left)):
+        assert moved[axis].shape == plan.stored
+        chosen = np.moveaxis(moved[axis], axis, 0)
+        for position, line in enumerate(chosen):
+            centre = (Fraction(2 * (position + start) + 1, 2) * plan.source[axis]) / plan.resized[axis]
+            assert len(set(line)) == 1
+            assert abs(int(line[0]) + Fraction(1, 2) - centre) <= Fraction(1, 2)
+    data = encode_image(grey(rows), "PNG")
+    stored = normalise_mask(data, plan, 10**6)
+    np.testing.assert_array_equal(decode(stored), moved[0])
+    assert (stored is data) == plan.is_identity
+
+
+def test_a_mask_that_is_normalised_is_moved_too():
+    plan = geometry(PixelOptions(policy="raw", side_px=6), HEIGHT, WIDTH)
+    stored = normalise_mask(encode_image(palette(CLASSES), "PNG"), plan, 10**6)
+    np.testing.assert_array_equal(decode(stored), CLASSES[1::2, 5:16:2])
+
+
+def test_no_value_is_invented_between_two_classes():
+    pixels = np.zeros((40, 40), np.uint8)
+    pixels[:, 20:] = 200
+    plan = geometry(PixelOptions(policy="resize", side_px=13), 40, 40)
+    assert set(np.unique(move(pixels, plan))) == {0, 200}

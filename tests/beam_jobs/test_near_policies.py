@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from beam_jobs.plan import make_plan
+from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref, many, sha
+
+HALVES = make_options(splits={"train": 1, "eval": 1})
+BASE = 0x5A5A_3C3C_A5A5_C3C3
+
+
+def alike(key: str, bits: int = 0, content: str = "", **fields):
+    """Returns an image whose hash differs from the others in some bits."""
+    return make_ref(key, **fields), make_facts(content or f"of {key}", dhash=BASE ^ bits)
+
+
+def plan_of(policy: str, *images, **fields):
+    return make_plan(examined(*images, *many(60)), replace(HALVES, near_duplicates=policy, **fields))
+
+
+def column(plan, name: str) -> dict[str, str]:
+    rows = [row for split in plan.splits for row in split.images.to_pylist()] + plan.dropped.to_pylist()
+    return {row["key"]: row[name] for row in rows}
+
+
+def split_of(plan) -> dict[str, str]:
+    return {key: split.name for split in plan.splits for key in split.images["key"].to_pylist()}
+
+
+PAIR = (alike("x", 0), alike("y", 0b101))
+
+
+def test_near_duplicates_are_not_looked_for_unless_asked():
+    plan = plan_of("off", *PAIR)
+    assert (plan.near_clusters, plan.near_images, plan.near_largest, set(column(plan, "near").values())) == (
+        0,
+        0,
+        0,
+        {""},
+    )
+
+
+@pytest.mark.parametrize("policy", ["report", "group", "drop"])
+def test_images_that_look_alike_share_the_name_of_their_cluster(policy):
+    plan = plan_of(policy, *PAIR, alike("z", 0b11 << 40), alike("other", 0xFFFF))
+    near = column(plan, "near")
+    assert near["x"] == near["y"] == near["z"] == min(sha(f"of {key}") for key in "xyz")[:16]
+    assert near["other"] == near["a/00000.jpg"] == ""
+    assert (plan.near_clusters, plan.near_images, plan.near_largest) == (1, 3, 3)
+
+
+def test_the_report_policy_moves_and_drops_nothing():
+    plain, reported = plan_of("off", *PAIR), plan_of("report", *PAIR)
+    assert split_of(plain) == split_of(reported)
+    assert (len(reported.dropped), reported.near_dropped) == (0, 0)
+
+
+def test_the_group_policy_keeps_a_cluster_in_one_split():
+    images = [alike(f"{n}", (1 << n) - 1) for n in range(40)]  # a chain: each looks like its neighbours
+    apart = split_of(plan_of("report", *images))
+    assert {apart[f"{n}"] for n in range(40)} == {"train", "eval"}
+    grouped = split_of(plan_of("group", *images))
+    assert len({grouped[f"{n}"] for n in range(40)}) == 1
+    others = {ref.key for ref, _ in many(60)}
+    assert {key: grouped[key] for key in others} == {key: apart[key] for key in others}
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_clusters_groups_and_copies_join_under_the_group_policy(split):
+    plan = plan_of(
+        "group",
+        alike("1", split=split, content="one"),
+        alike("2", content="one", group="g"),
+        alike("3", 0xFFFF_0000, group="g"),
+        alike("4", 0xFFFF_0001),
+    )
+    assert {split_of(plan)[key] for key in "1234"} == {split}
+
+
+def test_look_alikes_with_later_keys_do_not_move_a_cluster():
+    old = [alike(f"{n:02d}", (n * 0x0101_0101) << 20) for n in range(16)]
+    new = [alike(f"{n + 20}", (n * 0x0101_0101) << 20 | 1) for n in range(16)]
+    before, after = split_of(plan_of("group", *old)), split_of(plan_of("group", *old, *new))
+    assert {key: after[key] for key in before} == before
+    assert all(after[f"{n + 20}"] == before[f"{n:02d}"] for n in range(16))
+    assert {before[f"{n:02d}"] for n in range(16)} == {"train", "eval"}
+
+
+def test_the_drop_policy_keeps_the_first_by_key():
+    plan = plan_of("drop", alike("y", 1), alike("x", 0), alike("z", 3))
+    assert plan.dropped["key"].to_pylist() == ["y", "z"]
+    assert (plan.near_dropped, plan.near_clusters, plan.near_images) == (2, 1, 3)
+
+
+def test_the_drop_policy_drops_nothing_for_a_chain_alone():
+    plan = plan_of("drop", *(alike(f"{n}", (1 << 2 * n) - 1) for n in range(5)), near_distance=2)
+    assert plan.dropped["key"].to_pylist() == ["1", "3"]
+
+
+def test_copies_share_the_fate_of_what_they_show():
+    images = [alike("1", content="A"), alike("2", 1, content="B"), alike("3", content="A"), alike("4", 1, content="B")]
+    kept = plan_of("drop", *images)
+    assert (kept.dropped["key"].to_pylist(), kept.near_dropped) == (["2", "4"], 2)
+    both = plan_of("drop", *images, duplicates="drop")
+    assert (both.dropped["key"].to_pylist(), both.near_dropped) == (["2", "3", "4"], 1)
+
+
+def test_copies_alone_are_no_near_cluster():
+    plan = plan_of("drop", alike("1", content="A"), alike("2", content="A"))
+    assert (plan.clusters, plan.near_clusters, len(plan.dropped)) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(("distance", "found"), [(0, 0), (1, 0), (2, 1), (8, 1)])
+def test_the_distance_is_in_bits(distance, found):
+    assert plan_of("report", *PAIR, near_distance=distance).near_clusters == found
+
+
+def test_the_largest_cluster_is_counted():
+    images = [alike(f"{n}", 1 << n) for n in range(6)] + [alike(f"p{n}", 0xFFFF_0000 | n) for n in range(2)]
+    plan = plan_of("report", *images)
+    assert (plan.near_clusters, plan.near_images, plan.near_largest) == (2, 8, 6)

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import zlib
+from pathlib import Path
+
+import pytest
+
+from beam_jobs import plain
+from beam_jobs.errors import SourceError
+from tests.beam_jobs.object_store import SCHEME
+
+PACK = {"gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress, "zlib": zlib.compress}
+DATA = os.urandom(3_000_000)
+
+
+def unpacked(path: object, packing: str) -> bytes:
+    return Path(plain.plain_path(str(path), packing)).read_bytes()
+
+
+@pytest.mark.parametrize("packing", plain.PACKINGS)
+@pytest.mark.parametrize("data", [DATA, b"x", b""], ids=["large", "tiny", "empty"])
+def test_a_plain_copy_holds_what_was_packed(tmp_path, packing, data):
+    path = tmp_path / "box"
+    path.write_bytes(PACK[packing](data))
+    assert unpacked(path, packing) == data
+
+
+@pytest.mark.parametrize("packing", ["gzip", "bzip2", "xz"])
+def test_streams_joined_into_one_file_are_unpacked_together(tmp_path, packing):
+    path = tmp_path / "box"
+    path.write_bytes(PACK[packing](b"one") + PACK[packing](b"two"))
+    assert unpacked(path, packing) == b"onetwo"
+
+
+@pytest.mark.parametrize("packing", ["gzip", "bzip2", "xz"])
+@pytest.mark.parametrize("data", [b"data", b""])
+def test_packings_are_known_by_their_first_bytes(packing, data):
+    assert plain.packing_of(PACK[packing](data)[:10]) == packing
+
+
+@pytest.mark.parametrize("head", [b"", b"\x1f", b"cat/a.jpg\0", b"BZh9.jpg\0\0", b"PK\x03\x04", zlib.compress(b"x")])
+def test_other_files_are_not_taken_for_packed(head):
+    assert plain.packing_of(head[:10]) == ""
+
+
+@pytest.mark.parametrize("level", range(10))
+def test_zlib_streams_may_be_zlib_streams(level):
+    assert plain.is_zlib(zlib.compress(b"x", level))
+
+
+@pytest.mark.parametrize("head", [b"", b"x", b"\x78\x9d", b"\x1f\x8b", b"\xf8\x1c"])
+def test_most_other_files_are_not_zlib_streams(head):
+    assert not plain.is_zlib(head)
+
+
+def test_a_container_is_unpacked_once(tmp_path):
+    path = tmp_path / "box"
+    path.write_bytes(gzip.compress(b"data"))
+    assert plain.plain_path(str(path), "gzip") == plain.plain_path(str(path), "gzip")
+
+
+def test_threads_share_one_copy(tmp_path):
+    path = tmp_path / "box"
+    path.write_bytes(gzip.compress(DATA))
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(plain.plain_path(str(path), "gzip"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert len(set(found)) == 1
+    assert Path(found[0]).read_bytes() == DATA
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_container_that_changed_is_unpacked_again(tmp_path, fresh):
+    path = tmp_path / "box"
+    path.write_bytes(gzip.compress(b"one", mtime=0))
+    assert unpacked(path, "gzip") == b"one"
+    path.write_bytes(gzip.compress(b"two", mtime=0))
+    os.utime(path, ns=(1, 2))
+    assert Path(plain.plain_path(str(path), "gzip", fresh=fresh)).read_bytes() == b"two"
+
+
+def test_a_remote_container_is_asked_whether_it_changed_only_when_that_is_wanted(tmp_path):
+    (tmp_path / "box").write_bytes(gzip.compress(b"one", mtime=0))
+    path = f"{SCHEME}://{tmp_path}/box"
+    first = plain.plain_path(path, "gzip", fresh=False)
+    assert Path(first).read_bytes() == b"one"
+    (tmp_path / "box").write_bytes(gzip.compress(b"longer", mtime=0))
+    assert plain.plain_path(path, "gzip", fresh=False) == first
+    assert unpacked(path, "gzip") == b"longer"
+    assert Path(plain.plain_path(path, "gzip", fresh=False)).read_bytes() == b"longer"
+
+
+@pytest.mark.parametrize("packing", plain.PACKINGS)
+def test_a_container_that_is_cut_short_is_refused_with_the_place(tmp_path, packing):
+    path = tmp_path / "box"
+    path.write_bytes(PACK[packing](DATA)[:-500_000])
+    with pytest.raises(SourceError, match=rf"^{path} cannot be unpacked past byte [12]\d{{6}} of its content: ."):
+        plain.plain_path(str(path), packing)
+
+
+@pytest.mark.parametrize("packing", plain.PACKINGS)
+def test_a_damaged_container_is_refused_every_time(tmp_path, packing):
+    path = tmp_path / "box"
+    packed = PACK[packing](DATA)
+    path.write_bytes(packed[:2_000_000] + bytes(100) + packed[2_000_100:])
+    for _ in range(2):
+        with pytest.raises(SourceError, match=rf"^{path} cannot be unpacked past byte \d+ of its content: ."):
+            plain.plain_path(str(path), packing)
+
+
+@pytest.mark.parametrize("packing", ["gzip", "bzip2", "xz", "zlib"])
+def test_a_bomb_is_refused_before_it_fills_the_disk(tmp_path, packing):
+    path = tmp_path / "box"
+    packed = PACK[packing](bytes(60 << 20))
+    path.write_bytes(packed)
+    message = f"^{path} unpacks to more than 1000 times its {len(packed)} bytes, as no honest container does"
+    with pytest.raises(SourceError, match=message):
+        plain.plain_path(str(path), packing)
+
+
+def test_a_disk_without_room_is_named_with_the_way_out(tmp_path, monkeypatch):
+    path = tmp_path / "box"
+    path.write_bytes(gzip.compress(b"data"))
+    monkeypatch.setattr(plain, "SPARE_BYTES", shutil.disk_usage(tmp_path).total)
+    with pytest.raises(SourceError, match=r"MiB are free and \d+ MiB are left alone; set TMPDIR to a larger disk"):
+        plain.plain_path(str(path), "gzip")
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+
+
+def test_a_disk_that_fills_up_meanwhile_leaves_nothing(tmp_path):
+    path = tmp_path / "box"
+    path.write_bytes(gzip.compress(DATA))
+    (tmp_path / "tmp").mkdir()
+    code = (
+        "import resource, signal, os\n"
+        "from beam_jobs import plain\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, 1_500_000))\n"
+        "try:\n"
+        f"    plain.plain_path({str(path)!r}, 'gzip')\n"
+        "except plain.SourceError as error:\n"
+        f"    print(error, [files for _, _, files in os.walk({str(tmp_path / 'tmp')!r}) if files])\n"
+    )
+    result = run_python(code, TMPDIR=str(tmp_path / "tmp"))
+    assert result.stdout.startswith(f"{path} is compressed and cannot be unpacked below {tmp_path}/tmp: File too large")
+    assert result.stdout.endswith("or decompress it yourself []\n"), result.stderr
+
+
+def test_copies_go_when_the_process_ends_but_not_when_one_it_forked_does(tmp_path):
+    path = tmp_path / "box"
+    path.write_bytes(gzip.compress(b"data"))
+    (tmp_path / "tmp").mkdir()
+    code = (
+        "import os, sys\n"
+        "from beam_jobs import plain\n"
+        f"copy = plain.plain_path({str(path)!r}, 'gzip')\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    sys.exit()\n"
+        "os.waitpid(child, 0)\n"
+        "print(open(copy).read())\n"
+    )
+    result = run_python(code, TMPDIR=str(tmp_path / "tmp"))
+    assert result.stdout == "data\n", result.stderr
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_stamp_is_size_and_time(tmp_path):
+    path = tmp_path / "box"
+    path.write_bytes(b"12345")
+    os.utime(path, ns=(1, 7_000_000_000))
+    assert plain.stamp(str(path)) == (5, 7_000_000_000)
+    assert plain.stamp(f"{SCHEME}://{path}") == (5, 0)  # this store lists no times
+    with pytest.raises(OSError, match="none"):
+        plain.stamp(str(tmp_path / "none"))

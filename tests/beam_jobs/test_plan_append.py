@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from beam_jobs import rows, tables
+from beam_jobs.errors import OptionError
+from beam_jobs.plan import make_plan
+from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref, many, sha
+
+HALVES = make_options(splits={"train": 1, "eval": 1})
+BASE = 0x5A5A_3C3C_A5A5_C3C3
+
+
+def published(plan) -> pa.Table:
+    """Returns the `IMAGES` rows of a dataset: those that were there, the written ones, and the dropped ones."""
+    parts = [plan.existing, placed(plan.dropped, "", -1)]
+    for split in plan.splits:
+        parts += [placed(split.shard(index), split.name, index) for index in range(split.shard_count)]
+    return pa.concat_tables(parts)
+
+
+def placed(planned: pa.Table, split: str, shard: int) -> pa.Table:
+    columns = {name: planned[name] for name in tables.IMAGES.names if name in planned.column_names}
+    columns |= {name: np.full(len(planned), shard) for name in ("shard", "offset")}
+    columns["split"] = pa.repeat(split, len(planned))
+    return pa.table(columns).select(tables.IMAGES.names).cast(tables.IMAGES)
+
+
+def append(existing: pa.Table, options, *images, kind: str = "single", labels=("a", "b", "cat")):
+    return make_plan(examined(*images), options, kind, existing=existing, labels=labels)
+
+
+def first(*images, options=HALVES) -> pa.Table:
+    """Returns a dataset of some images and forty others."""
+    return published(make_plan(examined(*images, (make_ref("some cat"), make_facts("cat")), *many(40)), options))
+
+
+def where(plan) -> dict[str, str]:
+    return {row["key"]: row["split"] for row in published(plan).to_pylist()}
+
+
+def column(table: pa.Table, name: str) -> dict[str, str]:
+    return dict(zip(table["key"].to_pylist(), table[name].to_pylist(), strict=True))
+
+
+def looking_like(bits: int = 0, **fields):
+    return make_facts(f"{bits} bits", dhash=BASE ^ bits, **fields)
+
+
+def test_existing_images_do_not_move_and_are_not_planned_again():
+    existing = first()
+    plan = append(existing, HALVES, *many(40, start=100))
+    assert sorted(key for split in plan.splits for key in split.images["key"].to_pylist()) == [
+        ref.key for ref, _ in sorted(many(40, start=100), key=lambda image: image[0].key)
+    ]
+    assert {key: where(plan)[key] for key in column(existing, "split")} == column(existing, "split")
+
+
+def test_new_images_that_belong_with_no_other_go_where_they_would_have_gone_at_once():
+    whole = make_plan(examined(*many(200), (make_ref("some cat"), make_facts("cat"))), HALVES)
+    assert where(append(first(), HALVES, *many(160, start=40))) == where(whole)
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+@pytest.mark.parametrize(
+    ("fields", "new"),
+    [
+        ({}, (make_ref("new"), make_facts("0 bits"))),
+        ({}, (make_ref("new", group="g"), make_facts("another"))),
+        ({"near_duplicates": "group"}, (make_ref("new"), looking_like(7))),
+    ],
+    ids=["equal", "same group", "alike"],
+)
+def test_new_images_join_the_split_of_existing_ones_they_belong_with(split, fields, new):
+    existing = first((make_ref("old", group="g", split=split), looking_like()))
+    assert where(append(existing, replace(HALVES, **fields), new))["new"] == split
+
+
+def test_an_existing_image_outweighs_what_the_source_asks_for_the_others():
+    existing = first((make_ref("old", split="eval"), make_facts("x")))
+    plan = append(existing, HALVES, (make_ref("1", split="train"), make_facts("x")), (make_ref("2"), make_facts("x")))
+    assert (where(plan)["1"], where(plan)["2"]) == ("train", "eval")
+
+
+def test_a_new_image_that_ties_existing_groups_moves_none_of_them():
+    existing = first(
+        (make_ref("1", group="g", split="eval"), make_facts("x")),
+        (make_ref("2", group="h", split="train"), make_facts("y")),
+    )
+    plan = append(existing, HALVES, (make_ref("3", group="g"), make_facts("y")))
+    assert [where(plan)[key] for key in "123"] == ["eval", "train", "train"]
+
+
+def test_a_split_that_gets_nothing_new_has_no_shard():
+    plan = append(first(), HALVES, (make_ref("new", split="eval"), make_facts("new")))
+    assert [(split.name, len(split.images), split.shard_count) for split in plan.splits] == [
+        ("train", 0, 0),
+        ("eval", 1, 1),
+    ]
+    assert plan.splits[0].images.schema == tables.PLANNED
+
+
+def test_nothing_new_at_all_is_no_error():
+    plan = append(first(), HALVES)
+    assert [split.shard_count for split in plan.splits] == [0, 0]
+
+
+def test_copies_of_existing_images_are_dropped():
+    existing = first((make_ref("m"), make_facts("x")))
+    new = [(make_ref("a"), make_facts("x")), (make_ref("z"), make_facts("new")), (make_ref("y"), make_facts("new"))]
+    plan = append(existing, replace(HALVES, duplicates="drop"), *new)
+    assert plan.dropped["key"].to_pylist() == ["a", "z"]
+    assert (plan.clusters, plan.cluster_images, plan.near_dropped) == (2, 4, 0)
+
+
+def test_images_that_look_like_existing_ones_are_dropped():
+    existing = first((make_ref("m"), looking_like()))
+    new = [
+        (make_ref("a"), looking_like(3)),
+        (make_ref("b"), looking_like(0b111_0011)),
+        (make_ref("c"), looking_like(1 << 40)),
+    ]
+    plan = append(existing, replace(HALVES, near_duplicates="drop"), *new)
+    assert plan.dropped["key"].to_pylist() == ["a", "c"]  # b looks like a, and not like what is there
+    assert (plan.near_dropped, plan.near_clusters, plan.near_images) == (2, 1, 4)
+
+
+def test_images_like_one_that_was_dropped_are_kept():
+    options = replace(HALVES, near_duplicates="drop")
+    existing = first((make_ref("1"), looking_like()), (make_ref("2"), looking_like(0b111)), options=options)
+    assert column(existing, "shard")["2"] == -1
+    plan = append(existing, options, (make_ref("3"), looking_like(0b11_1111)))
+    assert (len(plan.dropped), column(published(plan), "near")["3"]) == (0, column(existing, "near")["1"])
+
+
+def test_sets_are_named_after_existing_members():
+    existing = first((make_ref("one"), make_facts("x")), (make_ref("two"), looking_like()))
+    assert column(existing, "cluster")["one"] == column(existing, "near")["two"] == ""
+    plan = append(
+        existing,
+        replace(HALVES, near_duplicates="report"),
+        (make_ref("copy"), make_facts("x")),
+        (make_ref("like"), looking_like(1)),
+    )
+    after = published(plan)
+    assert column(after, "cluster")["one"] == column(after, "cluster")["copy"] == sha("x")[:16]
+    assert column(after, "near")["two"] == column(after, "near")["like"] == min(sha("0 bits"), sha("1 bits"))[:16]
+    assert plan.existing.drop(["cluster", "near"]).equals(existing.drop(["cluster", "near"]))
+    again = published(append(after, replace(HALVES, near_duplicates="report"), (make_ref("last"), looking_like(2))))
+    assert column(again, "near")["last"] == column(after, "near")["two"]
+
+
+def test_names_of_near_clusters_outlast_a_run_without_them():
+    existing = first(
+        (make_ref("1"), looking_like()),
+        (make_ref("2"), looking_like(1)),
+        options=replace(HALVES, near_duplicates="report"),
+    )
+    plan = append(existing, HALVES, (make_ref("copy"), looking_like()))
+    assert plan.existing["near"].equals(existing["near"])
+    assert column(published(plan), "near")["copy"] == column(existing, "near")["1"] != ""
+
+
+def test_new_classes_follow_the_old_ones():
+    plan = append(first(), HALVES, (make_ref("new", label="aardvark"), make_facts("new")), labels=("a", "b", "cat"))
+    assert plan.labels == ("a", "b", "cat", "aardvark")
+    assert [index for split in plan.splits for index in split.images["label_index"].to_pylist()] == [3]
+
+
+@pytest.mark.parametrize("labels", [(), ("b", "a", "cat"), ("a", "b")])
+def test_labels_of_another_dataset_are_refused(labels):
+    with pytest.raises(ValueError, match="^the existing images have other class indices; hand over the labels"):
+        append(first(), HALVES, labels=labels)
+
+
+def test_an_image_that_is_there_already_is_refused():
+    with pytest.raises(ValueError, match="^an image is there already; leave out"):
+        append(first(), HALVES, *many(1))
+
+
+def test_splits_of_another_dataset_are_refused():
+    with pytest.raises(OptionError, match="^the dataset has a split 'eval', splits names train, test; add images with"):
+        append(first(), make_options(splits={"train": 1, "test": 1}), *many(10, start=100))
+
+
+def test_stratified_cuts_count_new_images_alone():
+    options = replace(HALVES, stratify=True)
+    plan = append(first(options=options), options, *many(20, start=100))
+    assert [len(split.images) for split in plan.splits] == [10, 10]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["", "", "g", "h"])), min_size=10, max_size=24),
+    st.randoms(use_true_random=False),
+    st.sampled_from(["keep", "drop"]),
+    st.sampled_from(["off", "report", "group", "drop"]),
+)
+def test_appending_moves_nothing_and_parts_no_copies(images, shuffle: random.Random, duplicates, near):
+    images = [
+        (make_ref(f"{n:02d}", group=group), looking_like(content * 0b1_0000_0011))
+        for n, (content, group) in enumerate(images)
+    ]
+    options = replace(HALVES, duplicates=duplicates, near_duplicates=near)
+    existing = first(*images[:5], options=options)
+    plan = append(existing, options, *images[5:])
+    shuffled = shuffle.sample(existing.to_pylist(), len(existing))
+    other = append(pa.Table.from_pylist(shuffled, tables.IMAGES), options, *shuffle.sample(images[5:], len(images) - 5))
+    after = published(plan)
+    places, held = column(after, "split"), column(existing, "split")
+    assert column(published(other), "split") == places
+    assert column(published(other), "near") == column(after, "near")
+    assert {key: places[key] for key in held} == held
+    if near != "group" and not any(ref.group for ref, _ in images):  # or they may tie what was apart before
+        written = [row for row in after.to_pylist() if row["shard"] >= 0]
+        assert len({(row["sha256"], row["split"]) for row in written}) == len({row["sha256"] for row in written})
+
+
+def test_text_beyond_the_offsets_of_arrow_is_taken_in_pieces(monkeypatch):
+    monkeypatch.setattr(rows, "_OFFSETS_END", 1)
+    monkeypatch.setattr(rows, "_PIECE", 7)
+    table = examined(*many(40))
+    places = np.random.default_rng(0).permutation(40)
+    taken = rows.take(pa.concat_tables([table.slice(0, 13), table.slice(13)]), places)
+    assert taken["key"].num_chunks == 6
+    assert taken.to_pylist() == table.take(pa.array(places)).to_pylist()
+    assert taken.schema == tables.EXAMINED
+    assert rows.take(table, places[:0]).to_pylist() == []

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+import zlib
+
+import pytest
+
+from beam_jobs import record, storage, tfrecord, wire
+from beam_jobs.errors import BadImage, SourceError
+from beam_jobs.reader import Reader, inflate, read_at
+from beam_jobs.slices import Slice
+from tests.beam_jobs.object_store import SCHEME
+from tests.make_images import jpeg
+
+DATA = bytes(range(256)) * 40
+
+
+@pytest.fixture(params=["local", "remote"])
+def base(request, tmp_path) -> str:
+    return str(tmp_path) if request.param == "local" else f"{SCHEME}://{tmp_path}"
+
+
+def deflated(data: bytes) -> bytes:
+    packer = zlib.compressobj(9, wbits=-zlib.MAX_WBITS)
+    return packer.compress(data) + packer.flush()
+
+
+def put(base: str, data: bytes, name: str = "box") -> None:
+    storage.write_bytes(storage.join(base, name), data)
+
+
+def text(method: str, offset: int, length: int, **fields) -> str:
+    return Slice(**{"method": method, "offset": offset, "length": length, "path": "box", **fields}).text
+
+
+def refusal(reader: Reader, slice_text: str, uri: str = "box") -> tuple[str, str]:
+    with pytest.raises(BadImage) as caught:
+        reader.read(uri, slice_text)
+    return caught.value.reason.value, caught.value.detail
+
+
+@pytest.mark.parametrize(("max_bytes", "read"), [(10**6, DATA), (len(DATA), DATA), (99, DATA[:100])])
+def test_a_file_is_read_up_to_one_byte_over_the_limit(base, max_bytes, read):
+    put(base, DATA, "cat/a.jpg")
+    assert Reader(base=base, max_bytes=max_bytes).read("cat/a.jpg") == read
+
+
+def test_an_absolute_path_and_a_path_with_a_scheme_stand_for_themselves(tmp_path):
+    put(str(tmp_path), DATA)
+    reader = Reader(base="/nowhere", max_bytes=10**6)
+    assert reader.read(f"{tmp_path}/box") == reader.read(f"{SCHEME}://{tmp_path}/box") == DATA
+    assert reader.read("", text("stored", 0, 5, path=f"{tmp_path}/box")) == DATA[:5]
+
+
+def test_a_missing_file_is_unreadable(base):
+    reason, detail = refusal(Reader(base=base, max_bytes=9), "", "none.jpg")
+    assert reason == "unreadable"
+    assert "none.jpg" in detail or detail == "No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("offset", "length", "max_bytes", "read"),
+    [
+        (0, 5, 99, DATA[:5]),
+        (300, 7, 99, DATA[300:307]),
+        (len(DATA) - 3, 3, 99, DATA[-3:]),
+        (5, 0, 99, b""),
+        (5, 500, 99, DATA[5:105]),
+    ],
+)
+def test_a_stored_slice_is_a_run_of_bytes(base, offset, length, max_bytes, read):
+    put(base, DATA)
+    assert Reader(base=base, max_bytes=max_bytes).read("x", text("stored", offset, length)) == read
+
+
+def test_a_container_that_ends_too_early_is_unreadable(base):
+    put(base, DATA)
+    reason, detail = refusal(Reader(base=base, max_bytes=10**6), text("stored", len(DATA) - 3, 4))
+    assert reason == "unreadable"
+    assert detail.endswith(f"box ends at {len(DATA)}, 4 bytes from {len(DATA) - 3} are wanted")
+    with pytest.raises(OSError, match="are wanted"):
+        read_at(storage.join(base, "box"), len(DATA) + 9, 1)
+
+
+def test_a_container_that_is_gone_is_unreadable(tmp_path):
+    assert refusal(Reader(base=str(tmp_path), max_bytes=9), text("stored", 0, 4)) == (
+        "unreadable",
+        "No such file or directory",
+    )
+
+
+def test_a_deflated_slice_is_unpacked(base):
+    packed = deflated(DATA)
+    put(base, b"before" + packed + b"after")
+    assert Reader(base=base, max_bytes=10**6).read("x", text("deflate", 6, len(packed))) == DATA
+
+
+def test_a_deflated_slice_larger_than_what_is_held_at_a_time_is_unpacked(tmp_path):
+    noise = os.urandom(3 << 20)
+    put(str(tmp_path), deflated(noise))
+    assert Reader(base=str(tmp_path), max_bytes=4 << 20).read("x", text("deflate", 0, len(deflated(noise)))) == noise
+
+
+def test_a_deflate_bomb_is_unpacked_up_to_one_byte_over_the_limit(tmp_path):
+    bomb = deflated(bytes(50 << 20))
+    put(str(tmp_path), bomb)
+    assert Reader(base=str(tmp_path), max_bytes=999).read("x", text("deflate", 0, len(bomb))) == bytes(1000)
+
+
+def test_inflating_stops_asking_for_more_at_the_limit():
+    def blocks():
+        yield deflated(bytes(5000))
+        raise AssertionError("more was asked for")
+
+    assert inflate(blocks(), 100) == bytes(100)
+
+
+@pytest.mark.parametrize(
+    ("change", "detail"),
+    [
+        (lambda packed: b"\xff" + packed[1:], "the compressed member is damaged: Error -3 while decompressing data"),
+        (lambda packed: packed[: len(packed) // 2], "the compressed member is damaged: it ends after "),
+        (lambda packed: b"", "the compressed member is damaged: it ends after 0 bytes"),
+    ],
+)
+def test_a_damaged_deflated_slice_is_a_bad_member(tmp_path, change, detail):
+    packed = change(deflated(jpeg()))
+    put(str(tmp_path), packed)
+    reason, found = refusal(Reader(base=str(tmp_path), max_bytes=10**6), text("deflate", 0, len(packed)))
+    assert reason == "bad_member"
+    assert found.startswith(detail)
+
+
+def example(**features) -> bytes:
+    return wire.example(features)
+
+
+def test_the_feature_of_an_example_is_read(base):
+    payload = example(image=("bytes", [DATA]), other=("int64", [1]))
+    head, body, tail = tfrecord.frame(payload)
+    put(base, head + body + tail)
+    piece = text("example", len(head), len(payload), feature="image")
+    assert Reader(base=base, max_bytes=10**6).read("x", piece) == DATA
+    assert Reader(base=base, max_bytes=9).read("x", piece) == DATA[:10]
+
+
+@pytest.mark.parametrize(
+    ("payload", "detail"),
+    [
+        (example(other=("bytes", [b"x"])), "the record has no bytes under 'image'"),
+        (example(image=("bytes", [])), "the record has no bytes under 'image'"),
+        (example(image=("int64", [1, 2])), "the record has no bytes under 'image'"),
+        (b"\xff\xff", "the record is no tf.train.Example"),
+    ],
+)
+def test_an_example_without_the_feature_is_a_bad_member(tmp_path, payload, detail):
+    put(str(tmp_path), payload)
+    piece = text("example", 0, len(payload), feature="image")
+    assert refusal(Reader(base=str(tmp_path), max_bytes=10**6), piece) == ("bad_member", detail)
+
+
+def test_a_spool_lies_in_the_work_directory(tmp_path):
+    put(str(tmp_path / "source"), b"not this")
+    put(str(tmp_path / "work"), b"but this")
+    reader = Reader(base=str(tmp_path / "source"), max_bytes=99, work=str(tmp_path / "work"))
+    assert reader.read("x", text("spool", 4, 4)) == b"this"
+
+
+@pytest.mark.parametrize("method", ["stored", "example"])
+def test_offsets_in_a_compressed_container_are_those_of_what_it_unpacks_to(base, method):
+    payload = example(image=("bytes", [b"pixels"]))
+    put(base, gzip.compress(bytes(5000) + payload))
+    fields = {"feature": "image"} if method == "example" else {}
+    piece = text(method, 5000, len(payload), packing="gzip", **fields)
+    reader = Reader(base=base, max_bytes=10**6)
+    expected = b"pixels" if method == "example" else payload
+    assert [reader.read("x", piece) for _ in range(3)] == [expected] * 3
+
+
+def test_a_compressed_container_that_cannot_be_unpacked_stops_the_work(tmp_path):
+    put(str(tmp_path), b"\x1f\x8b\x08 no more gzip than that")
+    with pytest.raises(SourceError, match="box cannot be unpacked past byte 0 of its content: "):
+        Reader(base=str(tmp_path), max_bytes=99).read("x", text("stored", 0, 4, packing="gzip"))
+
+
+def test_a_reader_goes_to_workers(tmp_path):
+    put(str(tmp_path), DATA)
+    reader = pickle.loads(pickle.dumps(Reader(base=str(tmp_path), max_bytes=10**6)))
+    assert reader.read("x", text("stored", 1, 2)) == DATA[1:3]
+
+
+def test_what_the_ingest_writes_is_read_by_its_own_offsets(dataset):
+    shard = next((dataset / "Split-train").iterdir())
+    with shard.open("rb") as stream:
+        records = list(tfrecord.read_records(stream, shard.name))
+    reader = Reader(base=str(shard.parent), max_bytes=10**7)
+    for offset, payload in records:
+        piece = text("example", offset + 12, len(payload), path=shard.name, feature=record.ENCODED)
+        assert reader.read("x", piece) == record.decode(payload)[record.ENCODED][0]

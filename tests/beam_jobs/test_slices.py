@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+
+from beam_jobs.plain import PACKINGS
+from beam_jobs.slices import METHODS, Slice
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"path": "a:b/ü 1.tar"},
+        {"path": "gs://bucket/x.zip"},
+        {"path": ""},
+        {"path": "12:x", "feature": "image/encoded"},
+        {"feature": "käse:5:", "path": "a+b"},
+        {"offset": 1 << 60, "length": 0},
+        *({"method": method} for method in METHODS),
+        *({"method": "example", "feature": "f", "packing": packing} for packing in PACKINGS),
+    ],
+)
+def test_a_slice_is_read_back_from_its_text(fields):
+    piece = Slice(**{"method": "stored", "offset": 512, "length": 3, "path": "x.tar", **fields})
+    assert Slice.parse(piece.text) == piece
+
+
+def test_the_text_is_that_of_the_tables_on_disk():
+    stored = Slice(method="stored", offset=512, length=99, path="shards/0.tar")
+    assert stored.text == "stored:512:99:0:shards/0.tar"
+    example = Slice(method="example", offset=12, length=9, path="x", feature="image/encoded", packing="gzip")
+    assert example.text == "example+gzip:12:9:13:image/encodedx"
+
+
+@pytest.mark.parametrize("text", ["", "stored:1:2:0", "stored:a:2:0:x", "stored:1:2:x:y", "cat/a.jpg", "pipe:1:2:0:x"])
+def test_other_text_is_no_slice(text):
+    with pytest.raises(ValueError, match="."):
+        Slice.parse(text)

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from beam_jobs import shards, splits
+from beam_jobs.splits import FREE, Units
+from tests.beam_jobs.make_rows import make_options
+
+THREE = make_options(splits={"train": 0.8, "eval": 0.1, "test": 0.1})
+
+
+def together(groups, contents, roots=None) -> tuple[list[int], list[str]]:
+    names = pa.array([f"sha-{content}" for content in range(max(contents, default=-1) + 1)], pa.string())
+    roots = np.arange(len(names)) if roots is None else np.array(roots)
+    units = splits.together(pa.array(groups, pa.string()), np.array(contents, np.int64), names, roots)
+    return units.of.tolist(), units.names.to_pylist()
+
+
+def units_of(sizes) -> Units:
+    return Units(of=np.repeat(np.arange(len(sizes)), sizes), names=pa.array([f"unit {n}" for n in range(len(sizes))]))
+
+
+def assign(units, options=THREE, asked=None, settled=None, classes=None) -> list[int]:
+    count = len(units.of)
+    return splits.assign(
+        units,
+        np.array([FREE] * count if asked is None else asked),
+        np.array([False] * count if settled is None else settled, bool),
+        None if classes is None else np.array(classes),
+        options,
+    ).tolist()
+
+
+def stratify(sizes, classes=None, options=THREE) -> list[int]:
+    """Returns the images of each split."""
+    units = units_of(sizes)
+    places = assign(units, options, classes=np.zeros(len(units.of), int) if classes is None else classes)
+    return np.bincount(places, minlength=len(options.splits)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("groups", "contents", "roots", "of", "names"),
+    [
+        ([], [], None, [], []),
+        (["", ""], [0, 1], None, [0, 1], ["sha-0", "sha-1"]),
+        (["", ""], [0, 0], None, [0, 0], ["sha-0"]),
+        (["b", "a", "b"], [0, 1, 2], None, [1, 0, 1], ["group:a", "group:b"]),
+        (["b", "a", ""], [0, 0, 1], None, [0, 0, 1], ["group:a", "sha-1"]),
+        (["", "", ""], [0, 1, 2], [0, 1, 0], [0, 1, 0], ["sha-0", "sha-1"]),
+        (["", "z", "y", ""], [0, 1, 2, 2], [0, 0, 2], [1, 1, 0, 0], ["group:y", "group:z"]),
+        (["b", "b", "a", "a"], [0, 1, 2, 3], [0, 1, 1, 3], [0, 0, 0, 0], ["group:a"]),
+    ],
+)
+def test_what_stays_together_is_named_after_its_smallest_group_or_first_content(groups, contents, roots, of, names):
+    assert together(groups, contents, roots) == (of, names)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.integers(0, 6)), max_size=12))
+def test_images_stay_together_exactly_when_a_chain_of_groups_and_contents_links_them(images):
+    of, _ = together([group for group, _ in images], [content for _, content in images])
+    sets = [{place} for place in range(len(images))]
+    for _ in images:
+        for one in range(len(images)):
+            for other in range(len(images)):
+                same_group = images[one][0] == images[other][0] != ""
+                if same_group or images[one][1] == images[other][1]:
+                    sets[one] |= sets[other]
+    expected = [min(members) for members in sets]
+    assert [of.index(unit) for unit in of] == expected
+
+
+def test_a_free_unit_goes_where_its_hash_says():
+    units = units_of([1] * 200)
+    names = list(THREE.splits)
+    expected = [names.index(shards.split_of(0, name, THREE.shares)) for name in units.names.to_pylist()]
+    assert assign(units) == expected
+    assert len(set(expected)) == 3
+
+
+@pytest.mark.parametrize("classes", [None, [0] * 4])
+@pytest.mark.parametrize(
+    ("asked", "settled", "expected"),
+    [
+        ([2, FREE, FREE, FREE], [0, 0, 0, 0], [2, 2, 2, 2]),
+        ([2, 1, FREE, FREE], [0, 0, 0, 0], [2, 1, 1, 1]),  # the first split that is asked for
+        ([2, 0, FREE, FREE], [1, 0, 0, 0], [2, 0, 2, 2]),  # where a member lies already comes first
+        ([2, 1, FREE, FREE], [1, 1, 0, 0], [2, 1, 1, 1]),
+    ],
+)
+def test_a_unit_follows_its_members(asked, settled, expected, classes):
+    assert assign(units_of([4]), asked=asked, settled=settled, classes=classes) == expected
+
+
+@pytest.mark.parametrize(
+    ("sizes", "images"),
+    [
+        ([1] * 10, [8, 1, 1]),
+        ([1] * 100, [80, 10, 10]),
+        ([1] * 14, [11, 2, 1]),  # 11.2, 1.4, 1.4: the first of two equal remainders
+        ([1] * 3, [1, 1, 1]),
+        ([1] * 2, [2, 0, 0]),
+        ([1], [1, 0, 0]),
+        ([1] * 4, [2, 1, 1]),
+        ([10] * 10, [80, 10, 10]),
+        ([3] * 100, [240, 30, 30]),
+    ],
+)
+def test_a_class_is_cut_by_the_shares(sizes, images):
+    assert stratify(sizes) == images
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 5), min_size=3, max_size=30), st.sampled_from([(8, 1, 1), (1, 1, 1), (1, 8, 1)]))
+def test_a_cut_is_within_a_unit_of_the_shares_and_leaves_no_split_empty(sizes, shares):
+    options = make_options(splits=dict(zip("abc", shares, strict=True)))
+    images = stratify(sizes, options=options)
+    assert sum(images) == sum(sizes)
+    assert min(images) > 0
+    if len(sizes) >= 20:
+        wanted = [share / sum(shares) * sum(sizes) for share in shares]
+        # Half a unit at either end of the run, one more image by rounding, and a unit where a split had none.
+        assert all(abs(found - want) <= 2 * max(sizes) + 1 for found, want in zip(images, wanted, strict=True))
+
+
+def test_each_class_is_cut_on_its_own():
+    classes = [0] * 10 + [1] * 20 + [5] * 3
+    places = assign(units_of([1] * 33), classes=classes)
+    counts = {
+        kind: np.bincount([places[n] for n in range(33) if classes[n] == kind], minlength=3) for kind in (0, 1, 5)
+    }
+    assert {kind: count.tolist() for kind, count in counts.items()} == {0: [8, 1, 1], 1: [16, 2, 2], 5: [1, 1, 1]}
+
+
+def test_a_unit_of_several_classes_belongs_to_the_most_frequent_one():
+    # Ten units of class 0 and ten of class 1, each with a single image of the other class.
+    units = units_of([3] * 20)
+    classes = [0, 0, 1] * 10 + [1, 0, 1] * 10
+    places = np.array(assign(units, classes=classes)).reshape(20, 3)
+    assert (places == places[:, :1]).all()
+    assert [np.bincount(part[:, 0], minlength=3).tolist() for part in (places[:10], places[10:])] == [[8, 1, 1]] * 2
+
+
+def test_of_equally_frequent_classes_a_unit_belongs_to_the_first():
+    places = np.array(assign(units_of([2] * 10 + [1] * 10), classes=[0, 1] * 10 + [1] * 10))
+    assert np.bincount(places[20:], minlength=3).tolist() == [8, 1, 1]
+    assert np.bincount(places[:20], minlength=3).tolist() == [16, 2, 2]
+
+
+def test_the_seed_and_the_names_decide_who_goes_where_within_a_class():
+    units, classes = units_of([1] * 50), [0] * 50
+    seeds = [assign(units, make_options(seed=seed), classes=classes) for seed in (0, 0, 1)]
+    assert seeds[0] == seeds[1] != seeds[2]
+    assert sum(seeds[0]) == sum(seeds[2]) == 5
+    hashes = shards.hashes64("split", 0, units.names.to_pylist())
+    assert np.flatnonzero(seeds[0]).tolist() == sorted(np.argsort(hashes)[45:].tolist())
+
+
+def test_what_is_asked_for_takes_no_part_in_the_cut():
+    asked = [2] * 5 + [FREE] * 10
+    assert np.bincount(assign(units_of([1] * 15), asked=asked, classes=[0] * 15)).tolist() == [8, 1, 6]

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from beam_jobs.reader import Reader
+from beam_jobs.slices import Slice
+from beam_jobs.spool import SpoolWriter
+from tests.beam_jobs.object_store import SCHEME
+from tests.beam_jobs.runs import files_under
+
+PARTS = [b"first", b"", b"\x00" * 5000, b"last"]
+
+
+@pytest.mark.parametrize("scheme", ["", f"{SCHEME}://"])
+def test_what_was_added_is_read_back_by_its_slices(tmp_path, scheme):
+    work = f"{scheme}{tmp_path}"
+    with SpoolWriter(work, "examined/spool-1.bin") as spool:
+        slices = [spool.add(part) for part in PARTS]
+    assert files_under(tmp_path) == {"examined/spool-1.bin": b"".join(PARTS)}
+    reader = Reader(base="/elsewhere", max_bytes=10_000, work=work)
+    assert [reader.read("some.jpg", text) for text in slices] == PARTS
+
+
+def test_a_slice_does_not_say_where_the_work_directory_lies(tmp_path):
+    # What was examined is taken up by a run that may find it elsewhere.
+    with SpoolWriter(str(tmp_path / "work"), "examined/spool-1.bin") as spool:
+        text = spool.add(b"bytes")
+    assert Slice.parse(text).path == "examined/spool-1.bin"
+    os.rename(tmp_path / "work", tmp_path / "moved")
+    assert Reader(base="", max_bytes=100, work=str(tmp_path / "moved")).read("some.jpg", text) == b"bytes"
+
+
+def test_nothing_added_makes_nothing(tmp_path):
+    with SpoolWriter(str(tmp_path / "work"), "examined/spool-1.bin"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_spool_has_its_name_once_it_is_whole(tmp_path):
+    with SpoolWriter(str(tmp_path), "spool-1.bin") as spool:
+        spool.add(b"bytes")
+        assert not (tmp_path / "spool-1.bin").exists()
+    assert (tmp_path / "spool-1.bin").exists()
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_leaves_no_file_and_is_not_swallowed(tmp_path, error):
+    def torn():
+        with SpoolWriter(str(tmp_path), "spool-1.bin") as spool:
+            spool.add(b"bytes")
+            raise error
+
+    with pytest.raises(error):
+        torn()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_leaves_the_spool_of_an_earlier_run_as_it_was(tmp_path):
+    (tmp_path / "spool-1.bin").write_bytes(b"of an earlier run")
+
+    def torn():
+        with SpoolWriter(str(tmp_path), "spool-1.bin") as spool:
+            spool.add(b"bytes")
+            raise ValueError
+
+    with pytest.raises(ValueError, match="^$"):
+        torn()
+    assert files_under(tmp_path) == {"spool-1.bin": b"of an earlier run"}
+
+
+def test_writing_it_again_replaces_it(tmp_path):
+    for data in (b"old and long", b"new"):
+        with SpoolWriter(str(tmp_path), "spool-1.bin") as spool:
+            spool.add(data)
+    assert files_under(tmp_path) == {"spool-1.bin": b"new"}

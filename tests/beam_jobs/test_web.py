@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from beam_jobs import web
+from beam_jobs.errors import BadImage, RejectReason
+from beam_jobs.options import HttpOptions
+from tests.beam_jobs.web_server import DATA, HERE, Handler, body, dripping, failure, fetch, serving, status
+
+
+@pytest.fixture
+def server():
+    with serving({"/a.jpg": body(DATA)}) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch):
+    monkeypatch.setattr(web, "_FIRST_PAUSE_S", 0.01)
+
+
+@pytest.mark.parametrize(
+    ("uri", "url"),
+    [
+        ("http://x/a.jpg", True),
+        ("https://x/a.jpg", True),
+        ("HTTPS://X/a.jpg", True),
+        ("s3://x/a.jpg", False),
+        ("ftp://x/a.jpg", False),
+        ("cat/http://x", False),
+        ("http:/x", False),
+        ("", False),
+    ],
+)
+def test_urls_are_told_by_their_scheme(uri, url):
+    assert web.is_url(uri) is url
+
+
+def test_a_page_is_fetched_under_our_name_and_undecoded(server):
+    assert fetch(server, "/a.jpg") == DATA
+    (headers,) = server.headers
+    assert headers["User-Agent"].startswith("feedline/")
+    assert headers["Accept-Encoding"] == "identity"
+    assert "Authorization" not in headers
+
+
+def test_a_compressed_body_is_not_inflated(server):
+    server.pages["/z"] = lambda handler: handler.answer(200, b"\x1f\x8b bomb", Content_Encoding="gzip")
+    assert fetch(server, "/z") == b"\x1f\x8b bomb"
+
+
+def test_a_name_and_password_are_sent_to_their_host_and_shown_to_nobody(server):
+    server.pages["/no"] = status(403)
+    options = HttpOptions(**vars(HERE))
+    assert web.fetch(f"http://ann:s%20cret@{server.host}/a.jpg", options, 10) == DATA[:10]
+    assert server.headers[0]["Authorization"] == "Basic YW5uOnMgY3JldA=="
+    for page in ("/no", "/no:port:/"):
+        with pytest.raises(BadImage) as caught:
+            web.fetch(f"http://ann:s%20cret@{server.host}{page}?key=hidden", options, 10)
+        assert not any(word in str(caught.value) for word in ("ann", "cret", "hidden"))
+
+
+@pytest.mark.parametrize("code", [400, 403, 404, 410])
+def test_an_answer_that_will_stay_is_not_asked_for_again(server, code):
+    server.pages["/x"] = status(code)
+    assert failure(server, "/x", retries=3) == (RejectReason.NOT_FETCHED, f"HOST answers {code}; 1 attempt")
+    assert server.seen["/x"] == 1
+
+
+@pytest.mark.parametrize("code", [429, 500, 502, 503, 504])
+def test_an_answer_that_may_pass_is_asked_for_again(server, code):
+    server.pages["/x"] = status(code)
+    assert failure(server, "/x", retries=2) == (RejectReason.NOT_FETCHED, f"HOST answers {code}; 3 attempts")
+    assert server.seen["/x"] == 3
+
+
+def first(*pages):
+    """A page that behaves otherwise each time; the last stays."""
+    left = list(pages)
+
+    def page(handler: Handler) -> None:
+        (left.pop(0) if len(left) > 1 else left[0])(handler)
+
+    return page
+
+
+@pytest.mark.parametrize("wish", ["0", "Wed, 21 Oct 2015 07:28:00 GMT"])
+def test_a_pause_the_server_asks_for_takes_the_place_of_ours(server, monkeypatch, wish):
+    monkeypatch.setattr(web, "_FIRST_PAUSE_S", 3600)
+    server.pages["/x"] = first(status(503, Retry_After=wish), body(b"image"))
+    assert fetch(server, "/x", retries=1) == b"image"
+
+
+def test_a_pause_nobody_understands_leaves_ours(server):
+    server.pages["/x"] = first(status(503, Retry_After="soon"), body(b"image"))
+    assert fetch(server, "/x", retries=1) == b"image"
+
+
+@pytest.mark.parametrize(
+    ("attempt", "wished", "pause"),
+    [(1, None, 0.5), (2, None, 1.0), (4, None, 4.0), (9, None, 30.0), (9999, None, 30.0), (1, 7, 7), (1, 86400, 60.0)],
+)
+def test_pauses_grow_to_a_cap(monkeypatch, attempt, wished, pause):
+    monkeypatch.undo()
+    assert web._pause_s(attempt, wished) == pause
+
+
+def silent(handler: Handler) -> None:
+    time.sleep(0.5)
+    handler.close_connection = True
+
+
+def reset(handler: Handler) -> None:
+    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    handler.connection.close()
+    handler.close_connection = True
+
+
+def short(handler: Handler) -> None:
+    handler.answer(200, b"half", Content_Length="8")
+    handler.close_connection = True
+
+
+def torn_chunk(handler: Handler) -> None:
+    handler.raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n8\r\nhalf")
+    handler.close_connection = True
+
+
+def gibberish(handler: Handler) -> None:
+    handler.raw(b"SSH-2.0-server\r\n\r\n")
+    handler.close_connection = True
+
+
+@pytest.mark.parametrize(
+    ("page", "detail"),
+    [
+        (silent, "HOST was silent for 0.2 s"),
+        (reset, "the connection to HOST broke: "),
+        (short, "the connection to HOST broke: IncompleteRead(4 bytes read, 4 more expected)"),
+        (torn_chunk, "the connection to HOST broke: IncompleteRead"),
+        (gibberish, "the connection to HOST broke: SSH-2.0-server"),
+    ],
+)
+def test_what_breaks_on_the_way_is_asked_for_again(server, page, detail):
+    server.pages["/x"] = first(page, body(DATA))
+    server.pages["/y"] = page
+    assert fetch(server, "/x", retries=1, timeout_s=0.2) == DATA
+    reason, found = failure(server, "/y", retries=1, timeout_s=0.2)
+    assert reason == RejectReason.NOT_FETCHED
+    assert found.startswith(detail)
+    assert found.endswith("; 2 attempts")
+
+
+def test_a_server_that_is_not_there_is_asked_again():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        with pytest.raises(BadImage, match=r"127.0.0.1 cannot be reached: .*Connection refused; 2 attempts"):
+            web.fetch(f"http://127.0.0.1:{port}/x", HttpOptions(timeout_s=0.2, retries=1, allow_private=True), 1)
+
+
+def test_an_unknown_host_is_not_asked_for_again():
+    with pytest.raises(BadImage, match=r"^not_fetched: nowhere.invalid is no known host: .*; 1 attempt$"):
+        web.fetch("http://nowhere.invalid/x", HERE, 1)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://",
+        "http:///x",
+        "http://[::1/x",
+        "http://x:99999/",
+        f"http://{'a' * 70}.x/",
+        "http://a..b/",
+        "http://\x7f/",
+    ],
+)
+def test_what_is_no_url_is_not_fetched(url):
+    with pytest.raises(BadImage, match="^not_fetched: .*; 1 attempt$"):
+        web.fetch(url, HERE, 1)
+
+
+def forever(handler: Handler) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    while not handler.close_connection:
+        handler.raw(b"x" * 50_000)
+
+
+def test_an_endless_body_is_cut_at_the_limit(server):
+    server.pages["/x"] = forever
+    assert fetch(server, "/x", limit=200_001) == b"x" * 200_001
+
+
+@pytest.mark.parametrize(("limit", "length"), [(10, 10), (len(DATA), len(DATA)), (len(DATA) + 1, len(DATA))])
+def test_no_more_than_the_limit_is_taken_and_the_next_page_is_right(server, limit, length):
+    for _ in range(3):
+        assert fetch(server, "/a.jpg", limit=limit) == DATA[:length]
+
+
+@pytest.mark.parametrize(
+    ("start", "drop"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\n", b"x"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b"x"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+        (b"HTTP/1.1 200 OK\r\nX-Long: ", b"x"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    ],
+    ids=["body", "known length", "chunks", "header", "continue"],
+)
+def test_a_server_that_drips_is_given_up(server, start, drop):
+    server.pages["/x"] = dripping(start, drop)
+    started = time.monotonic()
+    assert failure(server, "/x", timeout_s=0.08) == (
+        RejectReason.NOT_FETCHED,
+        "HOST was silent for 0.08 s, or not through in 0.8 s; 1 attempt",
+    )
+    assert 0.7 < time.monotonic() - started < 3
+
+
+def test_a_slow_body_that_comes_through_is_fetched(server):
+    def slow(handler: Handler) -> None:
+        handler.answer(200, b"", Content_Length="5")
+        for _ in range(5):
+            time.sleep(0.1)
+            handler.raw(b"x")
+
+    server.pages["/x"] = slow
+    assert fetch(server, "/x", timeout_s=0.4) == b"xxxxx"
+
+
+def test_proxies_of_the_environment_are_not_used(server, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert fetch(server, "/a.jpg", timeout_s=2.1) == DATA
+
+
+@pytest.mark.parametrize("per_host", [1, 3])
+def test_no_more_requests_to_a_host_than_asked_for_run_at_a_time(server, per_host):
+    lock = threading.Lock()
+    inside, most = 0, 0
+
+    def counting(handler: Handler) -> None:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        time.sleep(0.03)
+        with lock:
+            inside -= 1
+        handler.answer(200, b"image")
+
+    server.pages["/x"] = counting
+    # Waiting for others is no silence of the server: it must not time out.
+    with ThreadPoolExecutor(12) as pool:
+        found = list(pool.map(lambda _: fetch(server, "/x", per_host=per_host, timeout_s=0.3), range(24)))
+    assert found == [b"image"] * 24
+    assert most == per_host
+
+
+def test_connections_are_used_again(server):
+    ports = set()
+    server.pages["/x"] = lambda handler: (ports.add(handler.client_address), handler.answer(200, b"image"))[1]
+    for _ in range(5):
+        fetch(server, "/x")
+    assert len(ports) == 1

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from beam_jobs import connections, web
+from beam_jobs.errors import BadImage, RejectReason
+from beam_jobs.options import HttpOptions
+from tests.beam_jobs.web_server import DATA, body, failure, fetch, serving, status
+
+
+@pytest.fixture
+def server():
+    with serving({"/a.jpg": body(DATA)}) as running:
+        yield running
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_redirects_are_followed(server, code):
+    server.pages |= {"/1": status(code, Location="2?x=1"), "/2?x=1": status(code, Location=server.url("/a.jpg"))}
+    assert fetch(server, "/1") == DATA
+
+
+def test_five_redirects_are_followed_and_no_sixth(server):
+    server.pages |= {f"/{n}": status(302, Location=f"/{n + 1}") for n in range(6)} | {"/6": body(b"image")}
+    assert fetch(server, "/1") == b"image"
+    assert failure(server, "/0", retries=3) == (RejectReason.ADDRESS_REFUSED, "over 5 redirects")
+
+
+def test_a_redirect_in_circles_ends(server):
+    server.pages["/x"] = status(302, Location="/x")
+    assert failure(server, "/x", retries=3) == (RejectReason.ADDRESS_REFUSED, "over 5 redirects")
+    assert server.seen["/x"] == 6
+
+
+@pytest.mark.parametrize("where", ["file:///etc/passwd", "ftp://127.0.0.1/x", "gopher://127.0.0.1:6379/_x", "data:,x"])
+def test_a_redirect_to_another_scheme_is_refused(server, where):
+    server.pages["/x"] = status(302, Location=where)
+    reason, detail = failure(server, "/x")
+    assert reason == RejectReason.ADDRESS_REFUSED
+    assert detail.endswith("is not fetched, only http:// and https:// are")
+
+
+@pytest.mark.parametrize("where", ["http://[::1", "http://x:99999/"])
+def test_a_redirect_to_nonsense_is_a_failure(server, where):
+    server.pages["/x"] = status(302, Location=where)
+    assert failure(server, "/x")[0] == RejectReason.NOT_FETCHED
+
+
+def test_a_redirect_without_a_goal_is_a_failure(server):
+    server.pages["/x"] = status(302)
+    assert failure(server, "/x") == (RejectReason.NOT_FETCHED, "HOST answers 302; 1 attempt")
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "localhost", "[::1]", "2130706433", "0x7f.1", "0.0.0.0", "[::ffff:127.0.0.1]", "169.254.169.254"],
+)
+def test_addresses_that_are_not_public_are_refused_unasked(server, host):
+    with pytest.raises(BadImage, match="^address_refused: .* is at .*, which is no public address$"):
+        web.fetch(f"http://{host}:{server.server_port}/a.jpg", HttpOptions(timeout_s=0.2, retries=3), 1)
+    assert not server.seen
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("93.184.216.34", True),
+        ("2606:2800:220:1::1", True),
+        ("::ffff:93.184.216.34", True),
+        ("64:ff9b::5db8:d822", True),
+        ("10.0.0.1", False),
+        ("172.16.0.1", False),
+        ("192.168.0.1", False),
+        ("100.100.100.200", False),
+        ("169.254.169.254", False),
+        ("224.0.0.1", False),
+        ("255.255.255.255", False),
+        ("240.0.0.1", False),
+        ("::", False),
+        ("fe80::1%eth0", False),
+        ("fd00:ec2::254", False),
+        ("fec0::1", False),
+        ("2001:db8::1", False),
+        ("ff02::1", False),
+        ("::ffff:10.0.0.1", False),
+        ("2002:7f00:1::", False),
+        ("64:ff9b::7f00:1", False),
+    ],
+)
+def test_addresses_are_told_apart(address, public):
+    assert connections.is_public(address) is public
+
+
+@pytest.fixture
+def open_internet(monkeypatch):
+    """Makes 127.0.0.1, and no other address of this machine, one of the open internet."""
+    is_public = connections.is_public
+    monkeypatch.setattr(connections, "is_public", lambda address: address == "127.0.0.1" or is_public(address))
+
+
+@pytest.mark.usefixtures("open_internet")
+def test_a_redirect_from_a_public_to_a_private_address_is_refused(server):
+    server.pages |= {"/x": status(302, Location=f"http://127.0.0.2:{server.server_port}/a.jpg")}
+    assert fetch(server, "/a.jpg", allow_private=False) == DATA
+    assert failure(server, "/x", allow_private=False) == (
+        RejectReason.ADDRESS_REFUSED,
+        "127.0.0.2 is at 127.0.0.2, which is no public address",
+    )
+    assert server.seen["/a.jpg"] == 1
+
+
+@pytest.mark.usefixtures("open_internet")
+def test_the_address_that_was_checked_is_the_one_connected_to(server, monkeypatch):
+    answers = [["127.0.0.2", "127.0.0.1"], ["127.0.0.2"]]  # a name server that says something else the second time
+
+    def look_up(host, port, **_):
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (found, port)) for found in answers.pop(0)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    options = HttpOptions(timeout_s=0.2, retries=0)
+    assert web.fetch(f"http://images.example:{server.server_port}/a.jpg", options, 5) == DATA[:5]
+    assert server.headers[0]["Host"] == f"images.example:{server.server_port}"
+    assert answers == [["127.0.0.2"]]

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import ipaddress
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from beam_jobs import web
+from beam_jobs.errors import BadImage
+from beam_jobs.options import HttpOptions
+from tests.beam_jobs.web_server import DATA, HERE, WebServer, body, dripping, serving
+
+
+def certificate(directory: Path, host: str) -> Path:
+    """Writes a certificate for a host, signed by itself, and its key into one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
+    named = x509.IPAddress(ipaddress.ip_address(host)) if host[0].isdigit() else x509.DNSName(host)
+    now = datetime.datetime.now(datetime.timezone.utc)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([named]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    path = directory / f"{host}.pem"
+    path.write_bytes(made.public_bytes(pem) + secret)
+    return path
+
+
+@contextmanager
+def secure(path: Path) -> Iterator[WebServer]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(path)
+    with serving({"/a.jpg": body(DATA), "/drip": dripping(b"HTTP/1.1 200 OK\r\n\r\n", b"x")}, context) as running:
+        yield running
+
+
+def options_of_their_own(number: int) -> HttpOptions:
+    """Options that no other test has: a client reads what it trusts when it is made."""
+    return HttpOptions(timeout_s=0.2 + number / 1000, retries=0, allow_private=True)
+
+
+def test_a_trusted_certificate_is_accepted_and_the_deadline_holds_under_tls(tmp_path, monkeypatch):
+    path = certificate(tmp_path, "localhost")
+    monkeypatch.setenv("SSL_CERT_FILE", str(path))
+    options = options_of_their_own(1)
+    with secure(path) as server:
+        for _ in range(2):
+            assert web.fetch(f"https://localhost:{server.server_port}/a.jpg", options, 1 << 20) == DATA
+        with pytest.raises(BadImage, match="localhost was silent for 0.201 s, or not through in 2.01 s"):
+            web.fetch(f"https://localhost:{server.server_port}/drip", options, 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("number", "trusted", "host", "detail"),
+    [(2, False, "localhost", "self.signed certificate"), (3, True, "other.example", "(mis|doesn.t )match")],
+)
+def test_certificates_of_others_are_refused_at_once(tmp_path, monkeypatch, number, trusted, host, detail):
+    path = certificate(tmp_path, host)
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(path))
+    options = dataclasses.replace(options_of_their_own(number), retries=3)
+    with (
+        secure(path) as server,
+        pytest.raises(BadImage, match=f"^not_fetched: no safe connection to localhost: .*{detail}.*; 1 attempt$"),
+    ):
+        web.fetch(f"https://localhost:{server.server_port}/a.jpg", options, 1)
+    assert not server.seen
+
+
+def test_a_host_that_is_a_number_is_checked_against_its_certificate(tmp_path, monkeypatch):
+    path = certificate(tmp_path, "127.0.0.1")
+    monkeypatch.setenv("SSL_CERT_FILE", str(path))
+    options = options_of_their_own(4)
+    with secure(path) as server:
+        assert web.fetch(server.url("/a.jpg"), options, 5) == DATA[:5]
+        with pytest.raises(BadImage, match="no safe connection to localhost"):
+            web.fetch(f"https://localhost:{server.server_port}/a.jpg", options, 5)
+
+
+def test_a_server_that_speaks_no_tls_is_a_failure():
+    with (
+        serving({}) as server,
+        pytest.raises(BadImage, match="^not_fetched: no safe connection to 127.0.0.1: .*; 1 attempt$"),
+    ):
+        web.fetch(f"https://{server.host}/a.jpg", HERE, 1)

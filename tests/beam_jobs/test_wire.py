@@ -1,0 +1,75 @@
+"""The hand-written encoder against the one of protobuf, which this release no longer pays for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tensorflow.core.example import example_pb2
+
+from beam_jobs import wire
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)  # half a surrogate pair is no UTF-8
+LISTS = st.one_of(
+    st.tuples(st.just("bytes"), st.lists(st.binary(max_size=40), max_size=6)),
+    st.tuples(st.just("float"), st.lists(st.floats(), max_size=6)),
+    st.tuples(st.just("int64"), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=6)),
+)
+LARGEST, LEAST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).smallest_subnormal)
+
+
+def by_protobuf(features) -> bytes:
+    message = example_pb2.Example()
+    for name, (kind, values) in features.items():
+        chosen = getattr(message.features.feature[name], f"{kind}_list")
+        chosen.SetInParent()  # an empty list is a list, not a feature without a kind
+        chosen.value.extend(values)
+    return message.SerializeToString(deterministic=True)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(NAMES, LISTS, min_size=1, max_size=12))
+@example({"b": ("int64", [0]), "a": ("int64", [1]), "": ("int64", [2]), "a/b": ("int64", [3])})
+@example({"\uffff": ("int64", [0]), "\U0001f600": ("int64", [1]), "ä": ("int64", [2])})  # UTF-16 has another order
+@example({"n" * 200: ("bytes", []), "m" * 20000: ("float", []), "k": ("int64", [])})
+@example({"a": ("int64", [-1, -(2**63), 2**63 - 1, 0, 127, 128, 2**14 - 1, 2**14, 2**32, True])})
+@example({"a": ("float", [LARGEST, -LARGEST, LEAST, LEAST / 2, LEAST * 0.6, -0.0, float("inf"), float("nan"), 7])})
+@example({"a": ("float", [LARGEST * 1.0000001, 1e39, -1e300])})  # too large for float32
+def test_the_bytes_are_those_of_protobuf(features):
+    assert wire.example(features) == by_protobuf(features)
+
+
+# Every length of a varint, on either side of its edges: of a value, of its list, of its entry and of the whole.
+@pytest.mark.parametrize("length", [*range(100, 140), *range(16360, 16400), 2**21 - 1, 2**21, 2**21 + 9, 5_000_000])
+def test_values_of_any_length_are_framed_right(length):
+    features = {"image/encoded": ("bytes", [b"\xff" * length]), "z": ("bytes", [b"", b"x"])}
+    assert wire.example(features) == by_protobuf(features)
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 4095, 4096, 4097, 600_000])
+def test_lists_of_any_length_are_framed_right(count):
+    features = {"f": ("float", [0.1] * count), "i": ("int64", [-5] * count), "b": ("bytes", [b""] * min(count, 5000))}
+    assert wire.example(features) == by_protobuf(features)
+
+
+def test_tuples_are_lists_too():
+    features = {"f": ("float", (1.5, 2)), "b": ("bytes", (b"x",)), "i": ("int64", (1, 2))}
+    assert wire.example(features) == by_protobuf(features)
+
+
+def test_the_order_in_which_features_are_given_does_not_show():
+    features = {"b": ("int64", [1]), "a": ("bytes", [b"x"]), "c": ("float", [0.5])}
+    assert wire.example(features) == wire.example(dict(reversed(features.items())))
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 2**64, 10**30])
+def test_a_whole_number_of_more_than_64_bits_is_refused(value):
+    # Cut to its lowest 64 bits it would be another number, and nobody would notice.
+    with pytest.raises(ValueError, match="is not in the range of int64$"):
+        wire.example({"a": ("int64", [0, value])})
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(KeyError, match="text"):
+        wire.example({"a": ("text", ["x"])})

@@ -1,0 +1,119 @@
+"""A web server on loopback whose pages are functions, so that a test can say how it behaves on the wire."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from beam_jobs import web
+from beam_jobs.errors import BadImage, RejectReason
+from beam_jobs.options import HttpOptions
+
+DATA = bytes(range(256)) * 1000
+HERE = HttpOptions(timeout_s=2.0, retries=0, allow_private=True)
+
+Page = Callable[["Handler"], None]
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: WebServer
+
+    def do_GET(self):
+        self.server.seen[self.path] += 1
+        self.server.headers.append(dict(self.headers))
+        self.server.pages.get(self.path, status(404))(self)
+
+    def log_message(self, *_):
+        """Keeps quiet."""
+
+    def raw(self, data: bytes) -> None:
+        """Sends bytes as they are; who has heard enough may hang up."""
+        try:
+            self.wfile.write(data)
+            self.wfile.flush()
+        except OSError:
+            self.close_connection = True
+
+    def answer(self, code: int, body: bytes = b"", **headers: str) -> None:
+        self.send_response(code)
+        for name, value in {"Content_Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.raw(body)
+
+
+class WebServer(ThreadingHTTPServer):
+    """Attributes: `pages` by path, `seen` requests by path, `headers` of every request, `host` to be put into URLs."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, pages: Mapping[str, Page], tls: ssl.SSLContext | None) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.scheme = "https" if tls else "http"
+        if tls:
+            self.socket = tls.wrap_socket(self.socket, server_side=True)
+        self.pages = dict(pages)
+        self.seen: Counter[str] = Counter()
+        self.headers: list[dict[str, str]] = []
+        self.host = f"127.0.0.1:{self.server_port}"
+
+    def url(self, path: str) -> str:
+        return f"{self.scheme}://{self.host}{path}"
+
+    def handle_error(self, *_):
+        """Keeps quiet: clients that hang up are what is tested."""
+
+
+def status(code: int, **headers: str) -> Page:
+    return lambda handler: handler.answer(code, **headers)
+
+
+def body(data: bytes) -> Page:
+    return lambda handler: handler.answer(200, data)
+
+
+def dripping(start: bytes, drop: bytes) -> Page:
+    """Sends a drop every 5 ms, for ever."""
+
+    def page(handler: Handler) -> None:
+        handler.raw(start)
+        while not handler.close_connection:
+            handler.raw(drop)
+            time.sleep(0.005)
+
+    return page
+
+
+@contextmanager
+def serving(pages: Mapping[str, Page], tls: ssl.SSLContext | None = None) -> Iterator[WebServer]:
+    server = WebServer(pages, tls)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def fetch(server: WebServer, path: str, limit: int = 1 << 20, **options) -> bytes:
+    """Fetches with the options of `HERE`, but for those that are given."""
+    return web.fetch(server.url(path), HttpOptions(**{**vars(HERE), **options}), limit)
+
+
+def failure(server: WebServer, path: str, **options) -> tuple[RejectReason, str]:
+    """Returns reason and detail of the `BadImage` that fetching ends in; the host is `HOST` in it."""
+    with pytest.raises(BadImage) as caught:
+        fetch(server, path, **options)
+    return caught.value.reason, caught.value.detail.replace("127.0.0.1", "HOST")

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import threading
+
+import pytest
+
+from beam_jobs.progress import Progress
+from pipeline.cli import bar
+from pipeline.cli import execute as run
+from tests.make_images import class_folders
+
+TOTAL = Progress(1500, 90_000_000)
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "seconds", "line"),
+    [
+        (Progress(), Progress(), 0.0, "0 images, 0 images/s, 0.0 MB/s"),
+        (Progress(), TOTAL, 0.0, "0 of 1,500 images, 0 images/s, 0.0 MB/s"),
+        (Progress(), TOTAL, 3.0, "0 of 1,500 images, 0 images/s, 0.0 MB/s"),
+        (Progress(500, 50_000_000), TOTAL, 10.0, "500 of 1,500 images, 50 images/s, 5.0 MB/s, 0:20 left"),
+        (
+            Progress(500, 50_000_000, 3),
+            TOTAL,
+            10.0,
+            "500 of 1,500 images, 50 images/s, 5.0 MB/s, 3 rejected, 0:20 left",
+        ),
+        (
+            Progress(1500, 90_000_000, 1200),
+            TOTAL,
+            3.0,
+            "1,500 of 1,500 images, 500 images/s, 30.0 MB/s, 1,200 rejected",
+        ),
+        (Progress(1499, 1), TOTAL, 1e4, "1,499 of 1,500 images, 0 images/s, 0.0 MB/s, 0:07 left"),
+        (Progress(10, 1), Progress(730), 10.0, "10 of 730 images, 1 images/s, 0.0 MB/s, 12:00 left"),
+        (Progress(10, 1), Progress(36_675), 1.0, "10 of 36,675 images, 10 images/s, 0.0 MB/s, 1:01:06 left"),
+        (Progress(7, 7_000_000), Progress(), 7.0, "7 images, 1 images/s, 1.0 MB/s"),  # nobody knows how many there are
+    ],
+)
+def test_a_line_says_how_far_a_stage_is(done, total, seconds, line):
+    assert bar.describe(done, total, seconds) == line
+
+
+class Asked:
+    """Answers what is done, and lets a test wait until it was asked so many times."""
+
+    def __init__(self, done: Progress) -> None:
+        self._done = done
+        self._asked = threading.Semaphore(0)
+
+    def __call__(self) -> Progress:
+        self._asked.release()
+        return self._done
+
+    def wait(self, times: int) -> None:
+        for _ in range(times):
+            assert self._asked.acquire(timeout=30)
+
+
+def drawing_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "progress"]
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(bar, "_LINE_SECONDS", 0.02)
+    monkeypatch.setattr(bar, "_BAR_SECONDS", 0.02)
+
+
+def test_without_a_terminal_a_plain_line_comes_now_and_then(quick, capsys):
+    read = Asked(Progress(500, 50_000_000, 2))
+    with bar.watch("examining", TOTAL, read):
+        read.wait(3)
+    captured = capsys.readouterr()
+    assert captured.out == ""  # standard output is for the result
+    lines = captured.err.splitlines()
+    assert len(lines) >= 2
+    pattern = r"examining: 500 of 1,500 images, [\d,]+ images/s, [\d.,]+ MB/s, 2 rejected, \d:\d\d left"
+    assert all(re.fullmatch(pattern, line) for line in lines), lines
+
+
+def test_a_stage_of_seconds_needs_no_line(capsys):
+    with bar.watch("examining", TOTAL, Progress):
+        pass
+    assert capsys.readouterr() == ("", "")
+
+
+def test_nothing_is_drawn_once_the_stage_has_ended_or_failed(quick, capsys):
+    for error in (None, ValueError, KeyboardInterrupt):
+        read = Asked(Progress())
+        try:
+            with bar.watch("examining", TOTAL, read):
+                read.wait(1)
+                assert drawing_threads()
+                if error:
+                    raise error
+        except (ValueError, KeyboardInterrupt):
+            pass
+        assert drawing_threads() == []
+
+
+class Terminal:
+    """A terminal in the place of standard error, for a block; `shown` is all that was sent to it so far."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self._shown = b""
+
+    def __enter__(self) -> Terminal:
+        self._outside, inside = os.openpty()
+        os.set_blocking(self._outside, False)
+        self._stream = os.fdopen(inside, "w", encoding="utf-8")
+        self._monkeypatch.setattr(sys, "stderr", self._stream)
+        self._monkeypatch.setenv("TERM", "xterm")
+        self._monkeypatch.setenv("COLUMNS", "120")
+        for name in ("NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "FORCE_COLOR"):
+            self._monkeypatch.delenv(name, raising=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._monkeypatch.undo()
+        self.shown()
+        self._stream.close()
+        os.close(self._outside)
+
+    def shown(self) -> str:
+        self._stream.flush()
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._outside, 1 << 16):
+                self._shown += data
+        return self._shown.decode()
+
+
+def test_a_terminal_shows_a_bar_that_moves(quick, monkeypatch):
+    read = Asked(Progress(750, 50_000_000, 2))
+    pattern = r"examining .*━.*750 of 1,500 images, [\d,]+ images/s, [\d.,]+ MB/s, 2 rejected, \d:\d\d left"
+    with Terminal(monkeypatch) as terminal:
+        with bar.watch("examining", TOTAL, read):
+            for _ in range(100):
+                read.wait(2)  # asked twice a drawing
+                if re.search(pattern, terminal.shown()):
+                    break
+            assert re.search(pattern, terminal.shown())
+        assert "\x1b[2K" in terminal.shown()  # wiped: what stays on the screen are the results
+    assert drawing_threads() == []
+
+
+def test_an_ingest_on_a_terminal_shows_a_bar_a_stage_and_its_lines(tmp_path, monkeypatch, capsys):
+    class_folders(tmp_path / "photos", per_class=6)
+    with Terminal(monkeypatch) as terminal:
+        assert run(["ingest", str(tmp_path / "photos"), "--out", str(tmp_path / "dataset"), "--splits", "all=1"]) == 0
+        shown = terminal.shown()
+    assert re.search("examining .*━", shown)
+    assert re.search("writing .*━", shown)
+    assert "examined  12 good, 0 rejected" in shown
+    assert "━" not in capsys.readouterr().out
