@@ -121,16 +121,6 @@ def merged_splits(existing: Existing, new: dict[str, SplitInfo], totals: dict[st
     return result
 
 
-def merged_images(existing: Existing, new: pa.Table) -> pa.Table:
-    """Returns the rows of both, with the sets of equal images told over both."""
-    joined = pa.concat_tables([existing.images, new])
-    content = joined["sha256"].combine_chunks()
-    counts = pc.value_counts(content)
-    repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
-    clusters = pc.if_else(pc.is_in(content, value_set=repeated), pc.utf8_slice_codeunits(content, 0, 16), "")
-    return joined.set_column(joined.schema.get_field_index("cluster"), "cluster", clusters)
-
-
 def merged_rejects(existing: Existing, new: pa.Table, retried: Set[str]) -> pa.Table:
     """Returns the old rejects that were not tried again, and the new ones, ordered by key."""
     again = pc.is_in(existing.rejects["key"], value_set=pa.array(sorted(retried), pa.string()))
@@ -138,18 +128,15 @@ def merged_rejects(existing: Existing, new: pa.Table, retried: Set[str]) -> pa.T
     return pa.concat_tables([kept, new]).sort_by([("key", "ascending"), ("uri", "ascending")])
 
 
-def merged_counts(existing: Existing, new: ImageCounts, images: pa.Table, rejects: pa.Table) -> ImageCounts:
+def merged_counts(existing: Existing, new: ImageCounts, rejects: pa.Table) -> ImageCounts:
     """Returns the counts of the new generation.
 
     Args:
       existing: the old generation.
-      new: counts of what was added.
-      images: rows of both.
+      new: counts of what was added; its sets of copies and near duplicates are those of both already.
       rejects: rejects of both.
     """
     old = existing.manifest.counts
-    clusters, cluster_images = _sets(images["cluster"])
-    near, near_images = _sets(images["near"])
     return replace(
         new,
         # What was tried again was found before, so it is counted by what became of it.
@@ -157,27 +144,10 @@ def merged_counts(existing: Existing, new: ImageCounts, images: pa.Table, reject
         written=old.written + new.written,
         rejects=dict(Counter(rejects["reason"].to_pylist()).most_common()),
         normalised=dict((Counter(old.normalised) + Counter(new.normalised)).most_common()),
-        duplicate_clusters=clusters,
-        duplicate_images=cluster_images,
         duplicates_dropped=old.duplicates_dropped + new.duplicates_dropped,
-        near_clusters=near,
-        near_images=near_images,
         near_dropped=old.near_dropped + new.near_dropped,
-        label_conflicts=_conflicts(images),
     )
 
 
 def _renamed(shard: Shard, index: int, total: int) -> Shard:
     return replace(shard, name=shards.shard_name(index, total))
-
-
-def _sets(column: pa.ChunkedArray) -> tuple[int, int]:
-    """Returns the number of sets that a column names, and of the images in them."""
-    named = Counter(name for name in column.to_pylist() if name)
-    return len(named), sum(named.values())
-
-
-def _conflicts(images: pa.Table) -> int:
-    pairs = set(zip(images["cluster"].to_pylist(), images["label"].to_pylist(), strict=True))
-    seen = Counter(cluster for cluster, _ in pairs if cluster)
-    return sum(count > 1 for count in seen.values())

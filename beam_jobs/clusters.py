@@ -28,8 +28,8 @@ class Clusters:
       roots: first content of the near cluster of each content; its own number when it is alone.
       cluster: name of the set of equal images of each row; empty for none.
       near: name of the near cluster of each row; empty for none.
-      kept: whether each row stays under the policies; existing rows always do.
-      near_dropped: rows that go because of the near policy alone.
+      kept: whether each row stays under the policies; says nothing of existing rows.
+      near_dropped: new rows that go because of the near policy alone.
     """
 
     contents: np.ndarray
@@ -61,8 +61,8 @@ class Clusters:
 def find(rows: Rows, options: IngestOptions) -> Clusters:
     """Finds the clusters and applies the policies.
 
-    `drop` keeps the existing rows that are written, and else the first of each set by key. Near policies look at
-    contents: copies of one image stay or go together, unless the policy for duplicates parts them.
+    `drop` leaves out new rows that belong with an existing one, and else all but the first of a set by key. Near
+    policies look at contents: copies of one image stay or go together, unless the policy for duplicates parts them.
 
     Args:
       rows: what is there and what is new.
@@ -75,7 +75,7 @@ def find(rows: Rows, options: IngestOptions) -> Clusters:
     firsts[contents[::-1]] = np.arange(len(rows))[::-1]  # of several values assigned the last one stays
     kept = np.ones(len(rows), bool)
     if options.duplicates == "drop":
-        kept = ~rows.is_new | (firsts[contents] == np.arange(len(rows)))
+        kept = firsts[contents] == np.arange(len(rows))
     roots, surplus = np.arange(len(names)), np.zeros(len(names), bool)
     if options.near_duplicates != "off":
         looks = _looks(table, firsts)

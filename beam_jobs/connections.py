@@ -82,10 +82,8 @@ class _Socket(socket.socket):
     deadline = math.inf
 
     def recv_into(self, *args: Any, **kwargs: Any) -> int:
-        left = self.deadline - time.monotonic()
-        if left <= 0:
+        if time.monotonic() > self.deadline:
             raise TimeoutError("the deadline of the answer has passed")
-        self.settimeout(min(left, self.gettimeout() or left))
         return super().recv_into(*args, **kwargs)
 
 

@@ -87,21 +87,22 @@ def examine_bucket(bucket: Bucket, task: ExamineTask) -> Examined:
     work = task.reader.work
     marker = storage.join(work, DIRECTORY, f"done-{bucket.name}.json")
     if storage.exists(marker):
-        done = Examined(**{**json.loads(storage.read_bytes(marker)), "resumed": True})
-        local.add(Progress(done.good + done.rejected, 0, done.rejected))
-        return done
+        earlier = Examined(**{**json.loads(storage.read_bytes(marker)), "resumed": True})
+        local.add(Progress(earlier.good + earlier.rejected, 0, earlier.rejected))
+        return earlier
     good: list[dict[str, Any]] = []
     bad: list[dict[str, Any]] = []
     read = 0
     with SpoolWriter(work, f"{DIRECTORY}/spool-{bucket.name}.bin") as spool:
         for ref, outcome in _outcomes(bucket, task):
             if isinstance(outcome, Reject):
-                read += outcome.bytes
+                done = Progress(1, outcome.bytes, 1)
                 bad.append(tables.reject_row(outcome))
             else:
-                read += ref.bytes
+                done = Progress(1, ref.bytes, 0)
                 good.append(tables.examined_row(ref, outcome.facts, _places(ref, outcome, spool)))
-            local.add(Progress(1, ref.bytes, int(isinstance(outcome, Reject))))
+            read += done.bytes
+            local.add(done)
     tables.write(facts_path(work, bucket), good, tables.EXAMINED)
     tables.write(rejects_path(work, bucket), bad, tables.REJECTS)
     counts = {"good": len(good), "rejected": len(bad), "bytes": read}
@@ -152,8 +153,18 @@ def _annotated(ref: ImageRef, facts: ImageFacts, task: ExamineTask) -> tuple[Ima
     check(said, facts.source_height, facts.source_width)
     if said.mask is None:
         return facts, None
-    data = task.reader.read(said.mask)
+    data = _read_mask(said.mask, task)
     plan = geometry(task.pixels, facts.source_height, facts.source_width)
     mask = masks.normalise_mask(data, plan, task.limits.max_pixels)
     kept = mask is data and not web.is_url(said.mask)
     return replace(facts, mask_crc32c=google_crc32c.value(mask)), None if kept else mask
+
+
+def _read_mask(uri: str, task: ExamineTask) -> bytes:
+    try:
+        data = task.reader.read(uri)
+    except BadImage as bad:  # or the image would seem to be the one that cannot be read
+        raise BadImage(bad.reason, f"mask {uri}: {bad.detail}") from bad
+    if len(data) > task.limits.max_bytes:
+        raise BadImage(RejectReason.BAD_MASK, f"mask {uri}: {len(data)} bytes; max_bytes is {task.limits.max_bytes}")
+    return data

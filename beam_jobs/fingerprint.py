@@ -7,7 +7,7 @@ import json
 import os
 from functools import partial
 
-from beam_jobs import tables
+from beam_jobs import storage, tables
 from beam_jobs.errors import BadImage
 from beam_jobs.options import IngestOptions
 from beam_jobs.pool import map_ordered
@@ -30,7 +30,7 @@ def source_fingerprint(options: IngestOptions) -> str:
     """
     source = open_source(options)
     hasher = hashlib.sha256()
-    base = os.path.abspath(source.base)
+    base = source.base if storage.is_remote(source.base) else os.path.abspath(source.base)
     reader = Reader(base=base, max_bytes=options.limits.max_bytes, http=options.http)
     describe = partial(_describe, reader=reader)
     for line in map_ordered(describe, source.entries(), options.thread_count):

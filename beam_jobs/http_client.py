@@ -8,6 +8,7 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from http.client import InvalidURL
 from importlib import metadata
 from typing import Any
 from urllib.parse import unquote_to_bytes, urljoin
@@ -23,7 +24,9 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _PASSING = frozenset({429, 500, 502, 503, 504})
 _MAX_REDIRECTS = 5
 _PIECE_BYTES = 1 << 16
-_LONGEST_NAME = 20  # of a scheme in an error: servers choose it, people read it
+_NO_URL = "it is, or leads to, no valid URL"
+_LONGEST_HOST = 255
+_LONGEST_TEXT = 80  # of what servers choose and people read
 
 _making = threading.Lock()
 
@@ -86,8 +89,7 @@ class _Client:
             try:
                 return _answer(response, target.host, limit)
             finally:
-                response.close()  # before it goes back: what was not read would be taken for the next answer
-                response.release_conn()
+                response.close()  # one that was read to its end has already given its connection back
 
 
 class _Gates:
@@ -122,12 +124,13 @@ def _parse(url: str) -> Url:
     try:
         target = parse_url(url)
     except exceptions.HTTPError as error:
-        raise Failed("it is no valid URL", passing=False) from error
-    if target.scheme not in ("http", "https"):
-        detail = f"{str(target.scheme)[:_LONGEST_NAME]}:// is not fetched, only http:// and https:// are"
+        raise Failed(_NO_URL, passing=False) from error
+    if target.scheme and target.scheme not in ("http", "https"):
+        detail = f"{_line(target.scheme)}:// is not fetched, only http:// and https:// are"
         raise BadImage(RejectReason.ADDRESS_REFUSED, detail)
-    if not target.host:
-        raise Failed("the URL names no host", passing=False)
+    host = target.host or ""
+    if not target.scheme or not 0 < len(host) < _LONGEST_HOST or not host.isprintable():
+        raise Failed(_NO_URL, passing=False)
     return target
 
 
@@ -135,7 +138,7 @@ def _onward(url: str, location: str) -> str:
     try:
         return urljoin(url, location)
     except ValueError as error:
-        raise Failed("it is redirected to what is no valid URL", passing=False) from error
+        raise Failed(_NO_URL, passing=False) from error
 
 
 def _answer(response: Any, host: str, limit: int) -> tuple[bytes, str]:
@@ -150,6 +153,11 @@ def _answer(response: Any, host: str, limit: int) -> tuple[bytes, str]:
         pieces.append(piece)
         left -= len(piece)
     return b"".join(pieces), ""
+
+
+def _line(text: object) -> str:
+    """Returns what a server may have chosen as something to print."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(text).strip()[:_LONGEST_TEXT])
 
 
 def _wait_s(response: Any) -> float | None:
@@ -173,6 +181,8 @@ def _named_failures(host: str, timeout_s: float) -> Iterator[None]:
         detail = getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or str(cause)
         raise Failed(f"no safe connection to {host}: {detail}", passing=not untrusted) from error
     except exceptions.HTTPError as error:
-        passing = isinstance(error, (exceptions.ProtocolError, exceptions.ClosedPoolError))
         cause = error.args[-1] if error.args else error
-        raise Failed(f"the connection to {host} broke: {cause}", passing) from error
+        if isinstance(error, exceptions.LocationValueError) or isinstance(cause, InvalidURL):
+            raise Failed(_NO_URL, passing=False) from error
+        passing = isinstance(error, (exceptions.ProtocolError, exceptions.ClosedPoolError))
+        raise Failed(f"the connection to {host} broke: {_line(cause)}", passing) from error

@@ -21,8 +21,7 @@ from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.types import ImageFacts
 
 _KEPT_QUALITY = 95  # of images re-encoded at full size; with 4:4:4 chroma the loss stays under what training can see
-# An eighth in each direction: the entropy-coded data, all that can be damaged, is read to its end all the same.
-_CHECK_RATIO = 8
+_HASHED_SIDE = 64  # pixels; of a smaller decode the perceptual hash would miss half of the near duplicates
 _UNKNOWN = (0.0, 0.0, 0.0)
 
 
@@ -56,10 +55,20 @@ def _examine_copy(data: bytes, header: Header, reasons: tuple[str, ...], facts: 
     if reasons:
         encoded = normalise.encode(normalise.plain_pixels(data, header), header.format, _KEPT_QUALITY)
     stored = read_header(encoded) if reasons else header
-    basic = facts == "basic" and stored.format == "jpeg"
-    pixels = decode_checked(encoded, _CHECK_RATIO if basic else 1)
+    pixels = decode_checked(encoded, _check_ratio(stored, facts))
     known = _facts(data, encoded, stored, pixels, facts)
     return encoded, dataclasses.replace(known, source_format=header.format, normalised="+".join(reasons))
+
+
+def _check_ratio(stored: Header, facts: str) -> int:
+    """Returns what the decode that checks an image may divide its sides by, where nobody asks for its moments.
+
+    A smaller decode accepts and rejects the same files: it too reads the entropy-coded data, all that can be damaged,
+    to its end.
+    """
+    if facts == "all" or stored.format != "jpeg":
+        return 1
+    return resize.decode_ratio(min(stored.height, stored.width) / _HASHED_SIDE)
 
 
 def _examine_resized(
@@ -68,7 +77,7 @@ def _examine_resized(
     plan = geometry(policy, *resize.upright_size(header))
     if plan.is_identity and policy.policy == "resize":
         return _examine_copy(data, header, reasons, facts)
-    pixels = resize.apply(resize.shrunk_pixels(data, header, reasons, plan), plan)
+    pixels = resize.resized_pixels(data, header, reasons, plan)
     if policy.policy == "raw":
         colours = np.ascontiguousarray(pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, axis=2))
         stored = Header(format="raw", height=plan.stored[0], width=plan.stored[1], mode="RGB")

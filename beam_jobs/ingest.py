@@ -35,6 +35,7 @@ from beam_jobs.write import ShardTask, WriteTask, failures, shard_tasks
 WORK_DIR = "_work"
 _MARKER_NAME = "feedline.json"  # in the work directory: without it, a directory of that name is somebody else's
 _SHOWN_REJECTS = 3
+_LARGE_NEAR_SET = 0.05  # share of all images from which a set of near duplicates looks like an accident
 
 Report = Callable[[str], None]
 
@@ -108,8 +109,11 @@ class _Ingest:
             self.say("nothing to add: every image was rejected; the dataset stays as it is")
             storage.remove_tree(self.options.out)
             return old.manifest
-        plan = make_plan(facts, self.options, self.source.label_kind, old.images if old else None)
-        self._name_duplicates(plan)
+        known = (old.images, old.manifest.labels) if old else (None, ())
+        plan = make_plan(facts, self.options, self.source.label_kind, *known)
+        tried = self._tried_again(facts, rejects)
+        del facts  # half a kilobyte an image, and nobody asks for it again
+        self._say_plan(plan)
         rejects = rejects_table(rejects, plan.rejects)
         self._check_rejects(rejects, found.found)
         tasks = shard_tasks(plan, storage.join(self.work, "plan"), salt, old.shard_counts() if old else None)
@@ -119,7 +123,7 @@ class _Ingest:
             label_kind=self.source.label_kind,
             work=self.work,
             existing=old,
-            keys=self._tried_again(facts, rejects),
+            keys=tried,
         )
         result = publish(self.options, plan, tasks, rejects, held)
         storage.remove_tree(self.work)
@@ -135,10 +139,16 @@ class _Ingest:
             return frozenset()
         return frozenset(facts["key"].to_pylist()) | frozenset(rejects["key"].to_pylist())
 
-    def _name_duplicates(self, plan: Plan) -> None:
+    def _say_plan(self, plan: Plan) -> None:
         if self.options.duplicates == "report":
             for keys in plan.duplicate_sets:
                 self.say(f"copies    {', '.join(keys)}")
+        images = len(plan.existing) + sum(len(split.images) for split in plan.splits)
+        if plan.near_largest > _LARGE_NEAR_SET * images:
+            self.say(
+                f"warning   one set of near duplicates holds {plan.near_largest:,} images: chains of lookalikes, each "
+                "a little different, ended in one set; a smaller --near-distance takes it apart"
+            )
 
     @property
     def _reader(self) -> Reader:

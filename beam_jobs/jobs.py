@@ -89,7 +89,8 @@ def _from_metrics(result: Any) -> Progress:
 def _one_line_errors(stage: str) -> Iterator[None]:
     try:
         yield
-    except FeedlineError:
+    except FeedlineError as error:
+        error.args = (_PLACE.sub("", str(error)),)
         raise
     except Exception as error:
         if _was_interrupted(error):

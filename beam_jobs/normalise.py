@@ -21,6 +21,8 @@ _GREYS = ("1", "L", "LA", "I;16")
 _TURNS = {2: (True, 0), 3: (False, 2), 4: (True, 2), 5: (True, 3), 6: (False, 1), 7: (True, 1), 8: (False, 3)}
 _ROTATIONS = {1: cv2.ROTATE_90_CLOCKWISE, 2: cv2.ROTATE_180, 3: cv2.ROTATE_90_COUNTERCLOCKWISE}
 _BAND = 1 << 18  # pixels made plain at a time, so that of every intermediate image only a strip exists
+_BMP_CODING = 30  # byte of the header
+_RUNS = (1, 2)  # RLE8, RLE4
 _TIFF_PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0
 
 
@@ -41,7 +43,7 @@ def reasons(data: bytes, header: Header) -> tuple[str, ...]:
         found.append("sixteen_bit")
     if header.frames > 1:
         found.append("animated")
-    if header.has_alpha and (found or not _opaque(data, header)):
+    if header.has_alpha and (found or not _opaque(data)):
         found.append("alpha")
     return tuple(found)
 
@@ -62,8 +64,8 @@ def plain_pixels(data: bytes, header: Header) -> np.ndarray:
     if header.format == "png":
         pixels = decode_alpha(data)
         return upright(_on_white(pixels[..., ::3] if header.mode in _GREYS else pixels), header.orientation)
-    with _pillow_errors(header):
-        return _with_cv2(data, header) if header.format == "webp" and header.frames == 1 else _with_pillow(data, header)
+    with _decoder_errors(header):
+        return (_with_cv2 if _is_for_cv2(data, header) else _with_pillow)(data, header)
 
 
 def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
@@ -108,15 +110,24 @@ def _encode_jpeg(pixels: np.ndarray, quality: int, subsample: bool) -> bytes:
     return encoded.tobytes()
 
 
-def _opaque(data: bytes, header: Header) -> bool:
+def _opaque(data: bytes) -> bool:
     return decode_alpha(data)[..., 3].min() == 255
 
 
+def _is_for_cv2(data: bytes, header: Header) -> bool:
+    """Whether OpenCV decodes an image as Pillow does, but with much less.
+
+    Of a still WebP Pillow keeps four copies. A BMP of runs it decodes in Python, 4 MB a second.
+    """
+    return (header.format == "webp" and header.frames == 1) or (header.format == "bmp" and data[_BMP_CODING] in _RUNS)
+
+
 def _with_cv2(data: bytes, header: Header) -> np.ndarray:
-    """Decodes a still WebP, in less than half of the memory and time that Pillow takes."""
     pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED | cv2.IMREAD_IGNORE_ORIENTATION)
     if pixels is None:
-        raise BadImage(RejectReason.UNDECODABLE, "webp: the pixels cannot be decoded")
+        raise BadImage(RejectReason.UNDECODABLE, f"{header.format}: the pixels cannot be decoded")
+    if pixels.ndim == 2:
+        return pixels
     has_alpha = pixels.shape[2] == 4
     cv2.cvtColor(pixels, cv2.COLOR_BGRA2RGBA if has_alpha else cv2.COLOR_BGR2RGB, dst=pixels)
     return upright(_on_white(pixels) if has_alpha else pixels, header.orientation)
@@ -170,7 +181,7 @@ def _on_white(pixels: np.ndarray) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _pillow_errors(header: Header) -> Iterator[None]:
+def _decoder_errors(header: Header) -> Iterator[None]:
     try:
         yield
     except BadImage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections import Counter
@@ -77,9 +78,9 @@ def publish(options: IngestOptions, plan: Plan, tasks: list[ShardTask], rejects:
         totals = {split.name: found.shards_before(split.name) + split.shard_count for split in plan.splits}
         append.link_shards(found.existing, options.out, totals)
         splits = append.merged_splits(found.existing, splits, totals)
-        images = append.merged_images(found.existing, images)
+        images = pa.concat_tables([plan.existing, images])
         rejects = append.merged_rejects(found.existing, rejects, found.keys)
-        counts = append.merged_counts(found.existing, counts, images, rejects)
+        counts = append.merged_counts(found.existing, counts, rejects)
     _remove_strays(options.out, splits)
     scratch = storage.join(found.work, "tmp")
     tables.write_table(storage.join(options.out, manifest.IMAGES_NAME), images, scratch)
@@ -129,12 +130,13 @@ def described(options: IngestOptions) -> dict[str, Any]:
 
 
 def _checked(out: str, work: str, task: ShardTask) -> Sidecar:
-    sidecar = load_sidecar(work, task)
     path = shard_path(out, task)
-    if storage.checksum(path) != sidecar.crc32c:
-        storage.remove(sidecar_path(work, task))  # or the next run would take the shard for finished
-        raise CorruptDataset(f"{path} is not what was written to it; check the disk, then run the ingest again")
-    return sidecar
+    with contextlib.suppress(OSError):  # one of the two is missing
+        sidecar = load_sidecar(work, task)
+        if storage.checksum(path) == sidecar.crc32c:
+            return sidecar
+    storage.remove(sidecar_path(work, task))  # or the next run would take the shard for finished
+    raise CorruptDataset(f"{path} is not what was written to it; check the disk, then run the ingest again")
 
 
 def _tfds_files(

@@ -150,7 +150,7 @@ def _info(splits: Mapping[str, SplitInfo], name: str) -> dict[str, Any]:
         "fileFormat": "tfrecord",
         "splits": [
             {
-                "name": split,
+                "name": _split_name(split),
                 "filepathTemplate": f"{shards.split_dir(split)}/data-{{SHARD_X_OF_Y}}.tfrecord",
                 "shardLengths": [str(shard.records) for shard in info.shards],
                 "numBytes": str(info.bytes),
@@ -158,6 +158,10 @@ def _info(splits: Mapping[str, SplitInfo], name: str) -> dict[str, Any]:
             for split, info in splits.items()
         ],
     }
+
+
+def _split_name(split: str) -> str:
+    return "all_images" if split == "all" else split  # to TFDS `all` is every split together, itself included
 
 
 def _json(values: Mapping[str, Any]) -> bytes:

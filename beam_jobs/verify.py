@@ -177,6 +177,7 @@ def _check_record(payload: bytes, dataset: Manifest) -> _Seen:
         key, sha256 = values[record.FILENAME][0].decode(), values[record.SHA256][0].decode()
         labels = tuple(text.decode() for text in values.get(record.TEXT, ()))
         problem = _label_problem(values, labels, dataset) or _image_problem(values, key, sha256)
+        problem = problem or _mask_problem(values, key)
     except (DecodeError, KeyError, IndexError, UnicodeDecodeError) as error:
         problem = f"not a record of this format: {error!r}"
     except BadImage as bad:
@@ -209,6 +210,16 @@ def _image_problem(values: dict[str, list], key: str, sha256: str) -> str:
     height, width = decode_checked(encoded).shape[:2]
     if (height, width) != said:
         return f"{key!r} decodes to {width}x{height} pixels, its record says otherwise"
+    return ""
+
+
+def _mask_problem(values: dict[str, list], key: str) -> str:
+    said = (values[record.HEIGHT][0], values[record.WIDTH][0])
+    of_objects = values.get(record.OBJECT_PREFIX + "mask", [])
+    for mask in (*values.get(record.MASK, []), *filter(None, of_objects)):  # an object without one has an empty one
+        height, width = decode_checked(mask).shape[:2]
+        if (height, width) != said:
+            return f"a mask of {key!r} has {width}x{height} pixels, its image {said[1]}x{said[0]}"
     return ""
 
 

@@ -152,7 +152,8 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
     Raises:
       SourceChanged: an image is not the one that was examined.
     """
-    if _is_written(shard, task):
+    if earlier := _written(shard, task):
+        local.add(Progress(earlier.records, 0, 0))
         return False
     table = tables.read(shard.plan_path)
     rows = table.to_pylist()
@@ -204,12 +205,14 @@ def failures(work: str) -> list[str]:
     return [storage.read_bytes(storage.join(directory, name)).decode() for name in storage.list_files(directory)]
 
 
-def _is_written(shard: ShardTask, task: WriteTask) -> bool:
+def _written(shard: ShardTask, task: WriteTask) -> Sidecar | None:
+    """Returns the sidecar of a shard that an earlier run has finished."""
     try:
         sidecar = load_sidecar(task.work, shard)
-        return sidecar.digest == shard.digest and sidecar.bytes == storage.size(shard_path(task.out, shard))
+        whole = sidecar.digest == shard.digest and sidecar.bytes == storage.size(shard_path(task.out, shard))
     except (OSError, ValueError, KeyError, TypeError):
-        return False  # no sidecar, or a torn one: the shard is written again
+        return None  # no sidecar, or a torn one: the shard is written again
+    return sidecar if whole else None
 
 
 def _record_bytes(row: Mapping[str, Any], task: WriteTask, indices: Mapping[str, int]) -> bytes:

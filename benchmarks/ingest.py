@@ -114,6 +114,12 @@ def memory(few: Path, many: Path) -> dict:
     }
 
 
+def line(name: str, row: dict) -> str:
+    """Returns a row of results as text."""
+    goal = f"   goal {row['goal']:.2f}" if row.get("goal") else ""
+    return f"{name:<50} {row['rate']:>8,.0f} images/s   base {row['base']:>8,.0f}   ratio {row['ratio']:.2f}{goal}"
+
+
 def bare_decode(files: Sequence[str], threads: int) -> None:
     """Reads and decodes every file, on all threads, and does nothing else."""
     from beam_jobs.decode import decode_rgb
@@ -151,7 +157,7 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _bare(case: Case, source: str) -> int:
+def _bare(_: Case, source: str) -> int:
     files = sorted(str(path) for path in Path(source).rglob("*") if path.is_file())
     bare_decode(files, len(os.sched_getaffinity(0)))
     return len(files)
@@ -188,9 +194,7 @@ def main(show: Callable[[str], object] = print) -> None:
         source = arguments.images or write_photographs(Path(scratch) / "all", many)
         sources = [subset(source, Path(scratch) / str(count), count) for count in (few, many)]
         for name, row in compare(CASES, *sources).items():
-            show(
-                f"{name:<48} {row['rate']:>8,.0f}  base {row['base']:>8,.0f}  ratio {row['ratio']:.2f}  goal {row['goal']}"
-            )
+            show(line(name, row))
 
 
 if __name__ == "__main__":

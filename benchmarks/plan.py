@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import resource
 import sys
 import tempfile
@@ -33,26 +34,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=1_000_000)
     parser.add_argument("--near-distance", type=int, default=3, help="bits, of the plan with near duplicates")
+    parser.add_argument("--json", action="store_true", help="print the results as one line of JSON at the end")
     arguments = parser.parse_args()
     options = IngestOptions(source="photos", out="dataset")
     near = dataclasses.replace(options, near_duplicates="group", near_distance=arguments.near_distance)
     start = _peak_bytes()
     with tempfile.TemporaryDirectory() as scratch:
         refs = map(_reference, range(arguments.images))
-        _show("scan", arguments.images, start, lambda: scan(refs, scratch, _BUCKET, options.shares, ""))
+        results = _show("scan", arguments.images, start, lambda: scan(refs, scratch, _BUCKET, options.shares, ""))
     examined = pa.concat_tables(_facts(arguments.images))
-    _show("plan", arguments.images, start, lambda: make_plan(examined, options))
-    _show("plan, near duplicates", arguments.images, start, lambda: make_plan(examined, near))
+    results |= _show("plan", arguments.images, start, lambda: make_plan(examined, options))
+    results |= _show("plan, near duplicates", arguments.images, start, lambda: make_plan(examined, near))
     stratified = dataclasses.replace(options, stratify=True)
-    _show("plan, stratified", arguments.images, start, lambda: make_plan(examined, stratified))
+    results |= _show("plan, stratified", arguments.images, start, lambda: make_plan(examined, stratified))
+    if arguments.json:
+        print(json.dumps(results))
 
 
-def _show(name: str, images: int, start: int, work: Callable[[], object]) -> None:
+def _show(name: str, images: int, start: int, work: Callable[[], object]) -> dict[str, dict]:
     started = time.perf_counter()
     work()
     seconds = time.perf_counter() - started
     grown = (_peak_bytes() - start) / 1e6
     print(f"{name:<24} {seconds:7.1f} s {images / seconds:12,.0f} images/s   {grown:7,.0f} MB above the start")
+    return {name: {"images": images, "seconds": seconds, "mb_above_start": grown}}
 
 
 def _peak_bytes() -> int:

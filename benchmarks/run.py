@@ -1,4 +1,4 @@
-"""`make bench`: ingest and input pipeline, each beside its base, on the same files in the same run.
+"""`make bench`: ingest, plan, peers and input pipeline, each beside its base, on the same files in the same run.
 
 Prints a table and writes it, with machine and commit, to `benchmarks/results/`. Ratios travel between machines, rates
 do not.
@@ -11,65 +11,113 @@ import json
 import logging
 import os
 import platform
-import statistics
 import subprocess
+import sys
 import tempfile
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from beam_jobs import images, ingest, manifest, storage
+from beam_jobs import ingest, manifest, storage
 from beam_jobs.options import IngestOptions
-from benchmarks.sources import write_photographs
+from benchmarks import ingest as ingest_bench
+from benchmarks.peers import compare as peers
+from benchmarks.peers.environments import DEFAULT_CACHE
+from benchmarks.peers.registry import PEERS
+from benchmarks.sources import subset, write_photographs
 from trainer import bench
 from trainer.options import InputOptions
 
 ROOT = Path(__file__).parent.parent
-ROUNDS = 3
+FEW, MANY = 500, 4500  # photographs of 500x375; the slope between the two counts
+LARGE_FEW, LARGE_MANY = 20, 120  # of 2000x1500
+MEMORY_IMAGES = (450, 4500)
+PLAN_IMAGES = 1_000_000
 
 
 def main() -> None:
-    """Measures everything and reports it."""
+    """Measures what is asked for and reports it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=Path, help="class folders to measure with; made in code when not given")
-    parser.add_argument("--count", type=int, default=2000, help="images to make")
+    parser.add_argument("--images", type=Path, help=f"at least {MANY} in class folders; made in code when not given")
+    parser.add_argument("--only", default=",".join(SECTIONS), help=f"some of {','.join(SECTIONS)}")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "latest.json")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
+    results = json.loads(arguments.out.read_text())["results"] if arguments.out.exists() else {}
     with tempfile.TemporaryDirectory() as scratch:
-        source = arguments.images or write_photographs(Path(scratch) / "photos", arguments.count)
-        values = {"machine": machine(), "commit": commit(), "images": count_files(source)}
-        results = measure(source, Path(scratch))
-        values["results"] = results
+        source = arguments.images or write_photographs(Path(scratch) / "photos", MANY)
+        for name in arguments.only.split(","):
+            results[name] = SECTIONS[name](source, Path(scratch)) | {"commit": commit()}
+            _show(name, results[name])
+    values = {"machine": machine(), "results": results}
     storage.write_bytes(str(arguments.out), (json.dumps(values, indent=2) + "\n").encode())
-    for name, row in results.items():
-        print(f"{name:<34} {row['rate']:>8,.0f} images/s   base {row['base']:>8,.0f}   ratio {row['ratio']:.2f}")
 
 
-def measure(source: Path, scratch: Path) -> dict[str, dict]:
-    """Returns name -> rate, base, ratio and what the base is."""
-    files = sorted(str(path) for path in source.rglob("*") if path.is_file())
-    threads = os.cpu_count() or 1
-    _decode_all(files, threads)  # warms the page cache and the decoder
-    ingested, decoded = [], []
-    for attempt in range(ROUNDS):
-        out = scratch / f"dataset-{attempt}"
-        options = IngestOptions(source=str(source), out=str(out), shard_mb=16)
-        ingested.append(len(files) / _seconds(lambda options=options: ingest.run(options)))
-        decoded.append(len(files) / _seconds(lambda: _decode_all(files, threads)))
-    dataset = str(scratch / "dataset-0")
-    first = next(iter(manifest.load(dataset).splits))
-    rates = bench.compare(dataset, first, InputOptions(), seconds=3.0)
+def ingest_rates(source: Path, scratch: Path) -> dict:
+    """Every way to ingest beside a bare decode, and one core beside all of them."""
+    few, many = (subset(source, scratch / f"ingest-{count}", count) for count in (FEW, MANY))
+    rows = ingest_bench.compare((*ingest_bench.CASES, ingest_bench.ONE_CORE), few, many)
+    one = rows.pop(ingest_bench.ONE_CORE.name)["rate"]
+    both = rows["ingest, copy, every fact"]["rate"]
+    rows["all cores beside one"] = {"rate": both, "base": one, "ratio": both / one, "base_is": "one core", "goal": 1.8}
+    return rows
+
+
+def large_rates(_: Path, scratch: Path) -> dict:
+    """Photographs of 2000x1500 made small, beside a bare decode."""
+    made = write_photographs(scratch / "large", LARGE_MANY, 1500, 2000)
+    few, many = (subset(made, scratch / f"large-{count}", count) for count in (LARGE_FEW, LARGE_MANY))
+    return ingest_bench.compare(ingest_bench.LARGE_CASES, few, many)
+
+
+def memory(source: Path, scratch: Path) -> dict:
+    """Peak memory with ten times the images."""
+    few, many = (subset(source, scratch / f"memory-{count}", count) for count in MEMORY_IMAGES)
+    return {"peak resident memory, ten times the images": ingest_bench.memory(few, many)}
+
+
+def plan(*_: Path) -> dict:
+    """A million references scanned and planned."""
+    command = [sys.executable, "-m", "benchmarks.plan", "--images", str(PLAN_IMAGES), "--json"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def peer_rates(source: Path, _: Path) -> dict:
+    """The ingest beside others that do the same."""
+    return peers.compare(source.absolute(), (FEW, MANY), PEERS, DEFAULT_CACHE.absolute(), say=print)
+
+
+def input_rates(source: Path, scratch: Path) -> dict:
+    """The input pipeline beside the one of the tutorials."""
+    out = str(scratch / "dataset")
+    ingest.run(IngestOptions(source=str(subset(source, scratch / "input", 2000)), out=out, shard_mb=16))
+    rates = bench.compare(out, next(iter(manifest.load(out).splits)), InputOptions(), seconds=3.0)
     return {
-        "ingest, copy, every check": _row(ingested, decoded, "bare tf.io.decode_jpeg of the same files, all cores"),
         "input pipeline, random crop 224": {
             "rate": rates.feedline,
             "base": rates.naive,
             "ratio": rates.ratio,
             "base_is": "sequential read, whole decode, float on the host",
-        },
+        }
     }
+
+
+SECTIONS: dict[str, Callable[[Path, Path], dict]] = {
+    "ingest": ingest_rates,
+    "large": large_rates,
+    "memory": memory,
+    "plan": plan,
+    "input": input_rates,
+    "peers": peer_rates,
+}
+
+
+def _show(section: str, rows: dict) -> None:
+    for name, row in rows.items():
+        if isinstance(row, dict) and "ratio" in row:
+            print(ingest_bench.line(f"{section}: {name}" if section == "peers" else name, row), flush=True)
+        elif name != "commit":
+            print(f"{name:<50} {json.dumps(row)}", flush=True)
 
 
 def machine() -> dict[str, str | int]:
@@ -81,28 +129,6 @@ def commit() -> str:
     """Returns the commit that was measured, empty outside a checkout."""
     run = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False)
     return run.stdout.strip()
-
-
-def count_files(source: Path) -> int:
-    """Returns the number of files below a folder."""
-    return sum(path.is_file() for path in source.rglob("*"))
-
-
-def _row(rates: list[float], bases: list[float], base_is: str) -> dict:
-    rate, base = statistics.median(rates), statistics.median(bases)
-    return {"rate": rate, "base": base, "ratio": rate / base, "base_is": base_is}
-
-
-def _decode_all(files: list[str], threads: int) -> None:
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(lambda path: images.decode_rgb(Path(path).read_bytes()), files):
-            pass
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def orientation(block: bytes) -> int:
     Args:
       block: the block, from its byte order mark on.
     """
-    order = _BYTE_ORDERS.get(bytes(block[:4]))
+    order = _BYTE_ORDERS.get(block[:4])
     if order is None:
         return UPRIGHT
     try:

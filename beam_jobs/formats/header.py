@@ -22,7 +22,7 @@ class Header:
       frames: 1 unless animated; 2 where nothing short of a walk through the file would tell how many more.
       has_alpha: whether some pixels may be transparent.
       bit_depth: bits a channel.
-      progressive: whether a JPEG is progressive.
+      progressive: whether a JPEG is progressive, or coded in another way that needs less than two bits a block.
       scans: passes over the pixels of a JPEG.
     """
 

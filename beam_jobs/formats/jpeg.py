@@ -11,13 +11,13 @@ from beam_jobs.formats.header import UPRIGHT, Header, bad_header
 # A 50 MB file whose profile fills whole segments has 800; hostile ones have as many as bytes.
 _MAX_SEGMENTS = 4096
 _FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
-_PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
+_SEQUENTIAL = frozenset({0xC0, 0xC1})  # with Huffman codes
 _BARE = frozenset({0x01, *range(0xD0, 0xD9)})  # TEM, RSTn, SOI: no length follows
 _EOI, _SOS, _APP1 = 0xD9, 0xDA, 0xE1
 _MODES = {1: "L", 3: "RGB", 4: "CMYK"}
 _COMPONENTS = {mode: count for count, mode in _MODES.items()}
 _MARKER = re.compile(rb"\xff[^\x00\xff]")
-_MARKER_AFTER_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # a scan may hold stuffed bytes and restarts
+_MARKER_AFTER_SCAN = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # a scan may hold stuffed bytes and restarts
 
 
 def read(data: bytes) -> Header:
@@ -73,7 +73,7 @@ def _frame(payload: bytes, marker: int) -> Header:
     if not height or not width:
         raise bad_header("jpeg", f"{width}x{height} pixels")
     return Header(
-        format="jpeg", height=height, width=width, mode=_MODES[components], progressive=marker in _PROGRESSIVE
+        format="jpeg", height=height, width=width, mode=_MODES[components], progressive=marker not in _SEQUENTIAL
     )
 
 

@@ -23,9 +23,8 @@ _KINDS = {
 }
 _DEEP_GREYS = {1: "1", 16: "I;16"}
 _DEFLATED = (b"zTXt", b"iTXt", b"iCCP")
-# What a decoder inflates although no pixel depends on it. The least that deflate makes of 8 MiB is 8 kB.
-_MAX_INFLATED = 8 << 20
-_CERTAINLY_LESS = 8 << 10
+_MAX_INFLATED = 8 << 20  # bytes that a decoder inflates although no pixel depends on them
+_CERTAINLY_LESS = _MAX_INFLATED // 1032  # deflated; the most that deflate can save, see the zlib technical notes
 
 
 @dataclass
@@ -43,7 +42,7 @@ class _Seen:
         elif kind == b"acTL":
             self.frames = max(1, int.from_bytes(data[start : start + 4], "big"))
         elif kind == b"eXIf":
-            self.orientation = exif.orientation(memoryview(data)[start : start + length])
+            self.orientation = exif.orientation(data[start : start + length])
         elif kind in _DEFLATED:
             self.deflated.append(_deflated(kind, data[start : start + length]))
 

@@ -19,7 +19,9 @@ def main() -> None:
     """Measures and reports."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument("--source", type=Path, required=True, help="class folders of images")
-    parser.add_argument("--counts", type=_counts, default=(500, 2000), help="the two sizes, in images: 500,2000")
+    parser.add_argument(
+        "--counts", type=_counts, default=(500, 2000), help="two sizes; the smaller should take seconds"
+    )
     parser.add_argument("--only", type=_names, default=tuple(PEERS), help=f"some of {','.join(PEERS)}")
     parser.add_argument("--rounds", type=_rounds, default=ROUNDS, help="runs of each at each size; the median counts")
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="directory of the environments")

@@ -158,7 +158,8 @@ def _prepare(peers: Mapping[str, Peer], cache: Path, say: Say) -> tuple[dict[str
             rows[name] = {"skipped": str(skipped)}
             say(f"{name} skipped: {skipped}")
             continue
-        runners[name] = Runner(command=(str(python), "-m", peer.module))
+        kind = ("--kind", peer.kind) if peer.kind else ()
+        runners[name] = Runner(command=(str(python), "-m", peer.module, *kind))
     return runners, rows
 
 

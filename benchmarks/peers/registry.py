@@ -14,6 +14,7 @@ class Peer:
 
     Attributes:
       module: its script.
+      kind: which kind of the script; empty for its only one.
       base_is: what its rate stands for, in the results.
       counterpart: kind of `peer_feedline` that is measured beside it.
       requirements: what its environment holds, every version pinned; None for a peer of this environment.
@@ -22,6 +23,7 @@ class Peer:
 
     module: str
     base_is: str
+    kind: str = ""
     counterpart: str = "copy-basic"
     requirements: Path | None = None
     distribution: str = ""
@@ -31,11 +33,25 @@ PEERS: dict[str, Peer] = {
     "tfx": Peer(
         module="benchmarks.peers.peer_tfx",
         base_is="TFX WriteSplit in memory, no decode check",
+        kind="plain",
+        distribution="tfx",
+    ),
+    "tfx-checked": Peer(
+        module="benchmarks.peers.peer_tfx",
+        base_is="TFX WriteSplit in memory, the same decode check",
+        kind="checked",
         distribution="tfx",
     ),
     "tfds": Peer(
         module="benchmarks.peers.peer_tfds",
         base_is="TFDS builder, no decode check",
+        kind="plain",
+        distribution="tensorflow-datasets",
+    ),
+    "tfds-checked": Peer(
+        module="benchmarks.peers.peer_tfds",
+        base_is="TFDS builder, the same decode check",
+        kind="checked",
         distribution="tensorflow-datasets",
     ),
     "img2dataset": Peer(

@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 from PIL import Image
 
-from tests.make_images import crop, encode, jpeg, png
+from tests.make_images import crop, encode, jpeg
 
 PIXELS = crop(0)  # uint8[60, 80, 3]
 HEIGHT, WIDTH = PIXELS.shape[:2]
@@ -69,7 +69,7 @@ def many_scans(count: int, side: int) -> bytes:
     scan = data.index(b"\xff\xda")
     # One Huffman code for "the next 2^14 + n blocks end here" (EOB14, symbol 0xE0), 14 bits of n after it.
     table = segment(0xC4, b"\x10" + b"\x01" + b"\x00" * 15 + b"\xe0")
-    runs = -(-((side + 7) // 8) ** 2 // 16384)
+    runs = -(-(((side + 7) // 8) ** 2) // 16384)
     coded = bytes(-(-runs * 15 // 8))
     later = segment(0xDA, b"\x01\x01\x00\x01\x3f\x00") + coded
     first_end = data.index(b"\xff\xc4", scan) if b"\xff\xc4" in data[scan:] else data.index(b"\xff\xda", scan + 2)
@@ -80,6 +80,33 @@ def exif(tags: bytes, count: int, extra: bytes = b"", order: str = "<") -> bytes
     """Returns an EXIF block of one directory."""
     head = (b"II*\x00" if order == "<" else b"MM\x00*") + struct.pack(order + "I", 8)
     return head + struct.pack(order + "H", count) + tags + struct.pack(order + "I", 0) + extra
+
+
+def orientation_tag(orientation: int) -> bytes:
+    return exif(struct.pack("<HHII", 0x0112, 3, 1, orientation), 1)
+
+
+def with_orientation(kind: str, orientation: int) -> bytes:
+    """Returns a file of a format of Pillow with an EXIF orientation."""
+    block = Image.Exif()
+    block[0x0112] = orientation
+    return encode(PIXELS, kind, exif=block)
+
+
+def oriented(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    """Returns what pixels stored with an EXIF orientation show, after the words of EXIF 2.32."""
+    # Where the first row and the first column of the stored pixels are seen.
+    seen = {
+        1: pixels,  # top, left
+        2: pixels[:, ::-1],  # top, right
+        3: pixels[::-1, ::-1],  # bottom, right
+        4: pixels[::-1],  # bottom, left
+        5: pixels.swapaxes(0, 1),  # left, top
+        6: pixels.swapaxes(0, 1)[:, ::-1],  # right, top
+        7: pixels.swapaxes(0, 1)[::-1, ::-1],  # right, bottom
+        8: pixels.swapaxes(0, 1)[::-1],  # left, bottom
+    }
+    return seen[orientation]
 
 
 def exif_jpeg(block: bytes) -> bytes:
@@ -96,7 +123,7 @@ def exif_bomb() -> bytes:
 def ycck() -> bytes:
     """Returns a CMYK JPEG whose inks are stored as YCbCr and black, inverted, as Photoshop writes them."""
     inks = np.asarray(Image.fromarray(PIXELS).convert("CMYK"))
-    # Pillow inverts what it writes. The transform of the decoder ends in one more inversion, so the YCbCr is of the inks.
+    # Pillow inverts what it writes, and the decoder what it transforms; so it is the inks that are transformed.
     stored = 255 - np.asarray(Image.fromarray(inks[..., :3]).convert("YCbCr"))
     data = bytearray(encode(Image.fromarray(np.dstack([stored, inks[..., 3]]), "CMYK"), "JPEG", quality=95))
     data[data.index(b"Adobe") + 11] = 2
@@ -115,7 +142,9 @@ def icc_profile(size: int = 560) -> bytes:
 
 
 def malformed_mpo() -> bytes:
-    return after_soi(jpeg(), segment(0xE2, b"MPF\x00II*\x00\x08\x00\x00\x00\x01\x00\x00\xb0\x07\x00\x04\x00\x00\x000100"))
+    return after_soi(
+        jpeg(), segment(0xE2, b"MPF\x00II*\x00\x08\x00\x00\x00\x01\x00\x00\xb0\x07\x00\x04\x00\x00\x000100")
+    )
 
 
 # PNG: chunks. Pillow writes few of the kinds that the format knows, so rows are packed here.
@@ -186,6 +215,11 @@ def iccp(size: int) -> bytes:
     return chunk(b"iCCP", b"profile\x00\x00" + zlib.compress(bytes(size), 9))
 
 
+def frames_chunk(count: int) -> bytes:
+    """Returns the chunk by which an animated PNG says how many frames it has."""
+    return chunk(b"acTL", struct.pack(">II", count, 0))
+
+
 def palette() -> tuple[np.ndarray, bytes]:
     """Returns indices uint8[60, 80] of 4 colours, and the PLTE chunk."""
     image = Image.fromarray(PIXELS).quantize(4)
@@ -204,14 +238,16 @@ def bilevel_png(side: int) -> bytes:
 # GIF, BMP, TIFF, WebP.
 
 
-def animated(kind: str, count: int = 3) -> bytes:
+def animated(kind: str, count: int = 3, **options) -> bytes:
     frames = [Image.fromarray(crop(seed)) for seed in range(count)]
     out = io.BytesIO()
-    frames[0].save(out, kind, save_all=True, append_images=frames[1:])
+    frames[0].save(out, kind, save_all=True, append_images=frames[1:], **options)
     return out.getvalue()
 
 
-def gif(screen: tuple[int, int] = (16, 16), frame: tuple[int, int] = (16, 16), frames: int = 1, before: bytes = b"") -> bytes:
+def gif(
+    screen: tuple[int, int] = (16, 16), frame: tuple[int, int] = (16, 16), frames: int = 1, before: bytes = b""
+) -> bytes:
     """Returns a GIF whose screen and frames, width and height, may disagree.
 
     Args:
@@ -254,7 +290,9 @@ def rle_bmp() -> bytes:
     return struct.pack("<2sIHHI", b"BM", offset + len(rows), 0, 0, offset) + head + colours + rows
 
 
-def tiff(strip: bytes, height: int, width: int, tags: dict[int, tuple[int, tuple[int, ...]]], following: int = 0) -> bytes:
+def tiff(
+    strip: bytes, height: int, width: int, tags: dict[int, tuple[int, tuple[int, ...]]], following: int = 0
+) -> bytes:
     """Returns a TIFF of one strip.
 
     Args:
@@ -277,6 +315,8 @@ def tiff(strip: bytes, height: int, width: int, tags: dict[int, tuple[int, tuple
         278: (4, (height,)),
         279: (4, (len(strip),)),
     } | tags
+    if 322 in tags:  # tiles instead of strips
+        merged = {tag: value for tag, value in merged.items() if tag not in (273, 278, 279)}
     start = 8 + len(strip) + len(strip) % 2
     behind = start + 6 + 12 * len(merged)
     entries, values = b"", b""
@@ -312,9 +352,7 @@ def many_pages(count: int) -> bytes:
     start = int.from_bytes(first[4:8], "little")
     directory = first[start : start + 2 + 12 * int.from_bytes(first[start : start + 2], "little")]
     size, end = len(directory) + 4, len(first)
-    chain = b"".join(
-        directory + struct.pack("<I", end + (n + 1) * size if n + 1 < count else 0) for n in range(count)
-    )
+    chain = b"".join(directory + struct.pack("<I", end + (n + 1) * size if n + 1 < count else 0) for n in range(count))
     return first[:4] + struct.pack("<I", end) + first[8:] + chain
 
 

@@ -137,6 +137,16 @@ def test_directories_and_what_file_managers_leave_are_passed_over(archive):
     assert found_in(archive({**files, "cat/Thumbs.db": b"x", ".git/x.jpg": b"x"})) == [("cat/a.jpg", "cat")]
 
 
+def test_directories_are_no_images(tmp_path):
+    (tmp_path / "cat.jpg").mkdir()
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        archive.add(tmp_path / "cat.jpg", "cat.jpg")
+        add(archive, "cat.jpg/a.jpg", jpeg())
+    make_zip(tmp_path / "x.zip", {"cat.jpg/": b"", "cat.jpg/a.jpg": jpeg()})
+    assert found_in(TarSource(str(tmp_path / "x.tar"), TableColumns())) == [("cat.jpg/a.jpg", "cat.jpg")]
+    assert found_in(ZipSource(str(tmp_path / "x.zip"), TableColumns())) == [("cat.jpg/a.jpg", "cat.jpg")]
+
+
 def test_an_image_in_no_folder_has_no_label(archive):
     assert found_in(archive({"a.jpg": jpeg(1), "cat/b.jpg": jpeg(2)})) == [
         ("a.jpg", "! no_label"),
@@ -255,6 +265,13 @@ def test_an_extra_column_that_cannot_be_kept_stops_everything(archive):
         list(source.entries())
 
 
+def test_of_sidecars_that_come_twice_the_first_counts(tmp_path):
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        for name, data in [("0.cls", b"first"), ("0.jpg", jpeg()), ("0.cls", b"second")]:
+            add(archive, name, data)
+    assert found_in(TarSource(str(tmp_path / "x.tar"), TableColumns())) == [("0.jpg", "first")]
+
+
 def test_every_image_of_a_sample_is_one(archive):
     files = {"0.left.jpg": jpeg(1), "0.right.jpg": jpeg(2), "0.cls": b"7", "0.depth.npy": b"x"}
     assert found_in(archive(files)) == [("0.left.jpg", "7"), ("0.right.jpg", "7")]
@@ -305,8 +322,10 @@ def test_a_zip_sidecar_that_lies_about_its_size_is_not_unpacked_further(tmp_path
 
 def test_one_sample_without_end_does_not_gather_in_memory(archive, monkeypatch):
     monkeypatch.setattr(samples_module, "_MAX_SAMPLE_MEMBERS", 2)
-    files = {f"cat/my.{number}.jpg": jpeg(number) for number in range(5)}
-    assert contents(archive(files)) == files
+    files = {f"cat/my.{number}.jpg": jpeg(number) for number in range(4)}
+    source = archive({**files, "cat/my.cls": b"late"})
+    assert contents(source) == files
+    assert found_in(source) == [*((name, "cat") for name in files), ("cat/my.cls", "! not_an_image")]
 
 
 # ------------------------------------------------------------------ hostile members
@@ -516,6 +535,13 @@ def test_forged_sizes_neither_hang_nor_allocate(tmp_path, forged):
     good = header_with(b"00000000000\0")
     message = tar_error(tmp_path, good + forged + bytes(1024))
     assert message.startswith(("is damaged at byte 512: ", "is cut short: it ends at byte "))
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_name_longer_than_any_system_allows_is_not_read(tmp_path, tar_format):
+    make_tar(tmp_path / "y.tar", {"cat/a.jpg": b"x", "x" * 70_000: b"x"}, format=tar_format)
+    message = tar_error(tmp_path, (tmp_path / "y.tar").read_bytes())
+    assert message.startswith("is damaged at byte 1024: a header claims 7")
 
 
 @pytest.mark.parametrize("data", [b"", b"no archive at all", jpeg(), b"PK\x03\x04"])

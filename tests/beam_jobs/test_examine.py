@@ -1,45 +1,85 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import google_crc32c
+import numpy as np
 import pytest
+from PIL import Image
 
-from beam_jobs import images, tables
-from beam_jobs.errors import BadImage
-from beam_jobs.examine import Examined, ExamineTask, examine_bucket, facts_path, read_image, rejects_path
-from beam_jobs.options import ImageLimits
+from beam_jobs import images, masks, tables
+from beam_jobs.examine import DIRECTORY, Examined, ExamineTask, examine_bucket, facts_path, rejects_path
+from beam_jobs.geometry import geometry
+from beam_jobs.options import ImageLimits, PixelOptions
+from beam_jobs.progress import Progress, local
+from beam_jobs.reader import Reader
 from beam_jobs.scan import Bucket, scan
+from beam_jobs.slices import Slice
+from beam_jobs.types import Annotations, ImageObject, ImageRef
 from tests.beam_jobs.make_rows import make_ref
-from tests.make_images import jpeg, png
+from tests.beam_jobs.web_server import HERE, body, serving, status
+from tests.make_images import crop, encode, jpeg, png, rotated_jpeg
 
 FILES = {"1.jpg": jpeg(1), "2.png": b"text", "3.png": jpeg(3), "4": png(4), "5.txt": jpeg(5), "6.jpg": jpeg(6)[:-9]}
+# What cannot be stored as it is, between files that can.
+MIXED = {
+    "a.jpg": jpeg(11),
+    "b.webp": encode(crop(12), "WEBP", quality=80),
+    "c.png": png(13),
+    "d.jpg": rotated_jpeg(6, seed=14),
+    "e.bmp": encode(crop(15), "BMP"),
+}
+CHANGED = ("b.webp", "d.jpg", "e.bmp")
 
 
 @pytest.fixture
 def source(tmp_path) -> Path:
-    for name, data in FILES.items():
+    for name, data in {**FILES, **MIXED}.items():
         (tmp_path / name).write_bytes(data)
     return tmp_path
 
 
 def bucket_of(source: Path, *names: str) -> Bucket:
-    refs = [make_ref(name, bytes=len(FILES.get(name, b""))) for name in names]
+    return bucket_of_refs(source, *(make_ref(name, bytes=len({**FILES, **MIXED}.get(name, b""))) for name in names))
+
+
+def bucket_of_refs(source: Path, *refs: ImageRef) -> Bucket:
     (bucket,) = scan(refs, str(source / "refs"), 100, {}, "").buckets
     return bucket
 
 
-def task_of(source: Path, **fields) -> ExamineTask:
-    values = {"base": str(source), "directory": str(source / "examined"), "limits": ImageLimits(), "threads": 2}
+def task_of(source: Path, work: str = "work", **fields) -> ExamineTask:
+    limits = fields.get("limits", ImageLimits())
+    reader = Reader(base=str(source), max_bytes=limits.max_bytes, work=str(source / work), http=HERE)
+    values = {"reader": reader, "limits": limits, "pixels": PixelOptions(), "facts": "all", "threads": 2}
     return ExamineTask(**{**values, **fields})
+
+
+def facts_of(task: ExamineTask, bucket: Bucket) -> list[dict]:
+    return tables.read(facts_path(task.reader.work, bucket)).to_pylist()
+
+
+def rejects_of(task: ExamineTask, bucket: Bucket) -> list[dict]:
+    return tables.read(rejects_path(task.reader.work, bucket)).to_pylist()
+
+
+def results(task: ExamineTask) -> dict[str, bytes]:
+    """Returns name -> content of everything an examination leaves behind."""
+    return {path.name: path.read_bytes() for path in Path(task.reader.work, DIRECTORY).iterdir()}
+
+
+def spools(task: ExamineTask) -> list[Path]:
+    return list(Path(task.reader.work, DIRECTORY).glob("spool-*"))
 
 
 def test_good_and_bad_images_go_into_their_tables_in_order(source):
     bucket, task = bucket_of(source, *FILES, "none.jpg"), task_of(source)
     total = sum(map(len, FILES.values()))
     assert examine_bucket(bucket, task) == Examined(good=4, rejected=3, bytes=total, resumed=False)
-    facts = tables.read(facts_path(task.directory, bucket))
+    facts = tables.read(facts_path(task.reader.work, bucket))
     assert facts.schema == tables.EXAMINED
     # What a file is called does not matter, only what it holds.
     assert [(row["key"], row["format"]) for row in facts.to_pylist()] == [
@@ -49,7 +89,7 @@ def test_good_and_bad_images_go_into_their_tables_in_order(source):
         ("5.txt", "jpeg"),
     ]
     assert tables.facts_of(facts.to_pylist()[2]).sha256 == images.examine(FILES["4"], ImageLimits())[1].sha256
-    rejects = tables.read(rejects_path(task.directory, bucket)).to_pylist()
+    rejects = rejects_of(task, bucket)
     assert [(row["key"], row["stage"], row["reason"], row["bytes"]) for row in rejects] == [
         ("2.png", "examine", "not_an_image", 4),
         ("6.jpg", "examine", "undecodable", len(FILES["6.jpg"])),
@@ -61,18 +101,18 @@ def test_good_and_bad_images_go_into_their_tables_in_order(source):
 def test_a_bucket_of_bad_images_has_an_empty_table_of_facts(source):
     bucket, task = bucket_of(source, "2.png"), task_of(source)
     assert examine_bucket(bucket, task).good == 0
-    facts = tables.read(facts_path(task.directory, bucket))
+    facts = tables.read(facts_path(task.reader.work, bucket))
     assert (len(facts), facts.schema) == (0, tables.EXAMINED)
 
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_results_are_the_same_bytes_each_time_with_any_number_of_threads(source, threads):
-    bucket = bucket_of(source, *FILES)
-    one, other = task_of(source), task_of(source, directory=str(source / "again"), threads=threads)
+    bucket = bucket_of(source, *FILES, *MIXED)
+    one, other = task_of(source), task_of(source, "again", threads=threads)
     for task in (one, other):
         examine_bucket(bucket, task)
-    for path in (facts_path, rejects_path):
-        assert Path(path(one.directory, bucket)).read_bytes() == Path(path(other.directory, bucket)).read_bytes()
+    assert sorted(name.partition("-")[0] for name in results(one)) == ["done", "facts", "rejects", "spool"]
+    assert results(one) == results(other)
 
 
 def test_a_finished_bucket_is_not_examined_again(source):
@@ -85,19 +125,17 @@ def test_a_finished_bucket_is_not_examined_again(source):
 def test_a_bucket_without_its_marker_is_examined_again(source):
     bucket, task = bucket_of(source, "1.jpg"), task_of(source)
     examine_bucket(bucket, task)
-    (marker,) = Path(task.directory).glob("done-*")
+    (marker,) = Path(task.reader.work, DIRECTORY).glob("done-*")
     assert json.loads(marker.read_text()) == {"good": 1, "rejected": 0, "bytes": len(FILES["1.jpg"])}
     marker.unlink()
     (source / "1.jpg").unlink()
-    assert examine_bucket(bucket, task) == Examined(good=0, rejected=1, bytes=len(FILES["1.jpg"]), resumed=False)
+    assert examine_bucket(bucket, task) == Examined(good=0, rejected=1, bytes=0, resumed=False)
 
 
 def test_a_file_over_the_limit_is_not_read_whole(source):
-    assert read_image(str(source), "1.jpg", 10) == FILES["1.jpg"][:11]
-    limits = ImageLimits(max_bytes=10)
-    bucket, task = bucket_of(source, "1.jpg"), task_of(source, limits=limits)
+    bucket, task = bucket_of(source, "1.jpg"), task_of(source, limits=ImageLimits(max_bytes=10))
     examine_bucket(bucket, task)
-    (reject,) = tables.read(rejects_path(task.directory, bucket)).to_pylist()
+    (reject,) = rejects_of(task, bucket)
     assert (reject["reason"], reject["detail"], reject["bytes"]) == (
         "too_many_bytes",
         "11 bytes; max_bytes is 10",
@@ -105,12 +143,276 @@ def test_a_file_over_the_limit_is_not_read_whole(source):
     )
 
 
-def test_a_missing_file_is_a_bad_image(source):
-    with pytest.raises(BadImage, match="^unreadable: No such file or directory$"):
-        read_image(str(source), "none.jpg", 10)
-    with pytest.raises(BadImage, match="^unreadable: Is a directory$"):
-        read_image(str(source.parent), source.name, 10)
+def test_what_is_not_a_file_is_a_reject_and_an_absolute_path_is_read_where_it_is(source):
+    (source / "folder").mkdir()
+    refs = [make_ref("folder"), make_ref("x", uri=str(source / "1.jpg")), make_ref("y", uri="/nowhere/1.jpg")]
+    bucket, task = bucket_of_refs(source, *refs), task_of(source)
+    examine_bucket(bucket, task)
+    assert [row["key"] for row in facts_of(task, bucket)] == ["x"]
+    assert [(row["key"], row["reason"], row["detail"]) for row in rejects_of(task, bucket)] == [
+        ("folder", "unreadable", "Is a directory"),
+        ("y", "unreadable", "No such file or directory"),
+    ]
 
 
-def test_an_absolute_path_is_read_where_it_is(source):
-    assert read_image("/nowhere", str(source / "1.jpg"), 10**6) == FILES["1.jpg"]
+def test_what_has_to_change_is_kept_in_the_spool_and_nothing_else(source):
+    bucket, task = bucket_of(source, *MIXED), task_of(source)
+    examine_bucket(bucket, task)
+    rows = {row["key"]: row for row in facts_of(task, bucket)}
+    assert {key for key, row in rows.items() if row["slice"]} == set(CHANGED)
+    assert {key for key, row in rows.items() if row["normalised"]} == set(CHANGED)
+    stored = {key: task.reader.read(row["uri"], row["slice"]) for key, row in rows.items()}
+    for key, data in MIXED.items():
+        expected, facts = images.examine(data, task.limits)
+        assert stored[key] == expected
+        assert rows[key]["crc32c"] == google_crc32c.value(expected)
+        assert tables.facts_of(rows[key]).sha256 == facts.sha256
+    (spool,) = spools(task)
+    assert spool.stat().st_size == sum(len(stored[key]) for key in CHANGED)  # no second copy of the rest
+
+
+def test_a_bucket_that_changes_nothing_has_no_spool(source):
+    bucket, task = bucket_of(source, "a.jpg", "c.png"), task_of(source)
+    examine_bucket(bucket, task)
+    assert spools(task) == []
+    assert [row["slice"] for row in facts_of(task, bucket)] == ["", ""]
+
+
+def test_an_image_in_a_container_stays_there_unless_it_has_to_change(source):
+    (source / "box").write_bytes(b"head" + MIXED["a.jpg"] + MIXED["b.webp"])
+    lies = [Slice(method="stored", offset=4, length=len(MIXED["a.jpg"]), path="box").text]
+    lies.append(Slice(method="stored", offset=4 + len(MIXED["a.jpg"]), length=len(MIXED["b.webp"]), path="box").text)
+    refs = [make_ref(key, slice=place) for key, place in zip(("a.jpg", "b.webp"), lies, strict=True)]
+    for name in ("a.jpg", "b.webp"):
+        (source / name).unlink()
+    bucket, task = bucket_of_refs(source, *refs), task_of(source)
+    examine_bucket(bucket, task)
+    untouched, changed = facts_of(task, bucket)
+    assert untouched["slice"] == lies[0]
+    assert Slice.parse(changed["slice"]).method == "spool"
+    assert task.reader.read("b.webp", changed["slice"]) == images.examine(MIXED["b.webp"], task.limits)[0]
+
+
+def test_an_image_that_grows_over_the_limit_when_it_is_made_plain_is_read_back_whole(source):
+    # The limit is one of files as they come; a WebP of 1 kB may well become a JPEG of 3.
+    limits = ImageLimits(max_bytes=len(MIXED["b.webp"]))
+    bucket, task = bucket_of(source, "b.webp"), task_of(source, limits=limits)
+    examine_bucket(bucket, task)
+    (row,) = facts_of(task, bucket)
+    assert row["bytes"] > limits.max_bytes
+    assert google_crc32c.value(task.reader.read(row["uri"], row["slice"])) == row["crc32c"]
+
+
+def test_a_finished_bucket_is_resumed_with_its_spool(source):
+    bucket, task = bucket_of(source, *MIXED), task_of(source)
+    first = examine_bucket(bucket, task)
+    stored = [task.reader.read(row["uri"], row["slice"]) for row in facts_of(task, bucket)]
+    for name in CHANGED:
+        (source / name).unlink()
+    assert examine_bucket(bucket, task) == replace(first, resumed=True)
+    assert [task.reader.read(row["uri"], row["slice"]) for row in facts_of(task, bucket)] == stored
+
+
+def test_a_bucket_that_broke_off_after_its_spool_gives_the_same_results(source):
+    bucket, task = bucket_of(source, *FILES, *MIXED), task_of(source)
+    examine_bucket(bucket, task)
+    whole = results(task)
+    for kept in ("spool", "spool facts", "spool facts rejects"):
+        for path in Path(task.reader.work, DIRECTORY).iterdir():
+            if path.name.partition("-")[0] not in kept:
+                path.unlink()
+        assert examine_bucket(bucket, task).resumed is False
+        assert results(task) == whole
+
+
+@pytest.mark.parametrize(
+    ("pixels", "changed"),
+    [
+        (PixelOptions(policy="resize", side_px=40), {"a.jpg", *CHANGED, "c.png"}),
+        (PixelOptions(policy="resize", side_px=60), set(CHANGED)),  # as large as they are: nothing is enlarged
+        (PixelOptions(policy="raw", side_px=24), set(MIXED)),
+    ],
+)
+def test_what_a_policy_makes_smaller_is_spooled(source, pixels, changed):
+    bucket, task = bucket_of(source, *MIXED), task_of(source, pixels=pixels)
+    examine_bucket(bucket, task)
+    rows = facts_of(task, bucket)
+    assert {row["key"] for row in rows if row["slice"]} == changed
+    for row in rows:
+        stored = task.reader.read(row["uri"], row["slice"])
+        assert (len(stored), google_crc32c.value(stored)) == (row["bytes"], row["crc32c"])
+        height, width = geometry(pixels, row["source_height"], row["source_width"]).stored
+        assert (row["height"], row["width"]) == (height, width)
+        assert row["format"] != "raw" or len(stored) == height * width * 3
+
+
+def test_basic_facts_have_no_moments_and_all_the_rest(source):
+    bucket = bucket_of(source, *MIXED)
+    full, basic = task_of(source), task_of(source, "basic", facts="basic")
+    for task in (full, basic):
+        examine_bucket(bucket, task)
+    none = {"mean_rgb": [0.0] * 3, "var_rgb": [0.0] * 3}
+    for known, less in zip(facts_of(full, bucket), facts_of(basic, bucket), strict=True):
+        dhash = {"dhash": less["dhash"]}  # of a smaller decode
+        assert less == {**known, **none, **dhash}
+        assert min(known["var_rgb"]) > 0
+
+
+def test_work_is_counted_as_it_is_done_and_when_it_is_taken_up(source):
+    bucket, task = bucket_of_refs(source, *map(make_ref, FILES), make_ref("none.jpg", bytes=999)), task_of(source)
+    local.reset()
+    outcome = examine_bucket(bucket, task)
+    assert local.read() == Progress(7, outcome.bytes, 3)
+    local.reset()
+    examine_bucket(bucket, task)
+    assert local.read() == Progress(7, 0, 3)  # done, and no byte of it read
+
+
+CLASSES = (np.arange(60 * 80).reshape(60, 80) % 7).astype(np.uint8)
+
+
+def palette_png() -> bytes:
+    image = Image.fromarray(CLASSES)
+    image.putpalette([(37 * value) % 256 for value in range(768)])
+    return encode(image, "PNG")
+
+
+MASKS = {
+    "plain.png": encode(CLASSES, "PNG"),
+    "palette.png": palette_png(),
+    "small.png": encode(CLASSES[:30], "PNG"),
+    "colours.png": png(1),
+    "text.png": b"no mask",
+    "large.png": encode(CLASSES, "PNG") + b"x" * 30_000,
+}
+
+
+@pytest.fixture
+def masked(source):
+    for name, data in MASKS.items():
+        (source / name).write_bytes(data)
+
+    def ref(mask: str, key: str = "a.jpg", **fields) -> ImageRef:
+        return make_ref(key, bytes=len(MIXED[key]), annotations=Annotations(mask=mask, **fields))
+
+    return ref
+
+
+def test_a_mask_is_checked_and_spooled_when_it_has_to_change(source, masked):
+    bucket = bucket_of_refs(source, masked("plain.png"), masked("palette.png", "c.png"), make_ref("1.jpg"))
+    task = task_of(source)
+    examine_bucket(bucket, task)
+    plain, changed, without = facts_of(task, bucket)
+    assert (plain["slice"], plain["mask_slice"]) == ("", "")
+    assert plain["mask_crc32c"] == google_crc32c.value(MASKS["plain.png"])
+    assert changed["slice"] == ""
+    stored = task.reader.read("palette.png", changed["mask_slice"])
+    assert changed["mask_crc32c"] == google_crc32c.value(stored)
+    assert stored == masks.encode(CLASSES)
+    assert (without["mask_slice"], without["mask_crc32c"]) == ("", 0)
+
+
+def test_a_mask_goes_where_its_image_goes(source, masked):
+    pixels = PixelOptions(policy="raw", side_px=24)
+    bucket, task = bucket_of_refs(source, masked("plain.png")), task_of(source, pixels=pixels)
+    examine_bucket(bucket, task)
+    (row,) = facts_of(task, bucket)
+    stored = task.reader.read("plain.png", row["mask_slice"])
+    assert stored == masks.encode(masks.move(CLASSES, geometry(pixels, 60, 80)))
+    (spool,) = spools(task)
+    assert spool.stat().st_size == row["bytes"] + len(stored)
+
+
+@pytest.mark.parametrize(
+    ("mask", "reason", "detail"),
+    [
+        ("small.png", "bad_mask", "mask: 80x30 pixels; the image has 80x60"),
+        ("colours.png", "bad_mask", "mask: row 0, column 0 has the colour"),
+        ("text.png", "bad_mask", "mask: it starts with b'no mask'"),
+        ("none.png", "unreadable", "mask none.png: No such file or directory"),
+        ("large.png", "bad_mask", "mask large.png: 20001 bytes; max_bytes is 20000"),
+    ],
+)
+def test_an_image_with_a_bad_mask_is_rejected(source, masked, mask, reason, detail):
+    bucket, task = (
+        bucket_of_refs(source, masked(mask), make_ref("c.png")),
+        task_of(source, limits=ImageLimits(max_bytes=20_000)),
+    )
+    assert (examine_bucket(bucket, task).good, len(rejects_of(task, bucket))) == (1, 1)
+    (reject,) = rejects_of(task, bucket)
+    assert (reject["key"], reject["stage"], reject["reason"]) == ("a.jpg", "examine", reason)
+    assert reject["detail"].startswith(detail)
+    assert spools(task) == []
+
+
+BOX = ImageObject(label="cat", bbox=(10.0, 10.0, 30.0, 30.0))
+
+
+@pytest.mark.parametrize(
+    ("key", "said", "detail"),
+    [
+        ("a.jpg", Annotations(objects=(BOX,), size=(60, 80)), ""),
+        ("a.jpg", Annotations(objects=(replace(BOX, bbox=(10.0, 10.0, 95.0, 30.0)),)), "object 0 (cat): the box"),
+        ("a.jpg", Annotations(objects=(), size=(80, 60)), "the annotations are of an image of 60x80 pixels"),
+        # Boxes are of the upright image: this one lies on its side in its file.
+        ("d.jpg", Annotations(objects=(BOX,), size=(80, 60)), ""),
+        ("d.jpg", Annotations(objects=(BOX,), size=(60, 80)), "the annotations are of an image of 80x60 pixels"),
+    ],
+)
+def test_what_is_said_of_an_image_must_fit_it(source, key, said, detail):
+    bucket, task = bucket_of_refs(source, make_ref(key, annotations=said)), task_of(source)
+    examine_bucket(bucket, task)
+    rejects = rejects_of(task, bucket)
+    assert [row["reason"] for row in rejects] == (["bad_annotation"] if detail else [])
+    assert all(row["detail"].startswith(detail) for row in rejects)
+    assert [tables.annotations_of(row["annotations"]) for row in facts_of(task, bucket)] == ([] if detail else [said])
+
+
+def url_refs(source: Path, server, *paths: str) -> Bucket:
+    return bucket_of_refs(source, *(make_ref(path[1:], uri=server.url(path), bytes=0) for path in paths))
+
+
+def test_what_cost_a_download_is_spooled_and_counted(source):
+    with serving({"/a.jpg": body(MIXED["a.jpg"]), "/m.png": body(MASKS["plain.png"])}) as server:
+        said = Annotations(mask=server.url("/m.png"))
+        bucket = bucket_of_refs(source, make_ref("a", uri=server.url("/a.jpg"), bytes=0, annotations=said))
+        task = task_of(source)
+        outcome = examine_bucket(bucket, task)
+        assert sum(server.seen.values()) == 2
+    assert outcome == Examined(good=1, rejected=0, bytes=len(MIXED["a.jpg"]), resumed=False)
+    (row,) = facts_of(task, bucket)
+    assert row["normalised"] == ""  # not changed, but dear
+    assert Slice.parse(row["slice"]).method == Slice.parse(row["mask_slice"]).method == "spool"
+    assert task.reader.read(row["uri"], row["slice"]) == MIXED["a.jpg"]
+    assert task.reader.read("", row["mask_slice"]) == MASKS["plain.png"]
+
+
+def test_a_bucket_with_an_image_that_was_not_fetched_is_tried_again(source):
+    with serving({"/a.jpg": body(MIXED["a.jpg"]), "/b.jpg": status(503)}) as server:
+        bucket, task = url_refs(source, server, "/a.jpg", "/b.jpg"), task_of(source)
+        for _ in range(2):  # it stays undone as long as the server is down
+            assert examine_bucket(bucket, task) == Examined(
+                good=1, rejected=1, bytes=len(MIXED["a.jpg"]), resumed=False
+            )
+            assert [row["reason"] for row in rejects_of(task, bucket)] == ["not_fetched"]
+        server.pages["/b.jpg"] = body(FILES["1.jpg"])
+        assert examine_bucket(bucket, task).good == 2
+        assert rejects_of(task, bucket) == []
+    assert examine_bucket(bucket, task).resumed  # and needs no server any more
+
+
+def test_a_bad_image_that_was_fetched_is_not_fetched_again(source):
+    with serving({"/a.jpg": body(b"no image")}) as server:
+        bucket, task = url_refs(source, server, "/a.jpg"), task_of(source)
+        assert examine_bucket(bucket, task).rejected == 1
+    assert examine_bucket(bucket, task) == Examined(good=0, rejected=1, bytes=8, resumed=True)
+
+
+def test_results_move_with_their_work_directory(source):
+    bucket, task = bucket_of(source, *MIXED), task_of(source)
+    first = examine_bucket(bucket, task)
+    shutil.move(source / "work", source / "elsewhere")
+    moved = task_of(source, "elsewhere")
+    assert examine_bucket(bucket, moved) == replace(first, resumed=True)
+    stored = [moved.reader.read(row["uri"], row["slice"]) for row in facts_of(moved, bucket)]
+    assert stored == [images.examine(data, task.limits)[0] for data in MIXED.values()]

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import io
 import os
 import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from beam_jobs.errors import SourceError
 from beam_jobs.fingerprint import source_fingerprint
 from beam_jobs.options import ImageLimits, TableColumns
 from tests.beam_jobs.make_rows import make_options
+from tests.beam_jobs.object_store import SCHEME
 
 
 @pytest.fixture
@@ -109,6 +112,63 @@ def test_no_more_than_the_largest_file_allowed_is_read(source):
     before = fingerprint(source, limits=limits)
     (source / "cat" / "a.jpg").write_bytes(b"x" * 500)
     assert fingerprint(source, limits=limits) == before
+
+
+MASKED = TableColumns(mask="mask", weight="weight")
+
+
+@pytest.fixture
+def masked(source) -> Path:
+    (source / "mask.png").write_bytes(b"classes")
+    (source / "table.csv").write_text("image,label,mask,weight\ncat/a.jpg,cat,mask.png,1\n")
+    return source / "table.csv"
+
+
+def test_what_is_in_a_mask_is_part_of_the_fingerprint(source, masked):
+    before = fingerprint(masked, columns=MASKED)
+    os.utime(source / "mask.png", (1, 1))
+    assert fingerprint(masked, columns=MASKED) == before
+    (source / "mask.png").write_bytes(b"CLASSES")
+    assert fingerprint(masked, columns=MASKED) != before
+
+
+def test_what_is_said_of_an_image_is_part_of_the_fingerprint(masked):
+    before = fingerprint(masked, columns=MASKED)
+    masked.write_text(masked.read_text().replace(",1\n", ",2\n"))
+    assert fingerprint(masked, columns=MASKED) != before
+
+
+def test_the_mask_of_one_image_is_not_mistaken_for_an_image(source, masked):
+    (source / "mask.png").write_bytes((source / "cat" / "a.jpg").read_bytes()[::-1])
+    before = fingerprint(masked, columns=MASKED)
+    for name in ("mask.png", "cat/a.jpg"):
+        (source / name).write_bytes((source / name).read_bytes()[::-1])
+    assert fingerprint(masked, columns=MASKED) != before
+
+
+def pack(path: Path, data: bytes, comment: str = "") -> Path:
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT, pax_headers={"comment": comment}) as archive:
+        for name, content in (("a.jpg", data), ("a.cls", b"7")):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def test_where_an_image_lies_in_an_archive_changes_nothing(tmp_path):
+    archive = tmp_path / "photos.tar"
+    plain, moved = fingerprint(pack(archive, b"one")), fingerprint(pack(archive, b"one", "x" * 2000))
+    assert plain == moved
+    assert fingerprint(pack(archive, b"two")) != plain
+
+
+def test_the_content_of_a_remote_source_is_part_of_the_fingerprint(source):
+    table = f"{SCHEME}://{source}/table.csv"
+    (source / "table.csv").write_text("image,label\ncat/a.jpg,cat\n")
+    before = fingerprint(table)
+    assert fingerprint(source / "table.csv") == before
+    (source / "cat" / "a.jpg").write_bytes(b"edited")
+    assert fingerprint(table) != before
 
 
 def test_a_missing_source_has_no_fingerprint(tmp_path):

@@ -138,12 +138,15 @@ def test_an_error_without_words_is_named_by_its_kind(error):
         run(nothing, make_pipeline=fail)
 
 
-def test_an_error_for_people_is_passed_on_as_it_is():
-    def fail():
-        raise SourceError("the whole explanation")
+def explained(number=0):
+    raise SourceError("the whole explanation")
 
+
+def test_an_error_for_people_is_passed_on_as_it_is():
     with pytest.raises(SourceError, match="^the whole explanation$"):
-        run(nothing, make_pipeline=fail)
+        run(nothing, make_pipeline=explained)
+    with pytest.raises(SourceError, match="^the whole explanation$"):
+        run(explained)
 
 
 def interrupted(number):

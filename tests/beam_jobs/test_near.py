@@ -203,8 +203,8 @@ def test_a_large_cluster_is_dealt_with_in_pieces(monkeypatch):
     images = looks(hashes)
     gone = near.surplus(images, near.find(images, 8), 8, np.zeros(1050, bool), np.ones(1050, bool))
     stay = np.flatnonzero(~gone)
-    assert len(stay) < 200
-    assert all(images.alike(image, stay, 8).any() for image in np.flatnonzero(gone))
+    assert len(stay) < 35  # 5 in one piece; 40 in pieces of hashes that are not sorted
+    assert all(images.alike(image, stay[stay < image], 8).any() for image in np.flatnonzero(gone))
 
 
 @settings(max_examples=50, deadline=None)

@@ -120,6 +120,16 @@ def test_a_damaged_container_is_refused_every_time(tmp_path, packing):
             plain.plain_path(str(path), packing)
 
 
+def test_a_container_that_was_refused_is_not_unpacked_again_for_each_image(tmp_path):
+    path = tmp_path / "box"
+    good = gzip.compress(b"data")
+    for content in (bytes(len(good)), good):  # the same size and time: the same file, as far as anyone looks
+        path.write_bytes(content)
+        os.utime(path, ns=(1, 2))
+        with pytest.raises(SourceError, match="cannot be unpacked past byte 0"):
+            plain.plain_path(str(path), "gzip")
+
+
 @pytest.mark.parametrize("packing", ["gzip", "bzip2", "xz", "zlib"])
 def test_a_bomb_is_refused_before_it_fills_the_disk(tmp_path, packing):
     path = tmp_path / "box"

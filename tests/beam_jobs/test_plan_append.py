@@ -157,6 +157,16 @@ def test_sets_are_named_after_existing_members():
     assert column(again, "near")["last"] == column(after, "near")["two"]
 
 
+def test_clusters_that_grow_into_one_take_the_smaller_name():
+    options = replace(HALVES, near_duplicates="report")
+    ends = [0, 1, 0b11_1111 << 20, 0b11_1110 << 20]
+    existing = first(*((make_ref(f"{n}"), looking_like(bits)) for n, bits in enumerate(ends)), options=options)
+    names = column(existing, "near")
+    assert names["0"] == names["1"] != names["2"] == names["3"]
+    after = column(published(append(existing, options, (make_ref("new"), looking_like(0b111 << 20)))), "near")
+    assert {after[key] for key in ("0", "1", "2", "3", "new")} == {min(names["0"], names["2"])}
+
+
 def test_names_of_near_clusters_outlast_a_run_without_them():
     existing = first(
         (make_ref("1"), looking_like()),
@@ -192,8 +202,9 @@ def test_splits_of_another_dataset_are_refused():
 
 def test_stratified_cuts_count_new_images_alone():
     options = replace(HALVES, stratify=True)
-    plan = append(first(options=options), options, *many(20, start=100))
-    assert [len(split.images) for split in plan.splits] == [10, 10]
+    plan = append(first(options=options), options, *many(80, start=100))
+    labels = [sorted(split.images["label"].to_pylist()) for split in plan.splits]
+    assert labels == [["a"] * 20 + ["b"] * 20] * 2
 
 
 @settings(max_examples=20, deadline=None)

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from beam_jobs import manifest, record, tables, tfrecord
+from beam_jobs.decode import decode_rgb
 from beam_jobs.errors import CorruptDataset
-from beam_jobs.images import decode_rgb
-from beam_jobs.publish import producer, publish, reason_counts, rejects_table
-from beam_jobs.types import Reject
-from beam_jobs.write import shard_path, write_shard
+from beam_jobs.options import HttpOptions
+from beam_jobs.publish import Found, producer, publish, reason_counts, rejects_table
+from beam_jobs.types import Annotations, Reject
+from beam_jobs.write import shard_path, sidecar_path, write_shard
 from tests.beam_jobs.conftest import OPTIONS
+from tests.beam_jobs.make_rows import make_ref
 from tests.beam_jobs.runs import files_under
 
 NO_REJECTS = tables.REJECTS.empty_table()
@@ -29,9 +31,10 @@ def written(stages):
     return stages
 
 
-def publish_it(stages, rejects=NO_REJECTS, found=24, **options):
+def publish_it(stages, rejects=NO_REJECTS, found=24, label_kind="single", **options):
     options = replace(OPTIONS, out=stages.task.out, **options)
-    return publish(options, stages.plan, stages.shards, rejects, found, stages.task.work)
+    held = Found(images=found, label_kind=label_kind, work=stages.task.work)
+    return publish(options, stages.plan, stages.shards, rejects, held)
 
 
 def test_the_manifest_describes_the_files(written):
@@ -81,23 +84,76 @@ def test_publishing_twice_writes_the_same_files(written):
 
 
 def test_options_of_one_run_stay_out_of_the_manifest(written):
-    result = publish_it(written, threads=7, bucket_images=3)
+    http = HttpOptions(retries=9)
+    result = publish_it(written, threads=7, bucket_images=3, overwrite=True, http=http)
     assert set(result.options) == {
-        *("source_kind", "columns", "splits", "seed", "shard_mb", "shards"),
-        *("duplicates", "max_reject_ratio", "limits"),
+        *("source_kind", "columns", "splits", "stratify", "seed", "shard_mb", "shards", "pixels", "facts"),
+        *("duplicates", "near_duplicates", "near_distance", "max_reject_ratio", "limits"),
     }
     assert result.options_digest == OPTIONS.digest()
+    assert result.label_kind == "single"
     assert result.source == OPTIONS.source
 
 
-def test_a_shard_that_is_not_what_was_written_stops_the_publishing(written):
-    path = Path(shard_path(written.task.out, written.shards[1]))
+def damage(stages):
+    path = Path(shard_path(stages.task.out, stages.shards[1]))
     data = bytearray(path.read_bytes())
     data[100] ^= 1
     path.write_bytes(bytes(data))
+
+
+def lose_shard(stages):
+    Path(shard_path(stages.task.out, stages.shards[1])).unlink()
+
+
+def lose_sidecar(stages):
+    Path(sidecar_path(stages.task.work, stages.shards[1])).unlink()
+
+
+@pytest.mark.parametrize("harm", [damage, lose_shard, lose_sidecar], ids=lambda f: f.__name__)
+def test_a_shard_that_is_not_what_was_written_stops_the_publishing(written, harm):
+    path = Path(shard_path(written.task.out, written.shards[1]))
+    harm(written)
     with pytest.raises(CorruptDataset, match=rf"^{path} is not what was written to it; check the disk, then run the"):
         publish_it(written)
     assert not manifest.is_published(written.task.out)
+    # The next run takes up the other shards and writes this one again.
+    assert [write_shard(task, written.task) for task in written.shards] == [False, True, False, False]
+    publish_it(written)
+
+
+def with_column(stages, name, values):
+    """Puts values, by key, into a column of the plan; the rest of the rows keep theirs."""
+
+    def changed(images):
+        rows = zip(images["key"].to_pylist(), images[name].to_pylist(), strict=True)
+        column = [values.get(key, before) for key, before in rows]
+        return images.set_column(images.schema.get_field_index(name), images.schema.field(name), [column])
+
+    splits = tuple(replace(split, images=changed(split.images)) for split in stages.plan.splits)
+    stages.plan = replace(stages.plan, splits=splits)
+
+
+def test_an_image_of_several_classes_counts_in_each(written):
+    def cell(*labels):
+        return tables.ref_row(make_ref(annotations=Annotations(labels=labels)))["annotations"]
+
+    keys = [key for split in written.plan.splits for key in split.images["key"].to_pylist()]
+    with_column(written, "annotations", {keys[0]: cell("a", "b"), keys[1]: cell("b"), keys[2]: cell()})
+    splits = publish_it(written, label_kind="multi").splits
+    assert splits["train"].classes == {"a": 1, "b": 2}
+    assert splits["eval"].classes == {}
+
+
+def test_without_labels_there_is_no_class_histogram(written):
+    result = publish_it(written, label_kind="none")
+    assert [info.classes for info in result.splits.values()] == [{}, {}]
+    assert manifest.load(written.task.out).label_kind == "none"
+
+
+def test_basic_facts_give_no_channel_statistics(written):
+    assert publish_it(written, facts="basic").channels is None
+    assert json.loads(Path(written.task.out, "dataset.json").read_text())["channels"] is None
 
 
 def test_strays_in_the_split_directories_are_removed(written):
@@ -116,10 +172,13 @@ def test_counts_add_up(written):
     plan = replace(
         written.plan, splits=(replace(split, images=images), written.plan.splits[1]), dropped=images.slice(0, 2)
     )
-    written.plan = replace(plan, clusters=3, cluster_images=7, label_conflicts=1)
+    near = {"near_clusters": 2, "near_images": 5, "near_dropped": 1}  # of the two that are dropped
+    written.plan = replace(plan, clusters=3, cluster_images=7, label_conflicts=1, **near)
     rejects = rejects_table(NO_REJECTS, (REJECT, replace(REJECT, key="a"), replace(REJECT, key="c", reason="no_label")))
     counts = publish_it(written, rejects, found=29).counts
-    assert (counts.found, counts.written, counts.rejected, counts.duplicates_dropped) == (29, 24, 3, 2)
+    assert (counts.found, counts.written, counts.rejected, counts.dropped) == (29, 24, 3, 2)
+    assert (counts.duplicates_dropped, counts.near_dropped) == (1, 1)
+    assert (counts.near_clusters, counts.near_images) == (2, 5)
     assert counts.rejects == {"too_small": 2, "no_label": 1}
     assert counts.normalised == {"alpha": 2, "format": 1}
     assert (counts.duplicate_clusters, counts.duplicate_images, counts.label_conflicts) == (3, 7, 1)

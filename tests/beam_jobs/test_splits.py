@@ -137,12 +137,11 @@ def test_each_class_is_cut_on_its_own():
 
 
 def test_a_unit_of_several_classes_belongs_to_the_most_frequent_one():
-    # Ten units of class 0 and ten of class 1, each with a single image of the other class.
-    units = units_of([3] * 20)
-    classes = [0, 0, 1] * 10 + [1, 0, 1] * 10
-    places = np.array(assign(units, classes=classes)).reshape(20, 3)
-    assert (places == places[:, :1]).all()
-    assert [np.bincount(part[:, 0], minlength=3).tolist() for part in (places[:10], places[10:])] == [[8, 1, 1]] * 2
+    # Ten units of class 0 with an image of class 1 each, and ten images of class 1.
+    places = np.array(assign(units_of([3] * 10 + [1] * 10), classes=[0, 0, 1] * 10 + [1] * 10))
+    assert (places[:30].reshape(10, 3) == places[:30:3, None]).all()
+    assert np.bincount(places[:30], minlength=3).tolist() == [24, 3, 3]
+    assert np.bincount(places[30:], minlength=3).tolist() == [8, 1, 1]
 
 
 def test_of_equally_frequent_classes_a_unit_belongs_to_the_first():

@@ -171,6 +171,9 @@ def test_class_indices_become_names_and_those_that_are_not_known_are_rejected(pr
 
 def test_the_splits_count_when_a_split_column_is_named(prepared):
     assert {entry.split for entry in references(TfdsSource(str(prepared), TableColumns()))} == {""}
+    feature = references(TfdsSource(str(prepared), TableColumns(split="meta/name", key="meta/name")))
+    assert feature
+    assert all(entry.split == entry.key for entry in feature)
     source = TfdsSource(str(prepared), TableColumns(label="", split="any"))
     source.check()
     found = numbers(source)
@@ -294,6 +297,18 @@ def test_a_published_dataset_is_read_back(dataset):
     rows = pq.read_table(dataset / "images.parquet").to_pylist()
     found = {entry.key: (entry.label, entry.split) for entry in source.entries()}
     assert found == {row["key"]: (row["label"], row["split"]) for row in rows}
+
+
+def test_customary_names_count_among_features_of_one_type(dataset):
+    kinds = {"thumb": "image_feature.Image", "mood": "class_label_feature.ClassLabel"}
+
+    def add(values):
+        for name, kind in kinds.items():
+            values["featuresDict"]["features"][name] = {"pythonClassName": f"tensorflow_datasets.core.features.{kind}"}
+
+    source = TfdsSource(str(edit(dataset, "features.json", add)), TableColumns())
+    source.check()
+    assert {entry.label for entry in source.entries()} == {"china", "flower"}
 
 
 def test_a_directory_with_features_is_guessed(prepared):

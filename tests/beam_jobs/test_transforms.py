@@ -25,7 +25,7 @@ def run(transform, expected) -> dict[str, int]:
 
 def test_buckets_are_examined_once_and_then_resumed(stages, photos, tmp_path):
     sizes = [path.stat().st_size for path in sorted(photos.rglob("*.*g"))]
-    fresh = replace(stages.examine_task, directory=str(tmp_path / "fresh"))
+    fresh = replace(stages.examine_task, reader=replace(stages.examine_task.reader, work=str(tmp_path / "fresh")))
     done = [
         Examined(good=10, rejected=0, bytes=sum(sizes[:10]), resumed=False),
         Examined(good=10, rejected=0, bytes=sum(sizes[10:20]), resumed=False),
@@ -50,7 +50,8 @@ def test_shards_are_written_once_and_then_resumed(stages):
 
 
 def test_a_shard_that_fails_leaves_a_note_and_no_element(stages, tmp_path):
-    counters = run(WriteShards(tuple(stages.shards[:1]), replace(stages.task, base=str(tmp_path))), [])
+    task = replace(stages.task, reader=replace(stages.task.reader, base=str(tmp_path)))
+    counters = run(WriteShards(tuple(stages.shards[:1]), task), [])
     assert counters == {"failed_shards": 1}
     (note,) = failures(stages.task.work)
     assert note.endswith("changed while it was being ingested (No such file or directory); run it again")

@@ -157,6 +157,17 @@ def test_what_breaks_on_the_way_is_asked_for_again(server, page, detail):
     assert found.endswith("; 2 attempts")
 
 
+def test_what_a_server_says_is_shown_short_and_printable(server):
+    def page(handler: Handler) -> None:
+        handler.raw(b"\x1b[31m" + b"x" * 60_000 + b"\r\n\r\n")
+        handler.close_connection = True
+
+    server.pages["/x"] = page
+    detail = failure(server, "/x")[1]
+    assert detail.isprintable()
+    assert len(detail) < 150
+
+
 def test_a_server_that_is_not_there_is_asked_again():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -165,9 +176,14 @@ def test_a_server_that_is_not_there_is_asked_again():
             web.fetch(f"http://127.0.0.1:{port}/x", HttpOptions(timeout_s=0.2, retries=1, allow_private=True), 1)
 
 
-def test_an_unknown_host_is_not_asked_for_again():
-    with pytest.raises(BadImage, match=r"^not_fetched: nowhere.invalid is no known host: .*; 1 attempt$"):
-        web.fetch("http://nowhere.invalid/x", HERE, 1)
+@pytest.mark.parametrize(("code", "attempts"), [(socket.EAI_NONAME, "1 attempt"), (socket.EAI_AGAIN, "3 attempts")])
+def test_an_unknown_host_is_asked_for_again_only_when_the_name_server_is_at_fault(monkeypatch, code, attempts):
+    def look_up(*_, **__):
+        raise socket.gaierror(code, "no answer")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with pytest.raises(BadImage, match=rf"^not_fetched: nowhere.invalid is no known host: .*no answer; {attempts}$"):
+        web.fetch("http://nowhere.invalid/x", HttpOptions(retries=2), 1)
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,29 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import google_crc32c
+import numpy as np
 import pytest
+from PIL import Image
 
-from beam_jobs import record, tables, tfrecord
+from beam_jobs import images, masks, record, tables, tfrecord
 from beam_jobs.errors import SourceChanged
+from beam_jobs.examine import ExamineTask, examine_bucket, facts_path
+from beam_jobs.geometry import geometry
+from beam_jobs.options import ImageLimits, PixelOptions
+from beam_jobs.progress import Progress, local
+from beam_jobs.reader import Reader
+from beam_jobs.scan import scan
+from beam_jobs.types import Annotations, ImageObject
 from beam_jobs.write import (
+    ShardTask,
+    WriteTask,
     failures,
     load_sidecar,
     note_failure,
@@ -19,7 +32,8 @@ from beam_jobs.write import (
     sidecar_path,
     write_shard,
 )
-from tests.make_images import jpeg
+from tests.beam_jobs.make_rows import make_ref
+from tests.make_images import crop, encode, jpeg, png, rotated_jpeg
 
 
 def test_a_task_a_shard_in_order_of_splits(stages):
@@ -42,11 +56,39 @@ def test_the_digest_of_a_task_follows_its_rows_and_the_salt(stages, tmp_path):
     assert before == [task.digest for task in stages.shards]
     assert set(before).isdisjoint(digests(stages.plan, "other"))
     train, other = stages.plan.splits
-    for name in ("key", "uri", "sha256", "source_sha256", "label", "extra"):
+    names = ("key", "uri", "sha256", "source_sha256", "label", "label_index", "extra", "annotations", "mask_crc32c")
+    for name in names:
         column = train.images[name].to_pylist()
-        images = train.images.set_column(train.images.schema.get_field_index(name), name, [["changed", *column[1:]]])
+        changed = ["changed" if isinstance(column[0], str) else column[0] + 1, *column[1:]]
+        images = train.images.set_column(train.images.schema.get_field_index(name), name, [changed])
         after = digests(replace(stages.plan, splits=(replace(train, images=images), other)))
         assert [one == two for one, two in zip(before, after, strict=True)] == [False, True, True, True], name
+
+
+def test_the_digest_of_a_task_follows_the_classes_where_rows_name_them(stages, tmp_path):
+    # The rows say `dog`, the records say 1: one more class, and the same rows give other bytes.
+    def digests(plan):
+        return [task.digest for task in shard_tasks(plan, str(tmp_path / "plan"), "salt")]
+
+    train, other = stages.plan.splits
+    said = tables.ref_row(make_ref(annotations=Annotations(labels=("dog",))))["annotations"]
+    column = [said, *[""] * (len(train.images) - 1)]
+    images = train.images.set_column(train.images.schema.get_field_index("annotations"), "annotations", [column])
+    plan = replace(stages.plan, splits=(replace(train, images=images), other), labels=("cat", "dog"))
+    more = replace(plan, labels=("ant", "cat", "dog"))
+    same = [one == two for one, two in zip(digests(plan), digests(more), strict=True)]
+    assert same == [False, True, True, True]  # images of one label carry its index
+
+
+def test_new_shards_are_numbered_after_those_that_are_there(stages, tmp_path):
+    tasks = shard_tasks(stages.plan, str(tmp_path / "plan"), "salt", {"train": 3})
+    assert [(task.split, task.name) for task in tasks] == [
+        ("train", "data-00003-of-00005.tfrecord"),
+        ("train", "data-00004-of-00005.tfrecord"),
+        ("eval", "data-00000-of-00002.tfrecord"),
+        ("eval", "data-00001-of-00002.tfrecord"),
+    ]
+    assert [task.digest for task in tasks] == [task.digest for task in stages.shards]
 
 
 def test_a_shard_holds_the_planned_images_with_their_own_bytes(stages, photos):
@@ -68,6 +110,7 @@ def test_a_shard_holds_the_planned_images_with_their_own_bytes(stages, photos):
     assert sidecar.offsets == tuple(offset for offset, _ in records)
     assert (sidecar.records, sidecar.bytes) == (len(planned), path.stat().st_size)
     assert sidecar.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert sidecar.crc32c == google_crc32c.value(path.read_bytes())
     assert sidecar.digest == task.digest
 
 
@@ -81,7 +124,8 @@ def test_no_temporary_file_is_left_and_none_is_made_in_the_split(stages):
 @pytest.mark.parametrize("threads", [1, 5])
 def test_the_number_of_threads_does_not_show(stages, tmp_path, threads):
     task = stages.shards[0]
-    other = replace(stages.task, out=str(tmp_path / "b"), work=str(tmp_path / "b/_work"), threads=threads)
+    reader = replace(stages.task.reader, work=str(tmp_path / "b/_work"))
+    other = replace(stages.task, out=str(tmp_path / "b"), reader=reader, threads=threads)
     write_shard(task, stages.task)
     write_shard(task, other)
     assert Path(shard_path(stages.task.out, task)).read_bytes() == Path(shard_path(other.out, task)).read_bytes()
@@ -150,11 +194,11 @@ def test_a_changed_image_stops_the_shard_and_leaves_no_file(stages, photos, tmp_
     shutil.copytree(photos, copy)
     victim = stages.plan.splits[0].shard(0)["uri"][0].as_py()
     (copy / victim).unlink()
-    if data:
+    if data is not None:
         (copy / victim).write_bytes(data)
     message = rf"^{victim} changed while it was being ingested \({detail}\); run it again$"
     with pytest.raises(SourceChanged, match=message):
-        write_shard(stages.shards[0], replace(stages.task, base=str(copy)))
+        write_shard(stages.shards[0], replace(stages.task, reader=replace(stages.task.reader, base=str(copy))))
     assert list(Path(stages.task.out).rglob("*.tfrecord")) == []
     assert list(Path(stages.task.out).rglob("*.tmp")) == []
 
@@ -176,3 +220,161 @@ def test_failures_are_noted_once_a_shard_and_read_in_order(stages):
     for index in (1, 0, 1):
         note_failure(stages.shards[index], stages.task, SourceChanged(f"shard {index}: ä changed"))
     assert failures(stages.task.work) == ["shard 0: ä changed", "shard 1: ä changed"]
+
+
+def test_work_is_counted_as_it_is_done_and_when_it_is_taken_up(stages):
+    task = stages.shards[0]
+    count = len(tables.read(task.plan_path))
+    local.reset()
+    write_shard(task, stages.task)
+    assert local.read() == Progress(count, load_sidecar(stages.task.work, task).bytes, 0)
+    local.reset()
+    write_shard(task, stages.task)
+    assert local.read() == Progress(count, 0, 0)  # or the time left would count what is done already
+
+
+CLASSES = (np.arange(60 * 80).reshape(60, 80) % 5).astype(np.uint8)
+FILES = {
+    "a.jpg": jpeg(21),
+    "b.webp": encode(crop(22), "WEBP"),
+    "c.png": png(23),
+    "d.jpg": rotated_jpeg(6, seed=24),
+    "plain.png": encode(CLASSES, "PNG"),
+    "colours.png": encode(np.repeat(CLASSES[..., None], 3, axis=2), "PNG"),
+}
+LABELS = ("ant", "bee", "cat")
+COPY = PixelOptions()
+
+
+@pytest.fixture
+def prepare(tmp_path):
+    """Returns a function that examines references and plans them as one shard; nothing is written yet."""
+    for name, data in FILES.items():
+        (tmp_path / name).write_bytes(data)
+    reader = Reader(base=str(tmp_path), max_bytes=10**6, work=str(tmp_path / "out" / "_work"))
+
+    def prepare(*refs, pixels=COPY, **fields) -> tuple[ShardTask, WriteTask]:
+        (bucket,) = scan(refs, str(tmp_path / "refs"), 100, {}, "").buckets
+        task = ExamineTask(reader=reader, limits=ImageLimits(), pixels=pixels, facts="all", threads=1)
+        assert examine_bucket(bucket, task).rejected == 0
+        rows = [
+            {**row, "cluster": "", "near": "", "label_index": LABELS.index(row["label"]) if row["label"] else -1}
+            for row in tables.read(facts_path(reader.work, bucket)).to_pylist()
+        ]
+        tables.write(str(tmp_path / "plan.parquet"), rows, tables.PLANNED)
+        shard = ShardTask(split="all", index=0, count=1, plan_path=str(tmp_path / "plan.parquet"), digest="d")
+        values = {"reader": reader, "out": str(tmp_path / "out"), "labels": LABELS, "pixels": pixels}
+        return shard, WriteTask(**{**values, **fields})
+
+    return prepare
+
+
+def written(shard: ShardTask, task: WriteTask) -> list[dict[str, list]]:
+    assert write_shard(shard, task) is True
+    with open(shard_path(task.out, shard), "rb") as stream:
+        return [record.decode(payload) for _, payload in tfrecord.read_records(stream, "x")]
+
+
+def said(key: str = "a.jpg", label: str = "", **fields):
+    return make_ref(key, label, annotations=Annotations(**fields) if fields else None)
+
+
+@pytest.mark.parametrize("policy", [COPY, PixelOptions(policy="raw", side_px=30)])
+def test_what_was_changed_comes_out_of_the_spool(prepare, policy):
+    refs = [said(key, "bee") for key in ("a.jpg", "b.webp", "c.png", "d.jpg")]
+    for ref, values in zip(refs, written(*prepare(*refs, pixels=policy)), strict=True):
+        encoded, facts = images.examine(FILES[ref.key], ImageLimits(), policy)
+        assert values[record.ENCODED] == [encoded]
+        assert values[record.FORMAT] == [facts.format.encode()]
+        assert (values[record.HEIGHT], values[record.WIDTH]) == ([facts.height], [facts.width])
+        assert (values[record.LABEL], values[record.TEXT]) == ([1], [b"bee"])
+
+
+def test_an_image_may_have_many_classes_and_none(prepare):
+    refs = [said("a.jpg", labels=("cat", "ant")), said("c.png", labels=())]
+    many, none = written(*prepare(*refs, label_kind="multi"))
+    assert (many[record.LABEL], many[record.TEXT]) == ([0, 2], [b"ant", b"cat"])
+    assert (none[record.LABEL], none[record.TEXT]) == ([], [])
+
+
+def test_images_without_labels_have_no_class(prepare):
+    (values,) = written(*prepare(said(), label_kind="none", labels=()))
+    assert record.LABEL not in values
+    assert record.TEXT not in values
+
+
+def test_facts_without_moments_are_not_written_as_zeros(prepare):
+    (values,) = written(*prepare(said(label="ant"), moments=False))
+    assert record.MEAN_RGB not in values
+    assert record.VAR_RGB not in values
+
+
+def test_a_weight_is_written_beside_the_label(prepare):
+    weighed, plain = written(*prepare(said(label="ant", weight=0.0), said("c.png", "bee")))
+    assert (weighed["image/weight"], weighed[record.LABEL]) == ([0.0], [0])
+    assert "image/weight" not in plain
+
+
+LEFT = ImageObject(label="cat", bbox=(0.0, 15.0, 20.0, 45.0), area=600.0)
+MIDDLE = ImageObject(
+    label="bee", bbox=(20.0, 15.0, 60.0, 60.0), crowd=True, area=9.0, segmentation=[[20, 15, 60, 15, 60, 60, 20, 60]]
+)
+
+
+def test_objects_are_written_as_shares_of_the_image(prepare):
+    refs = [said(objects=(LEFT, MIDDLE), size=(60, 80)), said("c.png", objects=())]
+    values, empty = written(*prepare(*refs, label_kind="none"))
+    objects = {name.removeprefix(record.OBJECT_PREFIX): value for name, value in values.items() if "object" in name}
+    (mask,) = [data for data in objects.pop("mask") if data]
+    assert objects == {
+        "bbox/xmin": [0.0, 0.25],
+        "bbox/xmax": [0.25, 0.75],
+        "bbox/ymin": [0.25, 0.25],
+        "bbox/ymax": [0.75, 1.0],
+        "class/label": [2, 1],
+        "class/text": [b"cat", b"bee"],
+        "is_crowd": [0, 1],
+        "area": [600.0, 9.0],
+    }
+    inside = np.asarray(Image.open(io.BytesIO(mask)))
+    assert inside.shape == (60, 80)
+    assert inside[20:58, 22:58].min() == 1
+    assert inside[:, :18].max() == inside[:13].max() == 0
+    assert empty[record.OBJECT_PREFIX + "class/label"] == []
+
+
+def test_objects_and_masks_go_where_the_pixels_go(prepare):
+    # Raw keeps the middle 60 of 80 columns and halves both sides.
+    pixels = PixelOptions(policy="raw", side_px=30)
+    (values,) = written(*prepare(said(objects=(MIDDLE,), mask="plain.png"), pixels=pixels, label_kind="none"))
+    assert values[record.OBJECT_PREFIX + "bbox/xmin"] == [pytest.approx(10 / 60)]
+    assert values[record.OBJECT_PREFIX + "bbox/xmax"] == [pytest.approx(50 / 60)]
+    assert values["image/segmentation/class/encoded"] == [masks.encode(masks.move(CLASSES, geometry(pixels, 60, 80)))]
+
+
+def test_a_mask_is_written_as_it_lies_or_made_plain(prepare):
+    refs = [said("a.jpg", "ant", mask="plain.png"), said("c.png", "bee", mask="colours.png"), said("b.webp", "bee")]
+    plain, changed, without = written(*prepare(*refs))
+    assert plain["image/segmentation/class/encoded"] == [FILES["plain.png"]]
+    assert changed["image/segmentation/class/encoded"] == [masks.encode(CLASSES)]
+    assert changed["image/segmentation/class/format"] == [b"png"]
+    assert not any("segmentation" in name for name in without)
+
+
+@pytest.mark.parametrize("data", [FILES["colours.png"], None])
+def test_a_mask_that_changes_under_way_stops_the_shard(prepare, tmp_path, data):
+    shard, task = prepare(said("a.jpg", "ant", mask="plain.png"))
+    (tmp_path / "plain.png").unlink()
+    if data:
+        (tmp_path / "plain.png").write_bytes(data)
+    with pytest.raises(SourceChanged, match=r"^plain.png changed while it was being ingested \(.*\); run it again$"):
+        write_shard(shard, task)
+    assert list(tmp_path.rglob("*.tfrecord")) == []
+
+
+def test_a_spool_that_is_lost_stops_the_shard(prepare, tmp_path):
+    shard, task = prepare(said("b.webp", "ant"))
+    (spool,) = tmp_path.rglob("spool-*")
+    spool.unlink()
+    with pytest.raises(SourceChanged, match=r"^b.webp changed while it was being ingested \(No such file"):
+        write_shard(shard, task)

@@ -112,40 +112,42 @@ class Terminal:
 
     def __enter__(self) -> Terminal:
         self._outside, inside = os.openpty()
-        os.set_blocking(self._outside, False)
         self._stream = os.fdopen(inside, "w", encoding="utf-8")
         self._monkeypatch.setattr(sys, "stderr", self._stream)
         self._monkeypatch.setenv("TERM", "xterm")
         self._monkeypatch.setenv("COLUMNS", "120")
         for name in ("NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "FORCE_COLOR"):
             self._monkeypatch.delenv(name, raising=False)
+        # A terminal takes a few kilobytes; whoever writes more waits until somebody looks.
+        self._looking = threading.Thread(target=self._look)
+        self._looking.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._monkeypatch.undo()
-        self.shown()
         self._stream.close()
+        self._looking.join()
         os.close(self._outside)
 
-    def shown(self) -> str:
-        self._stream.flush()
-        with contextlib.suppress(BlockingIOError):
+    def _look(self) -> None:
+        with contextlib.suppress(OSError):  # how it says that nobody writes any more
             while data := os.read(self._outside, 1 << 16):
                 self._shown += data
-        return self._shown.decode()
+
+    def shown(self) -> str:
+        return self._shown.decode("utf-8", "replace")
 
 
 def test_a_terminal_shows_a_bar_that_moves(quick, monkeypatch):
     read = Asked(Progress(750, 50_000_000, 2))
     pattern = r"examining .*━.*750 of 1,500 images, [\d,]+ images/s, [\d.,]+ MB/s, 2 rejected, \d:\d\d left"
-    with Terminal(monkeypatch) as terminal:
-        with bar.watch("examining", TOTAL, read):
-            for _ in range(100):
-                read.wait(2)  # asked twice a drawing
-                if re.search(pattern, terminal.shown()):
-                    break
-            assert re.search(pattern, terminal.shown())
-        assert "\x1b[2K" in terminal.shown()  # wiped: what stays on the screen are the results
+    with Terminal(monkeypatch) as terminal, bar.watch("examining", TOTAL, read):
+        for _ in range(100):
+            read.wait(2)  # asked twice a drawing
+            if re.search(pattern, terminal.shown()):
+                break
+        assert re.search(pattern, terminal.shown())
+    assert "\x1b[2K" in terminal.shown()  # wiped: what stays on the screen are the results
     assert drawing_threads() == []
 
 
@@ -153,7 +155,7 @@ def test_an_ingest_on_a_terminal_shows_a_bar_a_stage_and_its_lines(tmp_path, mon
     class_folders(tmp_path / "photos", per_class=6)
     with Terminal(monkeypatch) as terminal:
         assert run(["ingest", str(tmp_path / "photos"), "--out", str(tmp_path / "dataset"), "--splits", "all=1"]) == 0
-        shown = terminal.shown()
+    shown = terminal.shown()
     assert re.search("examining .*━", shown)
     assert re.search("writing .*━", shown)
     assert "examined  12 good, 0 rejected" in shown

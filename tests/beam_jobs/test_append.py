@@ -1,0 +1,201 @@
+"""Adding images to a published dataset, and trying rejects again: whole ingests over real files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from beam_jobs import manifest, tables
+from beam_jobs.errors import OptionError, TooManyRejects
+from beam_jobs.ingest import run
+from beam_jobs.inspect import find_record
+from beam_jobs.options import IngestOptions, PixelOptions
+from beam_jobs.verify import verify
+from tests.beam_jobs.runs import KilledAfterWriting, Recorder, files_under, shards_under
+from tests.make_images import class_folders, jpeg
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    return class_folders(tmp_path / "photos")
+
+
+@pytest.fixture
+def options(source, tmp_path) -> IngestOptions:
+    out, splits = str(tmp_path / "dataset"), {"train": 0.7, "eval": 0.3}
+    return IngestOptions(source=str(source), out=out, splits=splits, shards=2, max_reject_ratio=0.2)
+
+
+def rows_of(options: IngestOptions) -> dict[str, dict]:
+    return {row["key"]: row for row in tables.read(os.path.join(options.out, "images.parquet")).to_pylist()}
+
+
+def rejects_of(options: IngestOptions) -> dict[str, str]:
+    rows = tables.read(os.path.join(options.out, "rejects.parquet")).to_pylist()
+    return {row["key"]: row["reason"] for row in rows}
+
+
+def sound(options: IngestOptions) -> bool:
+    return verify(options.out, 2).problems == []
+
+
+def test_new_images_come_into_new_shards_and_the_old_ones_keep_their_bytes(source, options):
+    before = run(options)
+    old, old_shards = rows_of(options), sorted(shards_under(Path(options.out)).values())
+    inodes = {path.stat().st_ino for path in Path(options.out).rglob("*.tfrecord")}
+    for index in range(30):
+        (source / "china" / f"new{index:02d}.jpg").write_bytes(jpeg(500 + index))
+    (source / "zebra").mkdir()
+    (source / "zebra" / "first.jpg").write_bytes(jpeg(900))
+    recorder = Recorder()
+    result = run(replace(options, append=True), recorder)
+    assert recorder.counters()["images"] == 31  # the old ones are not looked at again
+    assert sound(options)
+    rows = rows_of(options)
+    assert {key: rows[key] for key in old} == old
+    assert len(rows) == len(old) + 31
+    after = list(shards_under(Path(options.out)).values())
+    assert [data for data in old_shards if data not in after] == []
+    assert inodes <= {path.stat().st_ino for path in Path(options.out).rglob("*.tfrecord")}
+    assert before.labels == ("china", "flower")
+    assert result.labels == ("china", "flower", "zebra")
+    assert (result.counts.found, result.counts.written) == (55, 55)
+    assert sum(sum(info.classes.values()) for info in result.splits.values()) == 55
+    for name, info in result.splits.items():
+        count = len(info.shards)
+        assert [shard.name for shard in info.shards] == [
+            f"data-{index:05d}-of-{count:05d}.tfrecord" for index in range(count)
+        ]
+        assert info.records == sum(row["split"] == name for row in rows.values())
+    assert find_record(options.out, "zebra/first.jpg")[1]["image/class/label"] == [2]
+    assert find_record(options.out, "china/000.jpg")[1]["image/class/label"] == [0]
+    assert result == manifest.load(options.out)
+    assert sorted(path.name for path in Path(options.out).parent.iterdir()) == ["dataset", "photos"]
+
+
+def test_channel_statistics_are_those_of_all_images(source, options, tmp_path):
+    run(options)
+    for index in range(12):
+        (source / "flower" / f"new{index:02d}.jpg").write_bytes(jpeg(700 + index))
+    appended = run(replace(options, append=True))
+    # The same images in one go: other shards, the same splits, so the same pixels.
+    whole = run(replace(options, out=str(tmp_path / "whole")))
+    assert appended.channels.mean_rgb == pytest.approx(whole.channels.mean_rgb, rel=1e-6)
+    assert appended.channels.std_rgb == pytest.approx(whole.channels.std_rgb, rel=1e-6)
+    assert {name: info.classes for name, info in appended.splits.items()} == {
+        name: info.classes for name, info in whole.splits.items()
+    }
+
+
+@pytest.mark.parametrize("policy", ["keep", "drop"])
+def test_a_copy_of_an_old_image_joins_its_split_or_is_dropped(source, options, policy):
+    options = replace(options, duplicates=policy)
+    run(options)
+    split = rows_of(options)["china/000.jpg"]["split"]
+    shutil.copy(source / "china" / "000.jpg", source / "china" / "zz-copy.jpg")
+    result = run(replace(options, append=True))
+    rows = rows_of(options)
+    assert rows["china/000.jpg"]["cluster"] == rows["china/zz-copy.jpg"]["cluster"] != ""
+    assert (result.counts.duplicate_clusters, result.counts.duplicate_images) == (1, 2)
+    if policy == "keep":
+        assert rows["china/zz-copy.jpg"]["split"] == split
+        assert result.counts.written == 25
+    else:
+        assert rows["china/zz-copy.jpg"]["shard"] == -1
+        assert (result.counts.written, result.counts.duplicates_dropped) == (24, 1)
+    assert sound(options)
+
+
+def test_nothing_new_changes_nothing(options):
+    run(options)
+    before, lines = files_under(Path(options.out)), []
+    run(replace(options, append=True), report=lines.append)
+    assert files_under(Path(options.out)) == before
+    assert lines == [f"nothing to add: {options.out} knows every image of {options.source}"]
+
+
+def test_appending_twice_keeps_both_additions(source, options):
+    run(options)
+    for number in (1, 2):
+        (source / "china" / f"new{number}.jpg").write_bytes(jpeg(800 + number))
+        run(replace(options, append=True))
+    assert {"china/new1.jpg", "china/new2.jpg"} <= set(rows_of(options))
+    assert sound(options)
+
+
+def test_killed_between_writing_and_publishing_the_old_dataset_stays_and_a_rerun_finishes(source, options):
+    run(options)
+    before = files_under(Path(options.out))
+    (source / "china" / "new.jpg").write_bytes(jpeg(800))
+    with pytest.raises(KeyboardInterrupt):
+        run(replace(options, append=True), KilledAfterWriting())
+    assert files_under(Path(options.out)) == before
+    recorder = Recorder()
+    run(replace(options, append=True), recorder)
+    assert recorder.counters()["resumed_buckets"] == 1
+    assert "china/new.jpg" in rows_of(options)
+    assert sound(options)
+
+
+def test_bad_new_images_are_rejects_and_too_many_change_nothing(source, options):
+    run(options)
+    before = files_under(Path(options.out))
+    (source / "china" / "bad.jpg").write_bytes(b"text")
+    with pytest.raises(TooManyRejects, match="1 of 1 images are bad"):
+        run(replace(options, append=True))
+    assert files_under(Path(options.out)) == before
+    for index in range(9):
+        (source / "china" / f"new{index}.jpg").write_bytes(jpeg(800 + index))
+    result = run(replace(options, append=True))
+    assert rejects_of(options) == {"china/bad.jpg": "not_an_image"}
+    assert (result.counts.found, result.counts.written, result.counts.rejected) == (34, 33, 1)
+    assert sound(options)
+
+
+def test_rejects_are_tried_again_and_nothing_else_is(source, options):
+    (source / "china" / "bad.jpg").write_bytes(b"text")
+    (source / "flower" / "worse.jpg").write_bytes(b"")
+    run(options)
+    assert set(rejects_of(options)) == {"china/bad.jpg", "flower/worse.jpg"}
+    (source / "china" / "bad.jpg").write_bytes(jpeg(800))
+    (source / "china" / "not asked for.jpg").write_bytes(jpeg(801))
+    recorder = Recorder()
+    result = run(replace(options, retry_rejects=True), recorder)
+    counters = recorder.counters()
+    assert (counters["images"], counters["rejects"]) == (1, 1)
+    assert rejects_of(options) == {"flower/worse.jpg": "empty_file"}
+    assert "china/bad.jpg" in rows_of(options)
+    assert "china/not asked for.jpg" not in rows_of(options)
+    assert (result.counts.found, result.counts.written, result.counts.rejected) == (26, 25, 1)
+    assert sound(options)
+
+
+def test_rejects_that_stay_bad_leave_the_dataset_as_it_is(source, options):
+    (source / "china" / "bad.jpg").write_bytes(b"text")
+    run(options)
+    before, lines = files_under(Path(options.out)), []
+    result = run(replace(options, retry_rejects=True), report=lines.append)
+    assert lines[-1] == "nothing to add: every image was rejected; the dataset stays as it is"
+    assert result == manifest.load(options.out)
+    assert files_under(Path(options.out)) == before
+    assert sorted(path.name for path in Path(options.out).parent.iterdir()) == ["dataset", "photos"]
+
+
+@pytest.mark.parametrize("mode", ["append", "retry_rejects"])
+def test_there_must_be_a_dataset_made_with_the_same_options(options, mode):
+    flag = "--" + mode.replace("_", "-")
+    with pytest.raises(OptionError, match=f"holds no dataset to add to; leave {flag} out to make one"):
+        run(replace(options, **{mode: True}))
+    run(options)
+    for change in ({"seed": 1}, {"splits": {"train": 1}}, {"pixels": PixelOptions(policy="raw")}, {"facts": "basic"}):
+        with pytest.raises(OptionError, match=f"was made with {next(iter(change))} "):
+            run(replace(options, **{mode: True}, **change))
+
+
+def test_the_three_ways_to_meet_a_dataset_exclude_one_another(options):
+    with pytest.raises(OptionError, match="overwrite and append exclude one another"):
+        replace(options, append=True, overwrite=True)

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import Counter
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from beam_jobs.decode import decode_alpha, decode_checked, decode_rgb
+from beam_jobs.errors import BadImage, RejectReason
+from beam_jobs.headers import Header, gate
+from beam_jobs.options import ImageLimits
+from tests.beam_jobs.make_hostile_images import chunk, palette, raw_png
+from tests.make_images import crop, encode, flipped, jpeg, png
+
+PIXELS = crop(0)
+LIMITS = ImageLimits(max_pixels=1_000_000)
+
+
+def test_an_encoded_image_becomes_rgb_pixels():
+    assert (decode_rgb(png()).numpy() == PIXELS).all()
+    assert np.abs(decode_rgb(jpeg(quality=95)).numpy().astype(float) - PIXELS).mean() < 5
+    assert decode_rgb(encode(Image.fromarray(PIXELS).convert("L"), "PNG")).shape == (60, 80, 3)
+
+
+@pytest.mark.parametrize(("ratio", "shape"), [(1, (60, 83, 3)), (2, (30, 42, 3)), (4, (15, 21, 3)), (8, (8, 11, 3))])
+def test_a_ratio_divides_the_sides_of_a_jpeg_rounding_up(ratio, shape):
+    pixels = decode_checked(jpeg(width=83), ratio)
+    assert (pixels.shape, pixels.dtype) == (shape, np.uint8)
+
+
+@pytest.mark.parametrize("ratio", [2, 4, 8])
+def test_a_smaller_decode_shows_the_same(ratio):
+    data = jpeg(height=160, width=200, quality=95)
+    expected = Image.fromarray(decode_checked(data)).reduce(ratio)
+    assert np.abs(decode_checked(data, ratio).astype(float) - np.asarray(expected)).mean() < 3
+
+
+def test_it_decodes_inside_a_graph():
+    decode = tf.function(decode_rgb, input_signature=[tf.TensorSpec([], tf.string)])
+    assert (decode(tf.constant(png())).numpy() == PIXELS).all()
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"text", jpeg()[:900], flipped(png(), 5000)], ids=["empty", "text", "cut", "bit"]
+)
+def test_what_cannot_be_decoded_is_a_bad_image_with_one_line_of_reason(data):
+    with pytest.raises(BadImage) as caught:
+        decode_checked(data)
+    assert caught.value.reason is RejectReason.UNDECODABLE
+    assert 0 < len(caught.value.detail) <= 200
+    assert not set("\n{}") & set(caught.value.detail)
+
+
+def test_transparency_is_decoded_on_demand():
+    indices, colours = palette()
+    pixels = decode_alpha(raw_png(indices, 2, 3, colours + chunk(b"tRNS", b"\x00\x80")))
+    assert (pixels[..., 3] == np.array([0, 128, 255, 255])[indices]).all()
+    assert (pixels[..., :3] == decode_checked(raw_png(indices, 2, 3, colours))).all()
+    with pytest.raises(BadImage, match="^undecodable: "):
+        decode_alpha(flipped(png(), 5000))
+
+
+# `facts: basic` checks JPEG files by a decode at a fraction of the size. That is sound only if every damage that the
+# whole decode refuses is refused there too, and nothing else.
+
+KINDS = {
+    "baseline": lambda pixels: encode(pixels, "JPEG", quality=85),
+    "without subsampling": lambda pixels: encode(pixels, "JPEG", quality=85, subsampling=0),
+    "half the columns": lambda pixels: encode(pixels, "JPEG", quality=85, subsampling=1),
+    "progressive": lambda pixels: encode(pixels, "JPEG", quality=85, progressive=True),
+    "optimised": lambda pixels: encode(pixels, "JPEG", quality=85, optimize=True),
+    "grey": lambda pixels: encode(pixels[..., 0], "JPEG", quality=85),
+    "grey progressive": lambda pixels: encode(pixels[..., 0], "JPEG", quality=85, progressive=True),
+    "restarts": lambda pixels: encode(pixels, "JPEG", quality=85, restart_marker_blocks=2),
+    "progressive restarts": lambda pixels: encode(pixels, "JPEG", progressive=True, restart_marker_rows=1),
+    "cmyk": lambda pixels: encode(Image.fromarray(pixels).convert("CMYK"), "JPEG", quality=85),
+    "poor": lambda pixels: encode(pixels, "JPEG", quality=5),
+    "perfect": lambda pixels: encode(pixels, "JPEG", quality=100, subsampling=0),
+}
+
+
+def flip_bits(data: bytearray, random: np.random.Generator, start: int) -> None:
+    for place in random.integers(start, len(data), random.integers(1, 5)):
+        data[place] ^= 1 << random.integers(8)
+
+
+def overwrite(data: bytearray, random: np.random.Generator, start: int) -> None:
+    place, length = random.integers(start, len(data)), random.integers(1, 40)
+    end = min(len(data), place + length)
+    data[place:end] = random.bytes(end - place)
+
+
+def cut_out(data: bytearray, random: np.random.Generator, start: int) -> None:
+    place = int(random.integers(start, len(data)))
+    del data[place : place + int(random.integers(1, 20))]
+
+
+def cut_off(data: bytearray, random: np.random.Generator, start: int) -> None:
+    del data[int(random.integers(start, len(data))) :]
+
+
+def resample(data: bytearray, random: np.random.Generator, start: int) -> None:
+    """Draws the sampling factors of the components anew."""
+    frame = max(data.find(b"\xff\xc0\x00"), data.find(b"\xff\xc2\x00"))
+    for component in range(data[frame + 9]):
+        data[frame + 11 + 3 * component] = int(random.integers(1, 5) << 4 | random.integers(1, 5))
+
+
+DAMAGES = (cut_off, flip_bits, overwrite, cut_out, resample)
+
+
+@functools.cache
+def damaged() -> tuple[tuple[str, bytes, Header], ...]:
+    """Thousands of JPEG files of every kind, damaged in every way and place; without those that the gate refuses."""
+    random = np.random.default_rng(0)
+    whole = {kind: make(crop(3, 48, 64)) for kind, make in KINDS.items()}
+    files = []
+    for number in range(7200):
+        kind = list(whole)[number % len(whole)]
+        damage = DAMAGES[number // len(whole) % len(DAMAGES)]
+        data = bytearray(whole[kind])
+        scan = data.index(b"\xff\xda")
+        damage(data, random, int(random.choice([2, scan, scan, len(data) - 20])))
+        with contextlib.suppress(BadImage):
+            files.append((f"{kind}, {damage.__name__}", bytes(data), gate(bytes(data), LIMITS)))
+    return tuple(files)
+
+
+def decoded(data: bytes, ratio: int) -> tuple[int, ...] | None:
+    try:
+        return decode_checked(data, ratio).shape
+    except BadImage:
+        return None
+
+
+@functools.cache
+def shapes() -> tuple[tuple[int, ...] | None, ...]:
+    return tuple(decoded(data, 1) for _, data, _ in damaged())
+
+
+def test_every_damage_leaves_some_files_that_can_be_decoded_and_some_that_cannot():
+    outcomes = Counter(
+        (name.partition(", ")[2], shape is not None) for (name, *_), shape in zip(damaged(), shapes(), strict=True)
+    )
+    assert len(damaged()) > 6000
+    assert min(outcomes[damage.__name__, kept] for damage in DAMAGES[1:] for kept in (True, False)) > 50
+    assert not outcomes["cut_off", True]  # of all of them the end marker at least is gone
+    assert outcomes["cut_off", False] > 1000
+
+
+@pytest.mark.parametrize("ratio", [2, 4, 8])
+def test_a_smaller_decode_accepts_and_rejects_the_same_files(ratio):
+    for (name, data, _), shape in zip(damaged(), shapes(), strict=True):
+        assert decoded(data, ratio) == (shape and (-(-shape[0] // ratio), -(-shape[1] // ratio), 3)), name
+
+
+def test_the_header_tells_the_size_of_whatever_can_be_decoded():
+    for (name, _, header), shape in zip(damaged(), shapes(), strict=True):
+        assert shape in (None, (header.height, header.width, 3)), name
+
+
+def test_whatever_can_be_decoded_can_be_cropped_while_it_is():
+    # Training decodes crops, which takes another way through the decoder.
+    random = np.random.default_rng(1)
+    cropped = 0
+    for (_, data, _), shape in zip(damaged(), shapes(), strict=True):
+        if shape is not None:
+            top, left = random.integers(0, shape[:2])
+            window = [top, left, random.integers(1, shape[0] - top + 1), random.integers(1, shape[1] - left + 1)]
+            assert tf.io.decode_and_crop_jpeg(data, window, channels=3).shape == (*window[2:], 3)
+            cropped += 1
+    assert cropped > 3000

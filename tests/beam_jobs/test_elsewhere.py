@@ -1,0 +1,135 @@
+"""Datasets opened by the real readers of others: TFDS and the tfrecord package for PyTorch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from beam_jobs import ingest, manifest, tables
+from beam_jobs.decode import decode_rgb
+from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
+from tests.make_images import encode, jpeg
+
+DOCS = Path(__file__).parent.parent.parent / "docs" / "elsewhere.md"
+
+
+def rows_of(directory: Path) -> dict[str, dict]:
+    return {row["key"]: row for row in tables.read(str(directory / "images.parquet")).to_pylist()}
+
+
+def test_tfds_opens_a_dataset_from_its_directory(dataset, photos):
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder_from_directory(str(dataset))
+    published = manifest.load(str(dataset))
+    assert {name: info.num_examples for name, info in builder.info.splits.items()} == {
+        name: info.records for name, info in published.splits.items()
+    }
+    assert builder.info.features["image"]["class"]["label"].names == list(published.labels)
+    rows, seen = rows_of(dataset), 0
+    for split in published.splits:
+        for element in builder.as_dataset(split=split):
+            image = element["image"]
+            key = image["filename"].numpy().decode()
+            assert rows[key]["split"] == split
+            expected = decode_rgb((photos / key).read_bytes()).numpy()
+            np.testing.assert_array_equal(image["encoded"].numpy(), expected)
+            assert published.labels[image["class"]["label"].numpy()] == key.split("/")[0]
+            np.testing.assert_allclose(image["mean_rgb"].numpy(), rows[key]["mean_rgb"], rtol=1e-6)
+            seen += 1
+    assert seen == len(rows)
+
+
+@pytest.fixture
+def table(tmp_path) -> Path:
+    lines = ["image,tags,mask,weight,age,note"]
+    for index in range(6):
+        (tmp_path / f"{index}.jpg").write_bytes(jpeg(index))
+        mask = Image.fromarray((np.arange(4800).reshape(60, 80) % (index + 2)).astype(np.uint8))
+        (tmp_path / f"{index}.png").write_bytes(encode(mask, "PNG"))
+        tags = "|".join(["cat", "dog", "line\u2028break"][: index % 4])
+        lines.append(f"{index}.jpg,{tags},{index}.png,{index / 2},{index or ''},note {index}")
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def test_tfds_reads_labels_masks_weights_and_columns(table, tmp_path):
+    import tensorflow_datasets as tfds
+
+    columns = TableColumns(label="", labels="tags", mask="mask", weight="weight", extra=("age", "note"))
+    ingest.run(IngestOptions(source=str(table), out=str(tmp_path / "out"), splits={"all": 1}, columns=columns))
+    builder = tfds.builder_from_directory(str(tmp_path / "out"))
+    found = {e["image"]["filename"].numpy().decode(): e for e in builder.as_dataset(split="all_images")}
+    names = builder.info.features["image"]["class"]["label"].feature.names
+    assert [names[i] for i in found["2.jpg"]["image"]["class"]["label"].numpy()] == ["cat", "dog"]
+    assert found["0.jpg"]["image"]["class"]["label"].numpy().tolist() == []
+    mask = np.asarray(Image.open(tmp_path / "3.png"))
+    np.testing.assert_array_equal(found["3.jpg"]["image"]["segmentation"]["class"]["encoded"].numpy()[..., 0], mask)
+    assert found["3.jpg"]["image"]["weight"].numpy() == 1.5
+    assert found["0.jpg"]["extra"]["age"].numpy().tolist() == []
+    assert found["4.jpg"]["extra"]["age"].numpy().tolist() == [4]
+    assert found["4.jpg"]["extra"]["note"].numpy().tolist() == [b"note 4"]
+
+
+def test_tfds_gets_raw_pixels_as_bytes(photos, tmp_path):
+    import tensorflow_datasets as tfds
+
+    out, pixels = tmp_path / "out", PixelOptions(policy="raw", side_px=16)
+    ingest.run(IngestOptions(source=str(photos), out=str(out), pixels=pixels, facts="basic"))
+    element = next(iter(tfds.builder_from_directory(str(out)).as_dataset(split="train")))
+    assert len(element["image"]["encoded"].numpy()) == 16 * 16 * 3
+    assert "mean_rgb" not in element["image"]
+
+
+def test_the_tfrecord_package_for_pytorch_reads_a_shard(dataset, photos):
+    # In a process of its own: its copy of the Example message and TensorFlow's cannot live in one.
+    reader = (
+        "import hashlib, json, sys\n"
+        "from tfrecord.reader import tfrecord_loader\n"
+        "wanted = {'image/encoded': 'byte', 'image/filename': 'byte', 'image/class/label': 'int'}\n"
+        "for found in tfrecord_loader(sys.argv[1], None, wanted):\n"
+        "    digest = hashlib.sha256(bytes(found['image/encoded'])).hexdigest()\n"
+        "    print(json.dumps([bytes(found['image/filename']).decode(), digest, int(found['image/class/label'][0])]))\n"
+    )
+    shard = dataset / "Split-train" / "data-00000-of-00002.tfrecord"
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", reader, shard], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    records = [json.loads(line) for line in run.stdout.splitlines()]
+    published = manifest.load(str(dataset))
+    assert len(records) == published.splits["train"].shards[0].records
+    for key, digest, label in records:
+        assert digest == hashlib.sha256((photos / key).read_bytes()).hexdigest()
+        assert published.labels[label] == key.split("/")[0]
+
+
+def test_offsets_and_lengths_are_what_dali_wants_in_its_index(dataset):
+    """An index has a line a record: offset and length; the documentation says how they follow from images.parquet."""
+    import struct
+
+    assert "a record ends where the next one begins" in " ".join(DOCS.read_text(encoding="utf-8").split())
+    rows = sorted(row["offset"] for row in rows_of(dataset).values() if (row["split"], row["shard"]) == ("train", 1))
+    data = (dataset / "Split-train" / "data-00001-of-00002.tfrecord").read_bytes()
+    for start, end in zip(rows, [*rows[1:], len(data)], strict=True):
+        assert struct.unpack("<Q", data[start : start + 8])[0] + 16 == end - start
+
+
+def test_the_python_of_the_documentation_runs(dataset, photos, monkeypatch):
+    monkeypatch.chdir(dataset.parent)
+    code = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(code) == 3
+    tfds_code, torch_code, one = code
+    values: dict = {}
+    exec(tfds_code, values)
+    assert len(list(values["train"])) == manifest.load("dataset").splits["train"].records
+    assert "TFRecordDataset(shard, index_path=None" in torch_code  # torch itself is not among the dependencies
+    exec(one.replace("cat/1.jpg", "china/000.jpg"), values)
+    assert values["record"]["image/encoded"] == [(photos / "china" / "000.jpg").read_bytes()]

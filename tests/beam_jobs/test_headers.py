@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from beam_jobs.errors import BadImage, RejectReason
+from beam_jobs.headers import UPRIGHT, Header, gate, open_image, read_header, sniff
+from beam_jobs.options import ImageLimits
+from tests.beam_jobs import make_hostile_images as make
+from tests.beam_jobs.make_hostile_images import GREY, PIXELS, SIXTEEN
+from tests.make_images import crop, encode, forged_png, jpeg, png, rotated_jpeg
+
+LIMITS = ImageLimits()
+JPEG, PNG = jpeg(), png()
+ALPHA = np.dstack([PIXELS, np.full((60, 80), 255, np.uint8)])
+PROGRESSIVE = jpeg(progressive=True)
+
+
+def header(kind: str, mode: str, **fields) -> Header:
+    return Header(**{"format": kind, "height": 60, "width": 80, "mode": mode, **fields})
+
+
+HEADERS = {
+    "jpeg": (JPEG, header("jpeg", "RGB")),
+    "grey jpeg": (encode(GREY, "JPEG"), header("jpeg", "L")),
+    "cmyk jpeg": (encode(Image.fromarray(PIXELS).convert("CMYK"), "JPEG"), header("jpeg", "CMYK")),
+    "progressive jpeg": (PROGRESSIVE, header("jpeg", "RGB", progressive=True, scans=10)),
+    "rotated jpeg": (rotated_jpeg(6), header("jpeg", "RGB", orientation=6)),
+    "several pictures in a jpeg": (make.animated("MPO"), header("jpeg", "RGB")),
+    "png": (PNG, header("png", "RGB")),
+    "1 bit png": (make.raw_png(GREY >> 7, 1, 0), header("png", "1", bit_depth=1)),
+    "2 bit png": (make.raw_png(GREY >> 6, 2, 0), header("png", "L", bit_depth=2)),
+    "16 bit png": (make.raw_png(SIXTEEN, 16, 0), header("png", "I;16", bit_depth=16)),
+    "palette png": (make.raw_png(GREY >> 6, 2, 3, make.palette()[1]), header("png", "P", bit_depth=2)),
+    "png with alpha": (encode(ALPHA, "PNG"), header("png", "RGBA", has_alpha=True)),
+    "grey png with alpha": (make.raw_png(ALPHA[..., 2:], 8, 4), header("png", "LA", has_alpha=True)),
+    "png with a clear colour": (
+        make.before_pixels(PNG, make.chunk(b"tRNS", bytes(6))),
+        header("png", "RGB", has_alpha=True),
+    ),
+    "animated png": (make.animated("PNG"), header("png", "RGB", frames=3)),
+    "rotated png": (make.with_orientation("PNG", 8), header("png", "RGB", orientation=8)),
+    "gif": (encode(GREY, "GIF"), header("gif", "P")),
+    "animated gif": (make.animated("GIF"), header("gif", "P", frames=2)),
+    "bmp": (encode(PIXELS, "BMP"), header("bmp", "RGB")),
+    "tiff": (encode(PIXELS, "TIFF"), header("tiff", "RGB")),
+    "16 bit tiff": (encode(Image.fromarray(SIXTEEN), "TIFF"), header("tiff", "I;16", bit_depth=16)),
+    "rotated tiff": (make.with_orientation("TIFF", 6), header("tiff", "RGB", orientation=6)),
+    "tiff of three pages": (make.animated("TIFF"), header("tiff", "RGB", frames=2)),
+    "webp": (encode(PIXELS, "WEBP"), header("webp", "RGB")),
+    "rotated webp": (make.with_orientation("WEBP", 5), header("webp", "RGB", orientation=5)),
+    "animated webp": (make.animated("WEBP"), header("webp", "RGB", frames=3)),
+}
+
+
+@pytest.mark.parametrize(("data", "expected"), HEADERS.values(), ids=HEADERS)
+def test_the_header_tells_what_the_file_holds(data, expected):
+    assert read_header(data) == expected
+    assert gate(data, LIMITS) == expected
+    assert sniff(data) == expected.format
+    with open_image(data, expected.format) as image:  # what Pillow says of it
+        assert {image.width, image.height} == {80, 60}
+        assert image.mode == expected.mode
+
+
+REJECTED = {
+    "empty": (b"", RejectReason.EMPTY_FILE, "^the file has 0 bytes$"),
+    "text": (b"hello world", RejectReason.NOT_AN_IMAGE, "^it starts with b'hello wo'; known are jpeg, png, gif"),
+    "wave in riff": (b"RIFF\x24\x00\x00\x00WAVEfmt ", RejectReason.NOT_AN_IMAGE, "^it starts with b'RIFF"),
+    "two bytes of jpeg": (JPEG[:2], RejectReason.NOT_AN_IMAGE, r"xff\\xd8"),
+    "three bytes of jpeg": (JPEG[:3], RejectReason.BAD_HEADER, "^jpeg: it ends at 3 bytes, before its first scan$"),
+    "jpeg cut in its tables": (JPEG[:200], RejectReason.BAD_HEADER, "^jpeg: the segment at byte 177 is cut off"),
+    "jpeg that ends at once": (
+        JPEG[:20] + b"\xff\xd9\x00\x02",
+        RejectReason.BAD_HEADER,
+        "^jpeg: the segment at byte 20",
+    ),
+    "segment of no length": (
+        make.after_soi(JPEG, b"\xff\xe0\x00\x01"),
+        RejectReason.BAD_HEADER,
+        "^jpeg: the segment at",
+    ),
+    "scan of no length": (
+        make.without_segments(JPEG, 0xC4)[:-2].partition(b"\xff\xda")[0] + b"\xff\xda\x00\x02",
+        RejectReason.BAD_HEADER,
+        "^jpeg: the segment at byte",
+    ),
+    "12 bits": (
+        make.with_frame(JPEG, precision=12),
+        RejectReason.BAD_HEADER,
+        "^jpeg: 12 bits a sample; 8 can be decoded$",
+    ),
+    "2 components": (
+        make.with_components(2),
+        RejectReason.BAD_HEADER,
+        "^jpeg: 2 components; 1, 3 and 4 can be decoded$",
+    ),
+    "no rows": (make.with_frame(JPEG, height=0), RejectReason.BAD_HEADER, "^jpeg: 80x0 pixels$"),
+    "no frame": (make.without_segments(JPEG, 0xC0), RejectReason.BAD_HEADER, "^jpeg: the scan comes before the frame"),
+    "short frame": (
+        make.after_soi(JPEG, make.segment(0xC0, b"123")),
+        RejectReason.BAD_HEADER,
+        "^jpeg: a frame header of 3",
+    ),
+    "many segments": (
+        make.after_soi(JPEG, make.segment(0xE0, b"") * 4096),
+        RejectReason.BAD_HEADER,
+        "^jpeg: over 4096 segments before the first scan$",
+    ),
+    "many segments between scans": (
+        PROGRESSIVE[:-2] + make.segment(0xFE, b"") * 4096 + PROGRESSIVE[-2:],
+        RejectReason.BAD_HEADER,
+        "^jpeg: over 4096 segments between its scans$",
+    ),
+    "many scans": (make.many_scans(100, 64), RejectReason.TOO_LARGE, "^64x64 pixels in 101 scans; 100 are decoded$"),
+    "text that starts like a bmp": (b"BM, said the consultant, and left it there", RejectReason.BAD_HEADER, "^bmp: "),
+    "png cut in its header": (PNG[:20], RejectReason.BAD_HEADER, "^png: it ends at 20 bytes, within its header$"),
+    "png that starts with text": (
+        make.PNG_START + make.chunk(b"tEXt", b"a\x00b") + PNG[8:],
+        RejectReason.BAD_HEADER,
+        "^png: it starts with 3 bytes of b'tEXt', not with 13 of IHDR$",
+    ),
+    "png of 3 bits": (make.raw_png(PIXELS, 3, 2), RejectReason.BAD_HEADER, "^png: colour type 2 with 3 bits a sample$"),
+    "png of no size": (forged_png(0), RejectReason.BAD_HEADER, "^png: 0x0 pixels$"),
+    "png chunk beyond the end": (
+        make.before_pixels(PNG, struct.pack(">I", 1 << 30) + b"tEXt"),
+        RejectReason.BAD_HEADER,
+        "^png: a chunk of 1073741824 bytes at byte 33, of 12708$",
+    ),
+    "many chunks": (
+        make.before_pixels(PNG, make.chunk(b"teXt", b"") * 65_536),
+        RejectReason.BAD_HEADER,
+        "^png: over 65536 chunks$",
+    ),
+    "png that claims 900 Mpx": (forged_png(30_000), RejectReason.TOO_LARGE, "^30000x30000 pixels; max_side_px"),
+    "png that claims 49 Mpx": (forged_png(7000), RejectReason.FORGED_SIZE, "^7000x7000 pixels cannot fit in 12700"),
+    "jpeg that claims 49 Mpx": (
+        make.with_frame(JPEG, height=7000, width=7000),
+        RejectReason.FORGED_SIZE,
+        "^7000x7000 pixels cannot fit in",
+    ),
+    "gif with many blocks": (
+        make.gif(before=b"!\xfe" + b"\x01a" * 4097),
+        RejectReason.BAD_HEADER,
+        "^gif: over 4096 blocks",
+    ),
+    "gif with many blocks in its image": (
+        make.gif()[:-2] + b"\x01a" * 250_000 + b"\x00;",
+        RejectReason.BAD_HEADER,
+        "^gif: over 250000 blocks",
+    ),
+    "gif of 4 Gpx": (make.gif((65_535, 65_535)), RejectReason.TOO_LARGE, "4294836225 pixels"),
+    "tiff tags": (make.tiff_tag_bomb(10_000, 3), RejectReason.BAD_HEADER, "^tiff: its tags claim more than the"),
+    "half a webp": (encode(PIXELS, "WEBP")[:500], RejectReason.BAD_HEADER, "^webp: "),
+    "large animated webp": (
+        make.webp_claiming(5000, 5000),
+        RejectReason.TOO_LARGE,
+        "^5000x5000 pixels of an animated webp",
+    ),
+    "too low": (jpeg(height=7), RejectReason.TOO_SMALL, "^80x7 pixels; min_side_px is 8$"),
+    "too narrow": (jpeg(width=7), RejectReason.TOO_SMALL, "^7x60 pixels; min_side_px is 8$"),
+    "too long": (jpeg(height=8, width=161), RejectReason.BAD_ASPECT, "^161x8 pixels; max_aspect is 20$"),
+}
+
+
+@pytest.mark.parametrize(("data", "reason", "detail"), REJECTED.values(), ids=REJECTED)
+def test_what_the_header_forbids_is_rejected_with_its_reason(data, reason, detail):
+    with pytest.raises(BadImage, match=f"^{reason.value}: ") as caught:
+        gate(data, LIMITS)
+    assert caught.value.reason is reason
+    assert re.search(detail, caught.value.detail), caught.value.detail
+    assert "object at 0x" not in caught.value.detail  # as unrepeatable as an address in memory
+
+
+AT_THE_LIMIT = {
+    "max_bytes": (len(JPEG), len(JPEG) - 1, RejectReason.TOO_MANY_BYTES),
+    "max_pixels": (4800, 4799, RejectReason.TOO_LARGE),
+    "max_side_px": (80, 79, RejectReason.TOO_LARGE),
+    "min_side_px": (60, 61, RejectReason.TOO_SMALL),
+    "max_aspect": (80 / 60, 1.33, RejectReason.BAD_ASPECT),
+}
+
+
+def test_every_limit_is_in_the_table():
+    assert set(AT_THE_LIMIT) == set(vars(LIMITS))
+
+
+@pytest.mark.parametrize(("name", "allowed", "crossed", "reason"), [(k, *v) for k, v in AT_THE_LIMIT.items()])
+def test_a_limit_is_kept_to_the_last_pixel_and_byte(name, allowed, crossed, reason):
+    assert gate(JPEG, replace(LIMITS, **{name: allowed})).width == 80
+    with pytest.raises(BadImage, match=f"^{reason.value}: .*{name} is {crossed}") as caught:
+        gate(JPEG, replace(LIMITS, **{name: crossed}))
+    assert caught.value.reason is reason
+
+
+def test_a_long_image_is_accepted_up_to_the_aspect():
+    assert gate(jpeg(height=8, width=160), LIMITS).width == 160
+
+
+def test_an_animated_webp_may_have_a_third_of_the_pixels():
+    data = make.animated("WEBP")
+    assert gate(data, replace(LIMITS, max_pixels=3 * 4800)).frames == 3
+    with pytest.raises(BadImage, match="4799, a third of max_pixels"):
+        gate(data, replace(LIMITS, max_pixels=3 * 4800 - 1))
+
+
+def test_a_progressive_jpeg_may_be_smaller_than_a_baseline_one():
+    forged = make.with_frame(PROGRESSIVE, height=7000, width=7000)
+    assert gate(forged, LIMITS) == header("jpeg", "RGB", height=7000, width=7000, progressive=True, scans=10)
+
+
+@pytest.mark.parametrize(("mode", "dtype"), [("I", np.int32), ("F", np.float32)])
+def test_pixels_of_unknown_range_are_rejected(mode, dtype):
+    # 0-252 in 32 bits, or 0-1 in floats: scaled by any rule, one of them would come out black.
+    data = encode(Image.fromarray(crop(1)[..., 0].astype(dtype), mode), "TIFF")
+    with pytest.raises(BadImage, match=f"pixels of mode {mode}") as caught:
+        gate(data, LIMITS)
+    assert caught.value.reason is RejectReason.UNKNOWN_RANGE
+
+
+# What only a reader of its own can get right.
+
+
+def test_scans_are_counted_up_to_the_end_of_the_picture():
+    assert read_header(PROGRESSIVE + PROGRESSIVE).scans == 10
+    assert read_header(PROGRESSIVE[:-2]).scans == 10
+    assert read_header(JPEG + b"\xff\xda" * 500).scans == 1
+    assert read_header(make.many_scans(7, 64)).scans == 8
+    hidden = make.many_scans(7, 64).replace(
+        b"\xff\xda\x00\x08\x01\x01\x00\x01", b"\xff\x01\xff\xda\x00\x08\x01\x01\x00\x01"
+    )
+    assert read_header(hidden).scans == 8  # behind marks that have no length
+
+
+def test_bytes_between_segments_are_passed_over_as_decoders_do():
+    for junk in (bytes(100_000), b"\xff" * 100_000, b"\xff\x00" * 50_000, b"\xff\xd0" * 100):
+        assert read_header(make.after_soi(JPEG, b"\xff\xe0\x00\x02", junk)) == read_header(JPEG)
+
+
+@pytest.mark.parametrize("order", ["<", ">"], ids=["II", "MM"])
+def test_the_orientation_is_read_in_either_byte_order(order):
+    for turned in range(1, 9):
+        entry = struct.pack(order + "HHIHH", 0x0112, 3, 1, turned, 0)
+        assert read_header(make.exif_jpeg(make.exif(entry, 1, order=order))).orientation == turned
+
+
+BROKEN_EXIF = {
+    "no block": b"",
+    "no byte order": b"XX*\x00" + bytes(20),
+    "directory beyond the end": b"II*\x00\xff\xff\xff\x7f",
+    "directory cut off": make.exif(b"", 3),
+    "out of range": make.orientation_tag(9),
+    "zero": make.orientation_tag(0),
+    "text": make.exif(struct.pack("<HHI4s", 0x0112, 2, 2, b"6\x00\x00\x00"), 1),
+    "another tag": make.exif(struct.pack("<HHII", 0x0111, 3, 1, 6), 1),
+}
+
+
+@pytest.mark.parametrize("block", BROKEN_EXIF.values(), ids=BROKEN_EXIF)
+def test_without_an_orientation_that_can_be_read_an_image_is_upright(block):
+    assert read_header(make.exif_jpeg(block)).orientation == UPRIGHT
+    assert read_header(make.before_pixels(PNG, make.chunk(b"eXIf", block))).orientation == UPRIGHT
+
+
+def test_only_the_first_exif_segment_counts():
+    block = make.segment(0xE1, b"Exif\x00\x00" + make.orientation_tag(3))
+    assert read_header(make.after_soi(rotated_jpeg(6), block)).orientation == 3
+    assert read_header(make.after_soi(JPEG, make.segment(0xE1, b"http://ns.adobe.com/"), block)).orientation == 3
+
+
+INFLATED = {
+    "zTXt": make.ztxt,
+    "iCCP": make.iccp,
+    "iTXt": lambda size: make.chunk(b"iTXt", b"a\x00\x01\x00en\x00b\x00" + zlib.compress(bytes(size), 9)),
+}
+
+
+@pytest.mark.parametrize("make_chunk", INFLATED.values(), ids=INFLATED)
+def test_texts_and_profiles_may_inflate_to_8_mebibytes_in_all(make_chunk):
+    limit = 8 << 20
+    for place in (make.before_pixels, make.before_end):
+        assert read_header(place(PNG, make_chunk(limit // 2), make_chunk(limit // 2))) == read_header(PNG)
+        with pytest.raises(BadImage, match="^bad_header: png: its texts and profiles inflate to over 8388608 bytes$"):
+            read_header(place(PNG, make_chunk(limit // 2), make_chunk(limit // 2 + 1)))
+
+
+def test_a_text_that_is_not_compressed_or_damaged_inflates_to_nothing():
+    plain = make.chunk(b"iTXt", b"a\x00\x00\x00en\x00b\x00" + bytes(10_000_000))
+    damaged = make.chunk(b"zTXt", b"a\x00\x00" + b"nothing that zlib wrote" * 1000)
+    assert read_header(make.before_pixels(PNG, plain, damaged)) == read_header(PNG)
+
+
+def test_a_gif_is_animated_from_the_second_image_on():
+    for count, frames in ((1, 1), (2, 2), (3, 2)):
+        assert read_header(make.gif(frames=count)).frames == frames
+    assert read_header(make.gif(before=b"!\xfe\x03abc\x00")).frames == 1
+    assert read_header(make.gif()[:-1]).frames == 1  # without its end mark
+    assert read_header(make.gif() + make.gif()).frames == 1  # what comes behind it
+    assert read_header(encode(PIXELS, "GIF")[:2000]).frames == 1  # cut off
+
+
+def test_a_tag_of_a_named_directory_counts_as_well():
+    block = make.exif(struct.pack("<HHII", 0x9000, 7, 1_000_000, 8), 1)[8:]
+    data = make.tiff(GREY.tobytes(), 60, 80, {34665: (4, (8,))})
+    start = len(data)
+    for where, refused in ((start, True), (start + 100_000, False)):
+        pointed = make.tiff(GREY.tobytes(), 60, 80, {34665: (4, (where,))}) + block
+        if refused:
+            with pytest.raises(BadImage, match="^bad_header: tiff: its tags claim more"):
+                read_header(pointed)
+        else:
+            assert read_header(pointed).format == "tiff"
+    loop = make.tiff(GREY.tobytes(), 60, 80, {34665: (4, (start - 12 * 10 - 6,))})
+    with pytest.raises(BadImage, match="^bad_header: tiff: its tags claim more"):
+        read_header(loop)

@@ -1,0 +1,121 @@
+"""Every row of the table of hostile files, under every policy, through the decoder and the ops of the trainer."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from beam_jobs import images, record
+from beam_jobs.decode import decode_rgb
+from beam_jobs.errors import BadImage, RejectReason
+from beam_jobs.options import ImageLimits, PixelOptions
+from beam_jobs.reader import Reader
+from beam_jobs.types import ImageFacts
+from tests.beam_jobs.hostile_rows import ACCEPTED, NORMALISED, REJECTED, SECTIONS, Row
+from tests.make_images import jpeg, png
+from trainer.ops import IMAGE, apply_ops, parse_ops
+
+LIMITS = ImageLimits()
+SIDE = 12  # smaller than any image of the table
+POLICIES = {
+    "copy": PixelOptions(),
+    "resize": PixelOptions(policy="resize", side_px=SIDE),
+    "raw": PixelOptions(policy="raw", side_px=SIDE),
+}
+ROWS = {f"{section}: {row.name}": row for section, rows in SECTIONS.items() for row in rows}
+KEPT = {name: row for name, row in ROWS.items() if row.outcome != REJECTED}
+LOST = {name: row for name, row in ROWS.items() if row.outcome == REJECTED}
+DOCS = (Path(__file__).parents[2] / "docs" / "images.md").read_text(encoding="utf-8")
+EVAL, TRAIN = parse_ops("decode|resize_short(16)|center_crop(16)"), parse_ops("decode_random_crop(16)")
+
+# Hostile files once took a minute or gigabytes. The longest row takes a second.
+pytestmark = pytest.mark.timeout(60)
+
+
+@tf.function(input_signature=[tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64)])
+def trainer(encoded: tf.Tensor, height: tf.Tensor, width: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """What evaluation and training see of a record."""
+    features = {IMAGE: encoded, record.HEIGHT: height, record.WIDTH: width}
+    seed = tf.constant([7, 7], tf.int64)
+    return apply_ops(EVAL, features, seed)[IMAGE], apply_ops(TRAIN, features, seed)[IMAGE]
+
+
+def pixels_of(encoded: bytes, facts: ImageFacts) -> np.ndarray:
+    if facts.format == "raw":
+        return np.frombuffer(encoded, np.uint8).reshape(facts.height, facts.width, 3)
+    return decode_rgb(encoded).numpy()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("row", KEPT.values(), ids=KEPT)
+def test_a_file_that_can_be_used_trains_under_every_policy(row: Row, policy: str):
+    data = row.make()
+    encoded, facts = images.examine(data, LIMITS, POLICIES[policy])
+    changed = {"copy": "", "resize": "resized", "raw": "raw"}[policy]
+    assert facts.normalised == "+".join(filter(None, (row.reason, changed)))
+    assert (encoded is data) == (row.outcome == ACCEPTED and policy == "copy")
+    pixels = pixels_of(encoded, facts)
+    assert pixels.shape == (facts.height, facts.width, 3)
+    if facts.format != "raw":
+        for seen in trainer(encoded, facts.height, facts.width):
+            assert seen.shape == (16, 16, 3)
+    if row.shows is not None:
+        shown = row.shows if row.shows.ndim == 3 else row.shows[..., None]
+        assert (facts.source_height, facts.source_width) == shown.shape[:2]
+        if policy == "copy":
+            assert np.abs(pixels.astype(float) - shown).mean() < 6  # of 255, at half the chroma
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("row", LOST.values(), ids=LOST)
+def test_a_file_that_cannot_be_used_is_rejected_for_one_reason_under_every_policy(row: Row, policy: str):
+    with pytest.raises(BadImage) as caught:
+        images.examine(row.make(), LIMITS, POLICIES[policy])
+    assert caught.value.reason.value == row.reason
+    assert caught.value.detail
+    # The detail goes into rejects.parquet, which must not differ between two runs over the same files.
+    assert "object at 0x" not in caught.value.detail
+
+
+@pytest.mark.parametrize(("data", "kind"), [(jpeg(), "jpeg"), (png(), "png")], ids=["jpeg", "png"])
+def test_the_name_of_a_file_says_nothing(data, kind, tmp_path):
+    for name in ("a.jpg", "a.png", "a.txt", "a"):
+        (tmp_path / name).write_bytes(data)
+        assert (
+            images.examine(Reader(base=str(tmp_path), max_bytes=LIMITS.max_bytes).read(name), LIMITS)[1].format == kind
+        )
+
+
+def documented(heading: str) -> list[tuple[str, ...]]:
+    """Returns the cells of the table under a heading of the documentation, without the marks of code."""
+    section = re.search(rf"^#+ {heading}$(.*?)(?=^#|\Z)", DOCS, re.DOTALL | re.MULTILINE)[1]
+    lines = [line for line in section.splitlines() if line.startswith("|")][2:]
+    return [tuple(cell.strip().replace("`", "") for cell in line.strip("|").split("|")) for line in lines]
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_documentation_has_the_same_table(section):
+    tested = [(row.name, row.outcome, row.reason) for row in SECTIONS[section]]
+    assert [cells[:3] for cells in documented(section)] == tested
+
+
+def test_the_documentation_lists_every_reason_to_reject():
+    assert sorted(cells[0] for cells in documented("Rejected")) == sorted(reason.value for reason in RejectReason)
+
+
+def test_the_documentation_lists_every_reason_to_normalise():
+    normalised = {reason for row in ROWS.values() if row.outcome == NORMALISED for reason in row.reason.split("+")}
+    assert sorted(cells[0] for cells in documented("Normalised")) == sorted(normalised | {"resized", "raw"})
+
+
+def test_every_reason_that_an_image_alone_can_give_is_in_the_table():
+    # These need a source, a table, a server, annotations, or limits of another kind than the default ones.
+    elsewhere = (
+        "no_label bad_annotation bad_mask unknown_split name_not_utf8 duplicate_key bad_member not_a_file outside_root "
+        "unreadable not_fetched address_refused too_many_bytes too_small bad_aspect"
+    )
+    assert {row.reason for row in LOST.values()} | set(elsewhere.split()) == {reason.value for reason in RejectReason}

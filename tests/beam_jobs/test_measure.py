@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from beam_jobs.decode import decode_checked
+from beam_jobs.measure import dhash, moments
+from tests.make_images import crop, encode
+
+
+def hamming(one: int, other: int) -> int:
+    return ((one ^ other) & (2**64 - 1)).bit_count()
+
+
+def test_dhash_survives_scaling_and_compression_but_tells_photographs_apart():
+    photos = {
+        seed: crop(seed, 200, 240, name) for seed, name in [(1, "china.jpg"), (2, "flower.jpg"), (3, "china.jpg")]
+    }
+    hashes = {seed: dhash(pixels) for seed, pixels in photos.items()}
+    for seed, pixels in photos.items():
+        half = np.asarray(Image.fromarray(pixels).resize((120, 100)))
+        poor = decode_checked(encode(pixels, "JPEG", quality=30))
+        assert max(hamming(hashes[seed], dhash(changed)) for changed in (half, poor)) <= 8
+    assert min(hamming(hashes[one], hashes[other]) for one, other in [(1, 2), (1, 3), (2, 3)]) >= 16
+
+
+def test_dhash_says_where_brightness_grows_as_a_signed_integer():
+    ramp = np.repeat(np.tile(np.arange(0, 90, dtype=np.uint8), (80, 1))[..., None], 3, axis=2)
+    assert dhash(ramp) == -1  # 64 ones
+    assert dhash(ramp[:, ::-1]) == 0
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 20), (20, 1), (8, 9), (61, 83)])
+def test_moments_are_those_of_every_channel(shape):
+    pixels = crop(1, *shape)
+    mean, variance = moments(pixels)
+    flat = pixels.reshape(-1, 3).astype(float)
+    np.testing.assert_allclose(mean, flat.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(variance, flat.var(0), rtol=1e-6, atol=1e-9)
+
+
+def test_moments_of_one_image_do_not_leak_into_the_next():
+    # The planes are kept from image to image: larger, smaller, much smaller and in several threads at once.
+    images = [crop(seed, side, side + 5) for seed, side in enumerate([40, 90, 10, 200, 3, 64] * 20)]
+    expected = [image.reshape(-1, 3).astype(float).mean(0) for image in images]
+    with ThreadPoolExecutor(4) as pool:
+        for (mean, _), wanted in zip(pool.map(moments, images), expected, strict=True):
+            np.testing.assert_allclose(mean, wanted, rtol=1e-6)
+
+
+def test_moments_leave_the_pixels_alone():
+    pixels = decode_checked(encode(crop(2), "PNG"))
+    assert not pixels.flags.writeable
+    moments(pixels)
+    assert (pixels == crop(2)).all()
