@@ -12,6 +12,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,10 +21,11 @@ from beam_jobs import manifest, shards, storage, tables
 from beam_jobs.errors import OptionError
 from beam_jobs.manifest import ImageCounts, Manifest, Shard, SplitInfo
 from beam_jobs.options import IngestOptions
-from beam_jobs.types import ImageRef, Reject
+from beam_jobs.types import LABEL_KINDS, ImageRef, Reject
 
 # Options that all images of a dataset must have in common.
 _MUST_AGREE = ("splits", "seed", "stratify", "pixels", "facts")
+_MAY_DIFFER = ("duplicates", "near_duplicates", "near_distance", "limits", "shard_mb", "shards")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,16 @@ class Existing:
         return {name: len(info.shards) for name, info in self.manifest.splits.items()}
 
 
+def settings_of(out: str) -> dict[str, Any]:
+    """Returns the settings that a dataset was made with, as far as they say how; what is added is treated alike.
+
+    Raises:
+      SourceError, CorruptDataset: there is no sound dataset in `out`.
+    """
+    found = manifest.load(out).options
+    return {**{name: found[name] for name in (*_MUST_AGREE, *_MAY_DIFFER)}, "splits": dict(found["splits"])}
+
+
 def load(options: IngestOptions, label_kind: str, described: dict) -> Existing:
     """Reads the dataset that the options want to add to.
 
@@ -64,9 +76,8 @@ def load(options: IngestOptions, label_kind: str, described: dict) -> Existing:
         raise OptionError(f"{options.out} holds no dataset to add to; leave {mode} out to make one")
     found = manifest.load(options.out)
     if found.label_kind != label_kind:
-        raise OptionError(
-            f"the images in {options.out} have {found.label_kind} labels, those of the source {label_kind}"
-        )
+        old, new = LABEL_KINDS[found.label_kind], LABEL_KINDS[label_kind]
+        raise OptionError(f"the images in {options.out} have {old}, those of the source {new}")
     for name in _MUST_AGREE:
         if found.options.get(name) != described[name]:
             raise OptionError(

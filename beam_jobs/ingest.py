@@ -235,7 +235,11 @@ def _silent(line: str) -> None:
 
 def _check_out(options: IngestOptions) -> None:
     out = options.out
-    if manifest.is_published(out):
+    try:
+        published = manifest.is_published(out)
+    except OSError as error:
+        raise OptionError(f"{out} cannot be looked at: {error}; correct --out, or what its store asks for") from error
+    if published:
         raise OptionError(f"{out} already holds a dataset; choose another --out, or replace it with --overwrite")
     if storage.is_remote(out):
         return

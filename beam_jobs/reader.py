@@ -46,8 +46,7 @@ class Reader:
                 return self._read_slice(Slice.parse(slice_text))
             if web.is_url(uri):
                 return web.fetch(uri, self.http, self.max_bytes + 1)
-            with storage.open_read(_below(self.base, uri)) as stream:
-                return stream.read(self.max_bytes + 1)
+            return storage.read_range(_below(self.base, uri), 0, self.max_bytes + 1)
         except OSError as error:
             raise BadImage(RejectReason.UNREADABLE, error.strerror or str(error)) from error
 
@@ -60,6 +59,8 @@ class Reader:
             return _feature(read_at(path, piece.offset, piece.length), piece.feature)[:limit]
         if piece.method == DEFLATE:
             return inflate(_blocks(path, piece.offset, piece.length), limit)
+        if piece.method == SPOOL:  # what was made of an image may be larger than what images may be
+            return read_at(path, piece.offset, piece.length)
         return read_at(path, piece.offset, min(piece.length, limit))
 
 

@@ -13,7 +13,7 @@ ExtraValue = int | float | str | Sequence[int] | Sequence[float] | Sequence[str]
 
 
 # What a source says of the class of an image: one name, any number of names, or nothing.
-LABEL_KINDS = ("single", "multi", "none")
+LABEL_KINDS = {"single": "one label each", "multi": "any number of labels", "none": "no labels"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class ImageFacts:
       sha256: of the stored bytes, hex.
       source_sha256: of the file that was read, hex; differs from `sha256` when the image was normalised.
       crc32c: of the stored bytes; cheap enough to check that what is written is what was examined.
-      dhash: 64-bit perceptual hash as a signed int64.
+      dhash: 64-bit perceptual hash as a signed int64; when `facts` is `basic`, of a smaller decode.
       mean_rgb: mean of each channel, 0-255; zeros when `facts` is `basic`.
       var_rgb: population variance of each channel; zeros when `facts` is `basic`.
       normalised: why the image was re-encoded, reasons joined by `+`; empty when the bytes are untouched.

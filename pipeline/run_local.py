@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from beam_jobs.errors import OptionError
 from beam_jobs.sources import open_source
+from beam_jobs.types import LABEL_KINDS
 from pipeline import interrupt
 from pipeline.config import PipelineConfig
 
@@ -34,7 +35,9 @@ def preflight(config: PipelineConfig) -> None:
     """
     kind = open_source(config.ingest).label_kind
     if kind != "single":
-        raise OptionError(f"the images have {kind} labels; a model is trained on one label each, `ingest` takes all")
+        raise OptionError(
+            f"the images have {LABEL_KINDS[kind]}; a model is trained on one label each, `ingest` takes all"
+        )
     if config.ingest.facts != "all":
         raise OptionError("ingest.facts is basic; statistics and normalisation need the facts of all")
     source, root = os.path.realpath(config.ingest.source), os.path.realpath(config.root)

@@ -35,7 +35,10 @@ def toy(line: str) -> compare.Runner:
         (["--counts", "2000,500"], "the smaller first"),
         (["--counts", "500"], "two whole numbers"),
         (["--counts", "0,5"], "counts is '0,5'"),
-        (["--only", "tfx,ffcv"], "there is no peer 'ffcv'; known are tfx, tfx-checked, tfds, tfds-checked, img2dataset, webdataset"),
+        (
+            ["--only", "tfx,ffcv"],
+            "there is no peer 'ffcv'; known are tfx, tfx-checked, tfds, tfds-checked, img2dataset, webdataset",
+        ),
         (["--rounds", "0"], "at least 1"),
         (["--counts", "4,100"], "holds 24 images, the larger count is 100"),
         (["--source", "no-such-folder"], "is not a directory"),

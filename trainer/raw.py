@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from beam_jobs.errors import OptionError
 from beam_jobs.manifest import Manifest
+from beam_jobs.types import LABEL_KINDS
 from trainer.ops import IMAGE, Decode, DecodeRandomCrop, Features, Op, RandomCropResize
 
 
@@ -35,7 +36,9 @@ def stored_ops(ops: Sequence[Op], dataset: Manifest) -> tuple[Op, ...]:
       OptionError: the images do not have one label each, which is what training learns from.
     """
     if dataset.label_kind != "single":
-        raise OptionError(f"the images have {dataset.label_kind} labels; training reads datasets of one label an image")
+        raise OptionError(
+            f"the images have {LABEL_KINDS[dataset.label_kind]}; training reads datasets of one label each"
+        )
     pixels = dataset.options["pixels"]
     if pixels["policy"] != "raw":
         return tuple(ops)

@@ -194,7 +194,7 @@ class ParquetTable(Table):
         number = 0
         try:
             with storage.open_read(self.path) as stream:
-                for batch in pq.ParquetFile(stream).iter_batches(_PARQUET_BATCH_ROWS, columns=names):
+                for batch in pq.ParquetFile(stream).iter_batches(_PARQUET_BATCH_ROWS, columns=names, use_threads=False):
                     for row in batch.to_pylist():
                         number += 1
                         yield number, row

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from beam_jobs import append, manifest
 from beam_jobs.options import IngestOptions
 from pipeline.cli.common import ingest_options, ingest_settings, json_option, print_json, say
 from pipeline.config import from_mapping
@@ -36,6 +37,8 @@ def command(source: str, out: str, as_json: bool, **values: Any) -> None:
     """
     modes = {name: values.pop(name) for name in ("overwrite", "append", "retry_rejects")}
     settings = {"source": source, "out": out, **modes, **ingest_settings(values)}
+    if (modes["append"] or modes["retry_rejects"]) and manifest.is_published(out):
+        settings = append.settings_of(out) | settings
     options = from_mapping(IngestOptions, settings, "ingest")
     from beam_jobs import ingest
     from pipeline.cli.bar import watch

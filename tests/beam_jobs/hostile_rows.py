@@ -143,7 +143,13 @@ JPEGS = [
     Row("MPO: several pictures", lambda: make.animated("MPO", quality=90), ACCEPTED, "", PIXELS),
     Row("MPO index broken", make.malformed_mpo, ACCEPTED, "", PIXELS),
     Row("trailing garbage", lambda: JPEG + b"garbage" * 1500, ACCEPTED, "", PIXELS),
-    Row("a film behind the picture", lambda: jpeg(progressive=True) + b"\xff\xda" * 200, ACCEPTED, "", PIXELS),
+    Row(
+        "a film behind the picture",
+        lambda: jpeg(progressive=True) + b"\x00\x02" + b"\xff\xda\x00\x02" * 200,
+        ACCEPTED,
+        "",
+        PIXELS,
+    ),
     Row(
         "5 MB of filler before the frame header",
         lambda: make.after_soi(JPEG, b"\xff" * 5_000_000),
@@ -306,7 +312,7 @@ PNGS = [
         "bad_header",
     ),
     Row("trailing garbage", lambda: PNG + b"garbage" * 1500, ACCEPTED, "", PIXELS),
-    Row("12 Mpx in 3 kB", lambda: make.bilevel_png(3464), ACCEPTED, ""),
+    Row("12 Mpx in 5 kB", lambda: make.bilevel_png(3464), ACCEPTED, ""),
     Row("cut in its header", lambda: PNG[:20], REJECTED, "bad_header"),
     Row("header not first", lambda: make.PNG_START + make.chunk(b"tEXt", b"a\x00b") + PNG[8:], REJECTED, "bad_header"),
     Row("header twice", lambda: make.before_pixels(PNG, PNG[8:33]), REJECTED, "undecodable"),
@@ -454,6 +460,7 @@ TIFFS = [
         "bad_header",
     ),
     Row("tags that claim 500 times the file", make.tiff_tag_bomb, REJECTED, "bad_header"),
+    Row("a million fractions", lambda: make.tiff_fractions(1_000_000), REJECTED, "bad_header"),
 ]
 WEBPS = [
     Row("WebP", lambda: encode(PIXELS, "WEBP"), NORMALISED, "format", PIXELS),

@@ -346,6 +346,15 @@ def tiff_tag_bomb(size: int = 1 << 20, count: int = 500) -> bytes:
     return bytes(data)
 
 
+def tiff_fractions(count: int) -> bytes:
+    """Returns a TIFF whose resolution is given by `count` fractions instead of one."""
+    values = struct.pack("<II", 72, 1) * count
+    data = bytearray(tiff(values + GREY.tobytes(), HEIGHT, WIDTH, {273: (4, (8 + len(values),)), 282: (4, (8,))}))
+    entry = data.index(struct.pack("<HHI", 282, 4, 1), len(values))
+    struct.pack_into("<HI", data, entry + 2, 5, count)
+    return bytes(data)
+
+
 def many_pages(count: int) -> bytes:
     """Returns a TIFF of one picture and a chain of `count` directories."""
     first = tiff(GREY.tobytes(), HEIGHT, WIDTH, {})

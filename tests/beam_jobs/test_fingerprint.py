@@ -138,7 +138,7 @@ def test_what_is_said_of_an_image_is_part_of_the_fingerprint(masked):
     assert fingerprint(masked, columns=MASKED) != before
 
 
-def test_the_mask_of_one_image_is_not_mistaken_for_an_image(source, masked):
+def test_an_image_and_its_mask_are_told_apart(source, masked):
     (source / "mask.png").write_bytes((source / "cat" / "a.jpg").read_bytes()[::-1])
     before = fingerprint(masked, columns=MASKED)
     for name in ("mask.png", "cat/a.jpg"):

@@ -228,7 +228,7 @@ def test_pixels_of_unknown_range_are_rejected(mode, dtype):
 
 
 def test_scans_are_counted_up_to_the_end_of_the_picture():
-    assert read_header(PROGRESSIVE + PROGRESSIVE).scans == 10
+    assert read_header(PROGRESSIVE + b"\x00\x02" + b"\xff\xda\x00\x02" * 500).scans == 10
     assert read_header(PROGRESSIVE[:-2]).scans == 10
     assert read_header(JPEG + b"\xff\xda" * 500).scans == 1
     assert read_header(make.many_scans(7, 64)).scans == 8
@@ -303,6 +303,24 @@ def test_a_gif_is_animated_from_the_second_image_on():
     assert read_header(make.gif()[:-1]).frames == 1  # without its end mark
     assert read_header(make.gif() + make.gif()).frames == 1  # what comes behind it
     assert read_header(encode(PIXELS, "GIF")[:2000]).frames == 1  # cut off
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+def test_the_tags_of_a_tiff_may_hold_4096_fractions():
+    assert read_header(make.tiff_fractions(4096)).format == "tiff"
+    with pytest.raises(BadImage, match="^bad_header: tiff: its tags hold over 4096 fractions$"):
+        read_header(make.tiff_fractions(4097))
+
+
+@pytest.mark.parametrize("tag", [322, 323])
+def test_the_tiles_of_a_tiff_may_have_a_side_of_4096(tag):
+    tile = {322: (4, (16,)), 323: (4, (16,)), 324: (4, (8,)), 325: (4, (9,))}
+    assert read_header(make.tiff(bytes(9), 60, 80, tile | {tag: (4, (4096,))})).format == "tiff"
+    for value in ((4, (4097,)), (3, (4112,))):
+        with pytest.raises(
+            BadImage, match=r"^bad_header: tiff: tiles with a side of 4\d+ pixels; up to 4096 are decoded$"
+        ):
+            read_header(make.tiff(bytes(9), 60, 80, tile | {tag: value}))
 
 
 def test_a_tag_of_a_named_directory_counts_as_well():

@@ -81,6 +81,39 @@ def test_a_file_that_cannot_be_used_is_rejected_for_one_reason_under_every_polic
     assert "object at 0x" not in caught.value.detail
 
 
+def damaged(data: bytes, random: np.random.Generator) -> bytes:
+    changed = bytearray(data)
+    for _ in range(random.integers(1, 6)):
+        # Half of the damage goes where the headers are.
+        place = int(random.integers(min(200, len(data)) if random.random() < 0.5 else len(data)))
+        if random.random() < 0.4:
+            changed[place] ^= 1 << random.integers(8)
+        else:
+            piece = random.choice([b"\xff\xff", b"\x00\x00\x00\x00", random.bytes(4)])
+            changed[place : place + len(piece)] = piece[: len(data) - place]
+    return bytes(changed[: int(random.integers(1, len(data)))] if random.random() < 0.1 else changed)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("section", [section for section in SECTIONS if section != "Other files"])
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+def test_no_damage_gets_past_the_examination(section: str, policy: str):
+    random = np.random.default_rng(len(section))
+    limits = ImageLimits(max_pixels=1_000_000, max_side_px=4000)
+    files = [data for row in SECTIONS[section] if row.outcome != REJECTED and len(data := row.make()) < 40_000]
+    kept = 0
+    for number in range(300):
+        try:
+            encoded, facts = images.examine(damaged(files[number % len(files)], random), limits, POLICIES[policy])
+        except BadImage:
+            continue
+        assert pixels_of(encoded, facts).shape == (facts.height, facts.width, 3)
+        if facts.format != "raw":
+            trainer(encoded, facts.height, facts.width)
+        kept += 1
+    assert 10 < kept < 290
+
+
 @pytest.mark.parametrize(("data", "kind"), [(jpeg(), "jpeg"), (png(), "png")], ids=["jpeg", "png"])
 def test_the_name_of_a_file_says_nothing(data, kind, tmp_path):
     for name in ("a.jpg", "a.png", "a.txt", "a"):

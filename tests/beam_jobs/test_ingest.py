@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -8,7 +9,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import apache_beam as beam
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import ingest, manifest, tables
 from beam_jobs.errors import (
@@ -20,11 +23,11 @@ from beam_jobs.errors import (
     SourceError,
     TooManyRejects,
 )
-from beam_jobs.options import IngestOptions
+from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions, TableColumns
 from beam_jobs.verify import verify
 from tests.beam_jobs.object_store import SCHEME
 from tests.beam_jobs.runs import KilledAfterWriting, Recorder, files_under, shards_under
-from tests.make_images import class_folders, flipped, jpeg
+from tests.make_images import class_folders, crop, encode, flipped, jpeg
 
 FIXTURE = {"splits": {"train": 0.7, "eval": 0.3}, "shards": 2}  # what the fixture `dataset` was made with
 
@@ -58,6 +61,9 @@ def test_a_published_directory_holds_the_dataset_and_nothing_else(dataset):
         "Split-train/data-00000-of-00002.tfrecord",
         "Split-train/data-00001-of-00002.tfrecord",
         "dataset.json",
+        "dataset_info.json",
+        "features.json",
+        "image-class-label.labels.txt",
         "images.parquet",
         "rejects.parquet",
     ]
@@ -90,6 +96,36 @@ def test_a_relative_source_in_another_time_zone_and_locale_gives_the_same_shards
     assert shards_under(Path(options.out)) == shards_under(dataset)
 
 
+def test_another_runner_gives_the_same_bytes(options, dataset):
+    def two_workers() -> beam.Pipeline:
+        flags = ["--runner=FnApiRunner", "--direct_running_mode=multi_threading", "--direct_num_workers=2"]
+        return beam.Pipeline(options=PipelineOptions(flags))
+
+    ingest.run(replace(options, bucket_images=5), two_workers)
+    assert files_under(Path(options.out)) == files_under(dataset)
+
+
+def test_the_order_of_the_listing_does_not_show(tmp_path):
+    photos = class_folders(tmp_path / "photos", per_class=8)
+    for number in range(4):  # changed ones, bad ones and equal ones among them
+        (photos / "china" / f"{number}.webp").write_bytes(encode(crop(number), "WEBP"))
+    (photos / "china" / "bad.jpg").write_bytes(b"bad")
+    (photos / "flower" / "copy.jpg").write_bytes((photos / "china" / "000.jpg").read_bytes())
+    rows = [f"{path.relative_to(tmp_path)},{path.parent.name},{path.stem}" for path in photos.rglob("*.*")]
+    columns = TableColumns(image="file", label="kind", extra=("note",))
+    found = []
+    for turn in range(3):
+        random.Random(turn).shuffle(rows)
+        (tmp_path / "table.csv").write_text("\n".join(["file,kind,note", *rows, ""]))
+        out = tmp_path / f"out{turn}"
+        ingest.run(
+            IngestOptions(source=str(tmp_path / "table.csv"), out=str(out), columns=columns, bucket_images=3, **FIXTURE)
+        )
+        found.append(files_under(out))
+    assert found[0] == found[1] == found[2]
+    assert len(rows) == 22
+
+
 def test_another_seed_gives_another_dataset(options, dataset):
     assert ingest.run(replace(options, seed=1)).digest != manifest.load(str(dataset)).digest
 
@@ -98,7 +134,7 @@ def test_stages_are_reported_in_a_line_each(tmp_path):
     lines: list[str] = []
     ingest.run(small(tmp_path), report=lines.append)
     assert [re.sub(r"[\d.]+ MB|in [\d.]+ s\b|\([\d,]+ images/s\)", "N", line) for line in lines] == [
-        "scanned   8 files, N N",
+        "scanned   8 images, N N",
         "examined  8 good, 0 rejected N N",
         "wrote     8 records in 1 shards N N",
     ]
@@ -171,6 +207,21 @@ def test_what_was_examined_is_kept_when_the_runner_fails(options, dataset):
         "written_shards": 4,
     }
     assert shards_under(Path(options.out)) == shards_under(dataset)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"facts": "basic"}, {"pixels": PixelOptions(policy="raw", side_px=16)}, {"limits": ImageLimits(max_aspect=9)}],
+)
+def test_what_was_examined_for_other_options_is_not_taken_up(tmp_path, change):
+    options = small(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        ingest.run(options, KilledAfterWriting())
+    recorder = Recorder()
+    ingest.run(replace(options, **change), recorder)
+    assert (recorder.counters()["resumed_buckets"], recorder.counters()["resumed_shards"]) == (0, 0)
+    ingest.run(replace(options, out=f"{options.out}2", **change))
+    assert files_under(Path(options.out)) == files_under(Path(f"{options.out}2"))
 
 
 def test_shards_that_are_written_are_kept_when_the_process_dies(options, dataset):

@@ -95,6 +95,18 @@ def test_a_dropped_copy_is_said_to_be_one(tmp_path):
         find_record(str(tmp_path / "out"), "china/zz.jpg")
 
 
+def test_a_dropped_near_duplicate_names_the_set_of_what_it_looks_like(tmp_path):
+    photos = class_folders(tmp_path / "photos", per_class=3)
+    for name, quality in (("y.jpg", 95), ("z.jpg", 70)):
+        (photos / "china" / name).write_bytes(jpeg(5, quality=quality))
+    run(IngestOptions(source=str(photos), out=str(tmp_path / "out"), splits={"all": 1}, near_duplicates="drop"))
+    rows = tables.read(str(tmp_path / "out" / "images.parquet")).to_pylist()
+    near = next(row["near"] for row in rows if row["key"] == "china/y.jpg")
+    with pytest.raises(OptionError, match=rf"'china/z.jpg' was dropped .* set is {near}$"):
+        find_record(str(tmp_path / "out"), "china/z.jpg")
+    assert near
+
+
 def test_a_damaged_or_missing_shard_is_named(dataset):
     shard = dataset / "Split-train" / "data-00000-of-00002.tfrecord"
     rows = tables.read(str(dataset / "images.parquet")).to_pylist()

@@ -7,7 +7,8 @@ from dataclasses import fields, replace
 import pytest
 
 from beam_jobs.errors import OptionError
-from beam_jobs.options import ImageLimits, IngestOptions, TableColumns, parse_splits
+from beam_jobs.options import HttpOptions, ImageLimits, IngestOptions, PixelOptions, TableColumns, parse_splits
+from beam_jobs.types import LABEL_KINDS
 
 BASE = IngestOptions(source="photos", out="dataset")
 SHAPES_THE_BYTES = {
@@ -18,6 +19,11 @@ SHAPES_THE_BYTES = {
     "shard_mb": 64.0,
     "shards": 3,
     "duplicates": "drop",
+    "near_duplicates": "group",
+    "near_distance": 5,
+    "stratify": True,
+    "pixels": PixelOptions(policy="resize"),
+    "facts": "basic",
     "limits": ImageLimits(min_side_px=9),
 }
 SHAPES_ONLY_THE_WORK = {
@@ -25,8 +31,11 @@ SHAPES_ONLY_THE_WORK = {
     "out": "elsewhere",
     "threads": 3,
     "overwrite": True,
+    "append": True,
+    "retry_rejects": True,
     "bucket_images": 7,
     "max_reject_ratio": 0.5,
+    "http": HttpOptions(timeout_s=99.0),  # a patient run takes up what a hasty one has examined
 }
 
 
@@ -43,13 +52,19 @@ def test_the_digest_follows_what_shapes_the_bytes(name, value):
 def test_the_digest_ignores_what_shapes_only_the_work(name, value):
     changed = replace(BASE, **{name: value})
     assert changed.digest() == BASE.digest()
-    assert changed.to_json()[name] == value
+    assert changed.to_json()[name] == json.loads(json.dumps(value, default=vars))
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(ImageLimits)])
 def test_the_digest_follows_every_image_limit(field):
     limits = replace(BASE.limits, **{field: getattr(BASE.limits, field) + 1})
     assert replace(BASE, limits=limits).digest() != BASE.digest()
+
+
+@pytest.mark.parametrize(("field", "value"), [("policy", "raw"), ("side_px", 64), ("fit", "inside"), ("quality", 70)])
+def test_the_digest_follows_every_option_of_the_pixels(field, value):
+    assert replace(BASE, pixels=PixelOptions(**{field: value})).digest() != BASE.digest()
+    assert {"policy", "side_px", "fit", "quality"} == {field.name for field in fields(PixelOptions)}
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(TableColumns)])
@@ -71,8 +86,16 @@ def test_the_digest_is_64_hex_digits_and_repeatable():
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("source_kind", "tar", "^source_kind is 'tar'; it must be one of auto, folder, csv, jsonl, parquet$"),
-        ("duplicates", "maybe", "^duplicates is 'maybe'; it must be one of keep, drop$"),
+        (
+            "source_kind",
+            "rar",
+            "^source_kind is 'rar'; it must be one of auto, folder, glob, csv, jsonl, parquet, coco, ",
+        ),
+        ("duplicates", "maybe", "^duplicates is 'maybe'; it must be one of keep, drop, report$"),
+        ("near_duplicates", "keep", "^near_duplicates is 'keep'; it must be one of off, report, group, drop$"),
+        ("near_distance", -1, "^near_distance is -1; it must be a whole number of at least 0$"),
+        ("near_distance", 9, "^near_distance is 9; over 8 of 64 bits unlike images meet$"),
+        ("facts", "none", "^facts is 'none'; it must be one of all, basic$"),
         ("shard_mb", 0, "^shard_mb is 0; it must be a number of at least 0.001$"),
         ("shard_mb", float("nan"), "^shard_mb is nan;"),
         ("shard_mb", float("inf"), "^shard_mb is inf;"),
@@ -100,7 +123,41 @@ def test_a_value_out_of_range_is_refused_by_name(name, value, message):
         IngestOptions(**{"source": "photos", "out": "dataset", name: value})
 
 
-@pytest.mark.parametrize("name", ["shards", "threads", "bucket_images"])
+@pytest.mark.parametrize(
+    "modes", [("overwrite", "append"), ("append", "retry_rejects"), ("overwrite", "append", "retry_rejects")]
+)
+def test_what_becomes_of_an_old_dataset_is_said_once(modes):
+    message = f"^{' and '.join(modes)} exclude one another; give one of them$"
+    with pytest.raises(OptionError, match=message):
+        replace(BASE, **dict.fromkeys(modes, True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "message"),
+    [
+        (PixelOptions, "policy", "crop", "^policy is 'crop'; it must be one of copy, resize, raw$"),
+        (PixelOptions, "fit", "long", "^fit is 'long'; it must be one of short, inside$"),
+        (PixelOptions, "side_px", 0, "^side_px is 0; it must be a whole number of at least 1$"),
+        (PixelOptions, "side_px", 2.5, "^side_px is 2.5;"),
+        (PixelOptions, "quality", 0, "^quality is 0; it must be a whole number of at least 1$"),
+        (PixelOptions, "quality", 101, "^quality is 101; it must be from 1 to 100$"),
+        (HttpOptions, "timeout_s", 0, "^timeout_s is 0;"),
+        (HttpOptions, "timeout_s", float("nan"), "^timeout_s is nan;"),
+        (HttpOptions, "retries", -1, "^retries is -1; it must be a whole number of at least 0$"),
+        (HttpOptions, "per_host", 0, "^per_host is 0; it must be a whole number of at least 1$"),
+    ],
+)
+def test_a_nested_value_out_of_range_is_refused_by_name(kind, name, value, message):
+    with pytest.raises(OptionError, match=message):
+        kind(**{name: value})
+
+
+def test_more_pixels_than_the_decoder_takes_cannot_be_allowed():
+    with pytest.raises(OptionError, match="^max_pixels is 200000000; Pillow refuses images above 178956970$"):
+        ImageLimits(max_pixels=200_000_000)
+
+
+@pytest.mark.parametrize("name", ["shards", "threads", "bucket_images", "near_distance"])
 def test_a_count_must_be_a_whole_number(name):
     with pytest.raises(OptionError, match=f"^{name} is 2.5;"):
         replace(BASE, **{name: 2.5})
@@ -131,10 +188,25 @@ def test_a_limit_of_bytes_must_be_a_whole_number(value):
         ImageLimits(max_bytes=value)
 
 
-@pytest.mark.parametrize("name", ["image", "label"])
-def test_a_table_needs_an_image_and_a_label_column(name):
-    with pytest.raises(OptionError, match=name):
+@pytest.mark.parametrize("name", ["image", "label_separator"])
+def test_a_table_needs_an_image_column_and_a_separator(name):
+    with pytest.raises(OptionError, match=f"^the {name} column is ''; name a column of the table$"):
         TableColumns(**{name: ""})
+
+
+@pytest.mark.parametrize(
+    ("columns", "kind"),
+    [
+        ({}, "single"),
+        ({"label": "class"}, "single"),
+        ({"label": ""}, "none"),
+        ({"labels": "classes"}, "multi"),
+        ({"label": "", "labels": "classes"}, "multi"),
+    ],
+)
+def test_the_columns_say_what_is_known_of_the_class(columns, kind):
+    assert TableColumns(**columns).label_kind == kind
+    assert TableColumns(**columns).label_kind in LABEL_KINDS
 
 
 def test_named_columns_are_those_asked_for():
@@ -147,6 +219,13 @@ def test_named_columns_are_those_asked_for():
         "split": "fold",
         "extra age": "age",
         "extra sex": "sex",
+    }
+    assert TableColumns(label="").named() == {"image": "image"}
+    assert TableColumns(labels="classes", mask="mask", weight="weight").named() == {
+        "image": "image",
+        "labels": "classes",
+        "mask": "mask",
+        "weight": "weight",
     }
 
 

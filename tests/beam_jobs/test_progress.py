@@ -32,7 +32,9 @@ def test_nothing_is_lost_between_threads():
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # changes hands between almost any two steps
     try:
-        threads = [threading.Thread(target=lambda: [local.add(Progress(1, 3, 0)) for _ in range(20_000)]) for _ in "abcd"]
+        threads = [
+            threading.Thread(target=lambda: [local.add(Progress(1, 3, 0)) for _ in range(20_000)]) for _ in "abcd"
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -104,7 +104,8 @@ def test_streams_that_are_read_at_once_do_not_mix(root):
 
 
 @pytest.mark.parametrize(
-    ("offset", "length", "found"), [(0, 3, b"012"), (7, 3, b"789"), (7, 99, b"789"), (10, 1, b""), (99, 5, b"")]
+    ("offset", "length", "found"),
+    [(0, 3, b"012"), (7, 3, b"789"), (7, 99, b"789"), (10, 1, b""), (99, 5, b""), (3, 0, b"")],
 )
 def test_a_run_of_bytes_is_read(root, offset, length, found):
     storage.write_bytes(storage.join(root, "x"), b"0123456789")
@@ -242,6 +243,12 @@ def test_a_listing_streams_page_by_page_in_the_order_of_the_names(monkeypatch):
     assert [path for path, _, _ in listing] == ["d/1", "d/2", "d/3", "d/4"]
 
 
+def test_a_filesystem_that_lists_no_deeper_is_not_taken_for_an_empty_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(ObjectStore, "has_dirs", lambda _: True)
+    with pytest.raises(OSError, match="does not list what lies below a folder"):
+        list(storage.walk_files(f"{SCHEME}://{tmp_path}"))
+
+
 def test_markers_of_folders_are_left_out(monkeypatch):
     bucket = s3_server.new_bucket(monkeypatch)
     for key, data in {"d/": b"", "d/cat/": b"", "d/cat/a": b"x", "d/odd/": b"x"}.items():
@@ -277,10 +284,11 @@ def test_a_store_that_does_not_answer_is_an_os_error_and_soon(monkeypatch):
         list(storage.walk_files("s3://bucket"))
 
 
-def test_the_client_of_a_store_is_made_once(monkeypatch):
+def test_threads_share_the_client_of_a_store_and_do_not_mix_what_they_read(monkeypatch):
     bucket = s3_server.new_bucket(monkeypatch)
-    storage.write_bytes(f"{bucket}/x", b"x")
-    (held,) = s3._made
+    data = {f"{bucket}/{name}": name.encode() * 3_000_000 for name in "abcd"}
+    for path, content in data.items():
+        s3_server.put(bucket, path[-1], content)
     with ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(storage.read_bytes, [f"{bucket}/x"] * 20)) == {b"x"}
-        assert {id(store) for store in pool.map(store_for, [f"{bucket}/x"] * 20)} == {id(held[1])}
+        assert list(pool.map(storage.read_bytes, [*data] * 2)) == [*data.values()] * 2
+        assert len({id(store) for store in pool.map(store_for, data)}) == 1

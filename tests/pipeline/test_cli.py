@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from beam_jobs.errors import OptionError
+from beam_jobs.options import HttpOptions, ImageLimits, IngestOptions, PixelOptions, TableColumns
 from pipeline.cli import execute as run
+from pipeline.cli.ingest import command as ingest_command
 from pipeline.cli.run import _merge, _parse_assignment
 from tests.make_images import class_folders, jpeg
 
@@ -40,7 +43,20 @@ WRONG = [
     ("ingest photos --out o --splits a-b=1", "split name 'a-b' is not allowed"),
     ("ingest photos --out o --shard-mb 0", "shard_mb is 0.0; it must be a number of at least 0.001"),
     ("ingest photos --out o --max-reject-ratio 2", "max_reject_ratio is 2.0; it must be between 0 and 1"),
-    ("ingest photos --out o --duplicates maybe", "'maybe' is not one of 'keep', 'drop'"),
+    ("ingest photos --out o --duplicates maybe", "'maybe' is not one of 'keep', 'drop', 'report'"),
+    ("ingest photos --out o --near-duplicates maybe", "'maybe' is not one of 'off', 'report', 'group', 'drop'"),
+    ("ingest photos --out o --near-distance 9", "near_distance is 9; over 8 of 64 bits unlike images meet"),
+    ("ingest photos --out o --policy crop", "'crop' is not one of 'copy', 'resize', 'raw'"),
+    ("ingest photos --out o --side-px 0", "side_px is 0; it must be a whole number of at least 1"),
+    ("ingest photos --out o --quality 101", "quality is 101; it must be from 1 to 100"),
+    ("ingest photos --out o --facts none", "'none' is not one of 'all', 'basic'"),
+    ("ingest photos --out o --http-timeout-s 0", "timeout_s is 0.0; it must be a number above 0"),
+    ("ingest photos --out o --source-kind rar", "'rar' is not one of 'auto', 'folder', 'glob'"),
+    ("ingest table.csv --out o --image-column file --labels-column kinds", "no column 'kinds' for the labels"),
+    ("ingest table.csv --out o --image-column file --label-column kind --mask-column m", "no column 'm' for the mask"),
+    ("ingest photos --out o --overwrite --append", "overwrite and append exclude one another; give one of them"),
+    ("ingest photos --out o --append", "o holds no dataset to add to; leave --append out to make one"),
+    ("ingest photos --out o --retry-rejects", "o holds no dataset to add to; leave --retry-rejects out to make one"),
     ("ingest photos", "Missing option '--out'"),
     ("ingest photos --out flat", "flat holds '1.jpg' and is not the rest of an earlier ingest"),
     ("ingest photos --out table.csv", "table.csv is a file"),
@@ -118,6 +134,128 @@ def test_ingest_passes_every_option_on(place, capsys):
         "min_side_px": 9,
         "max_aspect": 9.0,
     }
+
+
+EVERY_OPTION = (
+    "ingest table.csv --out o --overwrite --source-kind csv --splits a=3,b=1 --stratify --seed 7 --shard-mb 2"
+    " --shards 1 --duplicates report --near-duplicates group --near-distance 4 --policy resize --side-px 99"
+    " --fit inside --quality 71 --facts basic --max-reject-ratio 0.5 --threads 3 --image-column i --label-column l"
+    " --labels-column ls --label-separator ; --mask-column m --weight-column w --key-column k --group-column g"
+    " --split-column s --extra-column x --extra-column y --max-bytes 90001 --max-pixels 90000 --max-side-px 900"
+    " --min-side-px 9 --max-aspect 9 --http-timeout-s 1.5 --http-retries 8 --http-per-host 2 --http-allow-private"
+)
+
+
+@pytest.fixture
+def asked_for(monkeypatch):
+    """Returns a function that runs a line and returns the options that reach the ingest, which is not run."""
+    seen = []
+
+    def take(options, **_):
+        seen.append(options)
+        raise OptionError("enough")
+
+    monkeypatch.setattr("beam_jobs.ingest.run", take)
+
+    def asked_for(line: str) -> IngestOptions:
+        assert run(line.split()) == 2
+        return seen.pop()
+
+    return asked_for
+
+
+def test_every_option_reaches_its_setting(asked_for):
+    known = {name for parameter in ingest_command.params for name in parameter.opts if name.startswith("--")}
+    used = {word for word in EVERY_OPTION.split() if word.startswith("--")}
+    assert known - used == {"--append", "--retry-rejects", "--json", "--help"} & known
+    assert asked_for(EVERY_OPTION) == IngestOptions(
+        source="table.csv",
+        out="o",
+        overwrite=True,
+        source_kind="csv",
+        splits={"a": 3.0, "b": 1.0},
+        stratify=True,
+        seed=7,
+        shard_mb=2.0,
+        shards=1,
+        duplicates="report",
+        near_duplicates="group",
+        near_distance=4,
+        pixels=PixelOptions(policy="resize", side_px=99, fit="inside", quality=71),
+        facts="basic",
+        max_reject_ratio=0.5,
+        threads=3,
+        columns=TableColumns(
+            image="i",
+            label="l",
+            labels="ls",
+            label_separator=";",
+            mask="m",
+            weight="w",
+            key="k",
+            group="g",
+            split="s",
+            extra=("x", "y"),
+        ),
+        limits=ImageLimits(max_bytes=90001, max_pixels=90000, max_side_px=900, min_side_px=9, max_aspect=9.0),
+        http=HttpOptions(timeout_s=1.5, retries=8, per_host=2, allow_private=True),
+    )
+
+
+def test_what_is_not_given_is_left_to_the_defaults(asked_for):
+    assert asked_for("ingest photos --out o") == IngestOptions(source="photos", out="o")
+    assert asked_for("ingest photos --out o --append") == IngestOptions(source="photos", out="o", append=True)
+    retry = IngestOptions(source="photos", out="o", retry_rejects=True)
+    assert asked_for("ingest photos --out o --retry-rejects") == retry
+
+
+def test_the_defaults_that_help_names_are_the_defaults():
+    helps = {name: parameter.help for parameter in ingest_command.params for name in parameter.opts if name != "source"}
+    options = IngestOptions(source="photos", out="o")
+    for name, value in {
+        "--source-kind": options.source_kind,
+        "--seed": options.seed,
+        "--shard-mb": f"{options.shard_mb:g}",
+        "--duplicates": options.duplicates,
+        "--near-duplicates": options.near_duplicates,
+        "--near-distance": options.near_distance,
+        "--policy": options.pixels.policy,
+        "--side-px": options.pixels.side_px,
+        "--fit": options.pixels.fit,
+        "--quality": options.pixels.quality,
+        "--facts": options.facts,
+        "--max-reject-ratio": options.max_reject_ratio,
+        "--threads": options.threads,
+        "--image-column": options.columns.image,
+        "--label-column": options.columns.label,
+        "--label-separator": options.columns.label_separator,
+        "--max-bytes": options.limits.max_bytes,
+        "--max-pixels": options.limits.max_pixels,
+        "--max-side-px": options.limits.max_side_px,
+        "--min-side-px": options.limits.min_side_px,
+        "--max-aspect": f"{options.limits.max_aspect:g}",
+        "--http-timeout-s": f"{options.http.timeout_s:g}",
+        "--http-retries": options.http.retries,
+        "--http-per-host": options.http.per_host,
+    }.items():
+        assert helps[name].endswith(f"[default: {value}]"), name
+
+
+def test_images_without_a_label_are_asked_for_with_an_empty_column(place, capsys):
+    line = "ingest table.csv --out o --image-column file --splits all=1 --json --label-column"
+    assert run([*line.split(), ""]) == 0, capsys.readouterr().err
+    values = json.loads(capsys.readouterr().out)
+    assert (values["label_kind"], values["labels"], values["splits"]["all"]["classes"]) == ("none", [], {})
+
+
+def test_images_are_added_to_a_dataset(place, capsys):
+    line = "ingest photos --out o --splits train=0.5,eval=0.5 --json"
+    assert run(line.split()) == 0
+    (place / "photos" / "china" / "new.jpg").write_bytes(jpeg(99))
+    assert run([*line.split(), "--append"]) == 0, capsys.readouterr().err
+    capsys.readouterr()
+    assert run("verify o".split()) == 0
+    assert json.loads((place / "o" / "dataset.json").read_text())["counts"]["written"] == 13
 
 
 def test_too_many_bad_images_are_code_3(place, capsys):

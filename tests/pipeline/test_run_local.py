@@ -30,6 +30,26 @@ def test_a_source_that_is_not_there_is_refused_first(tmp_path):
         preflight(config(tmp_path / "nothing", tmp_path / "work"))
 
 
+@pytest.mark.parametrize(
+    ("ingest", "message"),
+    [
+        (
+            {"columns": {"labels": "tags"}},
+            "^the images have any number of labels; a model is trained on one label each",
+        ),
+        ({"columns": {"label": ""}}, "^the images have no labels; a model is trained on one label each"),
+        ({"columns": {"label": "tags"}, "facts": "basic"}, "^ingest.facts is basic; statistics and normalisation need"),
+    ],
+)
+def test_what_a_model_cannot_be_trained_on_is_refused_at_once(tmp_path, ingest, message):
+    (tmp_path / "0.jpg").write_bytes(b"never looked at")
+    (tmp_path / "table.csv").write_text("image,tags\n0.jpg,a")
+    settings = {"root": str(tmp_path / "work"), "ingest": {"source": str(tmp_path / "table.csv"), **ingest}}
+    with pytest.raises(OptionError, match=message):
+        preflight(build(settings))
+    assert not (tmp_path / "work").exists()
+
+
 def test_a_root_that_cannot_be_made_is_named():
     with pytest.raises(OptionError, match="^root /proc/nowhere cannot be made: "):
         _make_root("/proc/nowhere")

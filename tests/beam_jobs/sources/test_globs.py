@@ -43,6 +43,7 @@ TREE = ("cat/a.jpg", "cat/b.PNG", "cat/deep/c.jpg", "cat/deep/er/d.jpg", "dog/a.
         ("*/**/*.jpg", "cat/a.jpg cat/deep/c.jpg cat/deep/er/d.jpg dog/a.jpg"),
         ("**/deep/**/*.jpg", "cat/deep/c.jpg cat/deep/er/d.jpg"),
         ("**/**/d.jpg", "cat/deep/er/d.jpg"),
+        ("**/**/**/l*", "loose.jpg"),
         ("*/deep/*", "cat/deep/c.jpg"),
         ("*/**", "cat/a.jpg cat/b.PNG cat/deep/c.jpg cat/deep/er/d.jpg dog/a.jpg dog/a.txt"),
         ("*/", "cat/a.jpg cat/b.PNG dog/a.jpg dog/a.txt"),
