@@ -24,7 +24,8 @@ from beam_jobs.types import ImageFacts, ImageRef, Reject
 
 DIRECTORY = "examined"  # in the work directory
 _WEB_THREADS = 32  # waiting for servers, not for cores
-_TRANSIENT = (RejectReason.NOT_FETCHED.value,)
+# What another attempt, or another answer to who may be asked, can undo.
+_TRANSIENT = (RejectReason.NOT_FETCHED.value, RejectReason.ADDRESS_REFUSED.value)
 
 
 @dataclass(frozen=True, kw_only=True)

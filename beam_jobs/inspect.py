@@ -116,7 +116,8 @@ def find_record(directory: str, key: str) -> tuple[dict[str, Any], dict[str, lis
         raise OptionError(f"{directory} has no image with the key {key!r}; keys are listed in {manifest.IMAGES_NAME}")
     row = rows[0]
     if row["shard"] < 0:
-        raise OptionError(f"the image {key!r} was dropped as a copy; its duplicate set is {row['cluster']}")
+        kind, found = ("a near duplicate", row["near"]) if row["near"] else ("a copy", row["cluster"])
+        raise OptionError(f"the image {key!r} was dropped as {kind}; its duplicate set is {found}")
     path = dataset.shard_paths(directory, row["split"])[row["shard"]]
     try:
         with storage.open_read(path) as stream:

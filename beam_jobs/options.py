@@ -27,7 +27,7 @@ _PILLOW_MAX_PIXELS = 178_956_970  # twice `PIL.Image.MAX_IMAGE_PIXELS`: a decomp
 
 # They say where the data is or how the work is cut, never which bytes come out.
 _NOT_IN_DIGEST = frozenset(
-    {"source", "out", "threads", "overwrite", "append", "retry_rejects", "bucket_images", "max_reject_ratio"}
+    {"source", "out", "threads", "overwrite", "append", "retry_rejects", "bucket_images", "max_reject_ratio", "http"}
 )
 
 

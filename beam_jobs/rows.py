@@ -13,7 +13,8 @@ from beam_jobs import tables
 from beam_jobs.errors import RejectReason
 from beam_jobs.types import Reject
 
-_TIES = ("key", "uri", "slice", "sha256", "label", "group", "split", "extra", "annotations", "mask_slice")
+# The slices come last: where the bytes lie in a spool follows from the listing, but then the bytes are the same.
+_TIES = ("key", "uri", "sha256", "label", "group", "split", "extra", "annotations", "slice", "mask_slice")
 _OFFSETS_END = 2**31  # bytes of text that one array of Arrow's `string` type holds
 _PIECE = 1 << 16
 

@@ -145,7 +145,7 @@ def read_published(path: str) -> pa.Table:
     """
     try:
         return read(path)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise CorruptDataset(f"{path} cannot be read: {error}; write the dataset again") from error
 
 

@@ -14,7 +14,7 @@ from apache_beam.metrics import Metrics
 from beam_jobs.errors import FeedlineError
 from beam_jobs.examine import Examined, ExamineTask, examine_bucket
 from beam_jobs.scan import Bucket
-from beam_jobs.write import ShardTask, WriteTask, note_failure, write_shard
+from beam_jobs.write import ShardTask, WriteTask, load_sidecar, note_failure, write_shard
 
 
 @dataclass
@@ -73,6 +73,8 @@ class _Write(beam.DoFn):
             note_failure(shard, self._task, error)
             _count("WriteShards", failed_shards=1)
             return
+        sidecar = load_sidecar(self._task.work, shard)
+        _count("WriteShards", images=sidecar.records, bytes=sidecar.bytes if written else 0)
         _count("WriteShards", written_shards=int(written), resumed_shards=int(not written))
         yield shard.name
 

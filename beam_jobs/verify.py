@@ -105,7 +105,7 @@ def _rows_by_shard(directory: str) -> dict[tuple[str, int], list[dict[str, Any]]
     path = storage.join(directory, manifest.IMAGES_NAME)
     try:
         table = tables.read(path).select(["key", "split", "shard", "offset", "sha256"])
-    except (OSError, pa.ArrowException, KeyError):
+    except (OSError, pa.ArrowException, KeyError, UnicodeDecodeError):
         return None  # `_check_tables` has said so
     rows: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in table.to_pylist():

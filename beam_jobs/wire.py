@@ -30,24 +30,34 @@ def example(features: Mapping[str, tuple[str, Values]]) -> bytes:
 
     Raises:
       KeyError: a kind is none of the three.
-      ValueError: an int64 needs more than 64 bits.
     """
     pieces = [b""]  # what goes before all others is known last
     # Protobuf sorts map keys as text, which Python compares by code point and UTF-8 by byte: the same order.
     for name in sorted(features):
-        _add_entry(pieces, name, *features[name])
+        kind, values = features[name]
+        if kind == "int64" and len(values) == 1:
+            pieces.append(_one_int64(name, values[0]))
+        else:
+            _add_entry(pieces, name, *_LISTS[kind](values))
     pieces[0] = _FIELD_1 + _varint(sum(map(len, pieces)))
     return b"".join(pieces)
 
 
-def _add_entry(pieces: list[bytes], name: str, kind: str, values: Values) -> None:
+def _add_entry(pieces: list[bytes], name: str, tag: bytes, body: list[bytes]) -> None:
     """Appends the pieces of one entry of the feature map; values stay pieces of their own, copied once."""
-    tag, body = _LISTS[kind](values)
     body_length = sum(map(len, body))
     feature = tag + _varint(body_length)
     head = _key(name) + _varint(len(feature) + body_length) + feature
     pieces.append(_FIELD_1 + _varint(len(head) + body_length) + head)
     pieces += body
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _one_int64(name: str, value: int) -> bytes:
+    """Returns the entry of one number: sizes and labels are the same in record after record."""
+    pieces: list[bytes] = []
+    _add_entry(pieces, name, *_int64_list((value,)))
+    return b"".join(pieces)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -91,6 +91,16 @@ def test_a_run_that_died_while_swapping_is_made_good(photos, out, tmp_path, died
     assert names(tmp_path) == ["out"]
 
 
+def test_a_generation_that_was_between_the_renames_is_back_before_anything_else(photos, out, tmp_path):
+    before = manifest.load(str(out))
+    out.rename(tmp_path / ".out.feedline-old")
+    (photos / "china" / "bad.jpg").write_bytes(b"no image")
+    with pytest.raises(TooManyRejects):
+        run(make_options(photos, out))
+    assert manifest.load(str(out)) == before
+    assert verify(str(out)).problems == []
+
+
 @pytest.mark.parametrize("name", ["out.old", "out.next", "out.bak"])
 def test_a_backup_beside_the_dataset_is_nobodys_business(photos, out, tmp_path, name):
     run(make_options(photos, tmp_path / name, overwrite=False))

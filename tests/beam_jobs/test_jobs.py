@@ -14,7 +14,7 @@ from beam_jobs import progress
 from beam_jobs.errors import FeedlineError, SourceError
 from beam_jobs.jobs import local_pipeline, run_job, unwatched
 from beam_jobs.progress import Progress
-from beam_jobs.transforms import ExamineBuckets
+from beam_jobs.transforms import ExamineBuckets, WriteShards
 
 TOTAL = Progress(3, 300)
 
@@ -80,19 +80,30 @@ def test_what_was_not_counted_in_this_process_is_told_by_the_metrics():
     assert (watch.begun, watch.ended) == (Progress(), Progress(3, 300, 1))
 
 
-def test_examining_counts_the_same_here_and_in_its_metrics(stages, tmp_path):
-    class ReadTwice(Watched):
-        @contextlib.contextmanager
-        def __call__(self, stage, total, read):
-            yield
-            self.begun = read()
-            progress.local.reset()  # as if it had been counted in other processes
-            self.ended = read()
+class ReadTwice(Watched):
+    """Reads what is done at the end of the job, and once more as if it had been counted in other processes."""
 
+    @contextlib.contextmanager
+    def __call__(self, stage, total, read):
+        yield
+        self.begun = read()
+        progress.local.reset()
+        self.ended = read()
+
+
+def test_examining_counts_the_same_here_and_in_its_metrics(stages, tmp_path):
     task = replace(stages.examine_task, reader=replace(stages.examine_task.reader, work=str(tmp_path / "fresh")))
     watch = ReadTwice()
     run_job("examining", TOTAL, ExamineBuckets(stages.scanned.buckets, task), local_pipeline, watch)
     assert watch.begun == watch.ended == Progress(24, stages.scanned.bytes, 0)
+
+
+def test_writing_counts_the_same_here_and_in_its_metrics(stages):
+    watch = ReadTwice()
+    for taken_up in (False, True):
+        run_job("writing", TOTAL, WriteShards(tuple(stages.shards), stages.task), local_pipeline, watch)
+        assert watch.begun == watch.ended
+        assert (watch.ended.images, watch.ended.bytes == 0) == (24, taken_up)
 
 
 def disk_is_full(number):

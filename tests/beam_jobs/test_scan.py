@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from beam_jobs import tables
 from beam_jobs.scan import scan
-from beam_jobs.types import Reject
+from beam_jobs.types import Annotations, Reject
 from tests.beam_jobs.make_rows import make_ref
 
 SPLITS = {"train": 0.9, "eval": 0.1}
@@ -51,6 +51,7 @@ def test_another_salt_renames_every_bucket(tmp_path):
 
 def test_a_changed_file_renames_its_bucket_alone(tmp_path):
     before = names_of(tmp_path)
-    for change in ({"mtime_ns": 2}, {"bytes": 99}, {"label": "dog"}, {"extra": {"age": 3}}, {"group": "g"}):
+    said = ({"annotations": Annotations(weight=2.0)}, {"slice": "stored:0:9:0:box"}, {"uri": "elsewhere"})
+    for change in ({"mtime_ns": 2}, {"bytes": 99}, {"label": "dog"}, {"extra": {"age": 3}}, {"group": "g"}, *said):
         after = names_of(tmp_path, [*REFS[:4], make_ref(**{"key": "a/4.jpg", "bytes": 14, **change}), *REFS[5:]])
         assert [before[index] == after[index] for index in range(3)] == [True, False, True], change
