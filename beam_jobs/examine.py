@@ -86,7 +86,7 @@ def rejects_path(work: str, bucket: Bucket) -> str:
 def examine_bucket(bucket: Bucket, task: ExamineTask) -> Examined:
     """Examines every image of a bucket, unless an earlier run did. Idempotent: equal inputs write equal files."""
     work = task.reader.work
-    marker = storage.join(work, DIRECTORY, f"done-{bucket.name}.json")
+    marker = _marker_path(work, bucket)
     if storage.exists(marker):
         earlier = Examined(**{**json.loads(storage.read_bytes(marker)), "resumed": True})
         local.add(Progress(earlier.good + earlier.rejected, 0, earlier.rejected))
@@ -107,9 +107,18 @@ def examine_bucket(bucket: Bucket, task: ExamineTask) -> Examined:
     tables.write(facts_path(work, bucket), good, tables.EXAMINED)
     tables.write(rejects_path(work, bucket), bad, tables.REJECTS)
     counts = {"good": len(good), "rejected": len(bad), "bytes": read}
-    if not any(row["reason"] in _TRANSIENT for row in bad):  # a server that was down may be up for the next run
-        storage.write_bytes(marker, json.dumps(counts).encode())  # last: a bucket without it is done again
+    storage.write_bytes(marker, json.dumps(counts).encode())  # last: a bucket without it is done again
     return Examined(**counts, resumed=False)
+
+
+def forget_transient(work: str, bucket: Bucket) -> None:
+    """Has a finished bucket examined again if what it rejected may be good in the next run: a server was down, say."""
+    if set(_TRANSIENT) & set(tables.read(rejects_path(work, bucket))["reason"].to_pylist()):
+        storage.remove(_marker_path(work, bucket))
+
+
+def _marker_path(work: str, bucket: Bucket) -> str:
+    return storage.join(work, DIRECTORY, f"done-{bucket.name}.json")
 
 
 def _outcomes(bucket: Bucket, task: ExamineTask) -> Iterator[tuple[ImageRef, _Good | Reject]]:

@@ -188,7 +188,12 @@ class _Ingest:
         stored = tables.concat((rejects_path(self.work, bucket) for bucket in found.buckets), tables.REJECTS)
         rejects = rejects_table(stored, found.rejects)
         self.say(f"examined  {len(facts):,} good, {len(rejects):,} rejected {_took(started, len(facts))}")
-        self._check_rejects(rejects, found.found)
+        try:
+            self._check_rejects(rejects, found.found)
+        except TooManyRejects:
+            for bucket in found.buckets:
+                examine.forget_transient(self.work, bucket)
+            raise
         return facts, rejects
 
     def _check_rejects(self, rejects: pa.Table, found: int) -> None:
@@ -240,6 +245,9 @@ def _check_out(options: IngestOptions) -> None:
     except OSError as error:
         raise OptionError(f"{out} cannot be looked at: {error}; correct --out, or what its store asks for") from error
     if published:
+        # Of a run that died in its last step; without its marker, a directory of that name is somebody else's.
+        if not storage.is_remote(out) and os.path.isfile(os.path.join(out, WORK_DIR, _MARKER_NAME)):
+            storage.remove_tree(os.path.join(out, WORK_DIR))
         raise OptionError(f"{out} already holds a dataset; choose another --out, or replace it with --overwrite")
     if storage.is_remote(out):
         return

@@ -137,10 +137,16 @@ def shown_value(values: list) -> str:
     return shown + (f", ... ({len(values)} values)" if len(values) > 4 else "")
 
 
-def encoded_image(values: Mapping[str, list]) -> bytes | None:
-    """Returns the encoded image of a record, if it has one under the customary name."""
+def viewable_image(values: Mapping[str, list]) -> bytes | None:
+    """Returns the image of a record as a file, if it has one under the customary name; raw pixels become a PNG."""
     found = values.get(record.ENCODED)
-    return found[0] if found else None
+    if not found or values.get(record.FORMAT) != [b"raw"]:
+        return found[0] if found else None
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.frombytes("RGB", (values[record.WIDTH][0], values[record.HEIGHT][0]), found[0]).save(out, "PNG")
+    return out.getvalue()
 
 
 @contextmanager

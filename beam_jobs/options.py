@@ -23,6 +23,7 @@ FACTS = ("all", "basic")
 # Beam in process, by name: its default runner would try to download another one first.
 LOCAL_BEAM_ARGS = ("--runner=FnApiRunner", "--direct_running_mode=in_memory")
 
+_MAX_RAW_SIDE = 4096
 _PILLOW_MAX_PIXELS = 178_956_970  # twice `PIL.Image.MAX_IMAGE_PIXELS`: a decompression bomb to it
 
 # They say where the data is or how the work is cut, never which bytes come out.
@@ -125,6 +126,8 @@ class PixelOptions:
         validate.choice("fit", self.fit, RESIZE_FITS)
         validate.whole("side_px", self.side_px, 1)
         validate.whole("quality", self.quality, 1)
+        if self.policy == "raw" and self.side_px > _MAX_RAW_SIDE:
+            raise OptionError(f"side_px is {self.side_px}; raw images have at most {_MAX_RAW_SIDE}, or 50 MB each")
         if self.quality > 100:
             raise OptionError(f"quality is {self.quality}; it must be from 1 to 100")
 

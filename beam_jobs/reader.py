@@ -72,7 +72,8 @@ def read_at(path: str, offset: int, length: int) -> bytes:
     """
     data = storage.read_range(path, offset, length) if length else b""  # stores take an empty range for the whole
     if len(data) < length:
-        raise OSError(f"{path} ends at {offset + len(data)}, {length} bytes from {offset} are wanted")
+        # Without the path: the text is kept in `rejects.parquet`, which must not tell where the source lay.
+        raise OSError(f"it ends at {offset + len(data)}, {length} bytes from {offset} are wanted")
     return data
 
 

@@ -104,11 +104,11 @@ def _check_counts(dataset: Manifest) -> Iterator[str]:
 def _rows_by_shard(directory: str) -> dict[tuple[str, int], list[dict[str, Any]]] | None:
     path = storage.join(directory, manifest.IMAGES_NAME)
     try:
-        table = tables.read(path).select(["key", "split", "shard", "offset", "sha256"])
+        found = tables.read(path).select(["key", "split", "shard", "offset", "sha256"]).to_pylist()
     except (OSError, pa.ArrowException, KeyError, UnicodeDecodeError):
         return None  # `_check_tables` has said so
     rows: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for row in table.to_pylist():
+    for row in found:
         rows.setdefault((row["split"], row["shard"]), []).append(row)
     return rows
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -52,7 +53,7 @@ def test_the_readme_shows_both_commands_and_they_are_targets():
 @pytest.mark.e2e
 @pytest.mark.parametrize("command", [line for line in COMMANDS if not line.startswith("make ")])
 def test_command(workplace, command):
-    program, *arguments = command.split()
+    program, *arguments = shlex.split(command)
     assert program == "feedline"
     result = feedline(*arguments, cwd=workplace)
     assert result.returncode == 0, result.stderr

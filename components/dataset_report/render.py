@@ -19,6 +19,7 @@ from beam_jobs.manifest import Manifest
 from components.evaluation import Evaluation
 
 # Bounds that keep the page under a few megabytes whatever the size of the dataset.
+_NO_CLASS = "no class"
 _GALLERY_CLASSES = 40
 _GALLERY_IMAGES = 8
 _MOST_ROWS = 200
@@ -78,7 +79,7 @@ def render(directory: str, evaluation: Evaluation | None = None) -> str:
         dataset=dataset,
         evaluation=evaluation,
         classes=class_bars(dataset),
-        histograms=histograms(written),
+        histograms=histograms(written, dataset.channels is not None),
         gallery=gallery(directory, dataset, written),
         rejects=rejects.slice(0, _MOST_ROWS).to_pylist(),
         clusters=clusters(images),
@@ -89,7 +90,7 @@ def class_bars(dataset: Manifest) -> dict[str, list[Bar]]:
     """Returns split -> a bar a class, in order of the labels."""
     bars = {}
     for name, info in dataset.splits.items():
-        most = max(info.classes.values())
+        most = max(info.classes.values(), default=1)
         bars[name] = [
             Bar(label=label, value=f"{info.classes.get(label, 0):,}", share=info.classes.get(label, 0) / most)
             for label in dataset.labels
@@ -97,26 +98,30 @@ def class_bars(dataset: Manifest) -> dict[str, list[Bar]]:
     return bars
 
 
-def histograms(images: pa.Table) -> dict[str, list[Bar]]:
-    """Returns title -> bars of the distribution of size, aspect, bytes and brightness over all images."""
+def histograms(images: pa.Table, moments: bool = True) -> dict[str, list[Bar]]:
+    """Returns title -> bars of the distribution of size, aspect, bytes and, if known, brightness of all images."""
     height, width = images["height"].to_numpy(), images["width"].to_numpy()
-    brightness = np.array([np.mean(row) for row in images["mean_rgb"].to_pylist()])
     columns = {
         "Short side (pixels)": np.minimum(height, width),
         "Aspect (width : height)": width / height,
         "File size (kB)": images["bytes"].to_numpy() / 1e3,
-        "Brightness (0-255)": brightness,
     }
+    if moments:
+        columns["Brightness (0-255)"] = np.array([np.mean(row) for row in images["mean_rgb"].to_pylist()])
     return {title: _histogram(values) for title, values in columns.items()}
 
 
 def gallery(directory: str, dataset: Manifest, images: pa.Table) -> dict[str, list[Thumbnail]]:
-    """Returns class -> thumbnails of its first images in shard order, which is a random one."""
+    """Returns class -> thumbnails of its first images in shard order, which is a random one.
+
+    An image of several classes stands under each; images without any stand together.
+    """
     wanted: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    shown = set(dataset.labels[:_GALLERY_CLASSES])
-    for row in images.select(["key", "label", "split", "shard", "offset"]).to_pylist():
-        if row["label"] in shown and len(wanted[row["label"]]) < _GALLERY_IMAGES:
-            wanted[row["label"]].append(row)
+    shown = {*dataset.labels[:_GALLERY_CLASSES], _NO_CLASS}
+    for row in images.select(["key", "label", "annotations", "split", "shard", "offset"]).to_pylist():
+        for label in _labels_of(row):
+            if label in shown and row["shard"] >= 0 and len(wanted[label]) < _GALLERY_IMAGES:
+                wanted[label].append(row)
     return {
         label: [Thumbnail(key=row["key"], data=_thumbnail(directory, dataset, row)) for row in wanted[label]]
         for label in sorted(wanted)
@@ -144,13 +149,25 @@ def _histogram(values: np.ndarray) -> list[Bar]:
     ]
 
 
+def _labels_of(row: dict[str, Any]) -> tuple[str, ...]:
+    said = tables.annotations_of(row["annotations"])
+    return (row["label"],) if row["label"] else (said and said.labels) or (_NO_CLASS,)
+
+
 def _thumbnail(directory: str, dataset: Manifest, row: dict[str, Any]) -> str:
     path = dataset.shard_paths(directory, row["split"])[row["shard"]]
     with storage.open_read(path) as stream:
-        encoded = record.decode(tfrecord.read_record_at(stream, path, row["offset"]))[record.ENCODED][0]
-    with Image.open(io.BytesIO(encoded)) as image:
-        small = image.convert("RGB")
+        values = record.decode(tfrecord.read_record_at(stream, path, row["offset"]))
+    small = _image(values)
     small.thumbnail((_THUMBNAIL_PX, _THUMBNAIL_PX))
     out = io.BytesIO()
     small.save(out, "JPEG", quality=80)
     return "data:image/jpeg;base64," + base64.b64encode(out.getvalue()).decode()
+
+
+def _image(values: dict[str, list]) -> Image.Image:
+    encoded = values[record.ENCODED][0]
+    if values[record.FORMAT][0] == b"raw":
+        return Image.frombytes("RGB", (values[record.WIDTH][0], values[record.HEIGHT][0]), encoded)
+    with Image.open(io.BytesIO(encoded)) as image:
+        return image.convert("RGB")

@@ -98,9 +98,9 @@ def _print_record(values: dict[str, list]) -> None:
 
 
 def _export(records: list[dict[str, Any]], directory: str) -> None:
-    from beam_jobs.inspect import encoded_image
+    from beam_jobs.inspect import viewable_image
 
-    images = [image for image in map(encoded_image, records) if image]
+    images = [image for image in map(viewable_image, records) if image]
     if not images:
         raise OptionError("none of the records shown holds image/encoded; there is nothing to export")
     for index, image in enumerate(images):

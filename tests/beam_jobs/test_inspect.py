@@ -8,7 +8,7 @@ import tensorflow as tf
 from beam_jobs import record, tables
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 from beam_jobs.ingest import run
-from beam_jobs.inspect import encoded_image, find_record, shown_value, summarise_file
+from beam_jobs.inspect import find_record, shown_value, summarise_file, viewable_image
 from beam_jobs.options import IngestOptions
 from tests.make_images import class_folders, flipped, jpeg
 
@@ -136,6 +136,6 @@ def test_values_are_shown_short(values, shown):
 
 
 def test_only_a_record_with_an_image_has_one():
-    assert encoded_image({record.ENCODED: [b"x"]}) == b"x"
-    assert encoded_image({record.ENCODED: []}) is None
-    assert encoded_image({}) is None
+    assert viewable_image({record.ENCODED: [b"x"]}) == b"x"
+    assert viewable_image({record.ENCODED: []}) is None
+    assert viewable_image({}) is None

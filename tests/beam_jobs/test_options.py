@@ -280,3 +280,10 @@ def test_text_that_is_not_splits_is_refused(text):
 def test_a_split_named_twice_is_refused():
     with pytest.raises(OptionError, match="train"):
         parse_splits("train=0.5,train=0.5")
+
+
+def test_raw_images_have_a_largest_side():
+    assert PixelOptions(policy="raw", side_px=4096).side_px == 4096
+    with pytest.raises(OptionError, match="^side_px is 4097; raw images have at most 4096"):
+        PixelOptions(policy="raw", side_px=4097)
+    assert PixelOptions(policy="resize", side_px=9000).side_px == 9000

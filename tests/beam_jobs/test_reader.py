@@ -79,7 +79,7 @@ def test_a_container_that_ends_too_early_is_unreadable(base):
     put(base, DATA)
     reason, detail = refusal(Reader(base=base, max_bytes=10**6), text("stored", len(DATA) - 3, 4))
     assert reason == "unreadable"
-    assert detail.endswith(f"box ends at {len(DATA)}, 4 bytes from {len(DATA) - 3} are wanted")
+    assert detail.endswith(f"it ends at {len(DATA)}, 4 bytes from {len(DATA) - 3} are wanted")
     with pytest.raises(OSError, match="are wanted"):
         read_at(storage.join(base, "box"), len(DATA) + 9, 1)
 

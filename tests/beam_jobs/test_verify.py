@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from beam_jobs import ingest, manifest, record, tables, tfrecord
@@ -134,6 +135,17 @@ def test_a_damaged_image_table_is_named_and_the_shards_are_still_read(dataset, d
     (problem,) = result.problems
     expected = "cannot be read: " if damage is None else "has changed since it was published: "
     assert problem.startswith(f"{path} {expected}")
+    assert result.records == 24
+
+
+def test_an_image_table_whose_text_is_not_utf8_is_named_and_the_shards_are_still_read(dataset):
+    path = dataset / "images.parquet"
+    table = tables.read(str(path))
+    broken = pa.array([b"\xffrain"] * len(table), pa.binary()).view(pa.string())
+    tables.write_table(str(path), table.set_column(table.schema.get_field_index("split"), "split", broken))
+    result = verify(str(dataset))
+    (problem,) = result.problems
+    assert problem.startswith(f"{path} has changed since it was published: ")
     assert result.records == 24
 
 

@@ -20,6 +20,7 @@ def manifest_of(splits: Mapping[str, Mapping[str, int]]) -> Manifest:
         source="photos",
         options={},
         options_digest="",
+        label_kind="single",
         labels=tuple(labels),
         splits={
             name: SplitInfo(

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
+from PIL import Image
+
 from pipeline.cli import execute as run
 from tests.make_images import class_folders
 
@@ -40,3 +43,14 @@ def test_nothing_to_export_and_wrong_paths_are_one_line(tmp_path, capsys, monkey
     assert not (tmp_path / "out").exists()
     assert run("inspect nowhere".split()) == 2
     assert capsys.readouterr().err == "feedline: error: nowhere cannot be read: No such file or directory\n"
+
+
+def test_raw_pixels_are_exported_as_pictures(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    class_folders(tmp_path / "photos", per_class=2)
+    assert run("ingest photos --out out --splits all=1 --policy raw --side-px 20".split()) == 0
+    assert run("inspect out --export pictures".split()) == 0
+    first = min((tmp_path / "pictures").iterdir())
+    with Image.open(first) as image:
+        assert (image.format, image.size, image.mode) == ("PNG", (20, 20), "RGB")
+        assert np.asarray(image).std() > 1

@@ -14,7 +14,7 @@ from PIL import Image
 from beam_jobs import manifest
 from beam_jobs.errors import CorruptDataset, SourceError
 from beam_jobs.ingest import run
-from beam_jobs.options import IngestOptions
+from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
 from components.dataset_report.render import class_bars, clusters, histograms, render
 from components.evaluation import Accuracy, Evaluation
 from tests.components.conftest import manifest_of
@@ -248,3 +248,26 @@ def test_a_damaged_table_is_refused_by_name(dataset, name):
     (dataset / name).write_bytes(b"not parquet")
     with pytest.raises(CorruptDataset, match=name):
         render(str(dataset))
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "shown"),
+    [
+        (TableColumns(labels="tags"), {}, ["cat", "dog"]),
+        (TableColumns(label=""), {"facts": "basic"}, ["no class"]),
+        (TableColumns(label="tags"), {"pixels": PixelOptions(policy="raw", side_px=16)}, ["cat|dog"]),
+    ],
+)
+def test_datasets_of_every_kind_have_a_page(tmp_path, columns, options, shown):
+    lines = ["image,tags"]
+    for index in range(4):
+        (tmp_path / f"{index}.png").write_bytes(png(index))
+        lines.append(f"{index}.png,cat|dog")
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    out = str(tmp_path / "out")
+    run(IngestOptions(source=str(tmp_path / "table.csv"), out=out, splits={"all": 1}, columns=columns, **options))
+    page = render(out)
+    for name in shown:
+        assert name in page
+    assert page.count("data:image/jpeg;base64,") == 4 * len(shown)
+    assert ("Channel mean" in page) == ("Brightness" in page) == (options.get("facts") != "basic")
