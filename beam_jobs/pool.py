@@ -27,6 +27,9 @@ def map_ordered(function: Callable[[T], R], items: Iterable[T], threads: int, ch
       threads: threads that compute.
       chunk: items handed over at a time; see `chunk_of`.
     """
+    if threads == 1:  # nobody to hand anything to
+        yield from map(function, items)
+        return
     stream = iter(items)
     pending: deque[tuple[list[R], Future[None]]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="feedline") as pool:

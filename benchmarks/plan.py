@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,10 +21,10 @@ from beam_jobs.options import IngestOptions
 from beam_jobs.plan import make_plan
 from beam_jobs.scan import scan
 from beam_jobs.types import ImageRef
+from benchmarks.ingest import peak_bytes
 
 _CLASSES = 1000
 _BUCKET = 2048
-_PEAK_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes that `ru_maxrss` counts in
 
 
 def main() -> None:
@@ -38,7 +36,7 @@ def main() -> None:
     arguments = parser.parse_args()
     options = IngestOptions(source="photos", out="dataset")
     near = dataclasses.replace(options, near_duplicates="group", near_distance=arguments.near_distance)
-    start = _peak_bytes()
+    start = peak_bytes()
     with tempfile.TemporaryDirectory() as scratch:
         refs = map(_reference, range(arguments.images))
         results = _show("scan", arguments.images, start, lambda: scan(refs, scratch, _BUCKET, options.shares, ""))
@@ -55,13 +53,9 @@ def _show(name: str, images: int, start: int, work: Callable[[], object]) -> dic
     started = time.perf_counter()
     work()
     seconds = time.perf_counter() - started
-    grown = (_peak_bytes() - start) / 1e6
+    grown = (peak_bytes() - start) / 1e6
     print(f"{name:<24} {seconds:7.1f} s {images / seconds:12,.0f} images/s   {grown:7,.0f} MB above the start")
     return {name: {"images": images, "seconds": seconds, "mb_above_start": grown}}
-
-
-def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT
 
 
 def _key(number: int) -> str:
