@@ -6,17 +6,15 @@ Expected failures travel as values, because a runner turns an exception into tex
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
 import apache_beam as beam
 from apache_beam.metrics import Metrics
 
 from beam_jobs.errors import FeedlineError
 from beam_jobs.examine import Examined, ExamineTask, examine_bucket
-from beam_jobs.pool import map_ordered
 from beam_jobs.scan import Bucket
-from beam_jobs.write import ShardTask, Sidecar, WriteTask, load_sidecar, note_failure, write_shard
+from beam_jobs.write import ShardTask, WriteTask, load_sidecar, note_failure, write_shard
 
 
 @dataclass
@@ -47,8 +45,8 @@ class WriteShards(beam.PTransform):
         """Builds the stage."""
         return (
             root
-            | "ListShards" >> beam.Create(_in_lots(self.shards, self.task.threads))  # tuple[ShardTask, ...]
-            | "SpreadShards" >> beam.Reshuffle()  # tuple[ShardTask, ...]
+            | "ListShards" >> beam.Create(self.shards)  # ShardTask
+            | "SpreadShards" >> beam.Reshuffle()  # ShardTask
             | "Write" >> beam.ParDo(_Write(self.task))  # str: name of a shard
         )
 
@@ -68,31 +66,17 @@ class _Write(beam.DoFn):
     def __init__(self, task: WriteTask) -> None:
         self._task = task
 
-    def process(self, lot: tuple[ShardTask, ...]) -> Iterable[str]:
-        # A shard a thread: handing single images from thread to thread costs as much as it gains.
-        each = replace(self._task, threads=max(1, self._task.threads // len(lot)))
-        for shard, outcome in map_ordered(partial(_write, task=each), lot, len(lot)):
-            if outcome is None:
-                _count("WriteShards", failed_shards=1)
-                continue
-            written, sidecar = outcome
-            _count("WriteShards", images=sidecar.records, bytes=sidecar.bytes if written else 0)
-            _count("WriteShards", written_shards=int(written), resumed_shards=int(not written))
-            yield shard.name
-
-
-def _in_lots(shards: tuple[ShardTask, ...], count: int) -> list[tuple[ShardTask, ...]]:
-    return [shards[start : start + count] for start in range(0, len(shards), count)]
-
-
-def _write(shard: ShardTask, task: WriteTask) -> tuple[ShardTask, tuple[bool, Sidecar] | None]:
-    """Writes one shard; returns whether it had to and its sidecar, or None when it failed, which is noted."""
-    try:
-        written = write_shard(shard, task)
-        return shard, (written, load_sidecar(task.work, shard))
-    except FeedlineError as error:
-        note_failure(shard, task, error)
-        return shard, None
+    def process(self, shard: ShardTask) -> Iterable[str]:
+        try:
+            written = write_shard(shard, self._task)
+        except FeedlineError as error:
+            note_failure(shard, self._task, error)
+            _count("WriteShards", failed_shards=1)
+            return
+        sidecar = load_sidecar(self._task.work, shard)
+        _count("WriteShards", images=sidecar.records, bytes=sidecar.bytes if written else 0)
+        _count("WriteShards", written_shards=int(written), resumed_shards=int(not written))
+        yield shard.name
 
 
 def _count(transform: str, **numbers: int) -> None:

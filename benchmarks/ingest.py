@@ -24,7 +24,6 @@ from benchmarks.sources import subset, write_photographs
 
 ROUNDS = 3
 _WARM_UP_IMAGES = 64
-_SHARD_MB = 16  # a large dataset has many shards; with 128 MB these would have two
 _CHUNK = 16  # files a thread takes at a time, in the bare decode as in the ingest
 
 
@@ -177,8 +176,7 @@ def _ingest(case: Case, source: str) -> int:
     out = tempfile.mkdtemp()
     try:
         threads = len(os.sched_getaffinity(0))
-        settings = IngestOptions(source=source, out=out, threads=threads, shard_mb=_SHARD_MB, **options)
-        return ingest.run(settings).counts.written
+        return ingest.run(IngestOptions(source=source, out=out, threads=threads, **options)).counts.written
     finally:
         shutil.rmtree(out)
 

@@ -17,7 +17,7 @@ import cv2
 import numpy as np
 import tensorflow as tf
 
-from beam_jobs import images, ingest, manifest, record
+from beam_jobs import decode, images, ingest, manifest, record
 from beam_jobs.options import ImageLimits, IngestOptions
 from benchmarks.sources import write_photographs
 
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def _image_facts(encoded: list[bytes]) -> None:
-    tensors = [images.decode_rgb(data) for data in encoded[:50]]
+    tensors = [decode.decode_rgb(data) for data in encoded[:50]]
     pixels = [tensor.numpy() for tensor in tensors]
     facts = images.examine(encoded[0], ImageLimits())[1]
     _show("moments, interleaved", pixels, cv2.meanStdDev)
