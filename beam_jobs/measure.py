@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Sequence
 
 import cv2
 import numpy as np
 
 Triple = tuple[float, float, float]
-
-
-class _Planes(threading.local):
-    """Three planes a thread, kept from image to image: fresh pages for each would double the cost of the moments."""
-
-    def __init__(self) -> None:
-        self._buffer = np.empty(0, np.uint8)
-
-    def split(self, pixels: np.ndarray) -> np.ndarray:
-        """Returns uint8[3, height, width], valid until the next call of this thread."""
-        height, width = pixels.shape[:2]
-        if self._buffer.size < pixels.size or self._buffer.size > 4 * pixels.size:
-            self._buffer = np.empty(pixels.size, np.uint8)
-        planes = self._buffer[: pixels.size].reshape(3, height, width)
-        cv2.split(pixels, [planes[0], planes[1], planes[2]])
-        return planes
-
-
-_planes = _Planes()
 
 
 def moments_and_dhash(pixels: np.ndarray) -> tuple[Triple, Triple, int]:
@@ -35,7 +16,7 @@ def moments_and_dhash(pixels: np.ndarray) -> tuple[Triple, Triple, int]:
     Args:
       pixels: uint8[height, width, 3].
     """
-    planes = _planes.split(pixels)
+    planes = cv2.split(pixels)
     mean, variance = _moments(planes)
     return mean, variance, _dhash(planes[1])
 
@@ -46,7 +27,7 @@ def moments(pixels: np.ndarray) -> tuple[Triple, Triple]:
     Args:
       pixels: uint8[height, width, 3].
     """
-    return _moments(_planes.split(pixels))
+    return _moments(cv2.split(pixels))
 
 
 def dhash(pixels: np.ndarray) -> int:
@@ -63,7 +44,7 @@ def dhash(pixels: np.ndarray) -> int:
     return _dhash(np.ascontiguousarray(pixels[..., 1]))
 
 
-def _moments(planes: np.ndarray) -> tuple[Triple, Triple]:
+def _moments(planes: Sequence[np.ndarray]) -> tuple[Triple, Triple]:
     red, green, blue = (cv2.meanStdDev(plane) for plane in planes)
     mean = (red[0].item(), green[0].item(), blue[0].item())
     return mean, (red[1].item() ** 2, green[1].item() ** 2, blue[1].item() ** 2)
