@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from beam_jobs import storage
-from beam_jobs.errors import SourceError
+from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.options import IngestOptions, TableColumns
 from beam_jobs.sources.archives import TarSource, ZipSource
 from beam_jobs.sources.coco import CocoSource
@@ -75,9 +75,22 @@ def open_source(options: IngestOptions) -> Source:
       SourceError: there is no such source, or it cannot be ingested as it stands.
     """
     kind = options.source_kind if options.source_kind != "auto" else _guess(options.source)
+    _check_columns(kind, options)
     source = _KINDS[kind](options.source, options.columns)
     source.check()
     return source
+
+
+def _check_columns(kind: str, options: IngestOptions) -> None:
+    """Raises `OptionError` for columns that a source without any would pass over in silence."""
+    if kind not in ("folder", "glob"):
+        return
+    given, usual = vars(options.columns), vars(TableColumns())
+    named = [name for name in given if given[name] != usual[name] and (kind, name) != ("glob", "label")]
+    if named:
+        raise OptionError(
+            f"columns.{named[0]} is {given[named[0]]!r}, but {options.source} is a {kind} and has no columns"
+        )
 
 
 def _guess(path: str) -> str:
@@ -98,7 +111,7 @@ def _guess(path: str) -> str:
 
 def _by_suffix(path: str) -> str:
     """Returns the kind that the end of a name stands for; empty for none. `-00000-of-00016` counts for nothing."""
-    name = path.lower()
+    name = path.rpartition("/")[2].lower()
     stem = name.partition("-of-")[0].rpartition("-")[0] if "-of-" in name else name
     for suffix, kind in _SUFFIXES.items():
         if name.endswith(suffix) or (kind == "tfrecord" and stem.endswith(suffix)):

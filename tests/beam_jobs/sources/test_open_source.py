@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from beam_jobs.errors import OptionError, SourceError
+from beam_jobs.options import IngestOptions, TableColumns
+from beam_jobs.sources import _guess, open_source
+from tests.make_images import class_folders
+
+
+def options(source, **fields) -> IngestOptions:
+    return IngestOptions(source=str(source), out="out", **fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("t.csv", "csv"),
+        ("t.JSONL", "jsonl"),
+        ("t.ndjson", "jsonl"),
+        ("t.parquet", "parquet"),
+        ("c.json", "coco"),
+        ("a.tar", "tar"),
+        ("a.tar.gz", "tar"),
+        ("a.zip", "zip"),
+        ("r.tfrecord", "tfrecord"),
+        ("r.tfrecord-00000-of-00004", "tfrecord"),
+    ],
+)
+def test_a_file_is_known_by_the_end_of_its_name(tmp_path, name, kind):
+    (tmp_path / name).write_bytes(b"")
+    assert _guess(str(tmp_path / name)) == kind
+    assert _guess(f"s3://bucket/{name}") == kind  # nobody has to look there to know
+
+
+def test_a_directory_with_the_files_of_tfds_is_a_tfds_source(tmp_path):
+    assert _guess(str(tmp_path)) == "folder"
+    (tmp_path / "features.json").write_bytes(b"{}")
+    assert _guess(str(tmp_path)) == "tfds"
+
+
+def test_what_is_none_of_them_is_refused_with_what_is_allowed(tmp_path):
+    (tmp_path / "notes.txt").write_bytes(b"")
+    with pytest.raises(
+        SourceError, match="notes.txt is not a source; give a folder .*, a glob, or a file that ends in"
+    ):
+        open_source(options(tmp_path / "notes.txt"))
+
+
+def test_folders_and_globs_are_told_apart(tmp_path):
+    class_folders(tmp_path, per_class=1)
+    assert type(open_source(options(tmp_path))).__name__ == "ClassFolders"
+    assert type(open_source(options(tmp_path / "*" / "*.jpg"))).__name__ == "GlobSource"
+
+
+@pytest.mark.parametrize("field", ["labels", "mask", "weight", "key", "group", "split", "image"])
+@pytest.mark.parametrize("pattern", ["", "*/*.jpg"])
+def test_columns_of_a_source_without_any_are_refused(tmp_path, field, pattern):
+    class_folders(tmp_path, per_class=1)
+    with pytest.raises(OptionError, match=f"^columns.{field} is 'x', but .* has no columns$"):
+        open_source(options(tmp_path / pattern, columns=TableColumns(**{field: "x"})))
+
+
+def test_a_glob_may_go_without_labels(tmp_path):
+    class_folders(tmp_path, per_class=1)
+    assert open_source(options(tmp_path / "*/*.jpg", columns=TableColumns(label=""))).label_kind == "none"
