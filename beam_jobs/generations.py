@@ -37,7 +37,7 @@ def replace_dataset(out: str, build: Callable[[str], Manifest]) -> Manifest:
       OptionError: `out` is remote, or holds something that is not a dataset.
     """
     if storage.is_remote(out):
-        raise OptionError(f"--overwrite cannot rename {out}; object stores have no directories, choose another --out")
+        raise OptionError(f"{out} cannot be replaced by rename: object stores have no folders; choose another --out")
     folder, name = os.path.split(out)
     following, previous = (os.path.join(folder, f".{name}.feedline-{which}") for which in ("next", "old"))
     if os.path.isdir(previous):

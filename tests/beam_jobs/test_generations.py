@@ -112,5 +112,5 @@ def test_a_backup_beside_the_dataset_is_nobodys_business(photos, out, tmp_path, 
 
 
 def test_an_object_store_cannot_rename(photos):
-    with pytest.raises(OptionError, match="--overwrite cannot rename gs://bucket/out"):
+    with pytest.raises(OptionError, match="gs://bucket/out cannot be replaced by rename"):
         run(make_options(photos, "gs://bucket/out"))
