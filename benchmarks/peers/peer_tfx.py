@@ -49,7 +49,7 @@ def prepare(job: Job) -> Work:
     return work
 
 
-def read_example(path: str, label: int, check: bool) -> tf.train.Example:
+def read_example(path: str, label: int, check: bool = False) -> tf.train.Example:
     """Returns an Example of the encoded bytes, the label and the name of a file; decodes it if it is to be checked."""
     import tensorflow as tf
 
