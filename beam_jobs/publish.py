@@ -19,12 +19,11 @@ from beam_jobs.errors import CorruptDataset
 from beam_jobs.manifest import ChannelStatistics, ImageCounts, Manifest, Shard, SplitInfo
 from beam_jobs.options import IngestOptions
 from beam_jobs.plan import Plan, SplitPlan, channel_statistics
-from beam_jobs.types import Reject
+from beam_jobs.types import EXTRA_TYPES, Reject
 from beam_jobs.write import ShardTask, Sidecar, load_sidecar, shard_path, sidecar_path
 
 # What else decides the facts and the bytes of re-encoded images.
-_WIDER: tuple[type, ...] = (int, float, str)  # each can hold what stands before it
-_PRODUCERS = ("feedline", "tensorflow", "pillow", "opencv-python-headless")
+_PRODUCERS = ("feedline", "tensorflow", "pillow", "opencv-python-headless", "pycocotools")
 # Of one run, not of the dataset.
 _NOT_OURS_TO_SAY = ("source", "out", "threads", "overwrite", "append", "retry_rejects", "bucket_images", "http")
 
@@ -148,7 +147,7 @@ def _tfds_files(
     for text in set(images["extra"].to_pylist()) - {"{}"}:
         for name, value in json.loads(text).items():
             values = value if isinstance(value, list) else [value]
-            extra[name] = max([extra.get(name, int), *map(type, values)], key=_WIDER.index)
+            extra[name] = max([extra.get(name, int), *map(type, values)], key=EXTRA_TYPES.index)
     features = tfds_info.features_of(
         label_kind=label_kind,
         labels=len(labels),

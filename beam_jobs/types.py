@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+# Of a user column, narrowest first: each can hold what stands before it.
+EXTRA_TYPES: tuple[type, ...] = (int, float, str)
 ExtraValue = int | float | str | Sequence[int] | Sequence[float] | Sequence[str]
 
 

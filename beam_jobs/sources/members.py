@@ -147,7 +147,7 @@ def _check_tar_end(offset: int, container: Container, opened: Opened) -> None:
 def _zip_infos(container: Container, opened: Opened) -> list[zipfile.ZipInfo]:
     try:
         infos = zipfile.ZipFile(opened.stream).infolist()
-    # Of forged directories come struct.error, NotImplementedError, UnicodeDecodeError and more.
+    # Forged directories raise whatever their fields run into: struct errors, unknown versions, names that are not text.
     except Exception as error:
         raise SourceError(f"{container.path} is no zip archive, or damaged: {error}") from error
     claimed = _zip_count(opened)

@@ -12,11 +12,10 @@ from beam_jobs import storage
 from beam_jobs.errors import BadImage, RejectReason, SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.local import reference, regular_file, scan_reject
-from beam_jobs.types import Annotations, ExtraValue, ImageRef, Reject
+from beam_jobs.types import EXTRA_TYPES, Annotations, ExtraValue, ImageRef, Reject
 
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)?(\.[0-9]*)?([eE][+-]?[0-9]+)?(?<=[0-9.])")
 _LARGEST_FLOAT32 = 3.4028234e38  # what a record can hold
-_WIDER: tuple[type, ...] = (int, float, str)  # each can hold what stands before it
 
 Row = Mapping[str, Any]
 
@@ -120,7 +119,7 @@ def extra_kinds(rows: Iterable[Row], names: Iterable[str], kind_of: Callable[[An
     for row in rows:
         for name, kind in kinds.items():
             if not _is_empty(row.get(name)):
-                kinds[name] = max(kind, kind_of(row[name]), key=_WIDER.index)
+                kinds[name] = max(kind, kind_of(row[name]), key=EXTRA_TYPES.index)
     return kinds
 
 
@@ -131,7 +130,7 @@ def value_kind(value: Any) -> type:
       SourceError: it is something else.
     """
     if isinstance(value, list) and not any(isinstance(item, list) for item in value):
-        return max((value_kind(item) for item in value), key=_WIDER.index)
+        return max((value_kind(item) for item in value), key=EXTRA_TYPES.index)
     if not isinstance(value, (bool, int, float, str)):
         raise SourceError(f"an extra column holds {value!r:.60}; only numbers, text and lists of them fit")
     if isinstance(value, (bool, int)):

@@ -130,13 +130,13 @@ def test_a_folder_that_matches_in_two_ways_loses_nothing(tmp_path):
 
 
 def test_links_may_not_leave_the_base(tmp_path):
-    make(tmp_path, "root/cat/a.jpg", "secret/key.jpg")
-    (tmp_path / "root" / "cat" / "file.jpg").symlink_to(tmp_path / "secret" / "key.jpg")
-    assert found_by(f"{tmp_path}/root/*/*.jpg") == [("cat/a.jpg", "cat"), ("cat/file.jpg", "! outside_root")]
-    (tmp_path / "root" / "dog").symlink_to(tmp_path / "secret")
-    assert found_by(f"{tmp_path}/root/c*/a.jpg") == [("cat/a.jpg", "cat")]
-    with pytest.raises(SourceError, match="root/dog is a link that leads out of the source"):
-        found_by(f"{tmp_path}/root/*/*.jpg")
+    make(tmp_path, "top/cat/a.jpg", "secret/key.jpg")
+    (tmp_path / "top" / "cat" / "file.jpg").symlink_to(tmp_path / "secret" / "key.jpg")
+    assert found_by(f"{tmp_path}/top/*/*.jpg") == [("cat/a.jpg", "cat"), ("cat/file.jpg", "! outside_root")]
+    (tmp_path / "top" / "dog").symlink_to(tmp_path / "secret")
+    assert found_by(f"{tmp_path}/top/c*/a.jpg") == [("cat/a.jpg", "cat")]
+    with pytest.raises(SourceError, match="top/dog is a link that leads out of the source"):
+        found_by(f"{tmp_path}/top/*/*.jpg")
 
 
 def test_what_must_not_be_opened_is_rejected(tmp_path):
