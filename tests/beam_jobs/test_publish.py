@@ -203,5 +203,6 @@ def test_reasons_are_counted_most_frequent_first():
 
 def test_the_producer_names_what_shapes_the_bytes():
     assert producer() == {
-        name: metadata.version(name) for name in ("feedline", "tensorflow", "pillow", "opencv-python-headless")
+        name: metadata.version(name)
+        for name in ("feedline", "tensorflow", "pillow", "opencv-python-headless", "pycocotools")
     }
