@@ -7,11 +7,13 @@ import pytest
 
 from beam_jobs import tables
 from beam_jobs.examine import ExamineTask, examine_bucket, facts_path
+from beam_jobs.options import TableColumns
 from beam_jobs.plan import Plan, make_plan
 from beam_jobs.reader import Reader
 from beam_jobs.scan import Scan, scan
 from beam_jobs.sources.folders import ClassFolders
 from beam_jobs.write import ShardTask, WriteTask, shard_tasks
+from tests.beam_jobs.make_archives import KINDS
 from tests.beam_jobs.make_rows import make_options
 
 OPTIONS = make_options(splits={"train": 0.7, "eval": 0.3}, shards=2, bucket_images=10)
@@ -45,3 +47,10 @@ def stages(photos: Path, tmp_path: Path) -> Stages:
         shards=shard_tasks(plan, str(work / "plan"), "salt"),
         task=WriteTask(reader=reader, out=str(tmp_path / "out"), labels=plan.labels, threads=2),
     )
+
+
+@pytest.fixture(params=KINDS)
+def archive(request, tmp_path):
+    """Makes an archive of files, tar or zip, and returns its source."""
+    kind, make, name = KINDS[request.param]
+    return lambda files, **columns: kind(str(make(tmp_path / name, files)), TableColumns(**columns))

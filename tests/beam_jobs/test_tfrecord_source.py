@@ -11,10 +11,10 @@ import pytest
 from beam_jobs import tfrecord, wire
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
-from beam_jobs.reader import Reader
 from beam_jobs.slices import Slice
 from beam_jobs.sources.tfrecords import TfrecordSource
 from beam_jobs.types import Annotations, ImageRef
+from tests.beam_jobs.entries import contents, found_in, only
 from tests.beam_jobs.object_store import SCHEME
 from tests.make_images import flipped, jpeg, png
 
@@ -47,21 +47,6 @@ def records(tmp_path):
     return lambda *payloads, **columns: TfrecordSource(
         str(write(tmp_path / "x.tfrecord", *payloads)), TableColumns(**columns)
     )
-
-
-def found_in(source) -> list[tuple[str, str]]:
-    """Returns (key, label) of each reference and (key, reason) of each reject, in order."""
-    return [(e.key, e.label if isinstance(e, ImageRef) else f"! {e.reason}") for e in source.entries()]
-
-
-def contents(source) -> dict[str, bytes]:
-    reader = Reader(base=source.base, max_bytes=10**7)
-    return {e.key: reader.read(e.uri, e.slice) for e in source.entries() if isinstance(e, ImageRef)}
-
-
-def only(source):
-    (entry,) = source.entries()
-    return entry
 
 
 def test_records_become_references_under_their_place(records):

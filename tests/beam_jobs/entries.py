@@ -1,0 +1,21 @@
+"""What a source yields, in forms that a test can compare."""
+
+from __future__ import annotations
+
+from beam_jobs.reader import Reader
+from beam_jobs.types import ImageRef
+
+
+def found_in(source) -> list[tuple[str, str]]:
+    """Returns (key, label) of each reference and (key, reason) of each reject, in order."""
+    return [(e.key, e.label if isinstance(e, ImageRef) else f"! {e.reason}") for e in source.entries()]
+
+
+def contents(source) -> dict[str, bytes]:
+    reader = Reader(base=source.base, max_bytes=10**7)
+    return {e.key: reader.read(e.uri, e.slice) for e in source.entries() if isinstance(e, ImageRef)}
+
+
+def only(source):
+    (entry,) = source.entries()
+    return entry

@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import struct
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.errors import BadImage, SourceError
+from beam_jobs.options import TableColumns
+from beam_jobs.reader import Reader
+from beam_jobs.slices import Slice
+from beam_jobs.sources.archives import TarSource, ZipSource
+from tests.beam_jobs.entries import contents, found_in, only
+from tests.beam_jobs.make_archives import FOLDERS, KINDS, add, make_tar, make_zip
+from tests.make_images import jpeg
+
+
+@pytest.mark.parametrize("name", ["../x.jpg", "cat/../../x.jpg", "/etc/x.jpg", "cat/..", ".."])
+def test_names_that_lead_out_are_bad_members(archive, name):
+    entries = found_in(archive({name: jpeg(), "cat/a.jpg": jpeg(1)}))
+    assert entries == [(name, "! bad_member"), ("cat/a.jpg", "cat")]
+
+
+def test_a_name_that_comes_twice_counts_once(archive):
+    class Twice(dict):
+        def items(self):
+            return [("cat/a.jpg", jpeg(1)), ("dog/b.jpg", jpeg(2)), ("./cat/a.jpg", jpeg(3))]
+
+    source = archive(Twice())
+    assert found_in(source) == [("cat/a.jpg", "cat"), ("dog/b.jpg", "dog"), ("cat/a.jpg", "! duplicate_key")]
+    assert contents(source)["cat/a.jpg"] == jpeg(1)
+
+
+def test_a_key_column_that_repeats_is_a_duplicate(archive):
+    files = {"0.jpg": jpeg(1), "0.json": b'{"id": 1}', "1.jpg": jpeg(2), "1.json": b'{"id": 1}'}
+    assert found_in(archive(files, key="id", label="")) == [("1", ""), ("1", "! duplicate_key")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}, "a link"),
+        ({"type": tarfile.LNKTYPE, "linkname": "cat/a.jpg"}, "a link"),
+        ({"type": tarfile.CHRTYPE}, "a device, a pipe or of unknown type"),
+        ({"type": tarfile.BLKTYPE}, "a device, a pipe or of unknown type"),
+        ({"type": tarfile.FIFOTYPE}, "a device, a pipe or of unknown type"),
+        ({"type": b"Z"}, "a device, a pipe or of unknown type"),
+    ],
+)
+def test_links_and_devices_are_bad_members(tmp_path, fields, kind):
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        add(archive, "cat/a.jpg", jpeg(1))
+        add(archive, "cat/link.jpg", **fields)
+        add(archive, "cat/b.jpg", jpeg(2))
+    bad, _, good = TarSource(str(tmp_path / "x.tar"), TableColumns()).entries()  # what is not looked into comes first
+    assert (bad.key, bad.reason, bad.detail) == (
+        "cat/link.jpg",
+        "bad_member",
+        f"it is {kind}, not a file with bytes of its own",
+    )
+    assert good.key == "cat/b.jpg"
+
+
+def test_a_sparse_file_is_a_bad_member(tmp_path):
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        sparse = {"GNU.sparse.size": "99999999", "GNU.sparse.numblocks": "1", "GNU.sparse.map": "0,4"}
+        add(archive, "cat/a.jpg", b"data", pax_headers=sparse)
+        add(archive, "cat/b.jpg", jpeg())
+    bad, good = TarSource(str(tmp_path / "x.tar"), TableColumns()).entries()
+    assert (bad.reason, bad.detail) == ("bad_member", "it is a sparse file, not a file with bytes of its own")
+    assert good.key == "cat/b.jpg"
+
+
+def test_links_in_a_zip_are_bad_members(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        link = zipfile.ZipInfo("cat/link.jpg")
+        link.create_system, link.external_attr = 3, 0o120777 << 16
+        archive.writestr(link, "/etc/passwd")
+        archive.writestr("cat/a.jpg", jpeg())
+    assert found_in(ZipSource(str(tmp_path / "x.zip"), TableColumns())) == [
+        ("cat/link.jpg", "! bad_member"),
+        ("cat/a.jpg", "cat"),
+    ]
+
+
+def test_a_name_that_is_not_utf8_is_rejected_under_a_printable_one(tmp_path):
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as archive:
+        add(archive, "cat/caf\udce9.jpg", jpeg())
+        add(archive, "cat/a.jpg", jpeg())
+    source = TarSource(str(tmp_path / "x.tar"), TableColumns())
+    assert found_in(source) == [("cat/caf\\xe9.jpg", "! name_not_utf8"), ("cat/a.jpg", "cat")]
+
+
+def unflagged(path: Path, name: bytes) -> Path:
+    """Makes a zip with a name as archivers write it that know no Unicode."""
+    make_zip(path, {"x" * len(name): jpeg()}, compression=zipfile.ZIP_STORED)
+    path.write_bytes(path.read_bytes().replace(b"x" * len(name), name))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("grün/ä.jpg".encode(), ("grün/ä.jpg", "grün")),
+        (b"caf\xe9/a.jpg", ("caf\\xe9/a.jpg", "! name_not_utf8")),
+        (b"cat\\a.jpg/a.jpg", ("cat\\a.jpg/a.jpg", "cat\\a.jpg")),
+    ],
+)
+def test_a_zip_name_without_the_unicode_flag_is_utf8_or_rejected(tmp_path, name, found):
+    assert found_in(ZipSource(str(unflagged(tmp_path / "x.zip", name)), TableColumns())) == [found]
+
+
+def patched(path: Path, central: int, value: bytes) -> Path:
+    """Changes the last entry of the directory of a zip, `central` bytes from its start."""
+    data = bytearray(path.read_bytes())
+    place = data.rindex(b"PK\x01\x02") + central
+    data[place : place + len(value)] = value
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("central", "value", "detail"),
+    [
+        (8, b"\x01\x00", "it is encrypted"),
+        (10, struct.pack("<H", 12), "it is compressed by method 12; only stored and deflated members are read"),
+        (10, struct.pack("<H", 93), "it is compressed by method 93; only stored and deflated members are read"),
+        (20, struct.pack("<I", 1 << 31), f"it claims {1 << 31} bytes from byte "),
+        (42, struct.pack("<I", 3), "no member starts at byte 3, where it should"),
+    ],
+)
+def test_zip_members_that_cannot_be_read_are_bad_members(tmp_path, central, value, detail):
+    path = make_zip(tmp_path / "x.zip", {"cat/a.jpg": jpeg(1), "cat/b.jpg": jpeg(2)})
+    bad, good = ZipSource(str(patched(path, central, value)), TableColumns()).entries()
+    assert good.key == "cat/a.jpg"
+    assert (bad.key, bad.reason) == ("cat/b.jpg", "bad_member")
+    assert bad.detail.startswith(detail)
+
+
+def test_a_member_larger_than_allowed_is_a_reference_and_read_up_to_the_limit(archive):
+    big = bytes(50_000)
+    entry = only(archive({"cat/a.jpg": big}))
+    assert entry.bytes == 50_000
+    source = archive({"cat/a.jpg": big})
+    assert Reader(base=source.base, max_bytes=99).read(entry.uri, entry.slice) == bytes(100)
+
+
+# ------------------------------------------------------------------ damaged archives
+
+
+def three(tmp_path: Path, **options) -> bytes:
+    return make_tar(tmp_path / "x.tar", FOLDERS, **options).read_bytes()
+
+
+def tar_error(tmp_path: Path, data: bytes) -> str:
+    (tmp_path / "x.tar").write_bytes(data)
+    source = TarSource(str(tmp_path / "x.tar"), TableColumns())
+    with pytest.raises(SourceError) as caught:
+        list(source.entries())
+    return str(caught.value).removeprefix(f"{tmp_path}/x.tar ")
+
+
+def test_a_tar_cut_short_anywhere_is_refused(tmp_path):
+    data = three(tmp_path)
+    end = data.rindex(jpeg(3)) + len(jpeg(3))
+    end += -end % 512
+    for length in [100, 512, 513, 1000, 1024, 3000, end - 600, end - 512, end, end + 300]:
+        message = tar_error(tmp_path, data[:length])
+        assert "cut short" in message or "damaged" in message or "is no tar archive" in message, length
+    (tmp_path / "x.tar").write_bytes(data[: end + 512])  # the end mark is there
+    assert contents(TarSource(str(tmp_path / "x.tar"), TableColumns())) == FOLDERS
+
+
+def test_the_place_of_the_damage_is_named(tmp_path):
+    data = bytearray(three(tmp_path))
+    second = 512 + len(jpeg(1)) + -len(jpeg(1)) % 512
+    data[second + 5] ^= 0xFF
+    assert tar_error(tmp_path, data) == f"is damaged at byte {second}: no header of a member starts there"
+    assert (
+        tar_error(tmp_path, three(tmp_path)[:600]) == "is cut short: it ends at byte 600, inside the member at byte 0"
+    )
+    assert (
+        tar_error(tmp_path, three(tmp_path)[:second]) == f"is cut short: it ends at byte {second} without an end mark"
+    )
+
+
+def test_archives_joined_into_one_file_are_not_read_by_half(tmp_path):
+    data = three(tmp_path)
+    assert "goes on after its end mark at byte " in tar_error(tmp_path, data + data)
+
+
+def header_with(size_field: bytes, kind: bytes = b"0") -> bytes:
+    """Returns the header of a tar member with a forged size and a right checksum."""
+    block = bytearray(tarfile.TarInfo("cat/a.jpg").tobuf(tarfile.GNU_FORMAT))
+    block[124:136] = size_field
+    block[156:157] = kind
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        header_with(b"\xff" * 10 + b"\xfe\x00"),  # minus one block: back to where it stands, for ever
+        header_with(b"\xff" * 12),
+        header_with(b"\x80" + b"\xff" * 11),
+        header_with(b"77777777777\0"),
+        header_with(b"77777777777\0", b"L"),
+        header_with(b"\xff" * 10 + b"\xfe\x00", b"L"),
+        header_with(b"77777777777\0", b"x"),
+        header_with(b"00000000000\0", b"L") * 5000,
+        header_with(b"00000000000\0", b"x") * 5000,
+    ],
+    ids=["back", "minus one", "huge", "8 GB", "long name", "negative name", "pax", "name chain", "pax chain"],
+)
+def test_forged_sizes_neither_hang_nor_allocate(tmp_path, forged):
+    assert tar_error(tmp_path, forged + bytes(1024))
+    good = header_with(b"00000000000\0")
+    message = tar_error(tmp_path, good + forged + bytes(1024))
+    assert message.startswith(("is damaged at byte 512: ", "is cut short: it ends at byte "))
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_name_longer_than_any_system_allows_is_not_read(tmp_path, tar_format):
+    make_tar(tmp_path / "y.tar", {"cat/a.jpg": b"x", "x" * 70_000: b"x"}, format=tar_format)
+    message = tar_error(tmp_path, (tmp_path / "y.tar").read_bytes())
+    assert message.startswith("is damaged at byte 1024: a header claims 7")
+
+
+@pytest.mark.parametrize("data", [b"", b"no archive at all", jpeg(), b"PK\x03\x04"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_archive_is_refused(tmp_path, data, kind):
+    source, _, name = KINDS[kind]
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(SourceError, match=rf"^{tmp_path}/{name} is no {kind} archive, "):
+        source(str(tmp_path / name), TableColumns()).check()
+
+
+MARKS = [(b"PK\1\2", 0), (b"PK\1\2", 1), (b"PK\5\6", 0)]
+
+
+@pytest.mark.parametrize("keep", [100, 3000, -10, -30])
+def test_a_zip_cut_short_is_refused(tmp_path, keep):
+    path = make_zip(tmp_path / "x.zip", FOLDERS)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(SourceError, match=r"x\.zip is no zip archive, or damaged: "):
+        list(ZipSource(str(path), TableColumns()).entries())
+
+
+@pytest.mark.parametrize(
+    ("central", "value"),
+    [(0, b"XX"), (6, b"\xff\xff"), (28, b"\x01\x00")],
+    ids=["signature", "version", "name"],
+)
+def test_a_damaged_zip_directory_is_refused(tmp_path, central, value):
+    path = make_zip(tmp_path / "x.zip", FOLDERS)
+    with pytest.raises(SourceError, match=r"x\.zip is no zip archive, or damaged: "):
+        list(ZipSource(str(patched(path, central, value)), TableColumns()).entries())
+
+
+def test_a_zip_directory_that_hides_members_is_refused(tmp_path):
+    path = make_zip(tmp_path / "x.zip", FOLDERS)
+    data = bytearray(path.read_bytes())
+    first, second, end = (data.index(mark, data.index(b"PK\1\2") + skip) for mark, skip in MARKS)
+    data[first + 32 : first + 34] = struct.pack("<H", end - second)  # the comment of the first holds all others
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match=r"x\.zip is damaged: its directory has 1 members and claims 3$"):
+        list(ZipSource(str(path), TableColumns()).entries())
+
+
+@pytest.mark.parametrize("comment", [b"", b"made by hand", b"x" * 65535])
+def test_a_zip_may_have_a_comment(tmp_path, comment):
+    path = make_zip(tmp_path / "x.zip", FOLDERS)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.comment = comment
+    assert contents(ZipSource(str(path), TableColumns())) == FOLDERS
+
+
+def test_a_damaged_zip_member_is_a_bad_image(tmp_path):
+    path = make_zip(tmp_path / "x.zip", {"cat/a.jpg": b"text that packs well " * 99})
+    entry = only(ZipSource(str(path), TableColumns()))
+    data = bytearray(path.read_bytes())
+    data[Slice.parse(entry.slice).offset] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(BadImage, match="bad_member: the compressed member is damaged"):
+        Reader(base=str(tmp_path), max_bytes=10**6).read(entry.uri, entry.slice)
