@@ -23,7 +23,6 @@ from beam_jobs.spool import SpoolWriter
 from beam_jobs.types import ImageFacts, ImageRef, Reject
 
 DIRECTORY = "examined"  # in the work directory
-_WEB_THREADS = 32  # waiting for servers, not for cores
 # What another attempt, or another answer to who may be asked, can undo.
 _TRANSIENT = (RejectReason.NOT_FETCHED.value, RejectReason.ADDRESS_REFUSED.value)
 
@@ -124,7 +123,7 @@ def _marker_path(work: str, bucket: Bucket) -> str:
 def _outcomes(bucket: Bucket, task: ExamineTask) -> Iterator[tuple[ImageRef, _Good | Reject]]:
     rows = tables.read(bucket.path).to_pylist()
     chunk = chunk_of(sum(row["bytes"] for row in rows) / max(1, len(rows)))
-    threads = max(task.threads, _WEB_THREADS) if any(web.is_url(row["uri"]) for row in rows) else task.threads
+    threads = task.reader.threads(rows, task.threads)
     return map_ordered(partial(_examine, task=task), map(tables.ref_of, rows), threads, chunk)
 
 

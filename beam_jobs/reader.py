@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from beam_jobs import plain, record, storage, web
 from beam_jobs.errors import BadImage, RejectReason
@@ -12,6 +13,7 @@ from beam_jobs.options import HttpOptions
 from beam_jobs.slices import DEFLATE, EXAMPLE, SPOOL, Slice
 
 _BLOCK_BYTES = 1 << 20  # compressed bytes held at a time; most members have fewer
+_WAITING = 32  # threads for web servers and object stores: each answer takes tens of milliseconds, of no core of ours
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +52,25 @@ class Reader:
         except OSError as error:
             raise BadImage(RejectReason.UNREADABLE, error.strerror or str(error)) from error
 
+    def threads(self, rows: Iterable[Mapping[str, Any]], cores: int) -> int:
+        """Returns how many threads should read images: as many as there are cores, or more to wait for servers.
+
+        Args:
+          rows: with the `uri` and `slice` of every image.
+          cores: threads that compute.
+        """
+        return max(cores, _WAITING) if any(self._is_far(row["uri"], row["slice"]) for row in rows) else cores
+
+    def _is_far(self, uri: str, slice_text: str) -> bool:
+        if not slice_text:
+            return web.is_url(uri) or storage.is_remote(_below(self.base, uri))
+        return storage.is_remote(self._container(Slice.parse(slice_text)))
+
+    def _container(self, piece: Slice) -> str:
+        return _below(self.work if piece.method == SPOOL else self.base, piece.path)
+
     def _read_slice(self, piece: Slice) -> bytes:
-        path = _below(self.work if piece.method == SPOOL else self.base, piece.path)
+        path = self._container(piece)
         if piece.packing:
             path = plain.plain_path(path, piece.packing, fresh=False)
         limit = self.max_bytes + 1

@@ -131,12 +131,13 @@ def checksum(path: str) -> int:
 
 
 @contextlib.contextmanager
-def atomic_writer(path: str, scratch: str = "") -> Iterator[BinaryIO]:
+def atomic_writer(path: str, scratch: str = "", durable: bool = True) -> Iterator[BinaryIO]:
     """Writes a file that is either complete under its name or not there. Idempotent: it replaces what was there.
 
     Args:
       path: final name; its directory is created.
       scratch: directory of the temporary file, on the same filesystem; the directory of `path` when empty.
+      durable: whether it must survive a power cut; False for what its readers check, or make again, anyway.
 
     Yields:
       a binary stream.
@@ -148,16 +149,17 @@ def atomic_writer(path: str, scratch: str = "") -> Iterator[BinaryIO]:
     try:
         with _create(temporary) as stream:
             yield stream
-            _sync(stream)
-        _replace(temporary, path)
+            if durable:
+                _sync(stream)
+        _replace(temporary, path, durable)
     except BaseException:
         remove(temporary)
         raise
 
 
-def write_bytes(path: str, data: bytes, scratch: str = "") -> None:
+def write_bytes(path: str, data: bytes, scratch: str = "", durable: bool = True) -> None:
     """Writes a whole file atomically; see `atomic_writer`."""
-    with atomic_writer(path, scratch) as stream:
+    with atomic_writer(path, scratch, durable) as stream:
         stream.write(data)
 
 
@@ -243,12 +245,14 @@ def _sync(stream: BinaryIO) -> None:
         os.fsync(stream.fileno())
 
 
-def _replace(temporary: str, path: str) -> None:
+def _replace(temporary: str, path: str, durable: bool) -> None:
     if is_remote(path):
         with _remote(path) as store:
             store.rename(temporary, path)
         return
     os.replace(temporary, path)
+    if not durable:
+        return
     directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
     try:
         os.fsync(directory)  # the rename itself must survive a power cut

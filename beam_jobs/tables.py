@@ -120,9 +120,9 @@ def write(path: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> No
     write_table(path, pa.Table.from_pylist(list(rows), schema))
 
 
-def write_table(path: str, table: pa.Table, scratch: str = "") -> None:
+def write_table(path: str, table: pa.Table, scratch: str = "", durable: bool = True) -> None:
     """Writes a table as a Parquet file, atomically; equal tables give equal bytes. See `storage.atomic_writer`."""
-    with storage.atomic_writer(path, scratch) as stream:
+    with storage.atomic_writer(path, scratch, durable) as stream:
         pq.write_table(table, stream, compression="zstd")
 
 

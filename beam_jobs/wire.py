@@ -45,11 +45,21 @@ def example(features: Mapping[str, tuple[str, Values]]) -> bytes:
 
 def _add_entry(pieces: list[bytes], name: str, tag: bytes, body: list[bytes]) -> None:
     """Appends the pieces of one entry of the feature map; values stay pieces of their own, copied once."""
-    body_length = sum(map(len, body))
+    length = sum(map(len, body))
+    pieces.append((_short_head if length < _SHORT_BODY else _head)(name, tag, length))
+    pieces += body
+
+
+def _head(name: str, tag: bytes, body_length: int) -> bytes:
+    """Returns what stands before the values of an entry: nothing but their length changes it."""
     feature = tag + _varint(body_length)
     head = _key(name) + _varint(len(feature) + body_length) + feature
-    pieces.append(_FIELD_1 + _varint(len(head) + body_length) + head)
-    pieces += body
+    return _FIELD_1 + _varint(len(head) + body_length) + head
+
+
+# All values but images and masks are this short, so nearly every head was made before.
+_SHORT_BODY = 512
+_short_head = functools.lru_cache(maxsize=1 << 14)(_head)
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -22,6 +22,7 @@ from beam_jobs.plan import Plan
 from beam_jobs.pool import chunk_of, map_ordered
 from beam_jobs.progress import Progress, local
 from beam_jobs.reader import Reader
+from beam_jobs.sink import Sink
 from beam_jobs.types import Annotations, ImageFacts, ImageRecord, RecordObject
 
 # What decides the bytes of a record, besides the options.
@@ -127,7 +128,7 @@ def shard_tasks(plan: Plan, directory: str, salt: str, existing: Mapping[str, in
         for index in range(first, count):
             rows = split.shard(index - first)
             path = storage.join(directory, f"{split.name}-{index:05d}.parquet")
-            tables.write_table(path, rows)
+            tables.write_table(path, rows, durable=False)  # made again by every run
             digest = _digest(rows, salt, plan.labels)
             tasks.append(ShardTask(split=split.name, index=index, count=count, plan_path=path, digest=digest))
     return tasks
@@ -158,27 +159,26 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
     table = tables.read(shard.plan_path)
     rows = table.to_pylist()
     chunk = chunk_of(pc.mean(table["bytes"]).as_py())
-    encode = partial(_record_bytes, task=task, indices={name: index for index, name in enumerate(task.labels)})
-    hasher = hashlib.sha256()
+    encode = partial(_record_pieces, task=task, indices={name: index for index, name in enumerate(task.labels)})
     offsets = []
-    position = checksum = 0
-    with storage.atomic_writer(shard_path(task.out, shard), storage.join(task.work, "tmp")) as stream:
-        for framed in map_ordered(encode, rows, task.threads, chunk):
-            offsets.append(position)
-            stream.write(framed)
-            hasher.update(framed)
-            checksum = google_crc32c.extend(checksum, framed)
-            position += len(framed)
-            local.add(Progress(1, len(framed), 0))
+    threads = task.reader.threads(rows, max(1, task.threads - 1))  # the sink is the other one
+    with (
+        storage.atomic_writer(shard_path(task.out, shard), storage.join(task.work, "tmp")) as stream,
+        Sink(stream) as sink,
+    ):
+        for pieces in map_ordered(encode, rows, threads, chunk):
+            offsets.append(sink.position)
+            sink.write(pieces)
     sidecar = Sidecar(
         digest=shard.digest,
         records=len(rows),
-        bytes=position,
-        sha256=hasher.hexdigest(),
-        crc32c=checksum,
+        bytes=sink.position,
+        sha256=sink.sha256,
+        crc32c=sink.crc32c,
         offsets=tuple(offsets),
     )
-    storage.write_bytes(sidecar_path(task.work, shard), json.dumps(asdict(sidecar)).encode())
+    text = json.dumps(asdict(sidecar))
+    storage.write_bytes(sidecar_path(task.work, shard), text.encode(), durable=False)  # a torn one has the shard redone
     return True
 
 
@@ -215,8 +215,8 @@ def _written(shard: ShardTask, task: WriteTask) -> Sidecar | None:
     return sidecar if whole else None
 
 
-def _record_bytes(row: Mapping[str, Any], task: WriteTask, indices: Mapping[str, int]) -> bytes:
-    """Returns the framed record of one `PLANNED` row."""
+def _record_pieces(row: Mapping[str, Any], task: WriteTask, indices: Mapping[str, int]) -> tuple[bytes, ...]:
+    """Returns the pieces of the framed record of one `PLANNED` row."""
     facts = tables.facts_of(row)
     said = tables.annotations_of(row["annotations"])
     written = ImageRecord(
@@ -230,7 +230,7 @@ def _record_bytes(row: Mapping[str, Any], task: WriteTask, indices: Mapping[str,
         weight=said.weight if said else None,
         extra=json.loads(row["extra"]) if row["extra"] != "{}" else {},
     )
-    return b"".join(tfrecord.frame(record.encode(written, task.moments)))
+    return tfrecord.frame(record.encode(written, task.moments))
 
 
 def _read(uri: str, place: str, crc32c: int, reader: Reader) -> bytes:

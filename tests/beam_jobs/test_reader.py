@@ -10,7 +10,7 @@ import pytest
 from beam_jobs import record, storage, tfrecord, wire
 from beam_jobs.errors import BadImage, SourceError
 from beam_jobs.reader import Reader, inflate, read_at
-from beam_jobs.slices import Slice
+from beam_jobs.slices import SPOOL, STORED, Slice
 from tests.beam_jobs.object_store import SCHEME
 from tests.make_images import jpeg
 
@@ -199,3 +199,28 @@ def test_what_the_ingest_writes_is_read_by_its_own_offsets(dataset):
     for offset, payload in records:
         piece = text("example", offset + 12, len(payload), path=shard.name, feature=record.ENCODED)
         assert reader.read("x", piece) == record.decode(payload)[record.ENCODED][0]
+
+
+@pytest.mark.parametrize(
+    ("base", "uri", "slice_text", "far"),
+    [
+        ("/photos", "a.jpg", "", False),
+        ("/photos", "https://example.org/a.jpg", "", True),
+        ("gs://bucket/photos", "a.jpg", "", True),
+        ("/photos", "s3://bucket/a.jpg", "", True),
+        (
+            "/photos",
+            "https://example.org/a.jpg",
+            Slice(method=SPOOL, path="spool-0.bin", offset=0, length=9).text,
+            False,
+        ),
+        ("gs://bucket", "a.tar/1.jpg", Slice(method=STORED, path="a.tar", offset=512, length=9).text, True),
+        ("/photos", "a.tar/1.jpg", Slice(method=STORED, path="a.tar", offset=512, length=9).text, False),
+    ],
+)
+def test_more_threads_wait_for_servers_than_there_are_cores(base: str, uri: str, slice_text: str, far: bool):
+    near = {"uri": "b.jpg", "slice": ""} if base == "/photos" else {"uri": uri, "slice": slice_text}
+
+    threads = Reader(base=base, max_bytes=10, work="/work").threads([near, {"uri": uri, "slice": slice_text}], 3)
+
+    assert threads == (32 if far else 3)
