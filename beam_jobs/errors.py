@@ -17,7 +17,8 @@
 from __future__ import annotations
 
 import enum
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 
 class FeedlineError(Exception):
@@ -63,7 +64,15 @@ class CorruptDataset(DataError):
 
 
 class GateFailed(DataError):
-    """A limit of the dataset gate was crossed."""
+    """A limit of the dataset gate, or of the evaluation, was crossed.
+
+    Attributes:
+      verdict: what the dataset gate found, the content of `verdict.json`; None for the evaluation.
+    """
+
+    def __init__(self, message: str, verdict: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.verdict = verdict
 
 
 class RejectReason(str, enum.Enum):

@@ -9,6 +9,7 @@ from functools import partial
 
 from beam_jobs import storage, tables
 from beam_jobs.errors import BadImage
+from beam_jobs.manifest import Manifest
 from beam_jobs.options import IngestOptions
 from beam_jobs.pool import map_ordered
 from beam_jobs.reader import Reader
@@ -36,6 +37,15 @@ def source_fingerprint(options: IngestOptions) -> str:
     for line in map_ordered(describe, source.entries(), options.thread_count):
         hasher.update(line)
     return hasher.hexdigest()
+
+
+def dataset_fingerprint(dataset: Manifest) -> str:
+    """Returns the sha256, in hex, of everything the manifest of a published dataset says.
+
+    That is the digest of its shards, and what the digest leaves out but gates and reports read: rejects, tables and
+    options. Where the dataset lies and when its files were written is no part of it.
+    """
+    return dataset.to_json()["checksum"]
 
 
 def _describe(entry: ImageRef | Reject, reader: Reader) -> bytes:

@@ -11,6 +11,8 @@ image/key/sha256       bytes    hex sha256 of image/encoded
 image/bytes            int64    length of image/encoded
 image/mean_rgb         float[3] mean of each channel, 0-255
 image/var_rgb          float[3] population variance of each channel
+image/brightness       float    mean of the three channel means, 0-255
+image/aspect_ratio     float    width / height
 image/class/label      int64    class index, 0-based, into the label list of dataset.json; any number if multi-label
 image/class/text       bytes    class name of each
 
@@ -49,6 +51,8 @@ SHA256 = "image/key/sha256"
 BYTES = "image/bytes"
 MEAN_RGB = "image/mean_rgb"
 VAR_RGB = "image/var_rgb"
+BRIGHTNESS = "image/brightness"
+ASPECT_RATIO = "image/aspect_ratio"
 LABEL = "image/class/label"
 TEXT = "image/class/text"
 WEIGHT = "image/weight"
@@ -70,11 +74,17 @@ FEATURES: dict[str, tuple[str, tuple[int, ...]]] = {
     BYTES: ("int64", ()),
     MEAN_RGB: ("float32", (3,)),
     VAR_RGB: ("float32", (3,)),
+    BRIGHTNESS: ("float32", ()),
+    ASPECT_RATIO: ("float32", ()),
     LABEL: ("int64", ()),
     TEXT: ("string", ()),
 }
 # Small numbers and categories: safe for statistics, which would keep whole images as categorical values otherwise.
-STATISTICS_FEATURES = (FORMAT, HEIGHT, WIDTH, CHANNELS, BYTES, MEAN_RGB, VAR_RGB, LABEL, TEXT)
+STATISTICS_FEATURES = (
+    *(FORMAT, HEIGHT, WIDTH, CHANNELS, BYTES, ASPECT_RATIO),
+    *(MEAN_RGB, VAR_RGB, BRIGHTNESS),
+    *(LABEL, TEXT),
+)
 
 
 def encode(record: ImageRecord, moments: bool = True) -> bytes:
@@ -82,7 +92,7 @@ def encode(record: ImageRecord, moments: bool = True) -> bytes:
 
     Args:
       record: what to write.
-      moments: whether the mean and variance of the channels are known.
+      moments: whether the mean and variance of the channels are known, and so the brightness.
 
     Raises:
       TypeError: an extra column holds something other than int, float, str or a list of one of them.
@@ -98,10 +108,12 @@ def encode(record: ImageRecord, moments: bool = True) -> bytes:
         SOURCE_URI: ("bytes", (record.uri.encode(),)),
         SHA256: ("bytes", (facts.sha256.encode(),)),
         BYTES: ("int64", (facts.bytes,)),
+        ASPECT_RATIO: ("float", (facts.width / facts.height,)),
     }
     if moments:
         features[MEAN_RGB] = ("float", facts.mean_rgb)
         features[VAR_RGB] = ("float", facts.var_rgb)
+        features[BRIGHTNESS] = ("float", (sum(facts.mean_rgb) / 3,))
     if record.labels is not None:
         features[LABEL] = ("int64", [index for index, _ in record.labels])
         features[TEXT] = ("bytes", [text.encode() for _, text in record.labels])

@@ -87,7 +87,7 @@ def features_of(
       label_kind: one of `types.LABEL_KINDS`.
       labels: number of classes.
       raw: whether images are stored as pixels; they are read as bytes then.
-      moments: whether records hold the moments of the channels.
+      moments: whether records hold the moments of the channels, and the brightness.
       parts: which of `objects`, `mask` and `weight` records hold.
       extra: user column -> int, float or str; read as lists, because a cell may be empty.
     """
@@ -95,9 +95,10 @@ def features_of(
         record.ENCODED: _TEXT if raw else _image(3),
         **dict.fromkeys((record.FORMAT, record.FILENAME, record.SOURCE_URI, record.SHA256), _TEXT),
         **dict.fromkeys((record.HEIGHT, record.WIDTH, record.CHANNELS, record.BYTES), _INT64),
+        record.ASPECT_RATIO: _FLOAT,
     }
     if moments:
-        found |= dict.fromkeys((record.MEAN_RGB, record.VAR_RGB), _tensor("float32", 3))
+        found |= {**dict.fromkeys((record.MEAN_RGB, record.VAR_RGB), _tensor("float32", 3)), record.BRIGHTNESS: _FLOAT}
     if label_kind == "single":
         found |= {record.LABEL: _class_label(labels), record.TEXT: _TEXT}
     elif label_kind == "multi":

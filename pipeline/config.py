@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,29 +12,33 @@ from typing import Any, TypeVar
 
 import yaml
 
-from beam_jobs import validate
+from beam_jobs import spans
 from beam_jobs.errors import OptionError
 from beam_jobs.options import LOCAL_BEAM_ARGS, IngestOptions
 from beam_jobs.storage import is_remote
 from beam_jobs.suggest import unknown
 from components.dataset_gate.limits import GateLimits
+from components.evaluation.options import EvaluateOptions
+from components.image_example_gen.request import check_dataset
+from trainer.columns import TransformOptions
 from trainer.options import InputOptions, TrainOptions
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions:
-    """When a model is good enough to be pushed.
+class DataShape:
+    """What the pipeline has to know of its data before it runs.
 
     Attributes:
-      min_accuracy: accuracy on the eval split below which the model is not blessed, 0-1. 0 pushes any model.
+      splits: names, in order; the first trains, the second evaluates.
+      extra: names of the user columns, without `extra/`.
+      facts: `all` or `basic`.
     """
 
-    min_accuracy: float = 0.0
-
-    def __post_init__(self) -> None:
-        validate.share("min_accuracy", self.min_accuracy)
+    splits: tuple[str, ...]
+    extra: tuple[str, ...]
+    facts: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +48,15 @@ class PipelineConfig:
     Attributes:
       name: of the pipeline, in ML Metadata.
       root: directory of everything the pipeline writes.
-      ingest: where the images come from and how they become a dataset.
-      schema: reviewed schema file; empty infers one and says so.
+      ingest: where the images come from and how they become a dataset; None when one is adopted. The source may hold
+        `{SPAN}` and `{VERSION}`.
+      dataset: published dataset to adopt instead of ingesting, never copied; may hold `{SPAN}` and `{VERSION}` too.
+      span: the span to take; the newest when None.
+      version: the version of it to take; its newest when None.
+      schema: reviewed schema file. One that does not exist yet is written by the first run, for review; empty infers
+        one every time.
       gate: what the dataset may be.
+      transform: what becomes of user columns.
       input: how shards become batches.
       train: how the model is trained.
       evaluate: when it is good enough.
@@ -53,10 +64,14 @@ class PipelineConfig:
     """
 
     root: str
-    ingest: IngestOptions
+    ingest: IngestOptions | None = None
+    dataset: str = ""
+    span: int | None = None
+    version: int | None = None
     name: str = "feedline"
     schema: str = ""
     gate: GateLimits = field(default_factory=GateLimits)
+    transform: TransformOptions = field(default_factory=TransformOptions)
     input: InputOptions = field(default_factory=InputOptions)
     train: TrainOptions = field(default_factory=TrainOptions)
     evaluate: EvaluateOptions = field(default_factory=EvaluateOptions)
@@ -65,18 +80,73 @@ class PipelineConfig:
     def __post_init__(self) -> None:
         if is_remote(self.root):
             raise OptionError(f"root is {self.root!r}; the local runner needs a local directory")
+        if (self.ingest is None) == (not self.dataset):
+            given = "neither images nor a dataset" if self.ingest is None else "both images and a dataset"
+            raise OptionError(f"the pipeline was given {given}; name ingest.source, or a published dataset to adopt")
         if self.schema and not os.path.isfile(self.schema):
-            raise OptionError(f"schema is {self.schema!r}, which is not a file; leave it out to infer one")
-        if len(self.ingest.splits) < 2:
-            only = next(iter(self.ingest.splits))
-            raise OptionError(f"splits names only {only}; a model is evaluated on the second, as in train=0.9,eval=0.1")
+            self._check_new_schema()
+        spans.check(self.pattern, self.span, self.version)
+        if self.ingest:
+            self.data()  # one split is one too few
+
+    @property
+    def pattern(self) -> str:
+        """The source or the adopted dataset as it was named, with its places for span and version."""
+        return self.ingest.source if self.ingest else self.dataset
+
+    @property
+    def schema_is_reviewed(self) -> bool:
+        """Whether the schema file is there; if not, a run infers one."""
+        return bool(self.schema) and os.path.isfile(self.schema)
 
     def resolved(self) -> PipelineConfig:
         """Returns the same configuration with absolute paths, so that it means the same from any directory."""
-        source = self.ingest.source if is_remote(self.ingest.source) else os.path.abspath(self.ingest.source)
+        ingest = self.ingest and dataclasses.replace(self.ingest, source=_absolute(self.ingest.source))
         return dataclasses.replace(
-            self, root=os.path.abspath(self.root), ingest=dataclasses.replace(self.ingest, source=source)
+            self,
+            root=os.path.abspath(self.root),
+            ingest=ingest,
+            dataset=self.dataset and _absolute(self.dataset),
+            schema=self.schema and os.path.abspath(self.schema),
         )
+
+    def _check_new_schema(self) -> None:
+        if os.path.exists(self.schema) or not os.path.isdir(os.path.dirname(os.path.abspath(self.schema))):
+            raise OptionError(
+                f"schema is {self.schema!r}, which is neither a file nor a place for one; the first run writes it into "
+                "a directory that is there"
+            )
+
+    def resolved_source(self) -> str:
+        """Returns where the images, or the adopted dataset, lie now: span and version filled in.
+
+        Raises:
+          SourceError: there is no such span or version.
+        """
+        return spans.resolve(self.pattern, self.span, self.version).source
+
+    def data(self) -> DataShape:
+        """Returns the shape of the data. Of an ingest the options tell it, so that its source need not be reachable.
+
+        Raises:
+          UsageError: there are too few splits, or the dataset to adopt cannot be used.
+          CorruptDataset: that dataset is damaged.
+        """
+        if self.ingest:
+            options = self.ingest
+            shape = DataShape(splits=tuple(options.splits), extra=tuple(options.columns.extra), facts=options.facts)
+        else:
+            dataset = check_dataset(self.resolved_source())
+            shape = DataShape(
+                splits=tuple(dataset.splits),
+                extra=tuple(dataset.options["columns"]["extra"]),
+                facts=dataset.options["facts"],
+            )
+        if len(shape.splits) < 2:
+            raise OptionError(
+                f"splits names only {shape.splits[0]}; a model is evaluated on the second, as in train=0.9,eval=0.1"
+            )
+        return shape
 
     @property
     def metadata_path(self) -> str:
@@ -118,7 +188,9 @@ def build(settings: Mapping[str, Any]) -> PipelineConfig:
     Raises:
       OptionError: a key is unknown, missing or of the wrong type; the message names it.
     """
-    ingest = settings.get("ingest", {})
+    if "ingest" not in settings:
+        return from_mapping(PipelineConfig, settings, "").resolved()
+    ingest = settings["ingest"]
     if not isinstance(ingest, Mapping):
         raise OptionError(f"ingest is {ingest!r}; it must be a mapping of settings")
     for name in ("out", "overwrite"):
@@ -152,7 +224,13 @@ def from_mapping(cls: type[T], values: Any, where: str) -> T:
     return cls(**{key: _convert(hints[key], value, _dotted(where, key)) for key, value in values.items()})
 
 
+def _absolute(path: str) -> str:
+    return path if is_remote(path) else os.path.abspath(path)
+
+
 def _convert(hint: Any, value: Any, where: str) -> Any:
+    if isinstance(hint, types.UnionType):  # of something and None
+        return None if value is None else _convert(typing.get_args(hint)[0], value, where)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return from_mapping(hint, value, where)
     origin = typing.get_origin(hint)

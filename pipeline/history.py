@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import sqlite3
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ml_metadata.metadata_store import MetadataStore
 from ml_metadata.proto import metadata_store_pb2
 
+from beam_jobs.errors import OptionError
+
 _STATES = metadata_store_pb2.Execution.State
 _EVENTS = metadata_store_pb2.Event
+_JOURNAL = "-journal"  # SQLite's, beside the database while it is being changed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,22 +39,75 @@ class Step:
     properties: Mapping[str, Mapping[str, str]]
 
 
-def open_store(path: str) -> MetadataStore:
-    """Opens the SQLite database of a pipeline."""
+def open_store(path: str, write: bool = False) -> MetadataStore:
+    """Opens the SQLite database of a pipeline.
+
+    Args:
+      path: of the database.
+      write: whether it is going to be changed. If not, nothing in it or beside it is: a pipeline may be running on it.
+
+    Raises:
+      OptionError: it cannot be read, or is not a database of ML Metadata.
+    """
+    modes = metadata_store_pb2.SqliteMetadataSourceConfig
+    try:
+        try:
+            return _connect(path, modes.READWRITE if write else modes.READONLY)
+        except RuntimeError:
+            if write or not os.path.isfile(path + _JOURNAL):
+                raise
+            return _connect_to_copy(path)
+    except (OSError, sqlite3.Error, RuntimeError) as error:
+        raise OptionError(f"{path} is not a database of ML Metadata, or not one that can be read here") from error
+
+
+def newest_run(store: MetadataStore, pipeline: str = "") -> dict[str, Step]:
+    """Returns component -> step of the newest run, in order of execution; empty before the first run.
+
+    Args:
+      store: database of one or several pipelines.
+      pipeline: name of the one that is meant; any when empty.
+    """
+    executions = newest_executions(store, pipeline)
+    steps = [_step(store, execution) for execution in executions]
+    return {step.component: step for step in steps}
+
+
+def newest_executions(store: MetadataStore, pipeline: str = "") -> list[metadata_store_pb2.Execution]:
+    """Returns the executions of the newest run, in order; see `newest_run`."""
+    runs = [
+        run for run in store.get_contexts_by_type("pipeline_run") if not pipeline or pipeline in _parents(store, run)
+    ]
+    if not runs:
+        return []
+    newest = max(runs, key=lambda context: (context.create_time_since_epoch, context.id))
+    return sorted(store.get_executions_by_context(newest.id), key=lambda execution: execution.id)
+
+
+def _parents(store: MetadataStore, context: metadata_store_pb2.Context) -> set[str]:
+    return {parent.name for parent in store.get_parent_contexts_by_context(context.id)}
+
+
+def _connect(path: str, mode: int) -> MetadataStore:
     config = metadata_store_pb2.ConnectionConfig()
     config.sqlite.filename_uri = path
+    config.sqlite.connection_mode = mode
     return MetadataStore(config)
 
 
-def newest_run(store: MetadataStore) -> dict[str, Step]:
-    """Returns component -> step of the newest run, in order of execution; empty before the first run."""
-    runs = store.get_contexts_by_type("pipeline_run")
-    if not runs:
-        return {}
-    newest = max(runs, key=lambda context: context.create_time_since_epoch)
-    executions = sorted(store.get_executions_by_context(newest.id), key=lambda execution: execution.id)
-    steps = [_step(store, execution) for execution in executions]
-    return {step.component: step for step in steps}
+def _connect_to_copy(path: str) -> MetadataStore:
+    """Opens a private copy of a database that a killed run left in the middle of a change.
+
+    Whoever opens it must first take that change back, which is a change; the next run does so to the original.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        copy = os.path.join(directory, os.path.basename(path))
+        for suffix in ("", _JOURNAL):
+            shutil.copyfile(path + suffix, copy + suffix)
+        with contextlib.closing(sqlite3.connect(copy)) as connection:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        # It stays readable when the directory goes: the file is open.
+        return _connect(copy, metadata_store_pb2.SqliteMetadataSourceConfig.READONLY)
 
 
 def _step(store: MetadataStore, execution: metadata_store_pb2.Execution) -> Step:

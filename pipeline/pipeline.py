@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import tensorflow_model_analysis as tfma
-from tensorflow_data_validation import StatsOptions
-from tfx import v1 as tfx
-from tfx.dsl.components.base.base_component import BaseComponent
+from dataclasses import asdict, dataclass
 
-from beam_jobs import record
+from tfx import v1 as tfx
+from tfx.dsl.components.base import executor_spec
+from tfx.dsl.components.base.base_node import BaseNode
+
+from beam_jobs import spans
 from beam_jobs.publish import producer
+from components.blessed_model.component import blessed_model
 from components.dataset_gate.component import DatasetGate
 from components.dataset_report.component import DatasetReport
+from components.evaluation.config import evaluation_config
 from components.image_example_gen.component import ImageExampleGen
+from components.model_pusher import executor as model_pusher
+from components.previous_span.resolver import previous_examples
 from components.reviewed_schema.component import ReviewedSchema
-from pipeline.config import PipelineConfig
+from components.schema.component import InferredSchema
+from components.statistics import statistics_options
+from pipeline.config import DataShape, PipelineConfig
 from pipeline.version import code_version
+from trainer.columns import CONFIG_KEY as TRANSFORM_KEY
 from trainer.options import TrainerConfig
-from trainer.run_fn import CONFIG_KEY
-from trainer.serving import EVALUATE_SIGNATURE, PROBABILITIES
-
-ACCURACY = "SparseCategoricalAccuracy"
+from trainer.run_fn import CONFIG_KEY as TRAINER_KEY
+from trainer.serving import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBABILITIES
 
 
 def create_pipeline(config: PipelineConfig) -> tfx.dsl.Pipeline:
@@ -30,103 +36,109 @@ def create_pipeline(config: PipelineConfig) -> tfx.dsl.Pipeline:
 
     Returns:
       ImageExampleGen -> StatisticsGen -> schema -> ExampleValidator -> DatasetGate -> Transform -> Trainer -> Evaluator
-      -> Pusher, and DatasetReport beside them.
-    """
-    first, held_back, *_ = config.ingest.splits
-    code = code_version()
+      -> Pusher, and DatasetReport beside them. Two resolvers find what came before: the dataset that the gate compares
+      with, and the model that the evaluation does.
 
-    libraries = ", ".join(f"{name} {version}" for name, version in producer().items())
-    example_gen = ImageExampleGen(config.ingest, producer=f"{code}, {libraries}")
-    examples = example_gen.outputs["examples"]
-    statistics_gen = tfx.components.StatisticsGen(examples=examples, stats_options=statistics_options(config))
-    statistics = statistics_gen.outputs["statistics"]
-    schema_gen = _schema(config, statistics)
-    schema = schema_gen.outputs["schema"]
-    validator = tfx.components.ExampleValidator(statistics=statistics, schema=schema)
-    gate = DatasetGate(examples, validator.outputs["anomalies"], config.gate)
-    transform = tfx.components.Transform(
-        examples=examples,
-        schema=schema,
-        preprocessing_fn="trainer.preprocessing.preprocessing_fn",
-        # Materialising would copy the dataset; the trainer reads the shards themselves.
-        materialize=False,
-        splits_config=tfx.proto.SplitsConfig(analyze=[first]),
-        disable_statistics=True,
-        custom_config={"code": code},
-    )
-    transform.add_upstream_node(gate)
-    trainer = tfx.components.Trainer(
-        run_fn="trainer.run_fn.run_fn",
-        examples=examples,
-        transform_graph=transform.outputs["transform_graph"],
-        schema=schema,
-        train_args=tfx.proto.TrainArgs(splits=[first]),
-        eval_args=tfx.proto.EvalArgs(splits=[held_back]),
-        custom_config={CONFIG_KEY: TrainerConfig(input=config.input, train=config.train).to_json(), "code": code},
-    )
-    evaluator = tfx.components.Evaluator(
-        examples=examples,
-        model=trainer.outputs["model"],
-        example_splits=[held_back],
-        eval_config=evaluation_config(config),
-    )
-    pusher = tfx.components.Pusher(
-        model=trainer.outputs["model"],
-        model_blessing=evaluator.outputs["blessing"],
-        push_destination=tfx.proto.PushDestination(
-            filesystem=tfx.proto.PushDestination.Filesystem(base_directory=config.serving_dir)
-        ),
-    )
-    report = DatasetReport(examples, evaluator.outputs["evaluation"], code=code)
-    components: list[BaseComponent] = [example_gen, statistics_gen, schema_gen, validator, gate]
+    Raises:
+      UsageError: the source, or the dataset to adopt, cannot be used.
+    """
+    data = config.data()
+    config.transform.check(data.extra)
+    config.evaluate.check(data.extra)
+    code = code_version()
+    prepared = _prepare(config, data, code)
     return tfx.dsl.Pipeline(
         pipeline_name=config.name,
         pipeline_root=config.artifacts_dir,
-        components=[*components, transform, trainer, evaluator, pusher, report],
+        components=[*prepared.nodes, *_model(config, data, prepared, code)],
         enable_cache=True,
         beam_pipeline_args=list(config.beam_args),
         metadata_connection_config=tfx.orchestration.metadata.sqlite_metadata_connection_config(config.metadata_path),
     )
 
 
-def statistics_options(config: PipelineConfig) -> StatsOptions:
-    """Returns the options of StatisticsGen: small features only, because it would count whole images as categories."""
-    extra = [record.EXTRA_PREFIX + name for name in config.ingest.columns.extra]
-    return StatsOptions(feature_allowlist=[*record.STATISTICS_FEATURES, *extra])
+@dataclass(frozen=True, kw_only=True)
+class _Prepared:
+    """The first half: a dataset that may be trained on."""
+
+    examples: tfx.types.BaseChannel
+    schema: tfx.types.BaseChannel
+    gate: DatasetGate
+    nodes: tuple[BaseNode, ...]
 
 
-def evaluation_config(config: PipelineConfig) -> tfma.EvalConfig:
-    """Returns what TFMA measures: accuracy with its interval, over all and a class at a time, and the threshold."""
-    # Of the overall slice alone: a plain threshold holds for every slice, and a class of 30 images misses it by one.
-    threshold = tfma.PerSliceMetricThreshold(
-        slicing_specs=[tfma.SlicingSpec()],
-        threshold=tfma.MetricThreshold(
-            value_threshold=tfma.GenericValueThreshold(lower_bound={"value": config.evaluate.min_accuracy})
+def _prepare(config: PipelineConfig, data: DataShape, code: str) -> _Prepared:
+    example_gen = _example_gen(config, code)
+    examples = example_gen.outputs["examples"]
+    statistics_gen = tfx.components.StatisticsGen(examples=examples, stats_options=statistics_options(data.extra))
+    statistics = statistics_gen.outputs["statistics"]
+    schema_gen = (
+        ReviewedSchema(config.schema) if config.schema_is_reviewed else InferredSchema(statistics, examples, code=code)
+    )
+    schema = schema_gen.outputs["schema"]
+    validator = tfx.components.ExampleValidator(statistics=statistics, schema=schema)
+    previous = previous_examples(examples)
+    gate = DatasetGate(
+        examples, validator.outputs["anomalies"], config.gate, baseline_examples=previous.outputs["previous"]
+    )
+    nodes = (example_gen, statistics_gen, schema_gen, validator, previous, gate)
+    return _Prepared(examples=examples, schema=schema, gate=gate, nodes=nodes)
+
+
+def _example_gen(config: PipelineConfig, code: str) -> ImageExampleGen:
+    if not config.ingest:
+        return ImageExampleGen(dataset=config.dataset, span=config.span, version=config.version)
+    libraries = ", ".join(f"{name} {version}" for name, version in producer().items())
+    return ImageExampleGen(config.ingest, producer=f"{code}, {libraries}", span=config.span, version=config.version)
+
+
+def _model(config: PipelineConfig, data: DataShape, prepared: _Prepared, code: str) -> list[BaseNode]:
+    first, held_back, *_ = data.splits
+    examples = prepared.examples
+    transform = tfx.components.Transform(
+        examples=examples,
+        schema=prepared.schema,
+        preprocessing_fn="trainer.preprocessing.preprocessing_fn",
+        # Materialising would copy the dataset; the trainer reads the shards themselves.
+        materialize=False,
+        splits_config=tfx.proto.SplitsConfig(analyze=[first]),
+        disable_statistics=True,
+        custom_config={TRANSFORM_KEY: config.transform.to_json(), "code": code},
+    )
+    transform.add_upstream_node(prepared.gate)
+    trainer = tfx.components.Trainer(
+        run_fn="trainer.run_fn.run_fn",
+        examples=examples,
+        transform_graph=transform.outputs["transform_graph"],
+        schema=prepared.schema,
+        train_args=tfx.proto.TrainArgs(splits=[first]),
+        eval_args=tfx.proto.EvalArgs(splits=[held_back]),
+        custom_config={TRAINER_KEY: TrainerConfig(input=config.input, train=config.train).to_json(), "code": code},
+    )
+    model = trainer.outputs["model"]
+    before = [blessed_model(model, DESCRIPTION_NAME)] if config.evaluate.max_drop is not None else []
+    evaluator = tfx.components.Evaluator(
+        examples=examples,
+        model=model,
+        baseline_model=before[0].outputs["model"] if before else None,
+        example_splits=[held_back],
+        eval_config=evaluation_config(config.evaluate, EVALUATE_SIGNATURE, PROBABILITIES),
+    )
+    pusher = tfx.components.Pusher(
+        model=model,
+        model_blessing=evaluator.outputs["blessing"],
+        push_destination=tfx.proto.PushDestination(
+            filesystem=tfx.proto.PushDestination.Filesystem(base_directory=config.serving_dir)
         ),
+        custom_executor_spec=executor_spec.ExecutorClassSpec(model_pusher.Executor),
     )
-    return tfma.EvalConfig(
-        model_specs=[
-            tfma.ModelSpec(
-                signature_name=EVALUATE_SIGNATURE,
-                label_key=record.LABEL,
-                prediction_key=PROBABILITIES,
-                model_type=tfma.constants.TF_GENERIC,
-            )
-        ],
-        slicing_specs=[tfma.SlicingSpec(), tfma.SlicingSpec(feature_keys=[record.TEXT])],
-        metrics_specs=[
-            tfma.MetricsSpec(
-                metrics=[
-                    tfma.MetricConfig(class_name=ACCURACY, per_slice_thresholds=[threshold]),
-                    tfma.MetricConfig(class_name="ExampleCount"),
-                ]
-            )
-        ],
-        options=tfma.Options(compute_confidence_intervals={"value": True}),
+    report = DatasetReport(
+        examples,
+        evaluator.outputs["evaluation"],
+        prepared.gate.outputs["verdict"],
+        model,
+        input_options=asdict(config.input),
+        source=config.ingest.source if config.ingest and not spans.has_span(config.ingest.source) else "",
+        code=code,
     )
-
-
-def _schema(config: PipelineConfig, statistics: tfx.types.BaseChannel) -> BaseComponent:
-    if config.schema:
-        return ReviewedSchema(config.schema)
-    return tfx.components.SchemaGen(statistics=statistics, infer_feature_shape=True)
+    return [transform, trainer, *before, evaluator, pusher, report]

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from beam_jobs.errors import OptionError
+from beam_jobs import manifest
+from beam_jobs.errors import GateFailed, OptionError
 from beam_jobs.sources import open_source
 from beam_jobs.types import LABEL_KINDS
 from pipeline import interrupt
@@ -20,7 +21,6 @@ from pipeline.config import PipelineConfig
 if TYPE_CHECKING:
     from pipeline.summary import RunSummary
 
-REPORT_NAME = "report.html"
 SCHEMA_NAME = "schema.inferred.pbtxt"  # never the name of a reviewed file, which a run must not touch
 LOG_NAME = "run.log"
 
@@ -33,16 +33,19 @@ def preflight(config: PipelineConfig) -> None:
     Raises:
       UsageError: the source, the root or an option cannot be used.
     """
-    kind = open_source(config.ingest).label_kind
+    data, found = config.data(), config.resolved_source()
+    kind = _label_kind(config, found)
     if kind != "single":
         raise OptionError(
             f"the images have {LABEL_KINDS[kind]}; a model is trained on one label each, `ingest` takes all"
         )
-    if config.ingest.facts != "all":
-        raise OptionError("ingest.facts is basic; statistics and normalisation need the facts of all")
-    source, root = os.path.realpath(config.ingest.source), os.path.realpath(config.root)
+    if data.facts != "all":
+        raise OptionError("facts is basic; statistics and normalisation need the facts of all")
+    config.transform.check(data.extra)
+    config.evaluate.check(data.extra)
+    source, root = os.path.realpath(found), os.path.realpath(config.root)
     if os.path.isdir(source) and os.path.commonpath([source, root]) == source:
-        raise OptionError(f"root {config.root} lies inside the images; the next run would take it for a class")
+        raise OptionError(f"root {config.root} lies inside {config.pattern}, which a run must not change")
     if os.path.exists(config.root) and not os.path.isdir(config.root):
         raise OptionError(f"root {config.root} is a file; it must be a directory, new or of earlier runs")
 
@@ -55,17 +58,21 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
       say: takes one line of progress.
 
     Returns:
-      the summary; the report, and the schema if it was inferred, are also copied into the root.
+      the summary. The report is in the root; an inferred schema too, or under the name that the configuration gives.
 
     Raises:
       UsageError: the request is wrong; nothing was written.
       DataError: the images failed a check; what had passed before is kept and cached.
     """
     preflight(config)
+    if config.schema and not config.schema_is_reviewed:
+        say(f"schema {config.schema} is not there: it will be inferred and written, for you to review")
     say("loading TensorFlow and TFX")
     from tfx.orchestration.local.local_dag_runner import LocalDagRunner
 
+    from pipeline.attempts import alone
     from pipeline.history import newest_run, open_store
+    from pipeline.page import write_report
     from pipeline.pipeline import create_pipeline
     from pipeline.summary import collect
     from trainer import bench
@@ -76,19 +83,48 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
     check_model(config.train.model)
     pipeline = create_pipeline(config)
     _make_root(config.root)
-    with _logging_to(os.path.join(config.root, LOG_NAME), say):
-        LocalDagRunner().run(pipeline)
+    with alone(config), _logging_to(os.path.join(config.root, LOG_NAME), say):
+        try:
+            LocalDagRunner().run(pipeline)
+        except GateFailed as stopped:
+            page = write_report(config, open_store(config.metadata_path), _images(config), stopped.verdict)
+            say(f"what the gate found is in {page}")
+            raise
         interrupt.check()
-        steps = newest_run(open_store(config.metadata_path))
+        store = open_store(config.metadata_path)
+        steps = newest_run(store, config.name)
         say("measuring the input pipeline")
-        split = next(iter(config.ingest.splits))
-        rates = bench.compare(steps["ImageExampleGen"].outputs["examples"], split, config.input)
-        summary = collect(steps, rates)
+        rates = bench.compare(steps["ImageExampleGen"].outputs["examples"], config.data().splits[0], config.input)
+        say("writing the report")
+        page = write_report(config, store, _images(config))
+        summary = dataclasses.replace(collect(steps, rates), report=page)
     _restore_push(summary)
-    shutil.copyfile(summary.report, os.path.join(config.root, REPORT_NAME))
-    if summary.schema_inferred:
-        shutil.copyfile(summary.schema, os.path.join(config.root, SCHEMA_NAME))
-    return dataclasses.replace(summary, report=os.path.join(config.root, REPORT_NAME))
+    return _keep_schema(config, summary)
+
+
+def _label_kind(config: PipelineConfig, source: str) -> str:
+    if config.ingest:
+        return open_source(dataclasses.replace(config.ingest, source=source)).label_kind
+    return manifest.load(source).label_kind
+
+
+def _images(config: PipelineConfig) -> str:
+    """Returns where the images lie; an adopted dataset is no directory of images."""
+    return config.resolved_source() if config.ingest else ""
+
+
+def _keep_schema(config: PipelineConfig, summary: RunSummary) -> RunSummary:
+    """Copies an inferred schema to where people find it: under the name that was asked for, or into the root."""
+    if not summary.schema_inferred:
+        return summary
+    target = config.schema or os.path.join(config.root, SCHEMA_NAME)
+    try:
+        shutil.copyfile(summary.schema, target)
+    except OSError as error:
+        raise OptionError(
+            f"schema {target} cannot be written: {error.strerror}; it is kept as {summary.schema}"
+        ) from error
+    return dataclasses.replace(summary, schema=target)
 
 
 def _make_root(root: str) -> None:

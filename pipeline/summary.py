@@ -10,11 +10,16 @@ from typing import Any
 
 from beam_jobs import manifest, storage
 from beam_jobs.manifest import Manifest
+from components.blessed_model.component import NODE_ID as BLESSED_MODEL
 from components.dataset_gate.executor import VERDICT_NAME
+from components.dataset_gate.findings import Finding
 from components.dataset_report.executor import REPORT_NAME
 from components.evaluation import Accuracy, load_evaluation
+from components.previous_span.resolver import NODE_ID as PREVIOUS_SPAN
 from pipeline.history import Step
 from trainer.bench import Rates
+
+_RESOLVERS = (PREVIOUS_SPAN, BLESSED_MODEL)  # they look at what there is, every time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +30,10 @@ class RunSummary:
       dataset_dir: the published dataset.
       dataset: its manifest.
       anomalies: split -> anomalous features.
+      findings: what a gate that only reports found, a sentence each.
       accuracy: on the held-back split.
-      blessed: whether the accuracy reached its limit.
+      baseline: accuracy of the model blessed before on the same images; None when it was compared with none.
+      blessed: whether the accuracy reached its limits.
       model_dir: the pushed model, empty when it was not blessed.
       report: the HTML report.
       schema: the schema that was used.
@@ -38,7 +45,9 @@ class RunSummary:
     dataset_dir: str
     dataset: Manifest
     anomalies: Mapping[str, int]
+    findings: tuple[str, ...]
     accuracy: Accuracy
+    baseline: Accuracy | None
     blessed: bool
     model_dir: str
     report: str
@@ -63,22 +72,27 @@ def collect(steps: Mapping[str, Step], rates: Rates) -> RunSummary:
       steps: component -> step, from `history.newest_run`.
       rates: measured on its dataset.
     """
-    verdict = os.path.join(steps["DatasetGate"].outputs["verdict"], VERDICT_NAME)
+    judged = os.path.join(steps["DatasetGate"].outputs["verdict"], VERDICT_NAME)
+    verdict = json.loads(storage.read_bytes(judged))
     pushed = steps["Pusher"].properties["pushed_model"].get("pushed_destination", "")
     dataset_dir = steps["ImageExampleGen"].outputs["examples"]
     evaluator = steps["Evaluator"].outputs
     blessed = os.path.exists(os.path.join(evaluator["blessing"], "BLESSED"))
-    schema_step = steps.get("SchemaGen") or steps["ReviewedSchema"]
+    schema_step = steps.get("InferredSchema") or steps["ReviewedSchema"]
+    dataset = manifest.load(dataset_dir)
+    evaluation = load_evaluation(evaluator["evaluation"], dataset.labels)
     return RunSummary(
         dataset_dir=dataset_dir,
-        dataset=manifest.load(dataset_dir),
-        anomalies=json.loads(storage.read_bytes(verdict))["anomalies"],
-        accuracy=load_evaluation(evaluator["evaluation"]).overall,
+        dataset=dataset,
+        anomalies=verdict["anomalies"],
+        findings=tuple(str(Finding(**finding)) for finding in verdict["findings"]),
+        accuracy=evaluation.overall,
+        baseline=evaluation.baseline,
         blessed=blessed,
         model_dir=pushed,
         report=os.path.join(steps["DatasetReport"].outputs["report"], REPORT_NAME),
         schema=os.path.join(schema_step.outputs["schema"], "schema.pbtxt"),
-        schema_inferred="SchemaGen" in steps,
+        schema_inferred="InferredSchema" in steps,
         steps=steps,
         rates=rates,
     )
@@ -88,23 +102,34 @@ def text(summary: RunSummary) -> str:
     """Returns the summary as aligned lines for a terminal."""
     counts = summary.dataset.counts
     rejected = ", ".join(f"{count} {reason}" for reason, count in counts.rejects.items()) or "none"
-    cached = [name for name, step in summary.steps.items() if step.state == "cached"]
+    steps = {name: step for name, step in summary.steps.items() if name not in _RESOLVERS}
+    cached = [name for name, step in steps.items() if step.state == "cached"]
     lines = [
         ("images", f"{counts.found:,} found, {counts.written:,} written"),
         ("rejected", f"{counts.rejected:,} ({rejected})" if counts.rejected else rejected),
         ("duplicates", _duplicates(summary.dataset)),
         *((f"split {name}", _split(summary.dataset, name)) for name in summary.dataset.splits),
         ("anomalies", ", ".join(f"{count} in {split}" for split, count in summary.anomalies.items())),
+        *(("gate", f"only reports: {finding}") for finding in summary.findings),
         ("schema", "inferred: review it, then name it with --schema" if summary.schema_inferred else "as reviewed"),
         ("", summary.schema),
         ("accuracy", _accuracy(summary.accuracy)),
+        *([("before", _accuracy(summary.baseline))] if summary.baseline else []),
         ("input", _rates(summary.rates)),
-        ("cache", f"{len(cached)} of {len(summary.steps)} components served from it"),
+        ("cache", f"{len(cached)} of {len(steps)} components served from it"),
         ("dataset", summary.dataset_dir),
         ("report", summary.report),
-        ("model", summary.model_dir or "not pushed: the accuracy is under evaluate.min_accuracy"),
+        ("model", summary.model_dir or f"not pushed: {refusal(summary)}"),
     ]
     return "\n".join(f"{name:<12} {value}" for name, value in lines)
+
+
+def refusal(summary: RunSummary) -> str:
+    """Returns why a model was not pushed."""
+    under = f"the accuracy {summary.accuracy.value:.4f} is under evaluate.min_accuracy"
+    if not summary.baseline:
+        return under
+    return f"{under}, or evaluate.max_drop under the {summary.baseline.value:.4f} of the model before"
 
 
 def _duplicates(dataset: Manifest) -> str:

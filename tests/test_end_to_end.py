@@ -16,8 +16,9 @@ pytestmark = pytest.mark.e2e
 COMPONENTS = [
     "ImageExampleGen",
     "StatisticsGen",
-    "SchemaGen",
+    "InferredSchema",
     "ExampleValidator",
+    "PreviousSpan",
     "DatasetGate",
     "Transform",
     "Trainer",

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from beam_jobs import manifest
+from beam_jobs.errors import OptionError
 from beam_jobs.manifest import Manifest
 from trainer.input_fn import FOREVER, evaluation_ops, make_dataset
 from trainer.models import ModelSpec, build_model
@@ -65,12 +66,17 @@ def channel_statistics(transform_output: str) -> tuple[tuple[float, ...], tuple[
     """Reads the mean and standard deviation of each channel, 0-255, out of the transform graph.
 
     They are constants of the graph, so any row brings them to light.
+
+    Raises:
+      OptionError: it holds none, because the records do not.
     """
     import tensorflow_transform as tft
 
     output = tft.TFTransformOutput(transform_output)
     row = {name: _placeholder(spec) for name, spec in output.raw_feature_spec().items()}
     transformed = output.transform_raw_features(row)
+    if MEAN_RGB not in transformed:
+        raise OptionError("the records hold no channel statistics, which training needs; ingest with facts of all")
     return tuple(transformed[MEAN_RGB][0].numpy().tolist()), tuple(transformed[STD_RGB][0].numpy().tolist())
 
 
@@ -149,7 +155,9 @@ def _split_name(patterns: list[str]) -> str:
     return os.path.basename(os.path.dirname(patterns[0])).removeprefix("Split-")
 
 
-def _placeholder(spec: Any) -> tf.Tensor | tf.SparseTensor:
+def _placeholder(spec: Any) -> tf.Tensor | tf.SparseTensor | tf.RaggedTensor:
     if isinstance(spec, tf.io.FixedLenFeature):
         return tf.fill([1, *spec.shape], tf.constant(b"" if spec.dtype == tf.string else 1, spec.dtype))
+    if isinstance(spec, tf.io.RaggedFeature):
+        return tf.RaggedTensor.from_row_lengths(tf.zeros([0], spec.dtype), tf.constant([0], tf.int64))
     return tf.SparseTensor(tf.zeros([0, 2], tf.int64), tf.zeros([0], spec.dtype), [1, 0])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+
 import keras
 import tensorflow as tf
 
@@ -10,6 +13,9 @@ from trainer.ops import IMAGE, Op, apply_ops
 
 EVALUATE_SIGNATURE = "evaluate"  # serialised records in, for TFMA
 PROBABILITIES = "probabilities"
+# Beside the graph, where SavedModel keeps what is not its own. Models with equal descriptions take the same records and
+# answer with the same classes, so that one can be measured against the other.
+DESCRIPTION_NAME = "assets.extra/feedline.json"
 
 
 def export(
@@ -20,7 +26,7 @@ def export(
     path: str,
     record_ops: tuple[Op, ...] = (),
 ) -> None:
-    """Writes a SavedModel with two signatures.
+    """Writes a SavedModel with two signatures, and `DESCRIPTION_NAME`.
 
     `serving_default`: `image_bytes` string[batch], JPEG or PNG files -> `class` int64[batch], `text` string[batch],
     `probability` float32[batch] of that class and `probabilities` float32[batch, classes].
@@ -58,6 +64,7 @@ def export(
     archive.add_endpoint("serve", serve, input_signature=[tf.TensorSpec([None], tf.string, "image_bytes")])
     archive.add_endpoint(EVALUATE_SIGNATURE, evaluate, input_signature=[tf.TensorSpec([None], tf.string, "examples")])
     archive.write_out(path, verbose=False)
+    _write_description(labels, (record_ops or ops)[0], path)
 
 
 def decode_batch(encoded: tf.Tensor, ops: tuple[Op, ...], side_px: int) -> tf.Tensor:
@@ -77,3 +84,11 @@ def decode_batch(encoded: tf.Tensor, ops: tuple[Op, ...], side_px: int) -> tf.Te
         encoded,
         fn_output_signature=tf.TensorSpec([side_px, side_px, 3], tf.uint8),
     )
+
+
+def _write_description(labels: tuple[str, ...], first_op: Op, path: str) -> None:
+    text = json.dumps({"labels": list(labels), "records": repr(first_op)}, indent=2, ensure_ascii=False)
+    target = os.path.join(path, DESCRIPTION_NAME)
+    tf.io.gfile.makedirs(os.path.dirname(target))
+    with tf.io.gfile.GFile(target, "w") as stream:
+        stream.write(text)

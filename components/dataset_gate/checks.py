@@ -2,61 +2,61 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import pyarrow as pa
 from tensorflow_metadata.proto.v0 import anomalies_pb2
 
-from beam_jobs.manifest import Manifest
+from components.dataset_gate import comparisons
+from components.dataset_gate.class_checks import check_classes
+from components.dataset_gate.dataset import GateDataset
+from components.dataset_gate.findings import Finding, Outcome, counted
+from components.dataset_gate.image_checks import check_images
 from components.dataset_gate.limits import GateLimits
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One crossed limit.
+@dataclass(frozen=True)
+class Baseline:
+    """The dataset before.
 
     Attributes:
-      check: name of the check.
-      split: where.
-      feature: what.
-      value: what was found.
-      limit: what is allowed.
-      remedy: what to do.
+      dataset: it.
+      name: what to call it, such as `span 3`.
     """
 
-    check: str
-    split: str
-    feature: str
-    value: str
-    limit: str
-    remedy: str
-
-    def __str__(self) -> str:
-        """Returns the finding as one sentence."""
-        return f"{self.check}: {self.feature} in {self.split} is {self.value}, allowed is {self.limit}; {self.remedy}"
+    dataset: GateDataset
+    name: str
 
 
 def check_dataset(
-    dataset: Manifest, images: pa.Table, anomalies: Mapping[str, anomalies_pb2.Anomalies], limits: GateLimits
-) -> list[Finding]:
+    dataset: GateDataset,
+    anomalies: Mapping[str, anomalies_pb2.Anomalies],
+    limits: GateLimits,
+    baseline: Baseline | None = None,
+) -> Outcome:
     """Runs every check.
 
     Args:
-      dataset: the manifest.
-      images: the rows of `images.parquet`.
+      dataset: the dataset.
       anomalies: split -> what ExampleValidator found.
       limits: what is allowed.
-
-    Returns:
-      the findings; empty when the dataset may pass.
+      baseline: the dataset before; None when there is none.
     """
-    return [
-        *check_anomalies(anomalies, limits),
-        *check_leaks(images, limits),
-        *check_classes(dataset, limits),
-    ]
+    compared = list(comparisons.skew(dataset, limits))
+    if baseline:
+        compared += comparisons.drift(dataset, baseline.dataset, baseline.name, limits)
+    judged = (comparisons.finding_of(one, limits) for one in compared)
+    return Outcome(
+        findings=(
+            *check_anomalies(anomalies, limits),
+            *check_rejects(dataset, limits),
+            *check_classes(dataset, limits),
+            *check_images(dataset, limits),
+            *(finding for finding in judged if finding),
+        ),
+        comparisons=tuple(one.comparison for one in compared),
+        notes=tuple(notes(dataset, limits, baseline)),
+    )
 
 
 def count_anomalies(anomalies: anomalies_pb2.Anomalies) -> int:
@@ -81,50 +81,40 @@ def check_anomalies(anomalies: Mapping[str, anomalies_pb2.Anomalies], limits: Ga
             )
 
 
-def check_leaks(images: pa.Table, limits: GateLimits) -> Iterator[Finding]:
-    """Finds exact copies that lie in several splits, which would make evaluation too kind."""
-    splits_of: dict[str, dict[str, str]] = defaultdict(dict)
-    for row in images.select(["cluster", "split", "key"]).to_pylist():
-        if row["cluster"] and row["split"]:
-            splits_of[row["cluster"]].setdefault(row["split"], row["key"])
-    leaks = [members for members in splits_of.values() if len(members) > 1]
-    if len(leaks) > limits.max_leaks:
-        shown = " and ".join(f"{key} in {split}" for split, key in leaks[0].items())
+def check_rejects(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
+    """Finds a dataset of which too many images were rejected; a reject belongs to no split."""
+    counts = dataset.manifest.counts
+    if counts.rejected > limits.max_reject_ratio * counts.found:
+        share = f"{counts.rejected / counts.found:.1%}"
+        reasons = ", ".join(f"{count} {reason}" for reason, count in counts.rejects.items())
         yield Finding(
-            check="leakage",
-            split=", ".join(sorted(leaks[0])),
-            feature="image content",
-            value=f"{len(leaks)} images shared between splits (such as {shown})",
-            limit=str(limits.max_leaks),
-            remedy="mend the split column, or leave the split to the hash, which keeps copies together",
+            check="rejects",
+            split="all splits",
+            feature="source",
+            value=f"{counted(counts.rejected)} of {counts.found} rejected, {share} ({reasons})",
+            limit=f"{limits.max_reject_ratio:.1%}",
+            remedy="repair or remove the files that rejects.parquet names, or raise gate.max_reject_ratio",
         )
 
 
-def check_classes(dataset: Manifest, limits: GateLimits) -> Iterator[Finding]:
-    """Finds classes with too few images in the first split, and classes that only later splits have."""
-    first, *others = dataset.splits
-    counts = dataset.splits[first].classes
-    for name in others:
-        unseen = sorted(set(dataset.splits[name].classes) - set(counts))
-        if unseen and not limits.allow_missing_classes:
-            yield Finding(
-                check="unseen classes",
-                split=name,
-                feature="image/class/text",
-                value=f"{_some(unseen)}, absent from {first}",
-                limit="classes that the first split has",
-                remedy="add images of these classes, or set gate.allow_missing_classes",
-            )
-    small = sorted(label for label, count in counts.items() if count < limits.min_images_per_class)
-    if small:
-        yield Finding(
-            check="small classes",
-            split=first,
-            feature="image/class/text",
-            value=_some([f"{label} with {counts[label]} images" for label in small]),
-            limit=f"at least {limits.min_images_per_class} images a class",
-            remedy="add images of these classes, or lower gate.min_images_per_class",
-        )
+def notes(dataset: GateDataset, limits: GateLimits, baseline: Baseline | None) -> Iterator[str]:
+    """Yields one line for each check that could not look."""
+    if dataset.manifest.label_kind == "none":
+        yield "classes were not checked: the images have no labels"
+    if not dataset.has_moments:
+        yield "brightness and channels were not compared: the ingest took facts=basic"
+        if limits.blank_variance:
+            # Their hash, 0, does not tell: a photograph that darkens to the right has it too.
+            yield "blank images were not looked for: the ingest took facts=basic"
+    if len(dataset.splits) < 2:
+        yield "leaks and skew were not checked: there is one split"
+    if baseline is None:
+        return
+    for split in dataset.splits:
+        if split not in baseline.dataset.splits:
+            yield f"drift of {split} was not measured: {baseline.name} has no such split"
+    if dataset.has_moments and not baseline.dataset.has_moments:
+        yield f"drift of brightness and channels was not measured: {baseline.name} was made with facts=basic"
 
 
 def _describe(anomalies: anomalies_pb2.Anomalies) -> Iterator[tuple[str, str]]:
@@ -133,8 +123,3 @@ def _describe(anomalies: anomalies_pb2.Anomalies) -> Iterator[tuple[str, str]]:
     if anomalies.HasField("dataset_anomaly_info"):
         info = anomalies.dataset_anomaly_info
         yield "dataset", info.description or info.short_description
-
-
-def _some(names: Iterable[str], most: int = 5) -> str:
-    listed = list(names)
-    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")

@@ -21,37 +21,53 @@ class DatasetGateSpec(types.ComponentSpec):
     INPUTS = {
         executor.EXAMPLES_KEY: ChannelParameter(type=standard_artifacts.Examples),
         executor.ANOMALIES_KEY: ChannelParameter(type=standard_artifacts.ExampleAnomalies),
+        # Nothing on the first run.
+        executor.BASELINE_KEY: ChannelParameter(type=standard_artifacts.Examples, optional=True),
     }
     OUTPUTS = {executor.VERDICT_KEY: ChannelParameter(type=DatasetVerdict)}
 
 
 class DatasetGate(base_component.BaseComponent):
-    """Checks anomalies, leakage between splits and classes; a crossed limit fails the execution.
+    """Checks anomalies, rejects, leaks, classes, images, skew and drift; a crossed limit fails the execution.
 
     Example:
-      gate = DatasetGate(example_gen.outputs["examples"], example_validator.outputs["anomalies"], GateLimits())
+      previous = previous_examples(example_gen.outputs["examples"])
+      gate = DatasetGate(
+          example_gen.outputs["examples"],
+          example_validator.outputs["anomalies"],
+          GateLimits(max_drift_jensen_shannon=0.2),
+          baseline_examples=previous.outputs["previous"],
+      )
       trainer.add_upstream_node(gate)
 
     Outputs:
-      verdict: `DatasetVerdict`, there only when the dataset passed.
+      verdict: `DatasetVerdict`, there only when the dataset passed, or when the gate only reports.
     """
 
     SPEC_CLASS = DatasetGateSpec
     EXECUTOR_SPEC = executor_spec.ExecutorClassSpec(executor.Executor)
 
-    def __init__(self, examples: types.BaseChannel, anomalies: types.BaseChannel, limits: GateLimits) -> None:
+    def __init__(
+        self,
+        examples: types.BaseChannel,
+        anomalies: types.BaseChannel,
+        limits: GateLimits,
+        baseline_examples: types.BaseChannel | None = None,
+    ) -> None:
         """Builds the component.
 
         Args:
           examples: a Feedline dataset.
           anomalies: what ExampleValidator found in it.
-          limits: what is allowed.
+          limits: what is allowed, and whether the gate stops.
+          baseline_examples: the dataset before, of `previous_examples`; without it drift is not measured.
         """
         spec = DatasetGateSpec(
             **{
                 executor.LIMITS_KEY: json.dumps(limits.to_json(), sort_keys=True),
                 executor.EXAMPLES_KEY: examples,
                 executor.ANOMALIES_KEY: anomalies,
+                executor.BASELINE_KEY: baseline_examples,
                 executor.VERDICT_KEY: types.Channel(type=DatasetVerdict),
             }
         )

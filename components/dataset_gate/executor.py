@@ -1,8 +1,11 @@
-"""The executor: runs the checks, and raises when one of them finds something."""
+"""The executor: runs the checks, and raises when one of them finds something, unless it is only to report."""
 
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from tensorflow_metadata.proto.v0 import anomalies_pb2
@@ -10,17 +13,23 @@ from tfx import types
 from tfx.dsl.components.base import base_executor
 from tfx.types import artifact_utils
 
-from beam_jobs import manifest, storage, tables
-from beam_jobs.errors import GateFailed
-from components.dataset_gate.checks import check_dataset, count_anomalies
+from beam_jobs import storage
+from beam_jobs.errors import CorruptDataset, GateFailed, SourceError
+from components.dataset_gate.checks import Baseline, check_dataset, count_anomalies
+from components.dataset_gate.dataset import GateDataset, load
+from components.dataset_gate.findings import Outcome, counted
 from components.dataset_gate.limits import GateLimits
+from components.dataset_gate.names import FINDINGS_KEY
+from components.image_example_gen.names import DIGEST_KEY
 
 EXAMPLES_KEY = "examples"
 ANOMALIES_KEY = "anomalies"
+BASELINE_KEY = "baseline_examples"
 VERDICT_KEY = "verdict"
 LIMITS_KEY = "limits"
 VERDICT_NAME = "verdict.json"
 _ANOMALIES_NAME = "SchemaDiff.pb"  # as ExampleValidator writes it
+_NAME_LENGTH = 12  # hex digits of a digest, enough to tell datasets of one pipeline apart
 
 
 class Executor(base_executor.BaseExecutor):
@@ -32,28 +41,49 @@ class Executor(base_executor.BaseExecutor):
         output_dict: dict[str, list[types.Artifact]],
         exec_properties: dict[str, Any],
     ) -> None:
-        """Writes `verdict.json` when the dataset passes.
+        """Writes `verdict.json` when the dataset passes, or when the gate only reports.
 
         Raises:
-          GateFailed: a limit is crossed; the message lists every finding.
+          GateFailed: a limit is crossed and the gate stops; the message lists every finding.
         """
         limits = GateLimits.from_json(json.loads(exec_properties[LIMITS_KEY]))
         examples = artifact_utils.get_single_instance(input_dict[EXAMPLES_KEY])
-        dataset = manifest.load(examples.uri)
-        images = tables.read_published(storage.join(examples.uri, manifest.IMAGES_NAME))
+        dataset = load(examples.uri)
         anomalies = load_anomalies(artifact_utils.get_single_instance(input_dict[ANOMALIES_KEY]))
-        findings = check_dataset(dataset, images, anomalies, limits)
-        if findings:
-            listed = "\n".join(f"  - {finding}" for finding in findings)
-            count = "1 problem" if len(findings) == 1 else f"{len(findings)} problems"
-            raise GateFailed(f"the dataset gate found {count}, the pipeline stops here:\n{listed}")
-        verdict = {
-            "dataset_digest": dataset.digest,
-            "limits": limits.to_json(),
-            "anomalies": {split: count_anomalies(found) for split, found in anomalies.items()},
-        }
-        directory = artifact_utils.get_single_uri(output_dict[VERDICT_KEY])
-        storage.write_bytes(storage.join(directory, VERDICT_NAME), json.dumps(verdict, indent=2).encode())
+        baseline, reasons = load_baseline(input_dict.get(BASELINE_KEY) or [], examples)
+        outcome = check_dataset(dataset, anomalies, limits, baseline)
+        notes = (*reasons, *outcome.notes)
+        for note in notes:
+            logging.info("dataset gate: %s", note)
+        count, listed = counted(len(outcome.findings), "problem"), "".join(f"\n  - {one}" for one in outcome.findings)
+        values = verdict(dataset, anomalies, limits, outcome, notes)
+        if outcome.findings and limits.mode == "stop":
+            raise GateFailed(f"the dataset gate found {count}, the pipeline stops here:{listed}", values)
+        if outcome.findings:
+            logging.warning("the dataset gate found %s, and only reports:%s", count, listed)
+        artifact = artifact_utils.get_single_instance(output_dict[VERDICT_KEY])
+        storage.write_bytes(storage.join(artifact.uri, VERDICT_NAME), json.dumps(values, indent=2).encode())
+        artifact.set_string_custom_property(DIGEST_KEY, dataset.manifest.digest)
+        artifact.set_int_custom_property(FINDINGS_KEY, len(outcome.findings))
+
+
+def verdict(
+    dataset: GateDataset,
+    anomalies: Mapping[str, anomalies_pb2.Anomalies],
+    limits: GateLimits,
+    outcome: Outcome,
+    notes: tuple[str, ...],
+) -> dict[str, Any]:
+    """Returns the content of `verdict.json`."""
+    return {
+        "dataset_digest": dataset.manifest.digest,
+        "mode": limits.mode,
+        "limits": limits.to_json(),
+        "anomalies": {split: count_anomalies(found) for split, found in anomalies.items()},
+        "findings": [asdict(finding) for finding in outcome.findings],
+        "comparisons": [asdict(comparison) for comparison in outcome.comparisons],
+        "notes": list(notes),
+    }
 
 
 def load_anomalies(artifact: types.Artifact) -> dict[str, anomalies_pb2.Anomalies]:
@@ -63,3 +93,24 @@ def load_anomalies(artifact: types.Artifact) -> dict[str, anomalies_pb2.Anomalie
         path = storage.join(artifact_utils.get_split_uri([artifact], split), _ANOMALIES_NAME)
         found[split] = anomalies_pb2.Anomalies.FromString(storage.read_bytes(path))
     return found
+
+
+def load_baseline(found: list[types.Artifact], examples: types.Artifact) -> tuple[Baseline | None, tuple[str, ...]]:
+    """Reads the dataset before.
+
+    Args:
+      found: it, or nothing.
+      examples: the dataset of this run.
+
+    Returns:
+      the dataset, and why it cannot be used; old datasets are deleted to save space, which must not stop a pipeline.
+    """
+    if not found:
+        return None, ("drift was not measured: there is no earlier dataset",)
+    earlier = artifact_utils.get_single_instance(found)
+    try:
+        dataset = load(earlier.uri)
+    except (SourceError, CorruptDataset) as error:
+        return None, (f"drift was not measured: {error}",)
+    name = f"dataset {dataset.manifest.digest[:_NAME_LENGTH]}"
+    return Baseline(dataset, f"span {earlier.span}" if earlier.span or examples.span else name), ()

@@ -1,11 +1,11 @@
-"""The executor: runs the ingest into the artifact's directory."""
+"""The executor: runs the ingest into the artifact's directory, or adopts a dataset where it lies."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from tfx import types
@@ -13,14 +13,17 @@ from tfx.dsl.components.base import base_beam_executor
 from tfx.types import artifact_utils
 
 from beam_jobs import ingest, storage
-from beam_jobs.options import IngestOptions
-from components.image_example_gen.names import DIGEST_KEY, EXAMPLES_KEY, FINGERPRINT_KEY, OPTIONS_KEY
+from beam_jobs.errors import SourceChanged
+from beam_jobs.fingerprint import dataset_fingerprint
+from beam_jobs.manifest import Manifest
+from components.image_example_gen.names import DATASET_KEY, DIGEST_KEY, EXAMPLES_KEY, FINGERPRINT_KEY
+from components.image_example_gen.request import check_dataset, describe, options_of, resolved
 
 _WORK_PREFIX = ".work-"
 
 
 class Executor(base_beam_executor.BaseBeamExecutor):
-    """Ingests under the Beam arguments of the pipeline."""
+    """Ingests under the Beam arguments of the pipeline, or adopts."""
 
     def Do(  # noqa: N802 - the name TFX calls
         self,
@@ -28,22 +31,40 @@ class Executor(base_beam_executor.BaseBeamExecutor):
         output_dict: dict[str, list[types.Artifact]],
         exec_properties: dict[str, Any],
     ) -> None:
-        """Writes the dataset and names its splits.
+        """Writes the dataset, or finds it, and names its splits.
 
         Raises:
-          DataError: the images failed a check; nothing was published.
+          DataError: the images failed a check; nothing was published. Or the dataset changed while it was adopted.
         """
-        options = IngestOptions.from_json(json.loads(exec_properties[OPTIONS_KEY]))
-        examples = artifact_utils.get_single_instance(output_dict[EXAMPLES_KEY])
         fingerprint = exec_properties.get(FINGERPRINT_KEY) or ""
+        # Not every orchestrator of TFX runs drivers.
+        properties = exec_properties if fingerprint else resolved(exec_properties)
+        examples = artifact_utils.get_single_instance(output_dict[EXAMPLES_KEY])
+        if properties.get(DATASET_KEY):
+            dataset = _adopt(properties[DATASET_KEY], fingerprint)
+            fingerprint = dataset_fingerprint(dataset)
+            examples.uri = properties[DATASET_KEY]
+        else:
+            dataset = self._ingest(examples.uri, properties, fingerprint)
+        describe(examples, properties)
+        examples.split_names = artifact_utils.encode_split_names(list(dataset.splits))
+        examples.set_string_custom_property(DIGEST_KEY, dataset.digest)
+        examples.set_string_custom_property(FINGERPRINT_KEY, fingerprint)
+
+    def _ingest(self, out: str, properties: Mapping[str, Any], fingerprint: str) -> Manifest:
+        options = dataclasses.replace(options_of(properties), out=out)
         # TFX gives every attempt a directory of its own and removes it on failure; what was examined outlives that.
-        attempts = os.path.dirname(examples.uri)
+        attempts = os.path.dirname(out)
         work = storage.join(attempts, f"{_WORK_PREFIX}{options.digest()[:16]}-{fingerprint[:16]}")
-        options = dataclasses.replace(options, out=examples.uri)
         result = ingest.run(options, make_pipeline=self._make_beam_pipeline, report=logging.info, work=work)
         for name in storage.list_dirs(attempts):
             if name.startswith(_WORK_PREFIX):  # left by attempts on images or options that are no more
                 storage.remove_tree(storage.join(attempts, name))
-        examples.split_names = artifact_utils.encode_split_names(list(result.splits))
-        examples.set_string_custom_property(DIGEST_KEY, result.digest)
-        examples.set_string_custom_property(FINGERPRINT_KEY, fingerprint)
+        return result
+
+
+def _adopt(directory: str, fingerprint: str) -> Manifest:
+    dataset = check_dataset(directory)
+    if fingerprint and dataset_fingerprint(dataset) != fingerprint:
+        raise SourceChanged(f"another dataset was published in {directory} just now; run the pipeline again")
+    return dataset

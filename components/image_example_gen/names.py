@@ -2,6 +2,9 @@
 
 EXAMPLES_KEY = "examples"
 OPTIONS_KEY = "options"
+DATASET_KEY = "dataset"
 PRODUCER_KEY = "producer"
-FINGERPRINT_KEY = "input_fingerprint"  # the name TFX's own ExampleGen uses
+FINGERPRINT_KEY = "input_fingerprint"  # the names TFX's own ExampleGen uses
+SPAN_KEY = "span"
+VERSION_KEY = "version"
 DIGEST_KEY = "dataset_digest"

@@ -12,6 +12,7 @@ from tfx.types import standard_artifacts
 from tfx.types.component_spec import ChannelParameter, ExecutionParameter
 
 from components.reviewed_schema import executor
+from components.schema import files
 
 
 class ReviewedSchemaSpec(types.ComponentSpec):
@@ -45,5 +46,5 @@ class ReviewedSchema(base_component.BaseComponent):
           OptionError: it cannot be read, or is not a schema.
         """
         schema = types.Channel(type=standard_artifacts.Schema)
-        text = executor.read_schema(path)
+        text = files.read_text(path)
         super().__init__(spec=ReviewedSchemaSpec(**{executor.TEXT_KEY: text, executor.SCHEMA_KEY: schema}))

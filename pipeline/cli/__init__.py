@@ -25,6 +25,8 @@ _COMMANDS = {
     "verify": ("pipeline.cli.verify", "Read a dataset back: every checksum, count and image."),
     "inspect": ("pipeline.cli.inspect", "Look inside a dataset or any TFRecord file."),
     "report": ("pipeline.cli.report", "One self-contained HTML page about a dataset."),
+    "schema": ("pipeline.cli.schema", "Infer, read and compare schemas."),
+    "lineage": ("pipeline.cli.lineage", "What a model was made of, back to the source."),
     "predict": ("pipeline.cli.predict", "Classify image files with a pushed model."),
     "bench": ("pipeline.cli.bench", "Measure the input pipeline beside the naive one."),
 }

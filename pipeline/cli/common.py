@@ -72,11 +72,11 @@ def program() -> str:
 
 def check_pushed(summary: RunSummary) -> None:
     """Raises `GateFailed` when the model was not pushed; called last, so that the summary is printed all the same."""
-    if not summary.blessed:
-        raise GateFailed(
-            f"the accuracy {summary.accuracy.value:.4f} is under evaluate.min_accuracy; the model was not pushed, "
-            "train longer or lower the limit"
-        )
+    if summary.blessed:
+        return
+    from pipeline.summary import refusal
+
+    raise GateFailed(f"{refusal(summary)}; the model was not pushed, train longer or lower the limit")
 
 
 def print_json(values: Mapping[str, Any]) -> None:

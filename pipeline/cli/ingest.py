@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from beam_jobs import append, manifest
+from beam_jobs import append, manifest, spans
 from beam_jobs.options import IngestOptions
 from pipeline.cli.common import ingest_options, ingest_settings, json_option, print_json, say
 from pipeline.config import from_mapping
@@ -16,16 +16,18 @@ from pipeline.config import from_mapping
 @click.command("ingest")
 @click.argument("source")
 @click.option("--out", required=True, help="Directory that becomes the dataset; new or empty.")
+@click.option("--span", type=int, help="Number for {SPAN} in SOURCE.  [default: the newest]")
 @click.option("--overwrite", is_flag=True, help="Replace the dataset in --out once the new one is whole.")
 @click.option("--append", is_flag=True, help="Add the images that the dataset in --out does not know yet.")
 @click.option("--retry-rejects", is_flag=True, help="Add the images that were rejected before and are good now.")
 @ingest_options
 @json_option
-def command(source: str, out: str, as_json: bool, **values: Any) -> None:
+def command(source: str, out: str, span: int | None, as_json: bool, **values: Any) -> None:
     """Turn SOURCE into a published dataset.
 
     SOURCE is a folder with one sub-folder a class, a glob, a table with a row an image (CSV, JSON lines, Parquet) whose
-    images are files or URLs, a COCO json, tar or zip archives, TFRecord files or a prepared TFDS directory.
+    images are files or URLs, a COCO json, tar or zip archives, TFRecord files or a prepared TFDS directory. {SPAN}
+    stands for the newest numbered batch.
 
     \b
     Examples:
@@ -39,7 +41,7 @@ def command(source: str, out: str, as_json: bool, **values: Any) -> None:
     settings = {"source": source, "out": out, **modes, **ingest_settings(values)}
     if (modes["append"] or modes["retry_rejects"]) and manifest.is_published(out):
         settings = append.settings_of(out) | settings
-    options = from_mapping(IngestOptions, settings, "ingest")
+    options = spans.resolve_options(from_mapping(IngestOptions, settings, "ingest"), span)
     from beam_jobs import ingest
     from pipeline.cli.bar import watch
 

@@ -3,33 +3,59 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import click
 
 from beam_jobs import storage
-from beam_jobs.errors import OptionError
+from beam_jobs.errors import OptionError, SourceError
 from pipeline.cli.common import json_option, print_json
 
 
 @click.command("report")
 @click.argument("directory")
+@click.option("--model", help="Pushed model; shows its accuracy and its worst mistakes.")
+@click.option("--source", help="Folder of the images; shows what was rejected.")
+@click.option("--config", "config_path", help="YAML file of settings; shows what a model trained with them sees.")
 @click.option("--out", default="report.html", show_default=True, help="File to write.")
 @json_option
-def command(directory: str, out: str, as_json: bool) -> None:
+def command(
+    directory: str, model: str | None, source: str | None, config_path: str | None, out: str, as_json: bool
+) -> None:
     """Write one self-contained HTML page about the dataset in DIRECTORY.
 
     \b
-    Example:
+    Examples:
       feedline report dataset --out report.html
+      feedline report dataset --source photos --model work/serving
     """
+    options = _input_options(config_path) if config_path else None
+    if source and not os.path.isdir(source):
+        raise SourceError(f"--source {source} is not a directory; give the folder that the images came from")
     from components.dataset_report.render import render
 
-    page = render(directory)
+    page = render(directory, model=_newest(model) if model else "", input_options=options, source=source or "").encode()
     try:
-        storage.write_bytes(out, page.encode())
+        storage.write_bytes(out, page)
     except OSError as error:
         raise OptionError(f"--out {out} cannot be written: {error.strerror}") from error
     if as_json:
-        print_json({"report": os.path.abspath(out)})
+        print_json({"report": os.path.abspath(out), "bytes": len(page)})
     else:
         click.echo(out)
+
+
+def _input_options(path: str) -> dict[str, Any]:
+    """Returns the section `input` of a file of settings, checked."""
+    from dataclasses import asdict
+
+    from pipeline import config
+    from trainer.options import InputOptions
+
+    return asdict(config.from_mapping(InputOptions, config.load(path).get("input") or {}, "input"))
+
+
+def _newest(model: str) -> str:
+    from trainer.predict import newest_version
+
+    return newest_version(model)

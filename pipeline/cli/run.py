@@ -8,20 +8,26 @@ import click
 import yaml
 
 from beam_jobs.errors import OptionError
+from components.dataset_gate.limits import MODES
 from pipeline import config as configuration
 from pipeline import run_local
 from pipeline.cli.common import check_pushed, ingest_options, ingest_settings, json_option, print_json, program, say
 
 
 @click.command("run")
-@click.option("--images", help="Folder with one sub-folder a class, or a table.")
+@click.option("--images", help="Folder with one sub-folder a class, or a table; {SPAN} stands for the newest batch.")
+@click.option("--dataset", help="Published dataset to take as it is, instead of --images.")
+@click.option("--span", type=int, help="Number for {SPAN} in --images or --dataset.  [default: the newest]")
 @click.option("--root", help="Directory of everything the pipeline writes.")
 @click.option("--config", "config_path", help="YAML file of settings; options given here win over it.")
-@click.option("--schema", help="Reviewed schema file.  [default: infer one]")
+@click.option(
+    "--schema", help="Reviewed schema file; the first run writes one that is not there.  [default: infer one]"
+)
 @click.option("--image-side", type=int, help="Height and width the model sees, in pixels.  [default: 224]")
 @click.option("--batch-size", type=int, help="Images a step.  [default: 64]")
 @click.option("--epochs", type=int, help="Passes over the training split.  [default: 10]")
 @click.option("--min-accuracy", type=float, help="Accuracy below which no model is pushed.  [default: 0]")
+@click.option("--gate", type=click.Choice(MODES), help="What a crossed limit of the data does.  [default: stop]")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any setting, as train.model=small_cnn.")
 @ingest_options
 @json_option
@@ -34,15 +40,17 @@ def command(config_path: str | None, assignments: tuple[str, ...], as_json: bool
     Examples:
       feedline run --images photos --root work
       feedline run --images labels.csv --root work --image-side 128 --epochs 20
+      feedline run --images "photos/{SPAN}" --root work --schema schema.pbtxt
       feedline run --config pipeline.yaml --set train.learning_rate=0.001
     """
     settings = configuration.load(config_path) if config_path else {}
     settings = _merge(settings, _given(values))
     for assignment in assignments:
         settings = _merge(settings, _parse_assignment(assignment))
-    for name, option in (("root", "--root"), ("ingest", "--images")):
-        if name not in settings:
-            raise OptionError(f"{option} is missing; give it, or name it in the --config file")
+    if "root" not in settings:
+        raise OptionError("--root is missing; give it, or name it in the --config file")
+    if not settings.keys() & {"ingest", "dataset"}:
+        raise OptionError("--images is missing; give it or a --dataset, or name one in the --config file")
     summary = run_local.run(configuration.build(settings), say)
     from pipeline.summary import text
 
@@ -60,7 +68,10 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
     places = {
         "images": ("ingest", "source"),
         "root": ("root",),
+        "dataset": ("dataset",),
+        "span": ("span",),
         "schema": ("schema",),
+        "gate": ("gate", "mode"),
         "image_side": ("input", "image_side_px"),
         "batch_size": ("input", "batch_size"),
         "epochs": ("train", "epochs"),

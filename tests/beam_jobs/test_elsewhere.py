@@ -44,6 +44,8 @@ def test_tfds_opens_a_dataset_from_its_directory(dataset, photos):
             np.testing.assert_array_equal(image["encoded"].numpy(), expected)
             assert published.labels[image["class"]["label"].numpy()] == key.split("/")[0]
             np.testing.assert_allclose(image["mean_rgb"].numpy(), rows[key]["mean_rgb"], rtol=1e-6)
+            np.testing.assert_allclose(image["brightness"].numpy(), np.mean(rows[key]["mean_rgb"]), rtol=1e-6)
+            assert image["aspect_ratio"].numpy() == np.float32(rows[key]["width"] / rows[key]["height"])
             seen += 1
     assert seen == len(rows)
 
@@ -87,7 +89,8 @@ def test_tfds_gets_raw_pixels_as_bytes(photos, tmp_path):
     ingest.run(IngestOptions(source=str(photos), out=str(out), pixels=pixels, facts="basic"))
     element = next(iter(tfds.builder_from_directory(str(out)).as_dataset(split="train")))
     assert len(element["image"]["encoded"].numpy()) == 16 * 16 * 3
-    assert "mean_rgb" not in element["image"]
+    assert not {"mean_rgb", "var_rgb", "brightness"} & element["image"].keys()
+    assert element["image"]["aspect_ratio"].numpy() == 1.0
 
 
 def test_the_tfrecord_package_for_pytorch_reads_a_shard(dataset, photos):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import shutil
@@ -8,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from beam_jobs import manifest
 from beam_jobs.errors import SourceError
-from beam_jobs.fingerprint import source_fingerprint
+from beam_jobs.fingerprint import dataset_fingerprint, source_fingerprint
 from beam_jobs.options import ImageLimits, TableColumns
 from tests.beam_jobs.make_rows import make_options
 from tests.beam_jobs.object_store import SCHEME
@@ -174,3 +176,22 @@ def test_the_content_of_a_remote_source_is_part_of_the_fingerprint(source):
 def test_a_missing_source_has_no_fingerprint(tmp_path):
     with pytest.raises(SourceError, match="none does not exist"):
         fingerprint(tmp_path / "none")
+
+
+def test_a_dataset_is_known_by_what_its_manifest_says_and_not_by_where_it_lies(dataset, tmp_path):
+    made = manifest.load(str(dataset))
+    moved = manifest.load(str(shutil.copytree(dataset, tmp_path / "elsewhere")))
+    assert dataset_fingerprint(moved) == dataset_fingerprint(made)
+    assert len(bytes.fromhex(dataset_fingerprint(made))) == 32
+
+
+@pytest.mark.parametrize("field", ["labels", "counts", "tables", "options"])
+def test_whatever_a_manifest_says_is_part_of_its_fingerprint(dataset, field):
+    made = manifest.load(str(dataset))
+    other = {
+        "labels": ("china", "rose"),
+        "counts": dataclasses.replace(made.counts, rejects={"not_an_image": 3}),
+        "tables": dict.fromkeys(made.tables, "0" * 64),
+        "options": {**made.options, "seed": 99},
+    }
+    assert dataset_fingerprint(dataclasses.replace(made, **{field: other[field]})) != dataset_fingerprint(made)

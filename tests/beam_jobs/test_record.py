@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 
@@ -21,6 +22,8 @@ EXPECTED = {
     "image/bytes": [1000],
     "image/mean_rgb": [10.0, 20.0, 30.0],
     "image/var_rgb": [1.0, 4.0, 9.0],
+    "image/brightness": [20.0],
+    "image/aspect_ratio": [float(np.float32(80 / 60))],
     "image/class/label": [3],
     "image/class/text": ["kätzchen".encode()],
 }
@@ -32,7 +35,7 @@ def test_a_record_holds_the_published_layout():
 
 
 @pytest.mark.parametrize(
-    ("change", "feature"),
+    ("change", "features"),
     [
         ({"encoded": b"x"}, "image/encoded"),
         ({"key": "x"}, "image/filename"),
@@ -40,25 +43,40 @@ def test_a_record_holds_the_published_layout():
         ({"labels": ((9, "kätzchen"),)}, "image/class/label"),
         ({"labels": ((3, "x"),)}, "image/class/text"),
         ({"facts": make_facts(format="png")}, "image/format"),
-        ({"facts": make_facts(height=9)}, "image/height"),
-        ({"facts": make_facts(width=9)}, "image/width"),
+        ({"facts": make_facts(height=9)}, "image/height image/aspect_ratio"),
+        ({"facts": make_facts(width=9)}, "image/width image/aspect_ratio"),
         ({"facts": make_facts(channels=1)}, "image/channels"),
         ({"facts": make_facts(bytes=9)}, "image/bytes"),
         ({"facts": make_facts(sha256="x")}, "image/key/sha256"),
-        ({"facts": make_facts(mean_rgb=(1, 2, 3))}, "image/mean_rgb"),
+        ({"facts": make_facts(mean_rgb=(1, 2, 3))}, "image/mean_rgb image/brightness"),
+        ({"facts": make_facts(mean_rgb=(30, 20, 10))}, "image/mean_rgb"),
         ({"facts": make_facts(var_rgb=(1, 2, 3))}, "image/var_rgb"),
     ],
 )
-def test_each_field_is_one_feature(change, feature):
+def test_each_field_is_one_feature_and_what_follows_from_it(change, features):
     values = record.decode(record.encode(replace(make_record(), **change)))
-    assert {name for name in EXPECTED if values[name] != EXPECTED[name]} == {feature}
+    assert {name for name in EXPECTED if values[name] != EXPECTED[name]} == set(features.split())
+
+
+@pytest.mark.parametrize(
+    ("facts", "brightness", "aspect_ratio"),
+    [
+        ({"height": 1, "width": 20, "mean_rgb": (0.0, 0.0, 0.0)}, 0.0, 20.0),
+        ({"height": 20, "width": 1, "mean_rgb": (255.0, 255.0, 255.0)}, 255.0, 0.05),
+        ({"height": 7, "width": 7, "mean_rgb": (0.0, 0.0, 1.0)}, 1 / 3, 1.0),
+        ({"height": 375, "width": 500, "mean_rgb": (100.25, 101.5, 99.75)}, 100.5, 4 / 3),
+    ],
+)
+def test_brightness_is_the_mean_of_the_channels_and_aspect_is_width_by_height(facts, brightness, aspect_ratio):
+    values = record.decode(record.encode(make_record(facts=make_facts(**facts))))
+    assert values["image/brightness"] == [np.float32(brightness)]
+    assert values["image/aspect_ratio"] == [np.float32(aspect_ratio)]
 
 
 def test_without_moments_there_is_no_feature_of_them():
     values = record.decode(record.encode(make_record(), moments=False))
-    assert values == {
-        name: stored for name, stored in EXPECTED.items() if name not in {record.MEAN_RGB, record.VAR_RGB}
-    }
+    unknown = {record.MEAN_RGB, record.VAR_RGB, record.BRIGHTNESS}
+    assert values == {name: stored for name, stored in EXPECTED.items() if name not in unknown}
 
 
 @pytest.mark.parametrize(

@@ -69,10 +69,11 @@ def analyse(model: Path, dataset: Path, config, out: Path) -> Path:
 @pytest.fixture(scope="session")
 def evaluation_config():
     """What the pipeline has Evaluator measure."""
-    from pipeline.config import build
-    from pipeline.pipeline import evaluation_config
+    from components.evaluation.config import evaluation_config
+    from components.evaluation.options import EvaluateOptions
+    from trainer.serving import EVALUATE_SIGNATURE, PROBABILITIES
 
-    return evaluation_config(build({"root": "unused", "ingest": {"source": "unused"}}))
+    return evaluation_config(EvaluateOptions(), EVALUATE_SIGNATURE, PROBABILITIES)
 
 
 @pytest.fixture(scope="session")

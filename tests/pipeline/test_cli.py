@@ -68,7 +68,7 @@ WRONG = [
     ("run --images photos --root work --config no.yaml", "config no.yaml cannot be read"),
     ("run --images photos --root work --set train.epoch=3", "there is no setting 'train.epoch'; did you mean epochs?"),
     ("run --images photos --root work --set epochs", "--set is 'epochs'; write it as train.epochs=20"),
-    ("run --images photos --root work --schema no.pbtxt", "schema is 'no.pbtxt', which is not a file"),
+    ("run --images photos --root work --schema no/no.pbtxt", "schema is 'no/no.pbtxt', which is neither a file nor"),
     ("verify empty", "empty is not a dataset: it has no dataset.json"),
     ("report empty", "empty is not a dataset"),
     ("ingst", "there is no command 'ingst'; did you mean ingest?"),
@@ -90,14 +90,14 @@ def test_help_lists_every_command_and_each_has_an_example(capsys):
     assert run(["--help"]) == 0
     commands = capsys.readouterr().out.partition("Commands:")[2].split("\n")
     names = [line.split()[0] for line in commands if line.startswith("  ") and line[2] != " "]
-    assert names == ["demo", "ingest", "run", "verify", "inspect", "report", "predict", "bench"]
+    assert names == [*("demo", "ingest", "run", "verify", "inspect", "report", "schema", "lineage", "predict", "bench")]
     for name in names:
-        arguments = [name, "input", "--help"] if name == "bench" else [name, "--help"]
+        arguments = [name, *{"bench": ["input"], "schema": ["diff"]}.get(name, []), "--help"]
         assert run(arguments) == 0
         assert "feedline " + name in capsys.readouterr().out.partition("Example")[2]
 
 
-@pytest.mark.parametrize("arguments", [[], ["bench"]])
+@pytest.mark.parametrize("arguments", [[], ["bench"], ["schema"]])
 def test_a_group_without_command_shows_its_help(capsys, arguments):
     assert run(arguments) == 2
     assert capsys.readouterr().err.startswith("Usage: feedline")
@@ -164,10 +164,17 @@ def asked_for(monkeypatch):
     return asked_for
 
 
+def test_a_span_is_filled_in(asked_for, place):
+    for name in ("7", "012"):
+        (place / "batches" / name).mkdir(parents=True)
+    assert asked_for("ingest batches/{SPAN} --out o").source == "batches/012"
+    assert asked_for("ingest batches/{SPAN} --out o --span 7").source == "batches/7"
+
+
 def test_every_option_reaches_its_setting(asked_for):
     known = {name for parameter in ingest_command.params for name in parameter.opts if name.startswith("--")}
     used = {word for word in EVERY_OPTION.split() if word.startswith("--")}
-    assert known - used == {"--append", "--retry-rejects", "--json", "--help"} & known
+    assert known - used == {"--append", "--retry-rejects", "--span", "--json", "--help"} & known
     assert asked_for(EVERY_OPTION) == IngestOptions(
         source="table.csv",
         out="o",

@@ -5,7 +5,8 @@ import os
 import pytest
 
 from beam_jobs.errors import OptionError
-from pipeline.config import EvaluateOptions, PipelineConfig, build, load
+from components.evaluation.options import EvaluateOptions
+from pipeline.config import PipelineConfig, build, load
 
 MINIMAL = {"root": "work", "ingest": {"source": "photos"}}
 
@@ -29,10 +30,11 @@ def test_every_part_can_be_set_from_nested_settings():
                 "columns": {"label": "kind", "extra": ["age", "place"]},
                 "limits": {"max_aspect": 3},
             },
-            "gate": {"max_leaks": 2},
+            "gate": {"max_leaks": 2, "mode": "report", "drift_limits": {"brightness": 0.2}},
+            "transform": {"columns": {"age": "bucketise(4)"}},
             "input": {"image_side_px": 32},
             "train": {"epochs": 3, "learning_rate": 1},
-            "evaluate": {"min_accuracy": 0.5},
+            "evaluate": {"min_accuracy": 0.5, "max_drop": 0.1, "slice_by": ["place"]},
             "beam_args": ["--runner=FnApiRunner"],
         }
     )
@@ -40,7 +42,9 @@ def test_every_part_can_be_set_from_nested_settings():
     assert config.ingest.shares == {"train": 0.75, "eval": 0.25}
     assert config.ingest.columns.extra == ("age", "place")
     assert config.ingest.limits.max_aspect == 3.0
-    assert config.gate.max_leaks == 2
+    assert (config.gate.max_leaks, config.gate.mode, config.gate.drift_limits) == (2, "report", {"brightness": 0.2})
+    assert config.transform.columns == {"age": "bucketise(4)"}
+    assert (config.evaluate.max_drop, config.evaluate.slice_by) == (0.1, ("place",))
     assert config.train.learning_rate == 1.0
     assert config.beam_args == ("--runner=FnApiRunner",)
 
@@ -58,7 +62,11 @@ def test_every_part_can_be_set_from_nested_settings():
         ({**MINIMAL, "train": {"epochs": True}}, "train.epochs is True; it must be of type int"),
         ({**MINIMAL, "train": 3}, "train is 3; it must be a mapping"),
         ({**MINIMAL, "train": {"epochs": 0}}, "epochs is 0; it must be a whole number of at least 1"),
-        ({**MINIMAL, "schema": "/nowhere/schema.pbtxt"}, "schema is '/nowhere/schema.pbtxt', which is not a file"),
+        (
+            {**MINIMAL, "schema": "/nowhere/schema.pbtxt"},
+            "schema is '/nowhere/schema.pbtxt', which is neither a file nor",
+        ),
+        ({**MINIMAL, "schema": os.curdir}, "schema is '.', which is neither a file nor a place for one"),
         ({"root": "w", "ingest": {"source": "x", "splits": {"all": 1}}}, "splits names only all; a model is evaluated"),
         ({"ingest": {"source": "x"}}, "root is missing"),
         ({"root": "work", "ingest": 5}, "ingest is 5; it must be a mapping"),
@@ -69,7 +77,12 @@ def test_every_part_can_be_set_from_nested_settings():
             "root is 'gs://bucket/x'; the local runner needs a local",
         ),
         ({"root": "w", "ingest": {"source": "x", "splits": {1: 0.5, 2: 0.5}}}, "split name 1 is not allowed"),
-        ({"root": "work"}, "ingest.source is missing"),
+        ({"root": "work"}, "the pipeline was given neither images nor a dataset; name ingest.source"),
+        ({**MINIMAL, "dataset": "d"}, "the pipeline was given both images and a dataset"),
+        ({**MINIMAL, "span": 3}, "span is 3, but the source .*photos has no {SPAN} to put it in"),
+        ({**MINIMAL, "span": "new"}, "span is 'new'; it must be of type int"),
+        ({**MINIMAL, "transform": {"columns": {"age": "scales"}}}, "there is no op 'scales'; did you mean scale"),
+        ({**MINIMAL, "gate": {"mode": "soft"}}, "mode is 'soft'; it must be one of stop, report"),
     ],
 )
 def test_wrong_settings_are_named(settings, message):

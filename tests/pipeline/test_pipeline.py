@@ -4,8 +4,11 @@ import json
 
 import pytest
 
+from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
-from pipeline.config import EvaluateOptions, PipelineConfig
+from components.dataset_gate.limits import GateLimits
+from components.evaluation.options import EvaluateOptions
+from pipeline.config import PipelineConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -31,8 +34,9 @@ def test_every_component_is_there_once_and_training_waits_for_the_gate(make, con
         "Evaluator",
         "ExampleValidator",
         "ImageExampleGen",
+        "InferredSchema",
+        "PreviousSpan",
         "Pusher",
-        "SchemaGen",
         "StatisticsGen",
         "Trainer",
         "Transform",
@@ -56,28 +60,46 @@ def test_a_reviewed_schema_is_imported_instead_of_inferred(make, config, tmp_pat
     reviewed = PipelineConfig(root=config.root, ingest=config.ingest, schema=str(schema))
     ids = {component.id for component in make(reviewed).components}
     assert "ReviewedSchema" in ids
-    assert "SchemaGen" not in ids
-
-
-def test_the_threshold_holds_for_the_whole_split_and_not_for_every_class(config):
-    from pipeline.pipeline import evaluation_config
-
-    [metrics] = evaluation_config(config).metrics_specs
-    accuracy = metrics.metrics[0]
-    assert not accuracy.HasField("threshold")
-    [threshold] = accuracy.per_slice_thresholds
-    assert [list(spec.feature_keys) for spec in threshold.slicing_specs] == [[]]
-    assert threshold.threshold.value_threshold.lower_bound.value == 0.6
-
-
-def test_statistics_never_see_image_bytes(config):
-    from pipeline.pipeline import statistics_options
-
-    names = statistics_options(config).feature_allowlist
-    assert "image/encoded" not in names
-    assert "image/height" in names
+    assert "InferredSchema" not in ids
 
 
 def test_code_goes_to_workers_by_name_not_by_copy(make, config):
     for component in make(config).components:
         assert not component.exec_properties.get("module_file")
+
+
+def test_a_schema_that_is_not_there_yet_is_inferred(make, config, tmp_path):
+    asked = PipelineConfig(root=config.root, ingest=config.ingest, schema=str(tmp_path / "schema.pbtxt"))
+    ids = {component.id for component in make(asked).components}
+    assert "InferredSchema" in ids
+    assert "ReviewedSchema" not in ids
+
+
+def test_the_gate_compares_with_the_dataset_before(make, config):
+    components = {component.id: component for component in make(config).components}
+    assert components["PreviousSpan"] in components["DatasetGate"].upstream_nodes
+
+
+@pytest.mark.parametrize(("max_drop", "compared"), [(None, False), (0.1, True)])
+def test_a_model_is_compared_with_the_one_before_only_when_asked(make, config, max_drop, compared):
+    evaluate = EvaluateOptions(max_drop=max_drop)
+    ids = {c.id for c in make(PipelineConfig(root=config.root, ingest=config.ingest, evaluate=evaluate)).components}
+    assert ("BlessedModel" in ids) is compared
+
+
+def test_a_pipeline_is_built_where_its_images_cannot_be_reached(make, tmp_path):
+    ingest = IngestOptions(source="gs://no-such-bucket/photos/{SPAN}", out="")
+    assert make(PipelineConfig(root=str(tmp_path), ingest=ingest, span=3)).components
+
+
+def test_limits_reach_the_gate_whole(make, config):
+    limits = GateLimits(mode="report", max_drift_jensen_shannon=0.25, drift_limits={"brightness": 0.1})
+    components = make(PipelineConfig(root=config.root, ingest=config.ingest, gate=limits)).components
+    [text] = [component.exec_properties["limits"] for component in components if component.id == "DatasetGate"]
+    assert GateLimits.from_json(json.loads(text)) == limits
+
+
+def test_columns_that_do_not_exist_are_named_before_anything_runs(make, config):
+    wrong = PipelineConfig(root=config.root, ingest=config.ingest, evaluate=EvaluateOptions(slice_by=("camera",)))
+    with pytest.raises(OptionError, match="evaluate.slice_by: there is no user column 'camera'"):
+        make(wrong)

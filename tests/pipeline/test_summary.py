@@ -21,13 +21,19 @@ def summary(dataset):
         dataset_dir=str(dataset),
         dataset=manifest.load(str(dataset)),
         anomalies={"train": 0, "eval": 2},
+        findings=(),
+        baseline=None,
         accuracy=Accuracy(value=0.5, low=0.4038, high=0.5962, images=100),
         blessed=True,
         model_dir="serving/7",
         report="report.html",
         schema="schema.pbtxt",
         schema_inferred=True,
-        steps={"Trainer": step, "Pusher": replace(step, component="Pusher", state="complete")},
+        steps={
+            "Trainer": step,
+            "Pusher": replace(step, component="Pusher", state="complete"),
+            "PreviousSpan": replace(step, component="PreviousSpan", state="complete"),
+        },
         rates=Rates(feedline=3000.0, naive=1500.0),
     )
 
@@ -50,6 +56,17 @@ def test_an_unblessed_model_is_said_to_be_not_pushed(summary):
     from pipeline.summary import text
 
     assert "model        not pushed" in text(replace(summary, blessed=False, model_dir=""))
+
+
+def test_a_soft_gate_and_the_model_before_are_told(summary):
+    from pipeline.summary import text
+
+    before = Accuracy(value=0.75, low=0.6, high=0.9, images=100)
+    told = text(replace(summary, findings=("drift: image/brightness in train is 0.4",), baseline=before))
+    assert "gate         only reports: drift: image/brightness in train is 0.4" in told
+    assert "before       0.7500, 95 % interval" in told
+    refused = text(replace(summary, baseline=before, blessed=False, model_dir=""))
+    assert "is under evaluate.min_accuracy, or evaluate.max_drop under the 0.7500 of the model before" in refused
 
 
 def test_json_holds_the_ratio_and_the_whole_manifest(summary):

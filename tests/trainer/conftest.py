@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,9 @@ def records_of(directory: Path, split: str) -> list[bytes]:
     return list(tf.data.TFRecordDataset(paths).as_numpy_iterator())
 
 
-def analyze(rows: list[dict[str, Any]], spec: dict[str, Any], out: Path) -> Path:
+def analyze(
+    rows: list[dict[str, Any]], spec: dict[str, Any], out: Path, columns: Mapping[str, str] | None = None
+) -> Path:
     """Runs Transform's analysis of `preprocessing_fn` over rows and returns the directory of its output."""
     import tensorflow_transform as tft
     import tensorflow_transform.beam as tft_beam
@@ -42,15 +45,17 @@ def analyze(rows: list[dict[str, Any]], spec: dict[str, Any], out: Path) -> Path
     from apache_beam.options.pipeline_options import PipelineOptions
     from tensorflow_transform.tf_metadata.dataset_metadata import DatasetMetadata
 
+    from trainer.columns import CONFIG_KEY, TransformOptions
     from trainer.preprocessing import preprocessing_fn
 
+    config = {CONFIG_KEY: TransformOptions(columns=columns or {}).to_json()}
     with Pipeline(options=PipelineOptions(BEAM_ARGS)) as pipeline, tft_beam.Context(temp_dir=str(out / "temp")):
         data = pipeline | "Rows" >> Create(rows)
         metadata = DatasetMetadata.from_feature_spec(spec)
         # As TFX Transform does; the graph alone does not say what goes into it.
         raw = out / "graph" / tft.TFTransformOutput.RAW_METADATA_DIR
         _ = metadata | tft_beam.WriteMetadata(str(raw), pipeline)
-        fn = (data, metadata) | tft_beam.AnalyzeDataset(preprocessing_fn)
+        fn = (data, metadata) | tft_beam.AnalyzeDataset(functools.partial(preprocessing_fn, custom_config=config))
         _ = fn | tft_beam.WriteTransformFn(str(out / "graph"))
     return out / "graph"
 

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +13,8 @@ import tensorflow_transform as tft
 
 from beam_jobs import record
 from tests.trainer.conftest import analyze, column_spec, records_of
-from trainer.preprocessing import LABEL, LABEL_VOCABULARY, MEAN_RGB, STD_RGB
+from trainer.columns import CONFIG_KEY, TransformOptions
+from trainer.preprocessing import LABEL, LABEL_VOCABULARY, MEAN_RGB, STD_RGB, preprocessing_fn
 
 COLUMNS = (record.HEIGHT, record.WIDTH, record.MEAN_RGB, record.VAR_RGB, record.LABEL, record.TEXT)
 
@@ -78,3 +82,59 @@ def test_statistics_of_photographs_are_those_of_all_their_pixels(transform_outpu
     found = output.transform_raw_features({**columns, "extra/tags": empty})
     np.testing.assert_allclose(found[MEAN_RGB][0], pixels.astype(np.float64).mean(0), rtol=1e-6, atol=1e-4)
     np.testing.assert_allclose(found[STD_RGB][0], pixels.astype(np.float64).std(0), rtol=1e-6, atol=1e-4)
+
+
+def analysed(rows: list[dict], spec: dict, out: Path, columns: dict[str, str] | None = None) -> dict[str, Any]:
+    """What the graph analysed from rows makes of all of them at once."""
+    output = tft.TFTransformOutput(str(analyze(rows, spec, out, columns)))
+    raw = {}
+    for name, kind in spec.items():
+        lists = tf.ragged.constant([row[name] for row in rows], dtype=kind.dtype, ragged_rank=1)
+        sparse = isinstance(kind, tf.io.VarLenFeature)
+        ragged = isinstance(kind, tf.io.RaggedFeature)
+        raw[name] = lists if ragged else lists.to_sparse() if sparse else lists.to_tensor()
+    return {"output": output, **output.transform_raw_features(raw)}
+
+
+def test_images_of_any_number_of_labels_keep_them(tmp_path):
+    spec = {record.LABEL: tf.io.VarLenFeature(tf.int64), record.TEXT: tf.io.VarLenFeature(tf.string)}
+    rows = [{record.LABEL: [1, 0], record.TEXT: [b"b", b"a"]}, {record.LABEL: [], record.TEXT: []}]
+    rows.append({record.LABEL: [1], record.TEXT: [b"b"]})
+    found = analysed(rows, spec, tmp_path)
+    assert found.keys() == {"output", LABEL}
+    assert tf.RaggedTensor.from_sparse(found[LABEL]).to_list() == [[1, 0], [], [1]]
+    with open(found["output"].vocabulary_file_by_name(LABEL_VOCABULARY), "rb") as stream:
+        assert stream.read() == b"2 b\n1 a\n"
+
+
+def test_two_labels_each_are_not_twice_as_many_images(tmp_path):
+    spec = {**column_spec(COLUMNS), record.LABEL: tf.io.FixedLenFeature([2], tf.int64)}
+    rows = [{**row(10, 10, [1, 2, 3], [0, 0, 0], 0, b"a"), record.LABEL: [0, place]} for place in range(3)]
+    found = analysed(rows, spec, tmp_path)
+    assert found[LABEL].numpy().tolist() == [[0, 0], [0, 1], [0, 2]]
+    assert found[MEAN_RGB].shape == (3, 3)
+
+
+def test_images_without_labels_and_moments_have_their_columns_alone(tmp_path):
+    spec = {record.HEIGHT: column_spec([record.HEIGHT])[record.HEIGHT]}
+    spec["extra/iso"] = tf.io.RaggedFeature(tf.int64, row_splits_dtype=tf.int64)
+    rows = [{record.HEIGHT: [5], "extra/iso": values} for values in ([100, 400], [], [200])]
+    found = analysed(rows, spec, tmp_path, {"iso": "scale"})
+    assert found.keys() == {"output", "extra/iso"}
+    column = found["extra/iso"]
+    assert isinstance(column, tf.RaggedTensor)
+    np.testing.assert_allclose(column.flat_values, [0, 1, 1 / 3], rtol=1e-6)
+    assert column.row_lengths().numpy().tolist() == [2, 0, 1]
+
+
+def test_image_bytes_go_into_no_analysis_and_no_transform():
+    # TFX reads what these name, and of the schema nothing else.
+    types = {
+        name: tf.TensorSpec([None, *kind.shape], kind.dtype)
+        for name, kind in column_spec([*COLUMNS, record.ENCODED]).items()
+    }
+    types["extra/iso"] = tf.SparseTensorSpec([None, None], tf.int64)
+    config = {CONFIG_KEY: TransformOptions(columns={"iso": "zscore"}).to_json()}
+    function = functools.partial(preprocessing_fn, custom_config=config)
+    assert set(tft.get_analyze_input_columns(function, types)) == {*COLUMNS, "extra/iso"} - {record.LABEL}
+    assert set(tft.get_transform_input_columns(function, types)) == {record.LABEL, record.HEIGHT, "extra/iso"}

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from beam_jobs import manifest, record
 from beam_jobs.errors import OptionError, SourceError
-from tests.trainer.conftest import fn_args_of, records_of
+from tests.trainer.conftest import analyze, column_spec, fn_args_of, records_of
 from trainer.options import InputOptions, TrainerConfig, TrainOptions
 from trainer.run_fn import HISTORY_NAME, channel_statistics, compile_model, dataset_dir, run_fn
 
@@ -70,6 +70,14 @@ def test_the_normalisation_is_that_of_the_train_split(trained, transform_output)
     assert channels.split == "train"
     np.testing.assert_allclose(mean, channels.mean_rgb, atol=1e-4)
     np.testing.assert_allclose(std, channels.std_rgb, atol=1e-4)
+
+
+def test_records_without_moments_cannot_be_trained_on(tmp_path):
+    rows = [{record.HEIGHT: [5], "extra/iso": [1]}, {record.HEIGHT: [6], "extra/iso": []}]
+    ragged = tf.io.RaggedFeature(tf.int64, row_splits_dtype=tf.int64)
+    graph = analyze(rows, {**column_spec([record.HEIGHT]), "extra/iso": ragged}, tmp_path, {"iso": "scale"})
+    with pytest.raises(OptionError, match="^the records hold no channel statistics, which training needs"):
+        channel_statistics(str(graph))
 
 
 def test_the_seed_alone_decides_a_training(trained, transform_output, tmp_path):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -13,7 +14,8 @@ from trainer.input_fn import make_dataset
 from trainer.models import ModelSpec, build_model
 from trainer.ops import IMAGE, parse_ops
 from trainer.options import InputOptions
-from trainer.serving import EVALUATE_SIGNATURE, PROBABILITIES, decode_batch, export
+from trainer.raw import DecodeRaw
+from trainer.serving import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBABILITIES, decode_batch, export
 
 OPTIONS = InputOptions(image_side_px=16, batch_size=5)
 
@@ -121,3 +123,22 @@ def test_the_ops_of_the_export_are_part_of_the_model(sky_model, tmp_path):
 def test_a_file_that_is_no_image_is_an_error(sky):
     with pytest.raises(tf.errors.InvalidArgumentError):
         sky.signatures["serving_default"](image_bytes=tf.constant([b"hello"]))
+
+
+def test_models_that_can_be_compared_have_equal_descriptions(tmp_path):
+    from tests.trainer.conftest import bright_sky
+
+    ops, raw = parse_ops("decode|resize(16)"), (DecodeRaw(16),)
+    kinds = {
+        "first": (ops, ("dark", "light"), ()),
+        "other_ops": (parse_ops("decode|center_crop(8)|resize(16)"), ("dark", "light"), ()),
+        "other_labels": (ops, ("dark", "l\u00fcx"), ()),
+        "other_records": (ops, ("dark", "light"), raw),
+    }
+    found = {}
+    for name, (chain, labels, record_ops) in kinds.items():
+        export(bright_sky(16), chain, labels, 16, str(tmp_path / name), record_ops)
+        found[name] = (tmp_path / name / DESCRIPTION_NAME).read_bytes()
+    assert found["first"] == found["other_ops"]
+    assert len(set(found.values())) == 3
+    assert json.loads(found["other_labels"])["labels"] == ["dark", "l\u00fcx"]

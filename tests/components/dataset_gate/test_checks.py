@@ -1,18 +1,16 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pyarrow as pa
 import pytest
 from tensorflow_metadata.proto.v0 import anomalies_pb2
 
-from components.dataset_gate.checks import (
-    check_anomalies,
-    check_classes,
-    check_dataset,
-    check_leaks,
-    count_anomalies,
-)
+from components.dataset_gate.checks import check_anomalies, check_dataset, count_anomalies
+from components.dataset_gate.class_checks import check_classes
+from components.dataset_gate.dataset import GateDataset
+from components.dataset_gate.image_checks import check_leaks
 from components.dataset_gate.limits import GateLimits
 from tests.components.conftest import manifest_of
 
@@ -26,20 +24,21 @@ def anomalies(dataset: str = "", **features: str) -> anomalies_pb2.Anomalies:
     return found
 
 
-def images(*rows: tuple[str, str, str]) -> pa.Table:
+def classes(**splits: dict[str, int]) -> GateDataset:
+    """Split -> class -> images, without rows."""
+    return GateDataset(manifest_of(splits), pa.table({"annotations": pa.array([], pa.string())}))
+
+
+def copies(*rows: tuple[str, str, str]) -> GateDataset:
     """(key, split, cluster) of each row."""
-    return pa.Table.from_pylist([dict(zip(("key", "split", "cluster"), row, strict=True)) for row in rows])
+    table = pa.Table.from_pylist([dict(zip(("key", "split", "cluster"), row, strict=True)) for row in rows])
+    return GateDataset(manifest_of({"train": {"cat": 5, "dog": 4}, "eval": {"cat": 1}}), table)
 
 
-ALONE = images(("a", "train", ""), ("b", "eval", ""), ("c", "train", ""))
-SHARED = images(
+SHARED = copies(
     ("a", "train", "11"), ("b", "eval", "11"), ("c", "train", "22"), ("d", "eval", "22"), ("e", "train", "33")
 )
-SOUND = manifest_of({"train": {"cat": 5, "dog": 4}, "eval": {"cat": 1}})
-
-
-def test_a_sound_dataset_has_no_findings():
-    assert check_dataset(SOUND, ALONE, {"train": anomalies(), "eval": anomalies()}, GateLimits()) == []
+SMALL = classes(train={"cat": 5, "dog": 4}, eval={"cat": 1})
 
 
 def test_every_anomalous_feature_of_a_split_is_a_finding_of_its_own():
@@ -90,13 +89,13 @@ def test_leaks_up_to_the_limit_pass(limit, findings):
     assert len(list(check_leaks(SHARED, GateLimits(max_leaks=limit)))) == findings
 
 
-def test_copies_inside_a_split_and_dropped_copies_are_no_leak():
-    rows = images(("a", "train", "11"), ("b", "train", "11"), ("c", "eval", "22"), ("d", "", "22"), ("e", "train", ""))
+def test_copies_inside_a_split_are_no_leak():
+    rows = copies(("a", "train", "11"), ("b", "train", "11"), ("c", "eval", ""), ("d", "train", ""))
     assert list(check_leaks(rows, GateLimits())) == []
 
 
 def test_classes_that_only_a_later_split_has_are_found():
-    dataset = manifest_of({"train": {"cat": 5}, "eval": {"cat": 1}, "test": {"dog": 1, "eel": 2}})
+    dataset = classes(train={"cat": 5}, eval={"cat": 1}, test={"dog": 1, "eel": 2})
     (finding,) = check_classes(dataset, GateLimits())
     assert str(finding) == (
         "unseen classes: image/class/text in test is dog, eel, absent from train, allowed is classes that the first "
@@ -106,34 +105,45 @@ def test_classes_that_only_a_later_split_has_are_found():
 
 
 def test_the_first_split_is_the_first_of_the_manifest_whatever_its_name():
-    dataset = manifest_of({"zoo": {"cat": 5}, "alpha": {"dog": 1}})
+    dataset = classes(zoo={"cat": 5}, alpha={"dog": 1})
     (finding,) = check_classes(dataset, GateLimits())
     assert (finding.split, finding.value) == ("alpha", "dog, absent from zoo")
 
 
 @pytest.mark.parametrize(("least", "small"), [(1, []), (4, []), (5, ["dog with 4 images"])])
 def test_classes_of_the_first_split_need_their_number_of_images(least, small):
-    findings = list(check_classes(SOUND, GateLimits(min_images_per_class=least)))
+    findings = list(check_classes(SMALL, GateLimits(min_images_per_class=least)))
     assert [finding.value for finding in findings] == small
 
 
 def test_a_small_class_is_named_with_its_count_and_limit():
-    dataset = manifest_of({"train": {"cat": 2, "dog": 1}, "eval": {"cat": 1}})
+    dataset = classes(train={"cat": 2, "dog": 1}, eval={"cat": 1})
     (finding,) = check_classes(dataset, GateLimits(min_images_per_class=3))
     assert str(finding) == (
-        "small classes: image/class/text in train is cat with 2 images, dog with 1 images, allowed is at least 3 "
+        "small classes: image/class/text in train is cat with 2 images, dog with 1 image, allowed is at least 3 "
         "images a class; add images of these classes, or lower gate.min_images_per_class"
     )
 
 
+def test_labels_that_only_objects_have_are_no_missing_classes():
+    said = '{"labels": ["cat"], "objects": [{"label": "wheel"}]}'
+    for cell, missing in ((said, []), ("", ["without an image of wheel"])):
+        described = dataclasses.replace(manifest_of({"train": {"cat": 5}}), labels=("cat", "wheel"))
+        dataset = GateDataset(described, pa.table({"annotations": [cell]}))
+        assert [finding.value for finding in check_classes(dataset, GateLimits())] == missing
+
+
 def test_long_lists_of_classes_are_cut():
-    dataset = manifest_of({"train": {f"c{index}": 1 for index in range(8)}})
+    dataset = classes(train={f"c{index}": 1 for index in range(8)})
     (finding,) = check_classes(dataset, GateLimits(min_images_per_class=2))
-    assert re.search(r"c4 with 1 images and 3 more$", finding.value)
+    assert re.search(r"c4 with 1 image and 3 more$", finding.value)
     assert "c5" not in finding.value
 
 
-def test_all_checks_report_together():
-    dataset = manifest_of({"train": {"cat": 1}, "eval": {"dog": 1}})
-    found = check_dataset(dataset, SHARED, {"train": anomalies(height="x")}, GateLimits(min_images_per_class=2))
-    assert [finding.check for finding in found] == ["anomaly", "leakage", "unseen classes", "small classes"]
+def test_all_checks_report_together(library):
+    limits = GateLimits(min_images_per_class=100, min_side_px=500, max_reject_ratio=0, skew_limits={"class": 0})
+    outcome = check_dataset(library.load("rejects"), {"train": anomalies(height="x")}, limits)
+    assert [finding.check for finding in outcome.findings] == [
+        *("anomaly", "rejects", "small classes", "low resolution", "low resolution"),
+    ]
+    assert {one.kind for one in outcome.comparisons} == {"skew"}

@@ -11,10 +11,10 @@ from components.dataset_gate.executor import Executor
 from components.dataset_gate.limits import GateLimits
 
 
-def gate(limits: GateLimits) -> DatasetGate:
+def gate(limits: GateLimits, baseline: types.BaseChannel | None = None) -> DatasetGate:
     examples = types.Channel(type=standard_artifacts.Examples)
     anomalies = types.Channel(type=standard_artifacts.ExampleAnomalies)
-    return DatasetGate(examples, anomalies, limits)
+    return DatasetGate(examples, anomalies, limits, baseline)
 
 
 def test_inputs_and_outputs_have_their_types():
@@ -23,6 +23,8 @@ def test_inputs_and_outputs_have_their_types():
         "examples": standard_artifacts.Examples,
         "anomalies": standard_artifacts.ExampleAnomalies,
     }
+    with_baseline = gate(GateLimits(), types.Channel(type=standard_artifacts.Examples))
+    assert with_baseline.inputs.keys() - made.inputs.keys() == {"baseline_examples"}
     assert {name: channel.type for name, channel in made.outputs.items()} == {"verdict": DatasetVerdict}
     assert DatasetVerdict.TYPE_NAME == "DatasetVerdict"
     assert made.executor_spec.executor_class is Executor

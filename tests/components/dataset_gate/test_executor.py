@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -38,25 +39,63 @@ def anomalies_artifact(path: Path, **features_of_split: tuple[str, ...]):
     return made
 
 
-def do(dataset: Path, anomalies, limits: GateLimits, out: Path) -> None:
+def do(dataset: Path, anomalies, limits: GateLimits, out: Path, baseline: Path | None = None, span: int = 0):
+    """Runs the executor and returns the artifact of the verdict."""
     examples = artifact(standard_artifacts.Examples, dataset, ("train", "eval"))
+    examples.span = span
+    earlier = [artifact(standard_artifacts.Examples, baseline)] if baseline else []
     verdict = artifact(DatasetVerdict, out)
     Executor().Do(
-        {"examples": [examples], "anomalies": [anomalies]},
+        {"examples": [examples], "anomalies": [anomalies], "baseline_examples": earlier},
         {"verdict": [verdict]},
         {"limits": json.dumps(limits.to_json())},
     )
+    return verdict
 
 
 def test_a_sound_dataset_gets_a_verdict(dataset, tmp_path):
     anomalies = anomalies_artifact(tmp_path / "anomalies", train=(), eval=("image/width",))
     limits = GateLimits(max_anomalies=1)
-    do(dataset, anomalies, limits, tmp_path / "verdict")
-    assert json.loads((tmp_path / "verdict" / "verdict.json").read_text()) == {
-        "dataset_digest": manifest.load(str(dataset)).digest,
+    made = do(dataset, anomalies, limits, tmp_path / "verdict")
+    written = json.loads((tmp_path / "verdict" / "verdict.json").read_text())
+    comparisons = written.pop("comparisons")
+    digest = manifest.load(str(dataset)).digest
+    assert written == {
+        "dataset_digest": digest,
+        "mode": "stop",
         "limits": limits.to_json(),
         "anomalies": {"train": 0, "eval": 1},
+        "findings": [],
+        "notes": ["drift was not measured: there is no earlier dataset"],
     }
+    assert {(one["kind"], one["baseline"], one["split"]) for one in comparisons} == {("skew", "train", "eval")}
+    for one in comparisons:
+        assert one.keys() == {*("kind", "baseline", "split", "feature", "measure", "value", "limit", "sampling")}
+        assert 0 <= one["value"] <= one["limit"] <= 1
+    assert made.get_string_custom_property("dataset_digest") == digest
+    assert made.get_int_custom_property("findings") == 0
+
+
+def test_a_gate_that_only_reports_writes_and_logs_what_it_found(library, tmp_path, caplog):
+    anomalies = anomalies_artifact(tmp_path / "anomalies", train=("image/width",), eval=())
+    limits = GateLimits(mode="report", drift_limits={"brightness": 0.2})
+    made = do(library.path("bright"), anomalies, limits, tmp_path / "verdict", library.path("sound"), span=7)
+    written = json.loads((tmp_path / "verdict" / "verdict.json").read_text())
+    assert written["mode"] == "report"
+    found = [(one["check"], one["split"], one["feature"]) for one in written["findings"]]
+    assert found == [
+        ("anomaly", "train", "image/width"),
+        ("drift", "train", "image/brightness"),
+        ("drift", "eval", "image/brightness"),
+    ]
+    assert all(isinstance(text, str) and text for one in written["findings"] for text in one.values())
+    assert made.get_int_custom_property("findings") == 3
+    assert {one["baseline"] for one in written["comparisons"] if one["kind"] == "drift"} == {"span 0"}
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.getMessage().startswith(
+        "the dataset gate found 3 problems, and only reports:\n  - anomaly: image/width"
+    )
+    assert warning.getMessage().count("\n  - drift: image/brightness in ") == 2
 
 
 def test_findings_of_every_check_stop_the_pipeline_without_a_verdict(dataset, tmp_path):
@@ -107,3 +146,21 @@ def test_anomalies_are_read_where_example_validator_writes_them(tmp_path):
     found = load_anomalies(anomalies)
     assert {split: list(anomaly.anomaly_info) for split, anomaly in found.items()} == {"train": [], "eval": ["colour"]}
     assert "green" in found["eval"].anomaly_info["colour"].description
+
+
+def test_images_without_labels_and_with_several_pass_and_are_compared(tmp_path):
+    from beam_jobs.options import TableColumns
+    from tests.components.dataset_gate.datasets import ingest, sound_rows
+
+    for kind, columns in {
+        "several": TableColumns(labels="label", split="split"),
+        "none": TableColumns(label="", split="split"),
+    }.items():
+        rows = [dataclasses.replace(row, label=("a|b", "b", "")[place % 3]) for place, row in enumerate(sound_rows())]
+        made = ingest(tmp_path / kind, rows, columns, splits={"train": 0.5, "eval": 0.5})
+        anomalies = anomalies_artifact(tmp_path / f"{kind}_anomalies", train=(), eval=())
+        do(made, anomalies, GateLimits(require_all_classes=True, max_imbalance=2), tmp_path / f"{kind}_verdict")
+        written = json.loads((tmp_path / f"{kind}_verdict" / "verdict.json").read_text())
+        features = {one["feature"] for one in written["comparisons"]}
+        assert ("image/class/text" in features) == (kind == "several")
+        assert ("classes were not checked: the images have no labels" in written["notes"]) == (kind == "none")

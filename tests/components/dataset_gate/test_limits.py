@@ -8,7 +8,12 @@ import pytest
 from beam_jobs.errors import OptionError
 from components.dataset_gate.limits import GateLimits
 
-COUNTS = ("max_anomalies", "max_leaks", "min_images_per_class")
+COUNTS = ("max_anomalies", "max_leaks", "max_near_leaks", "near_distance", "min_images_per_class", "min_side_px")
+FLAGS = ("near_leaks", "allow_missing_classes", "require_all_classes")
+SHARES = (
+    *("max_reject_ratio", "max_low_resolution_ratio", "max_blank_ratio", "max_drift_l_infinity"),
+    *("max_drift_jensen_shannon", "max_skew_l_infinity", "max_skew_jensen_shannon"),
+)
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -18,10 +23,53 @@ def test_counts_below_zero_and_no_numbers_are_refused(name, value):
         GateLimits(**{name: value})
 
 
+@pytest.mark.parametrize("name", FLAGS)
 @pytest.mark.parametrize("value", [0, 1, "yes", None])
-def test_a_flag_is_true_or_false(value):
-    with pytest.raises(OptionError, match=f"^allow_missing_classes is {value!r}; it must be true or false$"):
-        GateLimits(allow_missing_classes=value)
+def test_a_flag_is_true_or_false(name, value):
+    with pytest.raises(OptionError, match=f"^{name} is {value!r}; it must be true or false$"):
+        GateLimits(**{name: value})
+
+
+@pytest.mark.parametrize("name", SHARES)
+@pytest.mark.parametrize("value", [-0.1, 1.1, True, "0.5", None])
+def test_a_share_is_from_0_to_1(name, value):
+    with pytest.raises(OptionError, match=f"^{name} is {value!r}; it must be between 0 and 1$"):
+        GateLimits(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"mode": "warn"}, "^mode is 'warn'; it must be one of stop, report$"),
+        ({"near_distance": 9}, "^near_distance is 9; over 8 of 64 bits unlike images meet$"),
+        ({"max_imbalance": 0.5}, "^max_imbalance is 0.5; it must be 0 for off, or at least 1$"),
+        ({"max_imbalance": -1}, "^max_imbalance is -1; it must be a number of at least 0$"),
+        ({"blank_variance": -1}, "^blank_variance is -1; it must be a number of at least 0$"),
+        ({"drift_limits": 0.3}, r"^drift_limits is 0.3; it must be a mapping such as {brightness: 0.2}$"),
+        ({"drift_limits": {"brightness": 2}}, "^drift_limits.brightness is 2; it must be between 0 and 1$"),
+        (
+            {"skew_limits": {"brigthness": 0.2}},
+            "^there is no feature 'skew_limits.brigthness'; did you mean brightness?",
+        ),
+        (
+            {"skew_limits": {"extra/": 0.2}},
+            "^there is no feature 'skew_limits.extra/'; .* known are class, format, .*extra/NAME$",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(values, message):
+    with pytest.raises(OptionError, match=message):
+        GateLimits(**values)
+
+
+@pytest.mark.parametrize("name", ["brightness", "image/brightness"])
+def test_a_feature_may_have_a_limit_of_its_own(name):
+    limits = GateLimits(max_drift_jensen_shannon=0.4, drift_limits={name: 0.2, "class": 0.1, "extra/age": 0.6})
+    assert limits.limit_of("drift", "jensen_shannon", "image/brightness") == 0.2
+    assert limits.limit_of("drift", "l_infinity", "image/class/text") == 0.1
+    assert limits.limit_of("drift", "jensen_shannon", "extra/age") == 0.6
+    assert limits.limit_of("drift", "jensen_shannon", "image/bytes") == 0.4
+    assert limits.limit_of("skew", "jensen_shannon", "image/brightness") == 0.3
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -30,7 +78,17 @@ def test_zero_is_allowed(name):
 
 
 def test_limits_survive_json_with_every_field_changed():
-    limits = GateLimits(max_anomalies=1, max_leaks=2, min_images_per_class=3, allow_missing_classes=True)
+    limits = GateLimits(
+        mode="report",
+        **{name: 3 + place for place, name in enumerate(COUNTS) if name != "near_distance"},
+        near_distance=4,
+        **dict.fromkeys(FLAGS, True),
+        **dict.fromkeys(SHARES, 0.7),
+        max_imbalance=2.5,
+        blank_variance=9.0,
+        drift_limits={"brightness": 0.1},
+        skew_limits={"extra/age": 0.1},
+    )
     values = json.loads(json.dumps(limits.to_json()))
     assert GateLimits.from_json(values) == limits
     defaults = GateLimits().to_json()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,9 +9,10 @@ from tfx.types import standard_artifacts
 
 from beam_jobs import manifest
 from beam_jobs.errors import CorruptDataset
-from components.artifacts import HtmlReport
+from components.artifacts import DatasetVerdict, HtmlReport
 from components.dataset_report.executor import Executor
 from components.evaluation import load_evaluation
+from tests.components.dataset_report.page import Page
 
 
 def artifact(kind, path: Path):
@@ -19,27 +22,56 @@ def artifact(kind, path: Path):
     return made
 
 
-def do(dataset: Path, evaluation: Path, out: Path) -> str:
+def do(dataset: Path, out: Path, properties: dict | None = None, **inputs) -> Page:
     Executor().Do(
-        {
-            "examples": [artifact(standard_artifacts.Examples, dataset)],
-            "evaluation": [artifact(standard_artifacts.ModelEvaluation, evaluation)],
-        },
+        {"examples": [artifact(standard_artifacts.Examples, dataset)], **{name: [one] for name, one in inputs.items()}},
         {"report": [artifact(HtmlReport, out)]},
-        {"code": "1"},
+        {"code": "1", "input_options": "", "source": "", **(properties or {})},
     )
-    return (out / "report.html").read_text(encoding="utf-8")
+    assert [path.name for path in out.iterdir()] == ["report.html"]
+    return Page((out / "report.html").read_text(encoding="utf-8"))
 
 
-def test_the_page_shows_the_dataset_and_the_evaluation(dataset, evaluation_dir, tmp_path):
-    text = do(dataset, evaluation_dir, tmp_path / "report")
-    found = load_evaluation(str(evaluation_dir))
-    assert manifest.load(str(dataset)).digest[:16] in text
-    assert f"<b>{100 * found.overall.value:.1f} %</b>accuracy" in text
-    assert f'<tr><td>flower</td><td class="number">{found.classes["flower"].images}</td>' in text
-    assert [path.name for path in (tmp_path / "report").iterdir()] == ["report.html"]
+def test_a_dataset_alone_has_a_page(dataset, tmp_path):
+    page = do(dataset, tmp_path / "report")
+    assert manifest.load(str(dataset)).digest in page.text
+    assert "Evaluation" not in page.words()
+
+
+def test_every_input_is_on_the_page(dataset, evaluation_dir, always_first_class, tmp_path):
+    verdict = artifact(DatasetVerdict, tmp_path / "verdict")
+    (tmp_path / "verdict" / "verdict.json").write_text(json.dumps({"limits": {}, "anomalies": {}, "findings": []}))
+    model = artifact(standard_artifacts.Model, tmp_path / "model")
+    shutil.copytree(always_first_class, tmp_path / "model" / "Format-Serving")
+    page = do(
+        dataset,
+        tmp_path / "report",
+        {"input_options": json.dumps({"image_side_px": 16})},
+        evaluation=artifact(standard_artifacts.ModelEvaluation, evaluation_dir),
+        verdict=verdict,
+        model=model,
+    )
+    words = page.words()
+    found = load_evaluation(str(evaluation_dir)).overall
+    assert f"{100 * found.value:.1f} % accuracy on {found.images} images" in words
+    assert "The gate found no problem" in words
+    assert "decode_random_crop(16)|flip" in words
+    assert f"is wrong about {found.images - round(found.value * found.images)}; here" in words
+
+
+def test_rejects_are_drawn_from_the_source(tmp_path):
+    from tests.components.dataset_report.page import ingest
+    from tests.make_images import png
+
+    made = ingest(tmp_path, {"a/good.png": png(1), "stray.png": png(2)})
+    page = do(made, tmp_path / "report", {"source": str(tmp_path / "source")})
+    assert [picture["alt"] for picture in page.images()] == ["a/good.png", "stray.png"]
 
 
 def test_an_incomplete_evaluation_is_refused(dataset, tmp_path):
     with pytest.raises(CorruptDataset, match="holds no overall metrics"):
-        do(dataset, tmp_path / "evaluation", tmp_path / "report")
+        do(
+            dataset,
+            tmp_path / "report",
+            evaluation=artifact(standard_artifacts.ModelEvaluation, tmp_path / "evaluation"),
+        )

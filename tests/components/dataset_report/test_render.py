@@ -1,235 +1,172 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
-import io
-import re
-from html.parser import HTMLParser
-from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from PIL import Image
 
 from beam_jobs import manifest
 from beam_jobs.errors import CorruptDataset, SourceError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
-from components.dataset_report.render import class_bars, clusters, histograms, render
+from components.dataset_report.render import render
+from components.dataset_report.run_details import ArtifactDetail, RunDetails, StepDetail
 from components.evaluation import Accuracy, Evaluation
-from tests.components.conftest import manifest_of
+from tests.components.dataset_report.page import HOSTILE_CLASS, HOSTILE_NAME, Page, ingest
 from tests.make_images import png
 
-HOSTILE_CLASS = "<script>alert(1)<"  # with a folder "script>" below it, the key closes the tag
-HOSTILE_NAME = "\"'><img src=x onerror=alert(2)>.png"
+HALF = Accuracy(value=0.8125, low=0.75, high=0.9, images=64)
+FINDING = {"check": "drift", "split": "train", "feature": "f", "value": "0.2", "limit": "0.1", "remedy": "look"}
+COMPARISON = {"kind": "drift", "baseline": "span 3", "split": "train", "feature": "image/brightness"}
+VERDICT = {
+    "mode": "report",
+    "limits": {"max_leaks": 0},
+    "anomalies": {"train": 0},
+    "findings": [FINDING],
+    "comparisons": [{**COMPARISON, "measure": "jensen_shannon", "value": 0.2, "limit": 0.1}],
+    "notes": ["nothing to note"],
+}
 
 
-class Page(HTMLParser):
-    """Every tag with its attributes, and the text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str]]] = []
-        self.text = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, {name: value or "" for name, value in attrs}))
-
-    def handle_data(self, data):
-        self.text += data
-
-    def images(self) -> list[dict[str, str]]:
-        return [attributes for tag, attributes in self.tags if tag == "img"]
-
-
-def ingest(tmp_path: Path, files: dict[str, bytes], **options) -> Path:
-    for name, data in files.items():
-        path = tmp_path / "source" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    given = {"splits": {"train": 1}, "max_reject_ratio": 1, **options}
-    run(IngestOptions(source=str(tmp_path / "source"), out=str(tmp_path / "made"), **given))
-    return tmp_path / "made"
-
-
-def hostile(tmp_path: Path) -> Path:
-    files = {
-        f"{HOSTILE_CLASS}/script>/{HOSTILE_NAME}": png(1),
-        "plain/a.png": png(2),
-        f"plain/{HOSTILE_NAME}": b"<b>not an image",
-    }
-    return ingest(tmp_path, files)
-
-
-def test_the_page_loads_nothing_and_may_run_nothing(dataset):
+def test_the_page_loads_nothing_and_runs_its_own_script_alone(dataset):
     text = render(str(dataset))
     page = Page(text)
     assert text.startswith("<!doctype html>")
     assert "http://" not in text
     assert "https://" not in text
-    policy = [attributes["content"] for _, attributes in page.tags if "http-equiv" in attributes]
-    assert policy == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
-    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "iframe", "object", "embed", "base", "a"})
+    (policy,) = [attributes["content"] for _, attributes in page.tags if "http-equiv" in attributes]
+    sources = {
+        kind: base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() for kind, content in page.own.items()
+    }
+    assert policy == (
+        f"default-src 'none'; img-src data:; style-src 'sha256-{sources['style']}'; "
+        f"script-src 'sha256-{sources['script']}'; base-uri 'none'; form-action 'none'"
+    )
+    names = [tag for tag, _ in page.tags]
+    assert names.count("script") == names.count("style") == 1
+    assert set(names).isdisjoint({"iframe", "object", "embed", "base", "form"})
     for _, attributes in page.tags:
         assert attributes.get("src", "data:").startswith("data:")
-        assert attributes.keys().isdisjoint({"href", "srcset", "action"})
+        assert attributes.get("href", "#").startswith(("#", "data:"))
+        assert attributes.keys().isdisjoint({"srcset", "action", "style"})
         assert not [name for name in attributes if name.startswith("on")]
     assert "url(" not in text
     assert "@import" not in text
 
 
 def test_hostile_names_stay_text(tmp_path):
-    text = render(str(hostile(tmp_path)))
+    files = {
+        f"{HOSTILE_CLASS}/script>/{HOSTILE_NAME}": png(1),
+        "plain/a.png": png(2),
+        f"plain/{HOSTILE_NAME}": b"<b>not an image",
+    }
+    text = render(str(ingest(tmp_path, files)), source=str(tmp_path / "source"))
     page = Page(text)
-    assert "script" not in {tag for tag, _ in page.tags}
-    assert len(page.images()) == 2
-    for attributes in page.images():
-        assert attributes.keys() == {"src", "alt", "title"}
-        assert attributes["src"].startswith("data:image/jpeg;base64,")
-    keys = {attributes["alt"] for attributes in page.images()}
-    assert keys == {f"{HOSTILE_CLASS}/script>/{HOSTILE_NAME}", "plain/a.png"}
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert {picture["alt"] for picture in page.images()} == {
+        f"{HOSTILE_CLASS}/script>/{HOSTILE_NAME}",
+        "plain/a.png",
+    }
+    assert all(picture["src"].startswith("data:image/") for picture in page.images())
     assert HOSTILE_CLASS in page.text
     assert f"plain/{HOSTILE_NAME}" in page.text  # the reject
     assert "<script>alert(1)" not in text
     assert html.escape(HOSTILE_CLASS) in text
 
 
-def test_hostile_classes_of_an_evaluation_stay_text(dataset):
-    accuracy = Accuracy(value=0.5, low=0.25, high=0.75, images=8)
-    page = Page(render(str(dataset), Evaluation(overall=accuracy, classes={"<script>alert(3)</script>": accuracy})))
-    assert "script" not in {tag for tag, _ in page.tags}
-    assert "<script>alert(3)</script>" in page.text
-
-
-def test_splits_classes_and_counts_are_those_of_the_manifest(dataset):
-    text = render(str(dataset))
-    made = manifest.load(str(dataset))
-    assert made.digest[:16] in text
-    for name, info in made.splits.items():
-        shown = f'<tr><td>{name}</td><td class="number">{info.records}</td><td class="number">2</td>'
-        assert shown in text
-        for label, count in info.classes.items():
-            assert f'title="{label}: {count}"' in text
-    assert f"<b>{made.counts.found}</b>images found" in text
-    assert f'<div class="card"><b>{made.counts.rejected}</b>rejected' in text
-    assert text.count("<p>None.</p>") == 2  # neither rejects nor duplicates
-
-
-def test_rejects_appear_with_their_reason(tmp_path):
-    page = Page(render(str(hostile(tmp_path))))
-    assert "not_an_image" in page.text
-    assert "it starts with b'<b>not a'" in page.text
-    assert ("div", {"class": "card bad"}) in page.tags
-
-
-def test_many_rejects_are_cut(tmp_path):
-    files = {f"cat/{index:03d}.jpg": b"no" for index in range(203)}
-    text = render(str(ingest(tmp_path, {**files, "cat/good.png": png(1)})))
-    assert "cat/199.jpg" in text
-    assert "cat/200.jpg" not in text
-    assert "The first 200 of 203; all of them are in rejects.parquet." in text
-
-
-@pytest.mark.parametrize(("policy", "second"), [("keep", "dog, train"), ("drop", "dog, dropped")])
-def test_duplicates_appear_together_with_what_became_of_them(tmp_path, policy, second):
-    files = {"cat/a.png": png(1), "dog/b.png": png(1), "dog/c.png": png(2)}
-    page = Page(render(str(ingest(tmp_path, files, duplicates=policy))))
-    (row,) = re.findall(r"^.*dog/b\.png.*$", page.text, re.MULTILINE)
-    assert sorted(row.split("; ")) == ["cat/a.png cat, train", f"dog/b.png {second}"]
-    assert "Duplicate sets whose copies carry different labels: 1." in page.text
-    assert len(page.images()) == (3 if policy == "keep" else 2)
-
-
-def test_clusters_come_largest_first_and_only_the_first_of_many():
-    rows = [
-        {"cluster": f"{number:03d}", "key": f"{number:03d}-{copy}", "label": "x", "split": "train"}
-        for number in range(205)
-        for copy in range(3 if number == 150 else 2)
-    ]
-    rows.append({"cluster": "", "key": "alone", "label": "x", "split": "train"})
-    found = clusters(pa.Table.from_pylist(rows))
-    assert [members[0]["key"] for members in found[:3]] == ["150-0", "000-0", "001-0"]
-    assert [len(members) for members in found] == [3] + 199 * [2]
-
-
-def test_thumbnails_are_small_jpegs_of_the_first_images_of_each_class(dataset):
-    images = Page(render(str(dataset))).images()
-    assert [picture["alt"].split("/")[0] for picture in images] == ["china"] * 8 + ["flower"] * 8
-    for picture in images:
-        data = base64.b64decode(picture["src"].removeprefix("data:image/jpeg;base64,"), validate=True)
-        with Image.open(io.BytesIO(data)) as image:
-            image.load()
-            assert image.format == "JPEG"
-            assert max(image.size) <= 112
-
-
-def test_a_thumbnail_shows_its_own_image(tmp_path):
-    from tests.make_images import encode
-
-    colours = {"red": (200, 0, 0), "green": (0, 200, 0), "blue": (0, 0, 200)}
-    files = {f"{name}/x.png": encode(Image.new("RGB", (300, 150), colour), "PNG") for name, colour in colours.items()}
-    for picture in Page(render(str(ingest(tmp_path, files, shards=2)))).images():
-        with Image.open(io.BytesIO(base64.b64decode(picture["src"].split(",")[1]))) as image:
-            assert image.size == (112, 56)
-            seen = image.getpixel((50, 30))
-        expected = colours[picture["alt"].split("/")[0]]
-        assert max(abs(one - other) for one, other in zip(seen, expected, strict=True)) <= 6
-
-
-def test_bars_are_relative_to_the_largest_class_of_their_split():
-    bars = class_bars(manifest_of({"train": {"cat": 2000, "dog": 500}, "eval": {"cat": 5}}))
-    found = {name: [(bar.label, bar.value, bar.share) for bar in rows] for name, rows in bars.items()}
-    assert found == {
-        "train": [("cat", "2,000", 1.0), ("dog", "500", 0.25)],
-        "eval": [("cat", "5", 1.0), ("dog", "0", 0.0)],
+def test_hostile_words_of_gate_evaluation_and_run_stay_text(dataset):
+    bad = "</script><script>alert(3)</script>"
+    run_details = RunDetails(
+        steps=(StepDetail(component=bad, state=bad, seconds=1.0),),
+        artifacts=(ArtifactDetail(id=1, type=bad, producer=bad, facts={bad: bad}),),
+    )
+    verdict = {
+        "limits": {bad: bad},
+        "anomalies": {bad: 1},
+        "findings": [dict.fromkeys(FINDING, bad)],
+        "comparisons": [{**dict.fromkeys(COMPARISON, bad), "measure": bad, "value": 0.5, "limit": 0.1}],
+        "notes": [bad],
     }
+    evaluation = Evaluation(
+        overall=HALF,
+        classes={bad: HALF},
+        slices={bad: {bad: HALF}},
+        confusion={"labels": [bad, "b"], "counts": [[1, 2], [3, 4]]},
+    )
+    page = Page(render(str(dataset), evaluation, verdict=verdict, run=run_details))
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert "alert" not in page.own["script"]
+    assert page.text.count(bad) > 10
 
 
-def test_histograms_count_every_image_once():
-    sizes = [(10, 20), (30, 20), (30, 60), (99, 100)] * 300
-    rows = [
-        {"height": height, "width": width, "bytes": 1000 * width, "mean_rgb": [width, width, width + 3]}
-        for height, width in sizes
-    ]
-    found = histograms(pa.Table.from_pylist(rows))
-    assert list(found) == ["Short side (pixels)", "Aspect (width : height)", "File size (kB)", "Brightness (0-255)"]
-    counts = {title: [int(bar.value.replace(",", "")) for bar in bars] for title, bars in found.items()}
-    assert {title: sum(values) for title, values in counts.items()} == dict.fromkeys(found, 1200)
-    # Short sides 10, 20, 30 and 99 in four columns of equal width, 10 to 99.
-    assert counts["Short side (pixels)"] == [900, 0, 0, 300]
-    assert found["Short side (pixels)"][0].label == "10 - 32.25"
-    for bars in found.values():
-        assert max(bar.share for bar in bars) == 1.0
+def test_the_card_is_that_of_the_manifest(dataset):
+    page = Page(render(str(dataset)))
+    made = manifest.load(str(dataset))
+    words = page.words()
+    for shown in (made.digest, made.options_digest, "one label each, 2 classes", "Found 24 images", "seed 0"):
+        assert shown in words
+    for name, info in made.splits.items():
+        assert f"{name} {info.records} {100 * info.records / 24:.1f} % 2 2 " in words
+    assert f"Red {made.channels.mean_rgb[0]:.2f} {made.channels.std_rgb[0]:.2f}" in words
 
 
-def test_equal_values_make_one_column():
-    rows = [{"height": 10, "width": 10, "bytes": 500, "mean_rgb": [1, 2, 3]}] * 7
-    found = histograms(pa.Table.from_pylist(rows))
-    for bars in found.values():
-        assert [(bar.value, bar.share) for bar in bars] == [("7", 1.0)]
-    assert [bars[0].label for bars in found.values()] == ["10 - 10", "1 - 1", "0.5 - 0.5", "2 - 2"]
+def test_what_is_not_known_has_no_section(dataset):
+    page = Page(render(str(dataset)))
+    sections = {attributes["id"] for tag, attributes in page.tags if tag == "section"}
+    assert sections == {"dataset", "classes", "gallery", "distributions", "comparison", "rejects", "duplicates"}
+    links = {attributes["href"] for tag, attributes in page.tags if tag == "a"}
+    assert links == {f"#{name}" for name in sections} | {"#main"}
 
 
-def test_many_classes_keep_the_page_small(tmp_path):
-    files = {f"class{index:02d}/x.png": png(index, 100, 120) for index in range(60)}
-    text = render(str(ingest(tmp_path, files)))
-    assert [picture["alt"] for picture in Page(text).images()] == [f"class{index:02d}/x.png" for index in range(40)]
-    assert "The first 40 of 60 classes." in text
-    assert 'title="class59: 1"' in text
-    assert len(text) < 500_000
+def test_findings_stand_first_and_the_nearest_limits_with_them(dataset):
+    words = Page(render(str(dataset), verdict=VERDICT)).words()
+    assert words.index("The gate found 1 problem") < words.index("Channels of train")
+    assert "It only reports, so the pipeline went on." in words
+    assert "drift in train , f 0.2 — allowed is 0.1 look" in words
+    assert "nothing to note" in words
+    assert "drift over image/brightness train span 3 Jensen-Shannon 0.200 0.1" in words
+
+
+def test_a_verdict_without_findings_says_so(dataset):
+    words = Page(render(str(dataset), verdict={**VERDICT, "findings": []})).words()
+    assert "The gate found no problem" in words
+    assert "Anomalies: 0 in train." in words
+
+
+def test_a_verdict_of_an_older_gate_is_enough(dataset):
+    words = Page(render(str(dataset), verdict={"limits": {}, "anomalies": {}})).words()
+    assert "The gate found no problem" in words
+    assert "No gate measured how far the splits are apart" in words
 
 
 def test_an_evaluation_is_shown_with_its_interval(dataset):
-    overall = Accuracy(value=0.8125, low=0.75, high=0.9, images=64)
-    text = render(str(dataset), Evaluation(overall=overall, classes={"china": overall}))
-    assert "<b>81.2 %</b>accuracy (75.0 to 90.0, 95 %)" in text
-    assert '<tr><td>china</td><td class="number">64</td><td class="number">81.2 %</td>' in text
-    assert "accuracy (" not in render(str(dataset))
+    words = Page(render(str(dataset), Evaluation(overall=HALF, classes={"china": HALF}))).words()
+    assert "81.2 % accuracy on 64 images, 95 % interval 75.0 to 90.0 %" in words
+    assert "china 64 81.2 % 75.0 to 90.0 %" in words
+
+
+def test_no_path_of_the_machine_is_on_the_page(tmp_path):
+    for index in range(4):
+        (tmp_path / f"{index}.png").write_bytes(png(index))
+    (tmp_path / "broken.png").write_bytes(b"no")
+    names = [*(f"{index}.png" for index in range(4)), "broken.png"]
+    lines = ["image,label", *(f"{tmp_path / name},cat" for name in names), f"{tmp_path}/missing.png,cat"]
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    run(
+        IngestOptions(
+            source=str(tmp_path / "table.csv"), out=str(tmp_path / "out"), splits={"all": 1}, max_reject_ratio=1
+        )
+    )
+    text = render(str(tmp_path / "out"), source=str(tmp_path), verdict={**VERDICT, "findings": []})
+    assert str(tmp_path) not in text
+    assert str(tmp_path.parent) not in text
+    assert f"…/{tmp_path.name}/0.png" in text
 
 
 def test_equal_datasets_give_equal_pages(dataset):
-    assert render(str(dataset)) == render(str(dataset))
+    options = {"image_side_px": 16}
+    assert render(str(dataset), input_options=options) == render(str(dataset), input_options=options)
 
 
 def test_no_dataset_and_a_damaged_one_are_refused(dataset, tmp_path):
@@ -266,8 +203,12 @@ def test_datasets_of_every_kind_have_a_page(tmp_path, columns, options, shown):
     (tmp_path / "table.csv").write_text("\n".join(lines))
     out = str(tmp_path / "out")
     run(IngestOptions(source=str(tmp_path / "table.csv"), out=out, splits={"all": 1}, columns=columns, **options))
-    page = render(out)
+    page = Page(render(out, input_options={"image_side_px": 16}))
     for name in shown:
-        assert name in page
-    assert page.count("data:image/jpeg;base64,") == 4 * len(shown)
-    assert ("Channel mean" in page) == ("Brightness" in page) == (options.get("facts") != "basic")
+        assert name in page.words()
+    gallery = [attributes for tag, attributes in page.tags if "data-item" in attributes]
+    assert len(gallery) == 4 * len(shown)
+    measured = options.get("facts") != "basic"
+    assert ("Channels of all" in page.text) == ("Brightness (0-255)" in page.text) == measured
+    one_label = columns.label_kind == "single"
+    assert ("training reads datasets of one label each" in page.words()) == (not one_label)

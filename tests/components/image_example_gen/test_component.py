@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from tfx.types import standard_artifacts
 
+from beam_jobs.errors import OptionError
 from beam_jobs.options import ImageLimits, IngestOptions, TableColumns
 from components.image_example_gen.component import ImageExampleGen
 from components.image_example_gen.driver import Driver
@@ -43,3 +45,28 @@ def test_equal_options_are_spelled_alike_and_others_are_not():
     turned = IngestOptions(source="photos", out="", splits={"eval": 0.5, "train": 0.5})
     straight = IngestOptions(source="photos", out="", splits={"train": 0.5, "eval": 0.5})
     assert ImageExampleGen(turned).exec_properties != ImageExampleGen(straight).exec_properties
+
+
+def test_a_dataset_to_adopt_crosses_as_its_path_and_no_code_of_ours_makes_it_another():
+    properties = ImageExampleGen(dataset="datasets/{SPAN}", producer="v1", span=7).exec_properties
+    assert properties["dataset"] == "datasets/{SPAN}"
+    assert properties["span"] == 7
+    assert properties["producer"] == ""
+    assert properties.get("options") is None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "neither options nor a dataset"),
+        ({"options": OPTIONS, "dataset": "dir"}, "both options and the dataset dir"),
+        ({"options": OPTIONS, "span": 1}, r"span is 1, but the source photos has no \{SPAN\}"),
+        ({"dataset": "d/{SPAN}", "version": 1}, r"version is 1, but the source d/\{SPAN\} has no \{VERSION\}"),
+        ({"dataset": "d/{SPAN}", "span": -1}, "span is -1; it must be a whole number of at least 0"),
+        ({"dataset": "d/v{VERSION}"}, r"has \{VERSION\} without \{SPAN\}"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_meant_is_refused_when_the_pipeline_is_built(given, message):
+    with pytest.raises(OptionError, match=message):
+        ImageExampleGen(**given)

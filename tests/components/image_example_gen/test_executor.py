@@ -13,23 +13,27 @@ from tfx.dsl.components.base import base_beam_executor
 from tfx.types import artifact_utils, standard_artifacts
 
 from beam_jobs import manifest, record, tables
-from beam_jobs.errors import TooManyRejects
+from beam_jobs.errors import SourceChanged, TooManyRejects
+from beam_jobs.fingerprint import dataset_fingerprint
 from beam_jobs.options import IngestOptions
 from beam_jobs.verify import verify
 from components.image_example_gen.executor import Executor
 from tests.components.conftest import BEAM_ARGS
 
 
-def do(source: Path, out: Path, **values) -> standard_artifacts.Examples:
-    examples = standard_artifacts.Examples()
-    examples.uri = str(out / "examples")
+def do(source: Path | str, out: Path, **values) -> standard_artifacts.Examples:
     given = {"splits": {"train": 0.7, "eval": 0.3}, "shards": 2, **values}
     options = IngestOptions(source=str(source), out="elsewhere", **given)
+    return execute(out, options=json.dumps(options.to_json()), input_fingerprint="f00")
+
+
+def execute(out: Path, **properties) -> standard_artifacts.Examples:
+    examples = standard_artifacts.Examples()
+    examples.uri = str(out / "examples")
     context = base_beam_executor.BaseBeamExecutor.Context(
         beam_pipeline_args=BEAM_ARGS, tmp_dir=str(out / "tmp"), unique_id="1"
     )
-    properties = {"options": json.dumps(options.to_json()), "producer": "", "input_fingerprint": "f00"}
-    Executor(context).Do({}, {"examples": [examples]}, properties)
+    Executor(context).Do({}, {"examples": [examples]}, {"producer": "", **properties})
     return examples
 
 
@@ -76,6 +80,41 @@ def test_what_a_failed_attempt_examined_is_taken_up_by_the_next_one(photos, tmp_
     examples = do(source, tmp_path / "attempts", max_reject_ratio=0.1)
     assert manifest.load(examples.uri).channels.mean_rgb == (1.0, 2.0, 3.0)
     assert not list((tmp_path / "attempts").glob(".work-*"))
+
+
+def test_span_and_version_of_the_driver_are_those_of_the_artifact(photos, tmp_path):
+    options = json.dumps(IngestOptions(source=str(photos), out="").to_json())
+    examples = execute(tmp_path, options=options, input_fingerprint="f00", span=7, version=2)
+    assert (examples.span, examples.version) == (7, 2)
+
+
+def test_where_no_driver_runs_the_executor_finds_the_span(photos, tmp_path):
+    shutil.copytree(photos, tmp_path / "photos" / "3")
+    options = json.dumps(IngestOptions(source=f"{tmp_path}/photos/{{SPAN}}", out="").to_json())
+    examples = execute(tmp_path, options=options)
+    assert manifest.load(examples.uri).source == "3"
+    assert examples.span == 3
+
+
+def test_an_adopted_dataset_stays_where_it_is_as_it_is(dataset, tmp_path):
+    before = contents(tmp_path)
+    examples = execute(tmp_path, dataset=str(dataset))
+    made = manifest.load(str(dataset))
+    assert examples.uri == str(dataset)
+    assert artifact_utils.decode_split_names(examples.split_names) == ["train", "eval"]
+    assert examples.get_string_custom_property("dataset_digest") == made.digest
+    assert examples.get_string_custom_property("input_fingerprint") == dataset_fingerprint(made)
+    assert contents(tmp_path) == before
+
+
+def contents(directory: Path) -> dict[Path, tuple[int, bytes]]:
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+def test_a_dataset_that_changes_after_the_driver_looked_is_not_adopted(dataset, tmp_path):
+    with pytest.raises(SourceChanged, match=r"another dataset was published in .*/dataset just now; run"):
+        execute(tmp_path, dataset=str(dataset), input_fingerprint="f00")
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])

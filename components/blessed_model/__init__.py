@@ -1,0 +1,1 @@
+"""Finds the model blessed before the one that is evaluated."""

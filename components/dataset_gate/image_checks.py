@@ -1,0 +1,138 @@
+"""Checks of the images: leaks between splits, low resolution, blank images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from beam_jobs import near
+from components.dataset_gate.dataset import GateDataset
+from components.dataset_gate.features import triples
+from components.dataset_gate.findings import Finding, counted, some
+from components.dataset_gate.limits import GateLimits
+
+_CONTENT = "image content"
+_SHOWN = 1000  # images of a cluster among which an example is looked for
+
+
+def check_images(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
+    """Runs every check of the images."""
+    yield from check_leaks(dataset, limits)
+    if limits.near_leaks:
+        yield from check_near_leaks(dataset, limits)
+    if limits.min_side_px:
+        yield from check_resolution(dataset, limits)
+    if limits.blank_variance and dataset.has_moments:
+        yield from check_blank(dataset, limits)
+
+
+def check_leaks(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
+    """Finds exact copies that lie in several splits, which would make evaluation too kind."""
+    copied = pc.not_equal(dataset.images["cluster"], "").to_numpy()
+    keys = dataset.images["key"].filter(copied).to_pylist()
+    clusters = dataset.images["cluster"].filter(copied).to_pylist()
+    splits_of: dict[str, dict[int, str]] = {}
+    for cluster, split, key in zip(clusters, dataset.split_of[copied].tolist(), keys, strict=True):
+        splits_of.setdefault(cluster, {}).setdefault(split, key)
+    leaks = [members for members in splits_of.values() if len(members) > 1]
+    if len(leaks) > limits.max_leaks:
+        members = {dataset.splits[split]: key for split, key in sorted(leaks[0].items())}
+        shown = " and ".join(f"{key} in {split}" for split, key in members.items())
+        yield Finding(
+            check="leakage",
+            split=", ".join(sorted(members)),
+            feature=_CONTENT,
+            value=f"{len(leaks)} images shared between splits (such as {shown})",
+            limit=str(limits.max_leaks),
+            remedy="mend the split column, or leave the split to the hash, which keeps copies together",
+        )
+
+
+def check_near_leaks(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
+    """Finds images of later splits that look like one of an earlier split; exact copies alone are no such pair."""
+    images = dataset.images
+    hashes, height, width = (images[name].to_numpy() for name in ("dhash", "height", "width"))
+    looks = near.looks(hashes, height, width, triples(images["mean_rgb"]))
+    roots = near.find(looks, limits.near_distance)
+    contents = images["sha256"].combine_chunks().dictionary_encode().indices.to_numpy()
+    earliest, many = np.full(len(roots), len(dataset.splits)), np.zeros(len(roots), bool)
+    np.minimum.at(earliest, roots, dataset.split_of)
+    many[roots[contents != contents[roots]]] = True
+    leaks = np.flatnonzero((dataset.split_of > earliest[roots]) & many[roots])
+    if len(leaks) <= limits.max_near_leaks:
+        return
+    one, other = _example(dataset, looks, np.flatnonzero(roots == roots[leaks[0]]))
+    shown = " and ".join(
+        f"{images['key'][place].as_py()} in {dataset.splits[dataset.split_of[place]]}" for place in (one, other)
+    )
+    splits = sorted({dataset.splits[place] for place in (dataset.split_of[one], *dataset.split_of[leaks])})
+    yield Finding(
+        check="near leakage",
+        split=", ".join(splits),
+        feature=_CONTENT,
+        value=f"{counted(len(leaks))} like one of an earlier split (such as {shown})",
+        limit=f"{limits.max_near_leaks}, up to {limits.near_distance} bits apart",
+        remedy="set ingest.near_duplicates to group or drop, mend the split column, or raise gate.max_near_leaks",
+    )
+
+
+def check_resolution(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
+    """Finds splits with too many images whose short side is too short, as they were found or as they are stored."""
+    # The smaller of the two: images were resized on their way in, and `raw` enlarges what is too small.
+    names = ("height", "width", "source_height", "source_width")
+    side = np.minimum.reduce([dataset.images[name].to_numpy() for name in names])
+    yield from _shares(
+        dataset,
+        side < limits.min_side_px,
+        Finding(
+            check="low resolution",
+            split="",
+            feature="image/short_side",
+            value=f"under {limits.min_side_px} px",
+            limit=f"{limits.max_low_resolution_ratio:.1%}",
+            remedy="add larger images, raise ingest.limits.min_side_px to reject these, "
+            "or raise gate.max_low_resolution_ratio",
+        ),
+        limits.max_low_resolution_ratio,
+    )
+
+
+def check_blank(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
+    """Finds splits with too many images of one colour, which teach nothing."""
+    blank = triples(dataset.images["var_rgb"]).max(axis=1, initial=0) < limits.blank_variance
+    yield from _shares(
+        dataset,
+        blank,
+        Finding(
+            check="blank images",
+            split="",
+            feature=_CONTENT,
+            value="constant or blank",
+            limit=f"{limits.max_blank_ratio:.1%}",
+            remedy="take these files out of the source, or raise gate.max_blank_ratio",
+        ),
+        limits.max_blank_ratio,
+    )
+
+
+def _shares(dataset: GateDataset, bad: np.ndarray, pattern: Finding, limit: float) -> Iterator[Finding]:
+    """Yields the pattern for every split with a larger share of bad images than the limit."""
+    for split in dataset.splits:
+        rows = dataset.rows_of(split)
+        found = np.flatnonzero(rows & bad)
+        if len(found) > limit * rows.sum():
+            keys = dataset.images["key"].take(pa.array(found)).to_pylist()
+            value = f"{pattern.value} in {len(found)} of {counted(int(rows.sum()))} ({some(sorted(keys), 3)})"
+            yield Finding(**{**vars(pattern), "split": split, "value": f"{value}, {len(found) / rows.sum():.1%}"})
+
+
+def _example(dataset: GateDataset, looks: near.Looks, members: np.ndarray) -> tuple[int, int]:
+    """Returns the two images of different splits that are most alike, of the first of a cluster."""
+    first = members[dataset.split_of[members] == dataset.split_of[members].min()][:_SHOWN]
+    later = members[dataset.split_of[members] > dataset.split_of[members].min()][:_SHOWN]
+    bits = near.bit_count(looks.hashes[first][:, None] ^ looks.hashes[later][None, :])
+    place = int(bits.argmin())
+    return int(first[place // len(later)]), int(later[place % len(later)])

@@ -1,0 +1,233 @@
+"""What is known of a model, from whoever measured it: Evaluator, or the page itself by asking the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from components.dataset_report import shown
+from components.dataset_report.mistakes import Predictions
+from components.evaluation import Accuracy, Bin, Calibration, Evaluation
+from components.evaluation import Confusion as Counts
+
+_MOST_ROWS = 300
+_MOST_CONFUSED = 20
+_MOST_PAIRS = 12
+_LEVELS = 8  # shades of the heat map
+_MOST_SLICES = 60
+_MOST_COLUMNS = 8  # user columns that were measured by value
+_BINS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One cell of the confusion matrix.
+
+    Attributes:
+      images: of the class of the row that were said to be of the class of the column.
+      share: of the images of the row, 0-1.
+      level: shade, 0 for none up to `_LEVELS`.
+    """
+
+    images: int
+    share: float
+    level: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confusion:
+    """The confusion matrix, of the classes that are most confused.
+
+    Attributes:
+      labels: of rows and columns.
+      rows: true class -> cells, one a class that was said.
+      pairs: true class, said class, images and share of the true class; most images first.
+      left_out: further classes.
+    """
+
+    labels: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    pairs: Sequence[tuple[str, str, int, float]]
+    left_out: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One bin of the calibration.
+
+    Attributes:
+      predicted: mean probability that the model gave, 0-1.
+      right: share of right answers.
+      images: in the bin.
+      radius: of the dot, 2-8.
+    """
+
+    predicted: float
+    right: float
+    images: int
+    radius: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """What the page shows of a model.
+
+    Attributes:
+      overall: accuracy over all images.
+      classes: class name -> accuracy; of very many, the worst.
+      classes_left_out: further classes.
+      precision: class name -> share of right answers among the images taken for it; empty when nobody measured.
+      slices: user column -> value -> accuracy; of very many values, the worst.
+      top: share of images whose class is among the five most likely; None when nobody measured.
+      baseline: accuracy of the model blessed before; None when there was none.
+      confusion: None when nobody counted.
+      calibration: one point a bin; empty when nobody measured.
+      ece: expected calibration error, 0-1; None when nobody measured.
+      note: what was measured on, when it was measured for this page.
+    """
+
+    overall: Accuracy
+    classes: Mapping[str, Accuracy]
+    classes_left_out: int = 0
+    precision: Mapping[str, Accuracy]
+    slices: Mapping[str, Mapping[str, Accuracy]]
+    top: Accuracy | None
+    baseline: Accuracy | None
+    confusion: Confusion | None
+    calibration: Sequence[Point]
+    ece: float | None
+    note: str = ""
+
+
+def evaluated(
+    evaluation: Evaluation | None, predictions: Predictions | None, labels: Sequence[str]
+) -> Evaluated | None:
+    """Returns what is known of a model; None when nothing is.
+
+    Args:
+      evaluation: what Evaluator measured.
+      predictions: what the model said when it was asked for this page; fills in what the evaluation lacks.
+      labels: class names by index.
+    """
+    asked = None if predictions is None else measure(predictions, labels)
+    measured = evaluation or asked
+    if measured is None:
+        return None
+    worst = sorted(measured.classes.items(), key=lambda item: (item[1].value, item[0]))[:_MOST_ROWS]
+    counts = measured.confusion or (asked.confusion if asked else None)
+    calibration = measured.calibration or (asked.calibration if asked else None)
+    return Evaluated(
+        overall=measured.overall,
+        classes=dict(sorted(worst)),
+        classes_left_out=len(measured.classes) - len(worst),
+        precision=measured.precision,
+        slices=_slices(measured.slices),
+        top=measured.top_k,
+        baseline=measured.baseline,
+        confusion=confusion(counts["labels"], np.asarray(counts["counts"], np.int64)) if counts else None,
+        calibration=_points(calibration["bins"]) if calibration else (),
+        ece=calibration["ece"] if calibration else None,
+        note="" if evaluation or predictions is None else _note(predictions),
+    )
+
+
+def measure(predictions: Predictions, labels: Sequence[str]) -> Evaluation:
+    """Returns what Evaluator would measure of these images.
+
+    Args:
+      predictions: what the model said.
+      labels: class names by index.
+    """
+    right = predictions.said == predictions.true
+    counts = np.zeros((len(labels), len(labels)), np.int64)
+    np.add.at(counts, (predictions.true, predictions.said), 1)
+    diagonal, said, true = counts.diagonal(), counts.sum(0), counts.sum(1)
+    return Evaluation(
+        overall=_accuracy(right.sum(), len(right)),
+        classes={labels[index]: _accuracy(diagonal[index], true[index]) for index in np.flatnonzero(true)},
+        precision={label: _accuracy(diagonal[index], said[index]) for index, label in enumerate(labels)},
+        confusion=Counts(labels=list(labels), counts=counts.tolist()),
+        calibration=_calibration(predictions.certainty, right),
+    )
+
+
+def confusion(labels: Sequence[str], counts: np.ndarray) -> Confusion:
+    """Returns the confusion matrix of the classes that are most confused.
+
+    Args:
+      labels: class names.
+      counts: int64[classes, classes]; row: true class, column: class that was said.
+    """
+    wrong = counts.copy()
+    np.fill_diagonal(wrong, 0)
+    trouble = wrong.sum(0) + wrong.sum(1)
+    kept = np.sort(np.argsort(-trouble, kind="stable")[:_MOST_CONFUSED])
+    totals = counts.sum(1)
+    rows, columns = np.nonzero(wrong)
+    order = np.lexsort((columns, rows, -wrong[rows, columns]))[:_MOST_PAIRS]
+    pairs = [
+        (labels[row], labels[column], int(wrong[row, column]), float(wrong[row, column] / totals[row]))
+        for row, column in zip(rows[order], columns[order], strict=True)
+    ]
+    cells = [[_cell(int(counts[row, column]), int(totals[row])) for column in kept] for row in kept]
+    return Confusion(
+        labels=[labels[place] for place in kept], rows=cells, pairs=pairs, left_out=len(labels) - len(kept)
+    )
+
+
+def _accuracy(right: int, images: int) -> Accuracy:
+    return Accuracy.of(float(right) / int(images) if images else 0.0, int(images))
+
+
+def _calibration(certainty: np.ndarray, right: np.ndarray) -> Calibration:
+    places = np.minimum((certainty * _BINS).astype(np.int64), _BINS - 1)
+    bins = []
+    for place in range(_BINS):
+        found = places == place
+        bins.append(
+            Bin(
+                low=place / _BINS,
+                high=(place + 1) / _BINS,
+                mean_predicted=float(certainty[found].mean()) if found.any() else 0.0,
+                share_right=float(right[found].mean()) if found.any() else 0.0,
+                images=int(found.sum()),
+            )
+        )
+    error = sum(item["images"] * abs(item["mean_predicted"] - item["share_right"]) for item in bins)
+    return Calibration(bins=bins, ece=error / max(1, len(right)))
+
+
+def _cell(images: int, total: int) -> Cell:
+    share = images / total if total else 0.0
+    # Never no shade for a single mistake, which is what one looks for.
+    return Cell(images=images, share=share, level=max(1, round(_LEVELS * share)) if images else 0)
+
+
+def _points(bins: Sequence[Bin]) -> list[Point]:
+    filled = [item for item in bins if item["images"]]
+    most = max((item["images"] for item in filled), default=1)
+    return [
+        Point(
+            predicted=float(item["mean_predicted"]),
+            right=float(item["share_right"]),
+            images=int(item["images"]),
+            radius=round(2 + 6 * (item["images"] / most) ** 0.5, 1),
+        )
+        for item in filled
+    ]
+
+
+def _slices(slices: Mapping[str, Mapping[str, Accuracy]]) -> dict[str, dict[str, Accuracy]]:
+    return {
+        feature: dict(sorted(values.items(), key=lambda item: (item[1].value, item[0]))[:_MOST_SLICES])
+        for feature, values in list(slices.items())[:_MOST_COLUMNS]
+    }
+
+
+def _note(predictions: Predictions) -> str:
+    asked = len(predictions.said)
+    if asked == predictions.images:
+        return f"Measured for this page on all {shown.plural(asked, 'image')} of {predictions.split}."
+    return f"Measured for this page on {asked:,} of the {predictions.images:,} images of {predictions.split}."

@@ -1,0 +1,56 @@
+"""How names, numbers and places appear on the page. Nothing here escapes: the templates do."""
+
+from __future__ import annotations
+
+import re
+
+_LONGEST = 120  # characters; a name of a megabyte must not make a page of a megabyte
+_ABSOLUTE = re.compile(r"^(/|~|[A-Za-z]:[\\/]|\\\\|file:)")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def text(value: object, most: int = _LONGEST) -> str:
+    """Returns a value as one line: controls made visible, and the middle of a long one left out.
+
+    Args:
+      value: anything; its text comes from data.
+      most: characters, at least 8.
+    """
+    # Cut first, so that a very long text is not searched to its end.
+    line = str(value)
+    if len(line) > most:
+        line = f"{line[: most // 2]}…{line[-(most - most // 2 - 1) :]}"
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", line)
+
+
+def place(value: str, most: int = _LONGEST) -> str:
+    """Returns a path or uri as a line; of an absolute path, which tells whose machine it is, the last two parts."""
+    if _ABSOLUTE.match(value):
+        parts = [part for part in re.split(r"[\\/]+", value) if part]
+        value = "…/" + "/".join(parts[-2:]) if len(parts) > 2 else value
+    return text(value, most)
+
+
+def number(value: float) -> str:
+    """Returns a number with the digits a reader wants: `12,345`, `3.14`, `0.0021`."""
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """Returns a share, 0-1, as `12.3 %`."""
+    return f"{100 * share:.{digits}f} %"
+
+
+def size(count: float) -> str:
+    """Returns bytes as `812 bytes`, `52.4 kB` or `3.2 MB` (1e3 and 1e6 bytes)."""
+    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= limit:
+            return f"{count / limit:,.1f} {unit}"
+    return "1 byte" if count == 1 else f"{count:,.0f} bytes"
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """Returns `1 image` or `1,234 images`."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -1,0 +1,6 @@
+"""Evaluator: what it is told, and what it measured as plain values."""
+
+from components.evaluation.results import load_evaluation
+from components.evaluation.values import Accuracy, Bin, Calibration, Confusion, Evaluation, wilson_interval
+
+__all__ = ["Accuracy", "Bin", "Calibration", "Confusion", "Evaluation", "load_evaluation", "wilson_interval"]

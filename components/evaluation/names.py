@@ -1,0 +1,9 @@
+"""What the configuration of Evaluator and the reader of its results both name."""
+
+from __future__ import annotations
+
+ACCURACY = "sparse_categorical_accuracy"
+TOP_K = 5
+TOP_ACCURACY = f"top_{TOP_K}_accuracy"
+COUNT = "example_count"
+CALIBRATION_BINS = 10

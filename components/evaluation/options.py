@@ -1,0 +1,54 @@
+"""The options of the evaluation, checked when they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from beam_jobs import record, validate
+from beam_jobs.errors import OptionError
+from beam_jobs.user_columns import check_column
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """When a model is good enough to be pushed, and what is looked at apart.
+
+    Attributes:
+      min_accuracy: accuracy on the eval split below which the model is not blessed, 0-1. 0 pushes any model.
+      max_drop: how far the accuracy may lie below that of the model blessed before, on the same images, 0-1; None
+        compares with none. The first model, and one of other classes than those before it, has none to compare with.
+      slice_by: user columns, without `extra/`, whose values are measured one by one: columns of few values.
+
+    Raises:
+      OptionError: a value is out of range; the message names it and what is allowed.
+    """
+
+    min_accuracy: float = 0.0
+    max_drop: float | None = None
+    slice_by: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        validate.share("min_accuracy", self.min_accuracy)
+        if self.max_drop is not None:
+            validate.share("max_drop", self.max_drop)
+        if not isinstance(self.slice_by, tuple):  # of a text, every letter would be a column
+            raise OptionError(f"slice_by is {self.slice_by!r}; it must be a list of columns such as [{self.slice_by}]")
+        if len(set(self.slice_by)) < len(self.slice_by):
+            raise OptionError(f"slice_by is {list(self.slice_by)!r}; it names a column twice")
+        for name in self.slice_by:
+            if name.startswith(record.EXTRA_PREFIX):
+                plain = name.removeprefix(record.EXTRA_PREFIX)
+                raise OptionError(f"slice_by names {name!r}; columns are named as in ingest.columns.extra: {plain}")
+
+    def check(self, known: Collection[str]) -> None:
+        """Checks that the columns exist.
+
+        Args:
+          known: user columns of the dataset, without `extra/`.
+
+        Raises:
+          OptionError: one does not.
+        """
+        for name in self.slice_by:
+            check_column(name, known, "evaluate.slice_by")

@@ -1,0 +1,161 @@
+"""Reads what Evaluator wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from beam_jobs import record
+from beam_jobs.errors import CorruptDataset
+from components.evaluation.names import ACCURACY, CALIBRATION_BINS, COUNT, TOP_ACCURACY, TOP_K
+from components.evaluation.values import Accuracy, Bin, Calibration, Confusion, Evaluation
+
+# True class index, predicted class index -> images.
+_Counts: TypeAlias = Mapping[tuple[int, int], int]
+_CONFUSION_PLOT = "multiClassConfusionMatrixAtThresholds"
+_CALIBRATION_PLOT = "calibrationHistogramBuckets"
+_TOP_ONE = "topK:1"
+
+
+def load_evaluation(path: str, labels: Sequence[str] = ()) -> Evaluation:
+    """Reads a `ModelEvaluation` artifact.
+
+    Args:
+      path: its directory.
+      labels: class names by index. Without them a class that no evaluated image has is called by its index.
+
+    Raises:
+      CorruptDataset: it is incomplete.
+    """
+    metrics, plots = _read(path)
+    if () not in metrics:
+        raise CorruptDataset(f"{path} holds no overall metrics; run the Evaluator again")
+    counts = _counts(plots.get((), {}))
+    names = list(labels) or _names(plots, counts)
+    confusion = _confusion(counts, names) if counts else None
+    accuracies = {key: _accuracy(values, ACCURACY) for key, values in metrics.items()}
+    return Evaluation(
+        overall=accuracies[()],
+        classes=_of_column(accuracies, record.TEXT),
+        precision=_precision(confusion) if confusion else {},
+        top_k=_accuracy(metrics[()], TOP_ACCURACY) if len(names) > TOP_K and TOP_ACCURACY in metrics[()] else None,
+        slices=_slices(accuracies),
+        confusion=confusion,
+        calibration=_calibration(plots.get((), {}).get(_TOP_ONE, {})),
+        baseline=_baseline(path),
+    )
+
+
+def _read(path: str) -> tuple[dict[tuple, Any], dict[tuple, Any]]:
+    """Returns slice -> metric -> value, and slice -> kind -> plot, of the model that was evaluated."""
+    import tensorflow_model_analysis as tfma
+
+    # Only where there was another model to compare with do models have names.
+    for model in (tfma.CANDIDATE_KEY, ""):
+        result = tfma.load_eval_result(path, model_name=model)
+        if result.slicing_metrics:
+            metrics = {_key(key): outputs[""][""] for key, outputs in result.slicing_metrics}
+            return metrics, {_key(key): outputs[""] for key, outputs in result.plots}
+    return {}, {}
+
+
+def _baseline(path: str) -> Accuracy | None:
+    import tensorflow_model_analysis as tfma
+
+    result = tfma.load_eval_result(path, model_name=tfma.BASELINE_KEY)
+    metrics = {_key(key): outputs[""][""] for key, outputs in result.slicing_metrics}
+    return _accuracy(metrics[()], ACCURACY) if () in metrics else None
+
+
+def _key(slice_key: Iterable[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, _text(value)) for name, value in slice_key)
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _of_column(accuracies: Mapping[tuple, Accuracy], column: str) -> dict[str, Accuracy]:
+    return {key[0][1]: accuracies[key] for key in sorted(accuracies) if key and key[0][0] == column}
+
+
+def _slices(accuracies: Mapping[tuple, Accuracy]) -> dict[str, dict[str, Accuracy]]:
+    columns = sorted({key[0][0] for key in accuracies if key} - {record.TEXT})
+    return {name.removeprefix(record.EXTRA_PREFIX): _of_column(accuracies, name) for name in columns}
+
+
+def _accuracy(metrics: Mapping[str, Mapping], name: str) -> Accuracy:
+    images = round(_number(metrics[COUNT]))
+    # TFMA keeps shares in single precision; that of whole images is known exactly.
+    share = round(_number(metrics[name]) * images) / images if images else 0.0
+    return Accuracy.of(share, images)
+
+
+def _number(metric: Mapping) -> float:
+    # TFMA wraps a number by how it was computed: with an interval it is bounded.
+    bounded = metric.get("boundedValue")
+    return float(bounded["value"] if bounded else metric["doubleValue"])
+
+
+def _counts(plots: Mapping[str, Mapping]) -> _Counts:
+    found = plots.get("", {}).get(_CONFUSION_PLOT, {}).get("matrices", [])
+    entries = found[0].get("entries", []) if found else []
+    # What is 0 is left out.
+    return {
+        (entry.get("actualClassId", 0), entry.get("predictedClassId", 0)): round(entry.get("numWeightedExamples", 0))
+        for entry in entries
+    }
+
+
+def _names(plots: Mapping[tuple, Any], counts: _Counts) -> list[str]:
+    """Returns class names by index. All images of the slice of a class have its index."""
+    indices = {index for pair in counts for index in pair}
+    names = [f"class {index}" for index in range(max(indices, default=-1) + 1)]
+    for key, found in plots.items():
+        if key and key[0][0] == record.TEXT:
+            for index, _ in _counts(found):
+                names[index] = key[0][1]
+    return names
+
+
+def _confusion(counts: _Counts, names: Sequence[str]) -> Confusion:
+    matrix = [[0] * len(names) for _ in names]
+    for (true, predicted), images in counts.items():
+        matrix[true][predicted] = images
+    return Confusion(labels=list(names), counts=matrix)
+
+
+def _precision(confusion: Confusion) -> dict[str, Accuracy]:
+    found = {}
+    for index, name in enumerate(confusion["labels"]):
+        taken_for = sum(row[index] for row in confusion["counts"])
+        right = confusion["counts"][index][index]
+        found[name] = Accuracy.of(right / taken_for if taken_for else 0.0, taken_for)
+    return dict(sorted(found.items()))
+
+
+def _calibration(plots: Mapping[str, Mapping]) -> Calibration | None:
+    buckets = plots.get(_CALIBRATION_PLOT, {}).get("buckets", [])
+    sums = [[0.0, 0.0, 0.0] for _ in range(CALIBRATION_BINS)]  # images, right answers, probabilities
+    for bucket in buckets:
+        # TFMA adds a bucket at either end; the upper one takes probabilities of exactly 1.
+        low = max(0.0, float(bucket.get("lowerThresholdInclusive", 0.0)))
+        place = min(round(low * CALIBRATION_BINS), CALIBRATION_BINS - 1)
+        for slot, name in enumerate(("numWeightedExamples", "totalWeightedLabel", "totalWeightedRefinedPrediction")):
+            sums[place][slot] += float(bucket.get(name, 0.0))
+    images = sum(values[0] for values in sums)
+    if not images:
+        return None
+    bins = [_bin(place, *values) for place, values in enumerate(sums)]
+    ece = sum(item["images"] * abs(item["mean_predicted"] - item["share_right"]) for item in bins) / images
+    return Calibration(bins=bins, ece=ece)
+
+
+def _bin(place: int, images: float, right: float, probability: float) -> Bin:
+    return Bin(
+        low=place / CALIBRATION_BINS,
+        high=(place + 1) / CALIBRATION_BINS,
+        mean_predicted=probability / images if images else 0.0,
+        share_right=right / images if images else 0.0,
+        images=round(images),
+    )

@@ -1,0 +1,1 @@
+"""Pushes a model whole or not at all."""

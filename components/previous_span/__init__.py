@@ -1,0 +1,1 @@
+"""Finds the dataset before the one of this run."""

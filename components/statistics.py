@@ -1,0 +1,114 @@
+"""What TFDV counts of a dataset: small numbers and categories, never an image, a key, an address or a hash."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow_data_validation as tfdv
+from tensorflow_metadata.proto.v0 import schema_pb2, statistics_pb2
+from tfx.components.statistics_gen import stats_artifact_utils
+from tfx.components.statistics_gen.executor import Executor
+from tfx.components.util import examples_utils
+from tfx.dsl.components.base.base_beam_executor import BaseBeamExecutor
+from tfx.proto import example_gen_pb2
+from tfx.types import Artifact, artifact_utils, standard_artifacts, standard_component_specs
+
+from beam_jobs import record
+from beam_jobs.errors import CorruptDataset
+from beam_jobs.manifest import Manifest
+from beam_jobs.options import LOCAL_BEAM_ARGS
+
+# What the source may speak of beyond one class an image; masks are images.
+_ANNOTATIONS = (
+    record.WEIGHT,
+    *(record.OBJECT_PREFIX + f"bbox/{edge}" for edge in ("xmin", "ymin", "xmax", "ymax")),
+    *(record.OBJECT_PREFIX + name for name in ("area", "is_crowd", "class/label", "class/text")),
+)
+# Class indices are names written as numbers: their mean says nothing, how often each occurs does.
+_CATEGORIES = (record.LABEL, record.OBJECT_PREFIX + "class/label")
+# Values that are counted one by one. TFDV looks for unseen ones among them alone; 1,000, its own, is fewer than many
+# datasets have classes.
+_COUNTED_VALUES = 1 << 15
+
+
+def statistics_options(extra: Sequence[str]) -> tfdv.StatsOptions:
+    """Returns the options of StatisticsGen.
+
+    Features are named one by one, because TFDV would count whole images as the values of a category. Those that a
+    dataset does not have are passed over.
+
+    Args:
+      extra: names of the user columns, without `extra/`.
+    """
+    columns = [record.EXTRA_PREFIX + name for name in extra]
+    schema = schema_pb2.Schema()
+    for name in _CATEGORIES:
+        schema.feature.add(name=name, type=schema_pb2.INT).int_domain.is_categorical = True
+    return tfdv.StatsOptions(
+        feature_allowlist=[*record.STATISTICS_FEATURES, *_ANNOTATIONS, *columns],
+        schema=schema,
+        num_rank_histogram_buckets=_COUNTED_VALUES,
+    )
+
+
+def extra_columns(dataset: Manifest) -> tuple[str, ...]:
+    """Returns the names of the user columns of a dataset, without `extra/`."""
+    return tuple(dataset.options["columns"]["extra"])
+
+
+def dataset_statistics(directory: str, dataset: Manifest) -> dict[str, statistics_pb2.DatasetFeatureStatisticsList]:
+    """Runs StatisticsGen on a published dataset, without a pipeline around it.
+
+    Args:
+      directory: of the dataset.
+      dataset: its manifest.
+
+    Returns:
+      split -> statistics.
+
+    Raises:
+      CorruptDataset: a shard is missing or damaged.
+    """
+    examples = standard_artifacts.Examples()
+    examples.uri = directory
+    examples.split_names = artifact_utils.encode_split_names(list(dataset.splits))
+    examples_utils.set_payload_format(examples, example_gen_pb2.FORMAT_TF_EXAMPLE)
+    with tempfile.TemporaryDirectory() as scratch:
+        statistics = standard_artifacts.ExampleStatistics()
+        statistics.uri = str(Path(scratch) / "statistics")
+        try:
+            _generate(examples, statistics, statistics_options(extra_columns(dataset)), scratch)
+        except (OSError, ValueError) as error:
+            what = str(error).partition(": b'")[0]  # the rest is the record, in hex
+            raise CorruptDataset(f"{directory} cannot be read: {what}; `feedline verify` says more") from error
+        found = load_statistics(statistics)
+    for name, info in dataset.splits.items():
+        if (read := found[name].datasets[0].num_examples) != info.records:
+            raise CorruptDataset(f"{directory} has {read:,} records in {name}, its manifest says {info.records:,}")
+    return found
+
+
+def _generate(examples: Artifact, statistics: Artifact, options: tfdv.StatsOptions, scratch: str) -> None:
+    context = BaseBeamExecutor.Context(
+        beam_pipeline_args=list(LOCAL_BEAM_ARGS), tmp_dir=str(Path(scratch) / "tmp"), unique_id="statistics"
+    )
+    properties: dict[str, Any] = {
+        standard_component_specs.STATS_OPTIONS_JSON_KEY: options.to_json(),
+        standard_component_specs.EXCLUDE_SPLITS_KEY: "[]",
+    }
+    Executor(context).Do(
+        {standard_component_specs.EXAMPLES_KEY: [examples]},
+        {standard_component_specs.STATISTICS_KEY: [statistics]},
+        properties,
+    )
+
+
+def load_statistics(artifact: Artifact) -> dict[str, statistics_pb2.DatasetFeatureStatisticsList]:
+    """Returns split -> statistics of an `ExampleStatistics` artifact, in the order of its splits."""
+    return {
+        name: stats_artifact_utils.load_statistics(artifact, name).proto()
+        for name in artifact_utils.decode_split_names(artifact.split_names)
+    }

@@ -1,0 +1,40 @@
+"""`feedline lineage`."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from pipeline.cli.common import json_option, print_json
+
+
+@click.command("lineage")
+@click.argument("model")
+@click.option("--root", default="", help="Root of the pipeline.  [default: looked for above MODEL]")
+@json_option
+def command(model: str, root: str, as_json: bool) -> None:
+    """Print what MODEL was made of: data, schema, transform, verdicts and code, back to the source.
+
+    MODEL is a pushed model, the folder of its versions, or the directory of any artifact of a pipeline.
+
+    \b
+    Examples:
+      feedline lineage work/serving
+      feedline lineage work/artifacts/Trainer/model/7 --json
+      feedline lineage copy_of_a_model --root work
+    """
+    from pipeline.history import open_store
+    from pipeline.lineage import trace
+    from pipeline.lineage_find import DATABASE_NAME, find, find_root, locator, newest
+    from pipeline.lineage_text import text
+
+    root = find_root(model, root)
+    database = os.path.join(root, DATABASE_NAME)
+    store = open_store(database)
+    found = find(store, model, root)
+    lineage = trace(store, found.artifact, locator(root))
+    if as_json:
+        print_json({"database": database, "note": found.note, **lineage.to_json()})
+    else:
+        click.echo(text(lineage, newest(model), found.note))

@@ -1,0 +1,155 @@
+"""`feedline schema`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from beam_jobs import manifest, storage
+from beam_jobs.errors import DataError, OptionError
+from pipeline.cli.common import json_option, print_json, say
+
+if TYPE_CHECKING:
+    from tensorflow_metadata.proto.v0 import schema_pb2
+
+    from components.schema.table import Difference, Row
+
+_COLUMNS = ("name", "type", "presence", "shape", "domain")
+
+
+@click.group("schema")
+def command() -> None:
+    """Infer, read and compare the schema of a dataset.
+
+    A schema says what the features of a dataset may be. `feedline run --schema FILE` validates new data by it.
+    """
+
+
+@command.command("init")
+@click.argument("dataset")
+@click.option("--out", default="schema.pbtxt", show_default=True, help="File to write.")
+@click.option("--overwrite", is_flag=True, help="Replace the file.")
+@json_option
+def init(dataset: str, out: str, overwrite: bool, as_json: bool) -> None:
+    """Infer the schema of DATASET into a file, to be reviewed.
+
+    \b
+    Example:
+      feedline schema init dataset --out schema.pbtxt
+    """
+    manifest.load(dataset)  # says in no time what is wrong with it
+    parent = os.path.dirname(os.path.abspath(out))
+    if os.path.isdir(out) or (os.path.exists(parent) and not os.path.isdir(parent)):
+        raise OptionError(f"--out {out} cannot be written; name a file in a directory")
+    if storage.exists(out) and not overwrite:
+        raise OptionError(
+            f"--out {out} exists, and somebody may have reviewed it; name another file or give --overwrite"
+        )
+    from components.schema import files
+
+    schema = _inferred(dataset)
+    try:
+        files.write(schema, out)
+    except OSError as error:
+        raise OptionError(f"--out {out} cannot be written: {error.strerror}") from error
+    if as_json:
+        print_json({"schema": os.path.abspath(out), "features": len(schema.feature)})
+    else:
+        click.echo(out)
+        say(f"{len(schema.feature)} features; review them, then give the file to `feedline run --schema`")
+
+
+@command.command("show")
+@click.argument("schema")
+@json_option
+def show(schema: str, as_json: bool) -> None:
+    """Show SCHEMA, a schema file or a dataset to infer it from, as a table.
+
+    \b
+    Example:
+      feedline schema show schema.pbtxt
+    """
+    from components.schema.table import rows
+
+    found = rows(_load(schema))
+    if as_json:
+        print_json({"features": [row.to_json() for row in found]})
+        return
+    for line in _table(found):
+        click.echo(line)
+
+
+@command.command("diff")
+@click.argument("old")
+@click.argument("new")
+@json_option
+def diff(old: str, new: str, as_json: bool) -> None:
+    """Compare OLD and NEW, schema files or datasets. The exit code is 0 when they are equal and 3 when they are not.
+
+    \b
+    Example:
+      feedline schema diff schema.pbtxt dataset
+    """
+    from components.schema.table import difference
+
+    found = difference(_load(old), _load(new))
+    if as_json:
+        print_json(_as_json(found))
+    else:
+        for line in _lines(found):
+            click.echo(line)
+    if len(found):
+        raise DataError(f"{old} and {new} differ in {len(found)} feature{'s' * (len(found) > 1)}")
+    if not as_json:
+        click.echo("equal")
+
+
+def _load(path: str) -> schema_pb2.Schema:
+    from components.schema import files
+
+    if os.path.isdir(path) or manifest.is_published(path):
+        return _inferred(path)
+    return files.read(path)
+
+
+def _inferred(directory: str) -> schema_pb2.Schema:
+    manifest.load(directory)
+    say(f"reading {directory} for its statistics")
+    from components.schema.infer import infer_from_dataset
+
+    return infer_from_dataset(directory)
+
+
+def _table(rows: list[Row]) -> list[str]:
+    from components.schema.table import shown_domain
+
+    cells = [_COLUMNS, *((row.name, row.type, row.presence, row.shape, shown_domain(row)) for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    others = ["", *(row.other for row in rows)]
+    return [f"{line}\n    {other}" if other else line for line, other in zip(lines, others, strict=True)]
+
+
+def _lines(found: Difference) -> list[str]:
+    from components.schema.table import changes, shown_domain
+
+    lines = []
+    for sign, rows in (("-", found.removed), ("+", found.added)):
+        for row in rows:
+            said = (row.type, row.presence, row.shape, shown_domain(row), row.other)
+            lines.append(f"{sign} {row.name}: {', '.join(part for part in said if part)}")
+    for name, (old, new) in found.changed.items():
+        for field, (before, after) in changes(old, new).items():
+            lines.append(f"~ {name}: {field} {before or 'none'} -> {after or 'none'}")
+    return lines
+
+
+def _as_json(found: Difference) -> dict[str, Any]:
+    return {
+        "equal": not len(found),
+        "added": [row.to_json() for row in found.added],
+        "removed": [row.to_json() for row in found.removed],
+        "changed": {name: {"old": old.to_json(), "new": new.to_json()} for name, (old, new) in found.changed.items()},
+    }

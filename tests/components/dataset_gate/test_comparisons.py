@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.spatial.distance import jensenshannon
+
+from beam_jobs import tables
+from components.dataset_gate.comparisons import drift, skew
+from components.dataset_gate.dataset import load
+from components.dataset_gate.limits import GateLimits
+from tests.components.dataset_gate.datasets import Row, ingest, photograph
+
+
+def direct(one: pd.Series, other: pd.Series) -> float:
+    """Jensen-Shannon on the deciles of both samples, each image repeated so that the samples weigh the same."""
+    both = np.sort(np.concatenate([np.repeat(one, len(other)), np.repeat(other, len(one))]))
+    edges = np.unique(both[[-(-len(both) * place // 10) - 1 for place in range(1, 10)]])
+    bins = [-np.inf, *edges, np.inf]
+    counts = [pd.cut(values, bins).value_counts(sort=False) for values in (one, other)]
+    return jensenshannon(*(count / count.sum() for count in counts), base=2) ** 2
+
+
+@pytest.mark.parametrize("name", ["sound", "columns", "bright eval", "one class in eval", "small images"])
+def test_every_comparison_equals_a_pandas_computation_on_the_table(library, name):
+    table = tables.read(str(library.path(name) / "images.parquet")).to_pandas()
+    mean = np.stack(table["mean_rgb"])
+    table["image/brightness"] = mean.astype(float).mean(axis=1)
+    for place, colour in enumerate(("red", "green", "blue")):
+        table[f"image/mean_{colour}"] = mean[:, place].astype(float)
+    table["image/short_side"] = table[["height", "width"]].min(axis=1)
+    table["image/aspect_ratio"] = table["width"] / table["height"]
+    extra = pd.DataFrame(table["extra"].map(json.loads).tolist(), index=table.index)
+    table = table.rename(columns={"bytes": "image/bytes", "label": "image/class/text", "format": "image/format"})
+    table = pd.concat([table, extra.add_prefix("extra/")], axis=1)
+    train, held_back = (table[table["split"] == split] for split in ("train", "eval"))
+    found = [one.comparison for one in skew(library.load(name), GateLimits())]
+    assert len(found) == 9 + extra.shape[1]
+    for one in found:
+        first, second = train[one.feature], held_back[one.feature]
+        if one.measure == "l_infinity":
+            difference = first.value_counts(normalize=True).sub(second.value_counts(normalize=True), fill_value=0)
+            expected = difference.abs().max()
+        else:
+            expected = direct(first, second)
+        assert one.value == pytest.approx(expected, abs=1e-9), one.feature
+
+
+def test_drift_compares_splits_of_one_name(library):
+    found = {
+        (one.comparison.baseline, one.comparison.split)
+        for one in drift(library.load("sound"), library.load("other"), "span 4", GateLimits())
+    }
+    assert found == {("span 4", "train"), ("span 4", "eval")}
+
+
+def test_a_column_of_numbers_is_compared_with_one_of_texts_as_text(tmp_path):
+    sets = {}
+    for name, values in {"numbers": (1, 2), "texts": (1, "x")}.items():
+        rows = [
+            Row(f"{index}.jpg", photograph(index), "a", ("train", "eval")[index // 8], {"mixed": values[index % 2]})
+            for index in range(16)
+        ]
+        sets[name] = load(str(ingest(tmp_path / name, rows, splits={"train": 0.5, "eval": 0.5})))
+    assert sets["numbers"].features["extra/mixed"].names is None
+    found = {one.comparison.feature: one for one in drift(sets["texts"], sets["numbers"], "span 1", GateLimits())}
+    assert found["extra/mixed"].comparison.measure == "l_infinity"
+    assert found["extra/mixed"].comparison.value == 0.5
+
+
+def test_frames_of_one_video_do_not_count_as_independent_images(tmp_path):
+    """Two videos each in train and eval: with so few, any difference may be chance."""
+    from beam_jobs.options import TableColumns
+
+    rows = [
+        Row(f"{index}.jpg", photograph(index, index % 40 < 20), "a", "train", {"video": f"v{index // 20}"})
+        for index in range(80)
+    ]
+    rows = [row if index < 40 else Row(row.name, row.data, "a", "eval", row.extra) for index, row in enumerate(rows)]
+    columns = TableColumns(split="split", group="video")
+    dataset = load(str(ingest(tmp_path / "videos", rows, columns, splits={"train": 0.5, "eval": 0.5})))
+    by_video = {one.comparison.feature: one.comparison for one in skew(dataset, GateLimits())}
+    alone = load(
+        str(ingest(tmp_path / "frames", rows, TableColumns(split="split"), splits={"train": 0.5, "eval": 0.5}))
+    )
+    by_frame = {one.comparison.feature: one.comparison for one in skew(alone, GateLimits())}
+    assert by_video["image/brightness"].value == by_frame["image/brightness"].value
+    assert by_video["image/brightness"].sampling > 2 * by_frame["image/brightness"].sampling
+
+
+def test_copies_of_an_image_count_as_one(library):
+    for name, copies in {"sound": 0, "copy in one split": 1}.items():
+        units = library.load(name).units
+        assert len(units) - len(set(units.tolist())) == copies

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from beam_jobs import tables
+from components.dataset_gate.features import features
+from components.dataset_gate.names import FACTS, full_name, is_feature, short_name
+
+
+def images(extra=("{}",), labels=("a",), annotations=None) -> pa.Table:
+    count = max(len(extra), len(labels), len(annotations or ()))
+    columns = {
+        "label": list(labels) * (count // len(labels)),
+        "format": ["jpeg"] * count,
+        "height": [30] * count,
+        "width": [60] * count,
+        "bytes": [1000] * count,
+        "mean_rgb": [[10.0, 20.0, 60.0]] * count,
+        "extra": list(extra) * (count // len(extra)),
+        "annotations": annotations or [""] * count,
+    }
+    return pa.table({name: pa.array(values, tables.IMAGES.field(name).type) for name, values in columns.items()})
+
+
+def values_of(feature) -> list:
+    return feature.values.tolist() if feature.names is None else [feature.names[code] for code in feature.values]
+
+
+def test_facts_of_an_image():
+    found = features(images(), "single", moments=True)
+    assert {name: values_of(feature)[0] for name, feature in found.items()} == {
+        "image/class/text": "a",
+        "image/format": "jpeg",
+        "image/short_side": 30,
+        "image/aspect_ratio": 2,
+        "image/bytes": 1000,
+        "image/brightness": 30,
+        "image/mean_red": 10,
+        "image/mean_green": 20,
+        "image/mean_blue": 60,
+    }
+    assert set(found) == {full_name(name) for name in FACTS}
+    without = features(images(), "none", moments=False)
+    assert set(found) - set(without) == {
+        *("image/class/text", "image/brightness", "image/mean_red", "image/mean_green", "image/mean_blue")
+    }
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected", "owners"),
+    [
+        (['{"x": 1}', '{"x": 2.5}'], [1, 2.5], [0, 1]),
+        (['{"x": "p"}', '{"x": "q"}'], ["p", "q"], [0, 1]),
+        (['{"x": [1, 2]}', '{"x": 3}'], [1, 2, 3], [0, 0, 1]),
+        (['{"x": ["p", "q"]}', "{}"], ["p", "q", "(missing)"], [0, 0, 1]),
+        (['{"x": 1}', '{"x": "q"}'], ["1", "q"], [0, 1]),
+        (['{"x": "p"}', '{"x": []}'], ["p", "(missing)"], [0, 1]),
+    ],
+)
+def test_user_columns(extra, expected, owners):
+    found = features(images(extra), "single", moments=True)["extra/x"]
+    assert values_of(found) == expected
+    assert found.owners.tolist() == owners
+
+
+def test_a_missing_number_is_not_a_number_and_as_a_category_missing():
+    found = features(images(['{"x": 1}', "{}"]), "single", moments=True)["extra/x"]
+    assert np.isnan(found.values[1])
+    assert values_of(found.as_categories()) == ["1", "(missing)"]
+
+
+def test_every_label_of_an_image_counts_and_one_without_labels_is_missing():
+    said = ['{"labels": ["a", "b"]}', '{"labels": []}', "", '{"labels": null}']
+    found = features(images(annotations=said), "multi", moments=True)["image/class/text"]
+    assert values_of(found) == ["a", "b", "(missing)", "(missing)", "(missing)"]
+    assert values_of(found.of(np.array([True, False, False, True]))) == ["a", "b", "(missing)"]
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_names_have_two_spellings(name):
+    assert short_name(full_name(name)) == name
+    assert full_name(full_name(name)) == full_name(name)
+    assert is_feature(name)
+    assert is_feature(full_name(name))
+
+
+@pytest.mark.parametrize("name", ["", "extra", "extra/", "image/", "weight", 3, None])
+def test_what_is_no_feature(name):
+    assert not is_feature(name)

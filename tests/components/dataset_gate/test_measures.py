@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.spatial.distance import jensenshannon
+
+from components.dataset_gate.measures import (
+    common_edges,
+    effective_size,
+    histogram,
+    jensen_shannon,
+    l_infinity,
+    sampling,
+    shares,
+)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_measures_equal_a_direct_computation(seed):
+    random = np.random.default_rng(seed)
+    one, other = (
+        shares(random.integers(0, 9, 12) * random.integers(0, 2, 12) + (np.arange(12) == seed % 12)) for _ in "ab"
+    )
+    assert jensen_shannon(one, other) == pytest.approx(jensenshannon(one, other, base=2) ** 2, abs=1e-12)
+    assert l_infinity(one, other) == pytest.approx(max(abs(a - b) for a, b in zip(one, other, strict=True)))
+
+
+def test_measures_go_from_0_for_equal_to_1_for_disjoint():
+    one, other = np.array([0.5, 0.5, 0.0]), np.array([0.0, 0.0, 1.0])
+    assert (float(jensen_shannon(one, one)), float(l_infinity(one, one))) == (0, 0)
+    assert (float(jensen_shannon(one, other)), float(l_infinity(one, other))) == (1, 1)
+
+
+def test_bins_are_deciles_of_both_samples_which_weigh_the_same():
+    random = np.random.default_rng(0)
+    many, few = random.normal(0, 1, 90_000), random.normal(5, 1, 900)
+    edges = common_edges(many, few)
+    assert len(edges) == 9
+    together = (shares(histogram(many, edges)) + shares(histogram(few, edges)))[:-1] / 2
+    assert together == pytest.approx(np.full(10, 0.1), abs=0.002)
+
+
+@pytest.mark.parametrize("size", [10, 30, 70, 100])
+def test_a_decile_that_is_reached_exactly_is_where_its_bin_ends(size):
+    values = np.arange(float(size))
+    assert common_edges(values, values).tolist() == [place * size / 10 - 1 for place in range(1, 10)]
+
+
+def test_one_huge_value_leaves_the_others_in_bins_of_their_own():
+    values = np.arange(100.0)
+    assert len(common_edges(values, np.append(values, 1e12))) == 9
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ([8] * 5, [8] * 9, 0.0),  # images of one size
+        ([8] * 5, [9] * 9, 1.0),
+        ([1, 2], [1, 2, np.nan, np.nan], None),  # what is missing is a bin of its own
+        ([np.nan], [1, 2], 1.0),
+        ([np.nan], [np.nan], 0.0),
+    ],
+)
+def test_ties_and_missing_values(one, other, expected):
+    one, other = np.array(one, float), np.array(other, float)
+    edges = common_edges(one[np.isfinite(one)], other[np.isfinite(other)])
+    found = jensen_shannon(shares(histogram(one, edges)), shares(histogram(other, edges)))
+    if expected is None:
+        expected = jensenshannon([0.5, 0.5, 0], [0.25, 0.25, 0.5], base=2) ** 2
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("measure", ["l_infinity", "jensen_shannon"])
+@pytest.mark.parametrize(("first", "second"), [(24, 6), (30, 30), (1000, 100)])
+def test_samples_of_one_population_seldom_differ_by_more_than_sampling_gives(measure, first, second):
+    random = np.random.default_rng(1)
+    population = shares(np.arange(1, 11))
+    over = 0
+    for _ in range(300):
+        one, other = random.multinomial(first, population), random.multinomial(second, population)
+        found = {"l_infinity": l_infinity, "jensen_shannon": jensen_shannon}[measure](shares(one), shares(other))
+        over += found > sampling(measure, one, other, (first, second))
+    assert over <= 8  # 1.5 are expected; more than 8 would be one chance in 10,000
+
+
+def test_sampling_fades_with_the_number_of_images_and_is_the_same_every_time():
+    counts = np.arange(1, 11)
+    given = [sampling("jensen_shannon", counts, counts, (size, size)) for size in (30, 300, 30_000)]
+    assert given == sorted(given, reverse=True)
+    assert given[0] > 0.15
+    assert given[-1] < 0.001
+    assert sampling("jensen_shannon", counts, counts, (30, 30)) == given[0]
+
+
+def test_sampling_of_a_million_categories_is_that_of_the_frequent():
+    counts = np.append(np.ones(1_000_000, np.int64), [500_000, 500_000])
+    assert sampling("l_infinity", counts, counts, (1000, 1000)) == pytest.approx(0.06, abs=0.02)
+
+
+def test_images_that_belong_together_count_as_less():
+    alone = effective_size(np.arange(8), np.arange(8))
+    videos = effective_size(np.arange(8), np.array([0, 0, 0, 0, 1, 1, 1, 1]))
+    one_of_them = effective_size(np.arange(8), np.array([0, 0, 0, 0, 0, 0, 0, 1]))
+    assert (alone, videos, one_of_them) == (8, 2, 64 / 50)

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from beam_jobs import manifest, tables
+from beam_jobs.errors import OptionError
+from beam_jobs.options import PixelOptions
+from components.dataset_report.augmentation import DRAWS, augmentation, seen
+from components.dataset_report.images import Images
+from components.dataset_report.pictures import Album
+from tests.components.dataset_report.page import ingest, pixels
+from tests.make_images import jpeg
+
+
+def view(made, **options):
+    dataset = manifest.load(str(made))
+    images = Images(tables.read_published(str(made / "images.parquet")), dataset)
+    return augmentation(images, Album(str(made), dataset), options)
+
+
+def records(made) -> dict[str, dict]:
+    dataset = manifest.load(str(made))
+    images = Images(tables.read_published(str(made / "images.parquet")), dataset)
+    album = Album(str(made), dataset)
+    rows = [images.row(index) for index in range(images.table.num_rows)]
+    return {row["key"]: album.values(row) for row in rows if row["split"] == "train"}
+
+
+@pytest.mark.parametrize(
+    ("pixel_options", "ops"),
+    [(PixelOptions(), ""), (PixelOptions(policy="raw", side_px=40), ""), (PixelOptions(), "decode|resize(32)|flip")],
+)
+def test_the_preview_is_what_the_trainer_feeds_the_model(tmp_path, pixel_options, ops):
+    from trainer.input_fn import evaluation_ops, make_dataset
+    from trainer.ops import parse_ops
+    from trainer.options import InputOptions
+    from trainer.raw import stored_ops
+
+    made = ingest(tmp_path, {f"a/{seed}.jpg": jpeg(seed) for seed in range(5)}, pixels=pixel_options)
+    options = InputOptions(image_side_px=32, batch_size=1, train_ops=ops, seed=7)
+    stored = records(made)
+    dataset = manifest.load(str(made))
+    chains = (
+        (True, stored_ops(parse_ops(options.train_spec), dataset)),
+        (False, stored_ops(evaluation_ops(options), dataset)),
+    )
+    for training, chain in chains:
+        for epoch in range(2):
+            fed = make_dataset(str(made), "train", options, training=training, first_epoch=epoch)
+            compared = 0
+            for features, _ in fed.as_numpy_iterator():
+                values = stored[features["key"][0].decode()]
+                np.testing.assert_array_equal(seen(chain, values, options.seed, epoch), features["image"][0])
+                compared += 1
+            assert compared == 5
+
+
+def test_a_few_images_of_different_classes_are_drawn(dataset):
+    found = view(dataset, image_side_px=32)
+    assert len(found.examples) == 8
+    assert [example.label for example in found.examples] == ["china"] * 4 + ["flower"] * 4
+    for example in found.examples:
+        assert len(example.training) == DRAWS
+        assert pixels(example.evaluation.url).size == (32, 32)
+        assert dict(example.facts)["Split"] == "train"
+    assert len({picture.url for picture in found.examples[0].training}) > 1
+    assert (found.train_ops, found.side_px) == ("decode_random_crop(32)|flip", 32)
+
+
+def test_ops_that_do_not_fit_the_images_are_said(dataset):
+    found = view(dataset, image_side_px=500, train_ops="decode|random_crop(500)", eval_ops="decode|resize(500)")
+    assert found.examples == []
+    assert found.problem.startswith("the ops fail on an image: ")
+
+
+def test_a_chain_that_cannot_be_is_said(dataset):
+    assert "there is no op 'nonsense'" in view(dataset, train_ops="decode|nonsense").problem
+
+
+def test_options_out_of_range_are_refused(dataset):
+    with pytest.raises(OptionError, match="image_side_px is 0"):
+        view(dataset, image_side_px=0)

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from PIL import Image
+
+from beam_jobs import manifest, tables
+from beam_jobs.ingest import run
+from beam_jobs.options import IngestOptions, TableColumns
+from components.dataset_report.duplicates import duplicates
+from components.dataset_report.images import Images
+from components.dataset_report.pictures import Album
+from tests.components.dataset_report.page import ingest
+from tests.make_images import crop, png
+
+
+def found_in(made, column="cluster"):
+    dataset = manifest.load(str(made))
+    images = Images(tables.read_published(str(made / "images.parquet")), dataset)
+    return duplicates(images, Album(str(made), dataset), column)
+
+
+@pytest.mark.parametrize(("policy", "split"), [("keep", "train"), ("drop", "dropped")])
+def test_copies_stand_side_by_side_with_what_became_of_them(tmp_path, policy, split):
+    made = ingest(tmp_path, {"cat/a.png": png(1), "dog/b.png": png(1), "dog/c.png": png(2)}, duplicates=policy)
+    found = found_in(made)
+    (cluster,) = found.clusters
+    assert [(member.key, member.labels, member.split) for member in cluster.members] == [
+        ("cat/a.png", "cat", "train"),
+        ("dog/b.png", "dog", split),
+    ]
+    assert cluster.members[0].picture == cluster.members[1].picture is not None
+    assert (cluster.size, cluster.is_conflict, cluster.is_leak) == (2, True, False)
+    assert (found.sets, found.images, found.conflicts, found.leaks) == (1, 2, 1, 0)
+
+
+def test_leaks_come_first_then_conflicts_then_the_largest(tmp_path):
+    lines = ["image,label,split"]
+
+    def add(name: str, seed: int, label: str, split: str) -> None:
+        (tmp_path / name).write_bytes(png(seed))
+        lines.append(f"{name},{label},{split}")
+
+    for copy in range(4):
+        add(f"large{copy}.png", 1, "a", "train")
+    add("one.png", 2, "a", "train")
+    add("two.png", 2, "b", "train")
+    add("here.png", 3, "a", "train")
+    add("there.png", 3, "a", "eval")
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    columns = TableColumns(split="split")
+    run(IngestOptions(source=str(tmp_path / "table.csv"), out=str(tmp_path / "out"), columns=columns))
+    found = found_in(tmp_path / "out")
+    assert [(c.is_leak, c.is_conflict, c.size) for c in found.clusters] == [
+        (True, False, 2),
+        (False, True, 2),
+        (False, False, 4),
+    ]
+    assert (found.conflicts, found.leaks) == (1, 1)
+
+
+def test_images_that_look_alike_are_found_by_their_own_column(tmp_path):
+    data = io.BytesIO()
+    Image.fromarray(crop(5, 200, 300)).save(data, "JPEG", quality=60)
+    good = io.BytesIO()
+    Image.fromarray(crop(5, 200, 300)).save(good, "JPEG", quality=95)
+    made = ingest(tmp_path, {"a/1.jpg": data.getvalue(), "a/2.jpg": good.getvalue()}, near_duplicates="drop")
+    assert found_in(made).sets == 0
+    (cluster,) = found_in(made, "near").clusters
+    assert [member.split for member in cluster.members] == ["train", "dropped"]
+    # Only the bytes of a copy are known without a record.
+    assert [member.picture is None for member in cluster.members] == [False, True]
+
+
+def test_of_many_the_first_are_shown(tmp_path):
+    files = {f"a/{seed:02d}-{copy}.png": png(seed) for seed in range(33) for copy in range(2)}
+    files |= {f"a/00-{copy}.png": png(0) for copy in range(2, 9)}
+    found = found_in(ingest(tmp_path, files))
+    assert (found.sets, found.images, len(found.clusters)) == (33, 73, 30)
+    assert (found.clusters[0].size, len(found.clusters[0].members)) == (9, 6)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from beam_jobs import manifest, tables
+from components.dataset_report.histograms import HEIGHT, WIDTH, distributions, histogram, top_values
+from components.dataset_report.images import Images
+
+
+def counts_of(chart, split: str) -> list[int]:
+    lines = [line for bin_ in chart.bins for line in bin_.title.splitlines() if line.startswith(f"{split}: ")]
+    return [int(line.split()[1].replace(",", "")) for line in lines]
+
+
+def heights_of(line) -> list[float]:
+    """Height of each step of a path, of the whole chart."""
+    return [HEIGHT - float(part.split("H")[0]) for part in line.edge.split("V")[1:-1]]
+
+
+def images_of(dataset) -> Images:
+    return Images(tables.read_published(str(dataset / "images.parquet")), manifest.load(str(dataset)))
+
+
+def test_every_value_is_counted_once_in_its_bin():
+    values = np.array([10.0, 30, 30, 99] * 300)
+    chart = histogram("x", {"train": values})
+    # Three different values make three bins of equal width, 10 to 99.
+    assert counts_of(chart, "train") == [900, 0, 300]
+    assert chart.bins[0].title.splitlines()[0] == "10 to 39.67"
+    assert chart.ticks == ("10", "54.5", "99")
+    assert sum(bin_.width for bin_ in chart.bins) == pytest.approx(WIDTH, abs=0.5)
+    assert not chart.is_log
+
+
+def test_splits_share_bins_and_scale_by_their_own_size():
+    chart = histogram("x", {"train": np.array([1.0] * 60 + [2.0] * 40), "eval": np.array([1.0, 2.0, 2.0, 2.0])})
+    train, held_back = chart.lines
+    assert (counts_of(chart, "train"), counts_of(chart, "eval")) == ([60, 40], [1, 3])
+    # The tallest share, three quarters of eval, fills the chart.
+    assert heights_of(held_back) == pytest.approx([100 / 3, 100], abs=0.1)
+    assert heights_of(train) == pytest.approx([80, 160 / 3], abs=0.1)
+    assert (train.low, train.median, train.high) == ("1", "1", "2")
+
+
+def test_equal_values_make_one_bin():
+    chart = histogram("x", {"train": np.full(7, 3.0)})
+    assert counts_of(chart, "train") == [7]
+    assert chart.bins[0].title.startswith("3\n")
+    assert chart.ticks == ("", "3", "")
+
+
+def test_a_wide_range_counts_in_factors():
+    chart = histogram("x", {"train": np.array([1.0, 10.0, 100.0, 1000.0])})
+    assert chart.is_log
+    assert counts_of(chart, "train") == [1, 1, 1, 1]
+
+
+def test_a_range_that_is_known_is_kept():
+    chart = histogram("x", {"train": np.array([3.0, 250.0])}, (0, 255))
+    assert (chart.ticks[0], chart.ticks[2], chart.is_log) == ("0", "255", False)
+    assert counts_of(chart, "train")[0] == counts_of(chart, "train")[-1] == 1
+
+
+def test_what_is_not_finite_is_left_out_and_said():
+    chart = histogram("x", {"train": np.array([1.0, np.nan, np.inf, 2.0]), "eval": np.array([np.nan])})
+    assert [line.split for line in chart.lines] == ["train"]
+    assert chart.note == "3 values not finite"
+    assert histogram("x", {"train": np.array([np.nan])}).lines == ()
+
+
+def test_the_most_frequent_values_come_first():
+    chart = top_values(
+        "camera", {"train": ["b"] * 5 + ["a"] * 5 + ["c"], "eval": ["c"] * 9 + [f"v{i}" for i in range(20)]}
+    )
+    assert [value.text for value in chart.values][:4] == ["c", "a", "b", "v0"]
+    assert len(chart.values) == 12
+    assert chart.left_out == 11
+    assert chart.values[0].bars == [("train", 1 / 11, 1), ("eval", 9 / 29, 9)]
+
+
+def test_the_charts_of_a_dataset_count_its_images(dataset):
+    found = distributions(images_of(dataset))
+    made = manifest.load(str(dataset))
+    assert [chart.title for chart in found.numbers] == [
+        *("Short side (pixels)", "Aspect (width : height)", "File size (kB)"),
+        *("Brightness (0-255)", "Red mean (0-255)", "Green mean (0-255)", "Blue mean (0-255)"),
+    ]
+    for chart in found.numbers:
+        for split, info in made.splits.items():
+            assert sum(counts_of(chart, split)) == info.records
+    table = tables.read_published(str(dataset / "images.parquet")).to_pydict()
+    columns = zip(table["split"], table["height"], table["width"], strict=True)
+    sides = [min(height, width) for split, height, width in columns if split == "train"]
+    assert found.numbers[0].lines[0].low == str(min(sides))
+    assert found.numbers[0].lines[0].high == str(max(sides))
+
+
+def test_user_columns_become_histograms_or_values(dataset):
+    images = images_of(dataset)
+    extras = [json.dumps({"age": index, "tags": ["x", f"t{index % 2}"]}) for index in range(images.table.num_rows)]
+    table = images.table.set_column(images.table.schema.get_field_index("extra"), "extra", pa.array(extras))
+    found = distributions(Images(table, images.dataset))
+    assert found.numbers[-1].title == "age"
+    assert [(column.title, [value.text for value in column.values]) for column in found.names] == [
+        ("tags", ["x", "t0", "t1"])
+    ]
+    assert found.columns_left_out == 0
+
+
+def test_dropped_images_are_not_counted(dataset):
+    images = images_of(dataset)
+    shards = np.asarray(images.table["shard"]).copy()
+    shards[0] = -1
+    table = images.table.set_column(images.table.schema.get_field_index("shard"), "shard", pa.array(shards))
+    found = distributions(Images(table, images.dataset))
+    assert sum(sum(counts_of(found.numbers[0], split)) for split in images.dataset.splits) == images.table.num_rows - 1
+
+
+def test_of_very_many_splits_the_first_are_drawn(dataset):
+    images = images_of(dataset)
+    some = images.dataset.splits["train"]
+    many = replace(images.dataset, splits={**images.dataset.splits, **{f"s{index}": some for index in range(7)}})
+    found = distributions(Images(images.table, many))
+    assert (list(found.splits), found.splits_left_out) == (["train", "eval", "s0", "s1", "s2", "s3"], 3)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import os
+
+import pyarrow as pa
+import pytest
+from PIL import Image, ImageFile
+
+from beam_jobs import tables
+from components.dataset_report.lenient import look
+from components.dataset_report.rejects import rejects
+from tests.components.dataset_report.page import ingest, pixels
+from tests.make_images import encode, forged_png, jpeg, png
+
+
+def table_of(rows: list[dict]) -> pa.Table:
+    plain = {"uri": "x.png", "stage": "examine", "detail": "why", "bytes": 5}
+    return pa.Table.from_pylist([{**plain, **row} for row in rows], tables.REJECTS)
+
+
+def test_what_can_still_be_seen_of_a_cut_file_is_shown(tmp_path):
+    data = jpeg(0, 60, 80)
+    made = ingest(tmp_path, {"a/good.jpg": data, "a/cut.jpg": data[: len(data) * 2 // 3], "a/text.jpg": b"hello"})
+    found = rejects(tables.read_published(str(made / "rejects.parquet")), str(tmp_path / "source"))
+    rows = {row.key: row for row in found.rows}
+    assert rows["a/text.jpg"].picture is None
+    seen = pixels(rows["a/cut.jpg"].picture.url)
+    with Image.open(tmp_path / "source/a/good.jpg") as good:
+        top = [abs(one - two) for one, two in zip(seen.getpixel((40, 5)), good.getpixel((40, 5)), strict=True)]
+    assert max(top) < 24
+    assert (found.total, found.reasons) == (2, {"not_an_image": 1, "undecodable": 1})
+    assert not ImageFile.LOAD_TRUNCATED_IMAGES
+
+
+def test_without_a_source_nothing_is_opened(tmp_path):
+    made = ingest(tmp_path, {"good.png": png(1), "a/x.png": png(2)})
+    found = rejects(tables.read_published(str(made / "rejects.parquet")))
+    assert [(row.reason, row.picture) for row in found.rows] == [("no_label", None)]
+    assert not found.looked
+
+
+def test_every_reason_is_among_the_rows_of_very_many():
+    rows = [{"key": f"{index:05d}", "reason": "common"} for index in range(5000)] + [{"key": "z", "reason": "rare"}]
+    found = rejects(table_of(rows))
+    assert len(found.rows) == 200
+    assert [row.reason for row in found.rows] == ["common"] * 199 + ["rare"]
+    assert (found.total, found.reasons) == (5001, {"common": 5000, "rare": 1})
+
+
+@pytest.fixture
+def source(tmp_path):
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "good.png").write_bytes(png(1))
+    (tmp_path / "secret.png").write_bytes(png(2))
+    return folder
+
+
+def test_a_good_file_is_seen(source):
+    assert look(str(source), "good.png", 40).size == (80, 60)
+    assert look(str(source), str(source / "good.png"), 40).size == (80, 60)  # as a table may name it
+
+
+@pytest.mark.parametrize(
+    "uri", ["../secret.png", "a/../../secret.png", "{outside}", "https://example.org/x.png", "\0", ""]
+)
+def test_nothing_outside_the_source_is_opened(source, uri):
+    assert look(str(source), uri.format(outside=source.parent / "secret.png"), 40) is None
+
+
+def test_a_link_out_of_the_source_is_not_followed(source):
+    os.symlink(source.parent / "secret.png", source / "link.png")
+    os.symlink(source.parent, source / "folder")
+    os.symlink(source / "good.png", source / "inside.png")
+    assert look(str(source), "link.png", 40) is None
+    assert look(str(source), "folder/secret.png", 40) is None
+    assert look(str(source), "inside.png", 40) is not None
+
+
+@pytest.mark.timeout(20)
+def test_pipes_and_folders_are_not_read(source):
+    os.mkfifo(source / "pipe.png")
+    (source / "folder.png").mkdir()
+    assert look(str(source), "pipe.png", 40) is None
+    assert look(str(source), "folder.png", 40) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        forged_png(13_000),
+        encode(Image.new("L", (6000, 5000)), "PNG"),  # 30 Mpx in 30 kB
+        encode(Image.new("1", (4000, 20)), "PNG"),  # an aspect of 200
+        b"\x89PNG\r\n\x1a\n" + b"\0" * 100,
+        b"",
+        png(1)[:60],
+    ],
+    ids=["forged", "large", "long", "broken", "empty", "cut"],
+)
+def test_what_must_or_can_not_be_decoded_is_not(source, data):
+    (source / "bad.png").write_bytes(data)
+    assert look(str(source), "bad.png", 40) is None

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from components.dataset_report import shown
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("cat", "cat"),
+        ("a\nb\x1b[2J", "a\\x0ab\\x1b[2J"),
+        ("gpj.\u202efile", "gpj.\\x202efile"),
+        ("\ud800x", "\\xd800x"),
+        ("x" * 50 + "y" * 50, "xxxxxxxxxx…yyyyyyyyy"),
+    ],
+)
+def test_a_name_is_one_short_line(value, expected):
+    assert shown.text(value, 20) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("cat/1.jpg", "cat/1.jpg"),
+        ("/home/joe/photos/cat/1.jpg", "…/cat/1.jpg"),
+        ("~/photos/cat/1.jpg", "…/cat/1.jpg"),
+        (r"C:\Users\joe\cat\1.jpg", "…/cat/1.jpg"),
+        ("file:///home/joe/cat/1.jpg", "…/cat/1.jpg"),
+        ("/m/01g317", "/m/01g317"),
+        ("https://example.org/a/b/c.jpg", "https://example.org/a/b/c.jpg"),
+    ],
+)
+def test_an_absolute_path_keeps_its_last_two_parts(value, expected):
+    assert shown.place(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(12345, "12,345"), (0, "0"), (3.14159, "3.142"), (0.00213, "0.00213"), (54321.6, "54,322"), (-2.5, "-2.5")],
+)
+def test_numbers_have_the_digits_a_reader_wants(value, expected):
+    assert shown.number(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(1, "1 byte"), (812, "812 bytes"), (52_400, "52.4 kB"), (3.2e6, "3.2 MB"), (7e9, "7.0 GB")]
+)
+def test_sizes_have_a_unit(value, expected):
+    assert shown.size(value) == expected
+
+
+def test_counts_have_their_noun():
+    assert [shown.plural(count, "image") for count in (0, 1, 1234)] == ["0 images", "1 image", "1,234 images"]
+    assert shown.plural(2, "class", "classes") == "2 classes"

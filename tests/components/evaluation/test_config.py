@@ -1,0 +1,113 @@
+"""What blesses a model: TFMA's own validation of real results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow_model_analysis as tfma
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from components.evaluation import load_evaluation
+from components.evaluation.config import evaluation_config
+from components.evaluation.options import EvaluateOptions
+from tests.components.conftest import BEAM_ARGS
+from tests.components.evaluation.answers import PROBABILITIES, SIGNATURE, write_answers, write_parrot
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+LABELS = [0, 1] * 20
+
+
+def answers_of(right: int) -> np.ndarray:
+    """Answers to `LABELS` of which the first are right."""
+    said = [label if place < right else 1 - label for place, label in enumerate(LABELS)]
+    return np.eye(2, dtype=np.float32)[said] * 0.6 + 0.2
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Records that hold two answers: of the candidate, right for 36 of 40, and of the one before, for 38."""
+    both = np.concatenate([answers_of(36), answers_of(38)], axis=1)
+    return write_answers(tmp_path_factory.mktemp("answers"), LABELS, both)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    import tensorflow as tf
+
+    root = tmp_path_factory.mktemp("models")
+    write_parrot(root / "candidate", 4, 2)
+    before = tf.Module()
+    before.evaluate = tf.function(
+        lambda examples: {
+            PROBABILITIES: tf.io.parse_example(examples, {"answer": tf.io.FixedLenFeature([4], tf.float32)})["answer"][
+                :, 2:
+            ]
+        },
+        input_signature=[tf.TensorSpec([None], tf.string, "examples")],
+    )
+    tf.saved_model.save(before, str(root / "baseline"), signatures={SIGNATURE: before.evaluate})
+    return {name: root / name for name in ("candidate", "baseline")}
+
+
+def evaluate(options: EvaluateOptions, models: dict[str, Path], dataset: Path, out: Path) -> bool:
+    """Evaluates as TFX does, and returns whether the model is blessed."""
+    config = tfma.utils.update_eval_config_with_defaults(
+        evaluation_config(options, SIGNATURE, PROBABILITIES), has_baseline="baseline" in models, rubber_stamp=True
+    )
+    shared = [
+        tfma.default_eval_shared_model(
+            eval_saved_model_path=str(models["baseline" if spec.is_baseline else "candidate"]),
+            model_name=spec.name,
+            eval_config=config,
+        )
+        for spec in config.model_specs
+    ]
+    tfma.run_model_analysis(
+        eval_shared_model=shared if len(shared) > 1 else shared[0],
+        eval_config=config,
+        data_location=str(dataset / "Split-eval" / "*"),
+        output_path=str(out),
+        pipeline_options=PipelineOptions(BEAM_ARGS),
+    )
+    return tfma.load_validation_result(str(out)).validation_ok
+
+
+@pytest.mark.parametrize(
+    ("options", "compared", "blessed"),
+    [
+        ({}, False, True),
+        ({"min_accuracy": 0.9}, False, True),
+        ({"min_accuracy": 0.91}, False, False),
+        ({"max_drop": 0.04}, False, True),  # nothing to compare with
+        ({"max_drop": 0.05}, True, True),  # exactly what is allowed
+        ({"max_drop": 0.04}, True, False),
+        ({"max_drop": 0.06, "min_accuracy": 0.91}, True, False),
+    ],
+)
+def test_a_model_is_blessed_when_it_is_good_enough_and_not_much_worse(
+    options, compared, blessed, models, dataset, tmp_path
+):
+    names = ("candidate", "baseline") if compared else ("candidate",)
+    chosen = {name: models[name] for name in names}
+    assert evaluate(EvaluateOptions(**options), chosen, dataset, tmp_path) == blessed
+    found = load_evaluation(str(tmp_path))
+    assert (found.overall.value, found.overall.images) == (0.9, 40)
+    assert (found.baseline.value if compared else found.baseline) == (0.95 if compared else None)
+    assert sum(map(sum, found.confusion["counts"])) == 40
+    assert found.calibration["bins"][8]["images"] == 40
+
+
+def test_the_thresholds_hold_for_the_whole_split_and_not_for_every_slice():
+    config = evaluation_config(EvaluateOptions(min_accuracy=0.6, max_drop=0.1, slice_by=("camera",)), "a", "b")
+    thresholds = [
+        threshold
+        for metrics in config.metrics_specs
+        for metric in metrics.metrics
+        for threshold in metric.per_slice_thresholds
+    ]
+    assert [list(spec.feature_keys) for spec in thresholds[0].slicing_specs] == [[]]
+    assert len(thresholds) == 1
+    assert not any(metric.HasField("threshold") for metrics in config.metrics_specs for metric in metrics.metrics)
+    assert [list(spec.feature_keys) for spec in config.slicing_specs] == [[], ["image/class/text"], ["extra/camera"]]

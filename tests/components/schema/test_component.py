@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+from tfx import types
+from tfx.types import artifact_utils, standard_artifacts
+from tfx.utils import io_utils
+
+from beam_jobs import manifest
+from components.schema import files
+from components.schema.component import InferredSchema
+from components.schema.executor import Executor
+from components.schema.infer import infer
+from components.statistics import dataset_statistics
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def artifact(kind, uri) -> types.Artifact:
+    made = kind()
+    made.uri = str(uri)
+    return made
+
+
+def test_the_executor_writes_what_is_inferred_from_statistics_and_dataset(dataset, tmp_path):
+    counted = dataset_statistics(str(dataset), manifest.load(str(dataset)))
+    for split, found in counted.items():
+        io_utils.write_bytes_file(
+            str(tmp_path / "counted" / f"Split-{split}" / "FeatureStats.pb"), found.SerializeToString()
+        )
+    statistics = artifact(standard_artifacts.ExampleStatistics, tmp_path / "counted")
+    statistics.split_names = artifact_utils.encode_split_names(["train", "eval"])
+    Executor().Do(
+        {"statistics": [statistics], "examples": [artifact(standard_artifacts.Examples, dataset)]},
+        {"schema": [artifact(standard_artifacts.Schema, tmp_path / "schema")]},
+        {"code": "1"},
+    )
+    schema = files.read(str(tmp_path / "schema" / "schema.pbtxt"))
+    assert schema == infer(counted, manifest.load(str(dataset)))
+    classes = {domain.name: list(domain.value) for domain in schema.string_domain}
+    assert classes == {"image/format": ["jpeg", "png"], "image/class/text": ["china", "flower"]}
+
+
+def test_other_code_misses_the_cache_and_both_inputs_are_part_of_it():
+    statistics = types.Channel(type=standard_artifacts.ExampleStatistics)
+    examples = types.Channel(type=standard_artifacts.Examples)
+    component = InferredSchema(statistics, examples, code="2")
+    assert component.exec_properties == {"code": "2"}
+    assert set(component.inputs) == {"statistics", "examples"}
+    assert component.outputs["schema"].type is standard_artifacts.Schema

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from beam_jobs.errors import OptionError
+from trainer.columns import Bucketise, Hashed, Scale, TransformOptions, Vocabulary, Zscore, parse_column
+
+
+@pytest.mark.parametrize(
+    ("spec", "op"),
+    [
+        ("scale", Scale()),
+        (" zscore() ", Zscore()),
+        ("bucketise(8)", Bucketise(8)),
+        ("bucketise(buckets=8)", Bucketise(8)),
+        ("vocabulary(100)", Vocabulary(100, 1)),
+        ("vocabulary(100, oov=4)", Vocabulary(100, 4)),
+        ("hashed(1000)", Hashed(1000)),
+    ],
+)
+def test_an_op_is_spelled_as_it_is_called(spec, op):
+    assert parse_column("price", spec) == op
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("bucketize(8)", "there is no op 'bucketize'; did you mean bucketise? known are scale, zscore, bucketise"),
+        ("bucketise", "'bucketise' does not fit; bucketise takes buckets"),
+        ("scale(1)", "'scale(1)' does not fit; scale takes no argument"),
+        ("vocabulary(100, ovo=4)", "'vocabulary(100, ovo=4)' does not fit; vocabulary takes top, oov"),
+        ("bucketise(1)", "buckets of bucketise is 1; it must be a whole number of at least 2"),
+        ("hashed(2.5)", "buckets of hashed is 2.5; it must be a whole number of at least 2"),
+        ("vocabulary(0)", "top of vocabulary is 0; it must be a whole number of at least 1"),
+        ("vocabulary(10, 0)", "oov of vocabulary is 0; it must be a whole number of at least 1"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_name_of_the_column(spec, message):
+    with pytest.raises(OptionError, match="^transform.columns.price: " + re.escape(message)):
+        TransformOptions(columns={"price": spec})
+
+
+@pytest.mark.parametrize("spec", ["", "scale|zscore", "scale.x(1)", "hashed(open('x'))", 8, None, ["scale"], "scale("])
+def test_what_is_no_op_is_refused(spec):
+    with pytest.raises(OptionError, match="^transform.columns.price.*(one of scale, zscore|there is no op)"):
+        TransformOptions(columns={"price": spec})
+
+
+def test_options_survive_json_in_any_order():
+    options = TransformOptions(columns={"price": "scale", "city": "vocabulary(100)"})
+    again = TransformOptions.from_json(json.loads(json.dumps(options.to_json())))
+    assert again == options
+    assert list(again.ops()) == ["city", "price"]
+    turned = TransformOptions(columns={"city": "vocabulary(100)", "price": "scale"})
+    assert json.dumps(turned.to_json()) == json.dumps(options.to_json())
+    assert TransformOptions.from_json({}) == TransformOptions()
+
+
+def test_a_column_that_the_images_do_not_have_is_refused():
+    options = TransformOptions(columns={"prize": "scale"})
+    options.check(["prize"])
+    with pytest.raises(OptionError, match="^transform.columns: there is no user column 'prize'; did you mean price?"):
+        options.check(["price", "city"])
+    with pytest.raises(OptionError, match=r"the images have none; name it in ingest.columns.extra: \[prize\]$"):
+        options.check([])
