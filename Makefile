@@ -1,5 +1,5 @@
 # Every target works in a fresh clone: the first one called makes the environment, later ones find it and go on at once.
-.PHONY: setup demo test check format lock docs bench clean help
+.PHONY: setup demo test test-browser check format lock docs bench clean help
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3.10
@@ -19,6 +19,10 @@ demo: setup  ## the whole pipeline on real handwritten digits
 
 test: setup  ## every test
 	$(BIN)/python -m pytest
+
+test-browser: setup  ## the report in a real headless Chromium, which is installed when it is missing
+	command -v chromium >/dev/null || (apt-get update -q && apt-get install -yq chromium)
+	$(BIN)/python -m pytest -n0 tests/browser
 
 check: setup  ## formatting, lint and types
 	$(BIN)/ruff format --check .

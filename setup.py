@@ -49,6 +49,7 @@ EXTRAS = {
         "flask-cors>=4",
         "moto[s3]>=5",
         "mypy>=1.10",
+        "playwright>=1.50",  # drives the Chromium of the system; downloads no browser
         "pre-commit>=3",
         "psutil>=5.9",
         "pytest>=8",
@@ -74,7 +75,7 @@ setup(
     packages=find_packages(include=["pipeline*", "components*", "beam_jobs*", "trainer*"]),
     package_data={
         "beam_jobs": ["py.typed"],
-        "components": ["py.typed", "dataset_report/*.html"],
+        "components": ["py.typed", "dataset_report/templates/*"],
         "pipeline": ["py.typed"],
         "trainer": ["py.typed"],
     },

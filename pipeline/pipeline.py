@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from tfx import v1 as tfx
-from tfx.dsl.components.base import executor_spec
 from tfx.dsl.components.base.base_node import BaseNode
 
 from beam_jobs import spans
@@ -15,7 +14,7 @@ from components.dataset_gate.component import DatasetGate
 from components.dataset_report.component import DatasetReport
 from components.evaluation.config import evaluation_config
 from components.image_example_gen.component import ImageExampleGen
-from components.model_pusher import executor as model_pusher
+from components.model_pusher.component import Pusher
 from components.previous_span.resolver import previous_examples
 from components.reviewed_schema.component import ReviewedSchema
 from components.schema.component import InferredSchema
@@ -124,13 +123,12 @@ def _model(config: PipelineConfig, data: DataShape, prepared: _Prepared, code: s
         example_splits=[held_back],
         eval_config=evaluation_config(config.evaluate, EVALUATE_SIGNATURE, PROBABILITIES),
     )
-    pusher = tfx.components.Pusher(
+    pusher = Pusher(
         model=model,
         model_blessing=evaluator.outputs["blessing"],
         push_destination=tfx.proto.PushDestination(
             filesystem=tfx.proto.PushDestination.Filesystem(base_directory=config.serving_dir)
         ),
-        custom_executor_spec=executor_spec.ExecutorClassSpec(model_pusher.Executor),
     )
     report = DatasetReport(
         examples,

@@ -98,8 +98,8 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
         say("writing the report")
         page = write_report(config, store, _images(config))
         summary = dataclasses.replace(collect(steps, rates), report=page)
-    _restore_push(summary)
-    return _keep_schema(config, summary)
+        _restore_push(summary)
+        return _keep_schema(config, summary)
 
 
 def _label_kind(config: PipelineConfig, source: str) -> str:
@@ -137,8 +137,9 @@ def _make_root(root: str) -> None:
 def _restore_push(summary: RunSummary) -> None:
     """Pushes the model again when the push came from the cache and somebody removed what it had pushed."""
     if summary.blessed and not os.path.isfile(os.path.join(summary.model_dir, "saved_model.pb")):
-        trained = os.path.join(summary.steps["Trainer"].outputs["model"], "Format-Serving")
-        shutil.copytree(trained, summary.model_dir, dirs_exist_ok=True)
+        from components.model_pusher.executor import publish
+
+        publish(os.path.join(summary.steps["Trainer"].outputs["model"], "Format-Serving"), summary.model_dir)
 
 
 class _Progress(logging.Handler):

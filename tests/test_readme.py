@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,10 +30,11 @@ COMMANDS = [line for block in blocks("bash") for line in block.splitlines()]
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with what the README takes for granted: `photos/cat/1.jpg` and its like, and `labels.csv`."""
+    """A directory with what the README takes for granted: `photos/cat/1.jpg` and its like, `batches/1`, and `labels.csv`."""
     folder = tmp_path_factory.mktemp("readme")
     photos = class_folders(folder / "photos", per_class=24, labels=("cat", "dog"))
     (photos / "cat" / "1.jpg").write_bytes(jpeg(1))
+    shutil.copytree(photos, folder / "batches" / "1")
     with (folder / "labels.csv").open("w", newline="") as stream:
         rows = csv.writer(stream)
         rows.writerow(["file", "kind", "owner", "age"])

@@ -14,8 +14,8 @@ from components.dataset_report.pictures import Album, Picture, Room
 
 _MOST_SETS = 30
 _MOST_MEMBERS = 6
-_SIDE_PX = 200
-_ROOM_BYTES = 600_000
+_SIDE_PX = 160
+ROOM_BYTES = 1_200_000  # for sets of both kinds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +75,14 @@ class Duplicates:
     leaks: int
 
 
-def duplicates(images: Images, album: Album, column: str) -> Duplicates:
+def duplicates(images: Images, album: Album, column: str, room: Room) -> Duplicates:
     """Returns the sets of one kind.
 
     Args:
       images: of the dataset.
       album: draws them.
       column: `cluster` for equal bytes, `near` for images that look alike.
+      room: for the pictures.
 
     Raises:
       CorruptDataset: a record is damaged.
@@ -93,7 +94,6 @@ def duplicates(images: Images, album: Album, column: str) -> Duplicates:
     conflicts = {name for name, rows in found.items() if len({images.labels[index] for index in rows}) > 1}
     leaks = {name for name, rows in found.items() if len({images.splits[index] for index in rows} - {DROPPED}) > 1}
     order = sorted(found, key=lambda name: (name not in leaks, name not in conflicts, -len(found[name]), name))
-    room = Room(_ROOM_BYTES)
     return Duplicates(
         clusters=[
             Cluster(

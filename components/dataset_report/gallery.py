@@ -17,7 +17,7 @@ _MOST_IMAGES = 240
 _MOST_A_STRIP = 8
 # Many pictures are smaller ones, so that all fit.
 _SIDES_PX = ((100, 320), (180, 256), (_MOST_IMAGES, 200))
-_ROOM_BYTES = 2_800_000
+_ROOM_BYTES = 2_000_000
 
 
 @dataclass(frozen=True, kw_only=True)

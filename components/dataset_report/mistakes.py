@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -149,7 +147,7 @@ def load_model(model: str) -> Serve:
     """
     import tensorflow as tf
 
-    if not os.path.isfile(os.path.join(model, "saved_model.pb")):
+    if not tf.io.gfile.exists(storage.join(model, "saved_model.pb")):
         raise OptionError(f"{shown.place(model)} holds no model; give the folder that `feedline run` pushed to")
     loaded = tf.saved_model.load(model)
     signature = loaded.signatures.get(_SIGNATURE)
@@ -199,7 +197,7 @@ def worst(images: Images, album: Album, predictions: Predictions) -> Mistakes:
     )
 
 
-def _batches(images: Images, directory: str, split: str, most: int) -> Any:
+def _batches(images: Images, directory: str, split: str, most: int) -> Iterator[list[bytes]]:
     """Yields lists of encoded images, the first `most` of a split in stored order."""
     batch: list[bytes] = []
     left = most

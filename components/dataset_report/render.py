@@ -10,14 +10,14 @@ from components.dataset_report.augmentation import augmentation
 from components.dataset_report.balance import balance
 from components.dataset_report.card import card
 from components.dataset_report.comparison import verdict as verdict_view
-from components.dataset_report.duplicates import duplicates
+from components.dataset_report.duplicates import ROOM_BYTES, duplicates
 from components.dataset_report.evaluated import evaluated
 from components.dataset_report.gallery import gallery
 from components.dataset_report.histograms import HEIGHT, WIDTH, distributions
 from components.dataset_report.images import Images
 from components.dataset_report.mistakes import predict, worst
 from components.dataset_report.page import pour
-from components.dataset_report.pictures import Album
+from components.dataset_report.pictures import Album, Room
 from components.dataset_report.rejects import rejects
 from components.dataset_report.run import run_view
 from components.dataset_report.run_details import RunDetails
@@ -56,6 +56,7 @@ def render(
     images = Images(tables.read_published(storage.join(directory, manifest.IMAGES_NAME)), dataset)
     rejected = tables.read_published(storage.join(directory, manifest.REJECTS_NAME))
     album = Album(directory, dataset)
+    room = Room(ROOM_BYTES)
     predictions = predict(images, directory, model) if model else None
     return pour(
         {
@@ -67,8 +68,8 @@ def render(
             "distributions": distributions(images),
             "chart": {"width": WIDTH, "height": HEIGHT},
             "rejects": rejects(rejected, source),
-            "exact": duplicates(images, album, "cluster"),
-            "near": duplicates(images, album, "near"),
+            "exact": duplicates(images, album, "cluster", room),
+            "near": duplicates(images, album, "near", room),
             "augmentation": None if input_options is None else augmentation(images, album, input_options),
             "evaluated": evaluated(evaluation, predictions, dataset.labels),
             "mistakes": None if predictions is None else worst(images, album, predictions),

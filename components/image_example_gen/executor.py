@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfx import types
+from tfx.components.util import examples_utils
 from tfx.dsl.components.base import base_beam_executor
+from tfx.proto import example_gen_pb2
 from tfx.types import artifact_utils
 
 from beam_jobs import ingest, storage
@@ -48,6 +50,7 @@ class Executor(base_beam_executor.BaseBeamExecutor):
             dataset = self._ingest(examples.uri, properties, fingerprint)
         describe(examples, properties)
         examples.split_names = artifact_utils.encode_split_names(list(dataset.splits))
+        examples_utils.set_payload_format(examples, example_gen_pb2.FORMAT_TF_EXAMPLE)
         examples.set_string_custom_property(DIGEST_KEY, dataset.digest)
         examples.set_string_custom_property(FINGERPRINT_KEY, fingerprint)
 

@@ -22,7 +22,7 @@ from components.model_pusher.names import PARTIAL_PREFIX
 
 
 class Executor(pusher.Executor):
-    """Pushes by rename. To be given to `tfx.components.Pusher` as its `custom_executor_spec`."""
+    """Pushes by rename."""
 
     def Do(  # noqa: N802 - the name TFX calls
         self,

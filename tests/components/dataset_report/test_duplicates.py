@@ -8,17 +8,17 @@ from PIL import Image
 from beam_jobs import manifest, tables
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
-from components.dataset_report.duplicates import duplicates
+from components.dataset_report.duplicates import ROOM_BYTES, duplicates
 from components.dataset_report.images import Images
-from components.dataset_report.pictures import Album
+from components.dataset_report.pictures import Album, Room
 from tests.components.dataset_report.page import ingest
 from tests.make_images import crop, png
 
 
-def found_in(made, column="cluster"):
+def found_in(made, column="cluster", room=None):
     dataset = manifest.load(str(made))
     images = Images(tables.read_published(str(made / "images.parquet")), dataset)
-    return duplicates(images, Album(str(made), dataset), column)
+    return duplicates(images, Album(str(made), dataset), column, Room(ROOM_BYTES if room is None else room))
 
 
 @pytest.mark.parametrize(("policy", "split"), [("keep", "train"), ("drop", "dropped")])
@@ -79,3 +79,8 @@ def test_of_many_the_first_are_shown(tmp_path):
     found = found_in(ingest(tmp_path, files))
     assert (found.sets, found.images, len(found.clusters)) == (33, 73, 30)
     assert (found.clusters[0].size, len(found.clusters[0].members)) == (9, 6)
+
+
+def test_a_full_page_still_names_the_images(tmp_path):
+    (cluster,) = found_in(ingest(tmp_path, {"cat/a.png": png(1), "dog/b.png": png(1)}), room=10).clusters
+    assert [(member.key, member.picture) for member in cluster.members] == [("cat/a.png", None), ("dog/b.png", None)]

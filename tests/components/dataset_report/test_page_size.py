@@ -93,7 +93,8 @@ def test_the_page_of_100_000_images_stays_under_10_megabytes_and_says_what_is_le
         ),
     )
     text = render(str(made), evaluation, verdict=verdict, run=details, input_options={"image_side_px": 64})
-    assert len(text.encode()) < 10_000_000
+    # No model of a thousand such classes is at hand: its mistakes are 0.6 MB of pictures and 24 rows at most.
+    assert len(text.encode()) < 10_000_000 - 800_000
     words = " ".join(text.split())
     for said in (
         "of the first 60 of 1,000 classes",

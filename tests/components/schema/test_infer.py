@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import tensorflow_data_validation as tfdv
 from tensorflow_metadata.proto.v0 import anomalies_pb2
@@ -146,9 +147,21 @@ def test_objects_are_described_too(tmp_path):
     assert validate(schema, statistics, tmp_path) == {"all": set()}
 
 
-def test_ranges_are_those_over_all_splits(statistics):
-    assert seen_ranges(statistics)["image/height"] == (40, 79)
-    assert {found.datasets[0].features[1].num_stats.min for found in statistics.values()} != {40}
+def test_every_split_has_a_say(made):
+    columns = {
+        "train": {"image/height": [50, 60, 70], "extra/colour": ["red", "blue", "red"]},
+        "eval": {"image/height": [9, 60, 200_000], "extra/colour": ["green", None, "red"]},
+    }
+    counted = {
+        split: tfdv.generate_statistics_from_dataframe(pd.DataFrame(values), n_jobs=1)
+        for split, values in columns.items()
+    }
+    assert seen_ranges(counted) == {"image/height": (9, 200_000)}
+    schema = infer(counted, manifest.load(str(made)))
+    described = {feature.name: feature for feature in schema.feature}
+    assert described["image/height"].int_domain.max == 200_000
+    assert described["extra/colour"].presence.min_fraction < 1
+    assert {value for domain in schema.string_domain for value in domain.value} == {"red", "blue", "green"}
 
 
 def test_only_a_dataset_has_a_schema(tmp_path):
