@@ -22,7 +22,7 @@ test: setup  ## every test
 
 test-browser: setup  ## the report in a real headless Chromium, which is installed when it is missing
 	command -v chromium >/dev/null || (apt-get update -q && apt-get install -yq chromium)
-	$(BIN)/python -m pytest -n0 tests/browser
+	FEEDLINE_BROWSER=1 $(BIN)/python -m pytest -n0 tests/browser
 
 check: setup  ## formatting, lint and types
 	$(BIN)/ruff format --check .

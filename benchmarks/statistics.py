@@ -39,6 +39,8 @@ def main(show: Callable[[str], object] = print) -> None:
         f"{found['images']:,} images, {found['bytes'] / 1e6:,.0f} MB of records: {found['start_mb']:,.0f} MB at the "
         f"start, {found['peak_mb']:,.0f} MB at most (limit {LIMIT_MB:,}), {found['seconds']:.1f} s"
     )
+    if found["peak_mb"] > LIMIT_MB:
+        raise SystemExit(1)
 
 
 def make_dataset(scratch: Path, count: int) -> Path:

@@ -37,7 +37,7 @@ def alone(config: PipelineConfig) -> Iterator[None]:
     Raises:
       OptionError: another run holds the root, or it holds artifacts of a database that is gone.
     """
-    with open(os.path.join(config.root, LOCK_NAME), "a+", encoding="utf-8") as stream:
+    with _open_lock(config.root) as stream:
         _lock(stream, config.root)
         _check_known(config)
         clear(config)
@@ -68,6 +68,13 @@ def clear(config: PipelineConfig) -> None:
         # By number, never by the paths of the database: those are of another place when somebody moved the root.
         if number in dead:
             storage.remove_tree(path)
+
+
+def _open_lock(root: str) -> TextIO:
+    try:
+        return open(os.path.join(root, LOCK_NAME), "a+", encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"root {root} cannot be written: {error.strerror}; choose another --root") from error
 
 
 def _lock(stream: TextIO, root: str) -> None:

@@ -78,6 +78,8 @@ class PipelineConfig:
     beam_args: tuple[str, ...] = LOCAL_BEAM_ARGS
 
     def __post_init__(self) -> None:
+        if not self.root:
+            raise OptionError("root is empty; name a directory for everything the pipeline writes")
         if is_remote(self.root):
             raise OptionError(f"root is {self.root!r}; the local runner needs a local directory")
         if (self.ingest is None) == (not self.dataset):
@@ -240,7 +242,12 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return dict(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+    if (
+        origin is None
+        and isinstance(hint, type)
+        and isinstance(value, hint)
+        and (hint is bool or not isinstance(value, bool))
+    ):
         return value
     wanted = hint.__name__ if origin is None else str(hint)
     raise OptionError(f"{where} is {value!r}; it must be of type {wanted}")

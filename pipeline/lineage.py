@@ -119,16 +119,17 @@ class Lineage:
         }
 
 
-def trace(store: MetadataStore, model: int, locate: Locate = as_recorded) -> Lineage:
+def trace(store: MetadataStore, model: int, locate: Locate = as_recorded, run: str = "") -> Lineage:
     """Walks from an artifact back to the sources it came from.
 
     Args:
       store: open database.
       model: number of the artifact, any artifact; see `lineage_find.find`.
       locate: recorded place -> where it is now; the facts are read from the files there.
+      run: whose verdicts are meant; that which made the artifact when empty.
     """
     graph = Graph(store)
-    run = graph.run_of(graph.makers.get(model, 0))
+    run = run or graph.run_of(graph.makers.get(model, 0))
     made = graph.back([model], through=lambda artifact: graph.type_of(artifact) not in _JUDGEMENTS)
     judgements = {artifact for artifact in made if graph.type_of(artifact) in _JUDGEMENTS} - {model}
     made -= judgements
@@ -160,8 +161,10 @@ def run_details(store: MetadataStore, pipeline: str = "", locate: Locate = as_re
       locate: see `trace`.
     """
     steps = history.newest_run(store, pipeline).values()
-    newest = _newest_subject(store, history.newest_executions(store, pipeline))
-    lineage = trace(store, newest, locate) if newest is not None else None
+    executions = history.newest_executions(store, pipeline)
+    newest = _newest_subject(store, executions)
+    run = Graph(store).run_of(executions[-1].id) if executions else ""
+    lineage = trace(store, newest, locate, run) if newest is not None else None
     return RunDetails(
         steps=tuple(
             StepDetail(component=step.component, state=step.state, seconds=step.seconds)

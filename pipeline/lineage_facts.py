@@ -21,6 +21,7 @@ DESTINATION = "pushed_destination"
 SERVING_DIR = "Format-Serving"  # in a `Model`, as TFX lays it out
 # As the components write them; to import those would load TFX.
 _SCHEMA_NAME, _VERDICT_NAME = "schema.pbtxt", "verdict.json"
+_HOMES = ("home", "Users", "root")  # directories whose next part is somebody's name, or who are somebody's
 _FILES = "files"  # fact of an artifact whose files are not what they were
 
 
@@ -87,7 +88,10 @@ def source_name(parameters: Mapping[str, Any]) -> str:
         return source
     fixed, brace, pattern = source.rstrip("/").partition("{")
     parent, _, name = fixed.rpartition("/")
-    return (f"{os.path.basename(parent)}/{name}" if brace else name) + brace + pattern
+    above = os.path.basename(parent)
+    if os.path.basename(os.path.dirname(parent)) in _HOMES or above in _HOMES:  # the name of a person
+        above = "…"
+    return (f"{above}/{name}" if brace else name) + brace + pattern
 
 
 def tree_digest(directory: str) -> str:
@@ -118,6 +122,10 @@ def _examples(known: _Known) -> Facts:
     if source := source_name(known.parameters):
         yield "source", source
     dataset = manifest.load(known.path)
+    if (
+        known.properties.get("dataset_digest", dataset.digest) != dataset.digest
+    ):  # an adopted one that was replaced since
+        return
     yield "splits", " ".join(f"{name}={split.records:,}" for name, split in dataset.splits.items())
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass
 
 from tfx import v1 as tfx
 from tfx.dsl.components.base.base_node import BaseNode
 
-from beam_jobs import spans
 from beam_jobs.publish import producer
 from components.blessed_model.component import blessed_model
 from components.dataset_gate.component import DatasetGate
@@ -78,7 +78,11 @@ def _prepare(config: PipelineConfig, data: DataShape, code: str) -> _Prepared:
     validator = tfx.components.ExampleValidator(statistics=statistics, schema=schema)
     previous = previous_examples(examples)
     gate = DatasetGate(
-        examples, validator.outputs["anomalies"], config.gate, baseline_examples=previous.outputs["previous"]
+        examples,
+        validator.outputs["anomalies"],
+        config.gate,
+        baseline_examples=previous.outputs["previous"],
+        code=code,
     )
     nodes = (example_gen, statistics_gen, schema_gen, validator, previous, gate)
     return _Prepared(examples=examples, schema=schema, gate=gate, nodes=nodes)
@@ -89,6 +93,12 @@ def _example_gen(config: PipelineConfig, code: str) -> ImageExampleGen:
         return ImageExampleGen(dataset=config.dataset, span=config.span, version=config.version)
     libraries = ", ".join(f"{name} {version}" for name, version in producer().items())
     return ImageExampleGen(config.ingest, producer=f"{code}, {libraries}", span=config.span, version=config.version)
+
+
+def _images(config: PipelineConfig) -> str:
+    """Returns the directory of class folders; of other sources the report of the component shows no rejected images."""
+    source = config.ingest.source if config.ingest else ""
+    return source if os.path.isdir(source) else ""
 
 
 def _model(config: PipelineConfig, data: DataShape, prepared: _Prepared, code: str) -> list[BaseNode]:
@@ -136,7 +146,7 @@ def _model(config: PipelineConfig, data: DataShape, prepared: _Prepared, code: s
         prepared.gate.outputs["verdict"],
         model,
         input_options=asdict(config.input),
-        source=config.ingest.source if config.ingest and not spans.has_span(config.ingest.source) else "",
+        source=_images(config),
         code=code,
     )
     return [transform, trainer, *before, evaluator, pusher, report]

@@ -5,20 +5,20 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from beam_jobs import manifest
-from beam_jobs.errors import GateFailed, OptionError
+from beam_jobs import manifest, storage
+from beam_jobs.errors import FeedlineError, GateFailed, OptionError
 from beam_jobs.sources import open_source
 from beam_jobs.types import LABEL_KINDS
 from pipeline import interrupt
 from pipeline.config import PipelineConfig
 
 if TYPE_CHECKING:
+    from pipeline.history import Step
     from pipeline.summary import RunSummary
 
 SCHEMA_NAME = "schema.inferred.pbtxt"  # never the name of a reviewed file, which a run must not touch
@@ -82,24 +82,25 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
     check_options(config.input)
     check_model(config.train.model)
     pipeline = create_pipeline(config)
+    images = _images(config)  # before the run: a newer span may have come when it ends
     _make_root(config.root)
     with alone(config), _logging_to(os.path.join(config.root, LOG_NAME), say):
         try:
             LocalDagRunner().run(pipeline)
         except GateFailed as stopped:
-            page = write_report(config, open_store(config.metadata_path), _images(config), stopped.verdict)
-            say(f"what the gate found is in {page}")
+            _keep_what_there_is(config, images, stopped, say)
             raise
         interrupt.check()
         store = open_store(config.metadata_path)
         steps = newest_run(store, config.name)
         say("measuring the input pipeline")
-        rates = bench.compare(steps["ImageExampleGen"].outputs["examples"], config.data().splits[0], config.input)
+        dataset = steps["ImageExampleGen"].outputs["examples"]
+        rates = bench.compare(dataset, next(iter(manifest.load(dataset).splits)), config.input)
         say("writing the report")
-        page = write_report(config, store, _images(config))
+        page = write_report(config, store, images)
         summary = dataclasses.replace(collect(steps, rates), report=page)
         _restore_push(summary)
-        return _keep_schema(config, summary)
+        return dataclasses.replace(summary, schema=_keep_schema(config, steps) or summary.schema)
 
 
 def _label_kind(config: PipelineConfig, source: str) -> str:
@@ -109,22 +110,44 @@ def _label_kind(config: PipelineConfig, source: str) -> str:
 
 
 def _images(config: PipelineConfig) -> str:
-    """Returns where the images lie; an adopted dataset is no directory of images."""
-    return config.resolved_source() if config.ingest else ""
+    """Returns the directory that the images lie in; empty where there is none, as for archives and adopted datasets."""
+    if not config.ingest:
+        return ""
+    base = open_source(dataclasses.replace(config.ingest, source=config.resolved_source())).base
+    return base if os.path.isdir(base) else ""
 
 
-def _keep_schema(config: PipelineConfig, summary: RunSummary) -> RunSummary:
-    """Copies an inferred schema to where people find it: under the name that was asked for, or into the root."""
-    if not summary.schema_inferred:
-        return summary
-    target = config.schema or os.path.join(config.root, SCHEMA_NAME)
+def _keep_what_there_is(config: PipelineConfig, images: str, stopped: GateFailed, say: Say) -> None:
+    """Leaves the report and the schema of a run that its gate stopped, for whoever has to repair the data."""
+    from pipeline.history import newest_run, open_store
+    from pipeline.page import write_report
+
+    store = open_store(config.metadata_path)
     try:
-        shutil.copyfile(summary.schema, target)
+        _keep_schema(config, newest_run(store, config.name))
+        say(f"what the gate found is in {write_report(config, store, images, stopped.verdict)}")
+    except (OSError, FeedlineError) as error:  # the findings are worth more than the page about them
+        say(f"the report could not be written: {error}")
+
+
+def _keep_schema(config: PipelineConfig, steps: Mapping[str, Step]) -> str:
+    """Copies an inferred schema to where people find it: under the name that was asked for, or into the root.
+
+    Returns:
+      where it is; empty when it was not inferred.
+    """
+    step = steps.get("InferredSchema")
+    if not step or "schema" not in step.outputs:
+        return ""
+    target = config.schema or os.path.join(config.root, SCHEMA_NAME)
+    if config.schema and os.path.exists(target):  # somebody put it there meanwhile
+        return target
+    inferred = os.path.join(step.outputs["schema"], "schema.pbtxt")
+    try:
+        storage.write_bytes(target, storage.read_bytes(inferred))
     except OSError as error:
-        raise OptionError(
-            f"schema {target} cannot be written: {error.strerror}; it is kept as {summary.schema}"
-        ) from error
-    return dataclasses.replace(summary, schema=target)
+        raise OptionError(f"schema {target} cannot be written: {error.strerror}; it is kept as {inferred}") from error
+    return target
 
 
 def _make_root(root: str) -> None:

@@ -95,7 +95,8 @@ def test_a_second_run_comes_from_the_cache_and_a_relabelled_image_does_not(workp
     again = feedline("run", "--images", workplace / "photos", "--root", workplace / "work", *SMALL, "--json")
     assert again.returncode == 0, again.stderr
     summary = json.loads(again.stdout)
-    assert {step["state"] for step in summary["steps"].values()} == {"cached"}
+    # A resolver looks at what there is, every time.
+    assert {step["state"] for name, step in summary["steps"].items() if name != "PreviousSpan"} == {"cached"}
     assert summary["model_dir"] == first_run["model_dir"]
     assert (Path(summary["model_dir"]) / "saved_model.pb").is_file()
     assert summary["dataset"]["digest"] == first_run["dataset"]["digest"]

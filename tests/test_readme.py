@@ -30,7 +30,7 @@ COMMANDS = [line for block in blocks("bash") for line in block.splitlines()]
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with what the README takes for granted: `photos/cat/1.jpg` and its like, `batches/1`, and `labels.csv`."""
+    """What the README takes for granted: `photos/cat/1.jpg` and its like, `batches/1`, `labels.csv`."""
     folder = tmp_path_factory.mktemp("readme")
     photos = class_folders(folder / "photos", per_class=24, labels=("cat", "dog"))
     (photos / "cat" / "1.jpg").write_bytes(jpeg(1))

@@ -17,7 +17,10 @@ from components.dataset_gate.limits import GateLimits
 class DatasetGateSpec(types.ComponentSpec):
     """Wiring of DatasetGate."""
 
-    PARAMETERS = {executor.LIMITS_KEY: ExecutionParameter(type=str)}
+    PARAMETERS = {
+        executor.LIMITS_KEY: ExecutionParameter(type=str),
+        executor.CODE_KEY: ExecutionParameter(type=str, optional=True),
+    }
     INPUTS = {
         executor.EXAMPLES_KEY: ChannelParameter(type=standard_artifacts.Examples),
         executor.ANOMALIES_KEY: ChannelParameter(type=standard_artifacts.ExampleAnomalies),
@@ -53,6 +56,7 @@ class DatasetGate(base_component.BaseComponent):
         anomalies: types.BaseChannel,
         limits: GateLimits,
         baseline_examples: types.BaseChannel | None = None,
+        code: str = "",
     ) -> None:
         """Builds the component.
 
@@ -61,10 +65,12 @@ class DatasetGate(base_component.BaseComponent):
           anomalies: what ExampleValidator found in it.
           limits: what is allowed, and whether the gate stops.
           baseline_examples: the dataset before, of `previous_examples`; without it drift is not measured.
+          code: version of the code; another one misses the cache.
         """
         spec = DatasetGateSpec(
             **{
                 executor.LIMITS_KEY: json.dumps(limits.to_json(), sort_keys=True),
+                executor.CODE_KEY: code,
                 executor.EXAMPLES_KEY: examples,
                 executor.ANOMALIES_KEY: anomalies,
                 executor.BASELINE_KEY: baseline_examples,

@@ -27,6 +27,7 @@ ANOMALIES_KEY = "anomalies"
 BASELINE_KEY = "baseline_examples"
 VERDICT_KEY = "verdict"
 LIMITS_KEY = "limits"
+CODE_KEY = "code"
 VERDICT_NAME = "verdict.json"
 _ANOMALIES_NAME = "SchemaDiff.pb"  # as ExampleValidator writes it
 _NAME_LENGTH = 12  # hex digits of a digest, enough to tell datasets of one pipeline apart
@@ -111,6 +112,8 @@ def load_baseline(found: list[types.Artifact], examples: types.Artifact) -> tupl
     try:
         dataset = load(earlier.uri)
     except (SourceError, CorruptDataset) as error:
-        return None, (f"drift was not measured: {error}",)
+        return None, (f"drift was not measured: {str(error).replace(earlier.uri, 'the dataset before')}",)
+    if earlier.get_string_custom_property(DIGEST_KEY) not in ("", dataset.manifest.digest):
+        return None, ("drift was not measured: another dataset was published in the place of the one before",)
     name = f"dataset {dataset.manifest.digest[:_NAME_LENGTH]}"
     return Baseline(dataset, f"span {earlier.span}" if earlier.span or examples.span else name), ()

@@ -55,7 +55,12 @@ class Comparison:
     measure: str
     value: float
     limit: float
-    sampling: float
+    sampling: float = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the limit is crossed."""
+        return self.value > self.limit
 
 
 @dataclass(frozen=True, kw_only=True)

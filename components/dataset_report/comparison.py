@@ -6,61 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from components.dataset_gate.findings import Comparison, Finding
 from components.dataset_report import shown
 
 _MOST_FINDINGS = 50
 _LONGEST = 240
 _MOST_COMPARISONS = 200
 _MEASURES = {"l_infinity": "L-infinity", "jensen_shannon": "Jensen-Shannon"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One crossed limit.
-
-    Attributes:
-      check: name of the check.
-      split: where.
-      feature: what.
-      value: what was found.
-      limit: what is allowed.
-      remedy: what to do.
-    """
-
-    check: str
-    split: str
-    feature: str
-    value: str
-    limit: str
-    remedy: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """How far a feature of one split is from another split, or from the span before.
-
-    Attributes:
-      kind: `drift` or `skew`.
-      baseline: what it is compared with.
-      split: which split.
-      feature: which feature.
-      measure: how the distance is measured.
-      value: distance, 0-1.
-      limit: distance that is allowed.
-    """
-
-    kind: str
-    baseline: str
-    split: str
-    feature: str
-    measure: str
-    value: float
-    limit: float
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the limit is crossed."""
-        return self.value > self.limit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ def rejects(table: pa.Table, source: str = "") -> Rejects:
     ]
     rows = [_row(row, found) for row, found in zip(kept, pictures, strict=True)]
     rows.sort(key=lambda row: (row.reason, row.key))
-    return Rejects(rows=rows, reasons=counts, total=table.num_rows, looked=bool(source))
+    return Rejects(rows=rows, reasons=counts, total=table.num_rows, looked=os.path.isdir(source))
 
 
 def _some_of_each(groups: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -6,11 +6,15 @@ import re
 
 _LONGEST = 120  # characters; a name of a megabyte must not make a page of a megabyte
 _ABSOLUTE = re.compile(r"^(/|~|[A-Za-z]:[\\/]|\\\\|file:)")
+_HOME = re.compile(
+    r"^(?:file:/+(?=[^/]))?(?:/?home/[^/]+|/?Users/[^/]+|/?root|~[^/\\]*|[A-Za-z]:[\\/]Users[\\/][^\\/]+)(?=[\\/]|$)"
+)
+_PATH_IN_PROSE = re.compile(r"(?<![\w./:…\\~-])(?:file:/+|/|~|[A-Za-z]:[\\/])[^\s'\",;()]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def text(value: object, most: int = _LONGEST) -> str:
-    """Returns a value as one line: controls made visible, and the middle of a long one left out.
+    """Returns a value as one line: controls made visible, absolute paths as `place` has them, a long one cut inside.
 
     Args:
       value: anything; its text comes from data.
@@ -20,15 +24,22 @@ def text(value: object, most: int = _LONGEST) -> str:
     line = str(value)
     if len(line) > most:
         line = f"{line[: most // 2]}…{line[-(most - most // 2 - 1) :]}"
+    line = _PATH_IN_PROSE.sub(lambda found: _without_owner(found[0]), line)
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", line)
 
 
 def place(value: str, most: int = _LONGEST) -> str:
     """Returns a path or uri as a line; of an absolute path, which tells whose machine it is, the last two parts."""
-    if _ABSOLUTE.match(value):
-        parts = [part for part in re.split(r"[\\/]+", value) if part]
-        value = "…/" + "/".join(parts[-2:]) if len(parts) > 2 else value
-    return text(value, most)
+    return text(_without_owner(value) if _ABSOLUTE.match(value) else value, most)
+
+
+def _without_owner(path: str) -> str:
+    """Returns the last two parts of an absolute path, and no part that is somebody's home; a short one as it is."""
+    below = _HOME.sub("", path)
+    parts = [part for part in re.split(r"[\\/]+", below) if part]
+    if below == path and len(parts) <= 2:
+        return path
+    return "/".join(["…", *parts[-2:]])
 
 
 def number(value: float) -> str:

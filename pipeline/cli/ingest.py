@@ -17,12 +17,13 @@ from pipeline.config import from_mapping
 @click.argument("source")
 @click.option("--out", required=True, help="Directory that becomes the dataset; new or empty.")
 @click.option("--span", type=int, help="Number for {SPAN} in SOURCE.  [default: the newest]")
+@click.option("--span-version", type=int, help="Number for {VERSION} in SOURCE.  [default: the newest of the span]")
 @click.option("--overwrite", is_flag=True, help="Replace the dataset in --out once the new one is whole.")
 @click.option("--append", is_flag=True, help="Add the images that the dataset in --out does not know yet.")
 @click.option("--retry-rejects", is_flag=True, help="Add the images that were rejected before and are good now.")
 @ingest_options
 @json_option
-def command(source: str, out: str, span: int | None, as_json: bool, **values: Any) -> None:
+def command(source: str, out: str, as_json: bool, **values: Any) -> None:
     """Turn SOURCE into a published dataset.
 
     SOURCE is a folder with one sub-folder a class, a glob, a table with a row an image (CSV, JSON lines, Parquet) whose
@@ -37,11 +38,12 @@ def command(source: str, out: str, span: int | None, as_json: bool, **values: An
       feedline ingest instances_train.json --out dataset
       feedline ingest 'shards/{000..011}.tar' --out dataset
     """
+    numbers = values.pop("span"), values.pop("span_version")
     modes = {name: values.pop(name) for name in ("overwrite", "append", "retry_rejects")}
     settings = {"source": source, "out": out, **modes, **ingest_settings(values)}
     if (modes["append"] or modes["retry_rejects"]) and manifest.is_published(out):
         settings = append.settings_of(out) | settings
-    options = spans.resolve_options(from_mapping(IngestOptions, settings, "ingest"), span)
+    options = spans.resolve_options(from_mapping(IngestOptions, settings, "ingest"), *numbers)
     from beam_jobs import ingest
     from pipeline.cli.bar import watch
 

@@ -18,6 +18,7 @@ from pipeline.cli.common import check_pushed, ingest_options, ingest_settings, j
 @click.option("--images", help="Folder with one sub-folder a class, or a table; {SPAN} stands for the newest batch.")
 @click.option("--dataset", help="Published dataset to take as it is, instead of --images.")
 @click.option("--span", type=int, help="Number for {SPAN} in --images or --dataset.  [default: the newest]")
+@click.option("--span-version", type=int, help="Number for {VERSION} in them.  [default: the newest of the span]")
 @click.option("--root", help="Directory of everything the pipeline writes.")
 @click.option("--config", "config_path", help="YAML file of settings; options given here win over it.")
 @click.option(
@@ -70,6 +71,7 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
         "root": ("root",),
         "dataset": ("dataset",),
         "span": ("span",),
+        "span_version": ("version",),
         "schema": ("schema",),
         "gate": ("gate", "mode"),
         "image_side": ("input", "image_side_px"),

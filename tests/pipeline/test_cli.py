@@ -165,16 +165,18 @@ def asked_for(monkeypatch):
 
 
 def test_a_span_is_filled_in(asked_for, place):
-    for name in ("7", "012"):
+    for name in ("7/v1", "012/v1", "012/v2"):
         (place / "batches" / name).mkdir(parents=True)
     assert asked_for("ingest batches/{SPAN} --out o").source == "batches/012"
     assert asked_for("ingest batches/{SPAN} --out o --span 7").source == "batches/7"
+    assert asked_for("ingest batches/{SPAN}/v{VERSION} --out o").source == "batches/012/v2"
+    assert asked_for("ingest batches/{SPAN}/v{VERSION} --out o --span-version 1").source == "batches/012/v1"
 
 
 def test_every_option_reaches_its_setting(asked_for):
     known = {name for parameter in ingest_command.params for name in parameter.opts if name.startswith("--")}
     used = {word for word in EVERY_OPTION.split() if word.startswith("--")}
-    assert known - used == {"--append", "--retry-rejects", "--span", "--json", "--help"} & known
+    assert known - used == {"--append", "--retry-rejects", "--span", "--span-version", "--json", "--help"} & known
     assert asked_for(EVERY_OPTION) == IngestOptions(
         source="table.csv",
         out="o",

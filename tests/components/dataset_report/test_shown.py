@@ -28,11 +28,31 @@ def test_a_name_is_one_short_line(value, expected):
         (r"C:\Users\joe\cat\1.jpg", "…/cat/1.jpg"),
         ("file:///home/joe/cat/1.jpg", "…/cat/1.jpg"),
         ("/m/01g317", "/m/01g317"),
+        ("/home/joe", "…"),
+        ("/home/joe/photos", "…/photos"),
+        ("/root/photos/1.png", "…/photos/1.png"),
+        ("~joe/1.png", "…/1.png"),
+        (r"C:\Users\joe\1.png", "…/1.png"),
+        ("/Users/joe smith/1.png", "…/1.png"),
+        ("file:///home/joe", "…"),
         ("https://example.org/a/b/c.jpg", "https://example.org/a/b/c.jpg"),
     ],
 )
 def test_an_absolute_path_keeps_its_last_two_parts(value, expected):
     assert shown.place(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("such as /home/joe/p/a/0.png in train and b/1.png in eval", "such as …/a/0.png in train and b/1.png in eval"),
+        ("mask '/home/joe/m.png': no such file", "mask '…/m.png': no such file"),
+        ("1/2 of them, and/or 3", "1/2 of them, and/or 3"),
+        ("see https://example.org/home/joe/x", "see https://example.org/home/joe/x"),
+    ],
+)
+def test_a_path_inside_a_sentence_does_not_tell_whose_it_is(value, expected):
+    assert shown.text(value) == expected
 
 
 @pytest.mark.parametrize(
