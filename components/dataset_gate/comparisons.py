@@ -169,4 +169,7 @@ def _medians(one: Feature, other: Feature) -> str:
 
 def _median(values: np.ndarray) -> str:
     finite = values[np.isfinite(values)]
-    return f"{np.median(finite):.4g}" if len(finite) else "none"
+    if not len(finite):
+        return "none"
+    middle = float(np.median(finite))
+    return f"{middle:.0f}" if 1000 <= abs(middle) < 1e15 else f"{middle:.4g}"

@@ -8,7 +8,7 @@ import pytest
 from scipy.spatial.distance import jensenshannon
 
 from beam_jobs import tables
-from components.dataset_gate.comparisons import drift, skew
+from components.dataset_gate.comparisons import _median, drift, skew
 from components.dataset_gate.dataset import load
 from components.dataset_gate.limits import GateLimits
 from tests.components.dataset_gate.datasets import Row, ingest, photograph
@@ -94,3 +94,11 @@ def test_copies_of_an_image_count_as_one(library):
     for name, copies in {"sound": 0, "copy in one split": 1}.items():
         units = library.load(name).units
         assert len(units) - len(set(units.tolist())) == copies
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [([22_480.4], "22480"), ([0.01234], "0.01234"), ([1.0, 2.0], "1.5"), ([-5000.0], "-5000"), ([np.nan], "none")],
+)
+def test_a_median_is_written_as_people_write_numbers(values, text):
+    assert _median(np.array(values)) == text
