@@ -142,9 +142,9 @@ def atomic_writer(path: str, scratch: str = "", durable: bool = True) -> Iterato
     Yields:
       a binary stream.
     """
-    directory = scratch or path.rpartition("/")[0]
+    directory = scratch or _parent(path)
     temporary = join(directory, f".{uuid.uuid4().hex}.tmp")
-    make_dirs(path.rpartition("/")[0])
+    make_dirs(_parent(path))
     make_dirs(directory)
     try:
         with _create(temporary) as stream:
@@ -155,6 +155,12 @@ def atomic_writer(path: str, scratch: str = "", durable: bool = True) -> Iterato
     except BaseException:
         remove(temporary)
         raise
+
+
+def _parent(path: str) -> str:
+    """Returns the directory of a path; that of a bare `s3://bucket` is remote too, not the local `s3:`."""
+    parent = path.rpartition("/")[0]
+    return f"{parent}/" if is_remote(path) and not is_remote(parent) else parent
 
 
 def write_bytes(path: str, data: bytes, scratch: str = "", durable: bool = True) -> None:

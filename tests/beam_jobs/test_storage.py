@@ -265,12 +265,14 @@ def test_markers_of_folders_are_left_out(monkeypatch):
         ("nowhere://x/y", "nowhere:// is no filesystem that is known here; give a local path, s3:// or gs://"),
     ],
 )
-def test_what_no_store_holds_is_an_os_error(monkeypatch, path, message):
+def test_what_no_store_holds_is_an_os_error(monkeypatch, tmp_path, path, message):
     s3_server.use_server(monkeypatch)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(OSError, match=message):
         storage.write_bytes(path, b"x")
     with pytest.raises(OSError, match=r"://"):
         storage.read_bytes(path)
+    assert list(tmp_path.iterdir()) == []  # nothing is made here instead
 
 
 def test_a_store_that_does_not_answer_is_an_os_error_and_soon(monkeypatch):
