@@ -6,7 +6,8 @@ import pytest
 
 from beam_jobs.errors import OptionError, SourceError
 from pipeline.config import build
-from pipeline.run_local import _logging_to, _make_root, preflight
+from pipeline.history import Step
+from pipeline.run_local import _images, _keep_schema, _logging_to, _make_root, preflight
 from tests.make_images import class_folders
 
 
@@ -69,3 +70,33 @@ def test_log_lines_go_to_the_file_progress_to_the_user_and_logging_is_put_back(t
     assert "noise" in (tmp_path / "run.log").read_text()
     assert logging.getLogger().handlers == before
     assert capfd.readouterr().err == ""
+
+
+@pytest.fixture
+def inferred(tmp_path) -> dict[str, Step]:
+    """The steps of a run that inferred a schema, however it went on."""
+    (tmp_path / "artifact").mkdir()
+    (tmp_path / "artifact" / "schema.pbtxt").write_text("inferred")
+    outputs = {"schema": str(tmp_path / "artifact")}
+    step = Step(component="InferredSchema", state="complete", seconds=1.0, outputs=outputs, properties={})
+    return {"InferredSchema": step}
+
+
+def test_an_inferred_schema_is_kept_under_its_name_and_never_over_a_file(tmp_path, photos, inferred):
+    asked = build({"root": str(tmp_path), "ingest": {"source": str(photos)}, "schema": str(tmp_path / "mine.pbtxt")})
+    assert _keep_schema(asked, inferred) == str(tmp_path / "mine.pbtxt")
+    assert (tmp_path / "mine.pbtxt").read_text() == "inferred"
+    (tmp_path / "mine.pbtxt").write_text("reviewed meanwhile")
+    assert _keep_schema(asked, inferred) == str(tmp_path / "mine.pbtxt")
+    assert (tmp_path / "mine.pbtxt").read_text() == "reviewed meanwhile"
+
+
+def test_without_a_name_the_schema_goes_into_the_root_and_a_reviewed_one_nowhere(tmp_path, photos, inferred):
+    assert _keep_schema(config(photos, tmp_path), inferred) == str(tmp_path / "schema.inferred.pbtxt")
+    assert _keep_schema(config(photos, tmp_path), {}) == ""
+
+
+def test_rejected_images_of_a_table_are_looked_for_beside_it(tmp_path, photos):
+    (tmp_path / "table.csv").write_text("image,label\n0.jpg,a")
+    assert _images(config(tmp_path / "table.csv", tmp_path / "work")) == str(tmp_path)
+    assert _images(config(photos, tmp_path / "work")) == str(photos)

@@ -15,7 +15,7 @@ from tfx.utils import io_utils
 from beam_jobs import manifest
 from beam_jobs.errors import GateFailed
 from components.artifacts import DatasetVerdict
-from components.dataset_gate.executor import Executor, load_anomalies
+from components.dataset_gate.executor import Executor, load_anomalies, load_baseline
 from components.dataset_gate.limits import GateLimits
 
 
@@ -164,3 +164,21 @@ def test_images_without_labels_and_with_several_pass_and_are_compared(tmp_path):
         features = {one["feature"] for one in written["comparisons"]}
         assert ("image/class/text" in features) == (kind == "several")
         assert ("classes were not checked: the images have no labels" in written["notes"]) == (kind == "none")
+
+
+@pytest.mark.parametrize(("digest", "compared"), [("", True), ("its own", True), ("0" * 64, False)])
+def test_a_dataset_that_took_the_place_of_the_one_before_is_no_baseline(dataset, tmp_path, digest, compared):
+    earlier = artifact(standard_artifacts.Examples, dataset)
+    own = manifest.load(str(dataset)).digest
+    earlier.set_string_custom_property("dataset_digest", own if digest == "its own" else digest)
+    baseline, reasons = load_baseline([earlier], artifact(standard_artifacts.Examples, tmp_path / "now"))
+    assert (baseline is not None) is compared
+    assert ("another dataset was published in the place" in " ".join(reasons)) is not compared
+
+
+def test_a_baseline_that_is_gone_is_named_without_its_path(tmp_path):
+    earlier = artifact(standard_artifacts.Examples, tmp_path / "gone")
+    baseline, [reason] = load_baseline([earlier], artifact(standard_artifacts.Examples, tmp_path / "now"))
+    assert baseline is None
+    assert reason.startswith("drift was not measured: the dataset before is not a dataset")
+    assert str(tmp_path) not in reason
