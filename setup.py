@@ -15,6 +15,7 @@ CORE = [
     "numpy>=1.26,<2",
     "opencv-python-headless>=4.8",
     "pillow>=10.3",
+    "psutil>=5.9",
     "pyarrow>=10,<19",
     "pycocotools>=2.0.7",  # polygons and run-length encodings of COCO to masks
     "pyyaml>=6",
@@ -36,14 +37,17 @@ TFX = [
 ]
 EXTRAS = {
     "tfx": TFX,
+    # The newest that TensorFlow 2.16 and Keras 3.12 work with side by side.
+    "jax": ["jax>=0.4.30,<0.4.35", "jaxlib>=0.4.30,<0.4.35"],
     "kubeflow": ["kfp>=2.5,<2.6"],
     "airflow": ["apache-airflow>=2.11,<3"],
     "aws": ["apache-beam[aws]>=2.74,<3"],
     "gcp": ["apache-beam[gcp]>=2.74,<3"],
-    "bench": ["psutil>=5.9"],
     "dev": [
         "apache-beam[aws]>=2.74,<3",
         "hypothesis>=6",
+        "jax>=0.4.30,<0.4.35",  # the trainer is tested with both backends of Keras
+        "jaxlib>=0.4.30,<0.4.35",
         "mkdocs-material>=9",
         "flask>=2",  # of the moto server
         "flask-cors>=4",
@@ -51,7 +55,6 @@ EXTRAS = {
         "mypy>=1.10",
         "playwright>=1.50",  # drives the Chromium of the system; downloads no browser
         "pre-commit>=3",
-        "psutil>=5.9",
         "pytest>=8",
         "pytest-cov>=5",
         "pytest-timeout>=2.3",
@@ -60,6 +63,7 @@ EXTRAS = {
         "tensorflow-datasets>=4.9",
         "tfrecord>=1.14",
         "types-PyYAML",
+        "types-psutil",
     ],
 }
 
@@ -77,7 +81,7 @@ setup(
         "beam_jobs": ["py.typed"],
         "components": ["py.typed", "dataset_report/templates/*"],
         "pipeline": ["py.typed"],
-        "trainer": ["py.typed"],
+        "trainer": ["py.typed", "bench/templates/*"],
     },
     install_requires=CORE,
     extras_require=EXTRAS,

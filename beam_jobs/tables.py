@@ -126,25 +126,25 @@ def write_table(path: str, table: pa.Table, scratch: str = "", durable: bool = T
         pq.write_table(table, stream, compression="zstd")
 
 
-def read(path: str) -> pa.Table:
-    """Reads a Parquet file.
+def read(path: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """Reads a Parquet file, or some columns of it.
 
     Raises:
       OSError: the file is missing.
       pyarrow.ArrowInvalid: it is not Parquet.
     """
     # `read_table`, and Arrow's own threads, abort every other process that ends soon after ("terminate called").
-    return pq.ParquetFile(io.BytesIO(storage.read_bytes(path))).read(use_threads=False)
+    return pq.ParquetFile(io.BytesIO(storage.read_bytes(path))).read(columns, use_threads=False)
 
 
-def read_published(path: str) -> pa.Table:
-    """Reads a table of a published dataset.
+def read_published(path: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """Reads a table of a published dataset, or some columns of it.
 
     Raises:
       CorruptDataset: it is missing or damaged.
     """
     try:
-        return read(path)
+        return read(path, columns)
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise CorruptDataset(f"{path} cannot be read: {error}; write the dataset again") from error
 

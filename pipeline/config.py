@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import types
@@ -21,7 +22,8 @@ from components.dataset_gate.limits import GateLimits
 from components.evaluation.options import EvaluateOptions
 from components.image_example_gen.request import check_dataset
 from trainer.columns import TransformOptions
-from trainer.options import InputOptions, TrainOptions
+from trainer.options import InputOptions
+from trainer.train_options import TrainOptions
 
 T = TypeVar("T")
 
@@ -231,8 +233,8 @@ def _absolute(path: str) -> str:
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
-    if isinstance(hint, types.UnionType):  # of something and None
-        return None if value is None else _convert(typing.get_args(hint)[0], value, where)
+    if isinstance(hint, types.UnionType):
+        return _convert_to_one_of(hint, value, where)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return from_mapping(hint, value, where)
     origin = typing.get_origin(hint)
@@ -251,6 +253,18 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return value
     wanted = hint.__name__ if origin is None else str(hint)
     raise OptionError(f"{where} is {value!r}; it must be of type {wanted}")
+
+
+def _convert_to_one_of(hint: types.UnionType, value: Any, where: str) -> Any:
+    members = [member for member in typing.get_args(hint) if member is not types.NoneType]
+    if value is None and len(members) < len(typing.get_args(hint)):
+        return None
+    if len(members) == 1:
+        return _convert(members[0], value, where)
+    for member in members:
+        with contextlib.suppress(OptionError):
+            return _convert(member, value, where)
+    raise OptionError(f"{where} is {value!r}; it must be of type {hint}")
 
 
 def _dotted(where: str, key: str) -> str:

@@ -11,7 +11,8 @@ from PIL import Image
 
 from beam_jobs.options import IngestOptions
 from pipeline.config import EvaluateOptions, PipelineConfig
-from trainer.options import InputOptions, TrainOptions
+from trainer.options import InputOptions
+from trainer.train_options import TrainOptions
 
 _SIDE_PX = 32
 # No flip: a mirrored digit is another sign. Three pixels of shift is what handwriting does.

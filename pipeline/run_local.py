@@ -14,6 +14,7 @@ from beam_jobs import manifest, storage
 from beam_jobs.errors import FeedlineError, GateFailed, OptionError
 from beam_jobs.sources import open_source
 from beam_jobs.types import LABEL_KINDS
+from beam_jobs.user_columns import check_column
 from pipeline import interrupt
 from pipeline.config import PipelineConfig
 
@@ -41,6 +42,13 @@ def preflight(config: PipelineConfig) -> None:
         )
     if data.facts != "all":
         raise OptionError("facts is basic; statistics and normalisation need the facts of all")
+    if config.train.strategy == "multi_worker":
+        raise OptionError(
+            "train.strategy is multi_worker, and a pipeline runs in one process; start `trainer.job.fit` on every "
+            "worker, on a dataset that `ingest` made"
+        )
+    for name in config.input.columns:
+        check_column(name, data.extra, "input.columns")
     config.transform.check(data.extra)
     config.evaluate.check(data.extra)
     source, root = os.path.realpath(found), os.path.realpath(config.root)
@@ -79,7 +87,7 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
     from trainer.input_fn import check_options
     from trainer.models import check_model
 
-    check_options(config.input)
+    check_options(config.input, _raw_side(config))
     check_model(config.train.model)
     pipeline = create_pipeline(config)
     images = _images(config)  # before the run: a newer span may have come when it ends
@@ -101,6 +109,14 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
         summary = dataclasses.replace(collect(steps, rates), report=page)
         _restore_push(summary)
         return dataclasses.replace(summary, schema=_keep_schema(config, steps) or summary.schema)
+
+
+def _raw_side(config: PipelineConfig) -> int | None:
+    if config.ingest:
+        pixels = dataclasses.asdict(config.ingest.pixels)
+    else:
+        pixels = dict(manifest.load(config.resolved_source()).options["pixels"])
+    return pixels["side_px"] if pixels["policy"] == "raw" else None
 
 
 def _label_kind(config: PipelineConfig, source: str) -> str:

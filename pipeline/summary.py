@@ -18,6 +18,7 @@ from components.evaluation import Accuracy, load_evaluation
 from components.previous_span.resolver import NODE_ID as PREVIOUS_SPAN
 from pipeline.history import Step
 from trainer.bench import Rates
+from trainer.run_fn import HISTORY_NAME
 
 _RESOLVERS = (PREVIOUS_SPAN, BLESSED_MODEL)  # they look at what there is, every time
 
@@ -40,6 +41,7 @@ class RunSummary:
       schema_inferred: whether it was inferred by this pipeline, and so waits for a reader.
       steps: component -> how it went.
       rates: input pipeline against the naive one.
+      input_wait: share of the time of the training steps that they waited for input, 0-1.
     """
 
     dataset_dir: str
@@ -55,6 +57,7 @@ class RunSummary:
     schema_inferred: bool
     steps: Mapping[str, Step]
     rates: Rates
+    input_wait: float
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON values."""
@@ -95,7 +98,13 @@ def collect(steps: Mapping[str, Step], rates: Rates) -> RunSummary:
         schema_inferred="InferredSchema" in steps,
         steps=steps,
         rates=rates,
+        input_wait=_input_wait(steps),
     )
+
+
+def _input_wait(steps: Mapping[str, Step]) -> float:
+    history = storage.read_bytes(os.path.join(steps["Trainer"].outputs["model_run"], HISTORY_NAME))
+    return float(json.loads(history)["input_wait"])
 
 
 def text(summary: RunSummary) -> str:
@@ -116,6 +125,7 @@ def text(summary: RunSummary) -> str:
         ("accuracy", _accuracy(summary.accuracy)),
         *([("before", _accuracy(summary.baseline))] if summary.baseline else []),
         ("input", _rates(summary.rates)),
+        ("waited", f"{summary.input_wait:.1%} of the time of the training steps for input"),
         ("cache", f"{len(cached)} of {len(steps)} components served from it"),
         ("dataset", summary.dataset_dir),
         ("report", summary.report),

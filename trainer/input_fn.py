@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable
 from functools import partial
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from beam_jobs import manifest, record
+from beam_jobs import record
 from beam_jobs.errors import OptionError
-from beam_jobs.manifest import Manifest
-from trainer.ops import IMAGE, OPS, Op, apply_ops, parse_ops
+from trainer import cache, chance, windows
+from trainer.choices import Choices, evaluation_ops, make_choices, records_before
+from trainer.columns_parse import batch_ragged, decode_mask, deliver_columns
+from trainer.ops import (
+    BOX_LABELS,
+    BOXES,
+    IMAGE,
+    MASK,
+    MixingOp,
+    Normalize,
+    apply_batch_ops,
+    apply_ops,
+    draw_numbers,
+    mix_batch_labels,
+    parse_ops,
+    split_position,
+)
 from trainer.options import InputOptions
-from trainer.raw import stored_ops
+from trainer.padding import VALID, padded
+from trainer.parsing import DRAW, KEY, LABEL, Features, draw_of, parse
+from trainer.position import Host, Position
+from trainer.raw import raw_ops
+from trainer.windows import FOREVER
 
-FOREVER = -1
-KEY = "key"
-_PARSED = (record.ENCODED, record.HEIGHT, record.WIDTH, record.LABEL, record.FILENAME)
-_READ_BUFFER_BYTES = 1 << 20  # more is no faster on local files (`benchmarks.micro`), and every reader holds one
+_OF_CROPS = (IMAGE, MASK, BOXES, BOX_LABELS, DRAW)
+# Each window goes to one worker, so that together they deliver each record once.
+_DEALT = tf.data.experimental.service.ShardingPolicy.DYNAMIC
+Batch: TypeAlias = tuple[Features, tf.Tensor]
+__all__ = ["DRAW", "FOREVER", "KEY", "VALID", "check_options", "epoch_records", "evaluation_ops", "make_dataset"]
 
 
 def make_dataset(
@@ -26,11 +48,13 @@ def make_dataset(
     options: InputOptions,
     training: bool,
     epochs: int = 1,
-    first_epoch: int = 0,
+    start: Position = Position(),  # noqa: B008 - frozen
+    host: Host = Host(),  # noqa: B008 - frozen
 ) -> tf.data.Dataset:
     """Builds the input pipeline of one split.
 
-    The order and every random draw are a pure function of (seed, epoch): the same call gives the same batches.
+    The order and every random draw are a pure function of (seed, epoch): the same call gives the same batches, and one
+    that starts later gives exactly the remaining ones.
 
     Example:
       train = make_dataset("dataset", "train", InputOptions(image_side_px=224), training=True, epochs=FOREVER)
@@ -42,140 +66,235 @@ def make_dataset(
       options: how shards become batches.
       training: shuffle, augment and drop the ragged last batch; otherwise read in order and keep every record.
       epochs: passes over the split, or `FOREVER`. Batches run across the seam, so no record is dropped between epochs.
-      first_epoch: number of the first pass; to continue a training, the first pass not yet made.
+      start: where to start: what all hosts together have delivered. Its epoch is the first of `epochs`.
+      host: which part to read. Together the hosts read every record once, and every global batch holds the same
+        records whatever their number.
 
     Returns:
-      dataset of (features, label): `features["image"]` is uint8[batch, side, side, 3], sRGB, 0-255,
-      `features["key"]` is string[batch], and label is int64[batch].
+      dataset of (features, label), see `parsing`: `features["image"]` is uint8[batch, side, side, 3], sRGB, 0-255,
+      `features["key"]` string[batch] and `features["draw"]` int32[batch, 2]; label is int64[batch], or
+      float32[batch, classes] of images with any number of labels. A batch is `batch_size / host.count` images.
 
     Raises:
-      UsageError: there is no such dataset or split, or the ops are wrong.
-      CorruptDataset: `dataset.json` is damaged.
+      UsageError: there is no such dataset or split, or the options do not fit it.
+      CorruptDataset: the dataset is damaged.
     """
-    dataset = manifest.load(path)
-    files = dataset.shard_paths(path, split)
-    ops = stored_ops(parse_ops(options.train_spec) if training else evaluation_ops(options), dataset)
-    threads = options.thread_count
-    epoch_records = partial(_epoch, files=files, dataset=dataset, split=split, options=options, training=training)
+    choices = make_choices(path, split, options, training, epochs, host)
+    begin, skipped = records_before(choices, start)
+    passes = epochs if epochs == FOREVER else start.epoch + epochs - begin.epoch
 
-    stream = _epochs(first_epoch, epochs)  # int64 scalar: every order below derives from it
-    stream = stream.flat_map(epoch_records)  # parsed records in batches: one by one costs twice as much
-    stream = stream.unbatch()  # images differ in size, so from here on they go one by one
-    prepare = partial(_prepare, ops=ops, seed=options.seed)
-    stream = stream.map(prepare, threads, deterministic=True)  # decode: the stage that wants all cores
-    _check_shape(stream, options, training)
-    stream = stream.batch(options.batch_size, drop_remainder=training)  # uint8: a quarter of what float32 would move
-    stream = stream.prefetch(
-        options.prefetch_batches
-    )  # bounded: each holds a whole batch, and AUTOTUNE knows no budget
-    return stream.with_options(_tf_options(threads))
+    stream = parsed(choices, begin, passes)  # in batches: one by one costs twice as much
+    if choices.vectorised:  # stored pixels are what the ops of batches take: not one op an image
+        stream = _map(stream, partial(_prepare, choices=choices), choices)
+        stream = _rebatched(stream, choices)
+    else:
+        stream = stream.unbatch()  # images differ in size, so from here on they go one by one
+        stream = _map(stream, partial(_prepare, choices=choices), choices)  # all cores decode here
+        stream = _spread(stream, choices, skipped)
+        stream = batch_ragged(stream, choices.batch, training)  # uint8: a quarter of what float32 would move
+    if choices.batch_ops or options.columns_form != "ragged":
+        stream = _map(stream, partial(_finish, choices=choices), choices)
+    stream = _even(stream, choices, start, epochs)
+    check_shape(stream.element_spec[0][IMAGE].shape[1:], options, training)
+    if choices.served:
+        stream = stream.apply(tf.data.experimental.service.distribute(_DEALT, options.service))
+    stream = stream.prefetch(options.prefetch_batches)  # bounded: each is a whole batch, and AUTOTUNE knows no budget
+    return stream.with_options(tf_options(options))
 
 
-def evaluation_ops(options: InputOptions) -> tuple[Op, ...]:
-    """Returns the ops of evaluation and serving.
+def images(choices: Choices, start: Position) -> tf.data.Dataset:
+    """Returns the images of one host before they are batched, endlessly, one by one: dataset of (features, label)."""
+    start, skipped = records_before(choices, start)
+    prepared = parsed(choices, start, FOREVER).unbatch()
+    prepared = _map(prepared, partial(_prepare, choices=choices), choices)
+    return _spread(prepared, choices, skipped)
+
+
+def batches(stream: tf.data.Dataset, choices: Choices) -> tf.data.Dataset:
+    """Returns batches of such images, finished by the ops that run on batches."""
+    stream = batch_ragged(stream, choices.batch, choices.training)
+    return _map(stream, partial(_finish, choices=choices), choices)
+
+
+def epoch_records(path: str, split: str, options: InputOptions, training: bool) -> int:
+    """Returns the images in one pass over a split, over all hosts.
 
     Raises:
-      OptionError: they are wrong, or one of them is random.
+      UsageError: there is no such dataset or split.
     """
-    ops = parse_ops(options.eval_spec)
-    for op in ops:
-        if op.random:
-            name = next(name for name, kind in OPS.items() if isinstance(op, kind))
-            raise OptionError(f"eval_ops {options.eval_spec!r} holds {name}, which is random; evaluation must not be")
-    return ops
+    # Without the cache: a disk cache would be written for the sake of a number.
+    return make_choices(
+        path, split, dataclasses.replace(options, cache="none", cache_dir="", cache_mb=0), training
+    ).epoch_images
 
 
-def check_options(options: InputOptions) -> None:
+def check_options(options: InputOptions, raw_side: int | None = None) -> None:
     """Builds both chains of ops without data, so that what cannot work is known before anything runs.
 
+    Args:
+      options: how shards become batches.
+      raw_side: height and width of stored pixels, of the policy `raw`; None for JPEG and PNG files.
+
     Raises:
-      OptionError: an op is unknown, does not fit, or leaves images of another size than `image_side_px`.
+      OptionError: an op is unknown, does not fit, leaves images of another size than `image_side_px`, or floats.
     """
-    row = {record.ENCODED: "", record.HEIGHT: 0, record.WIDTH: 0, record.LABEL: 0, record.FILENAME: "", "epoch": 0}
+    _check_device_ops(options)
+    row = {IMAGE: "", record.HEIGHT: 0, record.WIDTH: 0, KEY: "", LABEL: 0}
     types = {name: tf.string if value == "" else tf.int64 for name, value in row.items()}
+    parsed = {name: tf.constant(value, types[name]) for name, value in row.items()}
+    parsed[DRAW] = tf.zeros([2], tf.int32)
     for training in (True, False):
         ops = parse_ops(options.train_spec) if training else evaluation_ops(options)
-        nothing = tf.data.Dataset.from_tensors({name: tf.constant(value, types[name]) for name, value in row.items()})
-        _check_shape(nothing.map(partial(_prepare, ops=ops, seed=options.seed)), options, training)
+        split_position(ops)  # refuses what mixes images of different sizes
+        if any(isinstance(op, Normalize) for op in ops):
+            spec = options.train_spec if training else options.eval_spec
+            raise OptionError(f"ops {spec!r} hold normalize; leave it out: every model normalises its images itself")
+        ops = raw_ops(ops, raw_side) if raw_side else ops
+        steady = [op for op in ops if not isinstance(op, MixingOp)]
+        prepared = tf.data.Dataset.from_tensors(parsed).map(lambda row, ops=steady: apply_ops(ops, row, row[DRAW]))
+        # Crops of one image come together here; in a batch they are rows like all others.
+        check_shape(prepared.element_spec[IMAGE].shape[-3:], options, training)
 
 
-def _check_shape(stream: tf.data.Dataset, options: InputOptions, training: bool) -> None:
-    side = options.image_side_px
-    shape = stream.element_spec[0][IMAGE].shape
-    if shape != (side, side, 3):
-        name, spec = ("train_ops", options.train_spec) if training else ("eval_ops", options.eval_spec)
+def _check_device_ops(options: InputOptions) -> None:
+    from trainer.device_ops import output_side, parse_device_ops
+
+    side = output_side(parse_device_ops(options.device_ops), options.image_side_px)
+    if side != options.image_side_px:
         raise OptionError(
-            f"{name} {spec!r} end at the shape {shape}; image_side_px is {side}, so it must be {side}x{side}"
+            f"device_ops {options.device_ops!r} end at {side} pixels; image_side_px is {options.image_side_px}, so it "
+            f"must be {options.image_side_px}"
         )
 
 
-def _epochs(first: int, count: int) -> tf.data.Dataset:
-    if count == FOREVER:
-        return tf.data.Dataset.counter(start=first, dtype=tf.int64)
-    return tf.data.Dataset.range(first, first + count)
+def parsed(choices: Choices, start: Position, epochs: int) -> tf.data.Dataset:
+    """Returns the parsed records of one host, in the order of training or of the shards, in batches of any size."""
+    host = choices.host if choices.training else Host()  # of evaluation, a host knows its own part alone
+    make_plan = windows.serve_plan if choices.served else windows.plan
+    planned = make_plan(choices.order, start, epochs, host)
+    if choices.cache.kind == "memory":
+        records = _from_memory(planned, choices)
+    else:
+        records = _from_shards(windows.read(planned, choices.index, choices.options), choices)
+    return _map(records, partial(_drawn, choices=choices), choices)
 
 
-def _epoch(
-    epoch: tf.Tensor, files: Sequence[str], dataset: Manifest, split: str, options: InputOptions, training: bool
-) -> tf.data.Dataset:
-    """Returns the parsed records of one epoch, in batches."""
-    paths = tf.constant(files)
-    if training:
-        paths = tf.random.experimental.stateless_shuffle(paths, seed=tf.stack([options.seed, epoch]))
-    stream = tf.data.Dataset.from_tensor_slices(paths)
-    # A bounded cycle: open files and read buffers must not grow with the number of shards.
-    stream = stream.interleave(
-        lambda name: tf.data.TFRecordDataset(name, buffer_size=_READ_BUFFER_BYTES),
-        cycle_length=min(options.readers, len(files)) if training else 1,
-        block_length=16,
-        num_parallel_calls=min(options.readers, len(files), options.thread_count) if training else None,
-        deterministic=True,
-    )
-    if training:
-        # Before decoding, while a record is a tenth of its pixels.
-        held = shuffle_records(dataset, split, options)
-        stream = _shuffle(stream, held, options.seed, epoch)
-    return stream.batch(options.parse_batch).map(partial(_parse, epoch=epoch), options.thread_count, deterministic=True)
+def _from_shards(read: tf.data.Dataset, choices: Choices) -> tf.data.Dataset:
+    size = choices.options.parse_batch
+    parse_batch = partial(parse, spec=choices.spec, dataset=choices.dataset, seed=choices.options.seed)
+
+    def pieces(serialized: tf.Tensor, places: tf.Tensor, draws: tf.Tensor) -> tf.data.Dataset:
+        slices = tf.data.Dataset.from_tensor_slices((places, draws)).batch(size)
+        return slices.map(lambda place, draw: (tf.gather(serialized, place), draw))
+
+    return _map(read.flat_map(pieces), parse_batch, choices)
 
 
-def shuffle_records(dataset: Manifest, split: str, options: InputOptions) -> int:
-    """Returns how many records of average size fit the shuffle budget: at least 1, at most the whole split."""
-    info = dataset.split(split)
-    return max(1, min(info.records, int(options.shuffle_mb * 1e6 * info.records / info.bytes)))
+def _map(stream: tf.data.Dataset, function: Callable[..., Any], choices: Choices) -> tf.data.Dataset:
+    return stream.map(function, choices.options.parallel_calls, deterministic=choices.options.ordered)
 
 
-def _shuffle(stream: tf.data.Dataset, held: int, seed: int, epoch: tf.Tensor) -> tf.data.Dataset:
-    # `Dataset.shuffle` mixes in the global seed of TensorFlow, and then the order depends on whoever set that.
-    shuffled = tf.raw_ops.ShuffleDataset(
-        input_dataset=tf.data.experimental.to_variant(stream),
-        buffer_size=held,
-        seed=tf.constant(seed + 1, tf.int64),  # the pair (0, 0) means "draw one"
-        seed2=epoch + 1,
-        reshuffle_each_iteration=False,
-        output_types=[tf.string],
-        output_shapes=[[]],
-    )
-    return tf.data.experimental.from_variant(shuffled, stream.element_spec)
+def _drawn(features: Features, choices: Choices) -> Features:
+    """Draws the random numbers of a batch of records: one by one they would cost a tenth of a decode."""
+    return draw_numbers(choices.image_ops, features, features[DRAW], choices.first_salt)
 
 
-def _parse(serialized: tf.Tensor, epoch: tf.Tensor) -> dict[str, tf.Tensor]:
-    parsed = tf.io.parse_example(serialized, record.feature_spec(_PARSED))
-    return {**parsed, "epoch": tf.repeat(epoch, tf.size(serialized))}
+def _from_memory(planned: tf.data.Dataset, choices: Choices) -> tf.data.Dataset:
+    everything = windows.plan(dataclasses.replace(choices.order, kind="none", quota={}), Position(), 1, Host())
+    parsed = _from_shards(windows.read(everything, choices.index, choices.options), choices)
+    prefix = choices.whole_ops[: choices.cache.ops]
+    kept = cache.in_memory(parsed, prefix, choices.index, choices.options.thread_count)
+
+    def pick(window: windows.Window) -> Features:
+        features = {name: tf.gather(values, window.numbers) for name, values in kept.items()}
+        return {**features, DRAW: draw_of(features[KEY], window.draws, choices.options.seed)}
+
+    slices = planned.flat_map(lambda window: tf.data.Dataset.from_tensor_slices(window).batch(choices.batch))
+    return _map(slices, pick, choices)
 
 
-def _prepare(parsed: dict[str, tf.Tensor], ops: Sequence[Op], seed: int) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-    # From the key, not from the position: a record draws the same whatever the order, the batch or the host.
-    draw = tf.strings.to_hash_bucket_fast(parsed[record.FILENAME], 1 << 62)
-    features = {IMAGE: parsed[record.ENCODED], record.HEIGHT: parsed[record.HEIGHT], record.WIDTH: parsed[record.WIDTH]}
-    image = apply_ops(ops, features, tf.stack([draw + seed, parsed["epoch"]]))[IMAGE]
-    return {IMAGE: image, KEY: parsed[record.FILENAME]}, parsed[record.LABEL]
+def _prepare(row: Features, choices: Choices) -> Batch:
+    """Runs the ops on one image, or those that need none on a batch."""
+    features = apply_ops(choices.image_ops, decode_mask(row), row[DRAW], choices.first_salt)
+    if choices.crops > 1:
+        features[DRAW] = chance.split(row[DRAW], choices.crops)
+    for name in (record.HEIGHT, record.WIDTH):  # of the stored image, which nobody sees from here on
+        features.pop(name)
+    label = features.pop(LABEL)
+    return features, label
 
 
-def _tf_options(threads: int) -> tf.data.Options:
+def _rebatched(stream: tf.data.Dataset, choices: Choices) -> tf.data.Dataset:
+    if any(isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(stream.element_spec)):
+        return batch_ragged(stream.unbatch(), choices.batch, choices.training)  # `rebatch` takes none
+    return stream.rebatch(choices.batch, drop_remainder=choices.training)
+
+
+def _finish(features: Features, label: tf.Tensor, choices: Choices) -> Batch:
+    """Runs the ops of batches, and gives the columns the form that is asked for."""
+    features = deliver_columns(features, choices.options)
+    if choices.batch_ops:
+        draw, salt = features[DRAW], choices.batch_salt
+        features[IMAGE] = apply_batch_ops(choices.batch_ops, features[IMAGE], draw, salt)
+        if any(isinstance(op, MixingOp) for op in choices.batch_ops):
+            label = mix_batch_labels(choices.batch_ops, _as_shares(label, choices), draw, salt)
+    return features, label
+
+
+def _as_shares(label: tf.Tensor, choices: Choices) -> tf.Tensor:
+    return tf.one_hot(label, len(choices.dataset.labels)) if label.dtype == tf.int64 else label
+
+
+def _spread(stream: tf.data.Dataset, choices: Choices, skipped: int) -> tf.data.Dataset:
+    """Takes the crops of a group of records apart: the first of each, then the second of each, and so on."""
+    if choices.crops == 1:
+        return stream
+
+    def crop(number: tf.Tensor, features: Features, label: tf.Tensor) -> Batch:
+        of_crops = {name: values[:, number] for name, values in features.items() if name in _OF_CROPS}
+        return {**features, **of_crops}, label
+
+    def group(features: Features, label: tf.Tensor) -> tf.data.Dataset:
+        return tf.data.Dataset.range(choices.crops).map(lambda number: crop(number, features, label)).unbatch()
+
+    return batch_ragged(stream, choices.group, False).flat_map(group).skip(skipped)
+
+
+def _even(stream: tf.data.Dataset, choices: Choices, start: Position, epochs: int) -> tf.data.Dataset:
+    """Gives every host the same number of batches."""
+    if choices.training:
+        if choices.host.count == 1 or epochs == FOREVER:
+            return stream
+        first, end = (epoch * choices.epoch_images for epoch in (start.epoch, start.epoch + epochs))
+        if choices.crops > 1:  # what the last records lack to one for each host would be whole sets of crops
+            end -= end // choices.crops % choices.host.count * choices.crops
+        return stream.take((end - first - start.records) // choices.options.batch_size)
+    if choices.host.count == 1 and not choices.options.pad_batches:
+        return stream
+    largest = -(-choices.total // choices.host.count) * choices.crops * epochs
+    return padded(stream, choices.batch, -(-largest // choices.batch))
+
+
+def check_shape(shape: tf.TensorShape, options: InputOptions, training: bool) -> None:
+    """Raises `OptionError` unless images of this shape are what the model takes."""
+    side = options.image_side_px
+    if shape != (side, side, 3):
+        name, text = ("train_ops", options.train_spec) if training else ("eval_ops", options.eval_spec)
+        raise OptionError(
+            f"{name} {text!r} end at the shape {shape}; image_side_px is {side}, so it must be {side}x{side}"
+        )
+
+
+def tf_options(given: InputOptions) -> tf.data.Options:
+    """Returns the options of a pipeline whose every buffer and thread count was chosen, unless `autotune` is on."""
     options = tf.data.Options()
-    options.deterministic = True
-    options.threading.private_threadpool_size = threads
+    options.deterministic = given.ordered
+    options.threading.private_threadpool_size = given.thread_count
     options.threading.max_intra_op_parallelism = 1  # the map already uses every core
-    options.autotune.enabled = False  # every buffer and thread count above is chosen, and stays chosen
+    options.autotune.enabled = given.autotune
+    if given.autotune:
+        options.autotune.ram_budget = int(given.shuffle_mb * 1e6)  # by default it may take half of all memory
     options.experimental_optimization.inject_prefetch = False
+    # A strategy must not cut what `Host` has cut already.
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return options

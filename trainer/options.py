@@ -9,21 +9,52 @@ from typing import Any
 
 from beam_jobs import validate
 from beam_jobs.errors import OptionError
+from beam_jobs.storage import is_remote
+from trainer.train_options import TrainOptions
 
 AUTO_OPS = ""
+UNIFORM = "uniform"
+TARGETS = ("boxes", "mask")
+CHOICES = {
+    "shuffle": ("window", "global", "none"),
+    "cache": ("auto", "memory", "disk", "none"),
+    "columns_form": ("ragged", "dense"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputOptions:
     """How shards become batches.
 
+    What decides the order is `seed`, `shuffle`, `shuffle_mb`, `lanes` and `balance`; everything else changes speed and
+    memory alone, or what becomes of a record once it is read.
+
     Attributes:
       image_side_px: height and width of the images the model sees.
-      batch_size: images a step, over all replicas.
+      batch_size: images a step, over all hosts and replicas.
       train_ops: ops of training, such as `decode_random_crop(224)|flip`; empty takes that with `image_side_px`.
       eval_ops: ops of evaluation and serving, never random; empty takes a resize and a centre crop.
+      device_ops: ops of training that run on the device, on whole batches, such as `flip|mixup(0.2)`; empty for none.
       seed: decides the order and every random draw, together with the epoch and the key of the record.
-      shuffle_mb: memory of the shuffle buffer in MB (1e6 bytes) of serialised records.
+      shuffle: `window` reads runs of neighbours and mixes them in a window of `shuffle_mb`; `global` mixes the whole
+        split and reads records one by one; `none` keeps the order of the shards.
+      shuffle_mb: memory of the shuffle window in MB (1e6 bytes) of serialised records, over all hosts.
+      lanes: parts every pass is cut into; the number of hosts must divide it. It is what keeps the order the same on
+        another number of hosts.
+      balance: class -> share of the records of an epoch, or `uniform` for the same share each; empty keeps the split.
+      cache: `memory` or `disk` keep what the first ops made, as far as they are not random; `auto` decides by size
+        and free memory; `none` reads the shards every epoch.
+      cache_mb: the most that `auto` keeps in memory, in MB; 0 means a quarter of what is free.
+      cache_dir: directory of the disk cache.
+      columns: user columns to deliver, without `extra/`.
+      columns_form: `ragged`, or `dense`: padded with zeros to the longest of the batch.
+      targets: what else to deliver of each image: `boxes`, `mask`.
+      pad_batches: fill up the last batch of evaluation and add `valid`, so that all batches have one shape.
+      max_corrupt_records: damaged records that training may leave out; one more is an error, which names them.
+      service: address of a tf.data service that runs the pipeline, such as `grpc://host:5000`; empty runs it here.
+      ordered: keep the order; without it, whichever image is ready first comes first, which hides slow reads and gives
+        up exact repetition.
+      autotune: let tf.data choose how many threads a stage gets and how much it buffers, within `shuffle_mb` more.
       readers: shards read at a time; bounds open files and read buffers whatever the number of shards.
       threads: threads for parsing and image ops; 0 means one a core.
       parse_batch: records parsed by one op. Parsing 64 at a time and taking them apart again costs half of
@@ -38,26 +69,65 @@ class InputOptions:
     batch_size: int = 64
     train_ops: str = AUTO_OPS
     eval_ops: str = AUTO_OPS
+    device_ops: str = ""
     seed: int = 0
+    shuffle: str = "window"
     shuffle_mb: float = 64.0
+    lanes: int = 8
+    balance: str | Mapping[str, float] = ""
+    cache: str = "auto"
+    cache_mb: float = 0.0
+    cache_dir: str = ""
+    columns: tuple[str, ...] = ()
+    columns_form: str = "ragged"
+    targets: tuple[str, ...] = ()
+    pad_batches: bool = False
+    max_corrupt_records: int = 0
+    service: str = ""
+    ordered: bool = True
+    autotune: bool = False
     readers: int = 8
     threads: int = 0
     parse_batch: int = 64
     prefetch_batches: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("image_side_px", "batch_size", "readers", "parse_batch", "prefetch_batches"):
+        for name in ("image_side_px", "batch_size", "lanes", "readers", "parse_batch", "prefetch_batches"):
             validate.whole(name, getattr(self, name), 1)
-        validate.whole("threads", self.threads, 0)
-        validate.whole("seed", self.seed, 0)
+        for name in ("threads", "seed", "max_corrupt_records"):
+            validate.whole(name, getattr(self, name), 0)
         if self.seed >= 1 << 32:  # what Keras and NumPy take
             raise OptionError(f"seed is {self.seed}; it must be below 2^32")
-        validate.at_least("shuffle_mb", self.shuffle_mb, 0)
+        for name in ("shuffle_mb", "cache_mb"):
+            validate.at_least(name, getattr(self, name), 0)
+        for name, allowed in CHOICES.items():
+            validate.choice(name, getattr(self, name), allowed)
+        for target in self.targets:
+            validate.choice("targets", target, TARGETS)
+        self._check_cache()
+        _check_balance(self.balance)
+
+    def _check_cache(self) -> None:
+        if not isinstance(self.cache_dir, str) or is_remote(self.cache_dir):
+            raise OptionError(f"cache_dir is {self.cache_dir!r}; it must be a directory of this machine")
+        if self.cache == "disk" and not self.cache_dir:
+            raise OptionError("cache is disk and cache_dir is empty; name a directory for it")
+        if self.cache_dir and self.cache != "disk":
+            raise OptionError(f"cache_dir is {self.cache_dir!r} and cache is {self.cache}; set cache to disk to use it")
+        if self.cache_mb and self.cache != "auto":
+            raise OptionError(f"cache_mb is {self.cache_mb:g} and cache is {self.cache}; it is the limit of auto alone")
+        if self.service and self.cache in ("memory", "disk"):
+            raise OptionError(f"cache is {self.cache} and a service is named, which keeps nothing; set cache to none")
 
     @property
     def thread_count(self) -> int:
         """Threads for parsing and image ops, at least 1."""
         return self.threads or os.cpu_count() or 1
+
+    @property
+    def parallel_calls(self) -> int:
+        """Calls of a stage at a time; -1, which is `tf.data.AUTOTUNE`, leaves it to tf.data."""
+        return -1 if self.autotune else self.thread_count
 
     @property
     def train_spec(self) -> str:
@@ -70,34 +140,29 @@ class InputOptions:
         side = self.image_side_px
         return self.eval_ops or f"decode|resize_short({round(side * 256 / 224)})|center_crop({side})"
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> InputOptions:
+        """Builds the options from plain JSON values, in which a tuple is a list.
 
-@dataclass(frozen=True, kw_only=True)
-class TrainOptions:
-    """How a model is trained.
+        Raises:
+          OptionError: a value is out of range.
+        """
+        plain: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
+        return cls(**plain)
 
-    Attributes:
-      model: name in `models.MODELS`.
-      epochs: passes over the training split.
-      learning_rate: peak of a one-epoch linear warm-up followed by a cosine decay to zero.
-      weight_decay: of AdamW.
-      label_smoothing: share of the target spread over all classes, 0 to 1.
 
-    Raises:
-      OptionError: a value is out of range; the message names it and what is allowed.
-    """
-
-    model: str = "small_cnn"
-    epochs: int = 10
-    learning_rate: float = 2e-3
-    weight_decay: float = 1e-4
-    label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        validate.whole("epochs", self.epochs, 1)
-        validate.above("learning_rate", self.learning_rate, 0)
-        validate.at_least("weight_decay", self.weight_decay, 0)
-        if not 0 <= self.label_smoothing < 1:
-            raise OptionError(f"label_smoothing is {self.label_smoothing!r}; it must be from 0 to below 1")
+def _check_balance(balance: object) -> None:
+    if isinstance(balance, str):
+        validate.choice("balance", balance, ("", UNIFORM))
+        return
+    if not isinstance(balance, Mapping) or not balance:
+        raise OptionError(f"balance is {balance!r}; it must be uniform, or class: share")
+    for name, share in balance.items():
+        if not isinstance(name, str):
+            raise OptionError(f"balance names {name!r}; class names are text, so write {str(name)!r}")
+        validate.share(f"balance of {name}", share)
+    if abs(sum(balance.values()) - 1) > 1e-3:
+        raise OptionError(f"the shares of balance add up to {sum(balance.values()):g}; they must add up to 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,4 +188,4 @@ class TrainerConfig:
         Raises:
           OptionError: a value is out of range.
         """
-        return cls(input=InputOptions(**values["input"]), train=TrainOptions(**values["train"]))
+        return cls(input=InputOptions.from_json(values["input"]), train=TrainOptions(**values["train"]))

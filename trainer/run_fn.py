@@ -4,57 +4,80 @@ from __future__ import annotations
 
 import json
 import os
-import time
+import sys
 from typing import TYPE_CHECKING, Any
 
-import keras
 import tensorflow as tf
 
-from beam_jobs import manifest
+from beam_jobs import manifest, storage
 from beam_jobs.errors import OptionError
-from beam_jobs.manifest import Manifest
-from trainer.input_fn import FOREVER, evaluation_ops, make_dataset
-from trainer.models import ModelSpec, build_model
-from trainer.ops import IMAGE
-from trainer.options import TrainerConfig, TrainOptions
+from beam_jobs.types import LABEL_KINDS
+from trainer.allocator import keep_buffers
+from trainer.checkpoint import Checkpoints
+from trainer.input_fn import evaluation_ops
+from trainer.job import Job, fit
+from trainer.options import TrainerConfig
 from trainer.preprocessing import MEAN_RGB, STD_RGB
+from trainer.progress import Progress
 from trainer.raw import stored_ops
 from trainer.serving import export
+from trainer.strategy import host_of, make_strategy
+from trainer.targets import MULTI
 
 if TYPE_CHECKING:
     from tfx.components.trainer.fn_args_utils import FnArgs
 
 CONFIG_KEY = "trainer"
+WORK_DIR_KEY = "work_dir"
 HISTORY_NAME = "training.json"
 
 
 def run_fn(fn_args: FnArgs) -> None:
     """Trains a model on the train split, validates it on the eval split and exports it.
 
-    Writes the SavedModel to `serving_model_dir`; TensorBoard logs and `training.json` (metrics and seconds of every
-    epoch) to `model_run_dir`.
+    Writes the SavedModel to `serving_model_dir`; TensorBoard logs and `training.json` (the figures of every epoch) to
+    `model_run_dir`. Checkpoints go below `custom_config["work_dir"]`, or beside `model_run_dir` without one; the same
+    training continues from them, and they are removed once the model is exported.
 
     Args:
       fn_args: what TFX hands over; `custom_config["trainer"]` is `TrainerConfig.to_json()`.
 
     Raises:
       UsageError: the options do not fit the dataset.
+      CorruptDataset: a record cannot be read.
     """
+    keep_buffers()
     config = TrainerConfig.from_json(fn_args.custom_config[CONFIG_KEY])
+    strategy = make_strategy(config.train.strategy)  # first of all: later TensorFlow would have taken the devices
     path = dataset_dir(fn_args.train_files)
     dataset = manifest.load(path)
-    train_split, eval_split = _split_name(fn_args.train_files), _split_name(fn_args.eval_files)
+    if dataset.label_kind not in ("single", MULTI):
+        raise OptionError(f"the images have {LABEL_KINDS[dataset.label_kind]}; training needs labels to learn")
     mean, std = channel_statistics(fn_args.transform_output)
-    side = config.input.image_side_px
-    keras.utils.set_random_seed(config.input.seed)
-    spec = ModelSpec(side_px=side, classes=len(dataset.labels), mean_rgb=mean, std_rgb=std)
-    model = build_model(config.train.model, spec)
-    steps = max(1, dataset.split(train_split).records // config.input.batch_size)
-    compile_model(model, config.train, steps)
-    history = _fit(model, path, train_split, eval_split, steps, config, fn_args.model_run_dir)
-    _write_history(history, dataset, config, fn_args.model_run_dir)
+    job = Job(
+        config=config,
+        path=path,
+        dataset=dataset,
+        train_split=_split_name(fn_args.train_files),
+        eval_split=_split_name(fn_args.eval_files),
+        mean_rgb=mean,
+        std_rgb=std,
+    )
+    # Beside the directories of the attempts, of which TFX removes those that fail.
+    work_dir = fn_args.custom_config.get(WORK_DIR_KEY) or os.path.dirname(fn_args.model_run_dir)
+    checkpoints = Checkpoints(storage.join(work_dir, f".work-{job.digest}"))
+    model, progress = fit(job, checkpoints, fn_args.model_run_dir, strategy=strategy, say=_say)
+    if host_of(strategy).index:
+        return  # of several workers, one exports
+    _write_history(progress, job, fn_args.model_run_dir)
     ops = evaluation_ops(config.input)
+    side = config.input.image_side_px
     export(model, ops, dataset.labels, side, fn_args.serving_model_dir, stored_ops(ops, dataset))
+    checkpoints.clear()
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def dataset_dir(patterns: list[str]) -> str:
@@ -80,73 +103,17 @@ def channel_statistics(transform_output: str) -> tuple[tuple[float, ...], tuple[
     return tuple(transformed[MEAN_RGB][0].numpy().tolist()), tuple(transformed[STD_RGB][0].numpy().tolist())
 
 
-def compile_model(model: keras.Model, options: TrainOptions, steps_per_epoch: int) -> None:
-    """Compiles a classifier: AdamW, linear warm-up over one epoch, cosine decay to zero."""
-    schedule = keras.optimizers.schedules.CosineDecay(
-        initial_learning_rate=0.0,
-        decay_steps=max(1, steps_per_epoch * (options.epochs - 1)),
-        warmup_target=options.learning_rate,
-        warmup_steps=steps_per_epoch,
-    )
-    model.compile(
-        optimizer=keras.optimizers.AdamW(schedule, weight_decay=options.weight_decay),
-        loss=keras.losses.CategoricalCrossentropy(label_smoothing=options.label_smoothing),
-        metrics=[keras.metrics.CategoricalAccuracy(name="accuracy")],
-    )
-
-
-def _fit(
-    model: keras.Model,
-    path: str,
-    train_split: str,
-    eval_split: str,
-    steps: int,
-    config: TrainerConfig,
-    log_dir: str,
-) -> dict[str, Any]:
-    classes = model.output_shape[-1]
-
-    def for_keras(features: dict[str, tf.Tensor], label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return features[IMAGE], tf.one_hot(label, classes)
-
-    train = make_dataset(path, train_split, config.input, training=True, epochs=FOREVER).map(for_keras)
-    validation = make_dataset(path, eval_split, config.input, training=False).map(for_keras)
-    clock = _EpochClock()
-    history = model.fit(
-        train,
-        epochs=config.train.epochs,
-        steps_per_epoch=steps,
-        validation_data=validation,
-        callbacks=[clock, keras.callbacks.TensorBoard(log_dir, write_graph=False)],
-        verbose=0,
-    )
-    return {**history.history, "train_seconds": clock.seconds}
-
-
-class _EpochClock(keras.callbacks.Callback):
-    """Times the training part of each epoch; validation starts inside Keras' epoch but is other work."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds: list[float] = []
-
-    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        self._started = time.monotonic()
-        self._training_ended = self._started
-
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        self._training_ended = time.monotonic()
-
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        self.seconds.append(self._training_ended - self._started)
-
-
-def _write_history(history: dict[str, Any], dataset: Manifest, config: TrainerConfig, directory: str) -> None:
+def _write_history(progress: Progress, job: Job, directory: str) -> None:
+    waits = progress.history.get("input_wait", [])
     values = {
-        "dataset_digest": dataset.digest,
-        "config": config.to_json(),
-        "history": {name: [float(value) for value in series] for name, series in history.items()},
+        "dataset_digest": job.dataset.digest,
+        "config": job.config.to_json(),
+        "history": progress.history,
+        "input_wait": sum(waits) / len(waits) if waits else 0.0,
+        "best": {"monitor": job.config.train.monitor, "epoch": progress.best_epoch, "value": progress.best},
+        "exported": job.config.train.keep,
     }
+    tf.io.gfile.makedirs(directory)  # a training that was complete already has written no logs
     with tf.io.gfile.GFile(os.path.join(directory, HISTORY_NAME), "w") as stream:
         stream.write(json.dumps(values, indent=2))
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import subprocess
+import sys
+import tempfile
 
 import keras
 import tensorflow as tf
 
 from beam_jobs import record
+from beam_jobs.errors import OptionError
 from trainer.ops import IMAGE, Op, apply_ops
+from trainer.transfer import leaves
 
 EVALUATE_SIGNATURE = "evaluate"  # serialised records in, for TFMA
 PROBABILITIES = "probabilities"
+_MODEL, _REST = "model.keras", "rest.pickle"  # what a process with another backend leaves to export
 # Beside the graph, where SavedModel keeps what is not its own. Models with equal descriptions take the same records and
 # answer with the same classes, so that one can be measured against the other.
 DESCRIPTION_NAME = "assets.extra/feedline.json"
@@ -39,7 +46,13 @@ def export(
       side_px: height and width of the images.
       path: directory to write.
       record_ops: the ops that begin at what records hold, see `raw.stored_ops`; `ops` when empty.
+
+    Raises:
+      OptionError: the backend of Keras is not TensorFlow, and the model cannot be loaded where it is.
     """
+    if keras.backend.backend() != "tensorflow":
+        _export_with_tensorflow(model, {"ops": ops, "labels": labels, "side_px": side_px, "path": path}, record_ops)
+        return
     names = tf.constant(labels)
     archive = keras.export.ExportArchive()
     archive.track(model)
@@ -78,12 +91,40 @@ def decode_batch(encoded: tf.Tensor, ops: tuple[Op, ...], side_px: int) -> tf.Te
     Returns:
       uint8[batch, side, side, 3].
     """
-    no_chance = tf.zeros([2], tf.int64)
+    no_chance = tf.zeros([2], tf.int32)
     return tf.map_fn(
         lambda image: apply_ops(ops, {IMAGE: image}, no_chance)[IMAGE],
         encoded,
         fn_output_signature=tf.TensorSpec([side_px, side_px, 3], tf.uint8),
     )
+
+
+def export_saved(folder: str) -> None:
+    """Exports what `_export_with_tensorflow` left in a folder."""
+    with open(os.path.join(folder, _REST), "rb") as stream:
+        classes, rest = pickle.load(stream)  # noqa: S301 - written a moment ago by the process that started this one
+    export(keras.saving.load_model(os.path.join(folder, _MODEL), classes, compile=False), **rest)
+
+
+def _export_with_tensorflow(model: keras.Model, rest: dict[str, object], record_ops: tuple[Op, ...]) -> None:
+    """Exports in a process with the TensorFlow backend: a backend is chosen once, when Keras is imported."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save(os.path.join(folder, _MODEL))
+        with open(os.path.join(folder, _REST), "wb") as stream:
+            # Classes of the user's are not in the file of the model; by reference, each brings its module.
+            own = {type(layer).__name__: type(layer) for layer in leaves(model) if not _is_of_keras(layer)}
+            pickle.dump((own, {**rest, "record_ops": record_ops}), stream)
+        environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "PYTHONPATH": os.pathsep.join(sys.path)}
+        code = "import sys; from trainer.serving import export_saved; export_saved(sys.argv[1])"
+        command = [sys.executable, "-c", code, folder]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        line = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit status {done.returncode}"
+        raise OptionError(f"the model {model.name} cannot be exported with TensorFlow: {line[:300]}")
+
+
+def _is_of_keras(layer: keras.layers.Layer) -> bool:
+    return type(layer).__module__.partition(".")[0] == "keras"
 
 
 def _write_description(labels: tuple[str, ...], first_op: Op, path: str) -> None:

@@ -86,12 +86,12 @@ def augmentation(images: Images, album: Album, input_options: Mapping[str, Any])
     from trainer.options import InputOptions
     from trainer.raw import stored_ops
 
-    options = InputOptions(**input_options)
+    options = InputOptions.from_json(input_options)
     examples: list[Example] = []
     problem = ""
     try:
-        train = stored_ops(parse_ops(options.train_spec), images.dataset)
-        evaluation = stored_ops(evaluation_ops(options), images.dataset)
+        train = _pictured(stored_ops(parse_ops(options.train_spec), images.dataset))
+        evaluation = _pictured(stored_ops(evaluation_ops(options), images.dataset))
         room = Room(_ROOM_BYTES)
         for index in _sample(images):
             example = _example(images, album, index, (train, evaluation, options.seed), room)
@@ -121,16 +121,23 @@ def seen(ops: Sequence[Op], values: Mapping[str, list], seed: int, epoch: int) -
     import tensorflow as tf
 
     from trainer.ops import IMAGE, apply_ops
+    from trainer.parsing import draw_of
 
-    # The seed of `trainer.input_fn`: from the key, so that a record draws the same whatever its place in the data.
-    draw = tf.strings.to_hash_bucket_fast(tf.constant(values[record.FILENAME][0]), 1 << 62)
+    draw = draw_of(tf.constant(values[record.FILENAME][0]), tf.constant(epoch, tf.int64), seed)
     features = {
         IMAGE: tf.constant(values[record.ENCODED][0]),
         record.HEIGHT: tf.constant(values[record.HEIGHT][0], tf.int64),
         record.WIDTH: tf.constant(values[record.WIDTH][0], tf.int64),
     }
     with tf.device("cpu"):
-        return apply_ops(ops, features, tf.stack([draw + seed, tf.constant(epoch, tf.int64)]))[IMAGE].numpy()
+        return apply_ops(ops, features, draw)[IMAGE].numpy()
+
+
+def _pictured(ops: Sequence[Op]) -> list[Op]:
+    """Leaves out what one picture cannot show: floats, and what takes a second image."""
+    from trainer.ops import MixingOp, Normalize
+
+    return [op for op in ops if not isinstance(op, (MixingOp, Normalize))]
 
 
 def _sample(images: Images) -> list[int]:

@@ -28,7 +28,7 @@ _COMMANDS = {
     "schema": ("pipeline.cli.schema", "Infer, read and compare schemas."),
     "lineage": ("pipeline.cli.lineage", "What a model was made of, back to the source."),
     "predict": ("pipeline.cli.predict", "Classify image files with a pushed model."),
-    "bench": ("pipeline.cli.bench", "Measure the input pipeline beside the naive one."),
+    "bench": ("pipeline.cli.bench", "Find what holds up the input pipeline."),
 }
 
 

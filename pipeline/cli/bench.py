@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import contextlib
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.common import json_option, print_json
+from beam_jobs import storage
+from beam_jobs.errors import OptionError
+from pipeline.cli.common import json_option, print_json, say
+
+if TYPE_CHECKING:
+    from trainer.bench.measure import Bench
+    from trainer.options import InputOptions
 
 
 @click.group("bench")
@@ -17,34 +28,106 @@ def command() -> None:
 @command.command("input")
 @click.argument("directory")
 @click.option("--split", default="train", show_default=True, help="Split to read.")
-@click.option("--image-side", type=int, default=224, show_default=True, help="Height and width, in pixels.")
-@click.option("--batch-size", type=int, default=64, show_default=True, help="Images a batch.")
-@click.option("--ops", default="", help="Ops of training.  [default: decode_random_crop(SIDE)|flip]")
+@click.option("--config", "config_path", help="YAML file of settings, of which `input` counts.")
+@click.option("--image-side", type=int, help="Height and width, in pixels.  [default: 224]")
+@click.option("--batch-size", type=int, help="Images a batch.  [default: 64]")
+@click.option("--ops", help="Ops of training.  [default: decode_random_crop(SIDE)|flip]")
+@click.option("--threads", type=int, help="Threads of the input pipeline; 0 is one a core.  [default: 0]")
+@click.option("--model", default="", help="Measure the training step of this model too, such as small_cnn.")
+@click.option("--ablation", is_flag=True, help="Also take out one optimisation at a time.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0.1),
-    default=3.0,
+    type=click.FloatRange(min=0.05),
+    default=1.0,
     show_default=True,
-    help="Length of one measurement; there are six.",
+    help="Length of one measurement; there are some 16, three times each.",
 )
+@click.option("--html", help="File to write the chart into.")
 @json_option
-def bench_input(
-    directory: str, split: str, image_side: int, batch_size: int, ops: str, seconds: float, as_json: bool
-) -> None:
-    """Measure the input pipeline over the dataset in DIRECTORY beside the naive one, in turn.
+def bench_input(directory: str, **values: Any) -> None:
+    """Find what holds up the input pipeline over the dataset in DIRECTORY, and which option to change.
+
+    Measures each stage alone and all together, beside what the machine can decode without any pipeline and
+    beside the naive pipeline and the one of the tutorials.
 
     \b
-    Example:
+    Examples:
       feedline bench input dataset
+      feedline bench input dataset --ablation --html bench.html
+      feedline bench input dataset --image-side 32 --ops "decode|pad_reflect(4)|random_crop(32)|flip" --model small_cnn
     """
-    from trainer.bench import compare
+    options = _options(values)
+    if values["html"]:
+        _check_place(values["html"])
+    from trainer.allocator import keep_buffers
+
+    keep_buffers()  # as in training
+    from trainer.bench.measure import measure, prepare
+    from trainer.bench.page import render
+    from trainer.bench.rules import advise
+    from trainer.bench.text import report
+
+    bench = prepare(directory, values["split"], options, values["model"], values["ablation"])
+    with _progress(bench, values["seconds"]) as on_sample:
+        figures = measure(bench, values["seconds"], on_sample)
+    if values["as_json"]:
+        advice = [dataclasses.asdict(item) for item in advise(figures)]
+        print_json({**figures.to_json(), "advice": advice, "html": values["html"] or ""})
+    else:
+        click.echo(report(figures))
+    if values["html"]:
+        _write(values["html"], render(figures))
+        say(values["html"])
+
+
+def _options(values: Mapping[str, Any]) -> InputOptions:
+    """Returns the options of a file of settings, changed by what was given on the line."""
+    from pipeline import config
     from trainer.options import InputOptions
 
-    options = InputOptions(image_side_px=image_side, batch_size=batch_size, train_ops=ops)
-    rates = compare(directory, split, options, seconds)
-    if as_json:
-        print_json({**asdict(rates), "ratio": rates.ratio})
+    path = values["config_path"]
+    options = config.from_mapping(InputOptions, (config.load(path).get("input") if path else None) or {}, "input")
+    names = {"image_side": "image_side_px", "batch_size": "batch_size", "ops": "train_ops", "threads": "threads"}
+    given = {field: values[name] for name, field in names.items() if values[name] is not None}
+    return dataclasses.replace(options, **given)
+
+
+@contextlib.contextmanager
+def _progress(bench: Bench, seconds: float) -> Iterator[Callable[[str], None]]:
+    """Says how long it will take, and on a terminal what is measured and how much is left."""
+    from trainer.bench.meter import ROUNDS
+
+    count = len(bench.subjects)
+    about = round(bench.duration(seconds))
+    say(f"{count} measurements of {seconds:g} s, {ROUNDS} times each in turn: about {about // 60}:{about % 60:02d}")
+    if not sys.stderr.isatty():
+        yield lambda _: None
         return
-    click.echo(f"feedline  {rates.feedline:,.0f} images/s")
-    click.echo(f"naive     {rates.naive:,.0f} images/s")
-    click.echo(f"ratio     {rates.ratio:.2f}")
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("", total=count * ROUNDS)
+        begun = iter(range(count * ROUNDS))
+        yield lambda name: bars.update(task, description=_plain(name), completed=next(begun))
+
+
+def _plain(name: str) -> str:
+    return name.replace("[", r"\[")  # which rich takes for markup
+
+
+def _check_place(path: str) -> None:
+    """Raises `OptionError` when a file cannot be written there: better now than after minutes of measuring."""
+    if storage.is_remote(path):
+        return
+    folder = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path) or not os.access(folder, os.W_OK):
+        raise OptionError(f"--html {path} cannot be written; name a file in a directory that exists")
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        storage.write_bytes(path, text.encode())
+    except OSError as error:
+        raise OptionError(f"--html {path} cannot be written: {error.strerror}") from error

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.timeout(60)
 def trainer(encoded: tf.Tensor, height: tf.Tensor, width: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """What evaluation and training see of a record."""
     features = {IMAGE: encoded, record.HEIGHT: height, record.WIDTH: width}
-    seed = tf.constant([7, 7], tf.int64)
+    seed = tf.constant([7, 7], tf.int32)
     return apply_ops(EVAL, features, seed)[IMAGE], apply_ops(TRAIN, features, seed)[IMAGE]
 
 

@@ -35,6 +35,7 @@ def summary(dataset):
             "PreviousSpan": replace(step, component="PreviousSpan", state="complete"),
         },
         rates=Rates(feedline=3000.0, naive=1500.0),
+        input_wait=0.0123,
     )
 
 
@@ -48,6 +49,7 @@ def test_text_says_what_a_user_wants_to_know(summary):
     assert lines["anomalies"] == "0 in train, 2 in eval"
     assert lines["accuracy"] == "0.5000, 95 % interval 0.4038 to 0.5962, on 100 images"
     assert lines["input"] == "3,000 images/s, naive pipeline 1,500 images/s, ratio 2.00"
+    assert lines["waited"] == "1.2% of the time of the training steps for input"
     assert lines["cache"] == "1 of 2 components served from it"
     assert lines["model"] == "serving/7"
 

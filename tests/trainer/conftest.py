@@ -81,6 +81,20 @@ def shades(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """61 PNG images of noise, 12 x 12 pixels, in one split of three shards: 40 `cat`, 15 `dog`, 6 `owl`. Read only."""
+    source, out = tmp_path_factory.mktemp("noise"), tmp_path_factory.mktemp("noise_dataset")
+    random = np.random.default_rng(0)
+    for label, count in {"cat": 40, "dog": 15, "owl": 6}.items():
+        (source / label).mkdir()
+        for number in range(count):
+            pixels = random.integers(0, 256, (12, 12, 3), np.uint8)
+            (source / label / f"{number:02d}.png").write_bytes(encode(pixels, "PNG"))
+    run(IngestOptions(source=str(source), out=str(out), splits={"train": 1}, shards=3))
+    return out
+
+
+@pytest.fixture(scope="session")
 def transform_output(_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What Transform makes of the train split of the dataset, with one ragged column of the user's. Read only."""
     names = record.STATISTICS_FEATURES
@@ -118,8 +132,9 @@ def sky_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def trained(_dataset: Path, transform_output: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """What `run_fn` writes after two epochs at 16 pixels, and what it was told. Read only."""
-    from trainer.options import InputOptions, TrainerConfig, TrainOptions
+    from trainer.options import InputOptions, TrainerConfig
     from trainer.run_fn import run_fn
+    from trainer.train_options import TrainOptions
 
     config = TrainerConfig(input=InputOptions(image_side_px=16, batch_size=4), train=TrainOptions(epochs=2))
     out = tmp_path_factory.mktemp("trained")

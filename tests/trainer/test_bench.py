@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -8,9 +9,11 @@ import tensorflow as tf
 
 from beam_jobs.errors import OptionError, SourceError
 from tests.trainer.conftest import keys_of
-from trainer.bench import Rates, _rate, _unfused, compare, naive_dataset
+from trainer.bench import Rates, compare, naive_dataset, tutorial_dataset
+from trainer.bench.chain import names_of, spell, unfused
+from trainer.bench.meter import Cost, Subject, in_turn, of_dataset, sample
 from trainer.input_fn import FOREVER, make_dataset
-from trainer.ops import IMAGE, Decode, DecodeRandomCrop, Flip, RandomCropResize
+from trainer.ops import IMAGE, Decode, DecodeRandomCrop, Flip, RandomCropResize, parse_ops
 from trainer.options import InputOptions
 
 
@@ -22,20 +25,20 @@ def test_the_ratio_says_how_many_times_faster_the_pipeline_is():
     assert Rates(feedline=300.0, naive=120.0).ratio == 2.5
 
 
-def test_both_pipelines_deliver_the_same_images_labels_and_numbers(shades):
+@pytest.mark.parametrize("baseline", [naive_dataset, tutorial_dataset])
+def test_the_baselines_deliver_the_same_images_labels_and_numbers(shades, baseline):
     given = options(train_ops="decode|resize(8)", batch_size=12)
     ours = make_dataset(str(shades), "train", given, training=True, epochs=FOREVER)
-    naive = naive_dataset(str(shades), "train", given)
-    one_epoch = [list(itertools.islice(dataset.as_numpy_iterator(), 8)) for dataset in (ours, naive)]
-    assert [len(label) for _, label in one_epoch[0]] == [len(label) for _, label in one_epoch[1]] == [12] * 8
-    greys = [sorted(zip(features[IMAGE].mean(axis=(1, 2, 3)), label, strict=True)) for features, label in one_epoch[0]]
-    ours_seen = sorted(itertools.chain(*greys))
-    naive_seen = sorted(
+    one_epoch = list(itertools.islice(ours.as_numpy_iterator(), 8))
+    theirs = list(itertools.islice(baseline(str(shades), "train", given).as_numpy_iterator(), 8))
+    assert [len(label) for _, label in one_epoch] == [len(label) for _, label in theirs] == [12] * 8
+    greys = [zip(features[IMAGE].mean(axis=(1, 2, 3)), label, strict=True) for features, label in one_epoch]
+    seen = sorted(
         (round(float(image.mean() * 255), 3), label)
-        for images, labels in one_epoch[1]
+        for images, labels in theirs
         for image, label in zip(images, labels, strict=True)
     )
-    assert ours_seen == naive_seen == [(float(grey), int(grey >= 48)) for grey in range(96)]
+    assert sorted(itertools.chain(*greys)) == seen == [(float(grey), int(grey >= 48)) for grey in range(96)]
 
 
 def test_the_naive_pipeline_is_the_one_of_the_tutorials(shades):
@@ -51,18 +54,101 @@ def test_the_naive_pipeline_is_the_one_of_the_tutorials(shades):
     np.testing.assert_allclose(images[:, 0, 0, 0] * 255, greys + greys[:4], atol=1e-4)
 
 
-def test_the_naive_pipeline_decodes_whole_images_and_crops_afterwards():
+def test_the_pipeline_of_the_guides_shuffles_and_lets_tensorflow_decide(shades):
+    tutorial = tutorial_dataset(str(shades), "train", options(batch_size=96))
+    assert tutorial.element_spec[0] == tf.TensorSpec((None, 8, 8, 3), tf.float32)
+    assert tutorial.options().autotune.enabled is not False
+    images = next(tutorial.as_numpy_iterator())[0]
+    greys = [int(key[-7:-4]) for key in keys_of(shades, "train")]
+    assert [round(grey) for grey in images[:, 0, 0, 0] * 255] != greys
+
+
+@pytest.mark.parametrize("baseline", [naive_dataset, tutorial_dataset])
+def test_ops_that_mix_images_run_in_the_baselines_too(shades, baseline):
+    given = options(train_ops="decode|resize(8)|mixup(0.5)", batch_size=96)
+    images = next(baseline(str(shades), "train", given).as_numpy_iterator())[0]
+    greys = images[:, 0, 0, 0] * 255
+    assert images.dtype == np.float32
+    assert len(set(greys.round(2))) < 96  # of 96 greys that were all different
+
+
+def test_the_baselines_decode_whole_images_and_crop_afterwards():
     ops = (DecodeRandomCrop(side=8, min_area=0.3), Flip())
-    assert _unfused(ops) == (Decode(), RandomCropResize(side=8, min_area=0.3), Flip())
-    assert _unfused((Decode(), Flip())) == (Decode(), Flip())
+    assert unfused(ops) == (Decode(), RandomCropResize(side=8, min_area=0.3), Flip())
+    assert unfused((Decode(), Flip())) == (Decode(), Flip())
 
 
-def test_the_rate_counts_images_after_the_warm_up():
-    # A clock that moves one second a look. Warm-up: one look to begin, then one a batch until a quarter of 8 s is over.
-    clock = itertools.count().__next__
+@pytest.mark.parametrize(
+    "chain",
+    [
+        "decode_random_crop(224)|flip",
+        "decode|random_crop_resize(8, min_area=0.3)",
+        "decode|pad_reflect(4)|random_crop(32)",
+    ],
+)
+def test_a_spelled_chain_is_the_same_chain(chain):
+    assert "|".join(map(spell, parse_ops(chain))) == chain
+
+
+def test_an_op_that_comes_twice_is_numbered_and_a_long_one_cut():
+    assert names_of(parse_ops("decode|resize(8)|resize(8)")) == ["decode", "resize(8) #1", "resize(8) #2"]
+    long = "normalize((123.25, 117.5, 104.0), std_rgb=(58.25, 57.5, 57.0))"
+    assert names_of(parse_ops(f"decode|resize(8)|{long}"))[-1] == "normalize(...)"
+
+
+def test_rate_and_cpu_time_count_what_comes_after_the_warm_up():
+    # A clock that moves one second a look. Warm-up of 2 s: looks 0-2, two turns. Then looks 3-11, eight turns.
+    clock, cpu = itertools.count().__next__, itertools.count(0, 3).__next__
     sizes = tf.data.Dataset.range(100).map(lambda index: (index, tf.zeros([index + 1])))
-    # Warm at 0 + 2: the look at 1 takes a batch, the look at 2 ends it; start 3; looks 4-10 take one each, 11 ends.
-    assert _rate(sizes, 8.0, lambda: float(clock())) == sum(range(2, 9)) / 8
+    cost = sample(of_dataset("sizes", sizes), 8.0, lambda: float(clock()), lambda: float(cpu()))
+    images = sum(range(3, 11))
+    assert cost == Cost(rate=images / 8, cpu_us=3 / images * 1e6)
+
+
+def test_a_warm_up_lasts_until_the_cache_is_full():
+    turns = []
+
+    def start():
+        for number in itertools.count():
+            turns.append(number)
+            yield 1.0
+
+    sample(Subject(name="cache", start=start, warm_images=50), 1e-9)
+    assert len(turns) == 51
+
+
+def test_nothing_of_a_measurement_goes_on_behind_it():
+    produced = []
+
+    def images():
+        for number in itertools.count():
+            produced.append(number)
+            yield np.zeros([1])
+
+    dataset = tf.data.Dataset.from_generator(images, output_signature=tf.TensorSpec([1])).prefetch(1_000_000)
+    sample(of_dataset("prefetched", dataset), 0.05)
+    count = len(produced)
+    threading.Event().wait(0.2)
+    assert len(produced) == count > 0
+
+
+def test_subjects_take_turns_and_the_median_counts():
+    order = []
+
+    def subject(name, waits):
+        def start():
+            order.append(name)
+            wait = waits.pop(0)
+            while True:
+                threading.Event().wait(wait)
+                yield 10.0
+
+        return Subject(name=name, start=start)
+
+    told = []
+    costs = in_turn([subject("a", [0.2, 0.01, 0.01]), subject("b", [0.01] * 3)], 0.04, on_sample=told.append)
+    assert order == told == ["a", "b"] * 3
+    assert costs["a"].rate > 10 / 0.2 * 2
 
 
 def test_both_rates_come_out_of_a_measurement_even_of_batches_larger_than_the_split(dataset):

@@ -1,5 +1,13 @@
 from __future__ import annotations
 
+import io
+import os
+import socket
+import subprocess
+import sys
+import types
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -7,9 +15,19 @@ import pytest
 from beam_jobs.errors import OptionError
 from trainer.models import MODELS, ModelSpec, build_model, check_model
 
+ROOT = Path(__file__).parent.parent.parent
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+# One scales to -1..1, one subtracts means from BGR, one takes ImageNet deviations, two have it among their layers.
+FAMILIES = ("MobileNetV2", "VGG16", "DenseNet121", "EfficientNetB0", "MobileNetV3Small")
+
 
 def spec(**values) -> ModelSpec:
     return ModelSpec(**{"side_px": 16, "classes": 3, "mean_rgb": (10, 20, 30), "std_rgb": (2, 4, 8), **values})
+
+
+def noise(count: int, side: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (count, side, side, 3), dtype=np.uint8)
 
 
 def filters(side_px: int) -> list[int]:
@@ -17,14 +35,21 @@ def filters(side_px: int) -> list[int]:
     return [layer.filters for layer in layers if isinstance(layer, keras.layers.Conv2D)]
 
 
+@pytest.fixture
+def own_module(monkeypatch):
+    """A module of the user's with the functions that a test puts into it."""
+    module = types.ModuleType("my_models")
+    monkeypatch.setitem(sys.modules, "my_models", module)
+    return module
+
+
 @pytest.mark.parametrize("name", sorted(MODELS))
-@pytest.mark.parametrize(("side_px", "classes"), [(16, 3), (8, 2), (33, 5)])
+@pytest.mark.parametrize(("side_px", "classes"), [(16, 3), (4, 2), (33, 5)])
 def test_every_model_turns_bytes_of_the_given_size_into_probabilities_of_the_given_classes(name, side_px, classes):
     model = build_model(name, spec(side_px=side_px, classes=classes))
     assert model.input_shape == (None, side_px, side_px, 3)
     assert model.inputs[0].dtype == "uint8"
-    images = np.random.default_rng(0).integers(0, 256, (4, side_px, side_px, 3), dtype=np.uint8)
-    probabilities = model(images).numpy()
+    probabilities = model(noise(4, side_px)).numpy()
     assert (probabilities.shape, probabilities.dtype) == ((4, classes), np.float32)
     np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-6)
     assert (probabilities >= 0).all()
@@ -51,20 +76,194 @@ def test_small_cnn_halves_until_four_pixels(side_px, expected):
     assert filters(side_px) == expected
 
 
+# 0.27 million weights is what the paper counts (table 6); 6.6 million what Page does.
+@pytest.mark.parametrize(("name", "millions"), [("resnet20", 0.27), ("cifar_resnet", 6.6)])
+def test_a_residual_network_has_the_size_of_its_paper(name, millions):
+    model = build_model(name, spec(side_px=32, classes=10))
+    trained = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
+    assert trained / 1e6 == pytest.approx(millions, rel=0.02)
+
+
+def test_resnet20_has_twenty_layers_with_weights_on_the_longest_path():
+    layers = build_model("resnet20", spec(side_px=32)).layers
+    weighted = [layer for layer in layers if isinstance(layer, (keras.layers.Conv2D, keras.layers.Dense))]
+    shortcuts = [layer for layer in weighted if getattr(layer, "kernel_size", None) == (1, 1)]
+    assert (len(weighted) - len(shortcuts), len(shortcuts)) == (20, 2)
+    assert [layer.output.shape[1:] for layer in layers if isinstance(layer, keras.layers.Add)] == (
+        [(32, 32, 16)] * 3 + [(16, 16, 32)] * 3 + [(8, 8, 64)] * 3
+    )
+
+
+@pytest.mark.parametrize("name", ["resnet20", "cifar_resnet"])
+def test_a_residual_network_learns_a_batch_by_heart(name):
+    keras.utils.set_random_seed(0)
+    model = build_model(name, spec(classes=4, mean_rgb=(128,) * 3, std_rgb=(74,) * 3))
+    model.compile(keras.optimizers.Adam(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    # Batch normalisation sees this one batch alone, so what training reports is what it has learned.
+    history = model.fit(noise(16, 16), np.arange(16) % 4, batch_size=16, epochs=12, verbose=0).history
+    assert history["accuracy"][-1] == 1
+    assert history["loss"][-1] < history["loss"][0] / 3
+
+
 def test_probabilities_stay_float32_under_mixed_precision():
     before = keras.mixed_precision.dtype_policy()
     keras.mixed_precision.set_dtype_policy("mixed_float16")
     try:
-        model = build_model("small_cnn", spec())
+        models = [build_model("small_cnn", spec()), build_model("MobileNetV2", spec(side_px=32))]
     finally:
         keras.mixed_precision.set_dtype_policy(before)
-    assert model.get_layer("logits").output.dtype == "float16"
-    assert model.output.dtype == "float32"
+    for model in models:
+        assert model.get_layer("logits").output.dtype == "float16"
+        assert model.output.dtype == "float32"
+    assert models[1].get_layer("pixels").output.dtype == "float32"
+
+
+@pytest.mark.parametrize("name", [*MODELS, "MobileNetV2"])
+def test_with_several_labels_an_image_each_class_has_a_probability_of_its_own(name):
+    model = build_model(name, spec(side_px=32, multi_label=True))
+    logits = keras.Model(model.inputs, model.get_layer("logits").output)(noise(3, 32)).numpy()
+    np.testing.assert_allclose(model(noise(3, 32)), 1 / (1 + np.exp(-logits)), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_of_keras_applications_gets_the_pixels_its_family_wants_from_bytes(name):
+    keras.utils.set_random_seed(0)
+    model = build_model(name, spec(side_px=32))
+    assert (model.inputs[0].dtype, model.output_shape) == ("uint8", (None, 3))
+    (base,) = [layer for layer in model.layers if isinstance(layer, keras.Model)]
+    builder = getattr(keras.applications, name)
+    family = getattr(keras.applications, builder.__module__.rpartition(".")[2])
+    wanted = base(family.preprocess_input(noise(2, 32).astype(np.float32)), training=False).numpy()
+    size = np.abs(wanted).max()  # random weights may leave next to nothing after fifty layers
+    pooled = keras.Model(model.inputs, model.get_layer("logits").input)(noise(2, 32), training=False)
+    np.testing.assert_allclose(pooled / size, wanted.mean(axis=(1, 2)) / size, atol=1e-4)
+    unprepared = base(noise(2, 32).astype(np.float32), training=False).numpy()
+    itself = name in {"EfficientNetB0", "MobileNetV3Small"}
+    assert np.allclose(unprepared / size, wanted / size, atol=1e-2) == itself
+
+
+@pytest.mark.parametrize("name", ["MobileNetV2", "mobilenetv2", "MOBILENETV2", "resnet50", "NASNetMobile"])
+def test_the_models_of_keras_applications_are_known_in_any_case(name):
+    assert check_model(name) is None
+
+
+def test_every_model_of_keras_applications_has_preprocessing_where_it_is_looked_for():
+    from trainer.models.applications import names
+
+    assert len(names()) >= 38
+    for name in names().values():
+        module = getattr(keras.applications, name).__module__.rpartition(".")[2]
+        assert callable(getattr(keras.applications, module).preprocess_input), name
+
+
+def test_images_too_small_for_a_model_are_refused_in_a_line():
+    with pytest.raises(OptionError, match="^InceptionV3 does not take images of 16 pixels: .*75x75.*$"):
+        build_model("inceptionv3", spec())
+
+
+def test_imagenet_weights_without_a_network_name_the_file_to_fetch(tmp_path):
+    # A process of its own, for Keras reads when it is imported where the files fetched earlier lie.
+    code = (
+        "from beam_jobs.errors import OptionError\n"
+        "from trainer.models import ModelSpec, build_model\n"
+        "try:\n"
+        "    rgb = (1.0, 1.0, 1.0)\n"
+        "    given = dict(side_px=96, classes=2, mean_rgb=rgb, std_rgb=rgb, weights='imagenet')\n"
+        "    build_model('MobileNetV2', ModelSpec(**given))\n"
+        "except OptionError as error:\n"
+        "    print('refused:', repr(str(error)))\n"
+    )
+    nothing_listens = "http://127.0.0.1:9"
+    environment = {**os.environ, "KERAS_HOME": str(tmp_path), "https_proxy": nothing_listens, "no_proxy": ""}
+    environment.pop("KERAS_BACKEND", None)
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    found = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT).stdout
+    message = found.partition("refused: ")[2]
+    assert "mobilenet_v2_weights_tf_dim_ordering_tf_kernels_1.0_96_no_top.h5 on a machine with a network" in message
+    assert "Connection refused" in message
+    assert "\\n" not in message
+
+
+def test_a_server_that_never_answers_is_not_waited_for(monkeypatch, tmp_path):
+    from trainer.models import applications
+
+    silent = socket.create_server(("127.0.0.1", 0))
+    monkeypatch.setattr(applications, "_TIMEOUT_S", 0.5)
+
+    def builder(**arguments):
+        return keras.utils.get_file("w.h5", f"http://127.0.0.1:{silent.getsockname()[1]}/w.h5", cache_dir=tmp_path)
+
+    builder.__module__ = "keras.src.applications.vgg16"
+    monkeypatch.setattr(keras.applications, "Silent", builder, raising=False)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    with silent, pytest.raises(OptionError, match="imagenet weights of Silent cannot be fetched .*timed out"):
+        build_model("silent", spec(weights="imagenet"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_imagenet_is_refused_for_a_model_that_has_no_such_weights(name):
+    with pytest.raises(OptionError, match=f"weights is imagenet, .*keras.applications.*; {name} is none"):
+        build_model(name, spec(weights="imagenet"))
+
+
+def test_the_weights_of_a_file_are_where_training_begins(tmp_path):
+    first = build_model("small_cnn", spec())
+    first.save_weights(tmp_path / "first.weights.h5")
+    second = build_model("small_cnn", spec(weights=str(tmp_path / "first.weights.h5")))
+    np.testing.assert_array_equal(second(noise(3, 16)), first(noise(3, 16)))
+
+
+def test_an_own_model_is_found_by_its_dotted_path_and_told_the_spec(own_module):
+    asked = []
+
+    def build(wanted: ModelSpec) -> keras.Model:
+        asked.append(wanted)
+        layers = [keras.Input([16, 16, 3]), keras.layers.Flatten(), keras.layers.Dense(3, activation="softmax")]
+        return keras.Sequential(layers)
+
+    own_module.build = build
+    assert check_model("my_models.build") is None
+    assert asked == []
+    assert build_model("my_models.build", spec()).output_shape == (None, 3)
+    assert asked == [spec()]
+
+
+@pytest.mark.parametrize(
+    ("build", "complaint"),
+    [
+        (lambda wanted: "hello", "it returned str; it must return a keras.Model"),
+        (
+            lambda wanted: keras.Sequential([keras.Input([16, 16, 3]), keras.layers.Flatten(), keras.layers.Dense(7)]),
+            r"into the shape \(1, 7\); it must be \(1, 3\)",
+        ),
+        (
+            lambda wanted: keras.Sequential([keras.Input([9, 9, 3]), keras.layers.Flatten(), keras.layers.Dense(3)]),
+            r"does not take uint8\[1, 16, 16, 3\]: .+",
+        ),
+    ],
+)
+def test_an_own_model_that_does_not_fit_is_refused_before_training(own_module, build, complaint):
+    own_module.build = build
+    with pytest.raises(OptionError, match=f"^model 'my_models.build'.*{complaint}$"):
+        build_model("my_models.build", spec())
+
+
+def test_an_own_model_that_is_not_there_is_refused_with_what_to_do(own_module, tmp_path, monkeypatch):
+    with pytest.raises(OptionError, match="my_models holds no function build; it must take a ModelSpec"):
+        check_model("my_models.build")
+    with pytest.raises(OptionError, match="no_such_package.models cannot be imported: .*PYTHONPATH"):
+        check_model("no_such_package.models.build")
+    (tmp_path / "broken_models.py").write_text("import no_such_neighbour\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(OptionError, match="broken_models cannot be imported: No module named 'no_such_neighbour'$"):
+        check_model("broken_models.build")
 
 
 def test_an_unknown_model_is_refused_with_the_known_ones():
     with pytest.raises(OptionError, match="no model 'small_cnm'; did you mean small_cnn"):
         check_model("small_cnm")
-    with pytest.raises(OptionError, match="no model 'zzz'; known are small_cnn"):
+    with pytest.raises(OptionError, match="no model 'MobilNetV2'; did you mean MobileNetV2"):
+        check_model("MobilNetV2")
+    with pytest.raises(OptionError, match="no model 'zzz'; known are small_cnn, resnet20, .*MobileNetV2"):
         build_model("zzz", spec())
     assert check_model("small_cnn") is None

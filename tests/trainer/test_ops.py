@@ -9,21 +9,34 @@ import tensorflow as tf
 from beam_jobs import record
 from beam_jobs.errors import OptionError
 from tests.make_images import crop, encode, jpeg, png
+from trainer import chance
 from trainer.ops import (
     IMAGE,
     OPS,
     CenterCrop,
+    ColorJitter,
+    Cutout,
     Decode,
     DecodeRandomCrop,
     Flip,
+    FlipVertical,
+    MixingOp,
+    MultiCrop,
+    Normalize,
     PadReflect,
+    RandAugment,
     RandomCrop,
     RandomCropResize,
     Resize,
     ResizeShort,
+    Rotate,
     apply_ops,
+    bind_statistics,
+    outputs,
     parse_ops,
 )
+from trainer.ops_rand_augment import KINDS
+from trainer.ops_resize import random_window
 
 # Op -> (a chain that ends with it, static shape after it, shape of an image of 60 x 80).
 CHAINS = {
@@ -31,22 +44,37 @@ CHAINS = {
     "decode_random_crop": ("decode_random_crop(24)", (24, 24, 3), (24, 24, 3)),
     "random_crop_resize": ("decode|random_crop_resize(24)", (24, 24, 3), (24, 24, 3)),
     "resize": ("decode|resize(24)", (24, 24, 3), (24, 24, 3)),
-    "resize_short": ("decode|resize_short(24)", (None, None, 3), (24, 32, 3)),
+    "resize_short": ("decode|resize_short(24, method='area')", (None, None, 3), (24, 32, 3)),
     "center_crop": ("decode|center_crop(24)", (24, 24, 3), (24, 24, 3)),
     "pad_reflect": ("decode|resize(24)|pad_reflect(3)", (30, 30, 3), (30, 30, 3)),
     "random_crop": ("decode|random_crop(24)", (24, 24, 3), (24, 24, 3)),
     "flip": ("decode|resize(24)|flip", (24, 24, 3), (24, 24, 3)),
+    "flip_vertical": ("decode|resize(24)|flip_vertical", (24, 24, 3), (24, 24, 3)),
+    "rotate": ("decode|rotate(20)", (None, None, 3), (60, 80, 3)),
+    "cutout": ("decode|cutout(20)", (None, None, 3), (60, 80, 3)),
+    "color_jitter": ("decode|color_jitter(0.5)", (None, None, 3), (60, 80, 3)),
+    "rand_augment": ("decode|rand_augment(2, 15)", (None, None, 3), (60, 80, 3)),
+    "multi_crop": ("decode|multi_crop(2, 24)", (4, 24, 24, 3), (4, 24, 24, 3)),
+    "normalize": ("decode|resize(24)|normalize((1, 2, 3), (4, 5, 6))", (24, 24, 3), (24, 24, 3)),
 }
-RANDOM = {"decode_random_crop", "random_crop_resize", "random_crop", "flip"}
-SEEDS = [(number, 3) for number in range(16)]
+RANDOM = {
+    "decode_random_crop", "random_crop_resize", "random_crop", "flip", "flip_vertical", "rotate", "cutout",
+    "color_jitter", "rand_augment", "multi_crop",
+}  # fmt: skip
+DRAWS = [(number, 3) for number in range(16)]
+NO_CHANCE = tf.zeros([0])
 
 
-def seed(*values: int) -> tf.Tensor:
-    return tf.constant(values or (0, 0), tf.int64)
+def draw_of(*values: int) -> tf.Tensor:
+    return tf.constant(values or (0, 0), tf.int32)
+
+
+def numbers_of(op, *values: int) -> tf.Tensor:
+    return chance.uniform(draw_of(*values), 0, op.draws) if op.draws else NO_CHANCE
 
 
 def run(op, pixels, *values: int) -> np.ndarray:
-    return op({IMAGE: tf.constant(pixels)}, seed(*values))[IMAGE].numpy()
+    return op({IMAGE: tf.constant(pixels)}, numbers_of(op, *values))[IMAGE].numpy()
 
 
 def numbered(height: int, width: int) -> np.ndarray:
@@ -56,27 +84,19 @@ def numbered(height: int, width: int) -> np.ndarray:
 
 
 def window_of(height: int, width: int, min_area: float, *values: int) -> tuple[slice, slice]:
-    begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
-        [height, width, 3],
-        tf.zeros([1, 0, 4]),
-        seed(*values),
-        min_object_covered=0.0,
-        aspect_ratio_range=(0.75, 4 / 3),
-        area_range=(min_area, 1.0),
-        max_attempts=10,
-        use_image_if_no_bounding_boxes=True,
-    )
-    (top, left, _), (rows, columns, _) = begin.numpy(), size.numpy()
+    begin, size = random_window(tf.constant([height, width]), min_area, chance.uniform(draw_of(*values), 0, 22))
+    (top, left), (rows, columns) = begin.numpy(), size.numpy()
     return slice(top, top + rows), slice(left, left + columns)
 
 
 def resized(pixels: np.ndarray, side: int) -> np.ndarray:
-    return np.round(tf.image.resize(pixels, [side, side]).numpy()).astype(np.uint8)
+    return np.floor(tf.image.resize(pixels, [side, side]).numpy() + 0.501).astype(np.uint8)
 
 
 def test_every_op_has_a_row_here():
-    assert CHAINS.keys() == OPS.keys()
-    assert {name for name, op in OPS.items() if op.random} == RANDOM
+    on_images = {name for name, op in OPS.items() if not issubclass(op, MixingOp)}
+    assert CHAINS.keys() == on_images
+    assert {name for name in on_images if parse_ops(CHAINS[name][0])[-1].random} == RANDOM
 
 
 @pytest.mark.parametrize("name", sorted(CHAINS))
@@ -84,36 +104,48 @@ def test_every_op_has_a_row_here():
 def test_eager_and_tf_data_give_the_same_pixels_and_static_shapes(name, encoded):
     spec, static, shape = CHAINS[name]
     ops = parse_ops(spec)
-    rows = tf.data.Dataset.from_tensor_slices(([encoded] * 4, tf.constant(SEEDS[:4], tf.int64)))
-    dataset = rows.map(lambda image, pair: apply_ops(ops, {IMAGE: image}, pair)[IMAGE])
-    assert dataset.element_spec == tf.TensorSpec(static, tf.uint8)
-    for values, image in zip(SEEDS, dataset.as_numpy_iterator(), strict=False):
-        eager = apply_ops(ops, {IMAGE: tf.constant(encoded)}, seed(*values))[IMAGE]
+    rows = tf.data.Dataset.from_tensor_slices(([encoded] * 4, tf.constant(DRAWS[:4])))
+    dataset = rows.map(lambda image, draw: apply_ops(ops, {IMAGE: image}, draw)[IMAGE])
+    assert dataset.element_spec == tf.TensorSpec(static, tf.float32 if name == "normalize" else tf.uint8)
+    for values, image in zip(DRAWS, dataset.as_numpy_iterator(), strict=False):
+        eager = apply_ops(ops, {IMAGE: tf.constant(encoded)}, draw_of(*values))[IMAGE]
         assert eager.shape == shape
         np.testing.assert_array_equal(eager.numpy(), image)
 
 
 @pytest.mark.parametrize("name", sorted(CHAINS))
-def test_only_random_ops_depend_on_the_seed_and_equal_seeds_give_equal_images(name):
+def test_only_random_ops_depend_on_the_draw_and_equal_draws_give_equal_images(name):
     ops = parse_ops(CHAINS[name][0])
     image = {IMAGE: tf.constant(png(4))}
-    seen = [apply_ops(ops, image, seed(*values))[IMAGE].numpy().tobytes() for values in SEEDS]
-    assert seen == [apply_ops(ops, image, seed(*values))[IMAGE].numpy().tobytes() for values in SEEDS]
-    assert (len(set(seen)) > 1) == (name in RANDOM)
-    other_epoch = [apply_ops(ops, image, seed(first, 4))[IMAGE].numpy().tobytes() for first, _ in SEEDS]
-    assert (other_epoch != seen) == (name in RANDOM)
+    made = tf.function(lambda draw: apply_ops(ops, image, draw)[IMAGE])
+
+    def seen(epoch: int) -> list[bytes]:
+        return [made(draw_of(first, epoch)).numpy().tobytes() for first, _ in DRAWS]
+
+    assert seen(3) == seen(3)
+    assert (len(set(seen(3))) > 1) == (name in RANDOM)
+    assert (seen(4) != seen(3)) == (name in RANDOM)
 
 
 def test_two_random_ops_of_a_chain_draw_apart():
     image = {IMAGE: tf.constant(png(4))}
-    twice = [apply_ops((Decode(), Flip(), Flip()), image, seed(*values))[IMAGE].numpy() for values in SEEDS]
+    twice = [apply_ops((Decode(), Flip(), Flip()), image, draw_of(*values))[IMAGE].numpy() for values in DRAWS]
     # Were the draws one, two flips would always undo each other.
     assert {bool((pixels == twice[0]).all()) for pixels in twice} == {True, False}
 
 
+def test_a_part_of_a_chain_draws_what_the_whole_draws():
+    ops = parse_ops("decode|random_crop(24)|flip|cutout(8)")
+    for values in DRAWS[:4]:
+        features = {IMAGE: tf.constant(png(4))}
+        whole = apply_ops(ops, features, draw_of(*values))[IMAGE]
+        begun = apply_ops(ops[:2], features, draw_of(*values))
+        np.testing.assert_array_equal(apply_ops(ops[2:], begun, draw_of(*values), first=2)[IMAGE], whole)
+
+
 def test_other_features_pass_through_a_chain():
     features = {IMAGE: tf.constant(png(4)), "other": tf.constant(7)}
-    assert apply_ops(parse_ops("decode|resize(8)|flip"), features, seed())["other"] == 7
+    assert apply_ops(parse_ops("decode|resize(8)|flip"), features, draw_of())["other"] == 7
 
 
 def test_decode_returns_the_pixels_of_a_png_and_three_channels_of_a_grey_one():
@@ -123,10 +155,10 @@ def test_decode_returns_the_pixels_of_a_png_and_three_channels_of_a_grey_one():
     np.testing.assert_array_equal(grey, np.repeat(pixels[..., :1], 3, axis=2))
 
 
-def test_resize_averages_neighbours_and_rounds_half_to_even():
+def test_resize_averages_neighbours_and_rounds_halves_up():
     row = np.array([0, 1, 1, 2, 10, 20, 253, 255], np.uint8)
     pixels = np.tile(row[None, :, None], (8, 1, 3))
-    assert run(Resize(side=4), pixels)[..., 0].tolist() == [[0, 2, 15, 254]] * 4
+    assert run(Resize(side=4), pixels)[..., 0].tolist() == [[1, 2, 15, 254]] * 4
 
 
 @pytest.mark.parametrize(
@@ -186,6 +218,14 @@ def test_random_crop_cuts_every_window_of_the_image_and_no_other():
     assert corners == {(top, left) for top in range(2) for left in range(3)}
 
 
+@pytest.mark.parametrize("probability", [0.0, 1.0])
+def test_a_flip_is_as_probable_as_it_is_told(probability):
+    pixels = numbered(2, 3)
+    for kind, mirrored in ((Flip, pixels[:, ::-1]), (FlipVertical, pixels[::-1])):
+        for values in DRAWS[:4]:
+            np.testing.assert_array_equal(run(kind(probability), pixels, *values), mirrored if probability else pixels)
+
+
 def test_random_crop_of_the_whole_image_is_the_image():
     np.testing.assert_array_equal(run(RandomCrop(side=4), numbered(4, 4), 9, 9), numbered(4, 4))
 
@@ -217,12 +257,14 @@ def test_decode_random_crop_of_a_jpeg_is_that_of_its_pixels_but_for_chroma_at_th
 def test_decode_random_crop_takes_the_size_of_the_record_when_there_is_one(encoded):
     op = DecodeRandomCrop(side=16)
     size = {record.HEIGHT: tf.constant(60, tf.int64), record.WIDTH: tf.constant(80, tf.int64)}
-    for values in SEEDS[:4]:
-        with_size = op({IMAGE: tf.constant(encoded), **size}, seed(*values))[IMAGE].numpy()
+    for values in DRAWS[:4]:
+        with_size = op({IMAGE: tf.constant(encoded), **size}, numbers_of(op, *values))[IMAGE].numpy()
         np.testing.assert_array_equal(with_size, run(op, encoded, *values))
     # A record that says less than the file holds is believed: the crop never leaves it.
     small = {record.HEIGHT: tf.constant(8, tf.int64), record.WIDTH: tf.constant(8, tf.int64)}
-    corner = DecodeRandomCrop(side=1, min_area=1.0)({IMAGE: tf.constant(png(7)), **small}, seed())[IMAGE].numpy()
+    corner = DecodeRandomCrop(side=1, min_area=1.0)({IMAGE: tf.constant(png(7)), **small}, tf.zeros([22]))[
+        IMAGE
+    ].numpy()
     np.testing.assert_array_equal(corner, resized(crop(7)[:8, :8], 1))
 
 
@@ -238,6 +280,203 @@ def test_min_area_bounds_the_crop(min_area, least, most):
     assert least <= min(shares) <= most
 
 
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (60, 80), (32, 32)])
+def test_windows_are_drawn_as_described(height, width):
+    draws = tf.data.Dataset.from_tensor_slices([(number, 0) for number in range(2000)])
+    windows = draws.map(lambda draw: random_window(tf.constant([height, width]), 0.08, chance.uniform(draw, 0, 22)))
+    begin, size = next(windows.batch(2000).as_numpy_iterator())
+    (top, left), (rows, columns) = begin.T, size.T
+    assert (rows >= 1).all()
+    assert (top >= 0).all()
+    assert (top + rows <= height).all()
+    assert (left + columns <= width).all()
+    areas, aspects = rows * columns / (height * width), columns / rows
+    slack = 1.5 / min(rows.min(), columns.min())
+    assert 0.08 - slack <= areas.min() < 0.12
+    assert 0.9 < areas.max() <= 1
+    assert aspects.min() >= 0.75 - slack
+    assert aspects.max() <= 4 / 3 + slack
+    # Small windows get log-uniform aspects: as many wide as tall.
+    assert np.mean(aspects[areas < 0.4] > 1) == pytest.approx(0.5, abs=0.08)
+    assert np.mean(top[rows < height] / (height - rows[rows < height])) == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "expected"),
+    [(100, 10, (43, 0, 13, 10)), (10, 100, (0, 43, 10, 13)), (1, 1, (0, 0, 1, 1))],
+)
+def test_a_window_that_never_fits_becomes_the_largest_centred_one(height, width, expected):
+    begin, size = random_window(tf.constant([height, width]), 1.0, tf.fill([22], 0.9))
+    assert (*begin.numpy(), *size.numpy()) == expected
+
+
+def test_resize_by_area_averages_all_pixels_and_bilinear_only_the_nearest():
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    pixels[0, 0] = 160
+    assert run(Resize(side=2, method="area"), pixels)[0, 0, 0] == 10
+    assert run(Resize(side=2), pixels)[0, 0, 0] == 0
+
+
+def test_cutout_paints_a_square_that_may_stick_out():
+    pixels = np.full((16, 16, 3), 9, np.uint8)
+    areas = []
+    for number in range(60):
+        image = run(Cutout(side=6, fill=200), pixels, number, 0)
+        rows, columns = np.nonzero((image == 200).all(axis=2))
+        areas.append(len(rows))
+        assert areas[-1] == (np.ptp(rows) + 1) * (np.ptp(columns) + 1)
+        assert np.count_nonzero(image == 9) == 3 * (256 - areas[-1])
+    assert max(areas) == 36
+    assert 9 <= min(areas) < 36
+
+
+def test_rotate_by_nothing_is_the_image_and_by_a_quarter_is_a_quarter():
+    pixels = crop(1, 20, 20)
+    np.testing.assert_array_equal(run(Rotate(max_degrees=0), pixels, 5, 0), pixels)
+    quarter = Rotate(max_degrees=90)({IMAGE: tf.constant(pixels)}, tf.constant([1.0]))[IMAGE].numpy()
+    np.testing.assert_allclose(quarter.astype(int), np.rot90(pixels), atol=1)
+
+
+def test_rotate_brings_in_its_fill_at_the_corners_only():
+    pixels = tf.fill([31, 31, 3], tf.constant(100, tf.uint8))
+    image = Rotate(max_degrees=45, fill=7)({IMAGE: pixels}, tf.constant([1.0]))[IMAGE].numpy()
+    assert (image[0, 0] == 7).all()
+    assert (image[10:20, 10:20] == 100).all()
+
+
+FLAT = np.tile(np.array([[[200, 100, 50]]], np.uint8), (4, 4, 1))
+
+
+@pytest.mark.parametrize(
+    ("argument", "number", "expected"),
+    [
+        ({"brightness": 0.5}, 0.0, (100, 50, 25)),
+        ({"brightness": 0.2}, 1.0, (240, 120, 60)),
+        ({"saturation": 1.0}, 0.0, (124, 124, 124)),
+        ({"contrast": 1.0}, 0.0, (124, 124, 124)),
+        ({"hue": 0.5}, 0.5, (200, 100, 50)),
+        ({"strength": 0.0}, 0.9, (200, 100, 50)),
+        ({"strength": 0.5, "brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0}, 0.9, (200, 100, 50)),
+    ],
+)
+def test_color_jitter_changes_what_its_arguments_name(argument, number, expected):
+    image = ColorJitter(**argument)({IMAGE: tf.constant(FLAT)}, tf.fill([4], number))[IMAGE].numpy()
+    np.testing.assert_allclose(image[0, 0].astype(int), expected, atol=1)
+    assert (image == image[0, 0]).all()
+
+
+def test_a_turn_of_the_hue_keeps_the_brightness_and_the_greys():
+    turned = ColorJitter(hue=0.5)({IMAGE: tf.constant(FLAT)}, tf.constant([0.5, 0.5, 0.5, 0.8]))[IMAGE].numpy()
+    assert np.abs(turned.astype(int) - FLAT).max() > 30
+    weights = np.array([0.299, 0.587, 0.114])
+    assert turned[0, 0] @ weights == pytest.approx(FLAT[0, 0] @ weights, abs=3)
+    grey = np.full((4, 4, 3), 90, np.uint8)
+    np.testing.assert_array_equal(ColorJitter(hue=0.5)({IMAGE: tf.constant(grey)}, tf.fill([4], 0.8))[IMAGE], grey)
+
+
+def test_contrast_pulls_towards_the_mean_grey_of_the_image():
+    pixels = np.zeros((2, 2, 3), np.uint8)
+    pixels[0] = 200
+    image = ColorJitter(contrast=0.5)({IMAGE: tf.constant(pixels)}, tf.zeros([4]))[IMAGE].numpy()
+    assert image[:, 0, 0].tolist() == [150, 50]
+
+
+def rand_augmented(kind: str, pixels: np.ndarray, magnitude: float = 15, minus: bool = False) -> np.ndarray:
+    """Runs one kind of RandAugment on one image."""
+    numbers = tf.constant([(KINDS.index(kind) + 0.5) / len(KINDS), 0.25 if minus else 0.75])
+    return RandAugment(count=1, magnitude=magnitude)({IMAGE: tf.constant(pixels)}, numbers)[IMAGE].numpy()
+
+
+@pytest.mark.parametrize("kind", ["posterize", "solarize", "autocontrast", "equalize", "brightness", "color"])
+@pytest.mark.parametrize("name", ["china.jpg", "flower.jpg"])
+def test_rand_augment_does_to_colours_what_pillow_does(kind, name):
+    from PIL import Image, ImageEnhance, ImageOps
+
+    pixels = crop(2, 40, 50, name) // 2 + 30
+    image = Image.fromarray(pixels)
+    expected = {
+        "posterize": lambda: ImageOps.posterize(image, 6),
+        "solarize": lambda: ImageOps.solarize(image, 128),
+        "autocontrast": lambda: ImageOps.autocontrast(image),
+        "equalize": lambda: ImageOps.equalize(image),
+        "brightness": lambda: ImageEnhance.Brightness(image).enhance(1.45),
+        "color": lambda: ImageEnhance.Color(image).enhance(1.45),
+    }[kind]()
+    found = rand_augmented(kind, pixels).astype(int)
+    assert np.abs(found - np.asarray(expected)).max() <= 1
+
+
+@pytest.mark.parametrize("kind", ["contrast", "sharpness"])
+@pytest.mark.parametrize("minus", [True, False])
+def test_rand_augment_enhances_as_pillow_does_up_to_its_rounding(kind, minus):
+    from PIL import Image, ImageEnhance
+
+    pixels = crop(2, 40, 50)
+    enhancer = getattr(ImageEnhance, kind.capitalize())(Image.fromarray(pixels))
+    expected = np.asarray(enhancer.enhance(0.55 if minus else 1.45)).astype(int)
+    assert np.abs(rand_augmented(kind, pixels, minus=minus) - expected).max() <= 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rand_augment_changes_the_image_by_every_kind_but_identity(kind):
+    pixels = crop(2, 40, 50) // 2 + 30
+    changed = (rand_augmented(kind, pixels, 30) != pixels).any()
+    assert changed == (kind != "identity")
+    if kind not in {"autocontrast", "equalize"}:  # these two know no strength
+        np.testing.assert_array_equal(rand_augmented(kind, pixels, 0), pixels)
+
+
+def test_rand_augment_shifts_by_its_share_of_the_side():
+    pixels = crop(2, 31, 331)
+    right = rand_augmented("translate_x", pixels, 30, minus=True)
+    np.testing.assert_array_equal(right[:, 150:], pixels[:, :181])
+    assert (right[:, :150] == 0).all()
+
+
+def test_multi_crop_gives_windows_and_their_mirror_images():
+    pixels = numbered(10, 12)
+    images = run(MultiCrop(count=5, side=6), pixels, 4, 4)
+    assert images.shape == (10, 6, 6, 3)
+    corners = set()
+    for plain, mirrored in zip(images[::2], images[1::2], strict=True):
+        top, left = divmod(int(plain[0, 0, 0]), 12)
+        np.testing.assert_array_equal(plain, pixels[top : top + 6, left : left + 6])
+        np.testing.assert_array_equal(mirrored, plain[:, ::-1])
+        corners.add((top, left))
+    assert len(corners) > 1
+    assert run(MultiCrop(count=3, side=6, mirror=False), pixels).shape == (3, 6, 6, 3)
+
+
+def test_ops_behind_multi_crop_run_on_each_image_with_its_own_draw():
+    ops = parse_ops("decode|multi_crop(2, 24)|cutout(8)")
+    assert (outputs(ops), outputs(ops[:1])) == (4, 1)
+    features = {IMAGE: tf.constant(png(3))}
+    crops = apply_ops(ops[:2], features, draw_of(5, 6))[IMAGE]
+    draws = chance.split(draw_of(5, 6), 4)
+    expected = [apply_ops(ops[2:], {IMAGE: crops[i]}, draws[i], first=2)[IMAGE].numpy() for i in range(4)]
+    np.testing.assert_array_equal(apply_ops(ops, features, draw_of(5, 6))[IMAGE], expected)
+    assert len({image.tobytes() for image in expected}) == 4
+
+
+def test_normalize_takes_the_statistics_of_the_dataset():
+    pixels = crop(1, 6, 7)
+    mean, std = (120.0, 110.0, 100.0), (60.0, 50.0, 40.0)
+    (bound,) = bind_statistics([Normalize()], mean, std)
+    image = run(bound, pixels)
+    assert image.dtype == np.float32
+    np.testing.assert_allclose(image, (pixels - np.array(mean)) / std, rtol=1e-5, atol=1e-6)
+    own = Normalize((1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
+    assert bind_statistics([Flip(), own], mean, std) == (Flip(), own)
+    with pytest.raises(OptionError, match="normalize has no statistics"):
+        run(Normalize(), pixels)
+
+
+@pytest.mark.parametrize("spec", ["mixup(0.2)", "cutmix(1.0)"])
+def test_an_op_that_mixes_refuses_one_image(spec):
+    with pytest.raises(OptionError, match="mixes the images of a batch"):
+        apply_ops(parse_ops(f"decode|{spec}"), {IMAGE: tf.constant(png(3))}, draw_of())
+
+
 @pytest.mark.parametrize(
     ("spec", "ops"),
     [
@@ -249,6 +488,11 @@ def test_min_area_bounds_the_crop(min_area, least, most):
         ("decode|pad_reflect(4)|random_crop(32)", (Decode(), PadReflect(margin=4), RandomCrop(side=32))),
         ("decode|resize_short(9)|center_crop(8)", (Decode(), ResizeShort(side=9), CenterCrop(side=8))),
         ("decode|random_crop_resize(8, 0.5)", (Decode(), RandomCropResize(side=8, min_area=0.5))),
+        ("decode|resize(8, 'area')|flip(0.3)", (Decode(), Resize(side=8, method="area"), Flip(probability=0.3))),
+        ("decode|rotate(10)|cutout(8)", (Decode(), Rotate(max_degrees=10), Cutout(side=8))),
+        ("decode|color_jitter(hue=0.1)", (Decode(), ColorJitter(hue=0.1))),
+        ("decode|normalize((1,2,3), (4,5,6))", (Decode(), Normalize((1, 2, 3), (4, 5, 6)))),
+        ("decode|multi_crop(5, 24, mirror=False)", (Decode(), MultiCrop(count=5, side=24, mirror=False))),
     ],
 )
 def test_chains_are_read(spec, ops):
@@ -265,13 +509,17 @@ def test_chains_are_read(spec, ops):
         ("decode|3", "'3' is not an op"),
         ("decode|resize(__import__('os'))", "\"resize(__import__('os'))\" is not an op"),
         ("decode|tf.resize(3)", "'tf.resize(3)' is not an op"),
-        ("decode|resiz(8)", "there is no op 'resiz'; did you mean resize? known are center_crop, decode"),
+        ("decode|resiz(8)", "there is no op 'resiz'; did you mean resize? known are center_crop, color_jitter"),
         ("decode|qqqq", "there is no op 'qqqq'; known are center_crop"),
-        ("decode|resize", "'resize' does not fit; resize takes side"),
-        ("decode|resize(8, 9)", "'resize(8, 9)' does not fit; resize takes side"),
+        ("decode|resize", "'resize' does not fit; resize takes side, method"),
+        ("decode|resize(8, 'area', 9)", "does not fit; resize takes side"),
         ("decode|resize(size=8)", "'resize(size=8)' does not fit; resize takes side"),
         ("decode_random_crop(8, area=1)", "decode_random_crop takes side, min_area"),
-        ("decode|flip(1)", "'flip(1)' does not fit; flip takes no argument"),
+        ("decode|flip(1, 2)", "'flip(1, 2)' does not fit; flip takes probability"),
+        ("decode(1)", "'decode(1)' does not fit; decode takes no argument"),
+        ("decode|normalize|flip", "normalize must be the last op"),
+        ("decode|mixup(0.2)|flip", "only mixup, cutmix and normalize may follow mixup and cutmix"),
+        ("decode|multi_crop(2, 8)|multi_crop(2, 8)", "hold multi_crop twice"),
         ("resize(8)", "ops 'resize(8)' must start with decode or decode_random_crop and decode only once"),
         ("decode|decode", "ops 'decode|decode' must start with decode"),
         ("decode|resize(8)|decode_random_crop(8)", "decode only once"),
@@ -282,7 +530,32 @@ def test_a_wrong_chain_is_refused_with_what_is_wrong(spec, message):
         parse_ops(spec)
 
 
-@pytest.mark.parametrize("part", ["resize(0)", "resize(-3)", "resize('big')", "resize(2.5)", "pad_reflect(-1)"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "resize(0)",
+        "resize(-3)",
+        "resize('big')",
+        "resize(2.5)",
+        "resize(8, 'cubic')",
+        "pad_reflect(-1)",
+        "flip(1.5)",
+        "rotate(200)",
+        "cutout(0)",
+        "cutout(8, 256)",
+        "color_jitter(2)",
+        "color_jitter(hue=0.6)",
+        "rand_augment(0)",
+        "rand_augment(2, 31)",
+        "mixup(0)",
+        "cutmix('a')",
+        "multi_crop(0, 8)",
+        "multi_crop(5, 8, mirror=2)",
+        "normalize((1, 2), (3, 4))",
+        "normalize(1, 2)",
+        "random_crop(8, keep=2)",
+    ],
+)
 def test_an_argument_that_no_image_could_fit_is_refused_when_it_is_read(part):
     with pytest.raises(OptionError, match=re.escape(part)):
         parse_ops(f"decode|{part}")

@@ -4,11 +4,13 @@ import json
 import math
 import os
 import re
+from dataclasses import asdict
 
 import pytest
 
 from beam_jobs.errors import OptionError
-from trainer.options import InputOptions, TrainerConfig, TrainOptions
+from trainer.options import InputOptions, TrainerConfig
+from trainer.train_options import TrainOptions
 
 
 def test_thread_count_is_the_number_of_cores_unless_given():
@@ -30,7 +32,7 @@ def test_ops_follow_the_side_unless_they_are_given(options, train, evaluate):
     assert (options.train_spec, options.eval_spec) == (train, evaluate)
 
 
-@pytest.mark.parametrize("name", ["image_side_px", "batch_size", "readers", "parse_batch", "prefetch_batches"])
+@pytest.mark.parametrize("name", ["image_side_px", "batch_size", "lanes", "readers", "parse_batch", "prefetch_batches"])
 @pytest.mark.parametrize("value", [0, -1, True, 2.0, "8", None])
 def test_counts_below_one_are_refused_by_name_and_value(name, value):
     with pytest.raises(OptionError, match=f"^{name} is {re.escape(repr(value))}; it must be .* at least 1$"):
@@ -42,6 +44,10 @@ def test_counts_below_one_are_refused_by_name_and_value(name, value):
     [
         ("threads", -1, "whole number of at least 0"),
         ("threads", 1.5, "whole number of at least 0"),
+        ("max_corrupt_records", -1, "whole number of at least 0"),
+        ("max_corrupt_records", 0.5, "whole number of at least 0"),
+        ("cache_mb", -1, "number of at least 0"),
+        ("cache_mb", math.nan, "number of at least 0"),
         ("shuffle_mb", -0.5, "number of at least 0"),
         ("shuffle_mb", math.nan, "number of at least 0"),
         ("shuffle_mb", math.inf, "number of at least 0"),
@@ -91,6 +97,11 @@ def test_a_seed_is_one_that_keras_takes(seed):
         {"readers": 1},
         {"batch_size": 1},
         {"seed": (1 << 32) - 1},
+        {"lanes": 1},
+        {"cache_mb": 0},
+        {"max_corrupt_records": 0},
+        {"balance": {"only": 1.0}},
+        {"targets": ("mask", "boxes")},
     ],
 )
 def test_input_edges_are_allowed(values):
@@ -116,6 +127,19 @@ def test_a_config_survives_json_with_every_field_changed():
             threads=2,
             parse_batch=9,
             prefetch_batches=4,
+            device_ops="flip",
+            shuffle="global",
+            lanes=4,
+            balance={"cat": 0.25, "dog": 0.75},
+            cache="disk",
+            cache_dir="somewhere",
+            columns=("tags", "source"),
+            columns_form="dense",
+            targets=("boxes",),
+            pad_batches=True,
+            max_corrupt_records=3,
+            ordered=False,
+            autotune=True,
         ),
         train=TrainOptions(model="other", epochs=3, learning_rate=0.5, weight_decay=0.25, label_smoothing=0.125),
     )
@@ -124,7 +148,77 @@ def test_a_config_survives_json_with_every_field_changed():
     defaults = TrainerConfig().to_json()
     for part in ("input", "train"):
         assert values[part].keys() == defaults[part].keys()
-        assert [name for name in defaults[part] if values[part][name] == defaults[part][name]] == []
+    assert [name for name in defaults["input"] if values["input"][name] == defaults["input"][name]] == [
+        "cache_mb",
+        "service",
+    ]
+    # Of a cache on disk, two options would change nothing, and so are refused.
+    served = InputOptions(cache_mb=7.5, service="grpc://host:5000")
+    assert InputOptions.from_json(json.loads(json.dumps(asdict(served)))) == served
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"cache_dir": "here"}, "^cache_dir is 'here' and cache is auto; set cache to disk to use it$"),
+        ({"cache": "disk", "cache_dir": "gs://bucket/x"}, "it must be a directory of this machine$"),
+        ({"cache": "disk", "cache_dir": 5}, "it must be a directory of this machine$"),
+        ({"cache": "memory", "cache_mb": 5}, "^cache_mb is 5 and cache is memory; it is the limit of auto alone$"),
+        ({"cache": "memory", "service": "grpc://host:1"}, "which keeps nothing; set cache to none$"),
+        ({"balance": {0: 0.5, 1: 0.5}}, "^balance names 0; class names are text, so write '0'$"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(values, said):
+    with pytest.raises(OptionError, match=said):
+        InputOptions(**values)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("shuffle", "random", "window, global, none"),
+        ("shuffle", "", "window, global, none"),
+        ("cache", "ram", "auto, memory, disk, none"),
+        ("cache", True, "auto, memory, disk, none"),
+        ("columns_form", "sparse", "ragged, dense"),
+        ("balance", "even", ", uniform"),
+    ],
+)
+def test_a_choice_that_is_none_is_refused_with_the_allowed_ones(name, value, allowed):
+    with pytest.raises(OptionError, match=f"^{name} is {value!r}; it must be one of {allowed}$"):
+        InputOptions(**{name: value})
+
+
+def test_targets_are_boxes_and_masks():
+    with pytest.raises(OptionError, match="^targets is 'keypoints'; it must be one of boxes, mask$"):
+        InputOptions(targets=("boxes", "keypoints"))
+
+
+def test_a_disk_cache_needs_a_directory():
+    with pytest.raises(OptionError, match="^cache is disk and cache_dir is empty; name a directory for it$"):
+        InputOptions(cache="disk")
+    assert InputOptions(cache="disk", cache_dir="here").cache_dir == "here"
+
+
+@pytest.mark.parametrize(
+    ("balance", "message"),
+    [
+        ({}, "^balance is {}; it must be uniform, or class: share$"),
+        (0.5, "^balance is 0.5; it must be uniform, or class: share$"),
+        ({"cat": 1.5}, "^balance of cat is 1.5; it must be between 0 and 1$"),
+        ({"cat": -0.5, "dog": 0.5}, "^balance of cat is -0.5; it must be between 0 and 1$"),
+        ({"cat": "half"}, "^balance of cat is 'half'; it must be between 0 and 1$"),
+        ({"cat": 0.5, "dog": 0.4}, "^the shares of balance add up to 0.9; they must add up to 1$"),
+        ({"cat": 0.8, "dog": 0.4}, "^the shares of balance add up to 1.2; they must add up to 1$"),
+    ],
+)
+def test_a_balance_is_shares_that_add_up(balance, message):
+    with pytest.raises(OptionError, match=message):
+        InputOptions(balance=balance)
+
+
+def test_shares_may_miss_one_by_what_rounding_leaves():
+    assert InputOptions(balance={"cat": 0.333, "dog": 0.333, "owl": 0.333}).balance["cat"] == 0.333
 
 
 def test_json_is_checked_like_any_other_value():

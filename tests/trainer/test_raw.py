@@ -4,18 +4,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from beam_jobs import ingest, manifest, record, tfrecord
-from beam_jobs.errors import OptionError
-from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
+from beam_jobs.options import IngestOptions, PixelOptions
 from tests.make_images import jpeg
+from tests.trainer.batches import batches, graph, options, read
 from trainer.bench import naive_dataset
+from trainer.choices import make_choices
 from trainer.input_fn import make_dataset
 from trainer.ops import Decode, DecodeRandomCrop, Flip, RandomCropResize
 from trainer.options import InputOptions
-from trainer.raw import DecodeRaw, stored_ops
+from trainer.position import Host
+from trainer.raw import DecodeRaw, DecodeSized, stored_ops
 
-OPTIONS = InputOptions(image_side_px=24, batch_size=4, eval_ops="decode")
+OPTIONS = InputOptions(image_side_px=24, batch_size=4, train_ops="decode", eval_ops="decode", threads=2)
 
 
 @pytest.fixture(scope="module")
@@ -25,29 +28,80 @@ def raw(photos, tmp_path_factory) -> Path:
     return out
 
 
-def test_raw_records_come_out_pixel_for_pixel(raw):
-    stored = {}
-    for path in manifest.load(str(raw)).shard_paths(str(raw), "train"):
+def stored(directory: Path) -> dict[str, np.ndarray]:
+    """Key -> pixels, as they lie in the shards."""
+    found = {}
+    for path in manifest.load(str(directory)).shard_paths(str(directory), "train"):
         with open(path, "rb") as stream:
             for _, payload in tfrecord.read_records(stream, path):
                 values = record.decode(payload)
                 pixels = np.frombuffer(values[record.ENCODED][0], np.uint8).reshape(24, 24, 3)
-                stored[values[record.FILENAME][0]] = pixels
+                found[values[record.FILENAME][0].decode()] = pixels
+    return found
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_raw_records_come_out_pixel_for_pixel(raw, training):
+    expected = stored(raw)
     seen = 0
-    for features, _ in make_dataset(str(raw), "train", OPTIONS, training=False):
+    for features, _ in make_dataset(str(raw), "train", OPTIONS, training=training):
         for key, image in zip(features["key"].numpy(), features["image"].numpy(), strict=True):
-            np.testing.assert_array_equal(image, stored[key])
+            np.testing.assert_array_equal(image, expected[key.decode()])
             seen += 1
-    assert seen == len(stored) > 0
+    assert seen == len(expected) // 4 * 4 > 0 if training else seen == len(expected)
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_raw_datasets_feed_training_and_evaluation(raw, training):
-    options = InputOptions(image_side_px=16, batch_size=4)
-    features, label = next(iter(make_dataset(str(raw), "train", options, training=training)))
+    given = InputOptions(image_side_px=16, batch_size=4)
+    features, label = next(iter(make_dataset(str(raw), "train", given, training=training)))
     assert features["image"].shape == (4, 16, 16, 3)
     assert set(label.numpy()) <= {0, 1}
     assert features["image"].numpy().std() > 1
+
+
+def stages(given: InputOptions, directory: Path, training: bool = True) -> list[str]:
+    """The stages of the pipeline, without those of the functions that they call."""
+    return [node.op for node in graph(make_dataset(str(directory), "train", given, training)).node]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_stored_pixels_are_never_taken_apart_image_by_image(raw, training):
+    found = stages(OPTIONS, raw, training)
+    assert not [stage for stage in found if stage in {"UnbatchDataset", "BatchDatasetV2", "ParallelBatchDataset"}]
+    assert "RebatchDatasetV2" in found
+    # A chain that needs single images has them, so that the names above are those of this version.
+    single = stages(options(image_side_px=16, train_ops="decode_random_crop(16)"), raw)
+    assert "UnbatchDataset" in single
+    assert "BatchDatasetV2" in single
+
+
+@pytest.mark.parametrize("cache", ["memory", "disk"])
+def test_kept_pixels_are_never_taken_apart_image_by_image(raw, tmp_path, cache):
+    given = options(train_ops="decode|resize(8)", cache=cache, cache_dir=str(tmp_path) if cache == "disk" else "")
+    assert "UnbatchDataset" not in stages(given, raw)
+    assert read(raw, given) == read(raw, options(train_ops="decode|resize(8)"))
+
+
+def test_whole_batches_hold_what_single_images_do(raw):
+    given = options(image_side_px=24, batch_size=5, train_ops="decode", shuffle_mb=0.05)
+    one_by_one = options(image_side_px=24, batch_size=5, train_ops="decode|resize(24)", shuffle_mb=0.05)
+    assert make_choices(str(raw), "train", given, True).vectorised
+    assert not make_choices(str(raw), "train", one_by_one, True).vectorised
+    for more in ({"epochs": 3}, {"epochs": 2, "host": Host()}):
+        assert batches(make_dataset(str(raw), "train", given, True, **more)) == batches(
+            make_dataset(str(raw), "train", one_by_one, True, **more)
+        )
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 64])
+@pytest.mark.parametrize("parse_batch", [1, 4])
+def test_whole_batches_keep_their_size_whatever_is_parsed_together(raw, batch_size, parse_batch):
+    given = options(image_side_px=24, batch_size=batch_size, parse_batch=parse_batch, eval_ops="decode")
+    count = manifest.load(str(raw)).split("train").records
+    sizes = [len(label) for _, label in make_dataset(str(raw), "train", given, False)]
+    whole, rest = divmod(count, batch_size)
+    assert sizes == [batch_size] * whole + [rest] * bool(rest)
 
 
 def test_the_naive_pipeline_reads_raw_datasets_too(raw):
@@ -57,20 +111,26 @@ def test_the_naive_pipeline_reads_raw_datasets_too(raw):
 
 def test_a_fused_decode_and_crop_becomes_the_crop_alone(raw, dataset):
     ops = (DecodeRandomCrop(16, 0.3), Flip())
-    assert stored_ops(ops, manifest.load(str(raw))) == (DecodeRaw(24), RandomCropResize(16, 0.3), Flip())
-    assert stored_ops((Decode(), Flip()), manifest.load(str(raw))) == (DecodeRaw(24), Flip())
+    assert stored_ops(ops, manifest.load(str(raw))) == (DecodeRaw(24, 24), RandomCropResize(16, 0.3), Flip())
+    assert stored_ops((Decode(), Flip()), manifest.load(str(raw))) == (DecodeRaw(24, 24), Flip())
     assert stored_ops(ops, manifest.load(str(dataset))) == ops
 
 
-def test_datasets_without_one_label_an_image_are_refused_in_one_line(tmp_path):
-    lines = ["image,tags"]
-    for index in range(4):
-        (tmp_path / f"{index}.jpg").write_bytes(jpeg(index))
-        lines.append(f"{index}.jpg,a|b")
-    (tmp_path / "table.csv").write_text("\n".join(lines))
-    kinds = {"any number of labels": TableColumns(labels="tags"), "no labels": TableColumns(label="")}
-    for kind, columns in kinds.items():
-        out = str(tmp_path / kind)
-        ingest.run(IngestOptions(source=str(tmp_path / "table.csv"), out=out, splits={"train": 1}, columns=columns))
-        with pytest.raises(OptionError, match=f"^the images have {kind}; training reads datasets of one label each"):
-            make_dataset(out, "train", OPTIONS, training=True)
+def test_a_decode_of_images_of_one_size_knows_it(dataset):
+    images = manifest.load(str(dataset))
+    assert stored_ops((Decode(), Flip()), images, (5, 7)) == (DecodeSized(5, 7), Flip())
+    assert stored_ops((Decode(), Flip()), images) == (Decode(), Flip())
+    assert stored_ops((DecodeRandomCrop(8),), images, (5, 7)) == (DecodeRandomCrop(8),)
+    assert (DecodeSized(5, 7).size(None), DecodeRaw(5, 7).size(None)) == ((5, 7), (5, 7))
+    wrong = tf.constant(jpeg(0))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="is not compatible with expected shape"):
+        DecodeSized(5, 7)({"image": wrong}, tf.zeros([0]))
+    assert DecodeSized(60, 80)({"image": wrong}, tf.zeros([0]))["image"].shape == (60, 80, 3)
+
+
+def test_pixels_are_taken_one_by_one_or_as_a_batch():
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 4, 5, 3), np.uint8)
+    op = DecodeRaw(4, 5)
+    stored = tf.constant([one.tobytes() for one in pixels])
+    np.testing.assert_array_equal(op({"image": stored}, tf.zeros([3, 0]))["image"], pixels)
+    np.testing.assert_array_equal(op({"image": stored[1]}, tf.zeros([0]))["image"], pixels[1])

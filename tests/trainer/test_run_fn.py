@@ -11,23 +11,13 @@ import tensorflow as tf
 from beam_jobs import manifest, record
 from beam_jobs.errors import OptionError, SourceError
 from tests.trainer.conftest import analyze, column_spec, fn_args_of, records_of
-from trainer.options import InputOptions, TrainerConfig, TrainOptions
-from trainer.run_fn import HISTORY_NAME, channel_statistics, compile_model, dataset_dir, run_fn
+from trainer.options import InputOptions, TrainerConfig
+from trainer.run_fn import HISTORY_NAME, channel_statistics, dataset_dir, run_fn
+from trainer.train_options import TrainOptions
 
 
 def history_of(directory) -> dict:
     return json.loads((directory / HISTORY_NAME).read_text())
-
-
-def tiny() -> keras.Model:
-    return keras.Sequential([keras.Input([2]), keras.layers.Dense(2, activation="softmax")])
-
-
-def rates(options: TrainOptions, steps: int) -> list[float]:
-    model = tiny()
-    compile_model(model, options, steps)
-    schedule = model.optimizer._learning_rate
-    return [float(schedule(step)) for step in range(steps * options.epochs + 1)]
 
 
 def test_a_model_logs_and_a_history_are_written(trained):
@@ -108,23 +98,38 @@ def test_the_dataset_lies_above_the_splits():
     assert dataset_dir(["/data/examples/7/Split-train/*"]) == "/data/examples/7"
 
 
-def test_the_learning_rate_warms_up_over_one_epoch_and_decays_to_zero():
-    found = rates(TrainOptions(epochs=3, learning_rate=0.8), steps=4)
-    warm = [0.0, 0.2, 0.4, 0.6]
-    decay = [0.8 * 0.5 * (1 + math.cos(math.pi * step / 8)) for step in range(9)]
-    assert found == pytest.approx(warm + decay, abs=1e-6)
+def test_the_history_sums_up_the_wait_for_input_and_says_what_was_exported(trained):
+    written = history_of(trained.log)
+    assert written["input_wait"] == pytest.approx(np.mean(written["history"]["input_wait"]))
+    assert 0 <= written["input_wait"] <= 1
+    assert written["exported"] == "last"
 
 
-def test_a_single_epoch_is_all_warm_up():
-    assert rates(TrainOptions(epochs=1, learning_rate=0.8), steps=4)[:4] == pytest.approx([0.0, 0.2, 0.4, 0.6])
+def test_checkpoints_are_gone_once_the_model_is_exported(trained):
+    assert list(trained.log.rglob("checkpoint*")) == []
+    assert list(trained.log.parent.glob(".work-*")) == []
 
 
-def test_weight_decay_and_label_smoothing_are_those_of_the_options():
-    losses = {}
-    for smoothing in (0.0, 0.5):
-        model = tiny()
-        compile_model(model, TrainOptions(weight_decay=0.25, label_smoothing=smoothing), 1)
-        assert model.optimizer.weight_decay == 0.25
-        losses[smoothing] = float(model.loss(tf.constant([[1.0, 0.0]]), tf.constant([[0.8, 0.2]])))
-    assert losses[0.0] == pytest.approx(-math.log(0.8), abs=1e-5)
-    assert losses[0.5] == pytest.approx(-0.75 * math.log(0.8) - 0.25 * math.log(0.2), abs=1e-5)
+def test_a_training_that_was_stopped_goes_on_from_the_work_dir(trained, transform_output, tmp_path):
+    config = TrainerConfig(
+        input=InputOptions(image_side_px=8, batch_size=4), train=TrainOptions(epochs=2, jit="never", keep="best")
+    )
+    stopped = fn_args_of(trained.dataset, transform_output, tmp_path / "1", config)
+    stopped.custom_config["work_dir"] = str(tmp_path / "work")
+    bad_monitor = TrainerConfig(input=config.input, train=TrainOptions(epochs=2, jit="never", keep="best", monitor="x"))
+    other = fn_args_of(trained.dataset, transform_output, tmp_path / "2", bad_monitor)
+    other.custom_config["work_dir"] = str(tmp_path / "work")
+    with pytest.raises(OptionError, match="there is no figure 'monitor=x'"):
+        run_fn(other)
+    stopped.serving_model_dir = str(tmp_path / "work" / "a_file" / "model")
+    (tmp_path / "work").mkdir(exist_ok=True)
+    (tmp_path / "work" / "a_file").write_text("")
+    with pytest.raises(tf.errors.OpError):  # the export fails, so all epochs are there to be taken up
+        run_fn(stopped)
+    first = history_of(tmp_path / "1" / "log")["history"]
+    again = fn_args_of(trained.dataset, transform_output, tmp_path / "3", config)
+    again.custom_config["work_dir"] = str(tmp_path / "work")
+    run_fn(again)
+    assert history_of(tmp_path / "3" / "log")["history"] == first  # seconds and all: nothing was trained again
+    assert (tmp_path / "3" / "model" / "saved_model.pb").is_file()
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["a_file"]

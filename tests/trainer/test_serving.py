@@ -3,19 +3,23 @@ from __future__ import annotations
 import json
 import math
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from beam_jobs import record
+from beam_jobs.ingest import run
+from beam_jobs.options import IngestOptions
 from tests.make_images import crop, encode, jpeg, png
 from tests.trainer.conftest import records_of
-from trainer.input_fn import make_dataset
+from trainer.input_fn import KEY, make_dataset
 from trainer.models import ModelSpec, build_model
 from trainer.ops import IMAGE, parse_ops
 from trainer.options import InputOptions
 from trainer.raw import DecodeRaw
 from trainer.serving import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBABILITIES, decode_batch, export
+from trainer.transfer import leaves
 
 OPTIONS = InputOptions(image_side_px=16, batch_size=5)
 
@@ -87,6 +91,62 @@ def test_bytes_served_give_what_the_input_pipeline_gives_in_evaluation(network, 
     assert np.ptp(expected, axis=0).max() > 1e-3  # images differ, or equality would say nothing
 
 
+@pytest.fixture(scope="module")
+def both_kinds(tmp_path_factory: pytest.TempPathFactory):
+    """The files of a source by key, five JPEG and five PNG, and the dataset made of it."""
+    source, out = tmp_path_factory.mktemp("both_kinds"), tmp_path_factory.mktemp("both_kinds_dataset")
+    files = {}
+    for seed in range(10):
+        make, suffix = (jpeg, "jpg") if seed % 2 else (png, "png")
+        files[f"all/{seed:02d}.{suffix}"] = make(seed, 40 + 5 * seed, 90 - 3 * seed)
+    (source / "all").mkdir()
+    for name, data in files.items():
+        (source / name).write_bytes(data)
+    run(IngestOptions(source=str(source), out=str(out), splits={"eval": 1}, shards=2))
+    return files, out
+
+
+@pytest.mark.parametrize(
+    ("name", "eval_ops"), [("small_cnn", ""), ("small_cnn", "decode|resize(32)"), ("MobileNetV2", "")]
+)
+def test_a_file_has_the_logits_that_the_input_pipeline_gives_it(both_kinds, tmp_path, name, eval_ops):
+    files, dataset = both_kinds
+    options = InputOptions(image_side_px=32, batch_size=4, eval_ops=eval_ops)
+    keras.utils.set_random_seed(3)
+    whole = build_model(name, ModelSpec(side_px=32, classes=4, mean_rgb=(90, 99, 108), std_rgb=(60, 70, 80)))
+    for layer in leaves(whole):
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.momentum = 0.0  # one batch gives it statistics that keep random weights from fading to nothing
+    whole(np.random.default_rng(0).integers(0, 256, (16, 32, 32, 3), dtype=np.uint8), training=True)
+    logits = keras.Model(whole.inputs, whole.get_layer("logits").output)
+    export(logits, parse_ops(options.eval_spec), ("a", "b", "c", "d"), 32, str(tmp_path / "model"))
+    serve = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
+    # A graph, as in serving: op by op, the rounding of fifty layers adds up to more than is tested here.
+    compiled = tf.function(lambda images: logits(images, training=False))
+    compared = []
+    for features, _ in make_dataset(str(dataset), "eval", options, training=False):
+        encoded = [files[key.decode()] for key in features[KEY].numpy()]
+        served = serve(image_bytes=tf.constant(encoded))[PROBABILITIES].numpy()
+        compared.append((served, compiled(features[IMAGE]).numpy()))
+    served, expected = (np.concatenate(values) for values in zip(*compared, strict=True))
+    assert len(served) == len(files)
+    np.testing.assert_allclose(served, expected, atol=1e-5)
+    assert np.ptp(expected, axis=0).max() > 1e-2  # images differ, or equality would say nothing
+
+
+def test_with_several_labels_an_image_the_class_is_the_most_probable_one(tmp_path):
+    spec = ModelSpec(side_px=16, classes=3, mean_rgb=(90, 99, 108), std_rgb=(60, 70, 80), multi_label=True)
+    model = build_model("small_cnn", spec)
+    model.get_layer("logits").bias.assign([2.0, 3.0, -2.0])
+    model.get_layer("logits").kernel.assign(tf.zeros_like(model.get_layer("logits").kernel))
+    export(model, parse_ops(OPTIONS.eval_spec), ("a", "b", "c"), 16, str(tmp_path / "model"))
+    outputs = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"](tf.constant([png(0)]))
+    assert (outputs["class"].numpy().tolist(), outputs["text"].numpy().tolist()) == ([1], [b"b"])
+    expected = [sigmoid(2), sigmoid(3), sigmoid(-2)]
+    np.testing.assert_allclose(outputs[PROBABILITIES], [expected], atol=1e-6)
+    assert float(outputs["probability"][0]) == pytest.approx(sigmoid(3), abs=1e-6)
+
+
 def test_records_evaluated_give_what_their_bytes_give_when_served(network, dataset):
     _, loaded = network
     records = records_of(dataset, "eval")
@@ -128,7 +188,7 @@ def test_a_file_that_is_no_image_is_an_error(sky):
 def test_models_that_can_be_compared_have_equal_descriptions(tmp_path):
     from tests.trainer.conftest import bright_sky
 
-    ops, raw = parse_ops("decode|resize(16)"), (DecodeRaw(16),)
+    ops, raw = parse_ops("decode|resize(16)"), (DecodeRaw(16, 16),)
     kinds = {
         "first": (ops, ("dark", "light"), ()),
         "other_ops": (parse_ops("decode|center_crop(8)|resize(16)"), ("dark", "light"), ()),

@@ -29,8 +29,9 @@ from pipeline.history import newest_run, open_store
 from tests.make_images import crop, encode
 from trainer import columns, run_fn
 from trainer.columns import TransformOptions
-from trainer.options import InputOptions, TrainerConfig, TrainOptions
+from trainer.options import InputOptions, TrainerConfig
 from trainer.serving import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBABILITIES
+from trainer.train_options import TrainOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 COLUMNS = TransformOptions(columns={"camera": "vocabulary(5)", "iso": "scale"})

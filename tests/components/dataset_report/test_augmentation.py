@@ -35,6 +35,7 @@ def test_the_preview_is_what_the_trainer_feeds_the_model(tmp_path, pixel_options
     from trainer.input_fn import evaluation_ops, make_dataset
     from trainer.ops import parse_ops
     from trainer.options import InputOptions
+    from trainer.position import Position
     from trainer.raw import stored_ops
 
     made = ingest(tmp_path, {f"a/{seed}.jpg": jpeg(seed) for seed in range(5)}, pixels=pixel_options)
@@ -47,7 +48,7 @@ def test_the_preview_is_what_the_trainer_feeds_the_model(tmp_path, pixel_options
     )
     for training, chain in chains:
         for epoch in range(2):
-            fed = make_dataset(str(made), "train", options, training=training, first_epoch=epoch)
+            fed = make_dataset(str(made), "train", options, training=training, start=Position(epoch=epoch))
             compared = 0
             for features, _ in fed.as_numpy_iterator():
                 values = stored[features["key"][0].decode()]

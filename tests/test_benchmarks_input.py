@@ -1,0 +1,336 @@
+"""The machinery of the benchmarks of the input pipeline: what they measure on and what they say. No rate is judged."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks import input as input_bench
+from benchmarks import input_memory, input_turns
+from benchmarks.input_peers import compare, pillow_ops, registry, script
+from benchmarks.input_sources import DATASETS, Sources, cifar_arrays
+from benchmarks.input_turns import Effort, Feed, Row
+from benchmarks.peers.compare import Runner
+from benchmarks.recipes import recipe, training
+from benchmarks.recipes.training import Epoch
+from tests.make_images import encode
+from trainer.ops import parse_ops
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
+    """Few images of every kind, made in code. Datasets are added by the tests that need them."""
+    return Sources(scratch=tmp_path_factory.mktemp("sources"), images=40, large=2, small=80, copies=2)
+
+
+def run_module(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", "-m", name, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "said"),
+    [
+        ("benchmarks.input", ["--only", "photo"], "no part 'photo'; known are photos, large, raw, cifar, memory"),
+        ("benchmarks.input", ["--rounds", "0"], "'0' is not a whole number of at least 1"),
+        ("benchmarks.input_peers", ["--photos", "EMPTY"], "holds 0 photographs in class folders; 2000 were asked for"),
+        ("benchmarks.input_peers", ["--only", "torch,mosaic"], "no peer 'mosaic'; known are torch, dali, grain"),
+        ("benchmarks.input_peers", ["--tasks", "mnist"], "no task 'mnist'; known are photos, cifar"),
+        ("benchmarks.input_peers", ["--python", "ffcv=nothing"], "'ffcv=nothing' is not PEER=PATH"),
+        ("benchmarks.recipes", ["--only", "29"], "there is no recipe '29'; known are 27, 28"),
+    ],
+)
+def test_a_wrong_argument_is_named_and_nothing_runs(module: str, arguments: list[str], said: str, tmp_path) -> None:
+    run = run_module(module, *[tmp_path if argument == "EMPTY" else argument for argument in arguments])
+    assert run.returncode == 2, run.stderr
+    assert said in " ".join(run.stderr.split())
+    assert "Traceback" not in run.stderr
+
+
+def test_strips_of_cifar_become_images_and_classes(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (30, 32, 32, 3), np.uint8)
+    labels = random.integers(0, 10, 30).tolist()
+    Image.fromarray(images.reshape(30, 1024, 3)).save(tmp_path / "data_batch_1.png")
+    (tmp_path / "train_lables.json").write_text(json.dumps(labels))
+    found, classes = cifar_arrays(tmp_path, 25)
+    np.testing.assert_array_equal(found, images[:25])
+    assert classes.tolist() == labels[:25]
+
+
+def test_made_pictures_have_a_class_that_can_be_seen() -> None:
+    (train, classes), (test, wanted) = cifar_arrays(None, 200), cifar_arrays(None, 50, test=True)
+    assert train.shape == (200, 32, 32, 3)
+    assert train.dtype == np.uint8
+    assert not np.array_equal(train[:50], test)
+    means = np.stack([train[classes == label].mean((0, 1, 2)) for label in range(10)])
+    guesses = np.square(test.mean((1, 2))[:, None] - means).sum(-1).argmin(1)
+    assert np.mean(guesses == wanted) > 0.3  # chance is 0.1
+
+
+def test_large_photographs_have_their_size_and_many_has_every_copy(sources: Sources) -> None:
+    large = list(sources.files("large").rglob("*.jpg"))
+    assert [Image.open(path).size for path in large] == [(2000, 1500)] * 2
+    assert len(list(sources.files("many").rglob("*.jpg"))) == 80
+
+
+def test_files_are_made_once(sources: Sources) -> None:
+    first = sources.files("cifar")
+    kept = first / "kept"
+    kept.touch()
+    assert sources.files("cifar") == first
+    assert kept.exists()
+    kept.unlink()
+
+
+def test_every_row_names_a_dataset_and_ops_that_exist() -> None:
+    rows = [row for table in input_bench.TABLES.values() for row in table]
+    assert len({row.name for row in rows}) == len(rows)
+    for feed in (feed for row in rows for feed in (row.feed, row.base)):
+        assert feed.dataset in DATASETS
+        assert feed.kind in {"ours", "naive", "bare", "ours+device"}
+        assert feed.kind == "bare" or parse_ops(feed.ops)
+
+
+def test_pipelines_of_a_table_are_measured_side_by_side(sources: Sources) -> None:
+    ours = Feed(dataset="photos", ops=input_bench.CROP)
+    naive, bare = (Feed(dataset="photos", ops=input_bench.CROP, kind=kind) for kind in ("naive", "bare"))
+    rows = [
+        Row(name="a", feed=ours, base=naive, base_is="naive", goal=2.1),
+        Row(name="b", feed=ours, base=bare, base_is="bare"),
+    ]
+    found = json.loads(json.dumps(input_turns.compare(rows, sources, Effort(seconds=0.05, rounds=2, batch=8))))
+    assert found["a"]["rounds"]["rate"] == found["b"]["rounds"]["rate"]  # measured once, shown twice
+    for row in found.values():
+        assert row["ratio"] == pytest.approx(row["rate"] / row["base"])
+        assert [len(rates) for rates in row["rounds"].values()] == [2, 2]
+    assert "goal 2.1   naive" in input_bench.line("a", found["a"])
+
+
+def test_device_ops_run_on_the_batches(sources: Sources) -> None:
+    feed = Feed(dataset="cifar", kind="ours+device", ops="decode", device_ops=input_bench.CIFAR_AUGMENT, side_px=32)
+    counts = input_turns.subject_of(feed, sources, batch=16).start()
+    assert [next(counts) for _ in range(3)] == [16, 16, 16]
+    counts.close()
+
+
+def test_the_rate_of_a_row_is_the_median_of_its_rounds() -> None:
+    row = Row(name="a", feed=Feed(dataset="photos"), base=Feed(dataset="photos", kind="bare"), base_is="bare", goal=1)
+    found = input_turns.row_of(row, [10.0, 90.0, 30.0], [5.0, 10.0, 100.0])
+    assert (found["rate"], found["base"], found["ratio"]) == (30, 10, 3)
+
+
+def test_memory_is_summed_up_by_quarters() -> None:
+    samples = [200, 200, 300, 310, 300, 300, 330, 360]
+    found = input_memory.summary(100, [value * 10**6 for value in samples], 512, 200e6)
+    assert (found["second_quarter_mb"], found["last_quarter_mb"]) == (305, 345)
+    assert found["growth"] == pytest.approx(40 / 305)
+    assert found["of_budget"] == pytest.approx((360 - 1e-4) / 200)
+
+
+def test_memory_of_an_epoch_is_measured_in_a_process_of_its_own(sources: Sources) -> None:
+    found = input_memory.measure(sources.dataset("many"), batch=16)
+    assert found["images"] == 80
+    assert 0 < found["start_mb"] < found["second_quarter_mb"] * 1.5
+    assert found["budget_mb"] > 4 * 16 * 224 * 224 * 3 / 1e6
+    assert "MB at the start" in input_bench.line("memory", found)
+
+
+def test_results_join_what_is_there(tmp_path: Path) -> None:
+    out = tmp_path / "results" / "all.json"
+    input_bench.write(out, "input", {"a": {"ratio": 1}, "b": {"ratio": 1}})
+    input_bench.write(out, "input", {"a": {"ratio": 2}})
+    input_bench.write(out, "recipes", {"c": {"ratio": 3}})
+    found = json.loads(out.read_text())["results"]
+    assert {name: sorted(rows) for name, rows in found.items()} == {
+        "input": ["a", "b", "commit"],
+        "recipes": ["c", "commit"],
+    }
+    assert found["input"]["a"] == {"ratio": 2}
+
+
+def batch_of(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    return np.zeros(shape, dtype)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        batch_of((64, 224, 224, 3), "float32"),
+        batch_of((32, 224, 224, 3), "uint8"),
+        batch_of((64, 256, 224, 3), "uint8"),
+    ],
+)
+def test_a_peer_that_does_other_work_does_not_count(batch: np.ndarray) -> None:
+    with pytest.raises(SystemExit, match=r"the task asks for uint8\[64, 224, 224, 3\]"):
+        script.check(batch, script.TASKS["photos"])
+
+
+def test_batches_with_channels_first_and_types_of_torch_are_taken() -> None:
+    script.check(batch_of((64, 224, 224, 3), "uint8"), script.TASKS["photos"])
+
+    class TorchType:
+        def __str__(self) -> str:
+            return "torch.float32"
+
+    script.check(SimpleNamespace(shape=(64, 3, 32, 32), dtype=TorchType()), script.TASKS["cifar"])
+
+
+def test_as_many_images_are_timed_as_asked_for() -> None:
+    ticks = iter([10.0, 14.5])
+    assert script.timed(iter([[0] * 64] * 9), 128, lambda: next(ticks)) == (128, 4.5)
+
+
+def test_the_format_of_a_peer_is_made_once_and_anew_for_other_files(tmp_path: Path) -> None:
+    source = tmp_path / "source" / "class"
+    source.mkdir(parents=True)
+    (source / "a.jpg").write_bytes(b"a")
+    job = script.Job(source=source.parent, data=tmp_path / "data", task="photos", threads=1)
+    made: list[int] = []
+    for _ in range(2):
+        script.write_once(job, lambda one: made.append(len(one.files())))
+    (source / "b.jpg").write_bytes(b"b")
+    script.write_once(job, lambda one: made.append(len(one.files())))
+    assert made == [1, 2]
+
+
+@pytest.mark.parametrize("task", script.TASKS)
+def test_pillow_ops_do_the_task(task: str) -> None:
+    wanted = script.TASKS[task]
+    random = np.random.default_rng(0)
+    encoded = encode(random.integers(0, 256, (wanted.side_px, wanted.side_px, 3), np.uint8), "PNG")
+    images = [pillow_ops.OPS[task](encoded, random) for _ in range(3)]
+    assert {image.shape for image in images} == {(wanted.side_px, wanted.side_px, 3)}
+    assert {str(image.dtype) for image in images} == {wanted.dtype}
+    assert not np.array_equal(images[0], images[1])
+
+
+def test_the_cut_of_pillow_ops_is_a_square_of_zeros() -> None:
+    white = encode(np.full((32, 32, 3), 255, np.uint8), "PNG")
+    cut = pillow_ops.cifar_augment(white, np.random.default_rng(0)) == 0
+    assert cut.sum() == 8 * 8 * 3
+
+
+def test_feedline_does_the_task_of_its_peers(sources: Sources, tmp_path: Path) -> None:
+    from benchmarks.input_peers.peer_feedline import SCRIPT
+
+    job = script.Job(source=sources.files("cifar"), data=tmp_path / "data", task="cifar", threads=2)
+    assert SCRIPT.run(job, 128)[0] == 128
+
+
+def test_every_peer_is_pinned_and_names_no_index() -> None:
+    for peer in registry.PEERS.values():
+        for line in peer.requirements.read_text().splitlines() if peer.requirements else ():
+            assert line.count("==") == 1, line
+            assert "/" not in line
+
+
+def runner_of(seconds: list[float], reason: str = "") -> Runner:
+    return Runner(command=(), seconds={640: seconds}, version="1.2.3", reason=reason)
+
+
+def test_a_row_of_a_peer_has_the_medians_of_both() -> None:
+    peer = registry.PEERS["torch"]
+    row = compare.row_of(peer, runner_of([4.0, 2.0, 1.0]), runner_of([1.0, 0.5, 0.1]))
+    assert (row["rate"], row["base"], row["ratio"]) == (1280, 320, 4)
+    shown = compare.table({"torch, photos": row, "ffcv, photos": {"skipped": "no wheel"}}).splitlines()
+    assert shown[1].split()[2:5] == ["320", "1,280", "4.00"]
+    assert shown[2].endswith("skipped: no wheel")
+
+
+def test_a_failed_run_is_skipped_with_its_reason() -> None:
+    peer = registry.PEERS["torch"]
+    assert compare.row_of(peer, runner_of([], "exit 1: no memory"), runner_of([1.0])) == {
+        "skipped": "exit 1: no memory"
+    }
+    row = compare.row_of(peer, runner_of([1.0]), runner_of([], "exit 1: no memory"))
+    assert row == {"skipped": "Feedline itself failed: exit 1: no memory"}
+
+
+def test_a_peer_that_cannot_be_made_is_a_row_with_the_reason(
+    sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    cache.write_text("a file where a directory should be")
+    lines: list[str] = []
+    monkeypatch.setattr(compare, "FEEDLINE", "no_such_module")
+    rows = compare.compare({"cifar": sources.files("cifar")}, 64, ["grain", "ffcv"], cache, rounds=1, say=lines.append)
+    assert rows["grain, cifar"]["skipped"].startswith("installing failed: ")
+    assert "--python ffcv=PATH" in rows["ffcv, cifar"]["skipped"]
+    assert any("no_such_module" in line for line in lines)
+
+
+def test_the_wait_of_an_epoch_is_the_time_between_asking_and_getting() -> None:
+    now = [0.0]
+
+    def batches() -> Iterator[tuple[int, int]]:
+        while True:
+            now[0] += 2.0
+            yield 0, 0
+
+    def train(images: int, labels: int) -> None:
+        now[0] += 3.0
+
+    epoch = training.run_epoch(batches(), train, 4, lambda: now[0])
+    assert epoch == Epoch(seconds=20.0, wait=8.0)
+    assert training.wait_share([epoch]) == pytest.approx(0.4)
+
+
+def test_the_first_epoch_of_a_run_is_not_timed() -> None:
+    first, second = Epoch(seconds=9, wait=0), Epoch(seconds=3, wait=0)
+    assert training.settled([[first, second], [first]]) == [second, first]
+
+
+def test_a_few_runs_have_an_interval_and_one_has_none() -> None:
+    found = training.interval([0.90, 0.92, 0.94])
+    assert found["mean"] == pytest.approx(0.92)
+    # Student's t of two degrees of freedom at 97.5 %: 4.3027; the standard error is 0.02 / sqrt(3).
+    assert found["high"] - found["mean"] == pytest.approx(4.3027 * 0.02 / 3**0.5, rel=1e-4)
+    assert set(training.interval([0.9])) == {"mean", "runs"}
+
+
+@pytest.mark.parametrize("number", recipe.RECIPES)
+def test_a_recipe_trains_on_both_pipelines(number: str, sources: Sources) -> None:
+    plan = recipe.Plan(epochs=2, seeds=1, batch=16, test_images=20)
+    lines: list[str] = []
+    ((name, row),) = recipe.measure(number, sources, plan, lines.append).items()
+    assert name == f"recipe {number}, step on the same cores"
+    assert row["ratio"] == pytest.approx(row["rate"] / row["base"])
+    assert set(row["epoch_seconds"]) == {"naive", "feedline"}
+    assert all(0 <= share <= 1 for share in row["wait_share"].values())
+    assert ("accuracy" in row) == recipe.RECIPES[number].tested
+    assert len(lines) == 2
+
+
+def test_a_simulated_step_is_named_and_takes_its_time(sources: Sources) -> None:
+    plan = recipe.Plan(epochs=2, seeds=1, batch=16, step_ms=30)
+    ((name, row),) = recipe.measure("27", sources, plan, lambda text: None).items()
+    assert name == "recipe 27, simulated accelerator, 30 ms a step"
+    assert row["epoch_seconds"]["feedline"] >= 5 * 0.03
+    assert "accuracy" not in row
+
+
+def test_both_models_of_a_recipe_start_alike_and_agree() -> None:
+    from benchmarks.recipes.models import make_model
+    from trainer.models import ModelSpec
+
+    mean, std = recipe.CIFAR_STATISTICS
+    spec = ModelSpec(side_px=32, classes=10, mean_rgb=mean, std_rgb=std)
+    images = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), np.uint8)
+    floats = ((images - np.asarray(mean)) / np.asarray(std)).astype(np.float32)
+    for name in ("small_cnn", "frozen_base"):
+        ours, naive = (make_model(name, spec, floats=wanted, seed=3) for wanted in (False, True))
+        np.testing.assert_allclose(
+            ours.predict(images, verbose=0), naive.predict(floats, verbose=0), rtol=1e-3, atol=1e-5
+        )

@@ -1,0 +1,79 @@
+"""Takes what `make_dataset` delivers apart, image by image, so that tests can compare it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.input_fn import make_dataset
+from trainer.options import InputOptions
+from trainer.padding import VALID
+from trainer.parsing import DRAW, KEY
+from trainer.position import Host
+
+RANDOM = "decode|resize(8)|pad_reflect(2)|random_crop(8)|flip"  # of 12 x 12 pixels; the first two are never random
+
+
+class Seen(NamedTuple):
+    """One image as it was delivered."""
+
+    key: str
+    pixels: bytes
+    draw: tuple[int, ...]
+    label: Any
+
+
+def options(**values: Any) -> InputOptions:
+    """Small images, one a batch, no cache."""
+    return InputOptions(**{"image_side_px": 8, "batch_size": 1, "threads": 2, "cache": "none", **values})
+
+
+def flat(dataset: tf.data.Dataset) -> Iterator[Seen]:
+    """Every image of all batches, in order; padding is left out."""
+    for features, labels in dataset.as_numpy_iterator():
+        valid = features.get(VALID, np.ones(len(labels)))
+        rows = zip(features[KEY], features["image"], features[DRAW], labels, valid, strict=True)
+        for key, image, draw, label, is_valid in rows:
+            if is_valid:
+                yield Seen(key.decode(), image.tobytes(), tuple(draw.tolist()), label.tolist())
+
+
+def batches(dataset: tf.data.Dataset) -> list[list[Seen]]:
+    """The images of each batch."""
+    return [list(flat(tf.data.Dataset.from_tensors(batch))) for batch in dataset]
+
+
+def read(directory: Path, given: InputOptions, training: bool = True, split: str = "train", **more: Any) -> list[Seen]:
+    """Every image of a split, in order."""
+    return list(flat(make_dataset(str(directory), split, given, training, **more)))
+
+
+def order(directory: Path, given: InputOptions, training: bool = True, **more: Any) -> list[str]:
+    """The keys of a split, in order."""
+    return [seen.key for seen in read(directory, given, training, **more)]
+
+
+def together(directory: Path, given: InputOptions, hosts: int, training: bool = True, **more: Any) -> list[list[Seen]]:
+    """The global batches of several hosts: the union of their k-th ones, sorted."""
+    parts = [
+        batches(make_dataset(str(directory), "train", given, training, host=Host(index=host, count=hosts), **more))
+        for host in range(hosts)
+    ]
+    assert len({len(part) for part in parts}) == 1, "every host must have the same number of batches"
+    return [merged(batch) for batch in zip(*parts, strict=True)]
+
+
+def merged(parts: Iterable[list[Seen]]) -> list[Seen]:
+    """All images of several batches, sorted."""
+    return sorted(itertools.chain.from_iterable(parts))
+
+
+def graph(dataset: tf.data.Dataset) -> tf.compat.v1.GraphDef:
+    """The graph that a dataset is run as."""
+    text = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset)).numpy()
+    return tf.compat.v1.GraphDef.FromString(text)

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from beam_jobs.errors import OptionError
+from trainer.augment import Augmented
+from trainer.device_ops import apply_device_ops, mix_labels, parse_device_ops
+from trainer.models import ModelSpec, build_model
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+SIDE, BATCH, CLASSES = 8, 6, 3
+RANDOM = np.random.default_rng(0)
+IMAGES = RANDOM.integers(0, 256, (BATCH, SIDE, SIDE, 3), dtype=np.uint8)
+DRAW = RANDOM.integers(-(2**31), 2**31, (BATCH, 2)).astype(np.int32)
+LABELS = np.eye(CLASSES, dtype=np.float32)[np.arange(BATCH) % CLASSES]
+INPUTS = {"image": IMAGES, "draw": DRAW}
+
+
+def linear(activation: str = "softmax") -> keras.Model:
+    """Every pixel counts, without chance, dropout or statistics; classes and weights in sight."""
+    inputs = keras.Input([SIDE, SIDE, 3], dtype="uint8")
+    pixels = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(CLASSES, activation=activation)(pixels))
+    values = np.sin(np.arange(SIDE * SIDE * 3 * CLASSES)).reshape(-1, CLASSES) / 10
+    model.set_weights([values, np.zeros(CLASSES)])
+    return model
+
+
+def augmented(spec: str, **compiled) -> Augmented:
+    model = Augmented(linear(), parse_device_ops(spec))
+    model.compile(keras.optimizers.SGD(0.1), "categorical_crossentropy", **compiled)
+    return model
+
+
+def crossentropy(labels: np.ndarray, probabilities: np.ndarray) -> float:
+    return float(-np.mean(np.sum(labels * np.log(probabilities), axis=1)))
+
+
+def as_bytes(spec: str) -> np.ndarray:
+    changed = np.asarray(apply_device_ops(parse_device_ops(spec), IMAGES, DRAW))
+    return np.clip(np.round(changed), 0, 255).astype(np.uint8)
+
+
+@pytest.mark.parametrize("spec", ["flip", "pad_reflect(2)|random_crop(8)|flip|cutout(4)", "mixup(0.4)", "cutmix(1.0)"])
+def test_in_training_the_model_sees_the_changed_images_rounded_to_bytes(spec):
+    model = augmented(spec)
+    changed = as_bytes(spec)
+    assert (changed != IMAGES).any()
+    np.testing.assert_allclose(model(INPUTS, training=True), model.inner(changed), atol=1e-6)
+
+
+def test_out_of_training_nothing_is_changed_and_no_draw_is_needed():
+    model = augmented("flip|mixup(0.4)")
+    np.testing.assert_array_equal(model({"image": IMAGES}, training=False), model.inner(IMAGES))
+    expected = crossentropy(LABELS, model.inner(IMAGES).numpy())
+    assert model.evaluate({"image": IMAGES}, LABELS, verbose=0) == pytest.approx(expected, rel=1e-5)
+    np.testing.assert_allclose(model.predict({"image": IMAGES}, verbose=0), model.inner(IMAGES), atol=1e-6)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("spec", ["flip", "mixup(0.4)", "cutmix(1.0)", "flip|cutout(4)|mixup(0.4)|cutmix(1.0)"])
+def test_the_loss_compares_with_labels_mixed_as_the_images_were(spec, jit):
+    model = augmented(spec, jit_compile=jit)
+    labels = np.asarray(mix_labels(parse_device_ops(spec), LABELS, DRAW))
+    expected = crossentropy(labels, model.inner(as_bytes(spec)).numpy())
+    assert model.train_on_batch(INPUTS, LABELS) == pytest.approx(expected, rel=1e-5)
+    assert (labels != LABELS).any() == ("mix" in spec)
+    if "mix" in spec:
+        assert abs(expected - crossentropy(LABELS, linear()(as_bytes(spec)).numpy())) > 1e-3
+
+
+def test_a_step_with_jit_gives_the_weights_of_one_without():
+    found = []
+    for jit in (False, True):
+        model = augmented("pad_reflect(2)|random_crop(8)|flip|cutout(4)|mixup(0.4)", jit_compile=jit)
+        for _ in range(3):
+            model.train_on_batch(INPUTS, LABELS)
+        found.append(model.inner.get_weights()[0])
+    np.testing.assert_allclose(found[0], found[1], atol=1e-6)
+    assert np.abs(found[0] - linear().get_weights()[0]).max() > 1e-3
+
+
+def test_training_changes_the_weights_of_the_model_within_and_has_no_others():
+    model = augmented("flip")
+    before = model.inner.get_weights()[0]
+    model.train_on_batch(INPUTS, LABELS)
+    assert [weight.path for weight in model.weights] == [weight.path for weight in model.inner.weights]
+    assert (model.inner.get_weights()[0] != before).any()
+
+
+def test_weights_of_samples_reach_the_loss():
+    model = augmented("mixup(0.4)")
+    labels = np.asarray(mix_labels(model.device_ops, LABELS, DRAW))
+    each = -np.sum(labels * np.log(model.inner(as_bytes("mixup(0.4)")).numpy()), axis=1)
+    weights = np.array([1, 0, 2, 1, 0, 1], np.float32)
+    found = model.train_on_batch(INPUTS, LABELS, sample_weight=weights)
+    assert found == pytest.approx(float(np.mean(each * weights)), rel=1e-5)
+
+
+def test_several_labels_an_image_are_mixed_too():
+    model = Augmented(linear("sigmoid"), parse_device_ops("mixup(0.4)"))
+    model.compile("sgd", "binary_crossentropy")
+    several = np.array([[1, 1, 0], [0, 1, 1], [0, 0, 0]] * 2, np.float32)
+    mixed = np.asarray(mix_labels(model.device_ops, several, DRAW))
+    shown = model.inner(as_bytes("mixup(0.4)")).numpy()
+    expected = -np.mean(mixed * np.log(shown) + (1 - mixed) * np.log(1 - shown))
+    assert model.train_on_batch(INPUTS, several) == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_a_model_with_batch_normalisation_and_dropout_knows_that_it_is_trained():
+    inner = build_model("small_cnn", ModelSpec(side_px=SIDE, classes=CLASSES, mean_rgb=(127,) * 3, std_rgb=(74,) * 3))
+    model = Augmented(inner, parse_device_ops("flip"))
+    model.compile("sgd", "categorical_crossentropy")
+    before = [weight.numpy() for weight in inner.non_trainable_weights if "moving" in weight.path]
+    model.train_on_batch(INPUTS, LABELS)
+    after = [weight.numpy() for weight in inner.non_trainable_weights if "moving" in weight.path]
+    assert len(before) == 2
+    assert all((one != other).any() for one, other in zip(before, after, strict=True))
+
+
+def test_an_empty_chain_is_the_model_itself():
+    model = augmented("")
+    np.testing.assert_array_equal(model({"image": IMAGES}, training=True), model.inner(IMAGES))
+    expected = crossentropy(LABELS, model.inner(IMAGES).numpy())
+    assert model.train_on_batch({"image": IMAGES}, LABELS) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_chain_that_the_model_cannot_take_is_refused():
+    with pytest.raises(OptionError, match="device_ops turn images of 8 pixels into 4; the model takes 8"):
+        Augmented(linear(), parse_device_ops("random_crop(4)"))
+    with pytest.raises(OptionError, match="device_ops hold normalize; leave it out"):
+        Augmented(linear(), parse_device_ops("normalize((1, 2, 3), (4, 5, 6))"))

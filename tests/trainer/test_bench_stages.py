@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from beam_jobs.errors import OptionError, SourceError
+from beam_jobs.ingest import run
+from beam_jobs.options import IngestOptions, PixelOptions
+from tests.trainer.conftest import records_of
+from trainer.bench import limit
+from trainer.bench.ablation import removals
+from trainer.bench.chain import open_source
+from trainer.bench.measure import measure, prepare
+from trainer.bench.stages import Stages, Variant, assembled, load_pool
+from trainer.bench.text import report
+from trainer.ops import IMAGE
+from trainer.options import InputOptions
+from trainer.parsing import DRAW, KEY
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+FUSED = "decode_random_crop(16)|rotate(10)"
+SMALL = "decode|resize(16)|flip"
+
+
+def options(**values) -> InputOptions:
+    return InputOptions(**{"image_side_px": 16, "batch_size": 8, "threads": 2, "cache": "none", "lanes": 1, **values})
+
+
+def stages_of(path, **values) -> Stages:
+    source = open_source(str(path), "train", options(**values))
+    return Stages(source=source, pool=load_pool(source))
+
+
+@pytest.fixture(scope="module")
+def photographs(_dataset):
+    """The dataset of `photos`. Read only."""
+    return _dataset
+
+
+@pytest.fixture(scope="module")
+def raw(photos, tmp_path_factory):
+    """`photos` as pixels, 16x16, all in `train`. Read only."""
+    out = tmp_path_factory.mktemp("raw")
+    pixels = PixelOptions(policy="raw", side_px=16)
+    run(IngestOptions(source=str(photos), out=str(out), splits={"train": 1}, pixels=pixels))
+    return out
+
+
+def test_the_pool_holds_the_files_of_the_split(photographs):
+    pool = stages_of(photographs).pool
+    assert list(pool.serialized) == records_of(photographs, "train")
+    sizes = [tf.io.decode_jpeg(one, channels=3).shape for one in pool.encoded]
+    assert pool.pixels == pytest.approx(np.mean([height * width for height, width, _ in sizes]))
+    assert pool.short_px == pytest.approx(np.mean([min(height, width) for height, width, _ in sizes]))
+
+
+def test_parsing_takes_the_records_apart_and_keeps_them_encoded(photographs):
+    stages = stages_of(photographs, parse_batch=3)
+    kept = tf.data.Dataset.from_tensor_slices(list(stages.pool.serialized))
+    rows = list(stages.parse(kept).as_numpy_iterator())
+    assert [row[IMAGE] for row in rows] == list(stages.pool.encoded)
+    assert len({row[KEY] for row in rows}) == len(rows)
+
+
+def test_the_decode_makes_pixels_and_each_further_op_changes_them(photographs):
+    stages = stages_of(photographs, train_ops=FUSED)
+    ops = stages.source.choices.image_ops
+    rows = stages.parse(tf.data.Dataset.from_tensor_slices(list(stages.pool.serialized)))
+    decoded = [row[IMAGE] for row in stages.prepare(rows, ops[:1])]
+    rotated = [row[IMAGE] for row in stages.prepare(rows, ops)]
+    assert {(image.dtype, *image.shape) for image in decoded} == {(tf.uint8, 16, 16, 3)}
+    assert not all(np.array_equal(one, other) for one, other in zip(decoded, rotated, strict=True))
+
+
+def test_an_image_that_comes_again_draws_anew(photographs):
+    stages = stages_of(photographs, train_ops=FUSED)
+    one = tf.data.Dataset.from_tensor_slices(list(stages.pool.serialized)).take(1)
+    pixels = list(stages.run(stages.parse(one).cache().repeat(64), stages.source.choices.image_ops).as_numpy_iterator())
+    assert len(set(pixels[0])) > 1
+
+
+def test_batches_hold_what_the_ops_made(photographs):
+    stages = stages_of(photographs)
+    rows = stages.parse(tf.data.Dataset.from_tensor_slices(list(stages.pool.serialized)))
+    made = list(stages.batch(stages.prepare(rows, stages.source.choices.image_ops)))
+    assert {tuple(row[IMAGE].shape) for row in made} == {(8, 16, 16, 3)}
+    assert {row[DRAW].dtype for row in made} == {tf.int32}
+
+
+@pytest.mark.parametrize(
+    ("chain", "names"),
+    [
+        (FUSED, ["decode_random_crop(16)", "rotate(10)", "ops of images", "batch"]),
+        (SMALL, ["decode", "resize(16)", "ops of images", "batch", "flip", "ops of batches"]),
+    ],
+)
+def test_every_op_is_a_stage_of_its_own(photographs, chain, names):
+    found = [subject.name for subject in stages_of(photographs, train_ops=chain).alone()]
+    assert found == ["read", "parse", "call", *names]
+
+
+def test_stored_pixels_are_taken_whole_batches_at_a_time(raw):
+    stages = stages_of(raw, train_ops="decode|flip")
+    names = [subject.name for subject in stages.alone()]
+    assert names == ["read", "parse", "DecodeRaw", "ops of images", "batch", "flip", "ops of batches"]
+    assert [removal.name for removal in removals(stages.source)][-1] == "whole batches at a time"
+
+
+@pytest.mark.parametrize(("data", "chain"), [("photographs", FUSED), ("photographs", SMALL), ("raw", "decode|flip")])
+def test_every_stage_runs_for_ever_and_counts_images(request, data, chain):
+    path = request.getfixturevalue(data)
+    stages = stages_of(path, train_ops=chain)
+    records = len(stages.pool.serialized)
+    for subject in [*stages.alone(), *stages.together().values()]:
+        counts = subject.start()
+        seen = list(itertools.islice(counts, 2 * records))
+        assert len(seen) == 2 * records, subject.name
+        assert all(count >= 1 for count in seen), subject.name
+        counts.close()
+
+
+def test_crops_of_one_image_count_as_images(photographs):
+    stages = stages_of(photographs, train_ops="decode|resize(32)|multi_crop(16, 2)")
+    subjects = {subject.name: subject for subject in stages.alone()}
+    outputs = stages.source.choices.crops
+    assert outputs > 1
+    assert next(subjects["parse"].start()) == 64 * outputs
+    assert next(subjects["batch"].start()) == 8
+
+
+@pytest.mark.parametrize(
+    ("variant", "dtype"), [(Variant(), tf.uint8), (Variant(floats=True), tf.float32), (Variant(shuffled=5), tf.uint8)]
+)
+@pytest.mark.parametrize("chain", [FUSED, SMALL])
+def test_the_pieces_in_a_row_deliver_batches(photographs, chain, variant, dtype):
+    source = open_source(str(photographs), "train", options(train_ops=chain))
+    features, label = next(iter(assembled(source, variant)))
+    assert (features[IMAGE].dtype, *features[IMAGE].shape) == (dtype, 8, 16, 16, 3)
+    assert label.shape == [8]
+
+
+def test_without_the_fused_decode_the_chain_is_the_plain_one(photographs):
+    source = open_source(str(photographs), "train", options(train_ops="decode_random_crop(16)"))
+    removal = next(removal for removal in removals(source) if removal.name == "fused decode and crop")
+    assert next(iter(removal.dataset))[0][IMAGE].shape == (8, 16, 16, 3)
+
+
+def test_only_what_is_in_the_pipeline_is_taken_out(photographs):
+    source = open_source(str(photographs), "train", options(train_ops="decode|resize(16)", threads=1, parse_batch=1))
+    assert [removal.name for removal in removals(source)] == [
+        *("uint8 batches", "prefetch", "shuffle before the decode"),
+    ]
+
+
+def test_the_limit_decodes_every_file_and_counts_each(photographs, monkeypatch):
+    encoded = stages_of(photographs).pool.encoded
+    monkeypatch.setattr(limit, "_TASK_BYTES", 4 * sum(map(len, encoded)) / len(encoded))
+    counts = limit.bare_decode("limit", encoded, crops=3).start()
+    seen = list(itertools.islice(counts, 20))
+    counts.close()
+    assert max(seen) <= 3 * 4 * 2 * limit.cores()
+    assert all(count % 3 == 0 and count > 0 for count in seen)
+
+
+def test_a_damaged_file_stops_the_limit():
+    counts = limit.bare_decode("limit", [b"\xff\xd8\xff no image"]).start()
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        next(counts)
+
+
+def test_the_bare_read_turns_bytes_into_images(shades):
+    source = open_source(str(shades), "train", options(image_side_px=8))
+    counts = limit.bare_read("limit", source.files, source.record_bytes).start()
+    seen = list(itertools.islice(counts, 40))  # four shards of 24 records, over and over, one or more at a time
+    counts.close()
+    assert all(count > 12 and count / 24 == pytest.approx(round(count / 24), rel=0.05) for count in seen)
+
+
+def test_what_would_not_stay_in_memory_is_not_read_before(shades, monkeypatch):
+    files = open_source(str(shades), "train", options(image_side_px=8)).files
+    assert limit.warm_page_cache(files, 1000)
+    assert not limit.warm_page_cache(files, limit.free_bytes())
+    assert not limit.warm_page_cache(["gs://bucket/data"], 1000)
+
+
+@pytest.fixture(scope="module")
+def figures(photographs):
+    """A whole measurement, as short as it can be."""
+    bench = prepare(str(photographs), "train", options(train_ops="decode|resize(16)|flip"), "small_cnn", ablate=True)
+    told: list[str] = []
+    found = measure(bench, 0.01, told.append, rounds=1)
+    assert told == [subject.name for subject in bench.subjects]
+    assert bench.duration(1.0) > 3 * len(told)
+    return found
+
+
+def test_a_measurement_has_all_stages_in_order(figures):
+    names = ["read", "parse", "call", "decode", "resize(16)", "batch", "flip", "transfer", "small_cnn"]
+    assert [stage.name for stage in figures.stages] == names
+    assert [stage.kind for stage in figures.stages] == [
+        *("read", "parse", "call", "decode", "augment", "batch", "augment", "transfer", "step"),
+    ]
+    assert {stage.name for stage in figures.stages if stage.so_far} == {"read", "parse", "decode", "resize(16)"}
+    assert all(stage.cost.rate > 0 for stage in figures.stages)
+
+
+def test_a_measurement_has_limit_baselines_model_and_ablation(figures):
+    assert figures.limit_is == "bare decode of the same bytes"
+    assert list(figures.baselines) == ["tutorial", "naive"]
+    assert figures.trained.rate > 0
+    assert [row.name for row in figures.ablation][:2] == ["parallel map", "batched parse"]
+    assert figures.facts.steady_ops == 2
+    assert "flip" in figures.device_ops
+    assert "bottleneck" in report(figures)
+
+
+def test_stored_pixels_have_a_bare_read_as_limit(raw):
+    bench = prepare(str(raw), "train", options(train_ops="decode|flip"))
+    assert bench.limit_is == "bare read of the same bytes"
+    found = measure(bench, 0.01, rounds=1)
+    assert [stage.kind for stage in found.stages] == ["read", "parse", "decode", "batch", "augment", "transfer"]
+
+
+def test_a_cache_that_decides_itself_is_none_here(photographs):
+    assert prepare(str(photographs), "train", options(cache="auto")).source.choices.cache.kind == "none"
+
+
+WRONG = [
+    ({"split": "test"}, OptionError, "no split 'test'; it has train, eval"),
+    ({"model": "small_cn"}, OptionError, "there is no model 'small_cn'"),
+    ({"ops": "decode|flop"}, OptionError, "there is no op 'flop'; did you mean flip"),
+    ({"ops": "decode|resize(8)"}, OptionError, "image_side_px is 16"),
+    ({"path": "nowhere"}, SourceError, "nowhere is not a dataset"),
+]
+
+
+@pytest.mark.parametrize(("given", "kind", "message"), WRONG)
+def test_a_wrong_request_is_known_before_anything_is_measured(photographs, given, kind, message):
+    with pytest.raises(kind, match=message):
+        prepare(
+            given.get("path", str(photographs)),
+            given.get("split", "train"),
+            options(train_ops=given.get("ops", SMALL)),
+            given.get("model", ""),
+        )

@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import shutil
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+
+from beam_jobs import manifest
+from beam_jobs.errors import OptionError
+from beam_jobs.ingest import run
+from beam_jobs.options import IngestOptions, PixelOptions
+from tests.trainer.batches import RANDOM, flat, options, read
+from trainer import index as record_index
+from trainer.cache import CacheChoice, choose_cache, fixed_prefix, free_bytes, on_disk
+from trainer.index import RecordIndex
+from trainer.input_fn import FOREVER, make_dataset
+from trainer.ops import parse_ops
+from trainer.position import Position
+from trainer.raw import stored_ops
+
+KINDS = ("memory", "disk")
+FIXED = "decode|resize(8)"
+
+
+def index_of(directory: Path) -> RecordIndex:
+    return record_index.load(str(directory), manifest.load(str(directory)), "train")
+
+
+def chosen(directory: Path, spec: str = RANDOM, once: bool = False, **values) -> CacheChoice:
+    return choose_cache(options(**values), parse_ops(spec), index_of(directory), once)
+
+
+def cached(kind: str, directory: Path, **values):
+    place = {"cache_dir": str(directory / "cache")} if kind == "disk" else {}
+    return options(cache=kind, **place, **values)
+
+
+# --- the same batches
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"train_ops": RANDOM},
+        {"train_ops": RANDOM, "balance": "uniform", "shuffle_mb": 0.03},
+        {"train_ops": "decode_random_crop(8)|flip"},  # nothing but the stored bytes can be kept
+        {"train_ops": "decode|resize(100)|rotate(20)|random_crop(8)"},  # image by image behind what is kept
+    ],
+    ids=["random", "balanced", "bytes", "one by one"],
+)
+def test_a_cache_gives_the_same_batches_as_none(noise, tmp_path, kind, change):
+    expected = read(noise, options(batch_size=4, **change), epochs=3)
+    assert len(expected) == 180
+    given = cached(kind, tmp_path, batch_size=4, **change)
+    assert read(noise, given, epochs=3) == expected
+    start = Position(epoch=1, records=30)
+    assert read(noise, given, epochs=2, start=start) == read(
+        noise, options(batch_size=4, **change), epochs=2, start=start
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cache_of_images_of_many_sizes_gives_the_same_batches(dataset, tmp_path, kind):
+    change = {"train_ops": "decode|resize(10)|random_crop(8)|flip", "eval_ops": FIXED}
+    for training in (True, False):
+        expected = read(dataset, options(**change), training, epochs=2)
+        assert read(dataset, cached(kind, tmp_path, **change), training, epochs=2) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("spec", ["decode", "decode|random_crop(8)"])
+def test_a_cache_of_raw_pixels_gives_the_same_batches(photos, tmp_path, kind, spec):
+    out = tmp_path / "raw"
+    pixels = PixelOptions(policy="raw", side_px=8 if spec == "decode" else 12)
+    run(IngestOptions(source=str(photos), out=str(out), splits={"train": 1}, pixels=pixels))
+    given = {"train_ops": spec, "eval_ops": spec} if spec == "decode" else {"train_ops": spec}
+    assert read(out, cached(kind, tmp_path, **given), epochs=2) == read(out, options(**given), epochs=2)
+
+
+# --- it really keeps
+
+
+@pytest.mark.parametrize("spec", [RANDOM, "decode_random_crop(8)|flip"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cache_needs_the_shards_no_more(noise, tmp_path, kind, spec):
+    directory = Path(shutil.copytree(noise, tmp_path / "copy"))
+    expected = read(noise, options(train_ops=spec), epochs=2)
+    stream = make_dataset(str(directory), "train", cached(kind, tmp_path, train_ops=spec), True, epochs=FOREVER)
+    shutil.rmtree(directory / "Split-train")
+    assert list(flat(stream.take(122))) == expected
+
+
+def test_without_a_cache_the_shards_are_read_every_epoch(noise, tmp_path):
+    directory = Path(shutil.copytree(noise, tmp_path / "copy"))
+    stream = make_dataset(str(directory), "train", options(train_ops=RANDOM), True, epochs=FOREVER)
+    shutil.rmtree(directory / "Split-train")
+    with pytest.raises(tf.errors.NotFoundError):
+        list(stream.take(122))
+
+
+def test_a_disk_cache_is_used_again_without_the_shards(noise, tmp_path):
+    directory = Path(shutil.copytree(noise, tmp_path / "copy"))
+    given = cached("disk", tmp_path, train_ops=RANDOM)
+    first = read(directory, given)
+    shutil.rmtree(directory / "Split-train")
+    assert read(directory, given) == first
+
+
+# --- what auto decides
+
+
+def test_auto_keeps_what_fits_and_says_how_much_it_takes(noise):
+    choice = chosen(noise, cache="auto", cache_mb=1)
+    assert dataclasses.replace(choice, reason="") == CacheChoice(
+        kind="memory", reason="", ops=3, size=(12, 12), bytes=61 * 12 * 12 * 3
+    )
+    assert "0 MB, twice that while it is filled, of 1 MB" in choice.reason
+
+
+@pytest.mark.parametrize(("spare", "kind"), [(1e-6, "memory"), (-1e-6, "none")])
+def test_auto_keeps_nothing_beyond_its_limit(noise, spare, kind):
+    assert chosen(noise, cache="auto", cache_mb=2 * 61 * 12 * 12 * 3 / 1e6 + spare).kind == kind
+
+
+def test_auto_without_a_limit_takes_a_quarter_of_the_free_memory(shades):
+    index = index_of(shades)
+    quarter = psutil.virtual_memory().available / 4
+    for share, kind in ((0.25, "memory"), (1, "none")):
+        count = int(quarter * share / (12 * 12 * 3))
+        many = dataclasses.replace(index, shard=np.broadcast_to(np.int32(0), (count,)))
+        choice = choose_cache(options(cache="auto"), parse_ops(RANDOM), many, once=False)
+        assert (choice.kind, choice.reason.startswith("it would take")) == (kind, kind == "none")
+
+
+@pytest.mark.parametrize(
+    ("values", "once", "reason"),
+    [
+        ({"cache": "none"}, False, "cache is none"),
+        ({"cache": "auto"}, True, "one pass reads everything once anyway"),
+        ({"cache": "auto", "service": "grpc://localhost:1"}, False, "a tf.data service reads the shards"),
+    ],
+)
+def test_nothing_is_kept_where_it_would_not_help(noise, values, once, reason):
+    choice = chosen(noise, once=once, **values)
+    assert choice.kind == "none"
+    assert choice.reason.startswith(reason)
+
+
+def test_auto_leaves_local_files_to_the_system_when_no_op_makes_images_of_one_size(noise):
+    choice = chosen(noise, "decode_random_crop(8)|flip", cache="auto")
+    assert (choice.kind, choice.reason) == (
+        "none",
+        "no first op makes images of one size, and local files need none",
+    )
+    remote = dataclasses.replace(index_of(noise), files=("gs://bucket/shard",))
+    choice = choose_cache(options(cache="auto"), parse_ops("decode_random_crop(8)"), remote, once=False)
+    assert (choice.kind, choice.ops, choice.size) == ("memory", 0, None)
+
+
+@pytest.mark.parametrize(
+    ("spec", "ops", "size"),
+    [
+        ("decode|resize(8)|flip", 2, (8, 8)),
+        ("decode|resize(8)", 2, (8, 8)),
+        ("decode|resize_short(10)|center_crop(8)|flip|resize(8)", 3, (8, 8)),
+        ("decode|resize_short(10)|flip", 0, None),  # images of many sizes
+        ("decode|random_crop(8)", 0, None),
+        ("decode_random_crop(8)|resize(4)", 0, None),
+        ("decode|resize(8)|normalize", 2, (8, 8)),  # floats would take four times the space
+    ],
+)
+def test_what_can_be_kept_ends_before_the_first_random_op_at_images_of_one_size(spec, ops, size):
+    assert fixed_prefix(parse_ops(spec)) == (ops, size)
+
+
+def test_images_that_are_of_one_size_when_stored_can_be_kept_decoded(noise):
+    ops = stored_ops(parse_ops("decode|random_crop(8)"), manifest.load(str(noise)), (12, 12))
+    assert fixed_prefix(ops) == (1, (12, 12))
+
+
+# --- the file on disk
+
+
+def kept(directory: Path, cache: Path, spec: str = FIXED, identity: str = "") -> RecordIndex:
+    return on_disk(index_of(directory), parse_ops(spec), identity, str(cache), threads=2)
+
+
+def folders(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.iterdir())
+
+
+def test_another_dataset_split_or_op_gets_a_cache_of_its_own(noise, shades, tmp_path):
+    given = {"batch_size": 4, "eval_ops": FIXED}
+    for expected, change in [
+        (1, {}),
+        (1, {"batch_size": 5}),  # nothing that is kept depends on it
+        (2, {"eval_ops": "decode|resize(10)|center_crop(8)"}),
+        (3, {"eval_ops": "decode|center_crop(8)"}),
+    ]:
+        read(noise, cached("disk", tmp_path, **{**given, **change}), False, epochs=2)
+        assert len(folders(tmp_path / "cache")) == expected
+    read(shades, cached("disk", tmp_path, **given), False, epochs=2)
+    assert len(folders(tmp_path / "cache")) == 4
+
+
+def test_a_damaged_record_left_out_makes_another_cache(noise, tmp_path):
+    for budget in (0, 1):
+        directory = Path(shutil.copytree(noise, tmp_path / f"copy{budget}"))
+        if budget:
+            shard = min((directory / "Split-train").iterdir())
+            data = bytearray(shard.read_bytes())
+            data[100] ^= 0xFF
+            shard.write_bytes(data)
+        given = cached("disk", tmp_path, eval_ops=FIXED, max_corrupt_records=budget)
+        assert len(read(directory, given, False, epochs=2)) == 2 * (61 - budget)
+    assert len(folders(tmp_path / "cache")) == 2
+
+
+def test_what_an_interrupted_run_left_is_never_used(noise, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "savez", _killed)  # the last thing that is written
+        with pytest.raises(KeyboardInterrupt):
+            kept(noise, cache)
+    assert folders(cache) == []
+    name = Path(kept(noise, cache).files[0]).parent.name
+    shutil.rmtree(cache / name)
+    # After a SIGKILL nothing is tidied up: half of the file lies under a name of its own.
+    left = cache / f"{name}-abc"
+    left.mkdir()
+    (left / "records.tfrecord").write_bytes(b"half")
+    given = cached("disk", tmp_path, eval_ops=FIXED)
+    assert read(noise, given, False, epochs=2) == read(noise, options(eval_ops=FIXED), False, epochs=2)
+
+
+def _killed(*_args, **_named):
+    raise KeyboardInterrupt
+
+
+def _keep(noise: str, cache: str, barrier) -> None:
+    barrier.wait(timeout=120)
+    kept(Path(noise), Path(cache))
+
+
+def test_two_processes_may_write_the_same_cache_at_once(noise, tmp_path):
+    spawn = multiprocessing.get_context("spawn")
+    barrier = spawn.Barrier(2)
+    given = (str(noise), str(tmp_path / "cache"), barrier)
+    other = spawn.Process(target=_keep, args=given)
+    other.start()
+    _keep(*given)
+    other.join(timeout=200)
+    assert other.exitcode == 0
+    assert len(folders(tmp_path / "cache")) == 1  # and nothing temporary is left
+    assert len(kept(noise, tmp_path / "cache")) == 61
+
+
+def test_a_cache_directory_that_is_a_file_is_an_error(noise, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OptionError, match=r"cache_dir .*file cannot be written: File exists; name another"):
+        kept(noise, tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"memory.max": "1000\n", "memory.current": "700\n", "memory.stat": "anon 5\ninactive_file 100\n"}, 400),
+        ({"memory.max": "1000\n", "memory.current": "1700\n", "memory.stat": "anon 5\n"}, 0),
+    ],
+)
+def test_the_free_memory_is_that_of_the_container(tmp_path, files, expected):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert free_bytes(str(tmp_path)) == expected
+
+
+def test_without_a_limit_the_free_memory_is_that_of_the_machine(tmp_path):
+    machine = psutil.virtual_memory().available
+    assert free_bytes(str(tmp_path)) == pytest.approx(machine, rel=0.2)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_bytes(str(tmp_path)) == pytest.approx(machine, rel=0.2)

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer import chance, device_chance, ops_bits
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+EXTREMES = [-(2**31), -1, 0, 1, 2**31 - 1]
+DRAWS = np.array([(key, epoch) for key in [*EXTREMES, *range(2, 60)] for epoch in EXTREMES], np.int32)
+MANY = np.stack([np.arange(20_000) * 7919 - 50_000, np.full(20_000, 3)], axis=1).astype(np.int32)
+
+
+def numbers(draws, salt=0, count=1) -> np.ndarray:
+    return chance.uniform(tf.constant(draws), salt, count).numpy()
+
+
+def correlation(one: np.ndarray, other: np.ndarray) -> float:
+    return abs(float(np.corrcoef(one.ravel(), other.ravel())[0, 1]))
+
+
+def test_the_mixer_is_the_finaliser_of_murmur3():
+    # Known values of fmix32, https://github.com/aappleby/smhasher.
+    mixed = ops_bits._mix_array(np.array([0, 1], np.uint32))
+    assert mixed.tolist() == [0, 0x514E28B7]
+
+
+def test_numbers_do_not_change_between_versions():
+    # A training that is resumed by a newer version must draw what the older one would have drawn.
+    assert (numbers([[1, 2]], 3, 3) * 2**24).tolist() == [[2015277.0, 6344555.0, 4506360.0]]
+
+
+@pytest.mark.parametrize("salt", [0, 7, 1000, 65534])
+def test_eager_graph_tf_data_xla_and_keras_give_the_same_bits(salt):
+    expected = numbers(DRAWS, salt, 5)
+    graph = tf.function(lambda draw: chance.uniform(draw, salt, 5))
+    compiled = tf.function(lambda draw: chance.uniform(draw, salt, 5), jit_compile=True)
+    on_device = tf.function(lambda draw: device_chance.uniform(draw, salt, 5), jit_compile=True)
+    rows = tf.data.Dataset.from_tensor_slices(DRAWS).map(lambda draw: chance.uniform(draw, salt, 5))
+    for found in (graph(DRAWS), compiled(DRAWS), on_device(DRAWS), device_chance.uniform(DRAWS, salt, 5)):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(found), expected)
+    np.testing.assert_array_equal(list(rows.as_numpy_iterator()), expected)
+
+
+def test_wider_integers_count_by_their_low_bits():
+    wide = np.array([[(7 << 32) + 5, 9]], np.int64)
+    np.testing.assert_array_equal(numbers(wide, 1, 4), numbers(np.array([[5, 9]], np.int32), 1, 4))
+
+
+def test_numbers_are_uniform_from_0_up_to_but_without_1():
+    found = numbers(MANY, 2, 10)
+    assert found.dtype == np.float32
+    assert 0 <= found.min() < 1e-4
+    assert 1 - 1e-4 < found.max() < 1
+    counts = np.histogram(found, bins=100, range=(0, 1))[0]
+    # Chi-squared with 99 degrees of freedom: 161 is passed once in ten thousand times.
+    assert ((counts - 2000) ** 2 / 2000).sum() < 161
+
+
+def test_places_salts_epochs_and_keys_do_not_follow_from_each_other():
+    first = numbers(MANY, 0, 2)
+    others = {
+        "place": first[:, 1:],
+        "salt": numbers(MANY, 1),
+        "epoch": numbers(MANY + np.array([0, 1], np.int32)),
+        "key": numbers(MANY + np.array([1, 0], np.int32)),
+        "halves": numbers(MANY[:, ::-1]),
+    }
+    # Of 20000 independent pairs the correlation is 0.007 at one standard deviation.
+    assert {name: value for name, other in others.items() if (value := correlation(first[:, :1], other)) > 0.03} == {}
+
+
+def test_one_image_draws_anew_in_every_epoch():
+    epochs = numbers(np.stack([np.full(10_000, 77), np.arange(10_000)], axis=1).astype(np.int32), 0, 1)[:, 0]
+    assert correlation(epochs[:-1], epochs[1:]) < 0.04
+    assert np.histogram(epochs, bins=10, range=(0, 1))[0] == pytest.approx(1000, abs=120)
+
+
+def test_the_numbers_of_a_chain_are_those_of_its_ops():
+    drawn = chance.of_chain(tf.constant(DRAWS), [2, 0, 3], 5)
+    assert [part.shape[-1] for part in drawn] == [2, 0, 3]
+    np.testing.assert_array_equal(drawn[0], numbers(DRAWS, 5, 2))
+    np.testing.assert_array_equal(drawn[2], numbers(DRAWS, 7, 3))
+    assert len(chance.of_chain(tf.constant(DRAWS), [0, 0], 0)) == 2
+
+
+def test_split_gives_draws_that_differ_and_are_independent():
+    parts = chance.split(tf.constant(MANY), 3)
+    assert (parts.shape, parts.dtype) == ((20_000, 3, 2), tf.int32)
+    # Of 60000 random pairs of 62 bits none should be there twice.
+    assert len(np.unique(parts.numpy().reshape(-1, 2), axis=0)) == 60_000
+    one, other = numbers(parts[:, 0]), numbers(parts[:, 1])
+    assert correlation(one, other) < 0.03
+    assert correlation(one, numbers(MANY)) < 0.03

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+import logging
+
+import keras
+import ml_dtypes
+import numpy as np
+import pytest
+
+from beam_jobs.errors import OptionError
+from trainer.checkpoint import (
+    INDEX_NAME,
+    POSITION_NAME,
+    STATE_NAME,
+    VARIABLES_NAME,
+    Checkpoint,
+    Checkpoints,
+    arrays_of,
+    assign,
+)
+from trainer.position import Position
+
+
+def checkpoint(step: int) -> Checkpoint:
+    arrays = {
+        "model/a": np.full([2, 3], step, np.float32),
+        "model/count": np.array(step, np.int64),
+        "model/half": np.array([1.5, step], ml_dtypes.bfloat16),
+    }
+    return Checkpoint(arrays=arrays, state={"step": step}, position=Position(epoch=1, records=step))
+
+
+@pytest.fixture
+def saved(tmp_path) -> Checkpoints:
+    checkpoints = Checkpoints(str(tmp_path / "training"))
+    for step in (3, 20, 100):
+        checkpoints.save(step, checkpoint(step))
+    return checkpoints
+
+
+def names(checkpoints: Checkpoints, tmp_path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "training").iterdir())
+
+
+def test_what_is_saved_comes_back_as_it_was(saved):
+    found, wanted = saved.latest(), checkpoint(100)
+    assert (found.state, found.position) == (wanted.state, wanted.position)
+    assert list(found.arrays) == list(wanted.arrays)
+    for name, value in wanted.arrays.items():
+        assert (found.arrays[name].dtype, found.arrays[name].shape) == (value.dtype, value.shape)
+        np.testing.assert_array_equal(found.arrays[name], value)
+
+
+def test_the_newest_two_are_kept(saved, tmp_path):
+    assert names(saved, tmp_path) == ["checkpoint-00000020", "checkpoint-00000100"]
+    assert {path.name for path in (tmp_path / "training" / "checkpoint-00000100").iterdir()} == {
+        INDEX_NAME,
+        POSITION_NAME,
+        STATE_NAME,
+        VARIABLES_NAME,
+    }
+
+
+def test_the_position_is_a_file_of_its_own_of_a_few_bytes(saved, tmp_path):
+    path = tmp_path / "training" / "checkpoint-00000100" / POSITION_NAME
+    assert json.loads(path.read_text()) == {"epoch": 1, "records": 100}
+    assert path.stat().st_size < 1024
+
+
+@pytest.mark.parametrize("name", [INDEX_NAME, POSITION_NAME, STATE_NAME, VARIABLES_NAME])
+@pytest.mark.parametrize("how", ["flipped", "cut off", "absent"])
+def test_of_a_damaged_checkpoint_the_one_before_counts(saved, tmp_path, caplog, name, how):
+    path = tmp_path / "training" / "checkpoint-00000100" / name
+    content = bytearray(path.read_bytes())
+    if how == "absent":
+        path.unlink()
+    elif how == "cut off":
+        path.write_bytes(content[: len(content) // 2])
+    else:
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        assert saved.latest().state == {"step": 20}
+    assert "checkpoint-00000100 is passed over" in caplog.text
+
+
+def test_a_writer_that_dies_leaves_the_one_before(saved, monkeypatch):
+    def die(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "savez", die)
+    with pytest.raises(KeyboardInterrupt):
+        saved.save(100, checkpoint(100))  # over the newest: it is not to be trusted any more
+    with pytest.raises(KeyboardInterrupt):
+        saved.save(120, checkpoint(120))
+    assert saved.latest().state == {"step": 20}
+
+
+def test_without_any_there_is_none_and_clearing_leaves_none(saved, tmp_path):
+    assert Checkpoints(str(tmp_path / "elsewhere")).latest() is None
+    saved.clear()
+    assert saved.latest() is None
+    assert not (tmp_path / "training").exists()
+
+
+def dense(units: int, name: str | None = None) -> keras.Model:
+    return keras.Sequential([keras.Input([2]), keras.layers.Dense(units, name=name)])
+
+
+def test_variables_take_their_values_back_in_another_model_of_the_same_form():
+    first, second = dense(3), dense(3)  # Keras calls their layers dense and dense_1, or any other number
+    assign(second.variables, arrays_of(first.variables, "model"), "model")
+    for value, wanted in zip(second.get_weights(), first.get_weights(), strict=True):
+        np.testing.assert_array_equal(value, wanted)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            dense(4),
+            r"dense.kernel has the shape \(2, 3\) there and \(2, 4\) here; remove the checkpoints",
+        ),
+        (dense(3, "head"), "has the shape None there and"),
+        (keras.Sequential([dense(3), keras.layers.Dense(1)]), "is of another model"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(other, message):
+    if not other.built:
+        other.build([None, 2])
+    before = [np.array(value) for value in other.get_weights()]
+    with pytest.raises(OptionError, match=message):
+        assign(other.variables, arrays_of(dense(3).variables, "model"), "model")
+    for value, wanted in zip(other.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(value, wanted)
+
+
+def test_groups_do_not_mix():
+    model, optimizer = dense(3), dense(2)
+    arrays = arrays_of(model.variables, "model") | arrays_of(optimizer.variables, "optimizer")
+    assert len(arrays) == 4
+    assign(optimizer.variables, arrays, "optimizer")

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.batches import options
+from tests.trainer.conftest import keys_of
+from trainer.choices import make_choices, records_before
+from trainer.input_fn import epoch_records
+from trainer.ops import Flip, RandomCrop, Resize, Rotate
+from trainer.position import Host, Position
+from trainer.raw import DecodeRaw, DecodeSized
+
+
+def chosen(directory: Path, training: bool = True, epochs: int = 2, host: Host | None = None, **values):
+    return make_choices(str(directory), "train", options(**values), training, epochs, host)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "training", "batch"), [(1, True, 8), (2, True, 4), (8, True, 1), (3, False, 3), (5, False, 2)]
+)
+def test_a_batch_is_a_share_of_the_global_one(noise, hosts, training, batch):
+    assert chosen(noise, training, host=Host(index=0, count=hosts), batch_size=8).batch == batch
+
+
+def test_evaluation_gives_a_host_its_part_and_training_all(noise):
+    host = Host(index=1, count=2)
+    training, evaluation = (chosen(noise, training, host=host, batch_size=8) for training in (True, False))
+    assert (len(training.index), training.order.records, training.total) == (61, 61, 61)
+    assert (len(evaluation.index), evaluation.order.records, evaluation.total) == (31, 31, 61)
+    assert (training.epoch_images, evaluation.epoch_images) == (61, 61)
+    assert evaluation.order.kind == "none"
+
+
+def place(cache, directory) -> dict[str, str]:
+    return {"cache_dir": str(directory)} if cache == "disk" else {}
+
+
+@pytest.mark.parametrize(
+    ("cache", "first", "salt"),
+    [("none", [DecodeSized, Resize], 0), ("memory", [], 2), ("disk", [DecodeRaw], 1)],
+)
+def test_ops_behind_a_cache_keep_their_places_and_so_their_draws(noise, tmp_path, cache, first, salt):
+    # Images of this size are not rotated in batches.
+    spec = "decode|resize(100)|rotate(9)|random_crop(8)|flip"
+    choices = chosen(noise, train_ops=spec, cache=cache, **place(cache, tmp_path))
+    whole = [type(op) for op in choices.whole_ops]
+    assert whole == [DecodeSized, Resize, Rotate, RandomCrop, Flip]
+    kinds = [type(op) for op in (*choices.image_ops, *choices.batch_ops)]
+    assert kinds[: len(first)] == first
+    assert kinds[len(first) :] == whole[2 if cache != "none" else len(first) :]
+    assert Rotate in [type(op) for op in choices.image_ops]
+    assert choices.first_salt == salt
+    assert choices.batch_salt == len(whole) - len(choices.batch_ops)
+
+
+@pytest.mark.parametrize(
+    ("spec", "cache", "whole"),
+    [
+        ("decode|resize(8)", "memory", True),
+        ("decode|resize(8)", "disk", True),
+        ("decode|resize(8)", "none", False),  # somebody has to decode
+        ("decode_random_crop(8)", "memory", False),
+    ],
+)
+def test_batches_are_kept_whole_where_no_op_is_left(noise, tmp_path, spec, cache, whole):
+    assert chosen(noise, train_ops=spec, cache=cache, **place(cache, tmp_path)).vectorised is whole
+
+
+@pytest.mark.parametrize(("training", "epochs", "kind"), [(True, 1, "none"), (True, 2, "memory"), (False, 1, "memory")])
+def test_one_pass_of_training_keeps_nothing_but_evaluation_comes_again(noise, training, epochs, kind):
+    spec = {"train_ops": "decode|resize(8)", "eval_ops": "decode|resize(8)"}
+    assert chosen(noise, training, epochs, cache="auto", cache_mb=5, **spec).cache.kind == kind
+
+
+@pytest.mark.parametrize("start", [Position(), Position(records=5), Position(epoch=2), Position(epoch=1, records=60)])
+def test_reading_begins_where_delivering_does(noise, start):
+    assert records_before(chosen(noise), start) == (start, 0)
+
+
+def test_records_are_left_out_once_and_for_all(noise, tmp_path):
+    directory = Path(shutil.copytree(noise, tmp_path / "copy"))
+    shard = min((directory / "Split-train").iterdir())
+    data = bytearray(shard.read_bytes())
+    data[100] ^= 0xFF
+    shard.write_bytes(data)
+    choices = chosen(directory, max_corrupt_records=2)
+    assert (choices.left_out, choices.total, choices.order.records, len(choices.index)) == (1, 60, 60, 60)
+    assert epoch_records(str(directory), "train", options(max_corrupt_records=1), False) == 60
+
+
+def test_the_tables_count_what_the_choices_count(noise):
+    assert (
+        len(keys_of(noise, "train")) == len(chosen(noise).index) == epoch_records(str(noise), "train", options(), True)
+    )

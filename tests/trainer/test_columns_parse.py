@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from beam_jobs import manifest, record
+from beam_jobs.errors import CorruptDataset, OptionError
+from beam_jobs.ingest import run
+from beam_jobs.options import IngestOptions, TableColumns
+from tests.make_images import crop, encode
+from tests.trainer.conftest import keys_of
+from trainer.columns_parse import (
+    BOX_LABELS,
+    BOXES,
+    MASK,
+    batch_ragged,
+    columns_spec,
+    decode_mask,
+    deliver_columns,
+    join_targets,
+)
+from trainer.options import InputOptions
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+HEIGHT, WIDTH = 40, 60
+EXTRA = ("age", "dose", "site", "tags", "scores", "visits", "note")
+COUNT = 20
+
+
+def cells_of(number: int) -> dict[str, Any]:
+    """The user columns of one image: three that are always there, lists of any length, and cells that may be empty."""
+    return {
+        "age": 30 + number,
+        "dose": number / 4,
+        "site": f"site {number % 3}",
+        "tags": [f"t{index}" for index in range(number % 4)],
+        "scores": [number + index / 2 for index in range(number % 3)],
+        "visits": number if number % 2 else None,
+        "note": "seen" if number == 3 else "",
+    }
+
+
+def boxes_of(number: int) -> list[tuple[int, int, int, int]]:
+    """xmin, ymin, width, height in pixels; every third image has none."""
+    return [(index, 2 * index, 12 + index, 16) for index in range(number % 3)]
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A COCO dataset with boxes, class masks and every sort of user column. Read only."""
+    source, out = tmp_path_factory.mktemp("coco"), tmp_path_factory.mktemp("coco_dataset")
+    images, annotations = [], []
+    for number in range(COUNT):
+        name = f"{number:02d}.png"
+        (source / name).write_bytes(encode(crop(number, HEIGHT, WIDTH), "PNG"))
+        (source / f"mask_{name}").write_bytes(encode(np.full((HEIGHT, WIDTH), number, np.uint8), "PNG"))
+        mask = {"labels_file": f"mask_{name}"}
+        images.append({"id": number, "file_name": name, "height": HEIGHT, "width": WIDTH, **mask, **cells_of(number)})
+        for box in boxes_of(number):
+            kind = {"category_id": 1 + len(annotations) % 2, "area": 12.0, "iscrowd": 0}
+            annotations.append({"id": len(annotations), "image_id": number, "bbox": box, **kind})
+    categories = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
+    document = {"images": images, "annotations": annotations, "categories": categories}
+    (source / "all.json").write_text(json.dumps(document))
+    columns = TableColumns(mask="labels_file", extra=EXTRA)
+    run(IngestOptions(source=str(source / "all.json"), out=str(out), splits={"train": 1}, shards=2, columns=columns))
+    return out
+
+
+def options(**values) -> InputOptions:
+    return InputOptions(**{"batch_size": 4, **values})
+
+
+def spec_of(directory: Path, given: InputOptions) -> dict[str, Any]:
+    return columns_spec(manifest.load(str(directory)), str(directory), given)
+
+
+def pipeline(directory: Path, given: InputOptions, drop_remainder: bool = False) -> tf.data.Dataset:
+    """The stages of an input pipeline: parsed in batches, taken apart, prepared one by one, batched, delivered."""
+    dataset = manifest.load(str(directory))
+    spec = {**record.feature_spec([record.FILENAME]), **spec_of(directory, given)}
+    stream = tf.data.TFRecordDataset(dataset.shard_paths(str(directory), "train")).batch(7)
+    stream = stream.map(lambda serialized: join_targets(tf.io.parse_example(serialized, spec)), 2).unbatch()
+    stream = stream.map(decode_mask, 2)
+    stream = batch_ragged(stream, given.batch_size, drop_remainder)
+    return stream.map(lambda features: deliver_columns(features, given), 2)
+
+
+def ops_of(dataset: tf.data.Dataset) -> set[str]:
+    text = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset)).numpy()
+    graph = tf.compat.v1.GraphDef.FromString(text)
+    return {node.op for nodes in (graph.node, *(fn.node_def for fn in graph.library.function)) for node in nodes}
+
+
+def by_key(stream: tf.data.Dataset, name: str) -> dict[str, Any]:
+    found = {}
+    for features in stream:
+        value = features[name]
+        rows = value.to_list() if isinstance(value, tf.RaggedTensor) else value.numpy().tolist()
+        found.update(zip((key.decode() for key in features[record.FILENAME].numpy()), rows, strict=True))
+    return found
+
+
+def expected_cell(number: int, name: str) -> Any:
+    value = cells_of(number)[name]
+    values = value if isinstance(value, list) else [] if value in (None, "") else [value]
+    values = [item.encode() if isinstance(item, str) else item for item in values]
+    return values[0] if name in ("age", "dose", "site") else values
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "scalar"),
+    [
+        ("age", tf.int64, True),
+        ("dose", tf.float32, True),
+        ("site", tf.string, True),
+        ("tags", tf.string, False),
+        ("scores", tf.float32, False),
+        ("visits", tf.int64, False),
+        ("note", tf.string, False),
+    ],
+)
+def test_a_column_is_parsed_as_what_its_cells_hold(many, name, dtype, scalar):
+    feature = spec_of(many, options(columns=(name,)))[f"extra/{name}"]
+    assert isinstance(feature, tf.io.FixedLenFeature if scalar else tf.io.RaggedFeature)
+    assert feature.dtype == dtype
+
+
+@pytest.mark.parametrize("name", EXTRA)
+def test_ragged_columns_hold_the_values_of_the_source(many, name):
+    found = by_key(pipeline(many, options(columns=EXTRA)), f"extra/{name}")
+    assert sorted(found) == sorted(keys_of(many, "train"))
+    assert found == {f"{number:02d}.png": expected_cell(number, name) for number in range(COUNT)}
+
+
+def test_dense_columns_are_padded_with_zeros_to_the_longest_of_the_batch(many):
+    pads = {"tags": b"", "scores": 0.0, "visits": 0, "note": b""}
+    widths = set()
+    for batch in pipeline(many, options(columns=EXTRA, columns_form="dense")):
+        numbers = [int(key[:2]) for key in batch[record.FILENAME].numpy()]
+        for name, pad in pads.items():
+            rows = [expected_cell(number, name) for number in numbers]
+            longest = max(map(len, rows))
+            assert batch[f"extra/{name}"].numpy().tolist() == [row + [pad] * (longest - len(row)) for row in rows]
+            widths.add((name, longest))
+        assert batch["extra/age"].numpy().tolist() == [30 + number for number in numbers]
+    assert len(widths) > len(pads)  # some batches are wider than others
+
+
+def test_no_sparse_tensor_is_serialised_anywhere(many):
+    for form in ("ragged", "dense"):
+        given = options(columns=EXTRA, columns_form=form, targets=("boxes", "mask"))
+        ops = ops_of(pipeline(many, given))
+        assert "ParseExampleV2" in ops
+        assert not {op for op in ops if "Sparse" in op}
+    # What the test looks for is there when a column is parsed the way that every tutorial shows.
+    naive = tf.data.TFRecordDataset([]).batch(2)
+    naive = naive.map(lambda data: tf.io.parse_example(data, {"extra/tags": tf.io.VarLenFeature(tf.string)}))
+    assert "DeserializeSparse" in ops_of(naive.unbatch().map(lambda parsed: parsed["extra/tags"].values))
+
+
+def test_a_training_step_is_fed_no_sparse_tensor_under_mirrored_strategy(many):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    stream = strategy.experimental_distribute_dataset(pipeline(many, options(columns=("tags",)), drop_remainder=True))
+
+    @tf.function
+    def step(features):
+        return strategy.reduce(
+            "SUM", strategy.run(lambda batch: tf.size(batch["extra/tags"].flat_values), [features]), None
+        )
+
+    features = next(iter(stream))
+    graph = step.get_concrete_function(features).graph.as_graph_def()
+    nodes = {node.op for group in (graph.node, *(fn.node_def for fn in graph.library.function)) for node in group}
+    assert not {op for op in nodes if "Sparse" in op}
+    assert int(step(features)) == sum(map(len, features["extra/tags"].to_list()))
+
+
+def test_boxes_are_shares_of_the_image_in_the_order_of_the_source(many):
+    stream = pipeline(many, options(targets=("boxes",)))
+    assert stream.element_spec[BOXES].shape.as_list() == [None, None, 4]
+    assert (stream.element_spec[BOXES].dtype, stream.element_spec[BOX_LABELS].dtype) == (tf.float32, tf.int64)
+    found, labels = by_key(stream, BOXES), by_key(stream, BOX_LABELS)
+    seen = 0
+    for number in range(COUNT):
+        key = f"{number:02d}.png"
+        rows = [
+            [top / HEIGHT, left / WIDTH, (top + height) / HEIGHT, (left + width) / WIDTH]
+            for left, top, width, height in boxes_of(number)
+        ]
+        np.testing.assert_allclose(np.reshape(found[key], [-1, 4]), np.reshape(rows, [-1, 4]), rtol=1e-6)
+        assert labels[key] == [(seen + index) % 2 for index in range(len(rows))]
+        seen += len(rows)
+
+
+def test_masks_come_with_their_own_image(many):
+    stream = pipeline(many, options(targets=("mask",), batch_size=1))
+    assert stream.element_spec[MASK].dtype == tf.uint8
+    for features in stream:
+        mask = features[MASK].to_tensor() if isinstance(features[MASK], tf.RaggedTensor) else features[MASK]
+        assert mask.shape == (1, HEIGHT, WIDTH, 1)
+        assert set(np.unique(mask)) == {int(features[record.FILENAME].numpy()[0][:2])}
+
+
+def test_nothing_named_costs_nothing(many):
+    assert spec_of(many, options()) == {}
+    stream = tf.data.Dataset.from_tensors({"image": tf.zeros([4, 4, 3], tf.uint8)})
+    assert {op for op in ops_of(batch_ragged(stream, 2, drop_remainder=True)) if op.endswith("V2")} == {
+        "BatchDatasetV2"
+    }
+    assert batch_ragged(stream, 2, drop_remainder=True).element_spec["image"].shape == (2, 4, 4, 3)
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_the_last_batch_is_dropped_or_kept_like_that_of_images(many, size):
+    for drop in (True, False):
+        stream = pipeline(many, options(columns=("tags",), batch_size=size), drop_remainder=drop)
+        sizes = [int(features[record.FILENAME].shape[0]) for features in stream]
+        assert sizes == [size] * (COUNT // size) + ([COUNT % size] if COUNT % size and not drop else [])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"columns": ("agee",)}, r"columns: there is no user column 'agee'; did you mean age\? known are age, dose"),
+        ({"columns": ("extra/age",)}, r"columns: there is no user column 'extra/age'; known are age, dose"),
+    ],
+)
+def test_an_unknown_column_is_answered_with_the_nearest(many, given, message):
+    with pytest.raises(OptionError, match=message):
+        spec_of(many, options(**given))
+
+
+def test_what_a_dataset_does_not_have_is_refused_in_one_line(shades):
+    with pytest.raises(OptionError, match="there is no user column 'age', the images have none"):
+        spec_of(shades, options(columns=("age",)))
+    with pytest.raises(OptionError, match=r"targets names 'boxes', and the images of .* have no boxes$"):
+        spec_of(shades, options(targets=("boxes",)))
+    with pytest.raises(OptionError, match=r"targets names 'mask', and the images of .* have no masks$"):
+        spec_of(shades, options(targets=("mask",)))
+
+
+def ingest_table(folder: Path, ages: list[str]) -> None:
+    lines = ["image,label,age"]
+    for number, age in enumerate(ages):
+        (folder / f"{number}.png").write_bytes(encode(crop(number, 20, 20), "PNG"))
+        lines.append(f"{number}.png,cat,{age}")
+    (folder / "table.csv").write_text("\n".join(lines))
+    columns = TableColumns(extra=("age",))
+    out = folder / "out"
+    more = {"append": True} if out.exists() else {}
+    run(IngestOptions(source=str(folder / "table.csv"), out=str(out), splits={"train": 1}, columns=columns, **more))
+
+
+def test_a_column_without_a_single_value_is_empty_everywhere(tmp_path):
+    ingest_table(tmp_path, ["", ""])
+    given = options(columns=("age",))
+    assert spec_of(tmp_path / "out", given)["extra/age"].dtype == tf.int64
+    assert list(by_key(pipeline(tmp_path / "out", given), "extra/age").values()) == [[], []]
+
+
+def test_a_column_whose_later_part_holds_another_type_is_refused(tmp_path):
+    ingest_table(tmp_path, ["1", "2"])
+    assert spec_of(tmp_path / "out", options(columns=("age",)))["extra/age"].dtype == tf.int64
+    ingest_table(tmp_path, ["1", "2", "2.5"])
+    with pytest.raises(OptionError, match=r"columns: user column 'age' holds int and float, .*; ingest all in one go"):
+        spec_of(tmp_path / "out", options(columns=("age",)))
+
+
+def test_a_table_that_cannot_be_read_is_an_error_that_names_it(many, tmp_path):
+    copied = shutil.copytree(many, tmp_path / "copied")
+    (copied / manifest.IMAGES_NAME).write_bytes(b"")
+    with pytest.raises(CorruptDataset, match=r"images\.parquet cannot be read"):
+        spec_of(copied, options(columns=("age",)))

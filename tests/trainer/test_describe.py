@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.errors import OptionError
+from tests.trainer.batches import RANDOM, options
+from trainer.choices import make_choices
+from trainer.describe import describe, memory_bytes, mixing
+from trainer.order import Order
+from trainer.position import Host
+
+STAGES = ["records", "order", "reading", "cache", "images", "device", "batch", "memory"]
+
+
+def lines(
+    directory: Path, training: bool = True, epochs: int = 2, host: Host | None = None, **values
+) -> dict[str, str]:
+    """Stage -> what is said of it."""
+    text = describe(str(directory), "train", options(**values), training, epochs, host)
+    return dict(line.split(maxsplit=1) for line in text.splitlines())
+
+
+def memory(directory: Path, **values) -> dict[str, float]:
+    return memory_bytes(make_choices(str(directory), "train", options(**values), True, epochs=2))
+
+
+def test_every_stage_has_a_line(noise):
+    for training in (True, False):
+        assert list(lines(noise, training)) == STAGES
+
+
+def test_records_are_counted_with_their_size_and_their_files(noise, tmp_path):
+    assert re.fullmatch(r"61 of \d\.\d kB in 3 files", lines(noise)["records"])
+    said = lines(noise, False, host=Host(index=1, count=2))["records"]
+    assert said.startswith("31 of ")
+    assert said.endswith(", host 1 of 2")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, r"windows of 64 records from 64 runs of 1; a record moves by \d\d% of the epoch"),
+        ({"shuffle_mb": 0.25, "lanes": 1}, r"windows of \d\d records from \d+ runs of \d+; a record moves"),
+        ({"shuffle": "global"}, r"all records mixed, read one by one; a record moves by \d\d%"),
+        ({"shuffle": "none"}, "as in the shards$"),
+        ({"balance": "uniform"}, "balanced: .*of 61 an epoch; records are read one by one$"),
+        ({"balance": {"cat": 0.5, "owl": 0.5}}, "balanced: cat 31, owl 30 of 61 an epoch|balanced: cat 30, owl 31"),
+    ],
+    ids=str,
+)
+def test_the_order_is_explained(noise, values, said):
+    assert re.match(said, lines(noise, **values)["order"])
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"cache": "none"}, "none: cache is none"),
+        (
+            {"cache": "auto", "cache_mb": 5, "train_ops": RANDOM},
+            "memory: it takes 0 MB, twice that while it is filled, of 5 MB for it",
+        ),
+        (
+            {"cache": "auto", "cache_mb": 0.001, "train_ops": RANDOM},
+            "none: it would take 0 MB, twice that while it is filled, of 0 MB for it",
+        ),
+        ({"cache": "auto"}, "none: no first op makes images of one size, and local files need none"),
+        ({"cache": "memory"}, "memory: cache is memory"),
+    ],
+    ids=str,
+)
+def test_the_cache_says_why(noise, values, said):
+    assert lines(noise, **values)["cache"] == said
+
+
+def test_one_pass_keeps_nothing_and_says_so(noise):
+    assert lines(noise, epochs=1, cache="auto")["cache"] == "none: one pass reads everything once anyway"
+
+
+def test_ops_batches_and_device_are_named(noise):
+    said = lines(noise, train_ops=RANDOM, threads=3, batch_size=16, prefetch_batches=5, device_ops="flip")
+    assert said["images"] == f"{RANDOM} on 3 threads"
+    assert said["batch"] == "16 images, uint8, 0.0 MB; 5 kept ready"
+    assert said["device"] == "flip"
+    assert lines(noise)["device"] == "normalisation only"
+    shared = lines(noise, host=Host(index=0, count=2), batch_size=16)["batch"]
+    assert shared.startswith("8 images of 16 over all hosts, ")
+    kept = lines(noise, cache="memory", train_ops="decode|resize(8)", threads=3)["images"]
+    assert kept == "decode|resize(8), done before: whole batches at once on 3 threads"
+
+
+def test_every_buffer_has_its_bytes(noise):
+    choices = make_choices(str(noise), "train", options(train_ops=RANDOM), True, epochs=2)
+    image, stored = 8 * 8 * 3, 12 * 12 * 3
+    assert memory_bytes(choices) == {
+        "windows": pytest.approx(2 * 61 * choices.index.record_bytes),  # the whole split is less than the budget
+        "parsed": pytest.approx(3 * 64 * choices.index.record_bytes),
+        "images": 2 * (stored + image) + image,
+        "batches": 4 * 1 * image,
+        "cache": 0,
+        "index": 61 * 64,
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "buffer", "bytes_"),
+    [
+        ({"shuffle_mb": 0.01}, "windows", 0.01e6),
+        ({"batch_size": 10, "prefetch_batches": 3}, "batches", 5 * 10 * 192),
+        ({"cache": "memory", "train_ops": RANDOM}, "cache", 2 * 61 * 8 * 8 * 3),
+        ({"cache": "memory", "train_ops": RANDOM}, "windows", 0),
+    ],
+    ids=str,
+)
+def test_a_buffer_follows_its_option(noise, change, buffer, bytes_):
+    assert memory(noise, **change)[buffer] == pytest.approx(bytes_)
+
+
+def test_the_memory_line_adds_up_and_names_each_part(shades):
+    values = {"batch_size": 2000, "train_ops": RANDOM, "parse_batch": 2000, "cache": "none"}
+    parts = memory(shades, **values)
+    said = lines(shades, **values)["memory"]
+    total = re.match(r"at most ([\d,]+) MB: ", said)
+    assert abs(int(total[1]) - sum(parts.values()) / 1e6) <= 0.5
+    assert re.findall(r"([a-z]+) \d+", said.split(": ")[1]) == [name for name, value in parts.items() if value]
+
+
+def test_mixing_tells_a_perfect_shuffle_from_none():
+    def order(kind: str, window: int = 64) -> Order:
+        return Order(records=512, lanes=8, window=window, run=max(1, window // 8), seed=0, kind=kind)
+
+    assert mixing(order("none")) == (0, 1 / 512)
+    assert mixing(order("global")) == pytest.approx((1 / 3, 1 / 3), abs=0.05)
+    assert mixing(order("window")) == pytest.approx((1 / 3, 1 / 3), abs=0.05)
+    # Small windows leave neighbours close, even where every record moves far.
+    assert mixing(order("window", 16))[1] < 0.25
+
+
+def test_what_cannot_be_built_cannot_be_described(noise):
+    with pytest.raises(OptionError, match="no split 'valid'"):
+        describe(str(noise), "valid", options(), training=True)

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from beam_jobs.errors import CorruptDataset, FeedlineError, OptionError
+from tests.trainer.workers.evaluate_jax import batches_of, brightness
+from trainer.evaluate import (
+    MEASURES,
+    Evaluation,
+    Measure,
+    Plan,
+    accuracy,
+    combine,
+    cross_entropy,
+    evaluate,
+    evaluate_part,
+    fingerprint,
+    spreads,
+)
+from trainer.exchange import Exchange
+from trainer.input_fn import make_dataset
+from trainer.intervals import Tally
+from trainer.options import InputOptions
+from trainer.position import Host
+from trainer.strategy import make_strategy
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+COUNT = 96
+
+
+def expected(middle: float = 50.0) -> tuple[float, float]:
+    """Accuracy and loss, in Python."""
+    losses, right = [], 0
+    for grey in range(COUNT):
+        light = 1 / (1 + math.exp(-0.3 * (grey - middle) - 0.15))
+        likely = light if grey >= 48 else 1 - light
+        right += likely > 0.5
+        losses.append(-math.log(min(max(likely, 1e-7), 1 - 1e-7)))
+    return right / COUNT, sum(losses) / COUNT
+
+
+def test_one_host_finds_the_figures_of_every_image(shades):
+    found = evaluate(brightness(), lambda host: batches_of(shades, host))
+    right, loss = expected()
+    assert found.figures["accuracy"].value == right == 94 / 96
+    assert found.figures["loss"].value == pytest.approx(loss, rel=1e-4)
+    assert {figure.count for figure in found.figures.values()} == {COUNT}
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 5])
+def test_any_number_of_hosts_finds_the_same_figures(shades, hosts):
+    model, plan = brightness(), Plan()
+    parts = [
+        evaluate_part(model, batches_of(shades, Host(index=index, count=hosts), 20 * hosts), plan)
+        for index in range(hosts)
+    ]
+    assert sum(part["accuracy"].count for part in parts) == COUNT
+    assert COUNT % 5  # so the parts of five hosts are padded
+    together, alone = combine(parts, plan), evaluate(model, lambda host: batches_of(shades, host))
+    assert together.figures["accuracy"] == alone.figures["accuracy"]
+    for mine, theirs in zip(*(dataclasses.astuple(item.figures["loss"]) for item in (together, alone)), strict=True):
+        assert mine == (pytest.approx(theirs, rel=1e-5) if isinstance(theirs, float) else theirs)
+
+
+def test_hosts_without_a_record_count_nothing(shades):
+    part = evaluate_part(brightness(), batches_of(shades, Host(index=0, count=200), 200), Plan())
+    assert part["accuracy"].count in (0, 1)
+    nothing = batches_of(shades).take(0)
+    assert evaluate_part(brightness(), nothing, Plan()) == {"accuracy": Tally(), "loss": Tally()}
+
+
+def test_padding_counts_nowhere(shades):
+    padded = make_dataset(
+        str(shades),
+        "train",
+        InputOptions(image_side_px=8, batch_size=40, threads=1, pad_batches=True),
+        training=False,
+    )
+    found = combine([evaluate_part(brightness(), padded, Plan())], Plan())
+    assert [len(label) for _, label in padded] == [40, 40, 40]
+    assert found.figures["accuracy"].value == 94 / 96
+    assert found.figures["accuracy"].count == COUNT
+
+
+def test_the_replica_of_a_strategy_finds_the_same(shades):
+    strategy = make_strategy("mirrored")
+    with strategy.scope():
+        model = brightness()
+    found = evaluate(model, lambda host: batches_of(shades, host), strategy=strategy)
+    assert found == evaluate(brightness(), lambda host: batches_of(shades, host))
+
+
+def test_a_model_of_jax_finds_the_same(shades):
+    command = [sys.executable, "-m", "tests.trainer.workers.evaluate_jax", str(shades)]
+    environment = {**os.environ, "KERAS_BACKEND": "jax", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], env=environment, capture_output=True, timeout=240)
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    backend, right, loss = json.loads(done.stdout.decode().splitlines()[-1])
+    assert (backend, right) == ("jax", 94 / 96)
+    assert loss == pytest.approx(expected()[1], rel=1e-4)
+
+
+def test_hosts_meet_in_the_directory_and_all_get_the_whole(shades, tmp_path):
+    plan = Plan(directory=str(tmp_path), wait_s=60)
+
+    def run(index: int) -> Evaluation:
+        host = Host(index=index, count=3)
+        return evaluate(brightness(), lambda host: batches_of(shades, host, 30), plan, step=4, host=host)
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(run, range(3)))
+    assert found[0] == found[1] == found[2]
+    assert found[0].figures["accuracy"].value == 94 / 96
+    assert found[0].figures["accuracy"].count == COUNT
+    names = {path.parent.name: path.name for path in tmp_path.glob("*/events*")}
+    assert names.keys() == {"worker-0-of-3", "worker-1-of-3", "worker-2-of-3", "all"}
+    parts = sorted(path.name for path in (tmp_path / "parts" / "step-00000004").iterdir())
+    assert parts == ["worker-0-of-3.json", "worker-1-of-3.json", "worker-2-of-3.json"]
+
+
+def test_a_worker_that_does_not_come_is_named_after_a_bounded_wait(shades, tmp_path):
+    plan = Plan(directory=str(tmp_path), wait_s=0.2)
+    with pytest.raises(FeedlineError) as caught:
+        evaluate(brightness(), lambda host: batches_of(shades, host, 30), plan, step=4, host=Host(index=1, count=3))
+    first = tmp_path / "parts" / "step-00000004" / "worker-0-of-3.json"
+    assert str(caught.value) == (
+        f"worker 0, 2 of 3 told no evaluation of step 4 within 0.2 s: {first} is not there; "
+        "all workers must run and share this directory"
+    )
+
+
+def test_the_part_of_another_training_is_not_taken(tmp_path):
+    here, peer = (Exchange(str(tmp_path), Host(index=index, count=2), 1) for index in (0, 1))
+    part = {"accuracy": Tally(count=3, total=2.0, squares=0.5)}
+    peer.tell(part, fingerprint(brightness(20.0)))
+    weights = fingerprint(brightness())
+    here.tell(part, weights)
+    with pytest.raises(FeedlineError, match=r"worker 1 of 2 .*worker-1-of-2.json is of other weights"):
+        here.all(weights, 0.1)
+    peer.tell(part, weights * (1 + 1e-9))  # the last bit may differ
+    assert here.all(weights, 0.1) == [part, part]
+
+
+def test_what_was_told_before_is_forgotten_at_the_start(shades, tmp_path):
+    plan = Plan(directory=str(tmp_path), wait_s=0.1)
+    own = tmp_path / "parts" / "step-00000000" / "worker-1-of-2.json"
+    own.parent.mkdir(parents=True)
+    own.write_text("{")
+    seen = []
+
+    def make(host: Host) -> tf.data.Dataset:
+        seen.append(own.exists())
+        return batches_of(shades, host, 30)
+
+    with pytest.raises(FeedlineError, match="worker 0 of 2"):
+        evaluate(brightness(), make, plan, host=Host(index=1, count=2))
+    assert seen == [False]
+    assert json.loads(own.read_text())["part"]["accuracy"]["count"] == 48
+
+
+def test_several_hosts_need_a_directory(shades):
+    with pytest.raises(OptionError, match="3 hosts evaluate together; give them a directory that all of them can read"):
+        evaluate(brightness(), lambda host: batches_of(shades, host), host=Host(index=0, count=3))
+
+
+@pytest.mark.parametrize("confidence", [0, 1, 95])
+def test_a_confidence_out_of_range_is_refused(confidence):
+    with pytest.raises(OptionError, match=f"confidence is {confidence}; it must be above 0 and below 1"):
+        Plan(confidence=confidence)
+
+
+def test_images_without_a_label_cannot_be_evaluated(shades):
+    unlabelled = batches_of(shades).map(lambda features, label: (features, -tf.ones_like(label)))
+    with pytest.raises(CorruptDataset, match="an image of the evaluation has no label"):
+        evaluate(brightness(), lambda host: unlabelled)
+
+
+def test_measures_of_ones_own_and_the_interval_that_chooses(shades):
+    far = Measure(of=lambda labels, outputs: np.abs(outputs[:, 1] - labels), falls=True)
+    plan = Plan(measures={**MEASURES, "far": far}, confidence=0.9)
+    found = evaluate(brightness(), lambda host: batches_of(shades, host), plan)
+    figures = found.figures
+    assert found.value("far") == figures["far"].value
+    assert found.value("far", "lower_bound") == figures["far"].high > figures["far"].value
+    assert found.value("loss", "lower_bound") == figures["loss"].high
+    assert found.value("accuracy", "lower_bound") == figures["accuracy"].low < figures["accuracy"].value
+    assert {name: found.logs()[name] for name in ("far", "far_error", "far_low", "far_high")} == {
+        "far": figures["far"].value,
+        "far_error": figures["far"].error,
+        "far_low": figures["far"].low,
+        "far_high": figures["far"].high,
+    }
+    with pytest.raises(OptionError, match="there is no figure 'acuracy'; did you mean accuracy"):
+        found.value("acuracy")
+    with pytest.raises(OptionError, match="there is no way to choose 'upper'"):
+        found.value("loss", "upper")
+
+
+def test_the_last_evaluations_have_a_spread(shades):
+    series = [evaluate(brightness(middle), lambda host: batches_of(shades, host)) for middle in (0.0, 50.0, 52.0)]
+    found = spreads(series, last=2)["accuracy"]
+    assert (found.least, found.most, found.count) == (92 / 96, 94 / 96, 2)
+    assert found.mean == pytest.approx(93 / 96)
+    assert spreads(series)["loss"].count == 3
+
+
+def test_the_measures_are_those_of_keras():
+    labels, outputs = np.array([0, 2, 1, 1]), np.array([[0.7, 0.2, 0.1], [0.3, 0.4, 0.3], [0, 1, 0], [1, 0, 0.0]])
+    wanted = keras.losses.sparse_categorical_crossentropy(labels, outputs.astype(np.float32))
+    np.testing.assert_allclose(cross_entropy(labels, outputs), keras.ops.convert_to_numpy(wanted), rtol=1e-4, atol=1e-6)
+    assert accuracy(labels, outputs).tolist() == [1, 0, 1, 0]
+    many = np.array([[1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0.0]])
+    outputs = np.clip(outputs, 0.02, 0.98)
+    wanted = keras.losses.binary_crossentropy(many, outputs.astype(np.float32))
+    np.testing.assert_allclose(cross_entropy(many, outputs), keras.ops.convert_to_numpy(wanted), rtol=1e-4)
+    np.testing.assert_allclose(accuracy(many, outputs), [2 / 3, 1, 1 / 3, 1 / 3])
+    wanted = keras.metrics.binary_accuracy(many, outputs)
+    np.testing.assert_allclose(accuracy(many, outputs), keras.ops.convert_to_numpy(wanted).mean(-1), rtol=1e-6)

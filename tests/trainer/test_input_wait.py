@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer.input_wait import WaitMeter, timed
+
+SLOW_S = 0.05
+STEPS = 12
+
+
+def batches(seconds: float) -> tf.data.Dataset:
+    """Endless batches, each of which takes so long to make; two are kept ready."""
+
+    def make(number: np.ndarray) -> np.float32:
+        time.sleep(seconds)
+        return np.float32(number)
+
+    def batch(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        value = tf.ensure_shape(tf.numpy_function(make, [number], tf.float32), [])
+        return tf.fill([4, 1], value), tf.zeros([4, 1])
+
+    return tf.data.Dataset.counter().map(batch).prefetch(2)
+
+
+class Slow(keras.layers.Layer):
+    """Takes its time, as a step on a device would; not compiled, so that it can."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def call(self, inputs):
+        def wait(values: np.ndarray) -> np.ndarray:
+            time.sleep(self.seconds)
+            return values
+
+        return tf.ensure_shape(tf.numpy_function(wait, [inputs], tf.float32), inputs.shape)
+
+
+def share(input_s: float, step_s: float, at_once: int) -> float:
+    """The share of its time that `fit` waits, its first execution aside."""
+    model = keras.Sequential([keras.Input([1]), Slow(step_s), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", steps_per_execution=at_once, jit_compile=False)
+    meter, marks, waits = WaitMeter(), [], []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            marks.append(time.perf_counter())
+            waits.append(meter.take())
+
+    model.fit(timed(batches(input_s), meter), steps_per_epoch=STEPS, callbacks=[Watch()], verbose=0)
+    assert len(waits) == STEPS / at_once
+    return sum(waits[1:]) / (marks[-1] - marks[0])
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_a_slow_input_is_waited_for_most_of_the_time(at_once):
+    assert share(SLOW_S, 0.0, at_once) > 0.7
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_a_slow_model_hardly_waits(at_once):
+    assert share(0.0, SLOW_S, at_once) < 0.1
+
+
+def test_of_an_input_half_again_as_slow_as_the_model_a_third_is_waiting():
+    assert share(SLOW_S * 3, SLOW_S * 2, 1) == pytest.approx(1 / 3, abs=0.15)
+
+
+def test_a_person_who_pulls_is_timed_too_and_gets_the_same_batches():
+    meter = WaitMeter()
+    ragged = tf.data.Dataset.range(3).map(lambda n: {"a": n, "b": tf.RaggedTensor.from_row_lengths([n], [1, 0])})
+    plain, watched = (list(dataset) for dataset in (ragged, timed(ragged, meter)))
+    assert meter.take() > 0
+    assert meter.take() == 0
+    for one, other in zip(plain, watched, strict=True):
+        assert int(one["a"]) == int(other["a"])
+        assert one["b"].to_list() == other["b"].to_list()
+
+
+def test_a_wait_is_that_of_the_asking_not_of_the_making():
+    meter = WaitMeter()
+    stream = iter(timed(batches(SLOW_S), meter))
+    next(stream)
+    time.sleep(SLOW_S * 4)  # two are ready now
+    meter.take()
+    next(stream)
+    assert meter.take() < SLOW_S / 2
+    for _ in range(3):
+        next(stream)
+    assert meter.take() > SLOW_S / 2

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+
+from trainer.intervals import Tally, figure, spread, wilson
+
+Z = statistics.NormalDist().inv_cdf(0.975)
+VALUES = np.array([0.1, 0.7, 0.2, 0.9, 0.4, 0.4, 1.3])
+
+
+def tally_of(right: int, count: int) -> Tally:
+    return Tally.of(np.arange(count) < right)
+
+
+# Newcombe 1998, Statistics in Medicine 17, 857-872, table I, method 3.
+@pytest.mark.parametrize(
+    ("right", "count", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_the_interval_of_a_share_is_wilsons(right, count, low, high):
+    assert wilson(right / count, count, Z) == pytest.approx((low, high), abs=5e-5)
+    found = figure(tally_of(right, count))
+    assert (found.low, found.high) == pytest.approx((low, high), abs=5e-5)
+    assert (found.value, found.count, found.method) == (right / count, count, "wilson")
+    assert found.error == pytest.approx(math.sqrt(right / count * (1 - right / count) / count))
+
+
+@pytest.mark.parametrize("count", [1, 7, 1000])
+def test_the_interval_of_none_and_of_all_ends_there(count):
+    none, every = (figure(tally_of(right, count)) for right in (0, count))
+    assert (none.low, every.high) == (0.0, 1.0)
+    assert none.high == pytest.approx(1 - every.low)
+    assert 0 < none.high < 1
+
+
+def test_nineteen_of_twenty_intervals_hold_the_true_share():
+    draws = np.random.default_rng(5).binomial(200, 0.93, 4000)
+    ends = [wilson(right / 200, 200, Z) for right in draws]
+    assert np.mean([low <= 0.93 <= high for low, high in ends]) == pytest.approx(0.95, abs=0.02)
+
+
+def test_another_mean_has_the_error_of_its_sample():
+    found = figure(Tally.of(VALUES) + Tally.of(np.array([1.0, 0.0])))  # one part of shares makes no share of the whole
+    assert (found.method, found.count) == ("normal", 9)
+    found = figure(Tally.of(VALUES))
+    error = statistics.stdev(VALUES) / math.sqrt(len(VALUES))
+    assert found.value == pytest.approx(statistics.fmean(VALUES))
+    assert found.error == pytest.approx(error)
+    assert (found.low, found.high) == pytest.approx((found.value - 1.959964 * error, found.value + 1.959964 * error))
+    assert found.method == "normal"
+
+
+@pytest.mark.parametrize(("confidence", "z"), [(0.5, 0.674490), (0.9, 1.644854), (0.99, 2.575829)])
+def test_more_confidence_is_a_wider_interval(confidence, z):
+    found = figure(Tally.of(VALUES), confidence=confidence)
+    assert found.high - found.value == pytest.approx(z * found.error, rel=1e-6)
+
+
+@pytest.mark.parametrize("cuts", [[3], [0, 4], [2, 2, 5], [7]])
+def test_the_parts_add_up_to_the_whole(cuts):
+    whole = Tally()
+    for part in np.split(VALUES + 1e6, cuts):  # far from 0, where a plain sum of squares has nothing left
+        whole += Tally.of(part)
+    found, wanted = figure(whole), figure(Tally.of(VALUES + 1e6))
+    assert found.value == pytest.approx(wanted.value, rel=1e-15)
+    assert found.error == pytest.approx(wanted.error, rel=1e-6)
+    assert found.count == len(VALUES)
+
+
+def test_no_image_and_one_image_say_what_they_do_not_know():
+    nothing = figure(Tally())
+    assert (nothing.count, math.isnan(nothing.value), math.isnan(nothing.low)) == (0, True, True)
+    one = figure(Tally.of(np.array([0.4])))
+    assert (one.value, math.isnan(one.error), math.isnan(one.high)) == (0.4, True, True)
+
+
+def test_repeated_evaluations_have_a_mean_and_a_spread():
+    found = spread([0.5, 0.7, 0.6])
+    assert (found.mean, found.deviation) == pytest.approx((0.6, 0.1))
+    assert (found.least, found.most, found.count) == (0.5, 0.7, 3)
+    assert spread([0.5]).deviation == 0

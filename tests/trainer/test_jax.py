@@ -1,0 +1,194 @@
+"""The JAX backend of Keras, fed by the same input pipeline. The backend is chosen when Keras is imported, so it gets a
+process of its own; this one has TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.make_images import jpeg, png
+from trainer.augment import Augmented
+from trainer.device_ops import parse_device_ops
+from trainer.input_fn import FOREVER, make_dataset
+from trainer.models import ModelSpec, build_model
+from trainer.ops import IMAGE, parse_ops
+from trainer.options import InputOptions
+from trainer.serving import PROBABILITIES, export
+from trainer.transfer import freeze, leaves
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+ROOT = Path(__file__).parent.parent.parent
+STEPS = 6
+OPTIONS = InputOptions(image_side_px=32, batch_size=8, device_ops="pad_reflect(2)|random_crop(32)|flip|mixup(0.4)")
+# Name, device ops, and how much of it is trained.
+CASES = {
+    "plain": ("small_cnn", "", "all"),
+    "augmented": ("small_cnn", OPTIONS.device_ops, "all"),
+    "transfer": ("VGG16", "", "head"),
+}
+
+
+def build(case: str) -> tuple[keras.Model, keras.Model]:
+    """Returns what is trained, and the model within it. Without dropout: its masks differ between backends."""
+    name, device_ops, trained = CASES[case]
+    inner = build_model(name, ModelSpec(side_px=32, classes=2, mean_rgb=(120,) * 3, std_rgb=(60,) * 3))
+    for layer in leaves(inner):
+        if isinstance(layer, keras.layers.Dropout):
+            layer.rate = 0.0
+    if trained == "head":
+        freeze(inner)
+    return Augmented(inner, parse_device_ops(device_ops)), inner
+
+
+def batches(dataset: str, training: bool) -> tf.data.Dataset:
+    stream = make_dataset(dataset, "train", OPTIONS, training, FOREVER if training else 1)
+    return stream.map(
+        lambda features, label: ({name: features[name] for name in ("image", "draw")}, tf.one_hot(label, 2))
+    )
+
+
+def train(case: str, dataset: str, folder: str) -> dict[str, list[float]]:
+    """Trains a few steps from the weights in a folder, and leaves there what they became. Runs with either backend."""
+    backend = keras.backend.backend()
+    model, inner = build(case)
+    inner.load_weights(os.path.join(folder, f"{case}.weights.h5"))
+    model.compile(keras.optimizers.SGD(0.01, 0.9), "categorical_crossentropy", jit_compile=backend == "jax")
+    model.fit(batches(dataset, True), epochs=STEPS, steps_per_epoch=1, verbose=0)
+    inner.save_weights(os.path.join(folder, f"{case}.{backend}.weights.h5"))
+    evaluated = model.evaluate(batches(dataset, False), verbose=0)
+    return {"backend": [backend], "losses": model.history.history["loss"], "evaluated": [evaluated]}
+
+
+@pytest.fixture(scope="module")
+def a_dataset(_dataset: Path) -> Path:
+    """The dataset of photographs; nothing here writes to it."""
+    return _dataset
+
+
+@pytest.fixture(scope="module")
+def runs(a_dataset, tmp_path_factory):
+    """What `train` returns in each case, with TensorFlow and with JAX, and the folder of the weights."""
+    folder = str(tmp_path_factory.mktemp("weights"))
+    keras.utils.set_random_seed(0)
+    for case in CASES:
+        build(case)[1].save_weights(os.path.join(folder, f"{case}.weights.h5"))
+    code = (
+        "import json, sys\n"
+        "from tests.trainer import test_jax\n"
+        "print(json.dumps({case: test_jax.train(case, *sys.argv[1:]) for case in test_jax.CASES}))\n"
+    )
+    process = start_jax(code, str(a_dataset), folder)
+    found = {"tensorflow": {case: train(case, str(a_dataset), folder) for case in CASES}}
+    found["jax"] = json.loads(finish(process).splitlines()[-1])
+    return found, folder
+
+
+def start_jax(code: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code, *arguments],
+        env={**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err[-3000:]
+    return out
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_backends_make_the_same_losses_of_the_same_weights_and_data(runs, case):
+    found, _ = runs
+    tensorflow, jax = found["tensorflow"][case], found["jax"][case]
+    assert (tensorflow["backend"], jax["backend"]) == (["tensorflow"], ["jax"])
+    assert len(tensorflow["losses"]) == STEPS
+    # The first step has only the rounding of one pass between them; every update adds to it.
+    assert jax["losses"][0] == pytest.approx(tensorflow["losses"][0], rel=1e-4)
+    np.testing.assert_allclose(jax["losses"], tensorflow["losses"], rtol=2e-2)
+    np.testing.assert_allclose(jax["evaluated"], tensorflow["evaluated"], rtol=2e-2)
+    assert np.ptp(tensorflow["losses"]) > 1e-3  # training moves
+
+
+def test_weights_trained_with_jax_are_those_of_tensorflow_and_load_there(runs):
+    _, folder = runs
+    images = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
+    answers = []
+    for backend in ("tensorflow", "jax"):
+        model = build("plain")[1]
+        model.load_weights(os.path.join(folder, f"plain.{backend}.weights.h5"))
+        answers.append(model(images).numpy())
+    np.testing.assert_allclose(answers[0], answers[1], atol=5e-3)
+
+
+def test_a_model_of_the_jax_backend_is_exported_to_the_same_graph(runs, tmp_path):
+    _, folder = runs
+    weights = os.path.join(folder, "augmented.jax.weights.h5")
+    code = (
+        "import sys\n"
+        "from tests.trainer import test_jax\n"
+        "model = test_jax.build('augmented')[1]\n"
+        "model.load_weights(sys.argv[1])\n"
+        "test_jax.export_to(test_jax.sharpened(model), sys.argv[2])\n"
+    )
+    finish(start_jax(code, weights, str(tmp_path / "jax")))
+    model = build("augmented")[1]
+    model.load_weights(weights)
+    export_to(sharpened(model), str(tmp_path / "tensorflow"))
+    files = tf.constant([jpeg(1), png(2)])
+    found = [
+        tf.saved_model.load(str(tmp_path / name)).signatures["serving_default"](files)[PROBABILITIES].numpy()
+        for name in ("jax", "tensorflow")
+    ]
+    np.testing.assert_allclose(found[0], found[1], atol=1e-6)
+
+
+class Square(keras.layers.Layer):
+    """A layer such as a user writes, which no file of a model holds the class of."""
+
+    def call(self, inputs):
+        return keras.ops.square(inputs)
+
+
+def sharpened(model: keras.Model) -> keras.Model:
+    return keras.Model(model.inputs, Square()(model.output))
+
+
+def export_to(model: keras.Model, path: str) -> None:
+    export(model, parse_ops(OPTIONS.eval_spec), ("china", "flower"), 32, path)
+
+
+def test_the_input_pipeline_needs_no_keras(a_dataset):
+    code = (
+        "import sys\n"
+        "sys.modules.update(keras=None, tf_keras=None, jax=None)  # None makes every import of it fail\n"
+        "from trainer.input_fn import make_dataset\n"
+        "from trainer.options import InputOptions\n"
+        "options = InputOptions(image_side_px=32, batch_size=8, train_ops='decode_random_crop(32)|flip|cutout(4)')\n"
+        "features, label = next(iter(make_dataset(sys.argv[1], 'train', options, training=True)))\n"
+        "print(features['image'].shape)\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code, str(a_dataset)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == "(8, 32, 32, 3)", done.stderr
+
+
+def test_the_batches_of_the_input_pipeline_are_those_that_fit_takes(a_dataset):
+    inputs, label = next(iter(batches(str(a_dataset), True)))
+    assert {name: (value.dtype, value.shape) for name, value in inputs.items()} == {
+        IMAGE: (tf.uint8, (8, 32, 32, 3)),
+        "draw": (tf.int32, (8, 2)),
+    }
+    assert (label.dtype, label.shape) == (tf.float32, (8, 2))

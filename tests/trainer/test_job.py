@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import dataclasses
+import shutil
+
+import numpy as np
+import pytest
+
+from beam_jobs import manifest
+from beam_jobs.errors import CorruptDataset, OptionError
+from trainer.job import Job, fit
+from trainer.options import InputOptions, TrainerConfig
+from trainer.strategy import make_strategy
+from trainer.train_options import TrainOptions
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def job_of(path, train: dict | None = None, **values) -> Job:
+    options = TrainOptions(**({"epochs": 1, "jit": "never"} | (train or {})))
+    told = {"image_side_px": 8, "batch_size": 32, "train_ops": "decode|resize(8)", "eval_ops": "decode|resize(8)"}
+    return Job(
+        config=TrainerConfig(input=InputOptions(**(told | values)), train=options),
+        path=str(path),
+        dataset=manifest.load(str(path)),
+        train_split="train",
+        eval_split="train",
+        mean_rgb=(47.5, 47.5, 47.5),
+        std_rgb=(27.0, 27.0, 27.0),
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(shades):
+    """One epoch over 96 greys in batches of 32."""
+    return fit(job_of(shades))
+
+
+def test_images_changed_on_the_device_train_and_leave_a_model_that_takes_bytes_alone(shades, plain):
+    model, progress = fit(job_of(shades, device_ops="flip|cutout(8)"))
+    assert model.input_shape == (None, 8, 8, 3)
+    assert progress.history["loss"] != plain[1].history["loss"]  # a cutout of the whole image leaves one grey
+    assert np.isfinite(progress.history["val_loss"]).all()
+
+
+def test_padding_of_the_last_batch_changes_no_figure(shades):
+    plain, padded = (fit(job_of(shades, batch_size=40, pad_batches=pad))[1].history for pad in (False, True))
+    assert padded["val_accuracy"] == pytest.approx(plain["val_accuracy"], abs=1e-6)
+    assert padded["val_loss"] == pytest.approx(plain["val_loss"], rel=1e-4)
+
+
+def test_a_choice_by_the_lower_bound_sees_the_interval(shades, plain):
+    _, progress = fit(job_of(shades, {"choose_by": "lower_bound", "keep": "best"}))
+    history = progress.history
+    assert history["val_accuracy"] == pytest.approx(plain[1].history["val_accuracy"], abs=1e-6)
+    assert progress.best == history["val_accuracy_low"][0] < history["val_accuracy"][0] or history["val_accuracy"] == [
+        0
+    ]
+    assert history["val_loss_low"][0] < history["val_loss"][0] < history["val_loss_high"][0]
+
+
+def test_a_strategy_of_one_replica_trains_as_none_does(shades, plain):
+    _, progress = fit(job_of(shades, {"strategy": "mirrored"}), strategy=make_strategy("mirrored"))
+    assert progress.history["loss"] == pytest.approx(plain[1].history["loss"], rel=1e-3)
+    assert progress.history["val_accuracy"] == pytest.approx(plain[1].history["val_accuracy"], abs=0.05)
+
+
+def test_recall_of_each_class_is_recorded(shades):
+    _, progress = fit(job_of(shades, {"per_class": True, "class_weights": "balanced"}))
+    assert {"val_recall/dark", "val_precision/light", "recall/dark"} <= progress.history.keys()
+
+
+@pytest.mark.parametrize("cache", ["none", "memory"])
+def test_a_damaged_record_is_named(shades, tmp_path, cache):
+    path = tmp_path / "dataset"
+    shutil.copytree(shades, path)
+    shard = sorted((path / "Split-train").iterdir())[1]
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    shard.write_bytes(content)
+    with pytest.raises(CorruptDataset, match=rf"{shard.name}.* offset \d+: the record of '(dark|light)/\d+.png'"):
+        fit(job_of(path, cache=cache))
+
+
+def changed(job: Job, part: str, **values) -> str:
+    options = dataclasses.replace(getattr(job.config, part), **values)
+    return dataclasses.replace(job, config=dataclasses.replace(job.config, **{part: options})).digest
+
+
+@pytest.mark.parametrize(
+    ("part", "values", "same"),
+    [
+        ("input", {"threads": 3}, True),
+        ("input", {"prefetch_batches": 5}, True),
+        ("input", {"cache": "none"}, True),
+        ("input", {"seed": 3}, False),
+        ("input", {"shuffle_mb": 1.0}, False),
+        ("input", {"batch_size": 16}, False),
+        ("train", {"checkpoint_steps": 7}, True),
+        ("train", {"profile_steps": "1-2"}, True),
+        ("train", {"epochs": 9}, False),
+        ("train", {"ema": 0.5}, False),
+        ("train", {"class_weights": {"dark": 2}}, False),
+    ],
+)
+def test_a_training_goes_on_under_options_that_change_no_weight_and_no_others(shades, part, values, same):
+    job = job_of(shades)
+    assert (changed(job, part, **values) == job.digest) is same
+
+
+def test_another_dataset_or_other_statistics_are_another_training(shades):
+    job = job_of(shades)
+    assert dataclasses.replace(job, mean_rgb=(1.0, 2.0, 3.0)).digest != job.digest
+    assert dataclasses.replace(job, dataset=dataclasses.replace(job.dataset, labels=("a", "b"))).digest != job.digest
+
+
+def test_a_batch_that_replicas_cannot_share_is_refused_before_anything_is_built(shades):
+    class Three:
+        num_replicas_in_sync = 3
+
+    with pytest.raises(OptionError, match="batch_size is 32; 3 replicas must be able to share it equally"):
+        fit(job_of(shades), strategy=Three())

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.errors import OptionError, SourceError
+from beam_jobs.ingest import run
+from beam_jobs.options import IngestOptions
+from tests.make_images import encode, jpeg
+from tests.trainer.batches import RANDOM, Seen, batches, flat, merged, options, read
+from tests.trainer.conftest import keys_of
+from trainer.mixture import make_mixture, mixture_labels
+from trainer.position import Host
+
+WEIGHTS = (0.75, 0.25)
+
+
+@pytest.fixture(scope="module")
+def pets(tmp_path_factory) -> Path:
+    """Ten images, of the classes `fish` and `owl`; `noise` has `owl` too."""
+    import numpy as np
+
+    source, out = tmp_path_factory.mktemp("pets"), tmp_path_factory.mktemp("pets_dataset")
+    random = np.random.default_rng(5)
+    for number in range(10):
+        folder = source / ("fish" if number < 6 else "owl")
+        folder.mkdir(exist_ok=True)
+        pixels = random.integers(0, 256, (12, 12, 3), np.uint8)
+        (folder / f"pet{number}.png").write_bytes(encode(pixels, "PNG"))
+    run(IngestOptions(source=str(source), out=str(out), splits={"train": 1}, shards=2))
+    return out
+
+
+@pytest.fixture
+def parts(noise, pets) -> dict[str, float]:
+    return dict(zip((str(noise), str(pets)), WEIGHTS, strict=True))
+
+
+def mixed(parts, given, count: int, **more) -> list[Seen]:
+    return list(itertools.islice(flat(make_mixture(parts, "train", given, **more)), count))
+
+
+def given_options(**values):
+    return options(train_ops=RANDOM, lanes=2, **values)
+
+
+def from_pets(seen: Seen) -> bool:
+    return "pet" in seen.key
+
+
+def test_each_dataset_comes_as_often_as_it_weighs(parts):
+    seen = mixed(parts, given_options(batch_size=50), 3000)
+    share = sum(map(from_pets, seen)) / len(seen)
+    # 1500 draws of two images each: the standard error is 0.011.
+    assert abs(share - 0.25) < 0.045
+
+
+def test_weights_are_proportions(noise, pets):
+    first = mixed({str(noise): 3, str(pets): 1}, given_options(), 60)
+    assert first == mixed({str(noise): 0.75, str(pets): 0.25}, given_options(), 60)
+
+
+def test_each_dataset_goes_through_its_own_epochs(parts, noise, pets):
+    seen = mixed(parts, given_options(batch_size=10), 600)
+    for directory, pick in ((pets, True), (noise, False)):
+        keys = [image.key for image in seen if from_pets(image) == pick]
+        expected = sorted(keys_of(directory, "train"))
+        for begin in range(0, len(keys) - len(expected) + 1, len(expected)):
+            assert sorted(keys[begin : begin + len(expected)]) == expected
+
+
+def test_the_mixture_is_a_function_of_the_seed(parts):
+    assert mixed(parts, given_options(), 80) == mixed(parts, given_options(), 80)
+    assert mixed(parts, given_options(), 80) != mixed(parts, given_options(seed=1), 80)
+
+
+@pytest.mark.parametrize("start", [1, 7, 300])
+def test_a_mixture_continues_exactly(parts, start):
+    whole = mixed(parts, given_options(), start + 40)
+    assert mixed(parts, given_options(), 40, start=start) == whole[start:]
+
+
+def test_a_mixture_continues_beyond_many_draws(parts):
+    given = options(train_ops="decode|resize(8)", lanes=1, batch_size=50)
+    whole = mixed(parts, given, 4200)
+    assert mixed(parts, given, 100, start=4100) == whole[4100:]
+
+
+def test_hosts_together_deliver_the_same_global_batches(parts):
+    hosts = 4
+    given = options(train_ops=RANDOM, lanes=4, batch_size=8)
+    expected = [sorted(batch) for batch in batches(make_mixture(parts, "train", given).take(12))]
+    found = [
+        batches(make_mixture(parts, "train", given, host=Host(index=host, count=hosts)).take(12))
+        for host in range(hosts)
+    ]
+    assert [merged(batch) for batch in zip(*found, strict=True)] == expected
+
+
+def test_hosts_continue_what_one_has_begun(parts):
+    given = options(train_ops=RANDOM, lanes=4, batch_size=8)
+    expected = [sorted(batch) for batch in batches(make_mixture(parts, "train", given).take(8))]
+    found = [
+        batches(make_mixture(parts, "train", given, start=40, host=Host(index=host, count=2)).take(3))
+        for host in range(2)
+    ]
+    assert [merged(batch) for batch in zip(*found, strict=True)] == expected[5:]
+
+
+def test_labels_are_those_of_all_datasets_each_once(parts, noise, pets):
+    labels = mixture_labels(list(parts))
+    assert labels == ("cat", "dog", "owl", "fish")
+    assert mixture_labels([str(pets), str(noise)]) == ("fish", "owl", "cat", "dog")
+    seen = mixed(parts, given_options(), 200)
+    assert {labels[image.label] for image in seen} == set(labels)
+    for image in seen:
+        assert Path(image.key).parent.name == labels[image.label]
+
+
+def test_a_mixture_of_one_is_that_dataset(noise):
+    keys = Counter(image.key for image in mixed({str(noise): 5}, given_options(), 61))
+    assert keys == Counter(keys_of(noise, "train"))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_parts_may_hold_images_of_one_size_and_of_many(noise, dataset, turned):
+    given = options(train_ops="decode|random_crop(8)|flip", lanes=2, batch_size=4)
+    directories = [noise, dataset][:: -1 if turned else 1]
+    alone = {(one.key, one.draw): one.pixels for part in directories for one in read(part, given, epochs=3)}
+    seen = mixed({str(part): 1 for part in directories}, given, 40)
+    assert [alone[one.key, one.draw] for one in seen] == [one.pixels for one in seen]
+
+
+def test_mixed_labels_are_shares_of_the_labels_of_all_datasets(parts):
+    stream = make_mixture(parts, "train", options(train_ops="decode|resize(8)|mixup(0.5)", batch_size=4, lanes=2))
+    assert stream.element_spec[1].shape == (4, 4)
+    _, label = next(iter(stream))
+    assert label.numpy().sum(axis=1).tolist() == pytest.approx([1] * 4)
+
+
+@pytest.mark.parametrize("weight", [0, -1, True, "1"])
+def test_weights_that_are_none_are_refused(noise, weight):
+    with pytest.raises(OptionError, match="^weight of .* must be a number above 0$"):
+        make_mixture({str(noise): weight}, "train", options())
+
+
+def test_an_empty_mixture_is_refused():
+    with pytest.raises(OptionError, match="^the mixture is empty; name at least one dataset and its weight$"):
+        make_mixture({}, "train", options())
+
+
+def test_a_dataset_that_is_none_is_named(noise, tmp_path):
+    with pytest.raises(SourceError, match="is not a dataset"):
+        make_mixture({str(noise): 1, str(tmp_path): 1}, "train", options())
+
+
+def test_images_without_one_label_each_are_refused(noise, tmp_path):
+    from beam_jobs.options import TableColumns
+
+    (tmp_path / "0.jpg").write_bytes(jpeg(0))
+    (tmp_path / "table.csv").write_text("image\n0.jpg")
+    out = str(tmp_path / "out")
+    columns = TableColumns(label="")
+    run(IngestOptions(source=str(tmp_path / "table.csv"), out=out, splits={"train": 1}, columns=columns))
+    with pytest.raises(OptionError, match="cannot be mixed: its images do not have one label each$"):
+        make_mixture({str(noise): 1, out: 1}, "train", options())

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import json
+
+import keras
+import pytest
+import tensorflow as tf
+
+from beam_jobs.errors import OptionError
+from tests.trainer.workers.task import build_model
+from trainer.cluster import VARIABLE, parse_cluster
+from trainer.fit import fit
+from trainer.position import Host
+from trainer.strategy import (
+    STRATEGIES,
+    check_batch,
+    describe,
+    distribute,
+    host_of,
+    make_strategy,
+    name_of,
+    scope,
+    share_batch,
+)
+from trainer.train_options import CHOICES
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+TWO = {"worker": ["a:1", "b:2"]}
+FIRST = {"type": "worker", "index": 0}
+
+
+def config(cluster=TWO, **task) -> dict:
+    return {"cluster": cluster, "task": {**FIRST, **task}}
+
+
+def numbers(host: Host, size: int | None = 4) -> tf.data.Dataset:
+    return tf.data.Dataset.range(12).batch(size or 4, drop_remainder=size is not None)
+
+
+def test_the_option_offers_what_there_is():
+    assert CHOICES["strategy"] == STRATEGIES
+    with pytest.raises(
+        OptionError, match=r"there is no strategy 'miror'; did you mean mirrored\? known are default, mir"
+    ):
+        make_strategy("miror")
+
+
+def test_default_is_no_strategy_and_leaves_the_dataset_as_it_is():
+    strategy = make_strategy("default")
+    assert strategy is None
+    assert name_of(None) == "default"
+    assert host_of(None) == Host()
+    assert check_batch(None, 7) == 7
+    with scope(None):
+        assert [batch.tolist() for batch in distribute(None, numbers).as_numpy_iterator()] == [
+            [0, 1, 2, 3],
+            [4, 5, 6, 7],
+            [8, 9, 10, 11],
+        ]
+
+
+def test_mirrored_takes_the_one_device_there_is():
+    strategy = make_strategy("mirrored")
+    assert (name_of(strategy), strategy.num_replicas_in_sync, host_of(strategy)) == ("mirrored", 1, Host())
+    assert [batch.numpy().tolist() for batch in distribute(strategy, numbers).batches] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9, 10, 11],
+    ]
+    assert (
+        describe(strategy, 64)
+        == "strategy mirrored: global batch 64, per host 64, per replica 64 (hosts 1, replicas 1)"
+    )
+
+
+def test_without_a_tpu_one_line_says_what_is_missing(monkeypatch):
+    for name in ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(
+        OptionError, match=r"^strategy is tpu and TensorFlow finds no TPU; set TPU_NAME .*libtpu"
+    ) as caught:
+        make_strategy("tpu")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "replicas", "nearest"),
+    [(10, 4, "sizes are 8 and 12"), (63, 8, "sizes are 56 and 64"), (3, 4, "size is 4"), (1, 2, "size is 2")],
+)
+def test_a_batch_that_the_replicas_cannot_share_names_the_nearest_sizes(batch_size, replicas, nearest):
+    with pytest.raises(OptionError) as caught:
+        share_batch(batch_size, replicas)
+    assert str(caught.value) == (
+        f"batch_size is {batch_size}; {replicas} replicas must be able to share it equally; the nearest {nearest}"
+    )
+
+
+@pytest.mark.parametrize(("batch_size", "replicas", "share"), [(64, 8, 8), (8, 8, 1), (5, 1, 5)])
+def test_a_batch_that_can_be_shared_is(batch_size, replicas, share):
+    assert share_batch(batch_size, replicas) == share
+
+
+def test_gradients_cannot_be_accumulated_under_a_strategy():
+    strategy = make_strategy("mirrored")
+    with strategy.scope():
+        model = build_model()
+        model.compile(keras.optimizers.SGD(gradient_accumulation_steps=3), "sparse_categorical_crossentropy")
+    with pytest.raises(OptionError, match="accumulate_steps is 3, which Keras cannot do under a strategy"):
+        fit(strategy, model, distribute(strategy, numbers), epochs=range(1), steps_per_epoch=1)
+
+
+@pytest.mark.parametrize(
+    ("value", "host", "address"),
+    [
+        (config(), Host(index=0, count=2), "a:1"),
+        (config(index=1), Host(index=1, count=2), "b:2"),
+        (config({"chief": ["c:3"], **TWO}, type="chief"), Host(index=0, count=3), "c:3"),
+        (config({**TWO, "chief": ["c:3"]}, index=1), Host(index=2, count=3), "b:2"),
+    ],
+    ids=["first", "second", "chief", "beside a chief"],
+)
+def test_the_cluster_says_which_host_this_is(value, host, address):
+    cluster = parse_cluster(value)
+    assert (cluster.host, cluster.address) == (host, address)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([], "TF_CONFIG has no cluster; it must be such as"),
+        ({"cluster": TWO}, "TF_CONFIG has no task"),
+        ({"cluster": "a:1", "task": FIRST}, "TF_CONFIG has no cluster"),
+        (
+            config({**TWO, "ps": ["p:1"], "evaluator": ["e:1"]}),
+            "cluster of TF_CONFIG holds evaluator, ps; multi_worker ta",
+        ),
+        (config({"worker": []}), r"cluster.worker of TF_CONFIG is \[\]; it must be a list of addresses"),
+        (config({"worker": "a:1"}), "cluster.worker of TF_CONFIG is 'a:1'; it must be a list of addresses"),
+        (config({"chief": ["a:1", "b:1"]}), "cluster.chief of TF_CONFIG is .*; it must be a list of one address"),
+        (config({"worker": ["a:1", "b"]}), "cluster.worker of TF_CONFIG holds 'b'; it must be NAME:PORT"),
+        (config({"worker": ["a:1", "b:70000"]}), "holds 'b:70000'; it must be NAME:PORT"),
+        (config({"worker": ["a:0"]}), "holds 'a:0'; it must be NAME:PORT"),
+        (config({"worker": ["a:1", "a:1"]}), "cluster of TF_CONFIG names a:1 twice; every worker needs an address"),
+        (config(type="chief"), "task.type of TF_CONFIG is 'chief'; it must be one of worker"),
+        (config(type=None), "task.type of TF_CONFIG is None; it must be one of worker"),
+        (config({}), "task.type of TF_CONFIG is 'worker'; it must be one of worker"),
+        (config(index=2), "task.index of TF_CONFIG is 2; of 2 worker it must be 0 to 1"),
+        (config(index="0"), "task.index of TF_CONFIG is '0'; of 2 worker it must be 0 to 1"),
+        (config(index=True), "task.index of TF_CONFIG is True; of 2 worker"),
+    ],
+)
+def test_a_wrong_cluster_is_one_line_that_names_the_part(monkeypatch, value, message):
+    monkeypatch.setenv(VARIABLE, json.dumps(value))
+    with pytest.raises(OptionError, match=message) as caught:
+        make_strategy("multi_worker")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "strategy is multi_worker and the environment variable TF_CONFIG is not set; set {"),
+        ("{worker", "TF_CONFIG is not JSON: Expecting property name .*; it must be such as {"),
+    ],
+)
+def test_a_missing_or_broken_tf_config_is_one_line(monkeypatch, text, message):
+    monkeypatch.setenv(VARIABLE, text)
+    with pytest.raises(OptionError, match=message) as caught:
+        make_strategy("multi_worker")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_worker_that_cannot_start_is_one_line(monkeypatch):
+    tf.zeros([1])  # TensorFlow has its devices now, and cannot be given others
+    monkeypatch.setenv(VARIABLE, json.dumps(config({"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, index=1)))
+    with pytest.raises(
+        OptionError, match=r"^strategy is multi_worker and worker 1 of 2 at 127.0.0.1:2 cannot start: Coll"
+    ):
+        make_strategy("multi_worker")

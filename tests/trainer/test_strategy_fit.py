@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from beam_jobs import manifest
+from tests.trainer.workers.task import (
+    EPOCHS,
+    EVALUATED,
+    OPTIONS,
+    STEPS,
+    build_model,
+    dataset_ops,
+    make_greys,
+    train,
+    training_batches,
+)
+from trainer.position import Host
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+ROOT = Path(__file__).parents[2]
+WAIT_S = 240  # some 40 s on two idle cores
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on; all are held at once, so they differ."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for item in sockets:
+            item.bind(("127.0.0.1", 0))
+        return [item.getsockname()[1] for item in sockets]
+
+
+def configs(count: int) -> list[str]:
+    """The `TF_CONFIG` of every worker of a cluster on this machine."""
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(count)]}
+    return [json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}}) for index in range(count)]
+
+
+def environment_with(config: str) -> dict[str, str]:
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONWARNINGS": "ignore"}
+    plain = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
+    return plain | quiet | ({"TF_CONFIG": config} if config else {})
+
+
+def start(name: str, dataset: Path, out: Path, label: str, config: str = "", at_once: int = 1) -> subprocess.Popen:
+    """Starts a training; what it prints and finds goes to `out`."""
+    logs, result = out / name, out / f"{label}.json"
+    command = [sys.executable, "-m", "tests.trainer.workers.train", name, str(dataset), str(logs), str(result)]
+    environment = environment_with(config)
+    with (out / f"{label}.txt").open("w") as stream:
+        return subprocess.Popen(
+            [*command, str(at_once)], cwd=ROOT, env=environment, stdout=stream, stderr=subprocess.STDOUT
+        )
+
+
+def finish(processes: dict[str, subprocess.Popen], out: Path) -> dict[str, dict]:
+    """Waits for all; one that fails or takes too long ends the others, which would wait for it."""
+    until = time.monotonic() + WAIT_S
+    try:
+        while any(item.poll() is None for item in processes.values()) and time.monotonic() < until:
+            if any(item.poll() for item in processes.values()):
+                break
+            time.sleep(0.1)
+    finally:
+        for item in processes.values():
+            item.kill()
+            item.wait()
+    for label, item in processes.items():
+        assert item.returncode == 0, f"{label}: {(out / f'{label}.txt').read_text()[-4000:]}"
+    return {label: json.loads((out / f"{label}.json").read_text()) for label in processes}
+
+
+@pytest.fixture(scope="module")
+def greys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("greys")
+    return make_greys(base / "source", base / "dataset")
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("trainings")
+
+
+@pytest.fixture(scope="module")
+def trainings(greys: Path, out: Path) -> dict[str, dict]:
+    """The same training on one device, on two devices and as two processes."""
+    started = enumerate(configs(2))
+    processes = {f"worker{index}": start("multi_worker", greys, out, f"worker{index}", told) for index, told in started}
+    processes["mirrored"] = start("mirrored", greys, out, "mirrored", at_once=3)
+    try:
+        one = train(None, str(greys), str(out / "default"))
+    except BaseException:
+        for item in processes.values():
+            item.kill()
+        raise
+    return {"one": one, **finish(processes, out)}
+
+
+def test_every_step_sees_the_same_records_on_any_number_of_replicas(trainings):
+    one = [step[0] for step in trainings["one"]["seen"]]
+    mirrored = trainings["mirrored"]["seen"]
+    first, second = trainings["worker0"]["seen"], trainings["worker1"]["seen"]
+    assert len(one) == len(mirrored) == len(first) == 2 * STEPS
+    for step, greys in enumerate(one):
+        assert len(set(greys)) == OPTIONS.batch_size
+        assert [len(part) for part in mirrored[step]] == [8, 8]
+        assert mirrored[step][0] + mirrored[step][1] == greys
+        assert [len(first[step][0]), len(second[step][0])] == [8, 8]
+        assert sorted(first[step][0] + second[step][0]) == sorted(greys)
+
+
+@pytest.mark.parametrize("other", ["mirrored", "worker0", "worker1"])
+def test_any_number_of_replicas_ends_with_the_same_weights_and_figures(trainings, other):
+    one, many = trainings["one"], trainings[other]
+    for mine, theirs in zip(one["weights"], many["weights"], strict=True):
+        np.testing.assert_allclose(theirs, mine, rtol=1e-4, atol=1e-5)
+    assert many["history"].keys() == one["history"].keys()
+    for name, values in one["history"].items():
+        np.testing.assert_allclose(many["history"][name], values, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_the_training_moves_the_weights(trainings):
+    pairs = zip(trainings["one"]["weights"], build_model().get_weights(), strict=True)
+    assert min(np.abs(np.subtract(*pair)).max() for pair in pairs) > 1e-3
+
+
+def test_callbacks_are_told_what_keras_tells_them(trainings):
+    one, worker, mirrored = (trainings[name] for name in ("one", "worker0", "mirrored"))
+    kinds = [[event[:2] for event in run["batches"]] for run in (one, worker, mirrored)]
+    assert kinds[0] == kinds[1]
+    assert kinds[0].count(["validation"]) == EPOCHS
+    # Three steps at a time: 0-2 and the two that are left.
+    assert kinds[2] == [["begin", 0], ["end", 2], ["begin", 3], ["end", 4], ["validation"]] * EPOCHS
+    losses = [[event[2] for event in run["batches"] if event[0] == "end"] for run in (one, worker)]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+    assert [epoch for epoch, _ in worker["epochs"]] == [epoch for epoch, _ in one["epochs"]] == list(range(EPOCHS))
+    assert {"loss", "accuracy", "val_loss", "val_accuracy", "val_accuracy_low"} <= set(worker["epochs"][0][1])
+
+
+def test_every_worker_writes_summaries_of_its_part_and_the_first_those_of_the_whole(trainings, out, greys):
+    assert manifest.load(str(greys)).split("eval").records == EVALUATED
+    assert EVALUATED % 2 != 0
+    for name, directories in {
+        "default": {"worker-0-of-1", "all"},
+        "mirrored": {"worker-0-of-1", "all"},
+        "multi_worker": {"worker-0-of-2", "worker-1-of-2", "all"},
+    }.items():
+        found = {path.parent.name for path in (out / name).glob("*/events.out.tfevents.*")}
+        assert {item for item in found if not item.startswith("keras")} == directories
+    whole = summaries(out / "multi_worker" / "all")
+    assert whole == pytest.approx(summaries(out / "default" / "all"), rel=1e-4)
+    assert whole["evaluation/accuracy", 1] == pytest.approx(trainings["one"]["epochs"][1][1]["val_accuracy"])
+    parts = [summaries(out / "multi_worker" / f"worker-{index}-of-2")["evaluation/loss", 1] for index in (0, 1)]
+    assert parts[0] != parts[1]
+
+
+def summaries(directory: Path) -> dict[tuple[str, int], float]:
+    found = {}
+    for path in directory.glob("events*"):
+        for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+            event = tf.compat.v1.Event.FromString(record)
+            for value in event.summary.value:
+                found[value.tag, event.step] = float(tf.make_ndarray(value.tensor))
+    return found
+
+
+def test_after_an_epoch_all_replicas_have_observed_the_same(trainings):
+    means = trainings["mirrored"]["means"]
+    assert means[0] == means[1]
+    # Two steps with a momentum of 0.5, over greys of which each replica saw half: the mean of what both observed.
+    assert means[0] == pytest.approx([np.mean([0.75 * 10, 0.75 * 30])])
+
+
+def test_the_description_names_global_and_replica_batch_apart(trainings):
+    assert trainings["one"]["description"] == (
+        "strategy default: global batch 16, per host 16, per replica 16 (hosts 1, replicas 1)"
+    )
+    assert trainings["mirrored"]["description"] == (
+        "strategy mirrored: global batch 16, per host 16, per replica 8 (hosts 1, replicas 2)"
+    )
+    assert trainings["worker1"]["description"] == (
+        "strategy multi_worker: global batch 16, per host 8, per replica 8 (hosts 2, replicas 2)"
+    )
+
+
+def test_a_worker_that_is_gone_ends_the_others_with_one_line(tmp_path):
+    command = [sys.executable, "-u", "-m", "tests.trainer.workers.endless"]
+    with ExitStack() as stack:
+        workers = []
+        for index, config in enumerate(configs(2)):
+            log = stack.enter_context((tmp_path / f"{index}.txt").open("w"))
+            environment = environment_with(config)
+            workers.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT))
+            stack.callback(workers[-1].kill)
+        wait_for(lambda: "epoch 3" in (tmp_path / "0.txt").read_text() or workers[0].poll() is not None)
+        workers[1].kill()
+        assert workers[0].wait(WAIT_S) == 1
+    said = [line for line in (tmp_path / "0.txt").read_text().splitlines() if line.startswith("FeedlineError")]
+    assert len(said) == 1
+    assert said[0].startswith(
+        "FeedlineError: another worker of the training is gone, see its log; start all workers again"
+    )
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def test_ragged_columns_reach_two_replicas_without_a_sparse_tensor(trainings, greys):
+    ops = trainings["mirrored"]["ops"]
+    assert {"RaggedTensorFromVariant", "RebatchDatasetV2", "IteratorGetNext"} <= set(ops)
+    assert not [name for name in ops if "Sparse" in name and name.startswith(("Deserialize", "Serialize"))]
+    # What the check would find: the same column as a sparse tensor.
+    sparse = training_batches(str(greys), Host()).map(lambda inputs, label: (inputs["tags"].to_sparse(), label))
+    assert "DeserializeSparse" in dataset_ops(sparse.map(lambda tags, label: (tf.sparse.to_dense(tags), label)))

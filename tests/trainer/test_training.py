@@ -1,0 +1,363 @@
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from beam_jobs.errors import OptionError
+from trainer.callbacks import Profile, epoch_line
+from trainer.checkpoint import Checkpoints
+from trainer.input_wait import timed
+from trainer.judge import is_better
+from trainer.progress import Progress
+from trainer.train_options import TrainOptions
+from trainer.training import Segment, Task, segments, train, whole_steps
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+BATCH, RECORDS, STEPS = 4, 18, 4  # two records of an epoch are left over for the next
+
+
+def told(**values) -> TrainOptions:
+    # Without XLA, whose compilation takes longer than all these steps; it has a test of its own.
+    return TrainOptions(**({"jit": "never"} | values))
+
+
+def model_of(seed: int = 3) -> keras.Model:
+    keras.utils.set_random_seed(seed)
+    layers = [
+        keras.layers.Dense(4, name="base"),
+        keras.layers.BatchNormalization(momentum=0.5),
+        keras.layers.Dropout(0.3),
+        keras.layers.Dense(2, activation="softmax", name="head"),
+    ]
+    return keras.Sequential([keras.Input([2]), *layers])
+
+
+def records(first: int) -> tf.data.Dataset:
+    """Batches of an endless order of points whose class is the sign of their first coordinate."""
+
+    def batch(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        rows = tf.cast(tf.range(BATCH), tf.int64) + number * BATCH + first
+        points = tf.stack([tf.sin(tf.cast(rows, tf.float32) * 7), tf.cos(tf.cast(rows, tf.float32))], 1)
+        return points, tf.one_hot(tf.cast(points[:, 0] > 0, tf.int32), 2)
+
+    return tf.data.Dataset.counter().map(batch)
+
+
+def task_of(options: TrainOptions, **values) -> Task:
+    model = values.pop("model", None) or model_of()
+    validation = records(1000).take(3)
+
+    def validate(_: int) -> dict[str, Any]:
+        return model.evaluate(validation, verbose=0, return_dict=True)
+
+    given = {
+        "model": model,
+        "core": model,
+        "loss": keras.losses.CategoricalCrossentropy(),
+        "metrics": lambda: [keras.metrics.CategoricalAccuracy(name="accuracy")],
+        "train": lambda start, meter: timed(records(start.epoch * RECORDS + start.records), meter),
+        "validate": validate,
+        "steps": STEPS,
+        "batch_size": BATCH,
+        "epoch_records": RECORDS,
+    }
+    return Task(**(given | values))
+
+
+def trained(options: TrainOptions, **values) -> tuple[keras.Model, Progress]:
+    task = task_of(options, **values)
+    return task.model, train(task, options)
+
+
+def weights(model: keras.Model) -> list[np.ndarray]:
+    return [np.array(value) for value in model.get_weights()]
+
+
+def same(model: keras.Model, other: keras.Model) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(weights(model), weights(other), strict=True))
+
+
+class Act(keras.callbacks.Callback):
+    """Does something after a step, counted from 1 over all epochs."""
+
+    def __init__(self, step: int, act: Callable[[], Any]) -> None:
+        super().__init__()
+        self._left, self._act = step, act
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._left -= 1
+        if not self._left:
+            self._act()
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("step", "options", "expected"),
+    [
+        (0, {"epochs": 3}, [(0, 0, 3, 4)]),
+        (4, {"epochs": 3}, [(4, 1, 3, 4)]),
+        (5, {"epochs": 3}, [(5, 1, 2, 3), (8, 2, 3, 4)]),
+        (11, {"epochs": 3}, [(11, 2, 3, 1)]),
+        (12, {"epochs": 3}, []),
+        (0, {"epochs": 3, "frozen": True, "unfreeze_epoch": 1}, [(0, 0, 1, 4), (4, 1, 3, 4)]),
+        (2, {"epochs": 3, "frozen": True, "unfreeze_epoch": 1}, [(2, 0, 1, 2), (4, 1, 3, 4)]),
+        (4, {"epochs": 3, "frozen": True, "unfreeze_epoch": 1}, [(4, 1, 3, 4)]),
+    ],
+)
+def test_what_is_left_of_a_training_is_cut_into_these_calls_of_fit(step, options, expected):
+    found = list(segments(step, STEPS, told(**options)))
+    assert found == [Segment(first_step=a, epoch=b, end=c, steps=d) for a, b, c, d in expected]
+
+
+@pytest.mark.parametrize(
+    ("records_", "at_once", "expected"), [(100, 1, (12, 1)), (100, 5, (10, 5)), (100, 50, (12, 12)), (5, 3, (1, 1))]
+)
+def test_an_epoch_is_a_multiple_of_the_steps_that_run_at_once(records_, at_once, expected):
+    steps, options = whole_steps(records_, told(steps_per_execution=at_once), 8)
+    assert (steps, options.steps_per_execution) == expected
+
+
+STATEFUL = {"ema": 0.8, "accumulate_steps": 2, "keep": "best", "monitor": "val_loss", "patience": 5}
+
+
+@pytest.mark.parametrize(
+    ("step", "options"),
+    [
+        (6, {}),
+        (8, {}),
+        (5, STATEFUL),
+        (6, {"optimizer": "sgd", "nesterov": True, "mixed_precision": "none", "steps_per_execution": 2}),
+        (3, {"frozen": True, "unfreeze_epoch": 1}),
+        (4, {"frozen": True, "unfreeze_epoch": 1, "ema": 0.5}),
+        (7, {"frozen": True, "unfreeze_epoch": 1}),
+    ],
+)
+def test_an_interrupted_training_goes_on_as_if_nothing_had_been(tmp_path, step, options):
+    options_ = told(epochs=3, **options)
+    whole, wanted = trained(options_)
+    checkpoints = Checkpoints(str(tmp_path / "training"))
+    executions = -(-step // options_.steps_per_execution)
+    with pytest.raises(KeyboardInterrupt):
+        trained(options_, checkpoints=checkpoints, callbacks=[Act(executions, interrupt)])
+    assert checkpoints.latest().state["step"] == step
+    resumed, progress = trained(options_, checkpoints=checkpoints, model=model_of(99))
+    assert same(resumed, whole)
+    assert progress.best == wanted.best
+    for name in ("loss", "accuracy", "val_loss", "val_accuracy"):
+        assert progress.history[name] == pytest.approx(wanted.history[name], rel=1e-6), name
+    assert len(progress.history["input_wait"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [
+        (0, [(4, 0, 16), (8, 1, 14)]),
+        (3, [(3, 0, 12), (4, 0, 16), (6, 1, 6), (8, 1, 14)]),
+        (2, [(2, 0, 8), (4, 0, 16), (6, 1, 6), (8, 1, 14)]),  # the end of an epoch is one checkpoint, not two
+    ],
+)
+def test_checkpoints_come_at_the_end_of_epochs_and_between_as_told(tmp_path, every, expected):
+    saved = []
+
+    class Recorded(Checkpoints):
+        def save(self, step, checkpoint):
+            saved.append((step, checkpoint.position.epoch, checkpoint.position.records))
+            super().save(step, checkpoint)
+
+    trained(told(epochs=2, checkpoint_steps=every), checkpoints=Recorded(str(tmp_path)))
+    assert saved == expected
+    assert json.loads((tmp_path / "checkpoint-00000008" / "position.json").read_text()) == {"epoch": 1, "records": 14}
+
+
+def test_a_second_signal_is_not_held(tmp_path):
+    started = time.monotonic()
+
+    def twice() -> None:
+        interrupt()
+        interrupt()
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(told(epochs=2), checkpoints=Checkpoints(str(tmp_path)), callbacks=[Act(2, twice)])
+    assert Checkpoints(str(tmp_path)).latest() is None
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert time.monotonic() - started < 60
+
+
+def test_the_weights_that_are_left_are_the_average_and_validation_saw_the_same():
+    model, progress = trained(told(epochs=2, ema=0.9))
+    assert model.evaluate(records(1000).take(3), verbose=0, return_dict=True)["loss"] == pytest.approx(
+        progress.history["val_loss"][-1], rel=1e-5
+    )
+    plain, _ = trained(told(epochs=2))
+    assert not same(model, plain)
+    head, other = (layer.get_layer("head").kernel for layer in (model, plain))
+    assert not np.allclose(head, other)
+    # What trains is not the average: the losses of the steps are those of a training without one.
+    assert progress.history["loss"] == pytest.approx(trained(told(epochs=2))[1].history["loss"], rel=1e-5)
+
+
+def scripted(values: list[float]) -> Callable[[int], dict[str, float]]:
+    return lambda epoch: {"accuracy": values[epoch], "accuracy_low": -values[epoch], "loss": values[epoch]}
+
+
+@pytest.mark.parametrize(
+    ("options", "best_epoch", "epochs_run"),
+    [
+        ({"keep": "best"}, 1, 5),
+        ({"keep": "best", "monitor": "val_loss"}, 0, 5),
+        ({"keep": "best", "choose_by": "lower_bound"}, 0, 5),
+        ({"keep": "best", "patience": 2}, 1, 4),
+        ({"keep": "best", "patience": 1, "min_delta": 0.3}, 0, 2),
+        ({"keep": "last", "patience": 2}, 1, 4),
+    ],
+)
+def test_the_best_epoch_is_chosen_and_training_stops_when_none_is_better(options, best_epoch, epochs_run):
+    options_ = told(epochs=5, **options)
+    seen = []
+
+    class Weights(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append(weights(self.model))
+
+    model, progress = trained(options_, validate=scripted([0.5, 0.7, 0.6, 0.7, 0.55]), callbacks=[Weights()])
+    assert (progress.best_epoch, len(progress.history["loss"])) == (best_epoch, epochs_run)
+    left = seen[best_epoch] if options_.keep == "best" else seen[-1]
+    assert all(np.array_equal(a, b) for a, b in zip(weights(model), left, strict=True))
+
+
+def test_a_training_that_stopped_early_is_not_taken_up_again(tmp_path):
+    options = told(epochs=5, patience=1, keep="best")
+    checkpoints = Checkpoints(str(tmp_path))
+    values = scripted([0.5, 0.4, 0.9, 0.9, 0.9])
+    first, _ = trained(options, validate=values, checkpoints=checkpoints)
+    again, progress = trained(options, validate=values, checkpoints=checkpoints, model=model_of(5))
+    assert len(progress.history["loss"]) == 2
+    assert same(first, again)
+
+
+def test_an_unknown_figure_is_refused_with_those_there_are():
+    with pytest.raises(OptionError, match="there is no figure 'monitor=val_acuracy'; did you mean val_accuracy"):
+        trained(told(epochs=1, keep="best", monitor="val_acuracy"))
+
+
+@pytest.mark.parametrize(
+    ("value", "best", "expected"), [(0.5, None, True), (0.5, 0.4, True), (float("nan"), None, False)]
+)
+def test_nan_is_never_better(value, best, expected):
+    assert is_better(value, best, told()) is expected
+
+
+def test_a_frozen_base_stays_until_it_is_unfrozen():
+    def base(model: keras.Model) -> np.ndarray:
+        return np.array(model.get_layer("base").kernel)
+
+    start = base(model_of())
+    never, _ = trained(told(epochs=3, frozen=True))
+    late, _ = trained(told(epochs=3, frozen=True, unfreeze_epoch=2))
+    np.testing.assert_array_equal(base(never), start)
+    assert not np.array_equal(base(late), start)
+    assert not np.array_equal(never.get_layer("head").kernel, model_of().get_layer("head").kernel)
+
+
+def test_the_learning_rate_goes_on_where_it_was_when_the_base_is_unfrozen():
+    rates = []
+
+    class Rates(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            rates.append(float(self.model.optimizer.learning_rate))
+
+    options = {"schedule": "linear", "learning_rate": 0.8, "epochs": 2, "warmup_epochs": 0}
+    trained(told(**options, frozen=True, unfreeze_epoch=1, unfreeze_factor=0.5), callbacks=[Rates()])
+    assert rates == pytest.approx([0.8, 0.7, 0.6, 0.5, 0.2, 0.15, 0.1, 0.05])
+
+
+def test_several_steps_at_once_train_as_single_ones_do():
+    one, progress = trained(told(epochs=2))
+    more, other = trained(told(epochs=2, steps_per_execution=2))
+    assert progress.step == other.step == 8
+    for a, b in zip(weights(one), weights(more), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_compiled_and_in_half_precision_it_trains_too(precision):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(f"mixed_{precision}")
+    try:
+        model = model_of()
+    finally:
+        keras.config.set_dtype_policy(before)
+    start = weights(model)
+    _, progress = trained(told(epochs=1, jit="always", ema=0.5, accumulate_steps=2), model=model)
+    assert np.isfinite(progress.history["loss"]).all()
+    assert not np.array_equal(weights(model)[0], start[0])
+    assert {value.dtype for value in weights(model)} == {np.dtype("float32")}
+
+
+def test_every_epoch_is_one_line_with_the_wait(capsys):
+    trained(told(epochs=2))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["epoch 1/2", "epoch 2/2"]
+    assert all("loss " in line and " images/s  waited for input " in line and line.endswith(" %") for line in lines)
+
+
+def test_the_line_of_an_epoch_reads_like_this():
+    logs = {"loss": 0.51239, "accuracy": 0.9, "val_loss": 1.0, "images_per_second": 1234.4, "input_wait": 0.0042}
+    assert epoch_line(2, 10, {**logs, "recall/cat": 0.1}) == (
+        "epoch 3/10  loss 0.5124  accuracy 0.9000  val_loss 1.0000  1,234 images/s  waited for input 0.4 %"
+    )
+
+
+def test_the_wait_and_the_figures_go_to_tensorboard(tmp_path):
+    trained(told(epochs=2), log_dir=str(tmp_path))
+    tags: dict[str, set[str]] = {}
+    for path in tmp_path.rglob("events.out.tfevents.*"):
+        found = {value.tag for event in tf.compat.v1.train.summary_iterator(str(path)) for value in event.summary.value}
+        tags.setdefault(path.parent.name, set()).update(found)
+    assert {"epoch_loss", "epoch_input_wait", "epoch_images_per_second", "epoch_learning_rate"} <= tags["train"]
+    assert {"epoch_loss", "epoch_accuracy"} <= tags["validation"]
+
+
+@pytest.mark.parametrize(
+    ("window", "at_once", "expected"),
+    [((2, 4), 1, (2, 4)), ((3, 5), 2, (4, 6)), ((0, 1), 1, (0, 1)), ((6, 100), 1, (6, 8)), ((50, 60), 1, None)],
+)
+def test_only_the_window_of_steps_is_profiled(window, at_once, expected):
+    progress, seen = Progress(), []
+    profile = Profile(
+        progress, window, "logs", lambda _: seen.append(progress.step), lambda: seen.append(progress.step)
+    )
+    for batch in itertools.count(0, at_once):
+        if batch >= 8:
+            break
+        profile.on_train_batch_begin(batch)
+        progress.step += at_once
+        profile.on_train_batch_end(batch)
+    profile.on_train_end()
+    assert (tuple(seen) or None) == expected
+
+
+def test_a_profile_is_written_for_tensorboard(tmp_path):
+    trained(told(epochs=1, profile_steps="1-2"), log_dir=str(tmp_path))
+    written = list((tmp_path / "plugins" / "profile").rglob("*.xplane.pb"))
+    assert len(written) == 1
+    assert 0 < os.path.getsize(written[0]) < 50e6
+
+
+def test_worker_that_does_not_write_writes_nothing(tmp_path):
+    options = told(epochs=1, profile_steps="1-2")
+    trained(options, log_dir=str(tmp_path / "log"), checkpoints=Checkpoints(str(tmp_path / "saved")), writes=False)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,54 @@
+"""Trainings in a process of their own, which a test may kill: `python -m tests.trainer.train_once '[{...}, ...]'`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+import keras
+import numpy as np
+
+from beam_jobs import manifest
+from trainer.checkpoint import Checkpoints
+from trainer.job import Job, fit
+from trainer.options import TrainerConfig
+
+
+class KillAfter(keras.callbacks.Callback):
+    """Sends this process a signal after so many executions of `fit`, over all epochs."""
+
+    def __init__(self, executions: int, number: int) -> None:
+        super().__init__()
+        self._left = executions
+        self._number = number
+
+    def on_train_batch_end(self, batch, logs=None) -> None:
+        self._left -= 1
+        if not self._left:
+            os.kill(os.getpid(), self._number)
+
+
+def train(told: dict) -> None:
+    config = TrainerConfig.from_json(told["config"])
+    job = Job(
+        config=config,
+        path=told["dataset"],
+        dataset=manifest.load(told["dataset"]),
+        train_split="train",
+        eval_split="train",
+        mean_rgb=(47.0, 48.0, 49.0),
+        std_rgb=(27.0, 27.0, 27.0),
+    )
+    kill = (KillAfter(told["kill_after"], signal.Signals[told["signal"]]),) if told.get("kill_after") else ()
+    model, progress = fit(job, Checkpoints(told["checkpoints"]), callbacks=kill)
+    weights = {f"{index:03d}": weight.numpy() for index, weight in enumerate(model.weights)}
+    np.savez(told["out"], **weights)
+    with open(told["out"] + ".json", "w") as stream:
+        json.dump(progress.to_json(), stream)
+
+
+if __name__ == "__main__":
+    for told in json.loads(sys.argv[1]):
+        train(told)

@@ -1,0 +1,207 @@
+"""What `make_dataset` decides before it reads: one value with everything that was chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from beam_jobs import manifest
+from beam_jobs.errors import OptionError
+from beam_jobs.manifest import Manifest
+from trainer import index as record_index
+from trainer.cache import CacheChoice, choose_cache, on_disk
+from trainer.columns_parse import columns_spec
+from trainer.damage import excluded
+from trainer.index import RecordIndex
+from trainer.ops import OPS, Op, bind_statistics, outputs, parse_ops, split_position
+from trainer.options import InputOptions
+from trainer.order import Order, make_order
+from trainer.parsing import base_spec
+from trainer.position import Host, Position
+from trainer.raw import DecodeRaw, stored_ops
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """Everything that is known before the first record is read.
+
+    Attributes:
+      dataset: the dataset.
+      options: how shards become batches.
+      training: whether to shuffle and augment.
+      host: which part is read here.
+      index: the records this host may read, in the files they are read from.
+      order: how they follow each other.
+      whole_ops: what is done to an image altogether.
+      image_ops: the part of it that runs image by image, from what a record, or the cache, holds.
+      batch_ops: the part that runs on batches.
+      cache: what is kept from the first pass.
+      spec: what `tf.io.parse_example` has to know.
+      total: records of the split, over all hosts.
+      left_out: damaged records that are left out.
+    """
+
+    dataset: Manifest
+    options: InputOptions
+    training: bool
+    host: Host
+    index: RecordIndex
+    order: Order
+    whole_ops: tuple[Op, ...]
+    image_ops: tuple[Op, ...]
+    batch_ops: tuple[Any, ...]
+    cache: CacheChoice
+    spec: Mapping[str, Any]
+    total: int
+    left_out: int
+
+    @property
+    def batch(self) -> int:
+        """Images in a batch of this host, at most; evaluation need not share them equally."""
+        return -(-self.options.batch_size // self.host.count)
+
+    @property
+    def crops(self) -> int:
+        """Images that one record becomes."""
+        return outputs(self.whole_ops)
+
+    @property
+    def group(self) -> int:
+        """Records of this host whose crops are spread among each other.
+
+        Over all hosts they are a multiple of `lanes`, so that it is the same records on any number of hosts: as many
+        as the shuffle budget holds, 64 or one a lane.
+        """
+        if self.crops == 1:
+            return 1
+        image_bytes = self.crops * self.options.image_side_px**2 * 3
+        lanes = self.options.lanes
+        return int(max(1, min(64, self.options.shuffle_mb * 1e6 // image_bytes) // lanes)) * lanes // self.host.count
+
+    @property
+    def epoch_images(self) -> int:
+        """Images of one pass, over all hosts."""
+        return (self.order.records if self.training else self.total) * self.crops
+
+    @property
+    def vectorised(self) -> bool:
+        """Whether no op runs on one image at a time: the stored or kept pixels are what the model sees."""
+        return all(isinstance(op, DecodeRaw) for op in self.image_ops)
+
+    @property
+    def served(self) -> bool:
+        """Whether a tf.data service runs the pipeline. Evaluation is exact, so it reads here."""
+        return self.training and bool(self.options.service)
+
+    @property
+    def first_salt(self) -> int:
+        """Place of the first of `image_ops` in the whole chain: what a cache has done keeps the draws behind it."""
+        return len(self.whole_ops) - len(self.batch_ops) - len(self.image_ops)
+
+    @property
+    def batch_salt(self) -> int:
+        """Place of the first of `batch_ops` in the whole chain."""
+        return len(self.whole_ops) - len(self.batch_ops)
+
+
+def make_choices(
+    path: str, split: str, options: InputOptions, training: bool, epochs: int = 1, host: Host | None = None
+) -> Choices:
+    """Reads the manifest and the table of a dataset and decides everything.
+
+    Raises:
+      UsageError: there is no such dataset or split, or the options do not fit it.
+      CorruptDataset: the dataset is damaged.
+    """
+    host = host or Host()
+    if training:
+        _check_host(options, host)
+    dataset = manifest.load(path)
+    ops = parse_ops(options.train_spec) if training else evaluation_ops(options)
+    index = record_index.load(path, dataset, split)
+    ops = _bound(stored_ops(ops, dataset, index.size), dataset)
+    left_out = excluded(path, split, options.max_corrupt_records) if options.max_corrupt_records else frozenset()
+    index = index.without(left_out) if left_out else index
+    total = len(index)
+    order = make_order(index, dataset.labels, options, training)
+    # The crops of one image are not yet apart while ops run on it, so all of them do.
+    batched = len(ops) if outputs(ops) > 1 else split_position(ops, bool(options.targets))
+    mine = index if training else index.part(host)
+    reads_here = options if training else dataclasses.replace(options, service="")
+    cache = choose_cache(reads_here, ops[:batched], mine, once=training and epochs == 1)
+    if cache.kind == "disk":
+        identity = json.dumps([dataset.digest, split, sorted(left_out)])
+        index = on_disk(index, ops[: cache.ops], identity, options.cache_dir, options.thread_count)
+    if not training:
+        index = index.part(host)
+        order = dataclasses.replace(order, records=len(index))
+    return Choices(
+        dataset=dataset,
+        options=options,
+        training=training,
+        host=host,
+        index=index,
+        order=order,
+        whole_ops=ops,
+        image_ops=_image_ops(ops[:batched], cache),
+        batch_ops=ops[batched:],
+        cache=cache,
+        spec={**base_spec(dataset), **columns_spec(dataset, path, options)},
+        total=total,
+        left_out=len(left_out),
+    )
+
+
+def evaluation_ops(options: InputOptions) -> tuple[Op, ...]:
+    """Returns the ops of evaluation and serving.
+
+    Raises:
+      OptionError: they are wrong, or one of them is random.
+    """
+    ops = parse_ops(options.eval_spec)
+    for op in ops:
+        if op.random:
+            name = next(name for name, kind in OPS.items() if isinstance(op, kind))
+            raise OptionError(f"eval_ops {options.eval_spec!r} holds {name}, which is random; evaluation must not be")
+    return ops
+
+
+def records_before(choices: Choices, start: Position) -> tuple[Position, int]:
+    """Returns where to start reading, in records, and how many images of this host to leave out after that.
+
+    The crops of a group of records are delivered together, so a group that was begun is read again.
+    """
+    if choices.crops == 1:
+        return start, 0
+    host, group = choices.host, choices.group * choices.host.count
+    begun, images = divmod(start.epoch * choices.epoch_images + start.records, group * choices.crops)
+    crops, records = divmod(images, group)  # of that group, over all hosts: each crop of all its records follows
+    mine = max(0, -(-(records - host.index) // host.count))  # the hosts take turns
+    return Position.after(begun * group, choices.order.records), crops * choices.group + mine
+
+
+def _bound(ops: tuple[Op, ...], dataset: Manifest) -> tuple[Op, ...]:
+    return bind_statistics(ops, dataset.channels.mean_rgb, dataset.channels.std_rgb) if dataset.channels else ops
+
+
+def _image_ops(ops: tuple[Op, ...], cache: CacheChoice) -> tuple[Op, ...]:
+    if cache.kind == "none" or not cache.size:
+        return ops
+    # A file holds pixels as bytes, memory holds them as they are.
+    return (*([DecodeRaw(*cache.size)] if cache.kind == "disk" else []), *ops[cache.ops :])
+
+
+def _check_host(options: InputOptions, host: Host) -> None:
+    if options.batch_size % host.count:
+        raise OptionError(f"batch_size is {options.batch_size}; {host.count} hosts must be able to share it equally")
+    if host.count == 1:
+        return
+    if options.lanes % host.count:
+        raise OptionError(f"lanes is {options.lanes}; {host.count} hosts must be able to share them equally")
+    if options.batch_size % options.lanes:
+        raise OptionError(
+            f"batch_size is {options.batch_size}; with several hosts lanes, {options.lanes}, must divide it"
+        )

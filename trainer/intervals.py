@@ -1,0 +1,144 @@
+"""Figures with an interval: what one evaluation says about all images, and several about the training."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+WILSON, NORMAL = "wilson", "normal"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tally:
+    """What is left of one value an image, enough for their mean and its error; tallies of parts add up.
+
+    Attributes:
+      count: images.
+      total: sum of their values.
+      squares: sum of the squared differences from the mean of the part.
+      binary: whether every value is 0 or 1, so that their mean is a share of images.
+    """
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+    binary: bool = True
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> Tally:
+        """Returns the tally of float[n] values."""
+        exact = np.asarray(values, np.float64)
+        if not exact.size:
+            return cls()
+        squares = math.fsum((exact - exact.mean()) ** 2)
+        binary = bool(np.isin(exact, (0, 1)).all())
+        return cls(count=exact.size, total=math.fsum(exact), squares=squares, binary=binary)
+
+    def __add__(self, other: Tally) -> Tally:
+        """Adds two parts, as Chan, Golub and LeVeque do (1983, The American Statistician 37(3), 242-247)."""
+        if not self.count or not other.count:
+            return self if self.count else other
+        count = self.count + other.count
+        apart = other.total / other.count - self.total / self.count
+        squares = self.squares + other.squares + apart**2 * self.count * other.count / count
+        binary = self.binary and other.binary
+        return Tally(count=count, total=self.total + other.total, squares=squares, binary=binary)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A mean over images and how far it can be trusted.
+
+    Attributes:
+      value: the mean; NaN without images.
+      error: its standard error.
+      low: lower end of the interval.
+      high: upper end.
+      count: images.
+      method: `wilson` for shares of images, `normal` for other means.
+    """
+
+    value: float
+    error: float
+    low: float
+    high: float
+    count: int
+    method: str
+
+
+def figure(tally: Tally, confidence: float = 0.95) -> Figure:
+    """Returns the figure of a tally.
+
+    The interval of a share is Wilson's score interval, which holds its confidence near 0 and 1 and for few images,
+    where the normal one does not (Wilson 1927, JASA 22, 209-212; Brown, Cai and DasGupta 2001, Statistical Science 16,
+    101-133). That of another mean is mean +- z x standard error, which wants some tens of images.
+
+    Args:
+      tally: of all images.
+      confidence: how often such an interval holds the figure of all images there could be, above 0 and below 1.
+    """
+    count = tally.count
+    if not count:
+        return Figure(value=math.nan, error=math.nan, low=math.nan, high=math.nan, count=0, method=NORMAL)
+    z = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
+    mean = tally.total / count
+    if tally.binary:
+        low, high = wilson(mean, count, z)
+        return Figure(
+            value=mean, error=math.sqrt(mean * (1 - mean) / count), low=low, high=high, count=count, method=WILSON
+        )
+    error = math.sqrt(tally.squares / (count - 1) / count) if count > 1 else math.nan
+    return Figure(value=mean, error=error, low=mean - z * error, high=mean + z * error, count=count, method=NORMAL)
+
+
+def wilson(share: float, count: int, z: float) -> tuple[float, float]:
+    """Returns both ends of Wilson's score interval.
+
+    Args:
+      share: of `count` images, 0 to 1.
+      count: at least 1.
+      z: quantile of the normal distribution, 1.96 for a confidence of 0.95.
+    """
+    weight = z * z / count
+    middle = (share + weight / 2) / (1 + weight)
+    half = z / (1 + weight) * math.sqrt(share * (1 - share) / count + weight / (4 * count))
+    # Rounding must not push the ends of 0 and of all beyond them.
+    return max(0.0, min(middle - half, share)), min(1.0, max(middle + half, share))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """How much a figure varies from one evaluation to the next.
+
+    Attributes:
+      mean: over the evaluations.
+      deviation: standard deviation of one evaluation (n - 1); 0 of a single one.
+      least: the smallest.
+      most: the greatest.
+      count: evaluations.
+    """
+
+    mean: float
+    deviation: float
+    least: float
+    most: float
+    count: int
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Returns mean and spread of repeated evaluations, such as those of the last ten epochs.
+
+    They are of the same images and of related weights, so this is no interval for images never seen: `figure` is.
+
+    Args:
+      values: one an evaluation, at least one.
+    """
+    given = [float(value) for value in values]
+    deviation = statistics.stdev(given) if len(given) > 1 else 0.0
+    return Spread(
+        mean=statistics.fmean(given), deviation=deviation, least=min(given), most=max(given), count=len(given)
+    )

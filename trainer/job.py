@@ -1,0 +1,237 @@
+"""A training as values: which dataset, which splits, which options; and `fit`, which makes a model of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from beam_jobs.errors import OptionError
+from beam_jobs.manifest import Manifest
+from trainer.augment import Augmented
+from trainer.checkpoint import Checkpoints
+from trainer.damage import explain, said
+from trainer.describe import describe as describe_input
+from trainer.device_ops import parse_device_ops
+from trainer.evaluate import Plan, evaluate
+from trainer.input_fn import FOREVER, epoch_records, make_dataset
+from trainer.input_wait import WaitMeter, timed
+from trainer.memory import memory_table
+from trainer.models import ModelSpec, build_model
+from trainer.options import TrainerConfig
+from trainer.position import Host, Position
+from trainer.progress import Progress
+from trainer.strategy import check_batch, distribute, host_of, scope
+from trainer.strategy import describe as describe_strategy
+from trainer.targets import MULTI, class_weights, for_keras, make_loss, make_metrics
+from trainer.train_options import TrainOptions
+from trainer.training import Task, train, whole_steps
+
+# What changes speed, memory or what is written, but no weight: a training continues with other values of these.
+_FREE = {
+    "input": ("cache", "cache_mb", "cache_dir", "readers", "threads", "parse_batch", "prefetch_batches"),
+    "train": ("checkpoint_steps", "profile_steps"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A training as `run_fn` is told of it.
+
+    Attributes:
+      config: all options.
+      path: directory of the dataset.
+      dataset: its manifest.
+      train_split: the split to learn from.
+      eval_split: the split to validate on.
+      mean_rgb: mean of each channel of the training split, 0-255.
+      std_rgb: standard deviation of each channel.
+    """
+
+    config: TrainerConfig
+    path: str
+    dataset: Manifest
+    train_split: str
+    eval_split: str
+    mean_rgb: tuple[float, ...]
+    std_rgb: tuple[float, ...]
+
+    @property
+    def multi(self) -> bool:
+        """Whether an image may have several labels."""
+        return self.dataset.label_kind == MULTI
+
+    @property
+    def digest(self) -> str:
+        """Of everything that decides the weights; a training continues only what has the same."""
+        config = self.config.to_json()
+        for part, names in _FREE.items():
+            config[part] = {name: value for name, value in config[part].items() if name not in names}
+        decides = [self.dataset.digest, self.train_split, self.eval_split, self.mean_rgb, self.std_rgb, config]
+        return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def fit(
+    job: Job,
+    checkpoints: Checkpoints | None = None,
+    log_dir: str = "",
+    callbacks: tuple[Any, ...] = (),
+    strategy: tf.distribute.Strategy | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[keras.Model, Progress]:
+    """Builds the model of a job and trains it.
+
+    Args:
+      job: what to train.
+      checkpoints: where they go, and where the training continues if there is one; None for none.
+      log_dir: for TensorBoard; empty for none.
+      callbacks: more of Keras' callbacks.
+      strategy: of `make_strategy`; None for one device.
+      say: takes what was chosen of input, devices and memory, in words.
+
+    Returns:
+      the model to export, uint8[batch, side, side, 3] -> probabilities, and the history.
+
+    Raises:
+      UsageError: the options do not fit the dataset.
+      CorruptDataset: a record cannot be read.
+    """
+    records = epoch_records(job.path, job.train_split, job.config.input, training=True)
+    steps, options = whole_steps(records, job.config.train, job.config.input.batch_size)
+    if options.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    check_batch(strategy, job.config.input.batch_size)
+    keras.utils.set_random_seed(job.config.input.seed)
+    with scope(strategy):
+        core, model = _models(job)
+    say(_choices(job, core, strategy))
+    with _explained(job):
+        task = Task(
+            model=model,
+            core=core,
+            loss=make_loss(options, job.multi, class_weights(options, job.dataset, job.train_split)),
+            metrics=partial(make_metrics, options, job.multi, job.dataset.labels),
+            train=lambda start, meter: distribute(strategy, partial(_train_batches, job, start, meter)),
+            validate=_validation(job, core, model, log_dir, strategy),
+            steps=steps,
+            batch_size=job.config.input.batch_size,
+            epoch_records=records,
+            log_dir=log_dir,
+            checkpoints=checkpoints,
+            strategy=strategy,
+            writes=host_of(strategy).index == 0,
+            callbacks=callbacks,
+        )
+        return core, train(task, options)
+
+
+def _choices(job: Job, core: keras.Model, strategy: tf.distribute.Strategy | None) -> str:
+    config, host = job.config, host_of(strategy)
+    lines = [
+        describe_input(job.path, job.train_split, config.input, training=True, epochs=FOREVER, host=host),
+        describe_strategy(strategy, config.input.batch_size),
+    ]
+    if getattr(core, "inputs", None):  # a model of the user's need not be a graph that can be counted
+        slots = 1 if config.train.optimizer in ("sgd", "rmsprop", "lion") else 2
+        slots += bool(config.train.ema) + (config.train.accumulate_steps > 1)
+        lines.append(memory_table(core, [check_batch(strategy, config.input.batch_size)], slots))
+    return "\n".join(lines)
+
+
+@contextmanager
+def _explained(job: Job) -> Iterator[None]:
+    """Turns what TensorFlow says of a damaged record into which record it is."""
+    try:
+        yield
+    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError, tf.errors.NotFoundError) as error:
+        for split in (job.train_split, job.eval_split):
+            if found := explain(job.path, split, error):
+                raise found from error
+        if "IteratorGetNext" in str(error) and isinstance(error, tf.errors.InvalidArgumentError):
+            ops = f"{job.config.input.train_spec!r} or {job.config.input.eval_spec!r}"
+            raise OptionError(f"an op of {ops} does not fit an image: {said(error)}") from error
+        raise
+
+
+def _models(job: Job) -> tuple[keras.Model, keras.Model]:
+    """Returns the model, and what `fit` trains: the same, or one around it that changes images on the device."""
+    options = job.config.train
+    spec = ModelSpec(
+        side_px=job.config.input.image_side_px,
+        classes=len(job.dataset.labels),
+        mean_rgb=job.mean_rgb,
+        std_rgb=job.std_rgb,
+        multi_label=job.multi,
+        weights=options.weights,
+    )
+    with _precision(options):
+        core = build_model(options.model, spec)
+        if not job.config.input.device_ops:
+            return core, core
+        return core, Augmented(core, parse_device_ops(job.config.input.device_ops))
+
+
+@contextmanager
+def _precision(options: TrainOptions) -> Iterator[None]:
+    """Builds layers that compute in half precision; the policy is one of the process, so it is put back."""
+    before = keras.config.dtype_policy()
+    if options.mixed_precision != "none":
+        keras.config.set_dtype_policy(f"mixed_{options.mixed_precision}")
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def _train_batches(job: Job, start: Position, meter: WaitMeter, host: Host) -> tf.data.Dataset:
+    options = job.config.input
+    batches = make_dataset(job.path, job.train_split, options, training=True, epochs=FOREVER, start=start, host=host)
+    # A batch is complete before it is asked for; otherwise its labels are made while the step waits for them.
+    return timed(batches.map(_convert(job)).prefetch(1), meter)
+
+
+def _validation(
+    job: Job, core: keras.Model, model: keras.Model, log_dir: str, strategy: tf.distribute.Strategy | None
+) -> Callable[[int], Mapping[str, float]]:
+    """Returns what evaluates the eval split after an epoch.
+
+    Keras' own evaluation knows all metrics; the one of `trainer.evaluate` shares the work and knows intervals.
+    """
+
+    def batches(host: Host) -> tf.data.Dataset:
+        return make_dataset(job.path, job.eval_split, job.config.input, training=False, host=host)
+
+    if strategy or job.config.train.choose_by == "lower_bound":
+        plan = Plan(directory=os.path.join(log_dir, "evaluation") if log_dir else "")
+        own = batches(host_of(strategy))  # made once: it may hold a cache
+        return lambda epoch: evaluate(core, lambda _: own, plan, step=epoch, strategy=strategy).logs()
+    dataset = batches(Host()).map(_convert(job))
+    padding = _padding(job)
+
+    def validate(_: int) -> Mapping[str, float]:
+        figures = model.evaluate(dataset, verbose=0, return_dict=True)
+        # Keras divides the loss by all rows, padding or not.
+        return {**figures, "loss": figures["loss"] * padding}
+
+    return validate
+
+
+def _convert(job: Job) -> Any:
+    return for_keras(len(job.dataset.labels), job.multi, draws=bool(job.config.input.device_ops))
+
+
+def _padding(job: Job) -> float:
+    """Returns the rows of validation per image in it."""
+    if not job.config.input.pad_batches:
+        return 1.0
+    images = epoch_records(job.path, job.eval_split, job.config.input, training=False)
+    batch = job.config.input.batch_size
+    return -(-images // batch) * batch / images

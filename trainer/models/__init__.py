@@ -1,0 +1,66 @@
+"""Models by name. Every one takes the uint8 images of the input pipeline and normalises them itself, on the device.
+
+A name is one of `MODELS`, of `keras.applications` in any case (`MobileNetV2`), or the dotted path of a function of the
+user's own that takes a `ModelSpec` (`my_package.models.build`). Only Keras layers and `keras.ops` are used, so that the
+same models train with every backend of Keras.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+
+from beam_jobs.errors import OptionError
+from beam_jobs.suggest import unknown
+from trainer.models.applications import IMAGENET, application, names
+from trainer.models.own import find_builder, own_model
+from trainer.models.resnet import cifar_resnet, resnet20
+from trainer.models.small import small_cnn
+from trainer.models.spec import ModelSpec
+from trainer.transfer import load_weights
+
+__all__ = ["MODELS", "ModelSpec", "build_model", "check_model"]
+
+MODELS: dict[str, Callable[[ModelSpec], keras.Model]] = {
+    "small_cnn": small_cnn,
+    "resnet20": resnet20,
+    "cifar_resnet": cifar_resnet,
+}
+
+
+def check_model(name: str) -> None:
+    """Raises `OptionError` unless there is a model of that name."""
+    if name in MODELS or name.lower() in names():
+        return
+    if "." not in name:
+        raise OptionError(unknown("model", name, [*MODELS, *names().values(), "or my_package.models.build"]))
+    find_builder(name)
+
+
+def build_model(name: str, spec: ModelSpec) -> keras.Model:
+    """Builds a model and gives it the weights of the spec.
+
+    Args:
+      name: of the model, see the module.
+      spec: what it must fit.
+
+    Returns:
+      uint8[batch, side, side, 3] -> float32[batch, classes], probabilities.
+
+    Raises:
+      OptionError: there is no model of that name, it does not fit the spec, or its weights cannot be had.
+    """
+    check_model(name)
+    known = "" if name in MODELS else names().get(name.lower(), "")
+    if spec.weights == IMAGENET and not known:
+        raise OptionError(f"weights is imagenet, which only the models of keras.applications have; {name} is none")
+    if known:
+        model = application(known, spec)
+    elif name in MODELS:
+        model = MODELS[name](spec)
+    else:
+        model = own_model(name, spec)
+    if spec.weights not in ("", IMAGENET):
+        load_weights(model, spec.weights)
+    return model

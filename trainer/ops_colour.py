@@ -1,0 +1,131 @@
+"""Ops that change what pixels show and leave them where they are; boxes and masks stay as they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeVar
+
+import tensorflow as tf
+
+from beam_jobs.errors import OptionError
+from trainer import ops_kernels, ops_tf
+from trainer.ops_types import IMAGE, BatchOp, Features
+
+AnyOp = TypeVar("AnyOp")
+
+
+@dataclass(frozen=True)
+class Cutout(BatchOp):
+    """Paints a square of `fill` over a random place, after DeVries and Taylor (2017), arXiv 1708.04552.
+
+    The centre of the square is any pixel, so up to three quarters of it may stick out of the image.
+    """
+
+    side: int
+    fill: int = 0
+    draws: ClassVar[int] = 2
+    batch_px = 1 << 62
+
+    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+        """See the class."""
+        return {**features, IMAGE: self.batch(ops_tf, features[IMAGE], numbers)}
+
+    def batch(self, xp: Any, images: Any, numbers: Any) -> Any:
+        """See `BatchOp`."""
+        return ops_kernels.paint_square(xp, images, self.side, self.fill, numbers)
+
+
+@dataclass(frozen=True)
+class ColorJitter(BatchOp):
+    """Changes brightness, contrast, saturation and hue by random factors.
+
+    A factor lies in 1 - x to 1 + x, and the hue turns by -hue to hue of a full circle. `strength` sets all four as
+    SimCLR does (Chen et al. 2020, arXiv 2002.05709): 0.8, 0.8, 0.8 and 0.2 times it; one that is given counts instead.
+    All four are one matrix for each image, so values are held to 0-255 once, at the end, and hue turns in the plane of
+    YIQ, which leaves the greys alone.
+    """
+
+    strength: float = 0.0
+    brightness: float | None = None
+    contrast: float | None = None
+    saturation: float | None = None
+    hue: float | None = None
+    draws: ClassVar[int] = 4
+    batch_px = 0
+
+    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+        """See the class."""
+        image = features[IMAGE]
+        pixels = tf.reshape(tf.cast(image, tf.float32), [1, -1, 3])
+        matrices, offsets = self._mixture(ops_tf, tf.reduce_mean(pixels, axis=1), numbers[None])
+        # One image at a time a matrix product takes a sixth of the time of `mix_channels`.
+        mixed = tf.matmul(pixels, matrices, transpose_b=True) + offsets
+        changed = ops_tf.stored(ops_tf.clip(mixed, 0.0, 255.0))
+        return {**features, IMAGE: tf.ensure_shape(tf.reshape(changed, tf.shape(image)), image.shape)}
+
+    def batch(self, xp: Any, images: Any, numbers: Any) -> Any:
+        """See `BatchOp`."""
+        images = xp.cast(images, "float32")
+        matrices, offsets = self._mixture(xp, xp.mean(images, axis=(1, 2)), numbers)
+        return xp.clip(ops_kernels.mix_channels(images, matrices, offsets), 0.0, 255.0)
+
+    def _mixture(self, xp: Any, mean: Any, numbers: Any) -> tuple[Any, Any]:
+        """Returns matrices and offsets for images of a mean colour float32[batch, 3], see `mix_channels`."""
+        amount = self._amounts()
+        brightness, contrast, saturation = (1.0 + amount[i] * (numbers[:, i] * 2.0 - 1.0) for i in range(3))
+        hue = ops_kernels.hue_matrix(xp, (numbers[:, 3] * 2.0 - 1.0) * (2 * math.pi * amount[3]))
+        mean = brightness * ops_kernels.grey_of(mean)[:, 0]
+        saturation = saturation[:, None, None]
+        grey = xp.convert_to_tensor([ops_kernels.GREY] * 3, dtype="float32")
+        matrices = (brightness * contrast)[:, None, None] * (hue * saturation + grey * (1.0 - saturation))
+        return matrices, (1.0 - contrast) * mean
+
+    def _amounts(self) -> list[float]:
+        given = (self.brightness, self.contrast, self.saturation, self.hue)
+        shares = (0.8, 0.8, 0.8, 0.2)
+        return [self.strength * share if own is None else own for own, share in zip(given, shares, strict=True)]
+
+
+@dataclass(frozen=True)
+class Normalize(BatchOp):
+    """Takes the mean of each channel off and divides by its standard deviation: float32 images, the last op.
+
+    Without numbers it stands for the statistics of the dataset, see `bind_statistics`.
+    """
+
+    mean_rgb: tuple[float, ...] = ()
+    std_rgb: tuple[float, ...] = ()
+    batch_px = 1 << 62
+
+    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+        """See the class."""
+        return {**features, IMAGE: self.batch(ops_tf, features[IMAGE], numbers)}
+
+    def batch(self, xp: Any, images: Any, numbers: Any) -> Any:
+        """See `BatchOp`; the result is float32 around 0."""
+        if len(self.mean_rgb) != 3 or len(self.std_rgb) != 3:
+            raise OptionError("normalize has no statistics; write normalize((r, g, b), (r, g, b)), or bind_statistics")
+        *batch, height, width, channels = xp.shape(images)
+        lines = xp.reshape(xp.cast(images, "float32"), (*batch, height, width * channels))
+        scale = [1.0 / max(std, 1e-6) for std in self.std_rgb]
+        changed = (lines - _line(xp, self.mean_rgb, width)) * _line(xp, scale, width)
+        return xp.reshape(changed, (*batch, height, width, channels))
+
+
+def bind_statistics(ops: Sequence[AnyOp], mean_rgb: Sequence[float], std_rgb: Sequence[float]) -> tuple[AnyOp, ...]:
+    """Returns a chain in which a `normalize` without numbers has those of a dataset.
+
+    Args:
+      ops: a chain of the host or of the device.
+      mean_rgb: mean of each channel, 0-255.
+      std_rgb: standard deviation of each channel, 0-255; one of 0 leaves its channel at 0.
+    """
+    bound = {"mean_rgb": tuple(map(float, mean_rgb)), "std_rgb": tuple(map(float, std_rgb))}
+    return tuple(replace(op, **bound) if isinstance(op, Normalize) and not op.mean_rgb else op for op in ops)
+
+
+def _line(xp: Any, colour: Sequence[float], width: Any) -> Any:
+    """Returns one colour over a row of pixels: against three values the host would go through them one by one."""
+    return xp.reshape(xp.broadcast_to(xp.convert_to_tensor(colour, dtype="float32"), (width, 3)), (-1,))

@@ -1,0 +1,213 @@
+"""Ops that decode, and ops that resize: where the pixels of an image come from. They run on the host."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import tensorflow as tf
+
+from beam_jobs import record
+from beam_jobs.decode import decode_rgb
+from trainer import ops_boxes, ops_tf
+from trainer.ops_kernels import pick
+from trainer.ops_types import IMAGE, MASK, Features, ImageOp, Size
+
+BILINEAR, AREA = "bilinear", "area"
+METHODS = (BILINEAR, AREA)
+KEEP = 0.3  # the share of a box that a crop must leave, as `random_crop_image` of the TF Object Detection API has it
+# Szegedy et al., "Going Deeper with Convolutions" (2015): aspects of the crops. Ten attempts are torchvision's.
+_ASPECTS = (3 / 4, 4 / 3)
+_ATTEMPTS = 10
+WINDOW = "window"  # the crop of the first op, where it was drawn before
+_WINDOW_DRAWS = 2 * _ATTEMPTS + 2
+
+
+@dataclass(frozen=True)
+class Decode(ImageOp):
+    """Decodes the whole image: string scalar -> uint8[height, width, 3]."""
+
+    def size(self, before: Size) -> Size:
+        """Images differ."""
+        return None
+
+    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+        """See the class."""
+        return {**features, IMAGE: decode_rgb(features[IMAGE])}
+
+
+@dataclass(frozen=True)
+class RandomCropResize(ImageOp):
+    """Resizes a random crop: uint8[height, width, 3] -> uint8[side, side, 3].
+
+    The crop covers `min_area` to all of the image with an aspect of 3:4 to 4:3, after Szegedy et al., "Going Deeper
+    with Convolutions" (2015). Of ten drawn sizes the first that fits is taken; if none does, the largest centred crop
+    of such an aspect.
+    """
+
+    side: int
+    min_area: float = 0.08
+    method: str = BILINEAR
+    keep: float = KEEP
+    draws: ClassVar[int] = _WINDOW_DRAWS
+
+    def size(self, before: Size) -> Size:
+        """A square."""
+        return self.side, self.side
+
+    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+        """See the class."""
+        image = features[IMAGE]
+        sides = tf.shape(image)[:2]
+        begin, size = random_window(sides, self.min_area, numbers)
+        return _finish(self, features, _slice(image, begin, size), (begin, size, sides))
+
+
+@dataclass(frozen=True)
+class DecodeRandomCrop(ImageOp):
+    """Decodes only a random crop and resizes it: string scalar -> uint8[side, side, 3].
+
+    The crop is that of `RandomCropResize`. Rows and blocks outside the crop of a JPEG are never turned into pixels.
+    """
+
+    side: int
+    min_area: float = 0.08
+    method: str = BILINEAR
+    keep: float = KEEP
+    draws: ClassVar[int] = _WINDOW_DRAWS
+
+    def size(self, before: Size) -> Size:
+        """A square."""
+        return self.side, self.side
+
+    def window(self, features: Features, numbers: tf.Tensor) -> tf.Tensor:
+        """Draws the crops of a batch of records: int32[batch, 4], begin and size. Ten times cheaper than one by one."""
+        return tf.concat(random_window(_stored_sides(features), self.min_area, numbers), -1)
+
+    def on_pixels(self) -> RandomCropResize:
+        """Returns the same crop of an image that is decoded already."""
+        return RandomCropResize(self.side, self.min_area, self.method, self.keep)
+
+    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+        """See the class; height and width come from the record when they are among the features."""
+        encoded = features[IMAGE]
+        sides = _stored_sides(features) if record.HEIGHT in features else tf.shape(decode_rgb(encoded))[:2]
+        if WINDOW in features:
+            begin, size = features[WINDOW][:2], features[WINDOW][2:]
+        else:
+            begin, size = random_window(sides, self.min_area, numbers)
+        image = tf.cond(
+            tf.io.is_jpeg(encoded),
+            lambda: tf.io.decode_and_crop_jpeg(encoded, tf.concat([begin, size], 0), channels=3),
+            lambda: _slice(decode_rgb(encoded), begin, size),
+        )
+        return _finish(self, features, image, (begin, size, sides))
+
+
+@dataclass(frozen=True)
+class Resize(ImageOp):
+    """Stretches to side x side, without antialiasing, which would cost more than the decode.
+
+    `bilinear` takes four source pixels for each; `area` averages all, which is better and slower for small results.
+    """
+
+    side: int
+    method: str = BILINEAR
+
+    def size(self, before: Size) -> Size:
+        """A square."""
+        return self.side, self.side
+
+    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+        """See the class."""
+        return _resized(features, self.side, self.side, self.method)
+
+
+@dataclass(frozen=True)
+class ResizeShort(ImageOp):
+    """Scales so that the short side has `side` pixels; the aspect stays."""
+
+    side: int
+    method: str = BILINEAR
+
+    def size(self, before: Size) -> Size:
+        """Images differ in their long side."""
+        return None
+
+    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+        """See the class."""
+        shape = tf.cast(tf.shape(features[IMAGE])[:2], tf.float32)
+        target = tf.cast(tf.round(shape * (self.side / tf.reduce_min(shape))), tf.int32)
+        return _resized(features, target[0], target[1], self.method)
+
+
+def random_window(sides: tf.Tensor, min_area: float, numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Draws the crop of `RandomCropResize`, all ten attempts at once; of one image, or of a batch at a time.
+
+    Args:
+      sides: int32[..., 2], height and width of the image.
+      min_area: least share of the image.
+      numbers: float32[..., 22] in [0, 1).
+
+    Returns:
+      begin int32[..., 2] and size int32[..., 2], rows before columns.
+    """
+    shape = tf.cast(sides, tf.float32)
+    least, most = (math.log(aspect) for aspect in _ASPECTS)
+    areas = (min_area + (1.0 - min_area) * numbers[..., :_ATTEMPTS]) * (shape[..., :1] * shape[..., 1:])
+    aspects = tf.exp(least + (most - least) * numbers[..., _ATTEMPTS : 2 * _ATTEMPTS])
+    tried = tf.round(tf.sqrt(tf.stack([areas / aspects, areas * aspects], axis=-1)))
+    fits = tf.reduce_all((tried >= 1.0) & (tried <= shape[..., None, :]), axis=-1)
+    # The last resort: as much of the image as the nearest allowed aspect leaves. It fits, so it ends the search.
+    whole = tf.minimum(shape, tf.round(shape[..., ::-1] * _ASPECTS[1]))
+    found = tf.argmax(tf.concat([fits, tf.ones_like(fits[..., :1])], -1), axis=-1, output_type=tf.int32)
+    choices = tf.concat([tried, whole[..., None, :]], axis=-2)
+    size = tf.cast(tf.gather(choices, found, batch_dims=found.shape.rank, axis=found.shape.rank), tf.int32)
+    room = sides - size
+    drawn = pick_corner(room, numbers[..., 2 * _ATTEMPTS :])
+    return tf.where(found[..., None] == _ATTEMPTS, room // 2, drawn), size
+
+
+def pick_corner(room: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+    """Returns int32 places from 0 to `room`, for numbers float32 of the same shape."""
+    return pick(ops_tf, numbers, room + 1)
+
+
+def _finish(
+    op: RandomCropResize | DecodeRandomCrop,
+    features: Features,
+    image: tf.Tensor,
+    window: tuple[tf.Tensor, tf.Tensor, tf.Tensor],
+) -> dict[str, tf.Tensor]:
+    begin, size, sides = window
+    cut = {**ops_boxes.cut(features, begin, size, sides, op.keep), IMAGE: image}
+    if MASK in features:
+        cut[MASK] = _slice(features[MASK], begin, size)
+    return _resized(cut, op.side, op.side, op.method)
+
+
+def _resized(features: Features, height: int | tf.Tensor, width: int | tf.Tensor, method: str) -> dict[str, tf.Tensor]:
+    target = tf.stack([height, width])
+    sides = [side if isinstance(side, int) else None for side in (height, width)]
+    # The kernels themselves: `tf.image.resize` wraps them in a dozen ops that look at shapes.
+    if method == AREA:
+        pixels = tf.raw_ops.ResizeArea(images=features[IMAGE][None], size=target)[0]
+    else:
+        pixels = tf.raw_ops.ResizeBilinear(images=features[IMAGE][None], size=target, half_pixel_centers=True)[0]
+    # Averages of 0-255 lie within it, so there is nothing to saturate. Static sizes must survive, or nothing
+    # downstream can be compiled.
+    resized = {**features, IMAGE: tf.ensure_shape(ops_tf.stored(pixels), [*sides, 3])}
+    if MASK in features:
+        # Values of a mask are names, and there is nothing between two names.
+        mask = tf.raw_ops.ResizeNearestNeighbor(images=features[MASK][None], size=target, half_pixel_centers=True)[0]
+        resized[MASK] = tf.ensure_shape(mask, [*sides, 1])
+    return resized
+
+
+def _stored_sides(features: Features) -> tf.Tensor:
+    return tf.cast(tf.stack([features[record.HEIGHT], features[record.WIDTH]], axis=-1), tf.int32)
+
+
+def _slice(image: tf.Tensor, begin: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    return tf.slice(image, tf.concat([begin, [0]], 0), tf.concat([size, [-1]], 0))

@@ -1,0 +1,239 @@
+"""Batches from TFRecord files that Feedline need not have written: plain, gzip or zlib, of any layout."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from beam_jobs import record, validate
+from beam_jobs.errors import CorruptDataset, FeedlineError, SourceError
+from beam_jobs.inspect import summarise_file
+from beam_jobs.pool import map_ordered
+from trainer.ops import IMAGE
+from trainer.options import InputOptions
+from trainer.parsing import DRAW, KEY, LABEL, Features, draw_of
+from trainer.position import Position
+from trainer.stream_batches import batches, check_stream_options
+from trainer.stream_layout import TFDS, RecordLayout, labels_of
+from trainer.stream_packing import COMPRESSIONS, NONE, fault_of, packing_of
+from trainer.windows import FOREVER
+
+__all__ = ["FOREVER", "TFDS", "RecordLayout", "explain_files", "find_files", "make_file_stream"]
+
+_READ_BUFFER_BYTES = 1 << 20
+_BLOCK_RECORDS = 16  # taken from one file before the next
+_SAMPLED_RECORDS = 32  # for the average size of a record
+_REQUESTS = 16  # files looked at at a time: object stores take tens of milliseconds to answer
+
+
+def make_file_stream(
+    files: str | Sequence[str],
+    options: InputOptions,
+    training: bool,
+    layout: RecordLayout = RecordLayout(),  # noqa: B008 - frozen
+    compression: str = "auto",
+    epochs: int = 1,
+    start: Position = Position(),  # noqa: B008 - frozen
+) -> tf.data.Dataset:
+    """Builds the input pipeline of any TFRecord files.
+
+    In training, an epoch shuffles the files, reads `readers` of them in turn and mixes the records within `shuffle_mb`.
+    The order is a function of (seed, epoch), of the files and of the options. How many records there are, reading alone
+    can tell, so starting within an epoch reads what lies before; it is not decoded.
+
+    Example:
+      train = make_file_stream("mnist/3.0.1/mnist-train.tfrecord-*", InputOptions(image_side_px=28), True, TFDS)
+
+    Args:
+      files: a pattern, or paths.
+      options: how records become batches.
+      training: shuffle, augment and drop the ragged last batch; otherwise read in the order of the names.
+      layout: which features hold what; `TFDS` for what TensorFlow Datasets prepared.
+      compression: `none`, `gzip` or `zlib`, of all files; `auto` looks at the first bytes of each.
+      epochs: passes over the files, or `FOREVER`.
+      start: where to start; its epoch is the first of `epochs`.
+
+    Returns:
+      dataset of (features, label) as of `make_dataset`. A compressed file that is torn ends it with an error that names
+      it; for a plain one see `explain_files`.
+
+    Raises:
+      SourceError: there is no such file or record, or a file is compressed in another way.
+      OptionError: an option is out of range or means nothing here, or the records do not fit the layout.
+      CorruptDataset: the first records cannot be read.
+    """
+    check_stream_options(options)
+    validate.choice("compression", compression, COMPRESSIONS)
+    paths = find_files(files)
+    packings = tuple(map_ordered(partial(packing_of, compression=compression), paths, _REQUESTS))
+    sample = _sample(paths, packings)
+    record_bytes = sum(map(len, sample)) / len(sample)
+    reading = _Reading(
+        files=tuple(paths),
+        packings=packings,
+        options=options,
+        layout=layout,
+        spec=layout.spec(record.decode(sample[0]), paths[0]),
+        held=max(1, int(options.shuffle_mb * 1e6 / record_bytes)) if training and options.shuffle != "none" else 0,
+        training=training,
+    )
+    if epochs == FOREVER:
+        passes = tf.data.Dataset.counter(start=start.epoch, dtype=tf.int64)
+    else:
+        passes = tf.data.Dataset.range(start.epoch, start.epoch + epochs)
+    stream = passes.flat_map(partial(_epoch, reading=reading, start=start))
+    return batches(stream.unbatch(), options, training)
+
+
+def find_files(files: str | Sequence[str]) -> list[str]:
+    """Returns the files that a pattern or a list means; those of a pattern in order of their names.
+
+    Raises:
+      SourceError: there is none.
+    """
+    found = sorted(tf.io.gfile.glob(files)) if isinstance(files, str) else list(files)
+    if not found:
+        raise SourceError(f"there is no file {files!r}; name TFRecord files, by a pattern such as data/*.tfrecord")
+    return found
+
+
+def explain_files(files: str | Sequence[str], error: Exception) -> CorruptDataset | None:
+    """Finds out which file made a training fail, by reading all of them; TensorFlow does not say.
+
+    Args:
+      files: what `make_file_stream` was given.
+      error: what TensorFlow raised.
+
+    Returns:
+      one line with file, offset and what is wrong; None when every file is sound, so that the error is not of them.
+    """
+    found = next(filter(None, map(_damage_of, find_files(files))), "")
+    said = str(getattr(error, "message", error)).split("\n")[0][:200]
+    return CorruptDataset(f"{found}; training stopped: {said}") if found else None
+
+
+def _damage_of(path: str) -> str:
+    try:
+        summarise_file(path, shown=0)
+    except FeedlineError as broken:
+        return str(broken)
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reading:
+    """What all epochs have in common.
+
+    Attributes:
+      files: paths.
+      packings: how each is compressed.
+      options: how records become batches.
+      layout: which features hold what.
+      spec: what `tf.io.parse_example` has to know.
+      held: records in the shuffle window; 0 to keep the order.
+      training: whether several files are read at a time.
+    """
+
+    files: tuple[str, ...]
+    packings: tuple[str, ...]
+    options: InputOptions
+    layout: RecordLayout
+    spec: Mapping[str, Any]
+    held: int
+    training: bool
+
+    @property
+    def names(self) -> list[str]:
+        """The files, short: below the directory that all of them share."""
+        shared = posixpath.commonprefix([posixpath.dirname(name) + "/" for name in self.files]).rpartition("/")[0]
+        return [name[len(shared) :].lstrip("/") for name in self.files]
+
+
+def _sample(paths: Sequence[str], packings: Sequence[str]) -> list[bytes]:
+    found = next(filter(None, map(_first_records, paths, packings)), None)
+    if not found:
+        raise SourceError(f"{paths[0]}{' and the other files hold' if len(paths) > 1 else ' holds'} no record")
+    return found
+
+
+def _first_records(path: str, packing: str) -> list[bytes]:
+    stream = tf.data.TFRecordDataset(path, compression_type="" if packing == NONE else packing.upper())
+    if fault := fault_of(path, packing):
+        raise CorruptDataset(fault)
+    try:
+        return list(stream.take(_SAMPLED_RECORDS).as_numpy_iterator())
+    except tf.errors.OpError as error:
+        explained = explain_files([path], error)
+        raise explained or CorruptDataset(f"{path} cannot be read as TFRecord: {error.message}") from error
+
+
+def _epoch(epoch: tf.Tensor, reading: _Reading, start: Position) -> tf.data.Dataset:
+    """Returns the parsed records of one epoch, in batches."""
+    options = reading.options
+    order = tf.range(len(reading.files), dtype=tf.int64)
+    if reading.held:
+        order = tf.random.experimental.stateless_shuffle(order, seed=tf.stack([options.seed, epoch]))
+    readers = min(options.readers, len(reading.files)) if reading.training else 1
+    stream = tf.data.Dataset.from_tensor_slices(order).interleave(
+        partial(_records, reading=reading),
+        cycle_length=readers,  # bounded: open files and read buffers must not grow with the number of files
+        block_length=_BLOCK_RECORDS,
+        num_parallel_calls=min(readers, options.thread_count) if reading.training else None,
+        deterministic=True,
+    )
+    if reading.held:
+        stream = _mixed(stream, reading.held, options.seed, epoch)  # while a record is a tenth of its pixels
+    stream = stream.skip(tf.where(epoch == start.epoch, tf.constant(start.records, tf.int64), 0))
+    parse = partial(_parse, epoch=epoch, reading=reading)
+    return stream.batch(options.parse_batch).map(parse, options.thread_count, deterministic=True)
+
+
+def _records(number: tf.Tensor, reading: _Reading) -> tf.data.Dataset:
+    """Returns the records of one file, each with the number of the file and its place there."""
+    name, packing = tf.gather(reading.files, number), tf.gather(reading.packings, number)
+    if set(reading.packings) != {NONE}:
+        fault = tf.ensure_shape(tf.numpy_function(_fault, [name, packing], tf.string), [])
+        with tf.control_dependencies([tf.debugging.Assert(tf.equal(fault, ""), [fault])]):
+            name = tf.identity(name)
+    compression = tf.where(tf.equal(packing, NONE), "", tf.strings.upper(packing))
+    records = tf.data.TFRecordDataset(name, compression_type=compression, buffer_size=_READ_BUFFER_BYTES)
+    return tf.data.Dataset.zip((records, tf.data.Dataset.from_tensors(number).repeat(), tf.data.Dataset.counter()))
+
+
+def _fault(name: bytes, packing: bytes) -> bytes:
+    return fault_of(name.decode(), packing.decode()).replace("'", "`").encode()  # an assertion would escape a quote
+
+
+def _mixed(stream: tf.data.Dataset, held: int, seed: int, epoch: tf.Tensor) -> tf.data.Dataset:
+    # `Dataset.shuffle` mixes in the global seed of TensorFlow, and then the order depends on whoever set that.
+    shuffled = tf.raw_ops.ShuffleDataset(
+        input_dataset=tf.data.experimental.to_variant(stream),
+        buffer_size=held,
+        seed=tf.constant(seed + 1, tf.int64),  # the pair (0, 0) means "draw one"
+        seed2=epoch + 1,
+        reshuffle_each_iteration=False,
+        output_types=[spec.dtype for spec in stream.element_spec],
+        output_shapes=[spec.shape for spec in stream.element_spec],
+    )
+    return tf.data.experimental.from_variant(shuffled, stream.element_spec)
+
+
+def _parse(serialized: tf.Tensor, number: tf.Tensor, place: tf.Tensor, epoch: tf.Tensor, reading: _Reading) -> Features:
+    layout = reading.layout
+    parsed = tf.io.parse_example(serialized, dict(reading.spec))
+    if layout.key:
+        key = parsed[layout.key]
+        key = key if key.dtype == tf.string else tf.strings.as_string(key)
+    else:
+        key = tf.strings.join([tf.gather(reading.names, number), tf.strings.as_string(place)], ":")
+    return {
+        IMAGE: parsed[layout.image],
+        KEY: key,
+        LABEL: labels_of(parsed, layout, tf.size(key)),
+        DRAW: draw_of(key, tf.fill(tf.shape(key), epoch), reading.options.seed),
+    }

@@ -1,0 +1,71 @@
+"""How TFRecord files are compressed, and whether a compressed one is whole."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+
+from beam_jobs import plain, storage
+from beam_jobs.errors import SourceError
+
+NONE, GZIP, ZLIB = "none", "gzip", "zlib"
+COMPRESSIONS = ("auto", NONE, GZIP, ZLIB)
+_HEAD_BYTES = 12
+_BLOCK_BYTES = 1 << 20
+_sound: set[tuple[str, tuple[int, int]]] = set()  # path and stamp of what was unpacked to its end
+
+
+def packing_of(path: str, compression: str) -> str:
+    """Returns how a file is compressed, from its first bytes.
+
+    Args:
+      path: of the file.
+      compression: what was said of it, one of `COMPRESSIONS`.
+
+    Raises:
+      SourceError: it cannot be read, or is compressed in another way.
+    """
+    try:
+        head = storage.read_range(path, 0, _HEAD_BYTES)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
+    found = plain.packing_of(head)
+    # The length of a record comes first, 8 bytes; zlib, which has no magic bytes, does not hold four zeros there.
+    if not found:
+        found = ZLIB if plain.is_zlib(head) and head[4:8] != bytes(4) else NONE
+    if found not in COMPRESSIONS:
+        raise SourceError(f"{path} is compressed with {found}; TFRecord files are read plain, of gzip or of zlib")
+    if compression not in ("auto", found) and head:
+        raise SourceError(f"{path} is not what compression={compression!r} says: it begins like {found}; use auto")
+    return found
+
+
+def fault_of(path: str, packing: str) -> str:
+    """Unpacks a file to its end, once while it stays the same; returns what is wrong with it, or nothing.
+
+    TensorFlow takes a file that is torn between two records for a whole one, and names none in its errors.
+    """
+    try:
+        stamp = path, plain.stamp(path)
+        if stamp not in _sound and packing != NONE:
+            _unpack(path, packing)
+            _sound.add(stamp)
+    except (EOFError, OSError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return f"{path} cannot be unpacked: {reason}; copy it again"
+    return ""
+
+
+def _unpack(path: str, packing: str) -> None:
+    with storage.open_read(path) as stream:
+        if packing == GZIP:
+            with gzip.open(stream) as unpacked:
+                while unpacked.read(_BLOCK_BYTES):
+                    pass
+            return
+        inflater = zlib.decompressobj()
+        while not inflater.eof:
+            packed = inflater.unconsumed_tail or stream.read(_BLOCK_BYTES)
+            if not packed:
+                raise EOFError("it ends before its end-of-stream marker")
+            inflater.decompress(packed, _BLOCK_BYTES)
