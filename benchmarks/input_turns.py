@@ -146,7 +146,7 @@ def on_device(dataset: tf.data.Dataset, spec: str) -> Counts:
     """Yields the sizes of batches on which device ops ran, compiled; here the device is the same processor."""
     import tensorflow as tf
 
-    from trainer.device_ops import apply_device_ops, parse_device_ops
+    from trainer.ops.device import apply_device_ops, parse_device_ops
 
     ops = parse_device_ops(spec)
     run = tf.function(lambda images, draw: apply_device_ops(ops, images, draw), jit_compile=True)

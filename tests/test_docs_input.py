@@ -383,8 +383,8 @@ def check_module(module: str, arguments: list[str]) -> None:
 
 
 def test_every_option_and_every_op_is_explained():
-    from trainer.device_ops import DEVICE_OPS
     from trainer.ops import OPS
+    from trainer.ops.device import DEVICE_OPS
     from trainer.options import InputOptions
     from trainer.train_options import TrainOptions
 

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 
 from beam_jobs.errors import OptionError
-from trainer.device_ops import DeviceOp, apply_device_ops, mix_labels, output_side
-from trainer.ops_colour import Normalize
+from trainer.ops.colour import Normalize
+from trainer.ops.device import DeviceOp, apply_device_ops, mix_labels, output_side
 
 IMAGE = "image"
 DRAW = "draw"

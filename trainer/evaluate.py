@@ -120,16 +120,16 @@ class Evaluation:
         raise OptionError(unknown("way to choose", choose_by, ("value", "lower_bound")))
 
     def logs(self) -> dict[str, float]:
-        """Returns the figures as Keras logs them: `NAME`, `NAME_error`, `NAME_low` and `NAME_high`."""
+        """Returns the figures as Keras logs them, see `log_names`."""
         logs: dict[str, float] = {}
         for name, found in self.figures.items():
-            logs |= {
-                name: found.value,
-                f"{name}_error": found.error,
-                f"{name}_low": found.low,
-                f"{name}_high": found.high,
-            }
+            logs |= zip(log_names(name), (found.value, found.error, found.low, found.high), strict=True)
         return logs
+
+
+def log_names(name: str) -> tuple[str, str, str, str]:
+    """Returns what the value of a figure, its error and the ends of its interval are called."""
+    return name, f"{name}_error", f"{name}_low", f"{name}_high"
 
 
 def evaluate(

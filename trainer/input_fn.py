@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from beam_jobs import record
 from beam_jobs.errors import OptionError
-from trainer import cache, chance, windows
+from trainer import cache, windows
 from trainer.choices import Choices, evaluation_ops, make_choices, records_before
 from trainer.columns_parse import batch_ragged, decode_mask, deliver_columns
 from trainer.ops import (
@@ -23,6 +23,7 @@ from trainer.ops import (
     Normalize,
     apply_batch_ops,
     apply_ops,
+    chance,
     draw_numbers,
     mix_batch_labels,
     parse_ops,
@@ -157,7 +158,7 @@ def check_options(options: InputOptions, raw_side: int | None = None) -> None:
 
 
 def _check_device_ops(options: InputOptions) -> None:
-    from trainer.device_ops import output_side, parse_device_ops
+    from trainer.ops.device import output_side, parse_device_ops
 
     side = output_side(parse_device_ops(options.device_ops), options.image_side_px)
     if side != options.image_side_px:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -17,21 +18,23 @@ import tensorflow as tf
 from beam_jobs.errors import OptionError
 from beam_jobs.manifest import Manifest
 from trainer.augment import Augmented
+from trainer.callbacks import IMAGES_PER_SECOND, INPUT_WAIT, TRAIN_SECONDS
 from trainer.checkpoint import Checkpoints
 from trainer.damage import explain, said
 from trainer.describe import describe as describe_input
-from trainer.device_ops import parse_device_ops
-from trainer.evaluate import Plan, evaluate
+from trainer.evaluate import MEASURES, Plan, evaluate, log_names
 from trainer.input_fn import FOREVER, epoch_records, make_dataset
 from trainer.input_wait import WaitMeter, timed
+from trainer.judge import check_monitor
 from trainer.memory import memory_table
 from trainer.models import ModelSpec, build_model
+from trainer.ops.device import parse_device_ops
 from trainer.options import TrainerConfig
 from trainer.position import Host, Position
 from trainer.progress import Progress
 from trainer.strategy import check_batch, distribute, host_of, scope
 from trainer.strategy import describe as describe_strategy
-from trainer.targets import MULTI, class_weights, for_keras, make_loss, make_metrics
+from trainer.targets import MULTI, class_weights, figure_names, for_keras, make_loss, make_metrics
 from trainer.train_options import TrainOptions
 from trainer.training import Task, train, whole_steps
 
@@ -112,6 +115,7 @@ def fit(
     keras.utils.set_random_seed(job.config.input.seed)
     with scope(strategy):
         core, model = _models(job)
+        check_monitor(options, epoch_figures(job, strategy))
     say(_choices(job, core, strategy))
     with _explained(job):
         task = Task(
@@ -209,7 +213,7 @@ def _validation(
     def batches(host: Host) -> tf.data.Dataset:
         return make_dataset(job.path, job.eval_split, job.config.input, training=False, host=host)
 
-    if strategy or job.config.train.choose_by == "lower_bound":
+    if _own_evaluation(job, strategy):
         plan = Plan(directory=os.path.join(log_dir, "evaluation") if log_dir else "")
         own = batches(host_of(strategy))  # made once: it may hold a cache
         return lambda epoch: evaluate(core, lambda _: own, plan, step=epoch, strategy=strategy).logs()
@@ -222,6 +226,18 @@ def _validation(
         return {**figures, "loss": figures["loss"] * padding}
 
     return validate
+
+
+def _own_evaluation(job: Job, strategy: tf.distribute.Strategy | None) -> bool:
+    return bool(strategy) or job.config.train.choose_by == "lower_bound"
+
+
+def epoch_figures(job: Job, strategy: tf.distribute.Strategy | None) -> list[str]:
+    """Returns the names of the figures of an epoch."""
+    trained = figure_names(make_metrics(job.config.train, job.multi, job.dataset.labels))
+    own = itertools.chain.from_iterable(map(log_names, MEASURES))
+    judged = own if _own_evaluation(job, strategy) else trained
+    return [*trained, *(f"val_{name}" for name in judged), TRAIN_SECONDS, IMAGES_PER_SECOND, INPUT_WAIT]
 
 
 def _convert(job: Job) -> Any:

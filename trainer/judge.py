@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import keras
 import numpy as np
@@ -96,6 +96,12 @@ class Judge(keras.callbacks.Callback):
         if options.patience and progress.stale >= options.patience:
             progress.stopped = True
             self.model.stop_training = True
+
+
+def check_monitor(options: TrainOptions, figures: Collection[str]) -> None:
+    """Raises `OptionError` when epochs are to be judged by a figure that is not among those of an epoch."""
+    if options.keep == "best" or options.patience:
+        monitored(options, dict.fromkeys(figures, 0.0))
 
 
 def monitored(options: TrainOptions, logs: Mapping[str, float]) -> float:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from beam_jobs.manifest import Manifest
 from trainer.ops import IMAGE, Decode, DecodeRandomCrop, Features, ImageOp, Op
-from trainer.ops_types import Size
+from trainer.ops.types import Size
 
 
 @dataclass(frozen=True)

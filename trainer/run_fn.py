@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -13,8 +14,10 @@ from beam_jobs import manifest, storage
 from beam_jobs.errors import OptionError
 from beam_jobs.types import LABEL_KINDS
 from trainer.allocator import keep_buffers
+from trainer.callbacks import SAID
 from trainer.checkpoint import Checkpoints
 from trainer.input_fn import evaluation_ops
+from trainer.intervals import spreads_of
 from trainer.job import Job, fit
 from trainer.options import TrainerConfig
 from trainer.preprocessing import MEAN_RGB, STD_RGB
@@ -70,6 +73,9 @@ def run_fn(fn_args: FnArgs) -> None:
     if host_of(strategy).index:
         return  # of several workers, one exports
     _write_history(progress, job, fn_args.model_run_dir)
+    spreads = spreads_of(progress.history)
+    for name in filter(spreads.get, SAID):
+        _say(f"{name} {spreads[name]}")
     ops = evaluation_ops(config.input)
     side = config.input.image_side_px
     export(model, ops, dataset.labels, side, fn_args.serving_model_dir, stored_ops(ops, dataset))
@@ -110,6 +116,7 @@ def _write_history(progress: Progress, job: Job, directory: str) -> None:
         "config": job.config.to_json(),
         "history": progress.history,
         "input_wait": sum(waits) / len(waits) if waits else 0.0,
+        "spread": {name: dataclasses.asdict(found) for name, found in spreads_of(progress.history).items()},
         "best": {"monitor": job.config.train.monitor, "epoch": progress.best_epoch, "value": progress.best},
         "exported": job.config.train.keep,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import tensorflow as tf
 from beam_jobs.errors import OptionError
 from beam_jobs.manifest import Manifest
 from beam_jobs.suggest import unknown
-from trainer.ops_types import IMAGE
+from trainer.ops.types import IMAGE
 from trainer.padding import VALID
 from trainer.parsing import DRAW
 from trainer.train_options import BALANCED, TrainOptions
@@ -116,6 +117,16 @@ def make_metrics(options: TrainOptions, multi: bool, labels: Sequence[str]) -> l
         else [keras.metrics.CategoricalAccuracy(name="accuracy")]
     )
     return [*metrics, PerClass(labels, multi)] if options.per_class else metrics
+
+
+def figure_names(metrics: Sequence[keras.metrics.Metric]) -> list[str]:
+    """Returns what Keras calls the figures of an epoch: `loss`, and those of the metrics."""
+    several = [metric.result() for metric in metrics if isinstance(metric, PerClass)]
+    return [
+        "loss",
+        *(metric.name for metric in metrics if not isinstance(metric, PerClass)),
+        *itertools.chain(*several),
+    ]
 
 
 class PerClass(keras.metrics.Metric):

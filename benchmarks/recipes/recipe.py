@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,12 +155,16 @@ def row_of(
     return row
 
 
-def _run(batches: Iterator[tuple[Any, Any]], train: Train, steps: int, epochs: int) -> list[Epoch]:
-    return [training.run_epoch(batches, train, steps) for _ in range(epochs)]
+def _run(batches: Any, train: Train, steps: int, epochs: int) -> list[Epoch]:
+    from trainer.input_wait import WaitMeter, timed
+
+    meter = WaitMeter()
+    iterator = iter(timed(batches, meter))
+    return [training.run_epoch(iterator, meter.take, train, steps) for _ in range(epochs)]
 
 
-def _batches(recipe: Recipe, path: str, pipeline: str, plan: Plan, seed: int) -> Iterator[tuple[Any, Any]]:
-    """Yields (images, labels) without end: floats that the host normalised, or bytes."""
+def _batches(recipe: Recipe, path: str, pipeline: str, plan: Plan, seed: int) -> Any:
+    """Returns a dataset of (images, labels) without end: floats that the host normalised, or bytes."""
     from trainer.bench import naive_dataset
     from trainer.input_fn import FOREVER, make_dataset
     from trainer.options import InputOptions
@@ -168,9 +172,9 @@ def _batches(recipe: Recipe, path: str, pipeline: str, plan: Plan, seed: int) ->
     ops = recipe.ops if pipeline == OURS else f"{recipe.ops}|normalize({recipe.statistics[0]}, {recipe.statistics[1]})"
     options = InputOptions(image_side_px=recipe.side_px, batch_size=plan.batch, train_ops=ops, seed=seed)
     if pipeline == NAIVE:
-        return iter(naive_dataset(path, SPLIT, options))
+        return naive_dataset(path, SPLIT, options)
     dataset = make_dataset(path, SPLIT, options, training=True, epochs=FOREVER)
-    return iter(dataset.map(lambda features, label: (features["image"], label)))
+    return dataset.map(lambda features, label: (features["image"], label))
 
 
 def _compiled(recipe: Recipe, plan: Plan, pipeline: str, seed: int, steps: int) -> Any:

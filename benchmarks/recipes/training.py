@@ -18,29 +18,31 @@ class Epoch:
 
     Attributes:
       seconds: all of it.
-      wait: seconds of that between asking for a batch and getting it.
+      wait: seconds of that between asking for a batch and getting it, by `trainer.input_wait`.
     """
 
     seconds: float
     wait: float
 
 
-def run_epoch(batches: Iterator[tuple[Any, Any]], train: Train, steps: int, clock: Clock = time.perf_counter) -> Epoch:
+def run_epoch(
+    batches: Iterator[tuple[Any, Any]], waited: Clock, train: Train, steps: int, clock: Clock = time.perf_counter
+) -> Epoch:
     """Takes `steps` batches and trains on each.
 
     Args:
       batches: (images, labels).
+      waited: seconds that batches were waited for since it was last asked.
       train: one step; it returns when the step is done.
       steps: in the epoch.
       clock: seconds.
     """
-    started, wait = clock(), 0.0
+    waited()
+    started = clock()
     for _ in range(steps):
-        asked = clock()
         images, labels = next(batches)
-        wait += clock() - asked
         train(images, labels)
-    return Epoch(seconds=clock() - started, wait=wait)
+    return Epoch(seconds=clock() - started, wait=waited())
 
 
 def simulated_step(milliseconds: float) -> Train:

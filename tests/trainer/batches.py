@@ -10,13 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from beam_jobs import manifest
+from trainer import index as record_index
 from trainer.input_fn import make_dataset
 from trainer.options import InputOptions
+from trainer.order import Order, make_order
 from trainer.padding import VALID
 from trainer.parsing import DRAW, KEY
 from trainer.position import Host
 
 RANDOM = "decode|resize(8)|pad_reflect(2)|random_crop(8)|flip"  # of 12 x 12 pixels; the first two are never random
+
+SMALL = {"shuffle_mb": 0.03, "lanes": 4}  # several windows an epoch
 
 
 class Seen(NamedTuple):
@@ -31,6 +36,12 @@ class Seen(NamedTuple):
 def options(**values: Any) -> InputOptions:
     """Small images, one a batch, no cache."""
     return InputOptions(**{"image_side_px": 8, "batch_size": 1, "threads": 2, "cache": "none", **values})
+
+
+def order_of(directory: Path, given: InputOptions) -> Order:
+    """The order of training of a dataset."""
+    dataset = manifest.load(str(directory))
+    return make_order(record_index.load(str(directory), dataset, "train"), dataset.labels, given, True)
 
 
 def flat(dataset: tf.data.Dataset) -> Iterator[Seen]:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer import chance, device_chance, ops_bits
+from trainer.ops import bits, chance, device_chance
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -24,7 +24,7 @@ def correlation(one: np.ndarray, other: np.ndarray) -> float:
 
 def test_the_mixer_is_the_finaliser_of_murmur3():
     # Known values of fmix32, https://github.com/aappleby/smhasher.
-    mixed = ops_bits._mix_array(np.array([0, 1], np.uint32))
+    mixed = bits._mix_array(np.array([0, 1], np.uint32))
     assert mixed.tolist() == [0, 0x514E28B7]
 
 

@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from beam_jobs.errors import OptionError
 from tests.make_images import crop
-from trainer.device_ops import (
+from trainer.ops import IMAGE, OPS, BatchOp, apply_batch_ops, apply_ops, bind_statistics, mix_batch_labels
+from trainer.ops.device import (
     DEVICE_OPS,
     FIRST_SALT,
     apply_device_ops,
@@ -19,7 +20,6 @@ from trainer.device_ops import (
     output_side,
     parse_device_ops,
 )
-from trainer.ops import IMAGE, OPS, BatchOp, apply_batch_ops, apply_ops, bind_statistics, mix_batch_labels
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -6,7 +6,7 @@ import statistics
 import numpy as np
 import pytest
 
-from trainer.intervals import Tally, figure, spread, wilson
+from trainer.intervals import Tally, figure, spread, spreads_of, wilson
 
 Z = statistics.NormalDist().inv_cdf(0.975)
 VALUES = np.array([0.1, 0.7, 0.2, 0.9, 0.4, 0.4, 1.3])
@@ -83,3 +83,12 @@ def test_repeated_evaluations_have_a_mean_and_a_spread():
     assert (found.mean, found.deviation) == pytest.approx((0.6, 0.1))
     assert (found.least, found.most, found.count) == (0.5, 0.7, 3)
     assert spread([0.5]).deviation == 0
+
+
+def test_the_last_evaluations_of_a_history_have_a_spread():
+    history = {"loss": [3.0, 2.0], "val_accuracy": [0.0] * 5 + [0.5, 0.75] * 5, "val_loss": [2.0], "val_auc": []}
+    found = spreads_of(history)
+    assert found.keys() == {"val_accuracy", "val_loss"}
+    assert (found["val_accuracy"].mean, found["val_accuracy"].least, found["val_accuracy"].count) == (0.625, 0.5, 10)
+    assert str(spreads_of(history, last=2)["val_accuracy"]) == "0.6250 +- 0.1768 over 2 evaluations (0.5000 to 0.7500)"
+    assert str(found["val_loss"]) == "2.0000 +- 0.0000 over 1 evaluation (2.0000 to 2.0000)"

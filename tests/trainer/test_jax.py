@@ -16,10 +16,10 @@ import tensorflow as tf
 
 from tests.make_images import jpeg, png
 from trainer.augment import Augmented
-from trainer.device_ops import parse_device_ops
 from trainer.input_fn import FOREVER, make_dataset
 from trainer.models import ModelSpec, build_model
 from trainer.ops import IMAGE, parse_ops
+from trainer.ops.device import parse_device_ops
 from trainer.options import InputOptions
 from trainer.serving import PROBABILITIES, export
 from trainer.transfer import freeze, leaves

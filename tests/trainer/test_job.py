@@ -8,7 +8,7 @@ import pytest
 
 from beam_jobs import manifest
 from beam_jobs.errors import CorruptDataset, OptionError
-from trainer.job import Job, fit
+from trainer.job import Job, epoch_figures, fit
 from trainer.options import InputOptions, TrainerConfig
 from trainer.strategy import make_strategy
 from trainer.train_options import TrainOptions
@@ -68,6 +68,19 @@ def test_a_strategy_of_one_replica_trains_as_none_does(shades, plain):
 def test_recall_of_each_class_is_recorded(shades):
     _, progress = fit(job_of(shades, {"per_class": True, "class_weights": "balanced"}))
     assert {"val_recall/dark", "val_precision/light", "recall/dark"} <= progress.history.keys()
+
+
+@pytest.mark.parametrize("options", [{}, {"per_class": True}, {"choose_by": "lower_bound", "keep": "best"}])
+def test_the_figures_of_an_epoch_are_known_before(shades, options):
+    job = job_of(shades, {"epochs": 1, **options})
+    assert set(epoch_figures(job, None)) == fit(job)[1].history.keys()
+
+
+@pytest.mark.parametrize("options", [{"keep": "best"}, {"patience": 1}])
+def test_a_figure_that_no_epoch_has_is_refused_before_the_first(shades, options, capsys):
+    with pytest.raises(OptionError, match="there is no figure 'monitor=val_acuracy'; did you mean val_accuracy"):
+        fit(job_of(shades, {"monitor": "val_acuracy", **options}))
+    assert "epoch 1" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("cache", ["none", "memory"])

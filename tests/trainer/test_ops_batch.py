@@ -10,9 +10,8 @@ import tensorflow as tf
 
 from beam_jobs.errors import OptionError
 from tests.make_images import crop
-from trainer import ops_tf
-from trainer.ops import IMAGE, apply_batch_ops, apply_ops, mix_batch_labels, parse_ops, split_position
-from trainer.ops_mixing import beta, partner
+from trainer.ops import IMAGE, apply_batch_ops, apply_ops, mix_batch_labels, parse_ops, split_position, tf_ops
+from trainer.ops.mixing import beta, partner
 
 COUNT = 24
 IMAGES = np.stack([crop(number, 32, 32) for number in range(COUNT)])
@@ -125,9 +124,9 @@ def test_a_probability_of_a_half_mixes_half_of_the_images():
 
 def test_the_partner_is_never_the_image_itself_but_in_a_batch_of_one():
     values = tf.range(5)
-    found = {tuple(partner(ops_tf, values, tf.fill([5, 3], number / 10)).numpy()) for number in range(10)}
+    found = {tuple(partner(tf_ops, values, tf.fill([5, 3], number / 10)).numpy()) for number in range(10)}
     assert found == {tuple((np.arange(5) + places) % 5) for places in range(1, 5)}
-    assert partner(ops_tf, tf.range(1), tf.fill([1, 3], 0.9)).numpy().tolist() == [0]
+    assert partner(tf_ops, tf.range(1), tf.fill([1, 3], 0.9)).numpy().tolist() == [0]
 
 
 def test_labels_stay_where_no_op_mixes():
@@ -141,7 +140,7 @@ def test_labels_stay_where_no_op_mixes():
 @pytest.mark.parametrize("alpha", [0.05, 0.2, 0.4, 1.0, 2.0, 8.0, 10.0])
 def test_shares_come_from_the_beta_distribution(alpha):
     steps = (np.arange(100_000) + 0.5) / 100_000
-    shares = beta(ops_tf, alpha, tf.constant(steps, tf.float32)).numpy()
+    shares = beta(tf_ops, alpha, tf.constant(steps, tf.float32)).numpy()
     assert (np.diff(shares) >= -1e-6).all()
     samples = np.sort(np.random.default_rng(0).beta(alpha, alpha, 400_000))
     # The two-sample Kolmogorov-Smirnov distance that is passed once in ten thousand times is 0.008 at these sizes.

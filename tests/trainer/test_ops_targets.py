@@ -6,10 +6,21 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer import chance
-from trainer.ops import BOX_LABELS, BOXES, IMAGE, MASK, OPS, Decode, RandAugment, RandomCrop, apply_ops, parse_ops
-from trainer.ops_rand_augment import KINDS
-from trainer.ops_types import MixingOp
+from trainer.ops import (
+    BOX_LABELS,
+    BOXES,
+    IMAGE,
+    MASK,
+    OPS,
+    Decode,
+    RandAugment,
+    RandomCrop,
+    apply_ops,
+    chance,
+    parse_ops,
+)
+from trainer.ops.rand_augment import KINDS
+from trainer.ops.types import MixingOp
 
 HEIGHT, WIDTH = 60, 80
 OBJECT = (12, 20, 36, 44)  # top, left, bottom, right

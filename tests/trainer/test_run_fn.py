@@ -105,6 +105,12 @@ def test_the_history_sums_up_the_wait_for_input_and_says_what_was_exported(train
     assert written["exported"] == "last"
 
 
+def test_the_history_holds_the_spread_of_the_last_evaluations(trained):
+    written = history_of(trained.log)
+    assert written["spread"]["val_accuracy"]["mean"] == pytest.approx(np.mean(written["history"]["val_accuracy"]))
+    assert written["spread"]["val_loss"]["count"] == len(written["history"]["val_loss"])
+
+
 def test_checkpoints_are_gone_once_the_model_is_exported(trained):
     assert list(trained.log.rglob("checkpoint*")) == []
     assert list(trained.log.parent.glob(".work-*")) == []

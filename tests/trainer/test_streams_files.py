@@ -16,7 +16,7 @@ from tests.trainer.conftest import keys_of
 from tests.trainer.test_streams import greys, options
 from trainer.input_fn import make_dataset
 from trainer.position import Position
-from trainer.stream_files import FOREVER, TFDS, RecordLayout, explain_files, make_file_stream
+from trainer.streams import FOREVER, TFDS, RecordLayout, explain_files, make_file_stream
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(60)]
 

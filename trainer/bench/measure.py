@@ -12,8 +12,8 @@ from trainer.bench.baselines import naive_dataset, tutorial_dataset
 from trainer.bench.chain import Source, names_of, open_source
 from trainer.bench.figures import AUGMENT, CALL, DECODE, Facts, Figures, Stage
 from trainer.bench.meter import Cost, Subject, of_dataset
-from trainer.device_ops import DEVICE_OPS
 from trainer.models import check_model
+from trainer.ops.device import DEVICE_OPS
 from trainer.options import InputOptions
 
 PIPELINE, LIMIT, TRAINED, NAIVE, TUTORIAL = "input pipeline", "limit", "with the model", "naive", "tutorial"

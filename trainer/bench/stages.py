@@ -19,7 +19,8 @@ from trainer.bench.chain import Source, names_of, open_source
 from trainer.bench.meter import Subject, of_dataset
 from trainer.input_fn import batches, images, tf_options
 from trainer.input_fn import parsed as parsed_records
-from trainer.ops import DRAWN, IMAGE, Op, apply_batch_ops, apply_ops
+from trainer.ops import IMAGE, Op, apply_batch_ops, apply_ops
+from trainer.ops.chain import DRAWN
 from trainer.parsing import DRAW, Features, parse
 from trainer.position import Host, Position
 from trainer.windows import FOREVER

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from trainer.ops_types import BOX_LABELS, BOXES, Features
+from trainer.ops.types import BOX_LABELS, BOXES, Features
 
 
 def cut(features: Features, begin: tf.Tensor, size: tf.Tensor, sides: tf.Tensor, keep: float) -> dict[str, tf.Tensor]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 
 import tensorflow as tf
 
-from trainer.ops_kernels import gather_pixels
+from trainer.ops.kernels import gather_pixels
 
 IMAGE = "image"
 MASK = "mask"
@@ -70,7 +70,7 @@ class BatchOp(ImageOp, ABC):
         """Returns the changed images.
 
         Args:
-          xp: `keras.ops` or `trainer.ops_tf`.
+          xp: `keras.ops` or `trainer.ops.tf_ops`.
           images: [batch, height, width, 3], 0-255, uint8 or float32.
           numbers: float32[batch, draws].
 

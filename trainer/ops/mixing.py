@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from beam_jobs.errors import OptionError
-from trainer.ops_kernels import pick
-from trainer.ops_types import Features, MixingOp
+from trainer.ops.kernels import pick
+from trainer.ops.types import Features, MixingOp
 
 _TABLE = 512  # straight between this many points the distribution is right to 1e-3
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from keras import ops as xp
 
-from trainer import device_chance
-from trainer.ops import OPS
-from trainer.ops_batch import check_order, run_batch
-from trainer.ops_parse import parse_chain
-from trainer.ops_types import BatchOp, MixingOp
+from trainer.ops import device_chance
+from trainer.ops.batch import check_order, run_batch
+from trainer.ops.chain import OPS
+from trainer.ops.parse import parse_chain
+from trainer.ops.types import BatchOp, MixingOp
 
 DeviceOp = BatchOp
 DEVICE_OPS: dict[str, type] = {name: op for name, op in OPS.items() if issubclass(op, BatchOp)}

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.ops_kernels import HALF
+from trainer.ops.kernels import HALF
 
 abs = tf.abs  # noqa: A001 - the name in keras.ops
 arange = tf.range

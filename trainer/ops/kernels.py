@@ -1,4 +1,4 @@
-"""Pixel kernels over batches, with any array library: `xp` is `keras.ops` or `trainer.ops_tf`.
+"""Pixel kernels over batches, with any array library: `xp` is `keras.ops` or `trainer.ops.tf_ops`.
 
 None loops over images and all keep static shapes, so they compile under XLA. Sides are in pixels, images
 [batch, height, width, 3], 0-255.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from trainer import ops_bits, ops_tf
+from trainer.ops import bits, tf_ops
 
 
 def uniform(draw: tf.Tensor, salt: int, count: int) -> tf.Tensor:
@@ -24,7 +24,7 @@ def uniform(draw: tf.Tensor, salt: int, count: int) -> tf.Tensor:
     Returns:
       float32[..., count].
     """
-    return ops_bits.uniform(ops_tf, draw, [(salt, count)])
+    return bits.uniform(tf_ops, draw, [(salt, count)])
 
 
 def of_chain(draw: tf.Tensor, counts: Sequence[int], first_salt: int) -> list[tf.Tensor]:
@@ -34,11 +34,11 @@ def of_chain(draw: tf.Tensor, counts: Sequence[int], first_salt: int) -> list[tf
     """
     if not any(counts):
         return [tf.zeros([0])] * len(counts)
-    drawn = ops_bits.uniform(ops_tf, draw, [(first_salt + i, count) for i, count in enumerate(counts)])
+    drawn = bits.uniform(tf_ops, draw, [(first_salt + i, count) for i, count in enumerate(counts)])
     ends = [sum(counts[: i + 1]) for i in range(len(counts))]
     return [drawn[..., end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 def split(draw: tf.Tensor, count: int) -> tf.Tensor:
     """Returns int32[..., count, 2], the draws of several images made of one."""
-    return ops_bits.split(ops_tf, draw, count)
+    return bits.split(tf_ops, draw, count)

@@ -18,9 +18,9 @@ from trainer.ops import IMAGE
 from trainer.options import InputOptions
 from trainer.parsing import DRAW, KEY, LABEL, Features, draw_of
 from trainer.position import Position
-from trainer.stream_batches import batches, check_stream_options
-from trainer.stream_layout import TFDS, RecordLayout, labels_of
-from trainer.stream_packing import COMPRESSIONS, NONE, fault_of, packing_of
+from trainer.streams.batches import batches, check_stream_options
+from trainer.streams.layout import TFDS, RecordLayout, labels_of
+from trainer.streams.packing import COMPRESSIONS, NONE, fault_of, packing_of
 from trainer.windows import FOREVER
 
 __all__ = ["FOREVER", "TFDS", "RecordLayout", "explain_files", "find_files", "make_file_stream"]

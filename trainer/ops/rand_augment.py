@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer import ops_kernels, ops_tf
-from trainer.ops_geometry import moving, warped
-from trainer.ops_resize import KEEP
-from trainer.ops_types import IMAGE, BatchOp, Features
+from trainer.ops import kernels, tf_ops
+from trainer.ops.geometry import moving, warped
+from trainer.ops.resize import KEEP
+from trainer.ops.types import IMAGE, BatchOp, Features
 
 STEPS = 30  # of magnitude
 KINDS = (
@@ -52,18 +52,18 @@ class RandAugment(BatchOp):
         """See the class."""
         branches = tf.constant([_BRANCHES[kind] for kind in KINDS])
         for number in range(self.count):
-            row = _row(ops_tf, numbers[None, 2 * number : 2 * number + 2])
+            row = _row(tf_ops, numbers[None, 2 * number : 2 * number + 2])
             features = self._one(features, branches[row[0] // 2], row)
         return dict(features)
 
     def batch(self, xp: Any, images: Any, numbers: Any) -> Any:
         """See `BatchOp`; the result is whole numbers."""
-        images = ops_kernels.whole(xp, xp.cast(images, "float32"))
+        images = kernels.whole(xp, xp.cast(images, "float32"))
         _, height, width, _ = xp.shape(images)
         for number in range(self.count):
             row = _row(xp, numbers[:, 2 * number : 2 * number + 2])
-            maps = ops_kernels.about_centre(xp, self._take(xp, "maps", row), height, width)
-            images = ops_kernels.whole(xp, ops_kernels.warp(xp, images, maps, self.fill))
+            maps = kernels.about_centre(xp, self._take(xp, "maps", row), height, width)
+            images = kernels.whole(xp, kernels.warp(xp, images, maps, self.fill))
             images = _look_up(xp, images, self._drawn_values(xp, images, row))
             images = _coloured(xp, images, self._take(xp, "colour", row))
             images = _sharpened(xp, images, self._take(xp, "sharpness", row))
@@ -81,17 +81,17 @@ class RandAugment(BatchOp):
             return changed
 
         def moved() -> list[tf.Tensor]:
-            found = warped(features, self._take(ops_tf, "maps", row), self.fill, self.keep)
+            found = warped(features, self._take(tf_ops, "maps", row), self.fill, self.keep)
             return [found[name] for name in names]
 
         branches = [
             lambda: [features[name] for name in names],
             moved,
-            pixels(lambda image: _look_up(ops_tf, image, self._values(ops_tf, image, row))),
-            pixels(lambda image: _coloured(ops_tf, image, self._take(ops_tf, "colour", row))),
-            pixels(lambda image: _sharpened(ops_tf, image, self._take(ops_tf, "sharpness", row))),
-            pixels(lambda image: _look_up(ops_tf, image, _stretched(ops_tf, image))),
-            pixels(lambda image: _look_up(ops_tf, image, _equalized(ops_tf, image))),
+            pixels(lambda image: _look_up(tf_ops, image, self._values(tf_ops, image, row))),
+            pixels(lambda image: _coloured(tf_ops, image, self._take(tf_ops, "colour", row))),
+            pixels(lambda image: _sharpened(tf_ops, image, self._take(tf_ops, "sharpness", row))),
+            pixels(lambda image: _look_up(tf_ops, image, _stretched(tf_ops, image))),
+            pixels(lambda image: _look_up(tf_ops, image, _equalized(tf_ops, image))),
         ]
         return {**features, **dict(zip(names, tf.switch_case(branch, branches), strict=True))}
 
@@ -101,10 +101,10 @@ class RandAugment(BatchOp):
         return xp.where(kind == _EQUALIZE, _equalized(xp, images), values)
 
     def _values(self, xp: Any, images: Any, row: Any) -> Any:
-        pull = self._take(xp, "to_mean", row) * xp.mean(ops_kernels.grey_of(images), axis=(1, 2, 3))
+        pull = self._take(xp, "to_mean", row) * xp.mean(kernels.grey_of(images), axis=(1, 2, 3))
         values = self._take(xp, "values", row) + pull[:, None]
         shape = (xp.shape(images)[0], 256, 3)
-        return xp.broadcast_to(ops_kernels.whole(xp, values)[:, :, None], shape)
+        return xp.broadcast_to(kernels.whole(xp, values)[:, :, None], shape)
 
     def _take(self, xp: Any, name: str, row: Any) -> Any:
         return xp.take(xp.convert_to_tensor(_tables(self.magnitude)[name], dtype="float32"), row, axis=0)
@@ -112,7 +112,7 @@ class RandAugment(BatchOp):
 
 def _row(xp: Any, numbers: Any) -> Any:
     """Returns int32[batch], rows of the tables: twice the kind, and one more where the sign is minus."""
-    kind = ops_kernels.pick(xp, numbers[:, 0], len(KINDS))
+    kind = kernels.pick(xp, numbers[:, 0], len(KINDS))
     return kind * 2 + xp.cast(numbers[:, 1] < 0.5, "int32")
 
 
@@ -120,7 +120,7 @@ def _row(xp: Any, numbers: Any) -> Any:
 def _tables(magnitude: float) -> dict[str, np.ndarray]:
     """Returns the parameters of every kind, at rows twice the kind for plus and one more for minus.
 
-    `maps` [rows, 2, 3] (see `ops_kernels.about_centre`), `values` [rows, 256] for every value of a pixel, `to_mean`
+    `maps` [rows, 2, 3] (see `kernels.about_centre`), `values` [rows, 256] for every value of a pixel, `to_mean`
     [rows], the share of the mean grey added to it, `colour` and `sharpness` [rows], 1 for unchanged.
     """
     level = magnitude / STEPS
@@ -167,7 +167,7 @@ def _stretched(xp: Any, images: Any) -> Any:
     low, high = xp.min(images, axis=(1, 2))[:, None], xp.max(images, axis=(1, 2))[:, None]
     value = xp.cast(xp.arange(256, dtype="int32"), "float32")[None, :, None]
     spread = (value - low) * (255.0 / xp.maximum(high - low, 1.0))
-    return ops_kernels.whole(xp, xp.where(high > low, spread, value))
+    return kernels.whole(xp, xp.where(high > low, spread, value))
 
 
 def _equalized(xp: Any, images: Any) -> Any:
@@ -187,7 +187,7 @@ def _equalized(xp: Any, images: Any) -> Any:
 
 def _coloured(xp: Any, images: Any, factors: Any) -> Any:
     factors = factors[:, None, None, None]
-    return ops_kernels.whole(xp, images * factors + ops_kernels.grey_of(images) * (1.0 - factors))
+    return kernels.whole(xp, images * factors + kernels.grey_of(images) * (1.0 - factors))
 
 
 def _sharpened(xp: Any, images: Any, factors: Any) -> Any:
@@ -197,4 +197,4 @@ def _sharpened(xp: Any, images: Any, factors: Any) -> Any:
     near = [images[:, y : height - 2 + y, x : width - 2 + x] for y in range(3) for x in range(3)]
     blurred = (functools.reduce(lambda one, other: one + other, near) + 4.0 * inner) / 13.0
     difference = (inner - blurred) * (factors[:, None, None, None] - 1.0)
-    return ops_kernels.whole(xp, images + xp.pad(difference, ((0, 0), (1, 1), (1, 1), (0, 0))))
+    return kernels.whole(xp, images + xp.pad(difference, ((0, 0), (1, 1), (1, 1), (0, 0))))

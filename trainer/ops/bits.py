@@ -1,6 +1,6 @@
 """Counter-based random numbers over any array library: the one definition of `chance` and `device_chance`.
 
-`xp` is the library: `keras.ops`, or `trainer.ops_tf`, which has its names.
+`xp` is the library: `keras.ops`, or `trainer.ops.tf_ops`, which has its names.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 
 from beam_jobs.errors import OptionError
 from beam_jobs.suggest import unknown
-from trainer.ops_resize import METHODS
+from trainer.ops.resize import METHODS
 
 
 def _is_whole(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""The random numbers of `trainer.chance` with `keras.ops`, so that they can be drawn inside a compiled step."""
+"""The random numbers of `trainer.ops.chance` with `keras.ops`, so that they can be drawn inside a compiled step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from keras import ops
 
-from trainer import ops_bits
+from trainer.ops import bits
 
 
 def uniform(draw: Any, salt: int, count: int) -> Any:
@@ -18,7 +18,7 @@ def uniform(draw: Any, salt: int, count: int) -> Any:
       salt: what the numbers are for, 0 to 65534.
       count: how many.
     """
-    return ops_bits.uniform(ops, draw, [(salt, count)])
+    return bits.uniform(ops, draw, [(salt, count)])
 
 
 def of_chain(draw: Any, counts: Sequence[int], first_salt: int) -> list[Any]:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from beam_jobs.errors import OptionError
-from trainer.ops_colour import Normalize
-from trainer.ops_types import BatchOp, IndexOp, MixingOp, Op, Size, moved
+from trainer.ops.colour import Normalize
+from trainer.ops.types import BatchOp, IndexOp, MixingOp, Op, Size, moved
 
 
 def run_batch(
@@ -21,7 +21,7 @@ def run_batch(
     """Runs a chain on a batch.
 
     Args:
-      xp: `keras.ops` or `trainer.ops_tf`.
+      xp: `keras.ops` or `trainer.ops.tf_ops`.
       ops: the chain.
       images: [batch, height, width, 3], 0-255, uint8 or float32; only the batch may be of unknown size.
       numbers: float32[batch, draws] for each op.

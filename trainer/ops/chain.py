@@ -1,10 +1,4 @@
-"""Image ops: frozen dataclasses in one table, used alike by training, evaluation and serving.
-
-An op takes and returns the features of one image, `{"image": ...}`, and the random numbers that are its only source of
-chance. The decode ops turn `image` from an encoded string into uint8[height, width, 3], sRGB, 0-255; all others but
-`normalize` keep that type. `"decode_random_crop(224)|flip"` is the same as `(DecodeRandomCrop(side=224), Flip())`.
-Every op is described in `docs/ops.md`.
-"""
+"""Runs chains of ops: the table of all ops, their text form, and what applies them to images and batches."""
 
 from __future__ import annotations
 
@@ -13,64 +7,19 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from beam_jobs.errors import OptionError
-from trainer import chance, ops_tf
-from trainer.ops_batch import check_order, run_batch, split_position
-from trainer.ops_colour import ColorJitter, Cutout, Normalize, bind_statistics
-from trainer.ops_geometry import CenterCrop, Flip, FlipVertical, MultiCrop, PadReflect, RandomCrop, Rotate, stacked
-from trainer.ops_mixing import Cutmix, Mixup
-from trainer.ops_parse import parse_chain
-from trainer.ops_rand_augment import RandAugment
-from trainer.ops_resize import WINDOW, Decode, DecodeRandomCrop, RandomCropResize, Resize, ResizeShort
-from trainer.ops_types import (
-    BOX_LABELS,
-    BOXES,
-    IMAGE,
-    MASK,
-    BatchOp,
+from trainer.ops import chance, tf_ops
+from trainer.ops.batch import check_order, run_batch
+from trainer.ops.colour import ColorJitter, Cutout, Normalize
+from trainer.ops.geometry import CenterCrop, Flip, FlipVertical, MultiCrop, PadReflect, RandomCrop, Rotate, stacked
+from trainer.ops.mixing import Cutmix, Mixup
+from trainer.ops.parse import parse_chain
+from trainer.ops.rand_augment import RandAugment
+from trainer.ops.resize import WINDOW, Decode, DecodeRandomCrop, RandomCropResize, Resize, ResizeShort
+from trainer.ops.types import (
     Features,
-    ImageOp,
     MixingOp,
     Op,
 )
-
-__all__ = [
-    "BOXES",
-    "BOX_LABELS",
-    "IMAGE",
-    "MASK",
-    "OPS",
-    "BatchOp",
-    "CenterCrop",
-    "ColorJitter",
-    "Cutmix",
-    "Cutout",
-    "Decode",
-    "DecodeRandomCrop",
-    "Features",
-    "Flip",
-    "FlipVertical",
-    "ImageOp",
-    "MixingOp",
-    "Mixup",
-    "MultiCrop",
-    "Normalize",
-    "Op",
-    "PadReflect",
-    "RandAugment",
-    "RandomCrop",
-    "RandomCropResize",
-    "Resize",
-    "ResizeShort",
-    "Rotate",
-    "apply_batch_ops",
-    "apply_ops",
-    "bind_statistics",
-    "draw_numbers",
-    "mix_batch_labels",
-    "outputs",
-    "parse_ops",
-    "split_position",
-]
 
 NUMBERS = "numbers"  # of all ops, where they were drawn before
 DRAWN = (NUMBERS, WINDOW)
@@ -178,14 +127,14 @@ def apply_batch_ops(ops: Sequence[Op], images: tf.Tensor, draw: tf.Tensor, first
       uint8[batch, height, width, 3]; float32 behind `normalize`.
     """
     numbers = chance.of_chain(draw, [op.draws if op.random else 0 for op in ops], first)
-    return run_batch(ops_tf, ops, images, numbers, _as_stored)  # type: ignore[arg-type]
+    return run_batch(tf_ops, ops, images, numbers, _as_stored)  # type: ignore[arg-type]
 
 
 def mix_batch_labels(ops: Sequence[Op], labels: tf.Tensor, draw: tf.Tensor, first: int = 0) -> tf.Tensor:
     """Returns labels float32[batch, classes] mixed as `apply_batch_ops` mixes the images of the same draws."""
     numbers = chance.of_chain(draw, [op.draws if op.random else 0 for op in ops], first)
     for op, drawn in zip(ops, numbers, strict=True):
-        labels = op.labels(ops_tf, labels, drawn) if isinstance(op, MixingOp) else labels
+        labels = op.labels(tf_ops, labels, drawn) if isinstance(op, MixingOp) else labels
     return labels
 
 
@@ -197,7 +146,7 @@ def _numbers(ops: Sequence[Op], features: Features, draw: tf.Tensor, first: int)
 def _as_stored(op: Op, images: tf.Tensor) -> tf.Tensor:
     if isinstance(op, Normalize) or images.dtype == tf.uint8:
         return images
-    return ops_tf.stored(images)
+    return tf_ops.stored(images)
 
 
 def _spread(ops: Sequence[Op], parts: list[dict[str, tf.Tensor]], draw: tf.Tensor, first: int) -> dict[str, tf.Tensor]:

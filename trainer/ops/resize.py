@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from beam_jobs import record
 from beam_jobs.decode import decode_rgb
-from trainer import ops_boxes, ops_tf
-from trainer.ops_kernels import pick
-from trainer.ops_types import IMAGE, MASK, Features, ImageOp, Size
+from trainer.ops import boxes, tf_ops
+from trainer.ops.kernels import pick
+from trainer.ops.types import IMAGE, MASK, Features, ImageOp, Size
 
 BILINEAR, AREA = "bilinear", "area"
 METHODS = (BILINEAR, AREA)
@@ -171,7 +171,7 @@ def random_window(sides: tf.Tensor, min_area: float, numbers: tf.Tensor) -> tupl
 
 def pick_corner(room: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
     """Returns int32 places from 0 to `room`, for numbers float32 of the same shape."""
-    return pick(ops_tf, numbers, room + 1)
+    return pick(tf_ops, numbers, room + 1)
 
 
 def _finish(
@@ -181,7 +181,7 @@ def _finish(
     window: tuple[tf.Tensor, tf.Tensor, tf.Tensor],
 ) -> dict[str, tf.Tensor]:
     begin, size, sides = window
-    cut = {**ops_boxes.cut(features, begin, size, sides, op.keep), IMAGE: image}
+    cut = {**boxes.cut(features, begin, size, sides, op.keep), IMAGE: image}
     if MASK in features:
         cut[MASK] = _slice(features[MASK], begin, size)
     return _resized(cut, op.side, op.side, op.method)
@@ -197,7 +197,7 @@ def _resized(features: Features, height: int | tf.Tensor, width: int | tf.Tensor
         pixels = tf.raw_ops.ResizeBilinear(images=features[IMAGE][None], size=target, half_pixel_centers=True)[0]
     # Averages of 0-255 lie within it, so there is nothing to saturate. Static sizes must survive, or nothing
     # downstream can be compiled.
-    resized = {**features, IMAGE: tf.ensure_shape(ops_tf.stored(pixels), [*sides, 3])}
+    resized = {**features, IMAGE: tf.ensure_shape(tf_ops.stored(pixels), [*sides, 3])}
     if MASK in features:
         # Values of a mask are names, and there is nothing between two names.
         mask = tf.raw_ops.ResizeNearestNeighbor(images=features[MASK][None], size=target, half_pixel_centers=True)[0]

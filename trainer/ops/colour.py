@@ -10,8 +10,8 @@ from typing import Any, ClassVar, TypeVar
 import tensorflow as tf
 
 from beam_jobs.errors import OptionError
-from trainer import ops_kernels, ops_tf
-from trainer.ops_types import IMAGE, BatchOp, Features
+from trainer.ops import kernels, tf_ops
+from trainer.ops.types import IMAGE, BatchOp, Features
 
 AnyOp = TypeVar("AnyOp")
 
@@ -30,11 +30,11 @@ class Cutout(BatchOp):
 
     def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
-        return {**features, IMAGE: self.batch(ops_tf, features[IMAGE], numbers)}
+        return {**features, IMAGE: self.batch(tf_ops, features[IMAGE], numbers)}
 
     def batch(self, xp: Any, images: Any, numbers: Any) -> Any:
         """See `BatchOp`."""
-        return ops_kernels.paint_square(xp, images, self.side, self.fill, numbers)
+        return kernels.paint_square(xp, images, self.side, self.fill, numbers)
 
 
 @dataclass(frozen=True)
@@ -59,26 +59,26 @@ class ColorJitter(BatchOp):
         """See the class."""
         image = features[IMAGE]
         pixels = tf.reshape(tf.cast(image, tf.float32), [1, -1, 3])
-        matrices, offsets = self._mixture(ops_tf, tf.reduce_mean(pixels, axis=1), numbers[None])
+        matrices, offsets = self._mixture(tf_ops, tf.reduce_mean(pixels, axis=1), numbers[None])
         # One image at a time a matrix product takes a sixth of the time of `mix_channels`.
         mixed = tf.matmul(pixels, matrices, transpose_b=True) + offsets
-        changed = ops_tf.stored(ops_tf.clip(mixed, 0.0, 255.0))
+        changed = tf_ops.stored(tf_ops.clip(mixed, 0.0, 255.0))
         return {**features, IMAGE: tf.ensure_shape(tf.reshape(changed, tf.shape(image)), image.shape)}
 
     def batch(self, xp: Any, images: Any, numbers: Any) -> Any:
         """See `BatchOp`."""
         images = xp.cast(images, "float32")
         matrices, offsets = self._mixture(xp, xp.mean(images, axis=(1, 2)), numbers)
-        return xp.clip(ops_kernels.mix_channels(images, matrices, offsets), 0.0, 255.0)
+        return xp.clip(kernels.mix_channels(images, matrices, offsets), 0.0, 255.0)
 
     def _mixture(self, xp: Any, mean: Any, numbers: Any) -> tuple[Any, Any]:
         """Returns matrices and offsets for images of a mean colour float32[batch, 3], see `mix_channels`."""
         amount = self._amounts()
         brightness, contrast, saturation = (1.0 + amount[i] * (numbers[:, i] * 2.0 - 1.0) for i in range(3))
-        hue = ops_kernels.hue_matrix(xp, (numbers[:, 3] * 2.0 - 1.0) * (2 * math.pi * amount[3]))
-        mean = brightness * ops_kernels.grey_of(mean)[:, 0]
+        hue = kernels.hue_matrix(xp, (numbers[:, 3] * 2.0 - 1.0) * (2 * math.pi * amount[3]))
+        mean = brightness * kernels.grey_of(mean)[:, 0]
         saturation = saturation[:, None, None]
-        grey = xp.convert_to_tensor([ops_kernels.GREY] * 3, dtype="float32")
+        grey = xp.convert_to_tensor([kernels.GREY] * 3, dtype="float32")
         matrices = (brightness * contrast)[:, None, None] * (hue * saturation + grey * (1.0 - saturation))
         return matrices, (1.0 - contrast) * mean
 
@@ -101,7 +101,7 @@ class Normalize(BatchOp):
 
     def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
-        return {**features, IMAGE: self.batch(ops_tf, features[IMAGE], numbers)}
+        return {**features, IMAGE: self.batch(tf_ops, features[IMAGE], numbers)}
 
     def batch(self, xp: Any, images: Any, numbers: Any) -> Any:
         """See `BatchOp`; the result is float32 around 0."""

@@ -18,11 +18,9 @@ from trainer.ops import IMAGE
 from trainer.options import InputOptions
 from trainer.parsing import DRAW, KEY, LABEL, NO_LABEL, Features, draw_of
 from trainer.position import Position
-from trainer.stream_batches import batches, check_stream_options
-from trainer.stream_queue import Item, Pump, QueueSource, Source, SourceFailed
+from trainer.streams.batches import batches, check_stream_options
+from trainer.streams.queues import Item, Pump, Source, SourceFailed
 from trainer.windows import FOREVER
-
-__all__ = ["FOREVER", "QueueSource", "Reading", "cause_of", "make_stream"]
 
 _MOST_EPOCHS = 1 << 31  # what `draw` can tell apart
 _failures: deque[tuple[str, BaseException]] = deque(maxlen=16)

@@ -1,0 +1,57 @@
+"""Image ops: frozen dataclasses in one table, used alike by training, evaluation and serving.
+
+An op takes and returns the features of one image, `{"image": ...}`, and the random numbers that are its only source of
+chance. The decode ops turn `image` from an encoded string into uint8[height, width, 3], sRGB, 0-255; all others but
+`normalize` keep that type. `"decode_random_crop(224)|flip"` is the same as `(DecodeRandomCrop(side=224), Flip())`.
+Every op is described in `docs/ops.md`.
+"""
+
+from __future__ import annotations
+
+from trainer.ops.batch import split_position
+from trainer.ops.chain import OPS, apply_batch_ops, apply_ops, draw_numbers, mix_batch_labels, outputs, parse_ops
+from trainer.ops.colour import ColorJitter, Cutout, Normalize, bind_statistics
+from trainer.ops.geometry import CenterCrop, Flip, FlipVertical, MultiCrop, PadReflect, RandomCrop, Rotate
+from trainer.ops.mixing import Cutmix, Mixup
+from trainer.ops.rand_augment import RandAugment
+from trainer.ops.resize import Decode, DecodeRandomCrop, RandomCropResize, Resize, ResizeShort
+from trainer.ops.types import BOX_LABELS, BOXES, IMAGE, MASK, BatchOp, Features, ImageOp, MixingOp, Op
+
+__all__ = [
+    "BOXES",
+    "BOX_LABELS",
+    "IMAGE",
+    "MASK",
+    "OPS",
+    "BatchOp",
+    "CenterCrop",
+    "ColorJitter",
+    "Cutmix",
+    "Cutout",
+    "Decode",
+    "DecodeRandomCrop",
+    "Features",
+    "Flip",
+    "FlipVertical",
+    "ImageOp",
+    "MixingOp",
+    "Mixup",
+    "MultiCrop",
+    "Normalize",
+    "Op",
+    "PadReflect",
+    "RandAugment",
+    "RandomCrop",
+    "RandomCropResize",
+    "Resize",
+    "ResizeShort",
+    "Rotate",
+    "apply_batch_ops",
+    "apply_ops",
+    "bind_statistics",
+    "draw_numbers",
+    "mix_batch_labels",
+    "outputs",
+    "parse_ops",
+    "split_position",
+]

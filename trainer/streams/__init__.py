@@ -1,0 +1,20 @@
+"""Batches from what is not a dataset of ours: Python sources, queues, and TFRecord files of others."""
+
+from __future__ import annotations
+
+from trainer.streams.files import TFDS, RecordLayout, explain_files, make_file_stream
+from trainer.streams.make import Reading, cause_of, make_stream
+from trainer.streams.queues import QueueSource
+from trainer.windows import FOREVER
+
+__all__ = [
+    "FOREVER",
+    "TFDS",
+    "QueueSource",
+    "Reading",
+    "RecordLayout",
+    "cause_of",
+    "explain_files",
+    "make_file_stream",
+    "make_stream",
+]
