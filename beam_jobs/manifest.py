@@ -221,18 +221,22 @@ def load(directory: str) -> Manifest:
     """Reads the manifest of a published dataset.
 
     Raises:
-      SourceError: the directory is not a published dataset.
+      SourceError: the directory is not a published dataset, or cannot be read.
       CorruptDataset: `dataset.json` is damaged or of another format version.
     """
     path = storage.join(directory, MANIFEST_NAME)
-    if not is_published(directory):
-        raise SourceError(f"{directory} is not a dataset: it has no {MANIFEST_NAME}; make one with `feedline ingest`")
     try:
+        if not is_published(directory):
+            raise SourceError(
+                f"{directory} is not a dataset: it has no {MANIFEST_NAME}; make one with `feedline ingest`"
+            )
         values = json.loads(storage.read_bytes(path))
         version = values["format_version"]
         if version != FORMAT_VERSION:
             raise ValueError(f"its format version is {version!r}, this release reads {FORMAT_VERSION}")
         return Manifest.from_json(values)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
     except KeyError as error:
         raise CorruptDataset(f"{path} cannot be used: it lacks {error}; write the dataset again") from error
     except (TypeError, ValueError, AttributeError) as error:

@@ -22,6 +22,7 @@ from trainer.order import Order, make_order
 from trainer.parsing import base_spec
 from trainer.position import Host, Position
 from trainer.raw import DecodeRaw, stored_ops
+from trainer.remote import readable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,7 @@ class Choices:
 
     Attributes:
       dataset: the dataset.
+      path: directory its shards are read from: where it lies, or the copy of it here.
       options: how shards become batches.
       training: whether to shuffle and augment.
       host: which part is read here.
@@ -45,6 +47,7 @@ class Choices:
     """
 
     dataset: Manifest
+    path: str
     options: InputOptions
     training: bool
     host: Host
@@ -121,6 +124,7 @@ def make_choices(
         _check_host(options, host)
     dataset = manifest.load(path)
     ops = parse_ops(options.train_spec) if training else evaluation_ops(options)
+    path = readable(path, dataset, split, options)
     index = record_index.load(path, dataset, split)
     ops = _bound(stored_ops(ops, dataset, index.size), dataset)
     left_out = excluded(path, split, options.max_corrupt_records) if options.max_corrupt_records else frozenset()
@@ -140,6 +144,7 @@ def make_choices(
         order = dataclasses.replace(order, records=len(index))
     return Choices(
         dataset=dataset,
+        path=path,
         options=options,
         training=training,
         host=host,

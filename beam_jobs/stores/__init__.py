@@ -34,7 +34,7 @@ def store_for(path: str) -> Store:
         if scheme == "gs":
             from beam_jobs.stores import gcs
 
-            return gcs.store(FileSystems.get_filesystem(path), _options())
+            return gcs.store(_options())
         return Store(FileSystems.get_filesystem(path))
     except ImportError as error:
         extra = "aws" if scheme == "s3" else "gcp"

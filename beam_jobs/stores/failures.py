@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import re
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Any, BinaryIO
 
 from apache_beam.io.filesystem import BeamIOError
 
 _BUFFER_BYTES = 1 << 17
 _LONGEST_TEXT = 300
+_REQUEST = re.compile(r"^[A-Z]+ https?://\S+: ")  # what Google's client puts before every message
+_NOTHING_SAID = "unknown error"  # what it says of an answer without one
 
 
 @contextlib.contextmanager
@@ -31,17 +35,30 @@ def os_errors(path: str) -> Iterator[None]:
 def status_of(error: object) -> int:
     """Returns the HTTP status that an error of a client stands for; 0 when it has none."""
     response = getattr(error, "response", None)  # of botocore a dict, of Google's client an object
-    metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
-    status = metadata.get("HTTPStatusCode") or getattr(error, "code", None)
+    if isinstance(response, dict):
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    else:
+        status = getattr(error, "code", None) or getattr(response, "status_code", None)
     return status if isinstance(status, int) else 0
 
 
 def _os_error(error: Any, path: str) -> OSError:
-    lines = str(getattr(error, "message", "") or error).strip().splitlines()
-    text = lines[0][:_LONGEST_TEXT] if lines else type(error).__name__
-    if status_of(error) == 404:
+    status = status_of(error)
+    text = _text(error, status)
+    if status == 404:
         return FileNotFoundError(errno.ENOENT, text, path)
     return OSError(errno.EIO, text, path)
+
+
+def _text(error: Any, status: int) -> str:
+    said = getattr(error, "message", "")
+    if not said and not hasattr(getattr(error, "response", None), "status_code"):  # that one lists its arguments
+        said = error
+    lines = str(said).strip().splitlines()
+    text = _REQUEST.sub("", lines[0])[:_LONGEST_TEXT] if lines else ""
+    if text in ("", _NOTHING_SAID):
+        return HTTPStatus(status).phrase if status in {*HTTPStatus} else type(error).__name__
+    return text
 
 
 class Stream(io.RawIOBase):

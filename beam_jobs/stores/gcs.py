@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from apache_beam.io.gcp.gcsio import GcsIO, parse_gcs_path
+from apache_beam.io.gcp.gcsio import BeamBlobWriter, GcsIO, parse_gcs_path
 from google.api_core.exceptions import RequestRangeNotSatisfiable
 
 from beam_jobs.stores.store import Listed, Store
@@ -16,19 +16,18 @@ _READ_BYTES = 1 << 20  # Beam's 16 MiB would be read for every jump in an object
 _thread = threading.local()
 
 
-def store(system: Any, options: Any) -> GcsStore:
+def store(options: Any) -> GcsStore:
     """Returns the store of this thread; a new one when the options of the pipeline are others."""
     held: tuple[Any, GcsStore] | None = getattr(_thread, "held", None)
     if held is None or held[0] is not options:
-        held = _thread.held = (options, GcsStore(system, GcsIO(pipeline_options=options)))
+        held = _thread.held = (options, GcsStore(GcsIO(pipeline_options=options)))
     return held[1]
 
 
 class GcsStore(Store):
-    """Google Storage by Beam's client for it; what is rare goes through Beam's filesystem."""
+    """Google Storage by Beam's client for it."""
 
-    def __init__(self, system: Any, gcsio: GcsIO) -> None:
-        super().__init__(system)
+    def __init__(self, gcsio: GcsIO) -> None:
         self._gcsio = gcsio
 
     def open(self, path: str) -> BinaryIO:
@@ -37,16 +36,33 @@ class GcsStore(Store):
 
     def create(self, path: str) -> BinaryIO:
         """See `Store`."""
-        return self._gcsio.open(path, "w")
+        return _Writer(self._blob(path), "application/octet-stream")
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         """See `Store`. It is one request."""
-        bucket, name = parse_gcs_path(path)
-        blob = self._gcsio.client.bucket(bucket).blob(name)
         try:
-            return blob.download_as_bytes(start=offset, end=offset + length - 1, raw_download=True)
+            return self._blob(path).download_as_bytes(start=offset, end=offset + length - 1, raw_download=True)
         except RequestRangeNotSatisfiable:  # it ends before the range begins
             return b""
+
+    def exists(self, path: str) -> bool:
+        """See `Store`."""
+        return self._gcsio.exists(path)
+
+    def size(self, path: str) -> int:
+        """See `Store`."""
+        blob = self._blob(path)
+        blob.reload()
+        return blob.size
+
+    def delete(self, path: str) -> None:
+        """See `Store`. Beam's filesystem would take the name for a pattern."""
+        self._gcsio.delete(path, recursive=path.endswith("/"))
+
+    def rename(self, path: str, target: str) -> None:
+        """See `Store`. Of what fails, Beam's filesystem tells the status alone."""
+        self._gcsio.copy(path, target)
+        self._gcsio.delete(path)
 
     def list(self, prefix: str) -> Iterator[Listed]:
         """See `Store`. One page is in memory at a time; Beam's listing remembers every name."""
@@ -54,3 +70,24 @@ class GcsStore(Store):
         fields = "items(name,size,updated),nextPageToken"
         for blob in self._gcsio.client.list_blobs(bucket, prefix=start, fields=fields):
             yield Listed(f"gs://{bucket}/{blob.name}", blob.size, int(blob.updated.timestamp() * 1e9))
+
+    def _blob(self, path: str) -> Any:
+        bucket, name = parse_gcs_path(path)
+        return self._gcsio.client.bucket(bucket).blob(name)
+
+
+class _Writer(BeamBlobWriter):
+    """A writer that keeps to the contract of streams."""
+
+    def write(self, data: Any) -> int:
+        # Google's returns where it is in the object, which a buffer in front of it takes for a mistake.
+        super().write(data)
+        return len(data)
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            # Or it would try again when it is collected, for minutes and in the middle of anything else. The attribute
+            # is private, but it is what `closed` looks at.
+            self._buffer.close()

@@ -112,6 +112,7 @@ class _Upload(Uploader):
         self._upload_id = ""
         self._parts: list[dict[str, Any]] = []
         self._buffer = bytearray()
+        self._finished = False
 
     def put(self, data: Any) -> None:
         self._buffer += data
@@ -119,6 +120,9 @@ class _Upload(Uploader):
             self._send()
 
     def finish(self) -> None:
+        if self._finished:  # Beam's stream asks again when it is collected after a failure
+            return
+        self._finished = True
         if not self._upload_id:
             self._boto.put_object(**self._place, Body=bytes(self._buffer))
             return

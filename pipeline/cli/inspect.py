@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from beam_jobs import storage
-from beam_jobs.errors import OptionError
+from beam_jobs.errors import OptionError, SourceError
 from pipeline.cli.common import json_option, print_json
 
 
@@ -29,12 +29,22 @@ def command(path: str, shown: int, key: str | None, export_dir: str | None, as_j
     """
     if key is not None:
         records = _one(path, key, as_json)
-    elif os.path.isdir(path):
+    elif _is_dataset(path):
         records = _dataset(path, shown, as_json)
     else:
         records = _file(path, shown, as_json)
     if export_dir:
         _export(records, export_dir)
+
+
+def _is_dataset(path: str) -> bool:
+    """Returns whether the path is to be looked at as a dataset; so that a folder is told what it lacks."""
+    from beam_jobs import manifest
+
+    try:
+        return os.path.isdir(path) or manifest.is_published(path)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def _one(path: str, key: str, as_json: bool) -> list[dict[str, list]]:

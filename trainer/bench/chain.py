@@ -32,7 +32,7 @@ class Source:
     @property
     def files(self) -> list[str]:
         """Paths of the shards."""
-        return self.choices.dataset.shard_paths(self.path, self.split)
+        return self.choices.dataset.shard_paths(self.choices.path, self.split)
 
     @property
     def record_bytes(self) -> float:

@@ -1,0 +1,144 @@
+"""Stands between a client and an emulator: notes every request, answers some itself, and can speak TLS."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
+from urllib.parse import unquote
+
+_TIMEOUT_S = 30
+_NOT_PASSED_ON = ("connection", "content-length", "transfer-encoding", "keep-alive")
+_TOKEN = {"access_token": "token", "expires_in": 3600, "token_type": "Bearer"}
+_CODES = {403: "AccessDenied", 404: "NoSuchKey", 503: "SlowDown"}
+
+
+class Asked(NamedTuple):
+    """A request: `host` is what the client called the server, `path` is decoded and holds the query."""
+
+    method: str
+    host: str
+    path: str
+    range: str
+
+
+class Tap(ThreadingHTTPServer):
+    """A proxy on loopback.
+
+    Attributes:
+      url: where it listens.
+      asked: every request so far.
+      refuse: takes a request and returns the status to answer with; 0 passes it on.
+      tls: what clients meet that ask for a tunnel, as those do that insist on `https://`.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, upstream: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.upstream = upstream.removeprefix("http://")
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.asked: list[Asked] = []
+        self.refuse: Callable[[Asked], int] = lambda _: 0
+        self.tls: ssl.SSLContext | None = None
+
+    def written(self, pattern: str) -> list[str]:
+        """Returns what in the requests that wrote something matches a pattern, in their order, each name once a time.
+
+        S3 is asked to write to a name, Google Storage to copy to one.
+        """
+        found = (re.search(pattern, asked.path) for asked in self.asked if asked.method in ("PUT", "POST"))
+        return [match[0] for match in found if match]
+
+    def handle_error(self, *_: object) -> None:
+        """Keeps quiet: clients that go away in the middle are part of what is tested."""
+
+
+@contextmanager
+def tapped(upstream: str) -> Iterator[Tap]:
+    """Runs a tap in front of a server."""
+    tap = Tap(upstream)
+    threading.Thread(target=tap.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    try:
+        yield tap
+    finally:
+        tap.shutdown()
+        tap.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    timeout = _TIMEOUT_S
+    server: Tap
+
+    def log_message(self, *_: object) -> None:
+        """Keeps quiet."""
+
+    def do_CONNECT(self) -> None:
+        """Makes the tunnel and sits at its other end."""
+        assert self.server.tls, "this tap has no certificate"
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.flush()
+        self.connection = self.server.tls.wrap_socket(self.connection, server_side=True)
+        self.rfile = self.connection.makefile("rb")
+        self.wfile = self.connection.makefile("wb")
+        self.close_connection = False
+
+    def _answer(self) -> None:
+        content = self._content()
+        asked = Asked(self.command, self.headers["Host"], unquote(self.path), self.headers.get("Range", ""))
+        self.server.asked.append(asked)
+        if asked.path.endswith("/token"):  # no emulator knows who may come in
+            self._send(200, {"Content-Type": "application/json"}, json.dumps(_TOKEN).encode())
+        elif status := self.server.refuse(asked):
+            self._send(status, {}, _refusal(status, "/storage/v1/" in asked.path))
+        else:
+            self._pass_on(content)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = _answer  # noqa: N815 - so the server calls them
+
+    def _content(self) -> bytes:
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        parts = []
+        while size := int(self.rfile.readline().partition(b";")[0], 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
+
+    def _pass_on(self, content: bytes) -> None:
+        upstream = http.client.HTTPConnection(self.server.upstream, timeout=_TIMEOUT_S)
+        try:
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in _NOT_PASSED_ON}
+            upstream.request(self.command, self.path, content, {**headers, "Content-Length": str(len(content))})
+            answer = upstream.getresponse()
+            kept = {name: value for name, value in answer.getheaders() if name.lower() not in _NOT_PASSED_ON}
+            length = answer.getheader("Content-Length") if self.command == "HEAD" else None
+            self._send(answer.status, kept, answer.read(), length)
+        finally:
+            upstream.close()
+
+    def _send(self, status: int, headers: dict[str, str], body: bytes, length: str | None = None) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": length or str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+def _refusal(status: int, json_api: bool) -> bytes:
+    """Returns the body with which the stores say no."""
+    code = _CODES.get(status, "Error")
+    if json_api:
+        return json.dumps({"error": {"code": status, "message": code}}).encode()
+    return f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()

@@ -1,0 +1,138 @@
+"""The ingest from and to object stores, what breaks on the way included."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from beam_jobs import manifest, storage
+from beam_jobs.errors import FeedlineError, OptionError, SourceError
+from beam_jobs.ingest import run
+from beam_jobs.options import IngestOptions
+from beam_jobs.verify import verify
+from tests.beam_jobs.runs import shards_under
+
+pytestmark = pytest.mark.stores
+
+SHARD = r"Split-\w+/data-\d+-of-\d+\.tfrecord(?=$|\?)"
+SIDECAR = r"_work/written/[\w-]+\.tfrecord\.json"
+DENIED = r"403|[Dd]enied|Forbidden"
+
+
+def options(source: str, out: str, **more) -> IngestOptions:
+    return IngestOptions(**{"source": source, "out": out, "splits": {"train": 0.7, "eval": 0.3}, "shards": 2, **more})
+
+
+def remote_shards(out: str) -> dict[str, bytes]:
+    names = (name for name, _, _ in storage.walk_files(out) if name.endswith(".tfrecord"))
+    return {name: storage.read_bytes(f"{out}/{name}") for name in names}
+
+
+def is_write(asked) -> bool:
+    return asked.method in ("PUT", "POST") and not asked.path.endswith(("?delete", "/token"))
+
+
+def test_from_bucket_to_bucket_gives_the_dataset_of_a_folder(photos, bucket, dataset):
+    source = bucket.put_tree("photos", photos)
+    run(options(source, f"{bucket.url}/out"))
+    assert remote_shards(f"{bucket.url}/out") == shards_under(dataset)
+    local = sorted(str(path.relative_to(dataset)) for path in Path(dataset).rglob("*") if path.is_file())
+    assert bucket.names("out") == local  # the work files are gone
+    assert verify(f"{bucket.url}/out").problems == []
+
+
+def test_a_source_may_be_a_pattern_and_the_output_a_folder(photos, bucket, dataset, tmp_path):
+    source = bucket.put_tree("photos", photos)
+    run(options(f"{source}/**/*.{{jpg,png}}", str(tmp_path / "out")))
+    assert shards_under(tmp_path / "out") == shards_under(dataset)
+
+
+def test_a_store_that_fails_in_the_middle_loses_nothing_that_was_finished(photos, bucket, dataset):
+    """S3 answers 503 for good; Google's client would try again for minutes, so there the right to write is lost."""
+    out = f"{bucket.url}/out"
+    status = 503 if bucket.url.startswith("s3") else 403
+    finished: list[str] = []
+
+    def fail_after_one_shard(asked) -> int:
+        if finished and is_write(asked):
+            return status
+        finished.extend(re.findall(SIDECAR, asked.path) if is_write(asked) else [])
+        return 0
+
+    bucket.tap.refuse = fail_after_one_shard
+    with pytest.raises(FeedlineError, match="what was finished is kept, run the same command again") as told:
+        run(options(str(photos), out))
+    assert "\n" not in str(told.value)
+    assert len(finished) == 1
+    assert not manifest.is_published(out)
+
+    bucket.tap.refuse = lambda _: 0
+    bucket.tap.asked.clear()
+    run(options(str(photos), out))
+    written = Counter(bucket.tap.written(SHARD))
+    done = re.search(r"written/(\w+)-(data-.*)\.json", finished[0])
+    assert written == Counter({name: 1 for name in shards_under(dataset) if name != f"Split-{done[1]}/{done[2]}"})
+    assert bucket.tap.written(r"_work/examined") == []
+    assert remote_shards(out) == shards_under(dataset)
+    assert verify(out).problems == []
+
+
+def test_a_dataset_is_published_last_and_whole(photos, bucket, dataset):
+    out = f"{bucket.url}/out"
+    bucket.tap.refuse = lambda asked: 403 * (is_write(asked) and "images.parquet" in asked.path)
+    with pytest.raises(OSError, match=DENIED):
+        run(options(str(photos), out))
+    assert not manifest.is_published(out)
+    with pytest.raises(SourceError, match=r"is not a dataset: it has no dataset.json"):
+        verify(out)
+
+    bucket.tap.refuse = lambda _: 0
+    bucket.tap.asked.clear()
+    run(options(str(photos), out))
+    assert bucket.tap.written(SHARD) == [], "finished shards are not written again"
+    names = bucket.tap.written(
+        r"out/(dataset\.json|[\w/]+\.parquet|[\w]+_info\.json|Split-\w+/[\w-]+\.tfrecord)(?=$|\?)"
+    )
+    assert names[-1] == "out/dataset.json"
+    assert names.count("out/dataset.json") == 1
+
+
+def test_a_bucket_that_is_not_there_is_told_before_anything_is_written(photos, bucket, tmp_path):
+    with pytest.raises(SourceError, match="cannot be listed: .*(not exist|Not Found)"):
+        run(options(f"{bucket.url}-not/photos", str(tmp_path / "out")))
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(OptionError, match="cannot be written: .*(not exist|Not Found)"):
+        run(options(str(photos), f"{bucket.url}-not/out"))
+
+
+def test_denied_access_is_told_before_anything_is_written(photos, bucket, tmp_path):
+    bucket.tap.refuse = lambda _: 403
+    with pytest.raises(SourceError, match=f"cannot be listed: .*({DENIED})"):
+        run(options(f"{bucket.url}/photos", str(tmp_path / "out")))
+    with pytest.raises(OptionError, match=f"cannot be looked at: .*({DENIED})"):
+        run(options(str(photos), f"{bucket.url}/out"))
+    bucket.tap.refuse = lambda _: 0
+    assert bucket.names() == []
+
+
+def test_a_byte_that_changes_in_the_store_is_found(photos, bucket):
+    out = f"{bucket.url}/out"
+    made = run(options(str(photos), out))
+    path = made.shard_paths(out, "train")[0]
+    data = bytearray(storage.read_bytes(path))
+    data[1000] ^= 1
+    storage.write_bytes(path, bytes(data))
+    assert any(path in line for line in verify(out).problems)
+
+
+def test_a_dataset_in_a_store_is_not_replaced_and_stays_whole(photos, bucket, dataset):
+    out = f"{bucket.url}/out"
+    run(options(str(photos), out))
+    for more in ({"overwrite": True}, {}):
+        with pytest.raises(OptionError, match=r"object stores have no folders|already holds a dataset") as told:
+            run(options(str(photos), out, **more))
+        assert "\n" not in str(told.value)
+    assert remote_shards(out) == shards_under(dataset)

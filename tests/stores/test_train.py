@@ -1,0 +1,213 @@
+"""Training from object stores: the batches of the local dataset, byte for byte, and every file fetched once."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from beam_jobs import manifest, storage
+from beam_jobs.errors import CorruptDataset, OptionError, SourceError
+from tests.stores import emulators
+from tests.stores.digest import digest
+from tests.trainer.batches import options, read
+from trainer import remote
+from trainer.input_fn import make_dataset
+from trainer.position import Host, Position
+
+pytestmark = pytest.mark.stores
+
+SMALL = {"train_ops": "decode|resize(24)|random_crop(8)|flip", "eval_ops": "decode|resize(8)", "shuffle_mb": 0.02}
+SPAWN_SECONDS = 200
+ROOT = Path(__file__).parent.parent.parent
+# Reads a split in a process of its own and prints a digest of all it delivers.
+READER = """
+import json, sys
+from tests.trainer.batches import options, read
+from tests.stores.digest import digest
+print(digest(read(sys.argv[1], options(**json.loads(sys.argv[2])), epochs=2)))
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(remote, "_held", {})
+    return tmp_path / "cache" / "feedline" / "datasets"
+
+
+@pytest.fixture
+def there(dataset, s3_bucket) -> str:
+    return s3_bucket.put_tree("dataset", dataset)
+
+
+def fetched(bucket) -> list[str]:
+    """The shards that were read, a request each, sorted."""
+    return sorted(asked.path for asked in bucket.tap.asked if asked.method == "GET" and ".tfrecord" in asked.path)
+
+
+def copies(cache: Path) -> list[str]:
+    """The files of all copies."""
+    return sorted("/".join(path.relative_to(cache).parts[1:]) for path in cache.rglob("*") if path.is_file())
+
+
+def start_reader(path: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-W", "ignore", "-c", READER, path, json.dumps(SMALL)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def finish(reader: subprocess.Popen[str]) -> str:
+    out, err = reader.communicate(timeout=SPAWN_SECONDS)
+    assert reader.returncode == 0, err
+    return out.splitlines()[-1]
+
+
+@pytest.mark.parametrize("shuffle", ["window", "global", "none"])
+def test_the_batches_of_a_bucket_are_those_of_the_folder(dataset, there, shuffle):
+    given = options(**SMALL, shuffle=shuffle)
+    assert read(there, given, epochs=2) == read(dataset, given, epochs=2)
+    assert read(there, given, training=False, split="eval") == read(dataset, given, training=False, split="eval")
+
+
+def test_a_start_in_the_middle_and_several_hosts_deliver_the_same(dataset, there):
+    given = options(**SMALL, lanes=2)
+    start = Position(epoch=1, records=5)
+    assert read(there, given, epochs=2, start=start) == read(dataset, given, epochs=2, start=start)
+    for index in range(2):
+        host = Host(index=index, count=2)
+        given = options(**{**SMALL, "batch_size": 2, "lanes": 2})
+        assert read(there, given, epochs=2, host=host) == read(dataset, given, epochs=2, host=host)
+
+
+def test_user_columns_and_caches_work_on_what_was_fetched(dataset, there, tmp_path):
+    local, away = (options(**{**SMALL, "cache": "disk", "cache_dir": str(tmp_path / name)}) for name in ("a", "b"))
+    assert read(there, away, epochs=2) == read(dataset, local, epochs=2)
+    assert (tmp_path / "b" / "datasets").is_dir()
+    assert not (tmp_path / "cache").exists()
+
+
+def test_every_shard_is_fetched_once_and_only_those_of_the_split(dataset, there, s3_bucket):
+    for _ in range(2):
+        read(there, options(**SMALL))
+    (folder,) = {Path(path).parent.name for path in fetched(s3_bucket)}
+    assert folder == "Split-train"
+    assert len(fetched(s3_bucket)) == len(manifest.load(str(dataset)).splits["train"].shards)
+    read(there, options(**SMALL), split="eval", training=False)
+    assert {Path(path).parent.name for path in fetched(s3_bucket)} == {"Split-train", "Split-eval"}
+
+
+def test_a_fetch_that_breaks_off_goes_on_where_it_was(dataset, there, s3_bucket, cache):
+    shards = manifest.load(str(dataset)).splits["train"].shards
+    s3_bucket.tap.refuse = lambda asked: 503 * asked.path.endswith(shards[-1].name)
+    with pytest.raises(SourceError, match="cannot be read: .*; what was fetched is kept, run it again") as told:
+        read(there, options(**SMALL, readers=1))
+    assert "\n" not in str(told.value)
+    assert not [name for name in copies(cache) if shards[-1].name in name]
+    s3_bucket.tap.refuse = lambda _: 0
+    s3_bucket.tap.asked.clear()
+    assert read(there, options(**SMALL)) == read(dataset, options(**SMALL))
+    assert [Path(path).name for path in fetched(s3_bucket)] == [shards[-1].name]
+
+
+def test_processes_that_start_together_fetch_together(dataset, there, s3_bucket):
+    readers = [start_reader(there) for _ in range(2)]
+    expected = digest(read(dataset, options(**SMALL), epochs=2))
+    assert [finish(reader) for reader in readers] == [expected, expected]
+    assert len(fetched(s3_bucket)) == len(manifest.load(str(dataset)).splits["train"].shards)
+
+
+def test_a_process_that_is_killed_while_it_fetches_leaves_nothing_half(dataset, there, s3_bucket, cache):
+    stop = time.monotonic() + SPAWN_SECONDS
+    started: list[str] = []
+
+    def hold(asked) -> int:
+        """Keeps the first shard on its way until the process is dead."""
+        if asked.path.endswith(".tfrecord") and not started:
+            started.append(asked.path)
+            victim.kill()
+            victim.wait(SPAWN_SECONDS)
+        return 0
+
+    s3_bucket.tap.refuse = hold
+    victim = start_reader(there)
+    victim.wait(stop - time.monotonic())
+    assert started, "the process died before it fetched anything"
+    victim.communicate()
+    whole = {shard.name: shard.bytes for shard in manifest.load(str(dataset)).splits["train"].shards}
+    assert all(path.stat().st_size == whole[path.name] for path in cache.rglob("*.tfrecord"))
+    assert len(list(cache.rglob("*.tfrecord"))) < len(whole)
+    assert read(there, options(**SMALL)) == read(dataset, options(**SMALL))
+    assert list(cache.glob("tmp/*")) == []
+
+
+def test_a_shard_that_changed_in_the_store_is_refused(there, cache):
+    path = manifest.load(there).shard_paths(there, "train")[0]
+    data = bytearray(storage.read_bytes(path))
+    data[100] ^= 1
+    storage.write_bytes(path, bytes(data))
+    with pytest.raises(
+        CorruptDataset, match=rf"^{path} has changed since it was published: .* write the dataset again$"
+    ):
+        read(there, options(**SMALL))
+    storage.remove(path)
+    with pytest.raises(CorruptDataset, match=rf"^{path} is missing; write the dataset again$"):
+        read(there, options(**SMALL))
+    assert not [name for name in copies(cache) if Path(path).name in name]
+
+
+def test_too_little_room_is_told_before_anything_is_fetched(there, s3_bucket, monkeypatch):
+    monkeypatch.setattr(remote, "_LEFT_FREE_BYTES", shutil.disk_usage("/").total * 2)
+    with pytest.raises(OptionError, match=r"^split train of s3://.* needs 0.00 GB more in .* XDG_CACHE_HOME$"):
+        read(there, options(**SMALL))
+    assert fetched(s3_bucket) == []
+
+
+def test_copies_that_nobody_reads_make_room_and_others_do_not(there, cache, monkeypatch):
+    unused, used = cache / "unused", cache / "used"
+    for place in (unused, used):
+        place.mkdir(parents=True)
+        (place / "shard").write_bytes(b"x")
+        Path(f"{place}.used").touch()
+        os.utime(f"{place}.used", (1, 1))
+    room = iter([0, 0, 1 << 40, 1 << 40])
+    monkeypatch.setattr(remote, "_room", lambda _: next(room))
+    with open(f"{used}.used", "rb") as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)
+        read(there, options(**SMALL))
+    assert not unused.exists()
+    assert used.exists()
+
+
+def test_a_directory_that_cannot_be_written_is_told(there, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(OptionError, match=r"cannot be written: Not a directory; .* XDG_CACHE_HOME$"):
+        read(there, options(**SMALL))
+
+
+def test_workers_of_a_service_cannot_read_what_lies_here(there):
+    with pytest.raises(OptionError, match=r"^service is 'grpc://127.0.0.1:9' and TensorFlow cannot open s3://"):
+        make_dataset(there, "train", options(**SMALL, service="grpc://127.0.0.1:9"), training=True)
+
+
+def test_a_split_that_is_not_there_fetches_nothing(there, s3_bucket):
+    with pytest.raises(OptionError, match="the dataset has no split 'test'"):
+        make_dataset(there, "test", options(**SMALL), training=False)
+    assert fetched(s3_bucket) == []
+
+
+def test_google_storage_is_read_by_tensorflow_itself_where_it_lies(dataset, gs_bucket, tmp_path, monkeypatch, cache):
+    there = gs_bucket.put_tree("dataset", dataset)
+    with emulators.google(gs_bucket, monkeypatch, tmp_path):
+        away = finish(start_reader(there))
+    assert away == digest(read(dataset, options(**SMALL), epochs=2))
+    by_tensorflow = [asked for asked in gs_bucket.tap.asked if asked.host in emulators.GOOGLE]
+    assert any(asked.path.endswith(".tfrecord") and asked.range for asked in by_tensorflow)
+    assert not cache.exists(), "nothing is fetched that can be read where it lies"
