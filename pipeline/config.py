@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
-from beam_jobs import spans
+from beam_jobs import spans, storage
 from beam_jobs.errors import OptionError
 from beam_jobs.options import LOCAL_BEAM_ARGS, IngestOptions
-from beam_jobs.storage import is_remote
-from beam_jobs.suggest import unknown
 from components.dataset_gate.limits import GateLimits
 from components.evaluation.options import EvaluateOptions
 from components.image_example_gen.request import check_dataset
+from pipeline import yaml_text
+from pipeline.mapping import from_mapping
 from trainer.columns import TransformOptions
 from trainer.options import InputOptions
 from trainer.train_options import TrainOptions
 
-T = TypeVar("T")
+# Sections that belong to where a pipeline runs and not to what it does; each target checks its own.
+TARGET_SECTIONS = ("engine", "kubeflow", "airflow")
+# Settings of an ingest that a pipeline has no use for: it puts each dataset into a directory of its own.
+NOT_IN_A_PIPELINE = ("out", "overwrite", "append", "retry_rejects")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,21 +48,21 @@ class PipelineConfig:
     """Everything a pipeline is told.
 
     Attributes:
-      name: of the pipeline, in ML Metadata.
-      root: directory of everything the pipeline writes.
-      ingest: where the images come from and how they become a dataset; None when one is adopted. The source may hold
-        `{SPAN}` and `{VERSION}`.
-      dataset: published dataset to adopt instead of ingesting, never copied; may hold `{SPAN}` and `{VERSION}` too.
-      span: the span to take; the newest when None.
-      version: the version of it to take; its newest when None.
+      name: what the pipeline is called in ML Metadata; runs of one name share their cache.
+      root: directory of everything the pipeline writes; a remote one, such as `gs://bucket/work`, is for other runners
+        than the local one.
+      ingest: where the images come from and how they become a dataset; None when `dataset` is adopted instead.
+      dataset: published dataset to adopt instead of ingesting, never copied.
+      span: number for `{SPAN}` in the source or the dataset; the newest when None.
+      version: number for `{VERSION}` in them; the newest of the span when None.
       schema: reviewed schema file. One that does not exist yet is written by the first run, for review; empty infers
         one every time.
       gate: what the dataset may be.
       transform: what becomes of user columns.
       input: how shards become batches.
       train: how the model is trained.
-      evaluate: when it is good enough.
-      beam_args: arguments of the Beam runner.
+      evaluate: when the model is good enough.
+      beam_args: arguments of the Beam runner of the components; by default it runs in their process.
     """
 
     root: str
@@ -82,8 +82,6 @@ class PipelineConfig:
     def __post_init__(self) -> None:
         if not self.root:
             raise OptionError("root is empty; name a directory for everything the pipeline writes")
-        if is_remote(self.root):
-            raise OptionError(f"root is {self.root!r}; the local runner needs a local directory")
         if (self.ingest is None) == (not self.dataset):
             given = "neither images nor a dataset" if self.ingest is None else "both images and a dataset"
             raise OptionError(f"the pipeline was given {given}; name ingest.source, or a published dataset to adopt")
@@ -108,7 +106,7 @@ class PipelineConfig:
         ingest = self.ingest and dataclasses.replace(self.ingest, source=_absolute(self.ingest.source))
         return dataclasses.replace(
             self,
-            root=os.path.abspath(self.root),
+            root=_absolute(self.root),
             ingest=ingest,
             dataset=self.dataset and _absolute(self.dataset),
             schema=self.schema and os.path.abspath(self.schema),
@@ -155,17 +153,17 @@ class PipelineConfig:
     @property
     def metadata_path(self) -> str:
         """The ML Metadata database."""
-        return os.path.join(self.root, "metadata.sqlite")
+        return storage.join(self.root, "metadata.sqlite")
 
     @property
     def artifacts_dir(self) -> str:
         """Where components put their outputs."""
-        return os.path.join(self.root, "artifacts")
+        return storage.join(self.root, "artifacts")
 
     @property
     def serving_dir(self) -> str:
         """Where pushed models land, one numbered directory a version."""
-        return os.path.join(self.root, "serving")
+        return storage.join(self.root, "serving")
 
 
 def load(path: str) -> dict[str, Any]:
@@ -176,7 +174,7 @@ def load(path: str) -> dict[str, Any]:
     """
     try:
         with open(path, encoding="utf-8") as stream:
-            values = yaml.safe_load(stream)
+            values = yaml_text.parse(stream)
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"config {path} cannot be read: {error}") from error
     except yaml.YAMLError as error:
@@ -189,83 +187,24 @@ def load(path: str) -> dict[str, Any]:
 def build(settings: Mapping[str, Any]) -> PipelineConfig:
     """Builds a configuration from nested settings, the content of a `pipeline.yaml`.
 
+    Args:
+      settings: of every section; `TARGET_SECTIONS` are passed over.
+
     Raises:
       OptionError: a key is unknown, missing or of the wrong type; the message names it.
     """
+    settings = {key: value for key, value in settings.items() if key not in TARGET_SECTIONS}
     if "ingest" not in settings:
         return from_mapping(PipelineConfig, settings, "").resolved()
     ingest = settings["ingest"]
     if not isinstance(ingest, Mapping):
         raise OptionError(f"ingest is {ingest!r}; it must be a mapping of settings")
-    for name in ("out", "overwrite"):
+    for name in NOT_IN_A_PIPELINE:
         if name in ingest:
             raise OptionError(f"ingest.{name} is not for a pipeline: it puts each dataset into a directory of its own")
     config = from_mapping(PipelineConfig, {**settings, "ingest": {**ingest, "out": ""}}, "")
     return config.resolved()
 
 
-def from_mapping(cls: type[T], values: Any, where: str) -> T:
-    """Builds a dataclass from a mapping, nested dataclasses included.
-
-    Args:
-      cls: a dataclass.
-      values: field name -> value.
-      where: name of the mapping in errors, such as `train`.
-
-    Raises:
-      OptionError: a key is unknown, missing or of the wrong type.
-    """
-    if not isinstance(values, Mapping):
-        raise OptionError(f"{where} is {values!r}; it must be a mapping of settings")
-    fields = {item.name: item for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    hints = typing.get_type_hints(cls)
-    for key in values:
-        if key not in fields:
-            raise OptionError(unknown("setting", key, fields, f"{where}." if where else ""))
-    for name, item in fields.items():
-        if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING and name not in values:
-            raise OptionError(f"{_dotted(where, name)} is missing; it has no default")
-    return cls(**{key: _convert(hints[key], value, _dotted(where, key)) for key, value in values.items()})
-
-
 def _absolute(path: str) -> str:
-    return path if is_remote(path) else os.path.abspath(path)
-
-
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    if isinstance(hint, types.UnionType):
-        return _convert_to_one_of(hint, value, where)
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return from_mapping(hint, value, where)
-    origin = typing.get_origin(hint)
-    if origin is tuple and isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
-        return tuple(value)
-    if origin is not None and issubclass(origin, Mapping) and isinstance(value, Mapping):
-        return dict(value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if (
-        origin is None
-        and isinstance(hint, type)
-        and isinstance(value, hint)
-        and (hint is bool or not isinstance(value, bool))
-    ):
-        return value
-    wanted = hint.__name__ if origin is None else str(hint)
-    raise OptionError(f"{where} is {value!r}; it must be of type {wanted}")
-
-
-def _convert_to_one_of(hint: types.UnionType, value: Any, where: str) -> Any:
-    members = [member for member in typing.get_args(hint) if member is not types.NoneType]
-    if value is None and len(members) < len(typing.get_args(hint)):
-        return None
-    if len(members) == 1:
-        return _convert(members[0], value, where)
-    for member in members:
-        with contextlib.suppress(OptionError):
-            return _convert(member, value, where)
-    raise OptionError(f"{where} is {value!r}; it must be of type {hint}")
-
-
-def _dotted(where: str, key: str) -> str:
-    return f"{where}.{key}" if where else str(key)
+    return path if storage.is_remote(path) else os.path.abspath(path)

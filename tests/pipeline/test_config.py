@@ -7,6 +7,7 @@ import pytest
 from beam_jobs.errors import OptionError
 from components.evaluation.options import EvaluateOptions
 from pipeline.config import PipelineConfig, build, load
+from pipeline.run_local import preflight
 
 MINIMAL = {"root": "work", "ingest": {"source": "photos"}}
 
@@ -72,10 +73,6 @@ def test_every_part_can_be_set_from_nested_settings():
         ({"root": "work", "ingest": 5}, "ingest is 5; it must be a mapping"),
         ({"root": "work", "ingest": None}, "ingest is None; it must be a mapping"),
         ({"root": "work", "ingest": {"source": "x", "out": "y"}}, "ingest.out is not for a pipeline"),
-        (
-            {"root": "gs://bucket/x", "ingest": {"source": "x"}},
-            "root is 'gs://bucket/x'; the local runner needs a local",
-        ),
         ({"root": "w", "ingest": {"source": "x", "splits": {1: 0.5, 2: 0.5}}}, "split name 1 is not allowed"),
         ({"root": "work"}, "the pipeline was given neither images nor a dataset; name ingest.source"),
         ({**MINIMAL, "dataset": "d"}, "the pipeline was given both images and a dataset"),
@@ -125,3 +122,13 @@ def test_everything_lies_below_the_root():
         os.path.abspath("work/artifacts"),
         os.path.abspath("work/serving"),
     }
+
+
+def test_a_remote_root_is_kept_and_joined_with_slashes_and_refused_by_the_local_runner_alone():
+    config = build({**MINIMAL, "root": "gs://bucket/work"})
+    assert (config.root, config.resolved().root) == ("gs://bucket/work", "gs://bucket/work")
+    assert config.metadata_path == "gs://bucket/work/metadata.sqlite"
+    assert config.artifacts_dir == "gs://bucket/work/artifacts"
+    assert config.serving_dir == "gs://bucket/work/serving"
+    with pytest.raises(OptionError, match="root is 'gs://bucket/work'; the local runner needs a local directory"):
+        preflight(config)

@@ -1,0 +1,56 @@
+"""`feedline doctor`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from pipeline import doctor
+from pipeline.cli.common import json_option, print_json
+from pipeline.doctor import Check
+from pipeline.settings import gather
+
+NOT_READY = 3
+_COLOURS = {"ok": "green", "warn": "yellow", "missing": "red"}
+
+
+@click.command("doctor")
+@click.option(
+    "--target", type=click.Choice(tuple(doctor.TARGETS)), default="local", show_default=True, help="Where it is to run."
+)
+@click.option("-c", "--config", "config_path", help="YAML file of settings; checks what they need too.")
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any setting, as root=work.")
+@json_option
+def command(target: str, config_path: str | None, assignments: tuple[str, ...], as_json: bool) -> None:
+    """Say what is missing for a target, and the command that repairs it. Nothing is changed.
+
+    The exit code is 0 when nothing is missing, warnings or not, and 3 when something is.
+
+    \b
+    Examples:
+      feedline doctor
+      feedline doctor --config pipeline.yaml
+      feedline doctor --target kubeflow --config pipeline.yaml
+    """
+    settings = gather(config_path, {}, assignments)
+    found = []
+    for check in doctor.run(target, settings.values):
+        found.append(check)
+        if not as_json:
+            _show(check)
+    count = {mark: sum(check.mark == mark for check in found) for mark in _COLOURS}
+    if as_json:
+        checks = [{**asdict(check), "mark": check.mark, "remedy": "" if check.ok else check.remedy} for check in found]
+        print_json({"target": target, "ready": not count["missing"], "checks": checks})
+    else:
+        click.echo(f"\n{target}: {count['ok']} ok, {count['warn']} to look at, {count['missing']} missing")
+    if count["missing"]:
+        raise click.exceptions.Exit(NOT_READY)
+
+
+def _show(check: Check) -> None:
+    mark = click.style(f"{check.mark:<7}", fg=_COLOURS[check.mark])
+    click.echo(f"{mark}  {check.name:<20}  {check.detail}")
+    if not check.ok:
+        click.echo(f"{'':<31}repair:  {check.remedy}")

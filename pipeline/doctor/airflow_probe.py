@@ -1,0 +1,78 @@
+"""Asks the Airflow of this environment about itself: `python -m pipeline.doctor.airflow_probe SECONDS` prints JSON.
+
+A program of its own, because importing Airflow reads its configuration for good and takes over logging.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from typing import Any
+
+_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
+
+
+def main(timeout_s: float) -> None:
+    """Prints version, executor, folder of DAGs, and the state of the database, its password left out.
+
+    Args:
+      timeout_s: how long to wait for the server of the database.
+    """
+    import airflow
+    from airflow.configuration import conf
+    from sqlalchemy.engine import create_engine, make_url  # type: ignore[import-untyped]
+
+    url = make_url(conf.get("database", "sql_alchemy_conn"))
+    unreachable = _unreachable(url, timeout_s)
+    migrated, driver = False, ""
+    if not unreachable and not _is_missing_file(url):
+        try:
+            migrated = _is_migrated(create_engine(url))
+        except ModuleNotFoundError as error:
+            driver = error.name or str(error)
+        except Exception as error:  # noqa: BLE001 - of any driver
+            unreachable = str(error).strip().partition("\n")[0] or type(error).__name__
+    found = {
+        "version": airflow.__version__,
+        "executor": conf.get("core", "executor"),
+        "dags_folder": conf.get("core", "dags_folder"),
+        "database": url.render_as_string(hide_password=True),
+        "missing_driver": driver,
+        "unreachable": unreachable,
+        "migrated": migrated,
+    }
+    sys.stdout.write(f"\n{json.dumps(found)}\n")
+
+
+def _unreachable(url: Any, timeout_s: float) -> str:
+    """Returns why the server cannot be reached; empty when it can, or when there is none."""
+    port = url.port or _PORTS.get(url.get_backend_name())
+    if not url.host or not port:
+        return ""
+    try:
+        socket.create_connection((url.host, port), timeout_s).close()
+    except OSError as error:
+        return f"{url.host}:{port} cannot be reached: {error}"
+    return ""
+
+
+def _is_missing_file(url: Any) -> bool:
+    """Returns whether it is a SQLite file that is not there, which connecting would make."""
+    return url.get_backend_name() == "sqlite" and not (url.database and os.path.exists(url.database))
+
+
+def _is_migrated(engine: Any) -> bool:
+    from airflow import settings
+    from airflow.utils import db
+    from alembic.runtime.migration import MigrationContext
+
+    settings.configure_vars()
+    with engine.connect() as connection:
+        found = set(MigrationContext.configure(connection).get_current_heads())
+    return found == set(db._get_script_object().get_heads())  # no public function says it without waiting or migrating
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]))

@@ -1,0 +1,156 @@
+"""Checks that several targets share, and the commands that install what is missing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from beam_jobs.errors import FeedlineError, OptionError
+from beam_jobs.storage import is_remote
+from pipeline import config as configuration
+from pipeline.doctor import Check
+
+DISTRIBUTION = "feedline"
+_SHOW = "feedline run --show-config"
+
+
+def install(*requirements: str) -> str:
+    """Returns the command that installs packages into this environment with what it has: pip, uv or neither."""
+    wanted, python = shlex.join(requirements), shlex.quote(sys.executable)
+    if _version("pip"):
+        return f"{python} -m pip install {wanted}"
+    if shutil.which("uv"):
+        return f"uv pip install --python {python} {wanted}"
+    return f"{python} -m ensurepip && {python} -m pip install {wanted}"
+
+
+def basics(*extras: str) -> Iterator[Check]:
+    """Yields what every target needs: the right Python, and the packages of Feedline and of some of its extras."""
+    yield python()
+    yield from packages("")
+    for extra in extras:
+        yield from packages(extra)
+
+
+def python() -> Check:
+    """Checks the version of the interpreter against what the distribution asks for."""
+    from packaging.specifiers import SpecifierSet
+
+    asked, found = metadata.metadata(DISTRIBUTION)["Requires-Python"], platform.python_version()
+    return Check(
+        name="python",
+        ok=SpecifierSet(asked).contains(found),
+        detail=f"{found}, asked for is {asked}",
+        remedy=f"python3.10 -m venv .venv && .venv/bin/pip install {DISTRIBUTION}",
+    )
+
+
+def packages(extra: str) -> Iterator[Check]:
+    """Yields one check when all packages of an extra are as asked for, else one for each that is not.
+
+    Args:
+      extra: of the distribution; empty for what it always needs.
+    """
+    from packaging.requirements import Requirement
+
+    title = f"packages of {extra}" if extra else "packages"
+    asked = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or ()]
+    asked = [one for one in asked if (one.marker is None) == (not extra)]
+    asked = [one for one in asked if one.marker is None or one.marker.evaluate({"extra": extra})]
+    found = {one.name: _version(one.name) for one in asked}
+    wrong = [one for one in asked if not one.specifier.contains(found[one.name] or "0", prereleases=True)]
+    for one in wrong:
+        extras = f"[{','.join(sorted(one.extras))}]" if one.extras else ""
+        remedy = install(f"{one.name}{extras}{one.specifier}")
+        state = f"is {found[one.name]}" if found[one.name] else "is not installed"
+        yield Check(name=one.name, ok=False, detail=f"{state}, asked for is {one.specifier}", remedy=remedy)
+    if not wrong:
+        named = ", ".join(f"{one.name} {found[one.name]}" for one in asked[:1])
+        yield Check(name=title, ok=True, detail=f"{len(asked)} as asked for, {named} among them")
+
+
+def configured(settings: Mapping[str, Any]) -> Check:
+    """Checks that the settings, if there are any, are a configuration."""
+    if not settings:
+        return Check(name="configuration", ok=True, detail="none given; --config pipeline.yaml has it checked too")
+    try:
+        config = configuration.build(settings)
+    except FeedlineError as error:
+        return Check(name="configuration", ok=False, detail=str(error), remedy=_SHOW)
+    return Check(name="configuration", ok=True, detail=f"pipeline {config.name}, root {config.root}")
+
+
+def section(cls: type[Any], settings: Mapping[str, Any], name: str) -> Any | Check:
+    """Returns the options of a section of a target, or the check that says why there are none."""
+    try:
+        return configuration.from_mapping(cls, settings.get(name) or {}, name)
+    except OptionError as error:
+        return Check(name=f"section {name}", ok=False, detail=str(error), remedy=f"set {name} in the configuration")
+
+
+def writable(name: str, directory: str, remedy: str, least_bytes: int) -> Check:
+    """Checks that a local directory, or the nearest one above it, takes files and has room for them.
+
+    Args:
+      name: of the check.
+      directory: it need not exist.
+      remedy: the command that names another one.
+      least_bytes: free space under which it is a warning.
+    """
+    if is_remote(directory):
+        return Check(name=name, ok=False, detail=f"{directory} is not on this machine", remedy=remedy)
+    there = os.path.abspath(directory)
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
+        kind = "cannot be written" if os.path.isdir(there) else "is a file"
+        return Check(name=name, ok=False, detail=f"{there} {kind}", remedy=remedy)
+    free = shutil.disk_usage(there).free
+    detail = f"{os.path.abspath(directory)}, {free / 1e9:,.1f} GB free"
+    if free < least_bytes:
+        return Check(
+            name=name, ok=False, detail=f"{detail}, under {least_bytes / 1e9:g} GB", remedy=remedy, needed=False
+        )
+    return Check(name=name, ok=True, detail=detail)
+
+
+def output(command: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+    """Runs a program and returns its exit code, standard output and standard error; code -1 when it did not end.
+
+    Args:
+      command: program and arguments.
+      timeout_s: seconds after which it is ended.
+      environ: variables on top of those of this process.
+    """
+    try:
+        done = subprocess.run(  # noqa: S603 - a program of this environment, or of the user
+            list(command),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+            env={**os.environ, **(environ or {})},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return -1, "", str(error)
+    return done.returncode, done.stdout, done.stderr
+
+
+def last_line(text: str) -> str:
+    """Returns the last line that says something, which is where a traceback names its error."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,201 @@
+"""What `feedline ingest --runner dataflow` needs of this machine, and of a project of Google Cloud."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from beam_jobs.engines import dataflow_cost, dataflow_package
+from beam_jobs.engines.dataflow import Options
+from beam_jobs.errors import OptionError
+from pipeline.doctor import NETWORK_TIMEOUT_S, Check, common
+
+_ENGINE = "dataflow"
+_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+_DATAFLOW = "https://dataflow.googleapis.com"
+_COMPUTE = "https://compute.googleapis.com"
+_STORAGE = "https://storage.googleapis.com"
+_SETTINGS = "add to pipeline.yaml: engine: {runner: dataflow, project: P, region: R, temp_location: gs://BUCKET/tmp}"
+
+Answer = tuple[int, dict[str, Any]]
+
+
+def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
+    """Yields what was found out about this machine, then about the project that `engine.project` names."""
+    yield from common.basics("gcp")
+    yield package()
+    options = _options(settings)
+    if isinstance(options, OptionError):
+        yield Check(name="section engine", ok=False, detail=str(options), remedy=_SETTINGS)
+    else:
+        yield Check(name="section engine", ok=True, detail=f"project {options.project}, region {options.region}")
+        yield code(options)
+    session, found = credentials()
+    yield found
+    if session is None or isinstance(options, OptionError):
+        return
+    yield api(session, options)
+    for name in ("temp_location", "staging_location"):
+        if getattr(options, name):
+            yield bucket(session, options, name)
+    yield quota(session, options)
+
+
+def package() -> Check:
+    """Checks that the installed package can be packed for the workers."""
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            path = dataflow_package.build_wheel(directory)
+            detail = f"{os.path.basename(path)}, {os.path.getsize(path) / 1e6:.1f} MB"
+    except (OSError, LookupError, ImportError) as error:
+        remedy = common.install("--force-reinstall", "--no-deps", common.DISTRIBUTION)
+        return Check(name="package", ok=False, detail=f"cannot be packed: {error}", remedy=remedy)
+    return Check(name="package", ok=True, detail=detail)
+
+
+def code(options: Options) -> Check:
+    """Says how the workers get the code; installing TensorFlow in each of them takes minutes of every job."""
+    if options.sdk_container_image:
+        return Check(name="worker image", ok=True, detail=f"{options.sdk_container_image}; it must hold this version")
+    image = f"{options.region}-docker.pkg.dev/{options.project}/feedline/worker"
+    return Check(
+        name="worker image",
+        ok=False,
+        detail="none named: every worker installs the package and TensorFlow when it starts",
+        remedy=f"docker build -t {image} . && docker push {image}, then engine.sdk_container_image: {image}",
+        needed=False,
+    )
+
+
+def credentials() -> tuple[Any, Check]:
+    """Returns a session that asks with the credentials of this machine, None without any, and the check of them."""
+    login = "gcloud auth application-default login"
+    try:
+        import google.auth
+        from google.auth.exceptions import GoogleAuthError
+        from google.auth.transport.requests import AuthorizedSession
+    except ImportError as error:
+        detail = f"cannot be looked for: {error}"
+        return None, Check(name="credentials", ok=False, detail=detail, remedy=common.install("apache-beam[gcp]"))
+    found: list[Any] = []
+
+    def look() -> None:
+        try:
+            found.extend(google.auth.default(scopes=[_SCOPE]))
+        except GoogleAuthError as error:
+            found.append(error)
+
+    # Where there are no others it asks whether this is a machine of Google's, and tries for long.
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(NETWORK_TIMEOUT_S)
+    if len(found) < 2:
+        return None, Check(name="credentials", ok=False, detail="there are none on this machine", remedy=login)
+    who = getattr(found[0], "service_account_email", "") or "of a user"
+    return AuthorizedSession(found[0]), Check(name="credentials", ok=True, detail=who)
+
+
+def api(session: Any, options: Options) -> Check:
+    """Asks Dataflow for the jobs of the region, which tells of project, region, API and rights."""
+    url = f"{_DATAFLOW}/v1b3/projects/{options.project}/locations/{options.region}/jobs?pageSize=1"
+    status, answer = _ask(session, url)
+    if status == 200:
+        return Check(name="Dataflow API", ok=True, detail=f"answers for {options.project} in {options.region}")
+    said = _said(status, answer)
+    if status == 403 and ("disabled" in said or "not been used" in said):
+        remedy = f"gcloud services enable dataflow.googleapis.com --project {options.project}"
+    elif status == 403:
+        remedy = _grant(options, "roles/dataflow.admin")
+    elif status in (400, 404):
+        remedy = "gcloud projects list; gcloud compute regions list"
+    else:
+        remedy = f"curl {_DATAFLOW}" if status < 0 else "gcloud auth application-default login"
+    return Check(name="Dataflow API", ok=False, detail=said, remedy=remedy)
+
+
+def bucket(session: Any, options: Options, name: str) -> Check:
+    """Asks Google Storage for the bucket of a location: whether it is there, and near the workers."""
+    held = getattr(options, name).removeprefix("gs://").partition("/")[0]
+    storage = os.environ.get("STORAGE_EMULATOR_HOST", _STORAGE).rstrip("/")
+    status, answer = _ask(session, f"{storage}/storage/v1/b/{held}")
+    where = str(answer.get("location", "")).lower()
+    if status == 404:
+        remedy = f"gcloud storage buckets create gs://{held} --project {options.project} --location {options.region}"
+        return Check(name=name, ok=False, detail=f"there is no bucket {held}", remedy=remedy)
+    if status != 200:
+        return Check(name=name, ok=False, detail=_said(status, answer), remedy=_grant(options, "roles/storage.admin"))
+    near = not where or where == options.region or options.region.startswith(f"{where}-")
+    detail = f"gs://{held} in {where or 'an unknown place'}"
+    if not near:
+        detail += f", the workers in {options.region}: what passes between them is slow and paid for"
+    return Check(
+        name=name, ok=near, detail=detail, remedy=f"set engine.{name} to a bucket in {options.region}", needed=False
+    )
+
+
+def quota(session: Any, options: Options) -> Check:
+    """Compares the limits of the project in the region with what the most workers would take."""
+    url = f"{_COMPUTE}/compute/v1/projects/{options.project}/regions/{options.region}"
+    status, answer = _ask(session, url)
+    if status != 200:
+        remedy = f"gcloud services enable compute.googleapis.com --project {options.project}"
+        return Check(name="quota", ok=False, detail=_said(status, answer), remedy=remedy, needed=False)
+    free = {one["metric"]: one["limit"] - one["usage"] for one in answer.get("quotas", ())}
+    most = options.max_num_workers
+    wanted = {
+        "CPUS": most * options.machine.cpus,
+        "DISKS_TOTAL_GB": most * (options.disk_size_gb or dataflow_cost.DISK_GB),
+        "IN_USE_ADDRESSES": most if options.use_public_ips else 0,
+    }
+    short = [
+        f"{name} has {free[name]:g} left of {count} wanted"
+        for name, count in wanted.items()
+        if free.get(name, count) < count
+    ]
+    if short:
+        fitting = min(int(most * free[name] / count) for name, count in wanted.items() if count and name in free)
+        remedy = f"set engine.max_num_workers to {max(1, fitting)}, or ask for more at IAM & Admin > Quotas"
+        return Check(name="quota", ok=False, detail=", ".join(short), remedy=remedy, needed=False)
+    return Check(name="quota", ok=True, detail=f"enough for {most} workers of {options.machine.cpus} cores")
+
+
+def _options(settings: Mapping[str, Any]) -> Options | OptionError:
+    from pipeline.config import from_mapping
+
+    engine = settings.get("engine") or {}
+    if not isinstance(engine, Mapping) or engine.get("runner", _ENGINE) != _ENGINE:
+        return OptionError("engine.runner is not dataflow; there are no settings of it")
+    try:
+        return from_mapping(Options, {key: engine[key] for key in engine if key != "runner"}, "engine")
+    except OptionError as error:
+        return error
+
+
+def _ask(session: Any, url: str) -> Answer:
+    """Returns status and content of an answer; -1 when there is none in time."""
+    from google.auth.exceptions import GoogleAuthError
+    from requests.exceptions import RequestException
+
+    try:
+        answer = session.get(url, timeout=NETWORK_TIMEOUT_S, max_allowed_time=NETWORK_TIMEOUT_S)
+    except (RequestException, GoogleAuthError) as error:
+        return -1, {"error": {"message": f"{url.partition('/v1')[0]} does not answer: {type(error).__name__}"}}
+    try:
+        content = answer.json()
+    except ValueError:
+        content = {}
+    return answer.status_code, content if isinstance(content, dict) else {}
+
+
+def _said(status: int, answer: Mapping[str, Any]) -> str:
+    error = answer.get("error")
+    message = error.get("message", "") if isinstance(error, Mapping) else ""
+    return " ".join(str(message).split()) or f"status {status}"
+
+
+def _grant(options: Options, role: str) -> str:
+    who = f"serviceAccount:{options.service_account_email}" if options.service_account_email else "user:YOU@EXAMPLE.COM"
+    return f"gcloud projects add-iam-policy-binding {options.project} --member {who} --role {role}"

@@ -1,0 +1,130 @@
+"""What `feedline ingest --runner flink` needs of this machine and of a cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import urllib.request
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from beam_jobs.engines import flink_cluster, flink_jar, flink_java
+from beam_jobs.engines.flink import WORKER, Options
+from beam_jobs.errors import OptionError
+from pipeline.doctor import NETWORK_TIMEOUT_S, Check, common
+
+_ENGINE = "flink"
+_JAVA = "apt-get install -y default-jre-headless"
+
+
+def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
+    """Yields what was found out about this machine, then about the cluster that `engine.flink_master` names."""
+    yield from common.basics()
+    options = _options(settings)
+    if isinstance(options, Check):
+        yield options
+        return
+    yield java()
+    yield job_server(options)
+    yield worker(options)
+    yield cluster(options)
+
+
+def java() -> Check:
+    """Checks that there is a Java new enough for the job server."""
+    try:
+        path = flink_java.find()
+    except OptionError as error:
+        return Check(name="java", ok=False, detail=str(error).partition(";")[0], remedy=_JAVA)
+    _, out, err = common.output([path, "-version"], NETWORK_TIMEOUT_S)
+    return Check(name="java", ok=True, detail=f"{path}, {(err + out).partition(chr(10))[0]}")
+
+
+def job_server(options: Options) -> Check:
+    """Checks that the jar of the job server is there; one that is not is fetched by the first run, if it can be."""
+    if options.job_server_jar:
+        there = os.path.isfile(os.path.expanduser(options.job_server_jar)) or "://" in options.job_server_jar
+        return Check(
+            name="job server",
+            ok=there,
+            detail=f"{options.job_server_jar}{'' if there else ' is not a file'}",
+            remedy="feedline ingest --runner flink --runner-option job_server_jar=PATH",
+        )
+    path = os.path.join(flink_jar._cache(), os.path.basename(flink_jar.published(options.flink_version)))
+    if flink_jar._is_whole(path):
+        return Check(name="job server", ok=True, detail=path)
+    code = f"from beam_jobs.engines import flink_jar; print(flink_jar.find({options.flink_version!r}))"
+    return Check(
+        name="job server",
+        ok=False,
+        detail=f"not here yet; the first run fetches {flink_jar.published(options.flink_version)}",
+        remedy=f'{sys.executable} -c "{code}"',
+        needed=False,
+    )
+
+
+def worker(options: Options) -> Check:
+    """Checks the program that starts workers, as far as it is on this machine."""
+    version = platform.python_version()
+    if options.worker_pool:
+        return Check(name="worker", ok=True, detail=f"pool at {options.worker_pool}; it must have Python {version}")
+    command = options.worker_command or os.path.join(sys.prefix, "bin", WORKER)
+    if not os.access(command, os.X_OK):
+        remedy = common.install("--force-reinstall", "--no-deps", common.DISTRIBUTION)
+        detail = f"{command} is not there, or no program"
+        return Check(name="worker", ok=False, detail=detail, remedy=remedy, needed=options.is_local)
+    python = _python_of(command)
+    if python and python != version:
+        detail = f"{command} has Python {python}, this is {version}; pickled code does not pass between them"
+        remedy = "feedline ingest --runner flink --runner-option worker_command=PATH"
+        return Check(name="worker", ok=False, detail=detail, remedy=remedy)
+    where = "" if options.is_local else "; task managers need the same at this path"
+    return Check(name="worker", ok=True, detail=f"{command}, Python {python or version}{where}")
+
+
+def cluster(options: Options) -> Check:
+    """Asks a cluster for its version and its slots."""
+    if options.is_local:
+        return Check(name="cluster", ok=True, detail="a mini cluster in one JVM of this machine")
+    url = f"{flink_cluster.address(options.flink_master).rstrip('/')}/overview"
+    try:
+        with urllib.request.urlopen(url, timeout=NETWORK_TIMEOUT_S) as answer:  # noqa: S310 - http or https
+            found = json.load(answer)
+    except (OSError, ValueError) as error:
+        detail = f"{url} does not answer as Flink: {getattr(error, 'reason', error)}"
+        return Check(name="cluster", ok=False, detail=detail, remedy="start-cluster.sh")
+    version, slots = str(found.get("flink-version", "")), int(found.get("slots-total", 0))
+    detail = f"Flink {version} with {found.get('taskmanagers', 0)} task managers and {slots} slots"
+    minor = ".".join(version.split(".")[:2])
+    if minor != options.flink_version:
+        remedy = f"feedline ingest --runner flink --runner-option \"flink_version='{minor}'\""
+        return Check(
+            name="cluster", ok=False, detail=f"{detail}; the job server is for {options.flink_version}", remedy=remedy
+        )
+    if slots < max(1, options.parallelism):
+        detail = f"{detail}; parallelism is {options.parallelism}"
+        return Check(name="cluster", ok=False, detail=detail, remedy="taskmanager.sh start")
+    return Check(name="cluster", ok=True, detail=detail)
+
+
+def _options(settings: Mapping[str, Any]) -> Options | Check:
+    engine = settings.get("engine") or {}
+    if not isinstance(engine, Mapping) or engine.get("runner", _ENGINE) != _ENGINE:
+        return Options()
+    return common.section(Options, {"engine": {key: engine[key] for key in engine if key != "runner"}}, "engine")
+
+
+def _python_of(command: str) -> str:
+    """Returns the version of the Python that a console script starts; empty when it is no such script."""
+    try:
+        with open(command, "rb") as stream:
+            first = stream.readline(4096).decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+    interpreter = first.removeprefix("#!").strip()
+    if not first.startswith("#!") or "python" not in os.path.basename(interpreter):
+        return ""
+    code, out, _ = common.output([interpreter, "-c", "import platform; print(platform.python_version())"], 10)
+    return "" if code else out.strip()

@@ -1,0 +1,66 @@
+"""What `feedline compile --target kubeflow`, and the cluster that runs its file, need."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from beam_jobs.errors import FeedlineError
+from pipeline.doctor import Check, common
+
+_CHECK_WITH_CONFIG = "feedline doctor --target kubeflow --config pipeline.yaml"
+
+
+def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
+    """Yields what was found out about this machine and the settings. No cluster is asked: compiling needs none."""
+    yield from common.basics("tfx", "kubeflow")
+    yield common.configured(settings)
+    yield image(settings)
+    yield root(settings)
+    if settings:
+        yield compiled(settings)
+
+
+def image(settings: Mapping[str, Any]) -> Check:
+    """Checks that the settings name a container image."""
+    found = _section(settings).get("image")
+    return Check(
+        name="container image",
+        ok=bool(found),
+        detail=str(found) if found else "kubeflow.image is not set",
+        remedy="docker build -t REGISTRY/feedline:1 --build-arg EXTRAS=gcp,tfx,kubeflow . && docker push "
+        "REGISTRY/feedline:1, then kubeflow: {image: REGISTRY/feedline:1} in pipeline.yaml",
+        needed=bool(settings),
+    )
+
+
+def root(settings: Mapping[str, Any]) -> Check:
+    """Checks that containers can share artifacts, through a bucket."""
+    found = str(_section(settings).get("pipeline_root") or settings.get("root") or "")
+    return Check(
+        name="bucket",
+        ok=found.startswith("gs://"),
+        detail=found or "neither root nor kubeflow.pipeline_root is set",
+        remedy="gcloud storage buckets create gs://BUCKET, then root: gs://BUCKET/DIR in pipeline.yaml",
+        needed=bool(settings),
+    )
+
+
+def compiled(settings: Mapping[str, Any]) -> Check:
+    """Compiles the pipeline into a temporary file."""
+    with tempfile.TemporaryDirectory(prefix="feedline-doctor-") as directory:
+        out = os.path.join(directory, "pipeline.yaml")
+        try:
+            from pipeline.run_kubeflow import compile as compile_kubeflow
+
+            compile_kubeflow(settings, out)
+        except (FeedlineError, ImportError) as error:
+            return Check(name="compile", ok=False, detail=common.last_line(str(error)), remedy=_CHECK_WITH_CONFIG)
+        return Check(name="compile", ok=True, detail=f"{os.path.getsize(out):,} bytes of YAML")
+
+
+def _section(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = settings.get("kubeflow")
+    return found if isinstance(found, Mapping) else {}

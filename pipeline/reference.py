@@ -1,0 +1,202 @@
+"""The reference page of `pipeline.yaml`, generated: `python -m pipeline.reference > docs/pipeline-yaml.md`.
+
+Names, types and defaults are those of the dataclasses, and what a setting means is what their docstrings say of it.
+So the page cannot say anything that the code does not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from pipeline.config import TARGET_SECTIONS
+from pipeline.settings import names, sections
+
+_TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false", types.NoneType: "null"}
+_PAGES = {
+    "": (("Data in batches", "spans"), ("Schema", "schema")),
+    "ingest": (("Sources", "sources"), ("What happens to odd images", "images")),
+    "gate": (("Gates", "gates"),),
+    "transform": (("Transform", "transform"),),
+    "input": (("From shards to batches", "input"), ("Image ops", "ops")),
+    "train": (("Training", "training"), ("Models", "models")),
+    "evaluate": (("Evaluation", "evaluation"),),
+}
+_INTRODUCTION = """# pipeline.yaml
+
+<!-- Made from the code by `python -m pipeline.reference > docs/pipeline-yaml.md`; change docstrings, not this page. -->
+
+One file holds every setting of a pipeline. `feedline init DIR` writes one to start from; this is the shortest that
+works:
+
+```yaml
+root: work
+ingest: {source: photos}
+```
+
+Paths are relative to the directory you start the command in. A key that does not exist ends the command, and the
+message names the nearest one that does; a key that stands twice does too. The file is read as YAML 1.2: `1e-3` is a
+number, and only `true` and `false` are truth values.
+
+## What wins
+
+Each of these wins over the ones before it:
+
+1. the defaults below;
+2. the file, `feedline run --config pipeline.yaml`;
+3. the environment: `FEEDLINE_` and the key in upper case, with two underscores between levels;
+4. the command line: options such as `--epochs`, and `--set train.epochs=20`, which wins where both name a setting.
+
+```bash
+FEEDLINE_TRAIN__EPOCHS=20 feedline run --config pipeline.yaml --set train.learning_rate=0.001
+```
+
+Values of the environment and of `--set` are read as YAML, so `[a, b]`, `{train: 0.8, eval: 0.2}`, `true` and `null`
+mean what they do in the file; a number for a setting that is text stays as it is written. A section is merged setting
+by setting, and `null` for a section takes away what earlier layers said in it. A setting that is a mapping, such as
+`ingest.splits`, is replaced as a whole, its default too; `FEEDLINE_INGEST__SPLITS__TEST=0.1` and
+`--set ingest.splits.test=0.1` change one entry of what an earlier layer gave. Names in the environment are read in
+lower case; for an entry with capitals use the file or `--set`.
+
+A variable that begins with `FEEDLINE_` and is no setting is an error, so that a typing mistake is not passed over. An
+empty one counts as not set. Not looked at are `FEEDLINE_BROWSER` and `FEEDLINE_TEST_...`, which are switches of the
+project's own tests, and `FEEDLINE_SERVICE_...` and `FEEDLINE_PORT...`, which Kubernetes sets where a service is called
+`feedline`.
+
+## Where a value came from
+
+`feedline run --show-config` prints the whole configuration as YAML and runs nothing. Behind each value stands
+`default`, `file NAME`, `environment NAME` or `option NAME`. The output is itself a configuration. `--json` gives the
+same to machines. A value that is not allowed is named with the layer it came from, too.
+
+```bash
+feedline run --config pipeline.yaml --show-config
+```
+"""
+_TARGETS = f"""## Targets
+
+`{"`, `".join(TARGET_SECTIONS)}` hold the settings of where the work is done. A target reads its own section and passes
+over the others, so one file serves them all. `feedline compile` reads `kubeflow` and `airflow`. `engine` says what runs
+the Beam jobs of an ingest, `runner: flink` or `runner: dataflow`, with the settings that `feedline ingest` takes as
+`--runner-option`; `feedline doctor` reads it, and `feedline run`, which works in its own process, says that it leaves
+it out.
+"""
+
+
+def page() -> str:
+    """Returns the page."""
+    options = _options()
+    parts = [_INTRODUCTION]
+    for section, cls in sections().items():
+        parts.append("\n".join(_section(section, cls, options)))
+    parts.append(_TARGETS)
+    for section, (where, cls) in target_options().items():
+        more = f"More in [{section}]({section}.md).\n"
+        parts.append("\n".join([f"### {where}\n", more, *_table(where, cls, {})]))
+    return "\n".join(parts)
+
+
+def target_options() -> dict[str, tuple[str, type]]:
+    """Returns target -> where its settings stand, and their dataclass."""
+    from beam_jobs.engines import dataflow, flink
+    from pipeline.run_airflow import AirflowOptions
+    from pipeline.run_kubeflow import KubeflowOptions
+
+    return {
+        "flink": ("engine, runner: flink", flink.Options),
+        "dataflow": ("engine, runner: dataflow", dataflow.Options),
+        "kubeflow": ("kubeflow", KubeflowOptions),
+        "airflow": ("airflow", AirflowOptions),
+    }
+
+
+def meanings(cls: type) -> dict[str, str]:
+    """Returns attribute -> what the docstring of a dataclass says of it."""
+    text = inspect.getdoc(cls) or ""
+    block = re.search(r"^Attributes:\n((?:  .*\n?)+)", text, re.MULTILINE)
+    items = re.findall(r"^  (\w+): ((?:.+\n?)(?:    .+\n?)*)", block[1] if block else "", re.MULTILINE)
+    return {name: " ".join(meaning.split()) for name, meaning in items}
+
+
+def _section(section: str, cls: type, options: Mapping[str, str]) -> Iterator[str]:
+    yield f"{'###' if '.' in section else '##'} {section or 'Top level'}\n"
+    if section:
+        parent, _, name = section.rpartition(".")
+        yield f"{_sentence(_spelled_out(meanings(sections()[parent])[name], sections()[parent]))}\n"
+    pages = " and ".join(f"[{title}]({file}.md)" for title, file in _PAGES.get(section, ()))
+    if pages:
+        yield f"More in {pages}.\n"
+    yield from _table(section, cls, options)
+
+
+def _table(section: str, cls: type, options: Mapping[str, str]) -> Iterator[str]:
+    yield "| setting | type | default | meaning |"
+    yield "|---|---|---|---|"
+    hints, said = typing.get_type_hints(cls), meanings(cls)
+    for item in dataclasses.fields(cls):
+        key = f"{section}.{item.name}" if section else item.name
+        if key in sections() or (section in sections() and item.name not in names(section)):
+            continue
+        option = f" Option `{options[key]}`." if key in options else ""
+        meaning = _sentence(_spelled_out(said[item.name], cls)) + option
+        cells = (f"`{item.name}`", _type(hints[item.name]), _default(item), meaning)
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    yield ""
+
+
+def _sentence(text: str) -> str:
+    start = text if text.startswith("`") else text[:1].upper() + text[1:]
+    return start if start.endswith(".") else f"{start}."
+
+
+def _spelled_out(text: str, cls: type) -> str:
+    """Returns the text with the constants of its module, such as `SOURCE_KINDS`, replaced by what they hold."""
+    module = sys.modules[cls.__module__]
+
+    def values(found: re.Match[str]) -> str:
+        held = getattr(module, found[1], None)
+        return ", ".join(f"`{value}`" for value in held) if isinstance(held, (tuple, dict)) else found[0]
+
+    return re.sub(r"`([A-Z_]+)`", values, text.replace("None", "`null`"))
+
+
+def _type(hint: Any) -> str:
+    if isinstance(hint, types.UnionType):
+        return " or ".join(map(_type, typing.get_args(hint)))
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple:
+        return f"list of {_type(arguments[0])}s"
+    if origin is not None and issubclass(origin, Mapping):
+        return f"mapping to {_type(arguments[1])}s" if arguments[1] is not str else "mapping to texts"
+    return _TYPES[hint]
+
+
+def _default(item: dataclasses.Field[Any]) -> str:
+    if item.default_factory is not dataclasses.MISSING:
+        value = item.default_factory()
+    elif item.default is not dataclasses.MISSING:
+        value = item.default
+    else:
+        return "none: must be given"
+    plain = list(value) if isinstance(value, tuple) else value
+    text = yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=float("inf"))
+    return f"`{text.removesuffix(chr(10)).removesuffix('...').strip()}`"
+
+
+def _options() -> dict[str, str]:
+    """Returns dotted key -> option of `feedline run`."""
+    from pipeline.cli.run import command, option_names
+
+    return option_names(command, {str(parameter.name): "a=1" for parameter in command.params})
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

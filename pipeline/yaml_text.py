@@ -1,0 +1,58 @@
+"""YAML as its readers expect it: a key stands once in a mapping, `1e-3` is a number and `off` is a word."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from typing import Any, TextIO
+
+import yaml
+
+
+def parse(text: str | TextIO) -> Any:
+    """Returns the one document in a text.
+
+    Raises:
+      yaml.YAMLError: it is not YAML, or a mapping names a key twice.
+    """
+    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader, see below
+
+
+def parse_value(text: str, wants_text: bool) -> Any:
+    """Returns the value of one setting.
+
+    Args:
+      text: as it was typed.
+      wants_text: the setting is text, so that a number stays the text that it was typed as.
+
+    Raises:
+      yaml.YAMLError: it is not YAML.
+    """
+    value = parse(text)
+    is_plain = not isinstance(value, (str, list, dict)) and (value is not None or not text.strip())
+    return text.strip() if wants_text and is_plain else value
+
+
+class _Loader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                # PyYAML keeps the last one, and whoever wrote the first would never know.
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands here twice", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+# PyYAML follows YAML 1.1, in which `off` is false and a number with an exponent needs a point. Here, as in YAML 1.2,
+# they mean what they say: `near_duplicates: off`, `learning_rate: 1e-3`.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)

@@ -1,0 +1,377 @@
+"""The doctor on this machine as it is, and on this machine with one thing broken at a time."""
+
+from __future__ import annotations
+
+import http.server
+import importlib
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.engines.flink import Options
+from beam_jobs.errors import OptionError
+from pipeline import doctor
+from pipeline.cli import execute
+from pipeline.doctor import TARGETS, Check, airflow, common, flink, kubeflow, local
+from tests.command import feedline
+
+SETTINGS = {"root": "work", "ingest": {"source": "photos"}}
+
+
+@pytest.fixture
+def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The installed distribution as its metadata would be if it asked for other things."""
+    folder = tmp_path / "site" / "feedline-9.dist-info"
+    folder.mkdir(parents=True)
+    asked = [
+        "Requires-Python: >=3.99",
+        "Requires-Dist: click>=8.1",
+        "Requires-Dist: numpy<1",
+        'Requires-Dist: no-such-package[fast]>=2 ; extra == "tfx"',
+        'Requires-Dist: yet-another ; extra == "other"',
+        'Requires-Dist: not-on-this-system ; sys_platform == "win32" and extra == "tfx"',
+    ]
+    (folder / "METADATA").write_text("\n".join(["Metadata-Version: 2.1", "Name: feedline", "Version: 9", *asked]))
+    monkeypatch.syspath_prepend(str(folder.parent))
+    return folder
+
+
+@pytest.fixture
+def overview() -> Iterator[tuple[str, dict[str, object]]]:
+    """The address of a server that answers as the REST endpoint of Flink does, and what it will say."""
+    said: dict[str, object] = {"flink-version": "1.19.1", "slots-total": 4, "taskmanagers": 2}
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(said).encode() if self.path == "/overview" else b"{}"
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{server.server_port}", said
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def by_name(checks: Iterator[Check]) -> dict[str, Check]:
+    return {check.name: check for check in checks}
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+# --- checks and targets
+
+
+def test_marks_tell_what_stops_from_what_does_not():
+    assert Check(name="a", ok=True, detail="x").mark == "ok"
+    assert Check(name="a", ok=False, detail="x", remedy="do it").mark == "missing"
+    assert Check(name="a", ok=False, detail="x", remedy="do it", needed=False).mark == "warn"
+
+
+def test_a_check_that_fails_has_to_say_what_repairs_it():
+    with pytest.raises(ValueError, match="'java' found 'none' and does not say what repairs it"):
+        Check(name="java", ok=False, detail="none")
+
+
+def test_every_target_has_its_module_of_checks():
+    for target, module in TARGETS.items():
+        assert callable(importlib.import_module(module).checks), target
+    with pytest.raises(OptionError, match="target is 'spark'; it must be one of local, flink"):
+        list(doctor.run("spark", {}))
+
+
+# --- what every target needs
+
+
+def test_a_package_that_is_missing_or_too_new_is_named_with_the_command_that_installs_it(distribution):
+    core, extra = by_name(common.packages("")), by_name(common.packages("tfx"))
+    assert core.keys() == {"numpy"}
+    assert core["numpy"].detail.endswith("asked for is <1")
+    assert core["numpy"].remedy.endswith("pip install 'numpy<1'")
+    assert extra.keys() == {"no-such-package"}
+    assert extra["no-such-package"].detail == "is not installed, asked for is >=2"
+    assert extra["no-such-package"].remedy.endswith("pip install 'no-such-package[fast]>=2'")
+
+
+def test_another_python_is_named(distribution):
+    check = common.python()
+    assert (check.mark, check.detail.partition(", ")[2]) == ("missing", "asked for is >=3.99")
+
+
+def test_the_packages_of_this_environment_are_as_asked_for():
+    assert [check.mark for check in common.basics("tfx")] == ["ok", "ok", "ok"]
+
+
+def test_the_install_command_installs_with_what_there_is():
+    program, *arguments = common.install("--version").rpartition("&& ")[2].split()
+    if arguments[0] == "-m" and "ensurepip" in common.install("x"):
+        program, arguments = sys.executable, ["-m", "ensurepip", "--version"]
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60)
+    assert "No module" not in done.stderr
+
+
+def test_a_directory_that_cannot_be_used_is_named(tmp_path):
+    (tmp_path / "file").write_text("x")
+    deep = str(tmp_path / "new" / "deeper")
+    assert common.writable("root", deep, "r", 1).mark == "ok"
+    assert not os.path.exists(deep)
+    assert common.writable("root", deep, "r", 1 << 62).mark == "warn"
+    assert common.writable("root", str(tmp_path / "file" / "below"), "r", 1).detail.endswith("file is a file")
+    assert common.writable("root", "gs://bucket/x", "r", 1).detail == "gs://bucket/x is not on this machine"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_directory_of_somebody_else_is_named(tmp_path):
+    tmp_path.chmod(0o500)
+    assert common.writable("root", str(tmp_path / "work"), "r", 1).detail.endswith("cannot be written")
+
+
+def test_a_program_that_hangs_or_is_not_there_is_given_up():
+    assert common.output([sys.executable, "-c", "import time; time.sleep(60)"], 0.2)[0] == -1
+    assert common.output(["/no/such/program"], 1)[0] == -1
+
+
+# --- local
+
+
+def test_the_machine_is_described():
+    assert local.memory().detail.split()[1:3] == ["GB", "free,"]
+    assert int(local.cores().detail) == len(os.sched_getaffinity(0))
+
+
+def test_the_in_process_runner_starts():
+    check = local.beam()
+    assert check.ok, check.detail
+
+
+def test_what_a_run_would_refuse_is_said_before(photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    good = {"root": str(tmp_path / "work"), "ingest": {"source": str(photos)}}
+    assert local.configuration({}).ok
+    assert local.configuration(good).ok
+    assert local.configuration({**good, "root": str(photos / "work")}).detail.endswith("a run must not change")
+    assert local.configuration({**good, "ingest": {"source": "nowhere"}}).detail.startswith(f"{tmp_path}/nowhere does")
+    assert "must be of type int" in local.configuration({**good, "train": {"epochs": "x"}}).detail
+    assert local.configuration({**good, "ingest": {"source": "s3://no-such-bucket/x"}}).ok  # which is not asked
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tensorflow_that_does_not_load_is_named(tmp_path, monkeypatch):
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('libcudart.so.12 is not there')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (check,) = local.tensorflow()
+    assert (check.mark, check.detail) == ("missing", "they do not load: ImportError: libcudart.so.12 is not there")
+
+
+@pytest.mark.e2e
+def test_the_command_says_that_this_machine_is_ready(photos, tmp_path):
+    (tmp_path / "pipeline.yaml").write_text(f"root: work\ningest: {{source: {json.dumps(str(photos))}}}\n")
+    done = feedline("doctor", "--config", "pipeline.yaml", "--json", cwd=tmp_path)
+    said = json.loads(done.stdout)
+    assert (done.returncode, said["target"], said["ready"]) == (0, "local", True), done.stderr
+    marks = {check["name"]: check["mark"] for check in said["checks"]}
+    assert marks["tensorflow and tfx"] == marks["beam"] == marks["configuration"] == "ok"
+    assert {
+        "python",
+        "packages",
+        "packages of tfx",
+        "memory",
+        "cores",
+        "root",
+        "temporary files",
+        "gpu",
+    } <= marks.keys()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipeline.yaml"]
+
+
+# --- the command
+
+
+def test_the_exit_code_is_3_when_something_is_missing_and_every_line_says_what_repairs_it(capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    assert execute(["doctor", "--target", "flink"]) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("flink: ")
+    assert lines[-1].endswith("1 missing")
+    (index,) = [number for number, line in enumerate(lines) if line.startswith("missing  java  ")]
+    assert lines[index].endswith("Flink needs Java, and there is none in PATH")
+    assert lines[index + 1].strip() == "repair:  apt-get install -y default-jre-headless"
+
+
+def test_machines_are_told_the_same(capsys, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    assert execute(["doctor", "--target", "flink", "--json"]) == 3
+    said = json.loads(capsys.readouterr().out)
+    java = {check["name"]: check for check in said["checks"]}["java"]
+    assert (said["ready"], java["mark"], java["ok"]) == (False, "missing", False)
+    assert java["remedy"].startswith("apt-get install")
+    assert not any(check["remedy"] for check in said["checks"] if check["ok"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target", "spark"], "'spark' is not one of 'local', 'flink'"),
+        (["--config", "nowhere.yaml"], "config nowhere.yaml cannot be read"),
+        (["--set", "trian.epochs=3"], "there is no setting 'trian'; did you mean train?"),
+    ],
+)
+def test_a_wrong_request_is_code_2(capsys, arguments, message):
+    assert execute(["doctor", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+# --- flink
+
+
+def test_a_cluster_is_asked_for_its_version_and_its_slots(overview):
+    address, said = overview
+    assert flink.cluster(Options(flink_master=address)).detail == "Flink 1.19.1 with 2 task managers and 4 slots"
+    wrong = flink.cluster(Options(flink_master=address, flink_version="1.20"))
+    assert wrong.detail.endswith("; the job server is for 1.20")
+    assert "flink_version='1.19'" in wrong.remedy
+    assert flink.cluster(Options(flink_master=address, parallelism=8)).remedy == "taskmanager.sh start"
+    said["slots-total"] = 0
+    assert flink.cluster(Options(flink_master=f"http://{address}/")).mark == "missing"
+
+
+def test_a_cluster_that_does_not_answer_is_given_up_in_time(monkeypatch):
+    monkeypatch.setattr(flink, "NETWORK_TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert flink.cluster(Options(flink_master=address)).detail.endswith("does not answer as Flink: timed out")
+    assert "Connection refused" in flink.cluster(Options(flink_master=address)).detail
+
+
+def test_the_jar_of_the_job_server_is_looked_for_and_not_fetched(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    absent = flink.job_server(Options())
+    assert absent.mark == "warn"
+    assert "flink_jar.find('1.19')" in absent.remedy
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "my.jar").write_bytes(b"jar")
+    assert flink.job_server(Options(job_server_jar=str(tmp_path / "my.jar"))).ok
+    assert flink.job_server(Options(job_server_jar=str(tmp_path / "no.jar"))).mark == "missing"
+
+
+def test_a_worker_of_another_python_is_named(tmp_path):
+    old = script(tmp_path / "python3.9", "#!/bin/sh\necho 3.9.1\n")
+    other = script(tmp_path / "feedline-worker", f"#!{old}\n")
+    assert " has Python 3.9.1, this is 3.10" in flink.worker(Options(worker_command=other)).detail
+    same = script(tmp_path / "same", f"#!{sys.executable}\n")
+    assert flink.worker(Options(worker_command=same)).ok
+    assert flink.worker(Options(worker_command=str(tmp_path / "absent"))).mark == "missing"
+    elsewhere = Options(worker_command=str(tmp_path / "absent"), flink_master="host:8081")
+    assert flink.worker(elsewhere).mark == "warn"
+    assert flink.worker(Options(worker_pool="localhost:50000")).ok
+
+
+def test_wrong_settings_of_the_engine_are_named():
+    checks = by_name(flink.checks({"engine": {"runner": "flink", "paralelism": 2}}))
+    assert "did you mean parallelism?" in checks["section engine"].detail
+    assert "section engine" not in by_name(flink.checks({"engine": {"runner": "dataflow", "project": "p"}}))
+
+
+# --- kubeflow
+
+
+def test_kubeflow_needs_an_image_and_a_bucket():
+    settings = {"root": "work", "ingest": {"source": "photos"}}
+    checks = by_name(kubeflow.checks(settings))
+    assert {name for name, check in checks.items() if check.mark == "missing"} == {
+        "container image",
+        "bucket",
+        "compile",
+    }
+    assert checks["bucket"].detail == "work"
+    assert checks["compile"].detail == "kubeflow.image is missing; it has no default"
+    without = by_name(kubeflow.checks({}))
+    assert {name for name, check in without.items() if check.mark == "warn"} == {"container image", "bucket"}
+
+
+@pytest.mark.orchestrators
+def test_kubeflow_compiles_what_is_complete():
+    settings = {
+        "root": "gs://bucket/work",
+        "ingest": {"source": "gs://bucket/photos"},
+        "kubeflow": {"image": "registry/feedline:1"},
+    }
+    checks = by_name(kubeflow.checks(settings))
+    assert [check.detail for check in checks.values() if not check.ok] == []
+    assert checks["compile"].detail.endswith("bytes of YAML")
+
+
+# --- airflow
+
+
+def test_without_an_airflow_home_there_is_nothing_to_ask(tmp_path, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "home"))
+    checks = by_name(airflow.checks({**SETTINGS, "root": "s3://bucket/work"}))
+    assert checks["AIRFLOW_HOME"].remedy == f"export AIRFLOW_HOME={tmp_path}/home && airflow db migrate"
+    assert checks["root"].mark == "missing"
+    assert "database" not in checks
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.orchestrators
+def test_airflow_is_asked_without_leaving_anything_behind_and_is_ready_when_it_is_migrated(tmp_path, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
+    monkeypatch.setenv("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
+    fresh = by_name(airflow.checks(SETTINGS))
+    assert list(tmp_path.iterdir()) == []
+    assert {name for name, check in fresh.items() if check.mark == "missing"} == {"database", "dags folder"}
+    assert fresh["database"].remedy == "airflow db migrate"
+    program = str(Path(sys.executable).parent / "airflow")
+    done = subprocess.run([program, "db", "migrate"], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert fresh["dags folder"].remedy == f"mkdir -p {tmp_path}/dags"
+    (tmp_path / "dags").mkdir()
+    migrated = by_name(airflow.checks(SETTINGS))
+    assert {name for name, check in migrated.items() if not check.ok} == {"database"}
+    assert (migrated["database"].mark, migrated["executor"].detail) == ("warn", "SequentialExecutor")
+
+
+def test_a_database_that_cannot_be_reached_is_named_without_its_password(tmp_path, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    address = f"postgresql+psycopg2://me:secret@127.0.0.1:{port}/airflow"
+    monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", address)
+    check = by_name(airflow.checks(SETTINGS))["database"]
+    assert check.mark == "missing"
+    assert f"127.0.0.1:{port} cannot be reached" in check.detail
+    assert "secret" not in check.detail
+
+
+def test_a_driver_that_is_not_installed_is_named(tmp_path, monkeypatch):
+    (tmp_path / "psycopg2.py").write_text("raise ModuleNotFoundError('no psycopg2', name='psycopg2')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("AIRFLOW_HOME", tempfile.mkdtemp(dir=tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"postgresql+psycopg2://me:secret@127.0.0.1:{server.getsockname()[1]}/airflow"
+        monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", address)
+        check = by_name(airflow.checks(SETTINGS))["database"]
+    assert check.detail.endswith("airflow needs psycopg2")
+    assert check.remedy.endswith("pip install psycopg2-binary")

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import execute
+from pipeline.config import build
+from pipeline.settings import gather
+from pipeline.starter import files
+from tests.command import feedline
+from tests.make_images import class_folders
+
+WRITTEN = [".gitignore", "README.md", "my_model.py", "pipeline.yaml"]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def uncommented(text: str) -> str:
+    """The file as it is when every setting in it is switched on."""
+    return re.sub(r"^( *)#(?=[a-z])", r"\1", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["new", "deep/er", "empty", "."])
+def test_a_project_is_written_into_a_new_or_empty_directory(place, capsys, name):
+    (place / "empty").mkdir()
+    target = place / name
+    if name == ".":
+        (place / "empty").rmdir()
+        (place / ".git").mkdir()  # of a repository that has nothing in it yet
+    assert execute(["init", name]) == 0
+    assert sorted(set(os.listdir(target)) - {".git"}) == WRITTEN
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("Try next:  ")
+    assert last.endswith("run --config pipeline.yaml")
+    assert (f"cd {name} && " in last) == (name != ".")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["init", "full"], "full holds 'notes.txt'; name an empty or new directory"),
+        (["init", "full/notes.txt"], "full/notes.txt is a file; name an empty or new directory"),
+        (["init", "gs://bucket/project"], "gs://bucket/project is not on this machine; name a local directory"),
+        (["init", "full/notes.txt/below"], "full/notes.txt/below cannot be written: Not a directory"),
+    ],
+)
+def test_what_is_there_is_left_alone(place, capsys, arguments, message):
+    (place / "full").mkdir()
+    (place / "full" / "notes.txt").write_text("mine")
+    assert execute(arguments) == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in place.rglob("*")] == ["full", "notes.txt"]
+
+
+def test_the_file_is_a_configuration_and_what_it_shows_as_defaults_are_the_defaults(place):
+    text = files()["pipeline.yaml"]
+    (place / "as_it_is.yaml").write_text(text)
+    (place / "all.yaml").write_text(uncommented(text))
+    as_it_is, everything = (gather(f"{name}.yaml", {}, (), {}) for name in ("as_it_is", "all"))
+    assert len(everything.origin) > len(as_it_is.origin) + 20
+    assert everything.build() == as_it_is.build()
+
+
+def test_named_images_are_found_from_the_project(place, capsys):
+    class_folders(place / "my: photos", per_class=1)
+    assert execute(["init", "project", "--images", "my: photos", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["next"].startswith("cd project && ")
+    os.chdir("project")
+    assert build(gather("pipeline.yaml", {}, (), {}).values).ingest.source == str(place / "my: photos")
+
+
+def test_a_remote_source_is_written_as_it_is(place):
+    assert execute(["init", "project", "--images", "s3://bucket/{SPAN}"]) == 0
+    assert gather("project/pipeline.yaml", {}, (), {}).values["ingest"]["source"] == "s3://bucket/{SPAN}"
+
+
+@pytest.mark.e2e
+def test_what_was_written_runs_and_trains_the_model_in_it(place, photos, monkeypatch):
+    assert feedline("init", "project", "--images", photos, cwd=place).returncode == 0
+    project = place / "project"
+    monkeypatch.setenv("PYTHONPATH", ".")
+    monkeypatch.setenv("FEEDLINE_INPUT__IMAGE_SIDE_PX", "32")
+    assignments = ("--set", "train.epochs=2", "--set", "train.model=my_model.build", "--batch-size", 8)
+    done = feedline("run", "--config", "pipeline.yaml", *assignments, cwd=project)
+    assert done.returncode == 0, done.stderr
+    assert os.listdir(project / "work" / "serving")
+    assert (project / "work" / "report.html").is_file()
+    ignored = (project / ".gitignore").read_text().splitlines()
+    assert {f"/{name.name}/" if name.is_dir() else name.name for name in project.iterdir()} - set(WRITTEN) - {
+        "__pycache__"
+    } <= set(ignored)

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import TARGET_SECTIONS
+from pipeline.reference import meanings, page, target_options
+from pipeline.settings import names, sections
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "pipeline-yaml.md"
+
+
+def rows() -> dict[str, list[str]]:
+    """Dotted key -> cells of its row: type, default and meaning."""
+    found, section = {}, ""
+    for line in page().splitlines():
+        if line.startswith("##"):
+            section = line.lstrip("# ")
+        elif line.startswith("| `"):
+            name, *cells = re.split(r"(?<!\\) \| ", line.strip("| "))
+            found[f"{section}.{name.strip('`')}".removeprefix("Top level.")] = cells
+    return found
+
+
+def test_the_page_is_up_to_date():
+    command = "python -m pipeline.reference > docs/pipeline-yaml.md"
+    assert PAGE.read_text(encoding="utf-8") == page(), f"run `{command}`"
+
+
+@pytest.mark.parametrize("cls", [*sections().values(), *(cls for _, cls in target_options().values())])
+def test_the_docstring_says_what_every_setting_means_and_names_no_other(cls):
+    assert meanings(cls).keys() == {item.name for item in dataclasses.fields(cls)}
+    assert all(meanings(cls).values())
+
+
+def test_every_setting_has_a_row():
+    keys = {f"{section}.{name}".strip(".") for section in sections() for name in names(section)}
+    for where, cls in target_options().values():
+        keys |= {f"{where}.{item.name}" for item in dataclasses.fields(cls)}
+    assert rows().keys() == keys - sections().keys() - set(TARGET_SECTIONS)
+
+
+@pytest.mark.parametrize(
+    ("key", "cells"),
+    [
+        ("root", ["text", "none: must be given"]),
+        ("span", ["whole number or null", "`null`"]),
+        ("train.learning_rate", ["number", "`0.002`"]),
+        ("train.class_weights", ["text or mapping to numbers", "`''`"]),
+        ("ingest.columns.extra", ["list of texts", "`[]`"]),
+        ("ingest.splits", ["mapping to numbers", "`{train: 0.9, eval: 0.1}`"]),
+        ("ingest.columns.label_separator", ["text", "`'\\|'`"]),
+        ("input.ordered", ["true or false", "`true`"]),
+    ],
+)
+def test_types_and_defaults_are_those_of_the_code(key, cells):
+    assert rows()[key][:2] == cells
+
+
+def test_meanings_are_sentences_with_their_option_and_without_names_of_the_code():
+    assert rows()["train.epochs"][2] == "Passes over the training split. Option `--epochs`."
+    assert rows()["ingest.source_kind"][2].startswith("One of `auto`, `folder`, `glob`, `csv`")
+    assert "SOURCE_KINDS" not in page()
+    assert "None" not in page()
+
+
+def test_links_lead_to_pages():
+    for name in re.findall(r"\]\((.+?\.md)\)", page()):
+        assert (PAGE.parent / name).is_file(), name

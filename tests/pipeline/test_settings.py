@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from beam_jobs.errors import OptionError
+from pipeline.cli import execute
+from pipeline.config import build
+from pipeline.settings import Settings, gather
+from pipeline.settings_text import text, to_json
+
+FILE = {"root": "work", "ingest": {"source": "photos", "splits": {"train": 8, "eval": 2}}, "train": {"epochs": 5}}
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A file of settings in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    Path("pipeline.yaml").write_text(yaml.safe_dump(FILE, sort_keys=False))
+    return "pipeline.yaml"
+
+
+def test_each_layer_wins_over_the_one_before(config):
+    variable, option = {"FEEDLINE_TRAIN__EPOCHS": "6"}, {"train": {"epochs": 7}}
+    found = [
+        gather(config, {}, (), {}),
+        gather(config, {}, (), variable),
+        gather(config, option, (), variable, {"train.epochs": "--epochs"}),
+        gather(config, option, ["train.epochs=8"], variable),
+    ]
+    assert [(one.values["train"]["epochs"], one.origin["train.epochs"]) for one in found] == [
+        (5, "file pipeline.yaml"),
+        (6, "environment FEEDLINE_TRAIN__EPOCHS"),
+        (7, "option --epochs"),
+        (8, "option --set"),
+    ]
+
+
+def test_without_a_file_nothing_is_set():
+    assert gather(None, {}, (), {}) == Settings()
+
+
+def test_the_environment_of_the_process_is_read_when_none_is_given(config, monkeypatch):
+    monkeypatch.setenv("FEEDLINE_NAME", "flowers")
+    assert gather(config, {}, ()).values["name"] == "flowers"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "key", "read"),
+    [
+        ("FEEDLINE_TRAIN__LEARNING_RATE", "1e-3", ("train", "learning_rate"), 0.001),
+        ("FEEDLINE_INGEST__NEAR_DUPLICATES", "off", ("ingest", "near_duplicates"), "off"),
+        ("FEEDLINE_TRAIN__FROZEN", "true", ("train", "frozen"), True),
+        ("FEEDLINE_INPUT__COLUMNS", "[age, city]", ("input", "columns"), ("age", "city")),
+        ("FEEDLINE_INGEST__COLUMNS__LABEL", "kind", ("ingest", "columns", "label"), "kind"),
+        ("FEEDLINE_EVALUATE__MAX_DROP", "null", ("evaluate", "max_drop"), None),
+        ("FEEDLINE_TRAIN__WEIGHTS", "''", ("train", "weights"), ""),
+        ("FEEDLINE_INGEST__SPLITS", "{fit: 1, eval: 1}", ("ingest", "splits"), {"fit": 1, "eval": 1}),
+        ("FEEDLINE_INGEST__SPLITS__TEST", "1", ("ingest", "splits"), {"train": 8, "eval": 2, "test": 1}),
+        ("FEEDLINE_TRAIN", "{epochs: 9}", ("train", "epochs"), 9),
+    ],
+)
+def test_the_environment_is_read_as_yaml(config, name, value, key, read):
+    built = gather(config, {}, (), {name: value}).build()
+    for part in key:
+        built = getattr(built, part)
+    assert built == read
+
+
+@pytest.mark.parametrize(
+    ("text", "read"), [("2024", "2024"), ("1.20", "1.20"), ("true", "true"), ("", ""), ("'a b'", "a b"), ("null", None)]
+)
+def test_a_number_for_a_setting_of_text_is_the_text_it_was_written_as(config, text, read):
+    assert gather(config, {}, [f"name={text}"], {}).values["name"] == read
+    assert gather(config, {}, [f"kubeflow.x={text}"], {"FEEDLINE_TRAIN__EPOCHS": "7"}).values["train"]["epochs"] == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("FEEDLINE_BROWSER", "1"),
+        ("FEEDLINE_TEST_SOMETHING", "1"),
+        ("FEEDLINE_SERVICE_HOST", "10.0.0.1"),
+        ("FEEDLINE_PORT", "tcp://10.0.0.1:80"),
+        ("FEEDLINE_PORT_80_TCP", "tcp://10.0.0.1:80"),
+        ("FEEDLINE_TRAIN__EPOCHS", ""),
+        ("PATH", "/bin"),
+        ("feedline_train__epochs", "3"),
+    ],
+)
+def test_switches_and_empty_variables_are_no_settings(config, name, value):
+    assert gather(config, {}, (), {name: value}) == gather(config, {}, (), {})
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (
+            {"FEEDLINE_TRIAN__EPOCHS": "3"},
+            "environment FEEDLINE_TRIAN__EPOCHS: there is no setting 'trian'; did you mean train\\?",
+        ),
+        ({"FEEDLINE_TRAIN__EPOCH": "3"}, "'train.epoch'; did you mean epochs\\?"),
+        ({"FEEDLINE_EPOCHS": "3"}, "there is no setting 'epochs'; did you mean train.epochs\\?"),
+        ({"FEEDLINE_SEED": "3"}, "'seed'; did you mean ingest.seed or input.seed\\?"),
+        ({"FEEDLINE_BROWSERS": "1"}, "environment FEEDLINE_BROWSERS: there is no setting 'browsers'"),
+        ({"FEEDLINE_": "1"}, "environment FEEDLINE_ names no setting; write it as FEEDLINE_TRAIN__EPOCHS"),
+        ({"FEEDLINE_TRAIN__": "1"}, "environment FEEDLINE_TRAIN__ names no setting"),
+        ({"FEEDLINE_ROOT": "{"}, "environment FEEDLINE_ROOT is '{', which is not a YAML value"),
+    ],
+)
+def test_a_wrong_variable_is_named_with_the_nearest_setting(config, environ, message):
+    with pytest.raises(OptionError, match=message):
+        gather(config, {}, (), environ)
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (["epochs"], "--set is 'epochs'; write it as train.epochs=20"),
+        (["=3"], "--set is '=3'; write it"),
+        (["train..epochs=3"], "write it as train.epochs=20"),
+        (["train.epochs={"], "--set train.epochs is '{', which is not a YAML value"),
+        (["train={epoch: 3}"], "option --set: there is no setting 'train.epoch'; did you mean epochs\\?"),
+        (["gates.mode=stop"], "there is no setting 'gates'; did you mean gate\\?"),
+        (["input.balance=uniform", "input.balance.cat=1"], "input.balance is 'uniform'; to name input.balance.cat it"),
+    ],
+)
+def test_a_wrong_assignment_is_named(config, assignments, message):
+    with pytest.raises(OptionError, match=message):
+        gather(config, {}, assignments, {})
+
+
+def test_a_file_with_an_unknown_key_is_named(config):
+    Path("wrong.yaml").write_text("image_side_px: 96\n")
+    with pytest.raises(
+        OptionError, match="file wrong.yaml: there is no setting 'image_side_px'; did you mean input.im"
+    ):
+        gather("wrong.yaml", {}, (), {})
+
+
+def test_a_key_that_stands_twice_is_named_with_its_line(config):
+    Path("twice.yaml").write_text("train: {epochs: 3}\nroot: w\ntrain: {seed: 4}\n")
+    with pytest.raises(OptionError, match="twice.yaml is not YAML: 'train' stands here twice .* line 3"):
+        gather("twice.yaml", {}, (), {})
+
+
+@pytest.mark.parametrize(
+    ("environ", "assignments", "message"),
+    [
+        ({"FEEDLINE_TRAIN__EPOCHS": "many"}, [], "must be of type int \\(environment FEEDLINE_TRAIN__EPOCHS\\)$"),
+        ({}, ["train.epochs=0"], "^epochs is 0; it must be a whole number of at least 1 \\(option --set\\)$"),
+        ({}, ["train=3"], "^train is 3; it must be a mapping of settings \\(option --set\\)$"),
+        ({"FEEDLINE_INPUT__SEED": "-1"}, ["ingest.seed=3"], "^seed is -1; it must be a whole number of at least 0$"),
+    ],
+)
+def test_a_value_that_is_not_allowed_is_named_with_its_layer(config, environ, assignments, message):
+    with pytest.raises(OptionError, match=message):
+        gather(config, {}, assignments, environ).build()
+
+
+def test_a_mapping_of_an_option_replaces_that_of_the_file(config):
+    settings = gather(config, {"ingest": {"splits": {"a": 0.5, "b": 0.5}}}, (), {})
+    assert settings.values["ingest"] == {"source": "photos", "splits": {"a": 0.5, "b": 0.5}}
+
+
+def test_one_entry_of_a_mapping_keeps_the_others_and_names_both_layers(config):
+    settings = gather(config, {}, ["ingest.splits.test=1"], {})
+    assert settings.values["ingest"]["splits"] == {"train": 8, "eval": 2, "test": 1}
+    assert settings.origin["ingest.splits"] == "file pipeline.yaml, option --set"
+
+
+def test_a_section_of_comments_alone_is_no_section_and_null_takes_one_away(config):
+    Path("empty.yaml").write_text("root: work\ntrain:\n  # epochs: 3\nengine:\ndataset: d\n")
+    assert gather("empty.yaml", {}, (), {}).values == {"root": "work", "dataset": "d"}
+    settings = gather(config, {"dataset": "d"}, ["ingest=null"], {})
+    assert settings.values.keys() == {"root", "train", "dataset"}
+    assert settings.origin.keys() == {"root", "train.epochs", "dataset"}
+
+
+def test_sections_of_targets_are_carried_and_not_looked_into(config):
+    settings = gather(
+        config, {}, ["kubeflow.image.name=x", "engine.runner=flink"], {"FEEDLINE_AIRFLOW__SCHEDULE": "'@daily'"}
+    )
+    assert settings.values["kubeflow"] == {"image": {"name": "x"}}
+    assert settings.values["airflow"] == {"schedule": "@daily"}
+    assert (settings.origin["engine.runner"], settings.layer("kubeflow")) == ("option --set", "option --set")
+    assert settings.build() == gather(config, {}, (), {}).build()
+
+
+def test_the_caller_keeps_its_values(config):
+    given = {"ingest": {"splits": {"train": 1, "eval": 1}}}
+    gather(config, given, ["ingest.splits.test=1"], {})
+    assert given == {"ingest": {"splits": {"train": 1, "eval": 1}}}
+
+
+# --- what is shown
+
+
+def test_the_text_names_every_value_with_its_layer_and_is_the_same_configuration(config):
+    settings = gather(
+        config,
+        {"ingest": {"near_duplicates": "off"}},
+        ["gate.drift_limits.brightness=0.2", "kubeflow.image=feedline:1", 'input.train_ops="decode|flip # 3"'],
+        {"FEEDLINE_TRAIN__LEARNING_RATE": "1e-3"},
+        {"ingest.near_duplicates": "--near-duplicates"},
+    )
+    shown = text(settings)
+    assert build(yaml.safe_load(shown)) == settings.build()
+    assert yaml.safe_load(shown)["kubeflow"] == {"image": "feedline:1"}
+    layers = dict(line.strip().split("  # ") for line in shown.splitlines() if "  # " in line)
+    layers = {line.partition(":")[0] + line.partition(":")[2].rstrip(): layer for line, layer in layers.items()}
+    assert layers["learning_rate 0.001"] == "environment FEEDLINE_TRAIN__LEARNING_RATE"
+    assert layers["epochs 5"] == "file pipeline.yaml"
+    assert layers["near_duplicates 'off'"] == "option --near-duplicates"
+    assert layers["drift_limits {brightness: 0.2}"] == "option --set"
+    assert layers["optimizer adamw"] == "default"
+    assert f"root {os.path.abspath('work')}" in layers
+    assert sum("  # " in line for line in shown.splitlines()) == len(to_json(settings)["origin"])
+    assert not {"out", "overwrite", "append"} & yaml.safe_load(shown)["ingest"].keys()
+
+
+def test_an_adopted_dataset_shows_no_ingest(config):
+    shown = yaml.safe_load(text(gather(None, {"root": "w", "dataset": "d"}, (), {})))
+    assert "ingest" not in shown
+    assert shown["dataset"] == os.path.abspath("d")
+
+
+def test_show_config_names_options_and_runs_nothing(config, capsys, monkeypatch):
+    monkeypatch.setenv("FEEDLINE_INPUT__BATCH_SIZE", "16")
+    line = "run -c pipeline.yaml --epochs 3 --side-px 96 --extra-column age --min-accuracy 0.5 --show-config --json"
+    assert execute(line.split()) == 0
+    origin = json.loads(capsys.readouterr().out)["origin"]
+    assert {key: layer for key, layer in origin.items() if layer not in ("default", "file pipeline.yaml")} == {
+        "input.batch_size": "environment FEEDLINE_INPUT__BATCH_SIZE",
+        "train.epochs": "option --epochs",
+        "ingest.pixels.side_px": "option --side-px",
+        "ingest.columns.extra": "option --extra-column",
+        "evaluate.min_accuracy": "option --min-accuracy",
+    }
+    assert sorted(os.listdir()) == ["pipeline.yaml"]
+
+
+def test_a_run_says_that_it_leaves_the_engine_out(config, capsys):
+    assert execute(["run", "--config", config, "--set", "engine.runner=flink"]) == 2
+    said, error, *_ = capsys.readouterr().err.splitlines()
+    assert said == "engine (option --set) is left out: `run` does all its work in this process"
+    assert "photos does not exist" in error
+
+
+def test_show_config_refuses_what_a_run_would(config, capsys):
+    assert execute(["run", "--config", config, "--set", "train.epochs=0", "--show-config"]) == 2
+    assert "epochs is 0" in capsys.readouterr().err
+
+
+def test_show_config_imports_nothing_heavy(config):
+    code = (
+        "import sys\n"
+        "from pipeline.cli import execute\n"
+        "execute(['run', '--config', 'pipeline.yaml', '--show-config'])\n"
+        "print([n for n in ('apache_beam', 'tensorflow', 'tfx', 'keras') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+    assert "root: " in done.stdout
