@@ -116,8 +116,19 @@ def forget_transient(work: str, bucket: Bucket) -> None:
         storage.remove(_marker_path(work, bucket))
 
 
+def marker_name(bucket: Bucket) -> str:
+    """Returns the name, in `DIRECTORY`, of the file that says that a bucket is done."""
+    return f"done-{bucket.name}.json"
+
+
+def done_by(marker: bytes) -> Progress:
+    """Returns what the content of such a file says was done."""
+    counts = json.loads(marker)
+    return Progress(counts["good"] + counts["rejected"], counts["bytes"], counts["rejected"])
+
+
 def _marker_path(work: str, bucket: Bucket) -> str:
-    return storage.join(work, DIRECTORY, f"done-{bucket.name}.json")
+    return storage.join(work, DIRECTORY, marker_name(bucket))
 
 
 def _outcomes(bucket: Bucket, task: ExamineTask) -> Iterator[tuple[ImageRef, _Good | Reject]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,12 +14,17 @@ from apache_beam.metrics.metric import MetricsFilter
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineState
 
-from beam_jobs import progress
+from beam_jobs import progress, storage
 from beam_jobs.errors import FeedlineError
 from beam_jobs.options import LOCAL_BEAM_ARGS
 from beam_jobs.progress import Progress
 
 _PLACE = re.compile(r" ?\[while running '[^']*'\]")  # Beam's, appended to the text of every error
+# What stands around the words of an error in a stack trace of Java, and the names of classes before them.
+_FRAME = re.compile(r"\s*(at [\w.$/<>]+\(.*|\.\.\. \d+ more)?\s*$")
+_CLASSES = re.compile(r"^(Caused by: |([a-z]\w*\.)+[A-Z][\w$]*(: |$)|RuntimeError: (?=([a-z]\w*\.)*[A-Z]\w+: ))+")
+
+_LOOK_S = 2.0
 
 MakePipeline = Callable[[], beam.Pipeline]
 # Takes the name of a stage, what it will have done at its end, and how to ask what it has done; shows it meanwhile.
@@ -41,7 +47,8 @@ def run_job(stage: str, total: Progress, transform: beam.PTransform, make_pipeli
     Args:
       stage: what the job does, such as `examining`.
       total: what it will have done.
-      transform: takes the root of a pipeline.
+      transform: takes the root of a pipeline; its `tally`, if it has one, returns a function that tells what is done
+        from what the workers left in files.
       make_pipeline: makes the pipeline.
       watch: shows how far it is.
 
@@ -49,32 +56,74 @@ def run_job(stage: str, total: Progress, transform: beam.PTransform, make_pipeli
       FeedlineError: the runner failed; its own text is the cause.
     """
     progress.local.reset()
-    job = _Job(stage)
+    job = _Job(transform)
     with _one_line_errors(stage), watch(stage, total, job.done):
         pipeline = make_pipeline()
         pipeline | transform.label >> transform
         job.follow(pipeline.run())
 
 
+class Tally:
+    """Adds up the files that finished units of work leave behind; each is read once."""
+
+    def __init__(self, directory: str, names: Iterable[str], read: Callable[[str, bytes], Progress | None]) -> None:
+        """Names the files.
+
+        Args:
+          directory: where they appear.
+          names: of all of them.
+          read: takes name and content and returns what was done, or None for a file of another run.
+        """
+        self._directory = directory
+        self._awaited = set(names)
+        self._read = read
+        self._done = Progress()
+        self._next_look = 0.0
+
+    def __call__(self) -> Progress:
+        """Returns what is done by now, or was two seconds ago: a bar asks more often than a store likes."""
+        if time.monotonic() >= self._next_look:
+            for name in self._awaited.intersection(storage.list_files(self._directory)):
+                done = self._read(name, storage.read_bytes(storage.join(self._directory, name)))
+                if done is not None:
+                    self._done += done
+                    self._awaited.remove(name)
+            self._next_look = time.monotonic() + _LOOK_S
+        return self._done
+
+
 class _Job:
-    def __init__(self, stage: str) -> None:
-        self._stage = stage
+    def __init__(self, transform: beam.PTransform) -> None:
+        self._tally: Callable[[], Progress] | None = transform.tally() if hasattr(transform, "tally") else None
         self._result: Any = None
 
     def follow(self, result: Any) -> None:
-        """Waits for a running job, which answers `done` from now on."""
+        """Waits for a running job, which answers `done` from now on; cancels it when nobody waits any more."""
         self._result = result
-        state = result.wait_until_finish()
+        try:
+            state = result.wait_until_finish()
+        except KeyboardInterrupt:
+            with contextlib.suppress(Exception):  # it may be over, or its runner may know no such thing
+                result.cancel()
+            raise
         if state not in (None, PipelineState.DONE):
             raise RuntimeError(f"the job ended as {state}")
 
     def done(self) -> Progress:
-        """Returns what is done: counted in this process by an in-process runner, told by its metrics by any other."""
+        """Returns what is done: counted in this process by an in-process runner.
+
+        Of any other runner its metrics tell, or the files of finished units of work, whichever is further: Flink hands
+        over metrics when all is done, and other services long after the work.
+        """
         here = progress.local.read()
         if here.images or self._result is None:
             return here
-        with contextlib.suppress(Exception):  # no metrics yet, or a hiccup of the service; the job does not need them
-            return _from_metrics(self._result)
+        # No metrics yet, or a hiccup of the service or the store; the job does not need an answer.
+        with contextlib.suppress(Exception):
+            here = _from_metrics(self._result)
+        if self._tally is not None:
+            with contextlib.suppress(Exception):
+                here = max(here, self._tally(), key=lambda found: found.images)
         return here
 
 
@@ -95,9 +144,17 @@ def _one_line_errors(stage: str) -> Iterator[None]:
     except Exception as error:
         if _was_interrupted(error):
             raise KeyboardInterrupt from error
-        lines = _PLACE.sub("", str(error)).strip().splitlines()
-        last = lines[-1].strip() if lines else type(error).__name__
+        last = _last_words(error)
         raise FeedlineError(f"{stage} failed: {last}; what was finished is kept, run the same command again") from error
+
+
+def _last_words(error: Exception) -> str:
+    """Returns the last line of an error that says something: the innermost cause, where runners quote stack traces."""
+    details = getattr(error, "details", None)  # of gRPC, whose own text is a page
+    text = str(details() if callable(details) else error)
+    lines = [line for line in _PLACE.sub("", text).splitlines() if not _FRAME.fullmatch(line)]
+    words = [_CLASSES.sub("", line.strip()) for line in lines]
+    return next(filter(None, reversed(words)), type(error).__name__)
 
 
 def _was_interrupted(error: BaseException | None) -> bool:

@@ -5,16 +5,21 @@ Expected failures travel as values, because a runner turns an exception into tex
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import apache_beam as beam
 from apache_beam.metrics import Metrics
 
+from beam_jobs import examine, storage
 from beam_jobs.errors import FeedlineError
 from beam_jobs.examine import Examined, ExamineTask, examine_bucket
+from beam_jobs.jobs import Tally
+from beam_jobs.progress import Progress
 from beam_jobs.scan import Bucket
-from beam_jobs.write import ShardTask, WriteTask, load_sidecar, note_failure, write_shard
+from beam_jobs.write import ShardTask, WriteTask, load_sidecar, note_failure, sidecar_path, write_shard
 
 
 @dataclass
@@ -33,6 +38,11 @@ class ExamineBuckets(beam.PTransform):
             | "Examine" >> beam.ParDo(_Examine(self.task))  # Examined
         )
 
+    def tally(self) -> Tally:
+        """Returns what tells how far the stage is, whichever processes do the work."""
+        directory = storage.join(self.task.reader.work, examine.DIRECTORY)
+        return Tally(directory, map(examine.marker_name, self.buckets), lambda _, marker: examine.done_by(marker))
+
 
 @dataclass
 class WriteShards(beam.PTransform):
@@ -49,6 +59,16 @@ class WriteShards(beam.PTransform):
             | "SpreadShards" >> beam.Reshuffle()  # ShardTask
             | "Write" >> beam.ParDo(_Write(self.task))  # str: name of a shard
         )
+
+    def tally(self) -> Tally:
+        """Returns what tells how far the stage is, whichever processes do the work."""
+        digests = {os.path.basename(sidecar_path("", shard)): shard.digest for shard in self.shards}
+
+        def done_by(name: str, sidecar: bytes) -> Progress | None:
+            found = json.loads(sidecar)
+            return Progress(found["records"], found["bytes"]) if found["digest"] == digests[name] else None
+
+        return Tally(storage.join(self.task.work, "written"), digests, done_by)
 
 
 class _Examine(beam.DoFn):

@@ -52,8 +52,7 @@ def job_server(options: Options) -> Check:
             detail=f"{options.job_server_jar}{'' if there else ' is not a file'}",
             remedy="feedline ingest --runner flink --runner-option job_server_jar=PATH",
         )
-    path = os.path.join(flink_jar._cache(), os.path.basename(flink_jar.published(options.flink_version)))
-    if flink_jar._is_whole(path):
+    if path := flink_jar.kept(options.flink_version):
         return Check(name="job server", ok=True, detail=path)
     code = f"from beam_jobs.engines import flink_jar; print(flink_jar.find({options.flink_version!r}))"
     return Check(

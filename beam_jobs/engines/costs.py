@@ -1,0 +1,133 @@
+"""What an ingest takes: the work of one, and the seconds of a core that a measured image of each kind took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from beam_jobs.options import IngestOptions
+
+# Images/s of a whole ingest on both cores of the machine that `benchmarks/results/latest.json` describes, by policy and
+# facts: the sections `ingest` (500x375 pixels) and `large` (2000x1500 pixels) of that file, as `make bench` left them.
+# Two busy cores are the right measure of a cloud vCPU, which is one of the two hardware threads of a core.
+RATES_SMALL = {
+    ("copy", "basic"): 2043.0,
+    ("copy", "all"): 1571.0,
+    ("resize", "basic"): 1211.0,
+    ("resize", "all"): 1002.0,
+    ("raw", "all"): 1000.0,
+}
+RATES_LARGE = {("resize", "basic"): 367.0, ("resize", "all"): 393.0}
+# A bare decode of the same files: what `copy` adds for every further pixel, for it decodes at full size.
+DECODE_SMALL, DECODE_LARGE = 2818.0, 382.0
+CORES = 2
+SMALL_MEGAPIXELS, LARGE_MEGAPIXELS = 0.1875, 3.0
+
+# Seconds of a core that the client for Google Storage takes to read one image of 400 kB; 0.9 ms for 56 kB. Measured
+# over loopback from the emulator of the tests, so without the encryption and the distance of the real service.
+REQUEST_SECONDS = 0.0013
+
+# The plan is made where the command runs, not on the workers: section `plan` of the same file, a million images.
+PLAN_SECONDS_PER_IMAGE = 4.2e-6
+PLAN_BYTES_PER_IMAGE = 900
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What an ingest has to do. Estimated, but for what the listing of the source tells.
+
+    Attributes:
+      images: to ingest.
+      read_bytes: of their files, read once to examine them and once more to write them.
+      written_bytes: of the shards.
+      buckets: units of examining.
+      shards: split -> units of writing.
+      core_seconds: of computing, both jobs together.
+      requests: for images, to an object store; 0 for local files.
+      remote: whether images are read from an object store or a web server.
+    """
+
+    images: int
+    read_bytes: int
+    written_bytes: int
+    buckets: int
+    shards: Mapping[str, int]
+    core_seconds: float
+    requests: int
+    remote: bool
+
+    @property
+    def units(self) -> int:
+        """The most units that can be worked on at a time in both jobs."""
+        return max(1, min(self.buckets, sum(self.shards.values())))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bill:
+    """What some work takes on an engine.
+
+    Attributes:
+      lines: name -> text, to print.
+      values: the same for machines: numbers in the unit that their name says.
+    """
+
+    lines: Mapping[str, str]
+    values: Mapping[str, Any]
+
+
+def core_seconds(options: IngestOptions, megapixels: float) -> float:
+    """Returns the seconds of a core that examining and writing one image takes, its reading not counted.
+
+    Measured with JPEG files at two sizes and drawn out in a straight line between and beyond them, which is near enough
+    for a plan and no more.
+
+    Args:
+      options: policy and facts.
+      megapixels: of the image as it is read.
+    """
+    policy, facts = options.pixels.policy, options.facts
+    # `raw` was measured with every fact alone; those are little of what it does.
+    small = CORES / RATES_SMALL.get((policy, facts), RATES_SMALL[policy, "all"])
+    if policy == "copy":
+        slope = _slope(CORES / DECODE_SMALL, CORES / DECODE_LARGE)
+    else:  # both decode at the smallest scale that will do
+        slope = _slope(CORES / RATES_SMALL["resize", "all"], CORES / RATES_LARGE["resize", "all"])
+    least = CORES / RATES_SMALL["copy", "basic"] / 4  # no image is free, however small
+    return max(least, small + slope * (megapixels - SMALL_MEGAPIXELS))
+
+
+def _slope(small_seconds: float, large_seconds: float) -> float:
+    return (large_seconds - small_seconds) / (LARGE_MEGAPIXELS - SMALL_MEGAPIXELS)
+
+
+def about(value: float, unit: str = "") -> str:
+    """Returns a number with two significant digits, which is more than an estimate is good for."""
+    rounded = float(f"{value:.2g}")
+    text = f"{rounded:,.0f}" if abs(rounded) >= 10 else f"{rounded:g}"
+    return f"{text} {unit}".strip()
+
+
+def money(dollars: float) -> str:
+    """Returns an amount of US dollars: to the cent, or two significant digits of it."""
+    if dollars < 0.005:
+        return "under $0.01"
+    return f"${dollars:.2f}" if dollars < 10 else f"${about(dollars)}"
+
+
+def duration(seconds: float) -> str:
+    """Returns a time in seconds, minutes or hours, two significant digits of it."""
+    if seconds < 1:
+        return "under 1 s"
+    if seconds < 90:
+        return about(seconds, "s")
+    return about(seconds / 60, "min") if seconds < 5400 else about(seconds / 3600, "h")
+
+
+def size(count: float) -> str:
+    """Returns bytes in the unit that fits."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 995:  # two digits of more are a thousand
+            return about(count, unit)
+        count /= 1000
+    return about(count, "TB")

@@ -1,0 +1,134 @@
+"""Beam on Apache Flink: a mini cluster in one JVM of this machine, or a cluster that is there already."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from beam_jobs import validate
+from beam_jobs.errors import OptionError
+
+if TYPE_CHECKING:
+    from beam_jobs.jobs import MakePipeline
+
+LOCAL = "[local]"
+VERSIONS = ("1.17", "1.18", "1.19", "1.20", "2.0")  # those that Beam publishes a job server for
+WORKER = "feedline-worker"  # the console script of `beam_jobs.engines.flink_worker`
+
+_SIZE = re.compile(r"[1-9]\d*[mg]")
+_ADDRESS = re.compile(r"(https?://)?[\w.-]+(:\d{1,5})?(/[\w./-]*)?")
+_PLACE = re.compile(r"[\w.-]+:\d{1,5}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Settings of a run on Flink.
+
+    Attributes:
+      flink_master: `[local]` for a mini cluster in one JVM of this machine, or `host:port` of the REST endpoint of a
+        cluster, which may have `http://` or `https://` before it.
+      flink_version: of the cluster; decides which job server is fetched.
+      parallelism: units of work at a time; 0 takes every slot of the cluster, or every core of this machine.
+      job_server_jar: path or URL of Beam's Flink job server; empty fetches the one of this Beam and `flink_version`.
+      worker_command: program on the task managers that starts a worker; empty takes the `feedline-worker` of this
+        environment, so that task managers need it at the same path.
+      worker_pool: `host:port` of a pool that starts the workers, as a task manager sees it; instead of
+        `worker_command`, for task managers that are containers of their own.
+      workers: worker processes a task manager; 0 leaves the number to Beam, one less than the cores.
+      retries: how often a job that Flink gave up is sent again; what it had finished is not done again.
+      java_memory: largest heap of the JVM started here: the job server, and the mini cluster in it.
+      log_dir: directory for the logs of this run, kept; empty takes a temporary one that stays when a job failed.
+
+    Raises:
+      OptionError: a value is out of range; the message names it and what is allowed.
+    """
+
+    flink_master: str = LOCAL
+    flink_version: str = "1.19"
+    parallelism: int = 0
+    job_server_jar: str = ""
+    worker_command: str = ""
+    worker_pool: str = ""
+    workers: int = 1
+    retries: int = 3
+    java_memory: str = "1g"
+    log_dir: str = ""
+
+    def __post_init__(self) -> None:
+        validate.choice("flink_version", self.flink_version, VERSIONS)
+        for name in ("parallelism", "workers", "retries"):
+            validate.whole(name, getattr(self, name), 0)
+        if not self.is_local and not _ADDRESS.fullmatch(self.flink_master):
+            raise OptionError(
+                f"flink_master is {self.flink_master!r}; it must be {LOCAL}, or host:port of the REST endpoint"
+            )
+        if not _SIZE.fullmatch(self.java_memory):
+            raise OptionError(f"java_memory is {self.java_memory!r}; it must be a size such as 512m or 2g")
+        if self.worker_pool and not _PLACE.fullmatch(self.worker_pool):
+            raise OptionError(f"worker_pool is {self.worker_pool!r}; it must be host:port")
+        if self.worker_pool and self.worker_command:
+            raise OptionError("worker_pool and worker_command are both given; workers are started by one of them")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the cluster is one in a JVM of this machine."""
+        return self.flink_master == LOCAL
+
+    @property
+    def slots(self) -> int:
+        """Units of work at a time, as asked for or as the mini cluster takes them; 0 leaves it to the cluster."""
+        return self.parallelism or (os.cpu_count() or 1 if self.is_local else 0)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[MakePipeline]:
+        """See `Engine`."""
+        from beam_jobs.engines import flink_cluster, flink_jar, flink_java, flink_jobs, flink_logs, flink_server
+
+        worker = self._worker()
+        slots = flink_cluster.slots(self)
+        java = flink_java.find()
+        jar = flink_jar.find(self.flink_version, self.job_server_jar)
+        command = flink_server.command(java, jar, self.flink_master, self.java_memory)
+        with flink_logs.logs(self.log_dir) as logs, flink_server.running(command, logs) as place:
+            arguments = [*self.beam_arguments(worker, slots), f"--job_endpoint={place}"]
+            master = "" if self.is_local else self.flink_master
+            yield lambda: flink_jobs.pipeline(arguments, self.retries, master)
+
+    def _worker(self) -> str:
+        if self.worker_pool:
+            return ""
+        command = self.worker_command or os.path.join(sys.prefix, "bin", WORKER)
+        if self.is_local and not os.access(command, os.X_OK):
+            raise OptionError(
+                f"the worker {command} is not there or no program; install feedline again, or name --runner-option "
+                "worker_command=PATH"
+            )
+        return command
+
+    def beam_arguments(self, worker: str, slots: int) -> list[str]:
+        """Returns the arguments of Beam's Flink runner, but for where its job server is.
+
+        Args:
+          worker: program that starts a worker; unused with a worker pool.
+          slots: units of work at a time.
+        """
+        environment = (
+            ("--environment_type=EXTERNAL", f"--environment_config={self.worker_pool}")
+            if self.worker_pool
+            else ("--environment_type=PROCESS", f"--environment_config={json.dumps({'command': worker})}")
+        )
+        return [
+            "--runner=FlinkRunner",
+            f"--flink_master={self.flink_master}",
+            f"--parallelism={slots}",
+            f"--sdk_worker_parallelism={self.workers}",
+            *environment,
+            "--sdk_location=container",  # workers have Beam and feedline installed, so nothing is packed and sent
+            "--experiments=disable_logging_submission_environment",
+        ]

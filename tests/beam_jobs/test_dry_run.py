@@ -1,0 +1,179 @@
+"""The dry run: what it says of a source, that it writes nothing, and how near it is to what then happens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from beam_jobs import dry_run_sample
+from beam_jobs.dry_run import estimate
+from beam_jobs.engines import costs, dataflow, local
+from beam_jobs.errors import OptionError, SourceError
+from beam_jobs.ingest import run
+from beam_jobs.options import IngestOptions, PixelOptions
+from beam_jobs.reader import Reader
+
+RESULTS = Path(__file__).parent.parent.parent / "benchmarks" / "results" / "latest.json"
+
+
+@dataclass(frozen=True)
+class Cluster(local.Options):
+    parallelism: int = 7
+
+
+def options(source, out, **more) -> IngestOptions:
+    return IngestOptions(**{"source": str(source), "out": str(out), "splits": {"train": 0.7, "eval": 0.3}, **more})
+
+
+def work_of(source, out, **more):
+    return estimate(options(source, out, **more), local.Options()).work
+
+
+def big_options(**values) -> IngestOptions:
+    return IngestOptions(source="x", out="y", **values)
+
+
+@pytest.mark.parametrize("pixels", [{}, {"policy": "resize", "side_px": 32}, {"policy": "raw", "side_px": 40}])
+def test_it_foresees_what_is_then_written(photos, tmp_path, pixels):
+    wanted = options(photos, tmp_path / "out", pixels=PixelOptions(**pixels), shard_mb=0.01)
+    work = estimate(wanted, local.Options()).work
+    made = run(wanted)
+    written = sum(split.bytes for split in made.splits.values())
+    assert work.images == sum(split.records for split in made.splits.values()) == 24
+    assert work.read_bytes == sum(path.stat().st_size for path in photos.rglob("*.*"))
+    assert work.written_bytes == pytest.approx(written, rel=0.2)
+    shards = {name: len(split.shards) for name, split in made.splits.items()}
+    assert all(abs(work.shards[name] - count) <= 3 for name, count in shards.items())
+
+
+def test_nothing_is_written(photos, tmp_path):
+    before = sorted(photos.rglob("*"))
+    estimate(options(photos, tmp_path / "out"), local.Options())
+    assert sorted(photos.rglob("*")) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_more_than_a_sample_is_read(photos, tmp_path, monkeypatch):
+    source = Path(shutil.copytree(photos, tmp_path / "photos"))
+    for number in range(100):
+        shutil.copy(next((source / "china").glob("*.jpg")), source / "china" / f"more-{number}.jpg")
+    read = []
+    real = Reader.read
+    monkeypatch.setattr(Reader, "read", lambda self, *args: read.append(args) or real(self, *args))
+    assert work_of(source, tmp_path / "out").images == 124
+    assert len(read) == dry_run_sample.SAMPLE_IMAGES
+    read.clear()
+    monkeypatch.setattr(dry_run_sample, "SAMPLE_BYTES", 20_000)
+    work_of(source, tmp_path / "out")
+    assert 0 < len(read) < dry_run_sample.SAMPLE_IMAGES
+
+
+def test_an_archive_is_not_unpacked_for_it(photos, tmp_path):
+    packed = shutil.make_archive(str(tmp_path / "photos"), "gztar", photos)
+    found = estimate(options(packed, tmp_path / "out"), local.Options())
+    assert found.sample.images == 0
+    assert found.work.images == 24
+    assert found.work.core_seconds > 0
+    assert "sizes are guessed" in "\n".join(found.lines())
+
+
+def test_what_is_bad_is_counted_and_not_foreseen_as_written(photos, tmp_path):
+    source = Path(shutil.copytree(photos, tmp_path / "photos"))
+    whole = work_of(source, tmp_path / "out").written_bytes
+    for path in sorted((source / "china").glob("*.jpg"))[:3]:
+        path.write_bytes(b"no image")
+    found = estimate(options(source, tmp_path / "out"), local.Options())
+    assert found.sample.rejected == 3
+    assert found.work.written_bytes < whole
+    assert "3 of them bad" in "\n".join(found.lines())
+
+
+def test_a_source_of_nothing_but_bad_images_is_told(tmp_path):
+    (tmp_path / "photos" / "a").mkdir(parents=True)
+    (tmp_path / "photos" / "a" / "x.jpg").write_bytes(b"no image")
+    with pytest.raises(SourceError, match=r"none of 1 sampled images can be used; first: a/x.jpg: not_an_image"):
+        estimate(options(tmp_path / "photos", tmp_path / "out"), local.Options())
+
+
+def test_only_what_is_new_is_counted_when_images_are_added(photos, dataset, tmp_path):
+    source = Path(shutil.copytree(photos, tmp_path / "photos"))
+    shutil.copy(next((source / "china").glob("*.jpg")), source / "china" / "zz-new.jpg")
+    assert work_of(source, dataset, append=True).images == 1
+    with pytest.raises(OptionError, match="already holds a dataset"):
+        work_of(source, dataset)
+
+
+def test_engines_with_slots_are_timed_by_them(photos, tmp_path):
+    found = estimate(options(photos, tmp_path / "out"), Cluster())
+    assert found.to_json()["estimate"]["cores"] == 7
+    assert "on 7 cores" in found.bill.lines["time"]
+
+
+def test_dataflow_is_priced_and_what_it_cannot_run_refused(photos, tmp_path):
+    engine = dataflow.Options(project="my-project-1", region="us-central1", temp_location="gs://bucket/tmp")
+    table = tmp_path / "photos.csv"
+    rows = "\n".join(f"{path},a" for path in sorted(photos.rglob("*.jpg")))
+    table.write_text(f"image,label\n{rows}\n")
+    with pytest.raises(OptionError, match="lies on this machine"):
+        estimate(options(photos, "gs://bucket/out"), engine)
+    with pytest.raises(OptionError, match="--out is"):
+        estimate(options(table, tmp_path / "out"), engine)
+
+
+def test_it_prints_lines_and_json(photos, tmp_path):
+    found = estimate(options(photos, tmp_path / "out"), local.Options())
+    names = [line.split()[0] for line in found.lines()]
+    assert names == ["source", "sample", "work", "out", "plan", "compute", "engine", "time", "cost"]
+    assert json.loads(json.dumps(found.to_json()))["work"]["shards"] == {"train": 1, "eval": 1}
+
+
+def test_the_measured_seconds_are_those_of_the_benchmarks():
+    """Within a third: the machine that `make bench` last ran on may have been busier."""
+    results = json.loads(RESULTS.read_text())["results"]
+    small = {
+        ("copy", "basic"): "ingest, copy, decode check",
+        ("copy", "all"): "ingest, copy, every fact",
+        ("resize", "basic"): "ingest, resize to 256, decode check",
+        ("resize", "all"): "ingest, resize to 256, every fact",
+        ("raw", "all"): "ingest, raw 224, every fact",
+    }
+    for key, name in small.items():
+        assert costs.RATES_SMALL[key] == pytest.approx(results["ingest"][name]["rate"], rel=0.33)
+    name = "ingest 2000x1500, resize to 256, every fact"
+    assert costs.RATES_LARGE["resize", "all"] == pytest.approx(results["large"][name]["rate"], rel=0.33)
+    assert pytest.approx(results["large"][name]["base"], rel=0.33) == costs.DECODE_LARGE
+
+
+def test_seconds_meet_the_measured_sizes_and_grow_with_the_image():
+    for policy in ("copy", "resize"):
+        chosen = big_options(pixels=PixelOptions(policy=policy))
+        small = costs.core_seconds(chosen, costs.SMALL_MEGAPIXELS)
+        assert small == pytest.approx(costs.CORES / costs.RATES_SMALL[policy, "all"])
+        assert costs.core_seconds(chosen, 12.0) > costs.core_seconds(chosen, 3.0) > small
+        assert costs.core_seconds(chosen, 0.0) > 0
+    resize = big_options(pixels=PixelOptions(policy="resize"))
+    assert costs.core_seconds(resize, costs.LARGE_MEGAPIXELS) == pytest.approx(2 / costs.RATES_LARGE["resize", "all"])
+    assert costs.core_seconds(big_options(facts="basic"), 1.0) < costs.core_seconds(big_options(), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.2, "under 1 s"), (59.4, "59 s"), (1800, "30 min"), (7200, "2 h"), (400_000, "110 h")]
+)
+def test_times_are_told_in_the_unit_that_fits(value, text):
+    assert costs.duration(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(999, "1 kB"), (12, "12 B"), (1.26e9, "1.3 GB"), (5e15, "5,000 TB")])
+def test_sizes_are_told_in_the_unit_that_fits(value, text):
+    assert costs.size(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.001, "under $0.01"), (0.047, "$0.05"), (1.234, "$1.23"), (1234, "$1,200")]
+)
+def test_money_is_told_to_the_cent_or_in_two_digits(value, text):
+    assert costs.money(value) == text

@@ -1,0 +1,31 @@
+"""An environment that holds what a worker holds: the wheel, and what it needs at the versions of the lock."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def make(directory: Path, wheel: str) -> str:
+    """Installs a wheel into an environment of its own, and returns its interpreter."""
+    uv = shutil.which("uv") or str(ROOT / ".tools" / "bin" / "uv")
+    if not Path(uv).is_file():
+        pytest.skip("uv is not here: `make setup` brings it into .tools")
+    python = str(directory / "bin" / "python")
+    _call(uv, "venv", "--quiet", "--python", "3.10", str(directory))
+    # The clients of Google Cloud are in the image of every worker, so they are here too.
+    pinned = ["--constraint", str(ROOT / "constraints.txt")]
+    _call(uv, "pip", "install", "--quiet", "--python", python, *pinned, wheel, "apache-beam[gcp]")
+    return python
+
+
+def _call(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=ROOT)
+    if done.returncode and "Failed to fetch" in done.stderr:
+        pytest.skip(f"no package index can be reached: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,162 @@
+"""A stand-in for the service of Dataflow on loopback: it takes jobs as the service does, and really runs them.
+
+What it cannot stand in for: starting machines, containers, autoscaling, permissions, quotas.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+WORKER = Path(__file__).parent / "dataflow_worker.py"
+
+
+class Job:
+    """A job that was sent: its description, and the worker that runs it."""
+
+    def __init__(self, description: dict, python: str, directory: Path) -> None:
+        self.id = str(uuid.uuid4())
+        self.description = description
+        self.stopped = False
+        self.watched = threading.Event()  # somebody waits for its end
+        self._log = directory / f"{description['name']}.log"
+        command = [
+            python,
+            "-I",
+            "-W",
+            "ignore",
+            str(WORKER),
+            "run",
+            self.options["pipelineUrl"],
+            json.dumps(self.options),
+        ]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(command, cwd=directory, stdout=log, stderr=subprocess.STDOUT)
+
+    @property
+    def options(self) -> dict:
+        """What the job says its workers should know."""
+        return self.description["environment"]["sdkPipelineOptions"]["options"]
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    @property
+    def state(self) -> str:
+        code = self._process.poll()
+        if self.stopped:
+            return "JOB_STATE_CANCELLED"
+        return "JOB_STATE_RUNNING" if code is None else "JOB_STATE_FAILED" if code else "JOB_STATE_DONE"
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            self.stopped = True
+            self._process.kill()
+        self._process.wait(timeout=30)
+
+
+class Service(ThreadingHTTPServer):
+    """The service.
+
+    Attributes:
+      jobs: that were sent, in order.
+      refusal: status and message to answer every new job with; None takes it.
+      python: interpreter of the workers.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, python: str, directory: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.jobs: list[Job] = []
+        self.refusal: tuple[int, str] | None = None
+        self.python = python
+        self.directory = directory
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Service
+
+    def log_message(self, *_):
+        """Keeps quiet."""
+
+    def do_POST(self):
+        description = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.server.refusal:
+            status, message = self.server.refusal
+            self._answer({"error": {"code": status, "message": message}}, status)
+            return
+        job = Job(description, self.server.python, self.server.directory)
+        self.server.jobs.append(job)
+        self._answer(self._described(job) | {"currentState": "JOB_STATE_PENDING"})
+
+    def do_PUT(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        job = self._job()
+        job.stop()
+        self._answer(self._described(job))
+
+    def do_GET(self):
+        job = self._job()
+        job.watched.set()
+        if self._path().endswith("/messages"):
+            failed = job.state == "JOB_STATE_FAILED"
+            text = (job.log.strip() or "the worker ended without a word").splitlines()[-1]
+            message = {"id": "1", "time": "2025-01-01T00:00:00Z", "messageImportance": "JOB_MESSAGE_ERROR"}
+            self._answer({"jobMessages": [message | {"messageText": text}] if failed else []})
+        elif self._path().endswith("/metrics"):
+            self._answer({"metrics": []})
+        else:
+            self._answer(self._described(job))
+
+    def _path(self) -> str:
+        return urlsplit(self.path).path
+
+    def _job(self) -> Job:
+        return next(job for job in self.server.jobs if f"/{job.id}" in self._path())
+
+    def _described(self, job: Job) -> dict:
+        same = {key: job.description[key] for key in ("name", "clientRequestId")}
+        return {"id": job.id, "currentState": job.state, **same}
+
+    def _answer(self, content: dict, status: int = 200) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@contextmanager
+def serving(directory: Path, python: str = sys.executable) -> Iterator[Service]:
+    """Serves on a free port; ends with every worker it started.
+
+    Args:
+      directory: of the logs.
+      python: interpreter of the workers.
+    """
+    service = Service(python, directory)
+    thread = threading.Thread(target=service.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield service
+    finally:
+        for job in service.jobs:
+            job.stop()
+        service.shutdown()
+        service.server_close()
+        thread.join(timeout=30)

@@ -1,0 +1,275 @@
+"""Settings of Dataflow, what they become, and the graph of its jobs: all of it without a network."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+
+import apache_beam as beam
+import pytest
+from apache_beam.options.pipeline_options import (
+    GoogleCloudOptions,
+    PipelineOptions,
+    SetupOptions,
+    WorkerOptions,
+)
+
+from beam_jobs.engines import dataflow, dataflow_cost, dataflow_graph, dataflow_jobs, prices
+from beam_jobs.engines.costs import Work
+from beam_jobs.engines.dataflow_machine import Machine, machine
+from beam_jobs.errors import FeedlineError, OptionError
+from beam_jobs.examine import ExamineTask
+from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
+from beam_jobs.reader import Reader
+from beam_jobs.scan import Bucket
+from beam_jobs.transforms import ExamineBuckets, WriteShards
+from beam_jobs.write import ShardTask, WriteTask
+
+NEEDED = {"project": "my-project-1", "region": "us-central1", "temp_location": "gs://bucket/tmp"}
+WORK = "gs://my-bucket-of-photos/datasets/photos-2026/_work"
+IMAGES = 100_000
+PRICES = prices.Prices()
+MACHINE = Machine(cpus=4, memory_gb=16.0)
+POOL = dataflow_cost.Pool(
+    region="us-central1", machine_type="n2-standard-4", machine=MACHINE, least=0, most=10, disk_gb=25
+)
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """Has every connection fail."""
+
+    def refuse(*_):
+        raise AssertionError("something asked the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+def options(**values) -> dataflow.Options:
+    return dataflow.Options(**{**NEEDED, **values})
+
+
+def work(**values) -> Work:
+    usual = {
+        "images": 1_000_000,
+        "read_bytes": 100_000_000_000,
+        "written_bytes": 100_000_000_000,
+        "buckets": 489,
+        "shards": {"train": 704, "eval": 79},
+        "core_seconds": 7000.0,
+        "requests": 2_000_000,
+        "remote": True,
+    }
+    return Work(**{**usual, **values})
+
+
+def digest(number: int) -> str:
+    return hashlib.sha256(str(number).encode()).hexdigest()
+
+
+def stages(images: int, image_bytes: int = 100_000, work: str = WORK) -> list[beam.PTransform]:
+    """Returns the two jobs of an ingest of so many images, with names as long as real ones."""
+    reader = Reader(base="gs://my-bucket-of-photos/photos", max_bytes=1, work=work)
+    names = (f"{number:06d}-{digest(number)[:16]}" for number in range(-(-images // 2048)))
+    buckets = tuple(Bucket(path=f"{work}/refs/refs-{name[:6]}.parquet", name=name) for name in names)
+    count = max(1, images * image_bytes // 128_000_000)
+    shards = tuple(
+        ShardTask(
+            split="train",
+            index=number,
+            count=count,
+            plan_path=f"{work}/plan/train-{number:05d}.parquet",
+            digest=digest(number),
+        )
+        for number in range(count)
+    )
+    examine = ExamineTask(reader=reader, limits=ImageLimits(), pixels=PixelOptions(), facts="all", threads=4)
+    return [ExamineBuckets(buckets, examine), WriteShards(shards, WriteTask(reader=reader, out=work[:-6]))]
+
+
+def sent(stage: beam.PTransform, tmp_path):
+    """Returns a job as Beam's own runner would send it, up to the sending."""
+    arguments = [*options().arguments(str(tmp_path)), "--dry_run=True"]
+    pipeline = dataflow_jobs.pipelines(arguments, ["--job_name=test"])()
+    _ = pipeline | stage
+    return pipeline.run()._result.job
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"project": "123456"}, "project is '123456'; it must be the id of a project (not its number"),
+        ({"region": "us-central1-a"}, "which is a zone; name its region, us-central1"),
+        ({"region": "Iowa"}, "region is 'Iowa'; it must be a region, as us-central1"),
+        ({"temp_location": "/tmp/x"}, "temp_location is '/tmp/x'; it must be a directory in a bucket, as gs://"),
+        ({"temp_location": "gs://bucket"}, "temp_location is 'gs://bucket'; it must be a directory in a bucket"),
+        ({"staging_location": "s3://b/x"}, "staging_location is 's3://b/x'; it must be a directory in a bucket"),
+        ({"worker_machine_type": "large"}, "worker_machine_type is 'large'; name one of Compute Engine"),
+        ({"worker_machine_type": "n2-standard-0"}, "at least one whole core"),
+        ({"num_workers": 20}, "num_workers is 20, more than max_num_workers, 10"),
+        ({"max_num_workers": 0}, "max_num_workers is 0; it must be a whole number of at least 1"),
+        ({"autoscaling_algorithm": "NONE"}, "num_workers is 0; say how many workers there should be"),
+        ({"autoscaling_algorithm": "FAST"}, "it must be one of THROUGHPUT_BASED, NONE"),
+        ({"disk_size_gb": 5}, "disk_size_gb is 5; system and package need 25"),
+        ({"service_account_email": "me"}, "write it as NAME@my-project-1.iam.gserviceaccount.com"),
+        ({"subnetwork": "default"}, "write it as regions/us-central1/subnetworks/NAME"),
+        ({"subnetwork": "regions/europe-west1/subnetworks/a"}, "lies in europe-west1, the workers in us-central1"),
+        ({"setup_file": "/nowhere/setup.py"}, "setup_file is '/nowhere/setup.py', which is not a file"),
+        ({"setup_file": "pyproject.toml"}, "it must be the path of a setup.py"),
+        ({"package": "feedline.zip"}, "it must be a wheel or a .tar.gz"),
+        ({"package": "a.whl", "sdk_container_image": "x"}, "sdk_container_image and package exclude one another"),
+        ({"labels": {"Team": "Vision"}}, "labels is 'Team=Vision'; it must be up to 63 of a-z"),
+        ({"job_name": "My Job"}, "job_name is 'My Job'; it must be up to 50 of a-z"),
+        ({"beam_args": ("--runner=FnApiRunner",)}, "beam_args holds '--runner=FnApiRunner'; the engine decides that"),
+        ({"beam_args": ("--project=other",)}, "set project instead"),
+        ({"beam_args": ("--machine_type=n1-standard-1",)}, "set worker_machine_type instead"),
+        ({"beam_args": ("streaming",)}, "write arguments as --name=value"),
+    ],
+)
+def test_a_setting_that_cannot_be_right_is_told_in_one_line(values, said):
+    with pytest.raises(OptionError) as caught:
+        options(**values)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"source": "photos", "out": "gs://b/out"}, "lies on this machine"),
+        ({"source": "gs://b/photos", "out": "out"}, "--out is 'out'; workers of Dataflow write to a bucket"),
+        ({"source": "gs://b/photos", "out": "s3://b/out"}, "workers of Dataflow write to a bucket"),
+    ],
+)
+def test_what_workers_cannot_reach_is_refused(values, said):
+    with pytest.raises(OptionError, match=said):
+        options().check(IngestOptions(**values))
+
+
+def test_a_table_may_lie_on_this_machine():
+    options().check(IngestOptions(source="urls.csv", out="gs://b/out"))
+    options().check(IngestOptions(source="urls.txt", source_kind="csv", out="gs://b/out"))
+
+
+def test_settings_become_the_options_of_beam(tmp_path):
+    chosen = options(
+        worker_machine_type="n2-highmem-8",
+        num_workers=3,
+        max_num_workers=30,
+        disk_size_gb=50,
+        service_account_email="me@my-project-1.iam.gserviceaccount.com",
+        subnetwork="regions/us-central1/subnetworks/inner",
+        use_public_ips=False,
+        labels={"team": "vision", "cost": "42"},
+        sdk_container_image="region-docker.pkg.dev/my-project-1/images/feedline:1",
+        beam_args=("--dataflow_kms_key=k",),
+    )
+    found = PipelineOptions(chosen.arguments(str(tmp_path)))
+    cloud, worker, setup = (found.view_as(view) for view in (GoogleCloudOptions, WorkerOptions, SetupOptions))
+    assert (cloud.project, cloud.region, cloud.staging_location) == ("my-project-1", "us-central1", "gs://bucket/tmp")
+    assert cloud.labels == ["team=vision", "cost=42"]
+    assert cloud.dataflow_kms_key == "k"
+    assert (worker.machine_type, worker.num_workers, worker.max_num_workers) == ("n2-highmem-8", 3, 30)
+    assert (worker.disk_size_gb, worker.use_public_ips, worker.subnetwork) == (50, False, chosen.subnetwork)
+    assert worker.sdk_container_image == chosen.sdk_container_image
+    assert setup.save_main_session is False
+    assert not setup.extra_packages
+
+
+def test_workers_get_this_code_unless_told_otherwise(tmp_path):
+    made = PipelineOptions(options().arguments(str(tmp_path))).view_as(SetupOptions)
+    assert made.extra_packages == [str(tmp_path / "feedline-0.1.0-py3-none-any.whl")]
+    setup = tmp_path / "setup.py"
+    setup.write_text("")
+    given = PipelineOptions(options(setup_file=str(setup)).arguments(str(tmp_path))).view_as(SetupOptions)
+    assert given.setup_file == str(setup)
+    assert not given.extra_packages
+
+
+@pytest.mark.parametrize(
+    ("name", "cpus", "memory_gb"),
+    [("n2-standard-4", 4, 16), ("n1-standard-1", 1, 3.75), ("n2d-highmem-8", 8, 64), ("e2-custom-4-8192", 4, 8)],
+)
+def test_the_name_of_a_machine_tells_its_size(name, cpus, memory_gb):
+    assert machine(name) == Machine(cpus=cpus, memory_gb=memory_gb)
+
+
+def test_jobs_are_small_hold_no_image_and_nothing_of_main(no_network, tmp_path):
+    for stage, least in zip(stages(IMAGES), (49, 78), strict=True):
+        job = sent(stage, tmp_path)
+        graph = job.proto_pipeline
+        assert graph.ByteSize() < 100_000  # a kilobyte a thousand images
+        assert len(job.json()) < 100_000
+        found = dataflow_graph.functions(graph)
+        assert any(name.endswith(("/Examine", "/Write")) for name in found)
+        for code in found.values():
+            texts = set(dataflow_graph.words(code))
+            assert "__main__" not in texts
+        listed = {text for code in found.values() for text in dataflow_graph.words(code) if "_work/" in text}
+        assert len(listed) >= least  # what is listed are the names of files
+
+
+def test_a_graph_that_is_too_large_says_what_makes_it_smaller(no_network, tmp_path, monkeypatch):
+    monkeypatch.setattr(dataflow_graph, "MAX_BYTES", 20_000)
+    with pytest.raises(FeedlineError, match=r"Dataflow takes 0; .* --shard-mb"):
+        sent(stages(IMAGES)[1], tmp_path)
+
+
+def test_code_of_main_is_refused(no_network, tmp_path):
+    step = type("Step", (beam.DoFn,), {"__module__": "__main__", "process": lambda _, element: [element]})
+    with pytest.raises(FeedlineError, match="holds code of __main__, which no worker can import"):
+        sent("Make" >> beam.Create([1]) | "Step" >> beam.ParDo(step()), tmp_path)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_work_files_on_this_machine_are_refused(no_network, tmp_path, stage):
+    with pytest.raises(FeedlineError, match=r"/data/_work/.* lies on this machine, where no worker reads it"):
+        sent(stages(1, work="/data/_work")[stage], tmp_path)
+
+
+def test_a_bill_adds_up():
+    found = dataflow_cost.bill(work(core_seconds=36_000.0), POOL, PRICES).values
+    seconds = 36_000 / 0.7 / 40 + 600
+    assert found["workers"] == 10
+    assert found["seconds"] == pytest.approx(seconds, rel=0.01)
+    hours = 10 * seconds / 3600
+    assert found["vcpu_hours"] == pytest.approx(4 * hours, rel=0.01)
+    assert found["cost_usd"]["workers"] == pytest.approx(hours * (4 * 0.056 + 16 * 0.003557 + 25 * 0.000054), rel=0.01)
+    assert found["cost_usd"]["requests"] == pytest.approx(0.8 + (489 + 783) * 4 / 1e4 * 0.05 + 0.005, rel=0.02)
+    assert found["cost_usd"]["total"] == pytest.approx(sum(list(found["cost_usd"].values())[:-1]), rel=0.01)
+    assert found["storage_usd_month"] == 2.0
+
+
+def test_there_are_no_more_workers_than_work_for_them():
+    assert dataflow_cost.bill(work(buckets=3, shards={"train": 9}), POOL, PRICES).values["workers"] == 1
+    assert dataflow_cost.bill(work(buckets=9, shards={"train": 9}), POOL, PRICES).values["workers"] == 3
+
+
+def test_prices_come_from_a_file_that_says_where_from(tmp_path):
+    path = tmp_path / "prices.yaml"
+    path.write_text("source: our contract, 2026\nvcpu_hour: 0.03\nstartup_minutes: 2\n")
+    found = prices.load(str(path))
+    assert (found.vcpu_hour, found.startup_minutes, found.memory_gb_hour) == (0.03, 2, PRICES.memory_gb_hour)
+    cheap = options(prices=str(path)).bill(work())
+    assert cheap.lines["prices"] == "our contract, 2026"
+    assert cheap.values["cost_usd"]["workers"] < options().bill(work()).values["cost_usd"]["workers"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("vcpu_hour: 0.03", "does not say where its prices are from"),
+        ("source: x\nvcpu_hours: 0.03", "did you mean vcpu_hour?"),
+        ("source: x\nvcpu_hour: free", "prices vcpu_hour is 'free'; it must be a number of at least 0"),
+        ("source: x\nbusy_share: 0", "prices busy_share is 0; it must be a number above 0"),
+        ("[1, 2]", "must hold a mapping"),
+        ("a: [", "is not YAML"),
+    ],
+)
+def test_prices_that_cannot_be_used_are_told(tmp_path, text, said):
+    path = tmp_path / "prices.yaml"
+    path.write_text(text)
+    with pytest.raises(OptionError) as caught:
+        prices.load(str(path))
+    assert said in str(caught.value)

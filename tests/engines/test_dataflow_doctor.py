@@ -1,0 +1,133 @@
+"""The doctor of Dataflow, against answers of the form that the services of Google Cloud give."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+import pytest
+from google.auth.credentials import CredentialsWithRegionalAccessBoundary
+
+from pipeline import doctor
+from pipeline.doctor import Check, dataflow
+from tests.beam_jobs import gcs_server
+
+JOBS = "/v1b3/projects/my-project-1/locations/us-central1/jobs"
+BUCKET = "/storage/v1/b/bucket"
+REGION = "/compute/v1/projects/my-project-1/regions/us-central1"
+SETTINGS = {
+    "engine": {
+        "runner": "dataflow",
+        "project": "my-project-1",
+        "region": "us-central1",
+        "temp_location": "gs://bucket/tmp",
+    }
+}
+QUOTAS = [
+    {"metric": "CPUS", "limit": 48.0, "usage": 0.0},
+    {"metric": "DISKS_TOTAL_GB", "limit": 4096.0, "usage": 10.0},
+    {"metric": "IN_USE_ADDRESSES", "limit": 16.0, "usage": 0.0},
+]
+
+
+@pytest.fixture
+def google(monkeypatch, tmp_path) -> Iterator[dict[str, tuple[int, dict]]]:
+    """Path -> status and content of what the services answer."""
+    said = {
+        JOBS: (200, {"jobs": []}),
+        BUCKET: (200, {"name": "bucket", "location": "US-CENTRAL1"}),
+        REGION: (200, {"quotas": QUOTAS}),
+    }
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self):
+            status, content = said[urlsplit(self.path).path]
+            body = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            """Keeps quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    with gcs_server.serving(monkeypatch, tmp_path):  # gives out the tokens
+        for name in ("_DATAFLOW", "_COMPUTE"):
+            monkeypatch.setattr(dataflow, name, url)
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        monkeypatch.setattr(
+            CredentialsWithRegionalAccessBoundary, "_is_regional_access_boundary_lookup_required", lambda _: False
+        )
+        yield said
+    server.shutdown()
+    server.server_close()
+
+
+def found(settings=SETTINGS) -> dict[str, Check]:
+    return {check.name: check for check in doctor.run("dataflow", settings)}
+
+
+def error(status: int, message: str) -> tuple[int, dict]:
+    return status, {"error": {"code": status, "message": message}}
+
+
+def test_all_is_well_but_for_the_image(google):
+    checks = found()
+    assert {name for name, check in checks.items() if not check.ok} == {"worker image"}
+    assert checks["worker image"].mark == "warn"
+    assert checks["temp_location"].detail == "gs://bucket in us-central1"
+    assert checks["quota"].detail == "enough for 10 workers of 4 cores"
+    assert checks["credentials"].detail == "test@test"
+    assert checks["package"].detail.startswith("feedline-0.1.0-py3-none-any.whl")
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "name", "remedy"),
+    [
+        (JOBS, error(403, "Dataflow API has not been used"), "Dataflow API", "gcloud services enable dataflow"),
+        (JOBS, error(403, "Permission denied"), "Dataflow API", "--role roles/dataflow.admin"),
+        (JOBS, error(404, "not found"), "Dataflow API", "gcloud projects list"),
+        (JOBS, (500, {}), "Dataflow API", "gcloud auth"),
+        (BUCKET, error(404, "The bucket does not exist"), "temp_location", "buckets create gs://bucket --project"),
+        (BUCKET, error(403, "no access"), "temp_location", "--role roles/storage.admin"),
+        (BUCKET, (200, {"location": "EUROPE-WEST1"}), "temp_location", "to a bucket in us-central1"),
+        (REGION, error(403, "Compute Engine API has not been used"), "quota", "services enable compute"),
+        (REGION, (200, {"quotas": [QUOTAS[0] | {"usage": 24.0}]}), "quota", "max_num_workers to 6"),
+    ],
+)
+def test_what_is_missing_comes_with_its_remedy(google, path, answer, name, remedy):
+    google[path] = answer
+    check = found()[name]
+    assert not check.ok
+    assert remedy in check.remedy
+
+
+def test_a_multi_region_is_near_every_region_of_it(google):
+    google[BUCKET] = 200, {"location": "US"}
+    assert found()["temp_location"].ok
+
+
+def test_without_credentials_nothing_more_is_asked(monkeypatch, tmp_path):
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+    checks = found()
+    assert checks["credentials"].remedy == "gcloud auth application-default login"
+    assert "Dataflow API" not in checks
+
+
+def test_without_settings_it_says_where_they_belong(google):
+    check = found({})["section engine"]
+    assert check.detail.startswith("engine.project is missing")
+    assert "engine: {runner: dataflow, project: P" in check.remedy
+
+
+def test_settings_that_cannot_be_right_are_told(google):
+    wrong = {"engine": {**SETTINGS["engine"], "region": "us-central1-a"}}
+    assert "which is a zone" in found(wrong)["section engine"].detail
+    assert "not dataflow" in found({"engine": {"runner": "flink"}})["section engine"].detail

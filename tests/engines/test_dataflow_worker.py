@@ -1,0 +1,196 @@
+"""A whole ingest through the engine of Dataflow: staged in a bucket, run by workers that hold nothing but the wheel."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
+from google.auth.credentials import CredentialsWithRegionalAccessBoundary
+
+from beam_jobs import storage, transforms
+from beam_jobs.engines import dataflow, dataflow_graph, dataflow_package
+from beam_jobs.errors import FeedlineError, OptionError
+from beam_jobs.examine import ExamineTask
+from beam_jobs.ingest import run
+from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
+from beam_jobs.reader import Reader
+from beam_jobs.scan import Bucket
+from beam_jobs.transforms import ExamineBuckets, WriteShards
+from beam_jobs.write import ShardTask, WriteTask
+from tests.beam_jobs.runs import shards_under
+from tests.command import feedline
+from tests.engines import clean_venv, dataflow_service
+from tests.stores import emulators
+
+pytestmark = pytest.mark.orchestrators
+
+PROJECT = {"project": "my-project-1", "region": "us-central1"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> str:
+    return dataflow_package.build_wheel(str(tmp_path_factory.mktemp("wheel")))
+
+
+@pytest.fixture(scope="module")
+def worker_python(wheel, tmp_path_factory) -> str:
+    return clean_venv.make(tmp_path_factory.mktemp("worker") / "venv", wheel)
+
+
+@pytest.fixture
+def bucket(monkeypatch, tmp_path) -> Iterator[emulators.Bucket]:
+    pytest.importorskip("gcp_storage_emulator", reason="the emulator of Google Storage is not installed")
+    with emulators.gcs(monkeypatch, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def service(worker_python, tmp_path, monkeypatch) -> Iterator[dataflow_service.Service]:
+    # Beam takes no address of the service that has a port in it.
+    monkeypatch.setattr(PipelineOptionsValidator, "validate_endpoint_url", lambda *_: True)
+    # And its credentials ask Google where they may be used, in the background.
+    monkeypatch.setattr(
+        CredentialsWithRegionalAccessBoundary, "_is_regional_access_boundary_lookup_required", lambda _: False
+    )
+    with dataflow_service.serving(tmp_path, worker_python) as made:
+        yield made
+
+
+def engine(bucket, service, **more) -> dataflow.Options:
+    arguments = (f"--dataflow_endpoint={service.url}",)
+    return dataflow.Options(**PROJECT, temp_location=f"{bucket.url}/tmp", beam_args=arguments, **more)
+
+
+def options(source: str, out: str, **more) -> IngestOptions:
+    return IngestOptions(**{"source": source, "out": out, "splits": {"train": 0.7, "eval": 0.3}, "shards": 2, **more})
+
+
+def staged(job) -> list[str]:
+    """Returns the addresses of the packages that the workers of a job are to install."""
+    pool = job.description["environment"]["workerPools"][0]
+    return [package["location"].replace("storage.googleapis.com", "gs:/") for package in pool["packages"]]
+
+
+def payloads(directory: Path) -> list[str]:
+    """Writes the pickled code of both jobs into files."""
+    from apache_beam import Pipeline
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    reader = Reader(base="gs://photos/all", max_bytes=1, work="gs://photos/out/_work")
+    examine = ExamineTask(reader=reader, limits=ImageLimits(), pixels=PixelOptions(), facts="all", threads=1)
+    write = WriteTask(reader=reader, out="gs://photos/out")
+    shard = ShardTask(split="train", index=0, count=1, plan_path="plan", digest="0")
+    files = []
+    for stage in (ExamineBuckets((Bucket(path="refs", name="0"),), examine), WriteShards((shard,), write)):
+        pipeline = Pipeline(options=PipelineOptions(["--runner=FnApiRunner", "--pickle_library=cloudpickle"]))
+        _ = pipeline | stage
+        for code in dataflow_graph.functions(pipeline.to_runner_api()).values():
+            files.append(directory / f"{len(files)}.pickle")
+            files[-1].write_bytes(code)
+    return [str(path) for path in files]
+
+
+def test_every_step_loads_where_only_the_wheel_is_installed(worker_python, tmp_path):
+    command = [worker_python, "-I", "-W", "ignore", str(dataflow_service.WORKER), "load", *payloads(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {"beam_jobs.transforms._Examine", "beam_jobs.transforms._Write"} <= set(found["steps"].values())
+    assert found["from"].startswith(str(Path(worker_python).parent.parent))
+    assert not found["tfx"]
+
+
+def test_workers_write_the_bytes_that_this_process_writes(photos, dataset, bucket, service):
+    source, out = bucket.put_tree("photos", photos), f"{bucket.url}/out"
+    chosen = engine(bucket, service, labels={"team": "vision"}, num_workers=2, use_public_ips=False)
+    with chosen.open() as make_pipeline:
+        run(options(source, out), make_pipeline)
+    written = {
+        name: storage.read_bytes(f"{out}/{name}") for name, *_ in storage.walk_files(out) if name.endswith(".tfrecord")
+    }
+    assert written == shards_under(dataset)
+    assert [job.description["name"] for job in service.jobs] == ["feedline-examine", "feedline-write"]
+    for job in service.jobs:
+        pool = job.description["environment"]["workerPools"][0]
+        assert pool["numWorkers"] == 2
+        assert pool["autoscalingSettings"]["maxNumWorkers"] == 10
+        assert pool["machineType"] == "n2-standard-4"
+        assert pool["ipConfiguration"] == "WORKER_IP_PRIVATE"
+        assert job.description["labels"] == {"team": "vision"}
+        (package,) = [path for path in staged(job) if path.endswith(".whl")]
+        code = zipfile.ZipFile(io.BytesIO(storage.read_bytes(package))).read("beam_jobs/transforms.py")
+        assert code == Path(transforms.__file__).read_bytes()
+        assert not any("main_session" in path for path in staged(job))
+
+
+def test_a_job_that_fails_is_told_in_one_line_with_the_place_of_its_logs(photos, bucket, service, tmp_path):
+    source, out = bucket.put_tree("photos", photos), f"{bucket.url}/out"
+    service.python = "/bin/false"
+    with engine(bucket, service).open() as make_pipeline, pytest.raises(FeedlineError) as caught:
+        run(options(source, out), make_pipeline)
+    text = str(caught.value)
+    assert text.startswith("a job on Dataflow failed: the worker ended without a word; its logs are at https://")
+    assert service.jobs[0].id in text
+    assert "\n" not in text
+
+
+def test_an_interrupt_stops_the_job_that_would_go_on_and_be_paid_for(photos, bucket, service):
+    source, out = bucket.put_tree("photos", photos), f"{bucket.url}/out"
+
+    def interrupt():
+        deadline = time.monotonic() + 60
+        while not service.jobs and time.monotonic() < deadline:
+            time.sleep(0.01)
+        service.jobs[0].watched.wait(60)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # as Ctrl-C does, it ends a sleep
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    with engine(bucket, service).open() as make_pipeline:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            run(options(source, out), make_pipeline)
+    thread.join(60)
+    assert [job.state for job in service.jobs] == ["JOB_STATE_CANCELLED"]
+
+
+def test_a_refusal_of_the_service_says_what_to_do(photos, bucket, service, capfd):
+    source, out = bucket.put_tree("photos", photos), f"{bucket.url}/out"
+    service.refusal = (403, "Dataflow API has not been used in project my-project-1 before or it is disabled.")
+    with engine(bucket, service).open() as make_pipeline, pytest.raises(FeedlineError) as caught:
+        run(options(source, out), make_pipeline)
+    assert "disabled. (403); enable the API with `gcloud services enable" in str(caught.value)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_dry_run_lists_prices_and_writes_nothing(photos, bucket, tmp_path):
+    source = bucket.put_tree("photos", photos)
+    before = bucket.names()
+    table = tmp_path / "prices.yaml"
+    table.write_text("source: our contract\nread_10k: 100\n")
+    settings = [f"{key}={value}" for key, value in {**PROJECT, "temp_location": f"{bucket.url}/tmp"}.items()]
+    chosen = [f"--runner-option={setting}" for setting in (*settings, f"prices={table}")]
+    done = feedline(
+        "ingest", source, "--out", f"{bucket.url}/out", "--dry-run", "--json", "--runner", "dataflow", *chosen
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["work"]["images"], found["work"]["requests"]) == (24, 48)
+    assert found["estimate"]["cost_usd"]["requests"] == pytest.approx(0.48, rel=0.01)
+    assert found["estimate"]["prices"]["source"] == "our contract"
+    assert bucket.names() == before
+
+
+def test_credentials_are_asked_for_before_anything_is_done(monkeypatch, tmp_path):
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+    chosen = dataflow.Options(**PROJECT, temp_location="gs://bucket/tmp")
+    with pytest.raises(OptionError, match="gcloud auth application-default login"), chosen.open():
+        pass

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import apache_beam as beam
+import pytest
+
+from beam_jobs import ingest
+from beam_jobs.engines.flink import Options
+from beam_jobs.errors import FeedlineError
+from beam_jobs.jobs import run_job, unwatched
+from beam_jobs.options import IngestOptions
+from beam_jobs.progress import Progress
+from tests.beam_jobs.runs import files_under
+from tests.command import feedline
+from tests.engines import flink_parts
+from tests.engines.flink_processes import Cluster, cluster, members, wait_until
+from tests.make_images import crop, encode
+
+pytestmark = pytest.mark.flink
+PER_CLASS, BUCKET = 150, 10
+
+
+@pytest.fixture(scope="module")
+def jar() -> str:
+    """The job server; tests on Flink are skipped where it, or the rest of what they need, cannot be had."""
+    try:
+        flink_parts.distribution()
+        return flink_parts.job_server()
+    except flink_parts.Missing as reason:
+        pytest.skip(f"no Flink here: {reason}")
+
+
+@pytest.fixture(scope="module")
+def standalone(jar, tmp_path_factory) -> Cluster:
+    with cluster(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory) -> Path:
+    """A source of 300 photographs of 240 x 320 pixels, and two files that are none."""
+    root = tmp_path_factory.mktemp("many")
+    for label in ("china", "flower"):
+        (root / label).mkdir()
+        for number in range(PER_CLASS):
+            pixels = crop(number, 240, 320, f"{label}.jpg")
+            (root / label / f"{number:04d}.jpg").write_bytes(encode(pixels, "JPEG", quality=90))
+        (root / label / "broken.jpg").write_bytes(b"no picture")
+    return root
+
+
+@pytest.fixture(scope="module")
+def plain(many, tmp_path_factory) -> dict[str, bytes]:
+    """The files of the dataset that the in-process runner makes of it."""
+    out = tmp_path_factory.mktemp("plain")
+    ingest.run(options_of(many, out))
+    return files_under(out)
+
+
+def options_of(source: Path, out: Path) -> IngestOptions:
+    splits = {"train": 0.8, "eval": 0.2}
+    return IngestOptions(
+        source=str(source), out=str(out), splits=splits, shards=4, bucket_images=BUCKET, max_reject_ratio=0.01
+    )
+
+
+def engine(jar: str, **settings) -> Options:
+    return Options(job_server_jar=jar, parallelism=2, java_memory="768m", **settings)
+
+
+def test_the_command_on_an_embedded_cluster_makes_the_bytes_of_the_in_process_runner(jar, photos, tmp_path):
+    here, there = (feedline("ingest", photos, "--out", tmp_path / name, *more) for name, more in commands(jar))
+    assert there.returncode == 0, there.stderr
+    assert "24 good, 0 rejected" in there.stderr
+    assert there.stdout == here.stdout.replace(str(tmp_path / "here"), str(tmp_path / "there"))
+    assert files_under(tmp_path / "there") == files_under(tmp_path / "here")
+
+
+def commands(jar: str) -> tuple[tuple[str, list[str]], ...]:
+    settings = {"parallelism": 2, "job_server_jar": jar, "java_memory": "768m"}
+    flink = [part for key, value in settings.items() for part in ("--runner-option", f"{key}={value}")]
+    return ("here", []), ("there", ["--runner", "flink", *flink])
+
+
+class ListFolder(beam.PTransform):
+    """A stage that fails on a worker."""
+
+    def expand(self, root):
+        return root | beam.Create(["/nowhere"]) | beam.Map(os.listdir)
+
+
+def test_what_fails_on_a_worker_is_one_line_that_names_the_log(jar, tmp_path):
+    with pytest.raises(FeedlineError) as failed, engine(jar, retries=0, log_dir=str(tmp_path)).open() as make_pipeline:
+        run_job("examining", Progress(1), ListFolder(), make_pipeline, unwatched)
+    words = "examining failed: FileNotFoundError: [Errno 2] No such file or directory: '/nowhere'; what was finished"
+    assert str(failed.value).startswith(words)
+    assert str(failed.value).endswith(f"; the log of Flink is {tmp_path / 'flink.log'}")
+    assert "Traceback" in (tmp_path / "flink.log").read_text()
+
+
+def test_two_task_managers_make_the_bytes_of_the_in_process_runner(jar, standalone, many, plain, tmp_path):
+    place = f"localhost:{standalone.rest_port}"
+    with engine(jar, flink_master=place).open() as make_pipeline:
+        ingest.run(options_of(many, tmp_path / "out"), make_pipeline)
+    assert files_under(tmp_path / "out") == plain
+
+
+def test_an_interrupted_command_ends_its_job_on_the_cluster(jar, standalone, many, tmp_path):
+    before = standalone.jobs()
+    settings = {"flink_master": f"localhost:{standalone.rest_port}", "parallelism": 2, "job_server_jar": jar}
+    options = [part for key, value in settings.items() for part in ("--runner-option", f"{key}={value}")]
+    command = [Path(sys.executable).parent / "feedline", "ingest", many, "--out", tmp_path / "out", "--runner", "flink"]
+    with subprocess.Popen(
+        [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as running:
+        try:
+            wait_until(lambda: standalone.jobs().keys() - before.keys(), 120)
+            running.send_signal(signal.SIGINT)
+            _, said = running.communicate(timeout=60)
+        finally:
+            running.kill()
+    assert running.returncode == 130
+    assert "Traceback" not in said
+    (job,) = standalone.jobs().keys() - before.keys()
+    wait_until(lambda: standalone.jobs()[job] == "CANCELED", 30, standalone.tail)
+
+
+def test_a_killed_task_manager_does_not_change_the_result(jar, standalone, many, plain, tmp_path):
+    out, victim, before = tmp_path / "out", standalone.task_managers[-1], standalone.jobs()
+    killer = threading.Thread(target=kill_half_way, args=(victim, out))
+    killer.start()
+    with engine(jar, flink_master=f"localhost:{standalone.rest_port}").open() as make_pipeline:
+        ingest.run(options_of(many, out), make_pipeline)
+    killer.join(60)
+    assert victim.poll() == -signal.SIGKILL
+    wait_until(lambda: not members(victim.pid), 20)  # its workers ended with it
+    new = [state for job, state in standalone.jobs().items() if job not in before]
+    assert sorted(new) == ["FAILED", "FINISHED", "FINISHED"]
+    assert files_under(out) == plain
+
+
+def kill_half_way(victim: subprocess.Popen, out: Path) -> None:
+    buckets = (2 * PER_CLASS + 2) // BUCKET
+    wait_until(lambda: len(list(out.glob("_work/examined/done-*.json"))) >= buckets // 3, 120)
+    os.kill(victim.pid, signal.SIGKILL)

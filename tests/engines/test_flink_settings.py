@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.server
+import json
+import logging
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.engines import flink_cluster, flink_jar, flink_java, flink_logs, flink_server
+from beam_jobs.engines.flink import VERSIONS, Options
+from beam_jobs.errors import FeedlineError, OptionError, TooManyRejects
+from pipeline.cli.engines import engine_of
+
+JAR = bytes(range(256)) * 64
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A folder and the URL under which it is served."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    with http.server.ThreadingHTTPServer(("localhost", 0), functools.partial(Quiet, directory=folder)) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield folder, f"http://localhost:{server.server_address[1]}"
+        server.shutdown()
+        thread.join(10)
+
+
+def program(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_settings_come_from_the_command_line():
+    options = engine_of("flink", ["parallelism=4", "flink_master=flink.example:8081", "java_memory=512m"])
+    assert options == Options(parallelism=4, flink_master="flink.example:8081", java_memory="512m")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_version_may_look_like_a_number(version):
+    assert engine_of("flink", [f"flink_version={version}"]).flink_version == version
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("flink_master=''", "flink_master is ''; it must be \\[local\\], or host:port"),
+        ("flink_master=a b", "flink_master is 'a b'"),
+        ("flink_version=1.12", "flink_version is '1.12'; it must be one of 1.17"),
+        ("parallelism=-1", "parallelism is -1; it must be a whole number of at least 0"),
+        ("workers=-1", "workers is -1"),
+        ("retries=-1", "retries is -1"),
+        ("java_memory=lots", "java_memory is 'lots'; it must be a size such as 512m or 2g"),
+        ("worker_pool=localhost", "worker_pool is 'localhost'; it must be host:port"),
+        ("paralelism=2", "did you mean parallelism"),
+    ],
+)
+def test_a_wrong_setting_is_named(setting, said):
+    with pytest.raises(OptionError, match=said):
+        engine_of("flink", [setting])
+
+
+def test_workers_are_started_in_one_way():
+    with pytest.raises(OptionError, match="worker_pool and worker_command are both given"):
+        Options(worker_pool="localhost:50000", worker_command="/bin/true")
+
+
+def test_the_settings_reach_beam():
+    options = Options(flink_master="there:1", workers=2, worker_command="/opt/feedline-worker")
+    said = options.beam_arguments("/opt/feedline-worker", 7)
+    assert {"--flink_master=there:1", "--parallelism=7", "--sdk_worker_parallelism=2"} <= set(said)
+    assert "--environment_type=PROCESS" in said
+    assert '--environment_config={"command": "/opt/feedline-worker"}' in said
+    pool = Options(worker_pool="localhost:50000").beam_arguments("", 1)
+    assert {"--environment_type=EXTERNAL", "--environment_config=localhost:50000"} <= set(pool)
+
+
+def test_a_worker_that_is_not_there_is_said_before_anything_starts(tmp_path):
+    with (
+        pytest.raises(OptionError, match="the worker .*absent is not there or no program; install feedline again"),
+        Options(worker_command=str(tmp_path / "absent")).open(),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("says", "said"),
+    [
+        ('openjdk version "1.8.0_392"', "is Java 8, which is too old for Flink; install Java 11 or newer"),
+        ("command not understood", "does not say which Java it is"),
+    ],
+)
+def test_a_java_that_will_not_do_is_named_with_the_remedy(says, said, tmp_path, monkeypatch):
+    program(tmp_path / "bin" / "java", f"echo '{says}' >&2")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(OptionError, match=said):
+        flink_java.find()
+
+
+@pytest.mark.parametrize("version", ["11.0.2", "17.0.15", "21", "25-ea"])
+def test_a_newer_java_will_do(version, tmp_path, monkeypatch):
+    java = program(tmp_path / "bin" / "java", f"echo 'openjdk version \"{version}\" 2025-04-15' >&2")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert flink_java.find() == str(java)
+
+
+def test_no_java_is_said_with_where_it_was_looked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
+    with pytest.raises(OptionError, match="there is none in JAVA_HOME, which is .*none; install Java 11 or newer"):
+        flink_java.find()
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(OptionError, match="there is none in PATH; install"):
+        flink_java.find()
+
+
+@pytest.mark.parametrize("algorithm", ["sha512", "sha256", "sha1"])
+def test_a_jar_is_fetched_once_and_checked(algorithm, served, tmp_path):
+    folder, url = served
+    (folder / "job.jar").write_bytes(JAR)
+    (folder / f"job.jar.{algorithm}").write_text(hashlib.new(algorithm, JAR).hexdigest() + "  job.jar\n")
+    found = flink_jar.find("1.19", f"{url}/job.jar", cache=str(tmp_path / "cache"))
+    assert Path(found).read_bytes() == JAR
+    (folder / "job.jar").unlink()
+    assert flink_jar.find("1.19", f"{url}/job.jar", cache=str(tmp_path / "cache")) == found
+
+
+def test_a_jar_that_is_not_what_its_publisher_says_is_refused(served, tmp_path):
+    folder, url = served
+    (folder / "job.jar").write_bytes(JAR[:-1])
+    (folder / "job.jar.sha1").write_text(hashlib.sha1(JAR).hexdigest())
+    with pytest.raises(OptionError, match="came with the sha1 .* its publisher says .*; try again"):
+        flink_jar.find("1.19", f"{url}/job.jar", cache=str(tmp_path / "cache"))
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_jar_without_a_checksum_is_refused(served, tmp_path):
+    folder, url = served
+    (folder / "job.jar").write_bytes(JAR)
+    with pytest.raises(OptionError, match="has no checksum beside it.*job_server_jar=PATH"):
+        flink_jar.find("1.19", f"{url}/job.jar", cache=str(tmp_path / "cache"))
+
+
+def test_a_damaged_jar_in_the_cache_is_fetched_again(served, tmp_path):
+    folder, url = served
+    (folder / "job.jar").write_bytes(JAR)
+    (folder / "job.jar.sha1").write_text(hashlib.sha1(JAR).hexdigest())
+    found = Path(flink_jar.find("1.19", f"{url}/job.jar", cache=str(tmp_path / "cache")))
+    found.write_bytes(JAR[:100])
+    flink_jar.find("1.19", f"{url}/job.jar", cache=str(tmp_path / "cache"))
+    assert found.read_bytes() == JAR
+
+
+def test_a_server_that_is_not_there_is_one_line_with_the_remedy(tmp_path):
+    with pytest.raises(OptionError, match="cannot be fetched: .*refused.*; connect to the internet, or name one"):
+        flink_jar.find("1.19", "http://localhost:1/job.jar", cache=str(tmp_path))
+
+
+def test_a_jar_of_ones_own_needs_no_network(tmp_path):
+    (tmp_path / "mine.jar").write_bytes(JAR)
+    assert flink_jar.find("1.19", str(tmp_path / "mine.jar")) == str(tmp_path / "mine.jar")
+    with pytest.raises(OptionError, match="job_server_jar is .*absent.jar', which is not a file"):
+        flink_jar.find("1.19", str(tmp_path / "absent.jar"))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_published_jar_is_that_of_this_beam_and_of_the_version_of_flink(version):
+    from apache_beam.version import __version__
+
+    name = flink_jar.published(version).rpartition("/")[2]
+    assert name == f"beam-runners-flink-{version}-job-server-{__version__}.jar"
+
+
+@pytest.mark.parametrize(
+    ("overview", "settings", "said"),
+    [
+        ({"flink-version": "1.20.1", "slots-total": 4}, {}, "runs Flink 1.20.1, flink_version is 1.19; set .*=1.20"),
+        (
+            {"flink-version": "1.19.3", "slots-total": 4},
+            {"parallelism": 8},
+            "has 4 slots, parallelism is 8; start more",
+        ),
+        ({"flink-version": "1.19.3", "slots-total": 0}, {}, "has 0 slots, parallelism is 0; start more task managers"),
+        ([], {}, "does not answer as the REST endpoint of a Flink cluster"),
+    ],
+)
+def test_a_cluster_that_does_not_fit_is_named_before_anything_is_sent(overview, settings, said, served):
+    folder, url = served
+    (folder / "overview").write_text(json.dumps(overview))
+    with pytest.raises(OptionError, match=said):
+        flink_cluster.slots(Options(flink_master=url, **settings))
+
+
+def test_a_cluster_that_fits_gives_its_slots(served):
+    folder, url = served
+    (folder / "overview").write_text(json.dumps({"flink-version": "1.19.3", "slots-total": 4}))
+    place = url.removeprefix("http://")
+    assert flink_cluster.slots(Options(flink_master=place)) == 4
+    assert flink_cluster.slots(Options(flink_master=f"{url}/", parallelism=3)) == 3
+
+
+def test_no_cluster_at_all_is_said_with_the_remedy():
+    with pytest.raises(OptionError, match=r"flink_master is localhost:1, which does not answer .*refused.*; start the"):
+        flink_cluster.slots(Options(flink_master="localhost:1"))
+
+
+def test_without_a_cluster_every_core_is_a_slot():
+    assert flink_cluster.slots(Options()) == os.cpu_count()
+    assert flink_cluster.slots(Options(parallelism=5)) == 5
+
+
+def fail(error: Exception) -> None:
+    logging.getLogger("beam").warning("a stack trace")
+    raise error
+
+
+def test_logs_of_a_good_run_are_gone_and_those_of_a_failed_job_are_named():
+    with flink_logs.logs() as place:
+        logging.getLogger("beam").warning("a stack trace")
+    assert not os.path.exists(place)
+    with pytest.raises(FeedlineError, match="^failed; the log of Flink is .*flink.log$"), flink_logs.logs() as place:
+        fail(FeedlineError("failed"))
+    assert "a stack trace" in Path(place, flink_logs.LAUNCHER_LOG).read_text()
+
+
+def test_data_that_failed_a_check_has_no_log_of_flink():
+    with pytest.raises(TooManyRejects, match="^too many$"), flink_logs.logs() as place:
+        fail(TooManyRejects("too many"))
+    assert not os.path.exists(place)
+
+
+def test_a_directory_for_logs_is_kept(tmp_path):
+    before = logging.getLogger().handlers[:]
+    with flink_logs.logs(str(tmp_path / "logs")) as place:
+        assert place == str(tmp_path / "logs")
+    assert os.listdir(place) == [flink_logs.LAUNCHER_LOG]
+    assert logging.getLogger().handlers == before
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(OptionError, match="log_dir is .*file', which cannot be written"),
+        flink_logs.logs(str(tmp_path / "file")),
+    ):
+        pass
+
+
+def test_a_server_that_cannot_start_says_why_in_one_line(tmp_path):
+    trace = "\\tat org.A.main(A.java:1)\\n\\t... 2 more\\n"
+    script = program(tmp_path / "java", f"echo 'Error: Unable to access jarfile x.jar'; printf '{trace}'; exit 1")
+    said = "the job server of Flink ended with code 1: Error: Unable to access jarfile x.jar$"
+    with pytest.raises(FeedlineError, match=said), flink_server.running([str(script)], str(tmp_path)):
+        pass

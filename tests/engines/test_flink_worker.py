@@ -1,0 +1,87 @@
+"""The worker, started as a cluster starts it: by a pool of Beam, in a process of its own, with what is installed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import apache_beam as beam
+import pytest
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.transforms.environments import ExternalEnvironment
+
+from beam_jobs import ingest
+from beam_jobs.engines.flink import WORKER
+from beam_jobs.options import IngestOptions
+from tests.beam_jobs.runs import files_under
+from tests.engines.flink_processes import free_ports, members, wait_until
+
+WORKER_PATH = Path(sys.executable).parent / WORKER
+
+
+@contextlib.contextmanager
+def pool() -> Iterator[tuple[subprocess.Popen, str]]:
+    """Runs a worker pool while the block lasts; gives its process and where it listens."""
+    (port,) = free_ports(1)
+    command = [sys.executable, "-W", "ignore", "-m", "apache_beam.runners.worker.worker_pool_main"]
+    command += [f"--service_port={port}", f"--container_executable={WORKER_PATH}"]
+    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: answers(port), 60)
+        yield process, f"localhost:{port}"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+
+
+def answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("localhost", port), timeout=1):
+        return True
+    return False
+
+
+def external(place: str) -> beam.Pipeline:
+    return beam.Pipeline(runner=FnApiRunner(default_environment=ExternalEnvironment(place)))
+
+
+def options_of(source: Path, out: Path) -> IngestOptions:
+    return IngestOptions(source=str(source), out=str(out), splits={"train": 0.7, "eval": 0.3}, shards=2)
+
+
+def test_a_worker_in_a_process_of_its_own_makes_the_bytes_of_the_in_process_runner(photos, tmp_path):
+    ingest.run(options_of(photos, tmp_path / "here"))
+    with pool() as (_, place):
+        ingest.run(options_of(photos, tmp_path / "there"), lambda: external(place))
+    assert files_under(tmp_path / "there") == files_under(tmp_path / "here")
+
+
+def threads(process: int) -> int:
+    """Returns how many threads a process has besides its first."""
+    return len(os.listdir(f"/proc/{process}/task")) - 1
+
+
+def test_a_worker_ends_with_the_process_that_started_it():
+    waiting_for_nobody = f"{WORKER_PATH} --id=1 --provision_endpoint=localhost:{free_ports(1)[0]}"
+    starter = subprocess.Popen(["sh", "-c", f"{waiting_for_nobody} & wait"], start_new_session=True)
+    try:
+        wait_until(lambda: any(map(threads, set(members(starter.pid)) - {starter.pid})), 30)
+        starter.kill()
+        starter.wait(30)
+        wait_until(lambda: not members(starter.pid), 20)  # it would have waited for a minute
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(starter.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--id=1"]])
+def test_a_worker_that_nobody_told_where_to_ask_says_so(arguments):
+    done = subprocess.run([WORKER_PATH, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "the following arguments are required: " in done.stderr

@@ -1,0 +1,140 @@
+"""What is shipped: the wheel, the archive that Beam makes of `setup.py`, the wheel of the installed code, the image."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.engines.dataflow_package import build_wheel
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("beam_jobs", "components", "pipeline", "trainer")
+BESIDE = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "constraints.txt", ".python-version")
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    """A copy, because building leaves files behind."""
+    target = tmp_path_factory.mktemp("checkout")
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, target / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in BESIDE:
+        shutil.copy(ROOT / name, target)
+    (target / "tests").mkdir()
+    (target / "tests" / "__init__.py").write_text("")  # what must never be installed
+    return target
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout, tmp_path_factory) -> dict[str, bytes]:
+    """Name -> content of the files of the wheel that `setup.py` makes, in a process with nothing but setuptools."""
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-W", "ignore", "setup.py", "--quiet", "bdist_wheel", "--dist-dir", str(out)]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (path,) = out.glob("*.whl")
+    return contents(path)
+
+
+def contents(path: str | Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def without_info(files: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: data for name, data in files.items() if ".dist-info/" not in name}
+
+
+def of_packages() -> dict[str, bytes]:
+    """Every file of the packages as they lie in the checkout."""
+    paths = (path for package in PACKAGES for path in (ROOT / package).rglob("*"))
+    kept = (path for path in paths if path.is_file() and "__pycache__" not in path.parts)
+    return {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in kept}
+
+
+def constraint(name: str) -> str:
+    return re.search(rf"^{re.escape(name)}==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[1]
+
+
+def dockerfile() -> list[list[str]]:
+    """Instructions, continued lines joined and comments left out."""
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    return [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def instructions(name: str) -> list[list[str]]:
+    return [words[1:] for words in dockerfile() if words[0] == name]
+
+
+def test_the_wheel_holds_every_file_of_the_packages_and_no_other(wheel):
+    assert without_info(wheel) == of_packages()
+
+
+def test_the_wheel_starts_the_command_line(wheel):
+    (text,) = (data.decode() for name, data in wheel.items() if name.endswith("entry_points.txt"))
+    points = configparser.ConfigParser()
+    points.read_string(text)
+    assert points["console_scripts"]["feedline"] == "pipeline.cli:main"
+
+
+def test_the_wheel_of_the_installed_code_is_the_same_code(wheel, tmp_path):
+    made = contents(build_wheel(str(tmp_path)))
+    assert without_info(made) == without_info(wheel)
+    text = next(data.decode() for name, data in made.items() if name.endswith("METADATA"))
+    assert f"Requires-Dist: tensorflow=={constraint('tensorflow')}\n" in text
+    assert f"Requires-Dist: apache-beam=={constraint('apache-beam')}\n" in text
+    assert "extra ==" not in text
+
+
+def test_beam_packs_the_same_files_from_the_setup_file(wheel, checkout, tmp_path):
+    from apache_beam.runners.portability.stager import Stager
+
+    archive = Stager._build_setup_package(str(checkout / "setup.py"), str(tmp_path))
+    with tarfile.open(archive) as files:
+        names = {name.partition("/")[2] for name in files.getnames()}
+    assert set(without_info(wheel)) <= names
+    assert not any(name.startswith("tests/") for name in names)
+
+
+def test_the_image_is_made_of_what_is_there_and_sent_to_the_builder():
+    ignored = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
+    assert ignored[0] == "*"
+    sent = [line[1:] for line in ignored if line.startswith("!")]
+    for words in instructions("COPY"):
+        if words[0].startswith("--from="):
+            continue
+        for source in words[:-1]:
+            assert (ROOT / source).exists(), source
+            assert any(fnmatch(source, pattern) for pattern in sent), source
+
+
+def test_the_image_has_the_versions_of_the_lock():
+    beam = constraint("apache-beam")
+    python = (ROOT / ".python-version").read_text().strip()
+    bases = [words[0] for words in instructions("FROM")]
+    assert bases == [f"apache/beam_python{python}_sdk:{beam}", f"python:{python}-slim-bookworm"]
+    for words in instructions("RUN"):
+        text = " ".join(words)
+        assert "pip install" not in text or "--constraint constraints.txt" in text
+        assert all(version == beam for version in re.findall(r"apache-beam\[gcp\]==([\d.]+)", text))
+
+
+def test_the_image_asks_for_extras_that_exist_and_starts_what_it_copies():
+    tree = ast.parse((ROOT / "setup.py").read_text())
+    extras = next(node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "EXTRAS")
+    known = {key.value for key in extras.keys}
+    (argument,) = instructions("ARG")
+    assert set(argument[0].removeprefix("EXTRAS=").split(",")) <= known
+    (entry,) = instructions("ENTRYPOINT")
+    copied = [words[-1] for words in instructions("COPY") if words[0] == "--from=beam"]
+    assert entry[0] == f'["{copied[0]}/boot"]'
