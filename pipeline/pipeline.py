@@ -9,13 +9,17 @@ from tfx import v1 as tfx
 from tfx.dsl.components.base.base_node import BaseNode
 
 from beam_jobs.publish import producer
+from components.blessed_model.component import NODE_ID as BLESSED_ID
 from components.blessed_model.component import blessed_model
+from components.blessed_model.strategy import MODEL_KEY
 from components.dataset_gate.component import DatasetGate
 from components.dataset_report.component import DatasetReport
 from components.evaluation.config import evaluation_config
 from components.image_example_gen.component import ImageExampleGen
 from components.model_pusher.component import Pusher
+from components.previous_span.resolver import NODE_ID as PREVIOUS_ID
 from components.previous_span.resolver import previous_examples
+from components.previous_span.strategy import PREVIOUS_KEY
 from components.reviewed_schema.component import ReviewedSchema
 from components.schema.component import InferredSchema
 from components.statistics import statistics_options
@@ -27,11 +31,25 @@ from trainer.run_fn import CONFIG_KEY as TRAINER_KEY
 from trainer.serving import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBABILITIES
 
 
-def create_pipeline(config: PipelineConfig) -> tfx.dsl.Pipeline:
+@dataclass(frozen=True, kw_only=True)
+class Baselines:
+    """What a run is compared with, by name: for orchestrators where no node can ask ML Metadata what came before.
+
+    Attributes:
+      dataset: directory of a published dataset; empty compares with none.
+      model: directory of a `Model` artifact; empty compares with none.
+    """
+
+    dataset: str = ""
+    model: str = ""
+
+
+def create_pipeline(config: PipelineConfig, baselines: Baselines | None = None) -> tfx.dsl.Pipeline:
     """Builds the whole pipeline.
 
     Args:
       config: everything it is told.
+      baselines: what to compare with; None looks it up in ML Metadata, a file in the root.
 
     Returns:
       ImageExampleGen -> StatisticsGen -> schema -> ExampleValidator -> DatasetGate -> Transform -> Trainer -> Evaluator
@@ -45,14 +63,17 @@ def create_pipeline(config: PipelineConfig) -> tfx.dsl.Pipeline:
     config.transform.check(data.extra)
     config.evaluate.check(data.extra)
     code = code_version()
-    prepared = _prepare(config, data, code)
+    prepared = _prepare(config, data, code, baselines)
     return tfx.dsl.Pipeline(
         pipeline_name=config.name,
         pipeline_root=config.artifacts_dir,
-        components=[*prepared.nodes, *_model(config, data, prepared, code)],
+        components=[*prepared.nodes, *_model(config, data, prepared, code, baselines)],
         enable_cache=True,
         beam_pipeline_args=list(config.beam_args),
-        metadata_connection_config=tfx.orchestration.metadata.sqlite_metadata_connection_config(config.metadata_path),
+        # TFX makes the directory of that file here and now, so it is not named where it is not used.
+        metadata_connection_config=None
+        if baselines is not None
+        else tfx.orchestration.metadata.sqlite_metadata_connection_config(config.metadata_path),
     )
 
 
@@ -66,7 +87,7 @@ class _Prepared:
     nodes: tuple[BaseNode, ...]
 
 
-def _prepare(config: PipelineConfig, data: DataShape, code: str) -> _Prepared:
+def _prepare(config: PipelineConfig, data: DataShape, code: str, baselines: Baselines | None) -> _Prepared:
     example_gen = _example_gen(config, code)
     examples = example_gen.outputs["examples"]
     statistics_gen = tfx.components.StatisticsGen(examples=examples, stats_options=statistics_options(data.extra))
@@ -76,16 +97,26 @@ def _prepare(config: PipelineConfig, data: DataShape, code: str) -> _Prepared:
     )
     schema = schema_gen.outputs["schema"]
     validator = tfx.components.ExampleValidator(statistics=statistics, schema=schema)
-    previous = previous_examples(examples)
+    if baselines is None:
+        previous: list[BaseNode] = [previous_examples(examples)]
+    else:
+        previous = _imported(baselines.dataset, tfx.types.standard_artifacts.Examples, PREVIOUS_KEY, PREVIOUS_ID)
     gate = DatasetGate(
         examples,
         validator.outputs["anomalies"],
         config.gate,
-        baseline_examples=previous.outputs["previous"],
+        baseline_examples=previous[0].outputs[PREVIOUS_KEY] if previous else None,
         code=code,
     )
-    nodes = (example_gen, statistics_gen, schema_gen, validator, previous, gate)
+    nodes = (example_gen, statistics_gen, schema_gen, validator, *previous, gate)
     return _Prepared(examples=examples, schema=schema, gate=gate, nodes=nodes)
+
+
+def _imported(place: str, kind: type[tfx.dsl.Artifact], key: str, node_id: str) -> list[BaseNode]:
+    """Returns the node that hands over what lies in a place; none when no place is named."""
+    if not place:
+        return []
+    return [tfx.dsl.Importer(source_uri=place, artifact_type=kind, output_key=key).with_id(node_id)]
 
 
 def _example_gen(config: PipelineConfig, code: str) -> ImageExampleGen:
@@ -101,7 +132,9 @@ def _images(config: PipelineConfig) -> str:
     return source if os.path.isdir(source) else ""
 
 
-def _model(config: PipelineConfig, data: DataShape, prepared: _Prepared, code: str) -> list[BaseNode]:
+def _model(
+    config: PipelineConfig, data: DataShape, prepared: _Prepared, code: str, baselines: Baselines | None
+) -> list[BaseNode]:
     first, held_back, *_ = data.splits
     examples = prepared.examples
     transform = tfx.components.Transform(
@@ -125,11 +158,16 @@ def _model(config: PipelineConfig, data: DataShape, prepared: _Prepared, code: s
         custom_config={TRAINER_KEY: TrainerConfig(input=config.input, train=config.train).to_json(), "code": code},
     )
     model = trainer.outputs["model"]
-    before = [blessed_model(model, DESCRIPTION_NAME)] if config.evaluate.max_drop is not None else []
+    if baselines is None:
+        before: list[BaseNode] = (
+            [blessed_model(model, DESCRIPTION_NAME)] if config.evaluate.max_drop is not None else []
+        )
+    else:
+        before = _imported(baselines.model, tfx.types.standard_artifacts.Model, MODEL_KEY, BLESSED_ID)
     evaluator = tfx.components.Evaluator(
         examples=examples,
         model=model,
-        baseline_model=before[0].outputs["model"] if before else None,
+        baseline_model=before[0].outputs[MODEL_KEY] if before else None,
         example_splits=[held_back],
         eval_config=evaluation_config(config.evaluate, EVALUATE_SIGNATURE, PROBABILITIES),
     )

@@ -6,26 +6,23 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from beam_jobs import manifest, storage
-from beam_jobs.errors import FeedlineError, GateFailed, OptionError
+from beam_jobs.errors import GateFailed, OptionError
 from beam_jobs.sources import open_source
 from beam_jobs.types import LABEL_KINDS
 from beam_jobs.user_columns import check_column
 from pipeline import interrupt
-from pipeline.config import PipelineConfig
+from pipeline.conclusion import Say, conclude, images_dir, keep_what_there_is
+from pipeline.config import DataShape, PipelineConfig
 
 if TYPE_CHECKING:
-    from pipeline.history import Step
     from pipeline.summary import RunSummary
 
-SCHEMA_NAME = "schema.inferred.pbtxt"  # never the name of a reviewed file, which a run must not touch
 LOG_NAME = "run.log"
-
-Say = Callable[[str], None]
 
 
 def preflight(config: PipelineConfig) -> None:
@@ -34,12 +31,28 @@ def preflight(config: PipelineConfig) -> None:
     Raises:
       UsageError: the source, the root or an option cannot be used.
     """
+    if storage.is_remote(config.root):
+        raise OptionError(f"root is {config.root!r}; the local runner needs a local directory")
     data, found = config.data(), config.resolved_source()
     kind = _label_kind(config, found)
     if kind != "single":
         raise OptionError(
             f"the images have {LABEL_KINDS[kind]}; a model is trained on one label each, `ingest` takes all"
         )
+    check_settings(config, data)
+    source, root = os.path.realpath(found), os.path.realpath(config.root)
+    if os.path.isdir(source) and os.path.commonpath([source, root]) == source:
+        raise OptionError(f"root {config.root} lies inside {config.pattern}, which a run must not change")
+    if os.path.exists(config.root) and not os.path.isdir(config.root):
+        raise OptionError(f"root {config.root} is a file; it must be a directory, new or of earlier runs")
+
+
+def check_settings(config: PipelineConfig, data: DataShape) -> None:
+    """Checks what does not depend on where the pipeline runs.
+
+    Raises:
+      OptionError: settings do not fit each other or the data.
+    """
     if data.facts != "all":
         raise OptionError("facts is basic; statistics and normalisation need the facts of all")
     if config.train.strategy == "multi_worker":
@@ -51,11 +64,6 @@ def preflight(config: PipelineConfig) -> None:
         check_column(name, data.extra, "input.columns")
     config.transform.check(data.extra)
     config.evaluate.check(data.extra)
-    source, root = os.path.realpath(found), os.path.realpath(config.root)
-    if os.path.isdir(source) and os.path.commonpath([source, root]) == source:
-        raise OptionError(f"root {config.root} lies inside {config.pattern}, which a run must not change")
-    if os.path.exists(config.root) and not os.path.isdir(config.root):
-        raise OptionError(f"root {config.root} is a file; it must be a directory, new or of earlier runs")
 
 
 def run(config: PipelineConfig, say: Say) -> RunSummary:
@@ -78,40 +86,30 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
     say("loading TensorFlow and TFX")
     from tfx.orchestration.local.local_dag_runner import LocalDagRunner
 
+    from components import store_files
     from pipeline.attempts import alone
-    from pipeline.history import newest_run, open_store
-    from pipeline.page import write_report
     from pipeline.pipeline import create_pipeline
-    from pipeline.summary import collect
-    from trainer import bench
     from trainer.input_fn import check_options
     from trainer.models import check_model
 
-    check_options(config.input, _raw_side(config))
+    check_options(config.input, raw_side(config))
     check_model(config.train.model)
+    store_files.register()
     pipeline = create_pipeline(config)
-    images = _images(config)  # before the run: a newer span may have come when it ends
+    images = images_dir(config)  # before the run: a newer span may have come when it ends
     _make_root(config.root)
     with alone(config), _logging_to(os.path.join(config.root, LOG_NAME), say):
         try:
             LocalDagRunner().run(pipeline)
         except GateFailed as stopped:
-            _keep_what_there_is(config, images, stopped, say)
+            keep_what_there_is(config, images, stopped, say)
             raise
         interrupt.check()
-        store = open_store(config.metadata_path)
-        steps = newest_run(store, config.name)
-        say("measuring the input pipeline")
-        dataset = steps["ImageExampleGen"].outputs["examples"]
-        rates = bench.compare(dataset, next(iter(manifest.load(dataset).splits)), config.input)
-        say("writing the report")
-        page = write_report(config, store, images)
-        summary = dataclasses.replace(collect(steps, rates), report=page)
-        _restore_push(summary)
-        return dataclasses.replace(summary, schema=_keep_schema(config, steps) or summary.schema)
+        return conclude(config, images, say)
 
 
-def _raw_side(config: PipelineConfig) -> int | None:
+def raw_side(config: PipelineConfig) -> int | None:
+    """Returns the height and width of stored pixels; None where files are stored."""
     if config.ingest:
         pixels = dataclasses.asdict(config.ingest.pixels)
     else:
@@ -125,60 +123,11 @@ def _label_kind(config: PipelineConfig, source: str) -> str:
     return manifest.load(source).label_kind
 
 
-def _images(config: PipelineConfig) -> str:
-    """Returns the directory that the images lie in; empty where there is none, as for archives and adopted datasets."""
-    if not config.ingest:
-        return ""
-    base = open_source(dataclasses.replace(config.ingest, source=config.resolved_source())).base
-    return base if os.path.isdir(base) else ""
-
-
-def _keep_what_there_is(config: PipelineConfig, images: str, stopped: GateFailed, say: Say) -> None:
-    """Leaves the report and the schema of a run that its gate stopped, for whoever has to repair the data."""
-    from pipeline.history import newest_run, open_store
-    from pipeline.page import write_report
-
-    store = open_store(config.metadata_path)
-    try:
-        _keep_schema(config, newest_run(store, config.name))
-        say(f"what the gate found is in {write_report(config, store, images, stopped.verdict)}")
-    except (OSError, FeedlineError) as error:  # the findings are worth more than the page about them
-        say(f"the report could not be written: {error}")
-
-
-def _keep_schema(config: PipelineConfig, steps: Mapping[str, Step]) -> str:
-    """Copies an inferred schema to where people find it: under the name that was asked for, or into the root.
-
-    Returns:
-      where it is; empty when it was not inferred.
-    """
-    step = steps.get("InferredSchema")
-    if not step or "schema" not in step.outputs:
-        return ""
-    target = config.schema or os.path.join(config.root, SCHEMA_NAME)
-    if config.schema and os.path.exists(target):  # somebody put it there meanwhile
-        return target
-    inferred = os.path.join(step.outputs["schema"], "schema.pbtxt")
-    try:
-        storage.write_bytes(target, storage.read_bytes(inferred))
-    except OSError as error:
-        raise OptionError(f"schema {target} cannot be written: {error.strerror}; it is kept as {inferred}") from error
-    return target
-
-
 def _make_root(root: str) -> None:
     try:
         os.makedirs(root, exist_ok=True)
     except OSError as error:
         raise OptionError(f"root {root} cannot be made: {error.strerror}") from error
-
-
-def _restore_push(summary: RunSummary) -> None:
-    """Pushes the model again when the push came from the cache and somebody removed what it had pushed."""
-    if summary.blessed and not os.path.isfile(os.path.join(summary.model_dir, "saved_model.pb")):
-        from components.model_pusher.executor import publish
-
-        publish(os.path.join(summary.steps["Trainer"].outputs["model"], "Format-Serving"), summary.model_dir)
 
 
 class _Progress(logging.Handler):

@@ -5,9 +5,10 @@ import logging
 import pytest
 
 from beam_jobs.errors import OptionError, SourceError
+from pipeline.conclusion import images_dir, keep_schema
 from pipeline.config import build
 from pipeline.history import Step
-from pipeline.run_local import _images, _keep_schema, _logging_to, _make_root, preflight
+from pipeline.run_local import _logging_to, _make_root, preflight
 from tests.make_images import class_folders
 
 
@@ -84,19 +85,19 @@ def inferred(tmp_path) -> dict[str, Step]:
 
 def test_an_inferred_schema_is_kept_under_its_name_and_never_over_a_file(tmp_path, photos, inferred):
     asked = build({"root": str(tmp_path), "ingest": {"source": str(photos)}, "schema": str(tmp_path / "mine.pbtxt")})
-    assert _keep_schema(asked, inferred) == str(tmp_path / "mine.pbtxt")
+    assert keep_schema(asked, inferred) == str(tmp_path / "mine.pbtxt")
     assert (tmp_path / "mine.pbtxt").read_text() == "inferred"
     (tmp_path / "mine.pbtxt").write_text("reviewed meanwhile")
-    assert _keep_schema(asked, inferred) == str(tmp_path / "mine.pbtxt")
+    assert keep_schema(asked, inferred) == str(tmp_path / "mine.pbtxt")
     assert (tmp_path / "mine.pbtxt").read_text() == "reviewed meanwhile"
 
 
 def test_without_a_name_the_schema_goes_into_the_root_and_a_reviewed_one_nowhere(tmp_path, photos, inferred):
-    assert _keep_schema(config(photos, tmp_path), inferred) == str(tmp_path / "schema.inferred.pbtxt")
-    assert _keep_schema(config(photos, tmp_path), {}) == ""
+    assert keep_schema(config(photos, tmp_path), inferred) == str(tmp_path / "schema.inferred.pbtxt")
+    assert keep_schema(config(photos, tmp_path), {}) == ""
 
 
 def test_rejected_images_of_a_table_are_looked_for_beside_it(tmp_path, photos):
     (tmp_path / "table.csv").write_text("image,label\n0.jpg,a")
-    assert _images(config(tmp_path / "table.csv", tmp_path / "work")) == str(tmp_path)
-    assert _images(config(photos, tmp_path / "work")) == str(photos)
+    assert images_dir(config(tmp_path / "table.csv", tmp_path / "work")) == str(tmp_path)
+    assert images_dir(config(photos, tmp_path / "work")) == str(photos)

@@ -1,0 +1,186 @@
+"""What the tasks of an Airflow DAG do: one component each, and the summary and report after the last."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from beam_jobs import spans
+from beam_jobs.errors import EmptySplit, FeedlineError, GateFailed, OptionError, TooManyRejects
+from pipeline import conclusion
+from pipeline import config as configuration
+from pipeline.config import PipelineConfig
+
+if TYPE_CHECKING:
+    from ml_metadata.metadata_store import MetadataStore
+    from tfx import v1 as tfx
+
+
+Steps = Mapping[str, list[str]]
+
+_FINAL = (EmptySplit, GateFailed, TooManyRejects)  # what the data failed once, it fails again
+_log = logging.getLogger(__name__)
+
+
+def pipeline_of(config: PipelineConfig) -> tfx.dsl.Pipeline:
+    """Returns the pipeline; the first call of a process loads TFX, which takes seconds."""
+    from pipeline.pipeline import create_pipeline
+
+    return create_pipeline(config)
+
+
+def steps_of(pipeline: tfx.dsl.Pipeline) -> dict[str, list[str]]:
+    """Returns component -> those that it waits for, in an order in which they can run."""
+    return {node.id: sorted(before.id for before in node.upstream_nodes) for node in pipeline.components}
+
+
+def run_step(settings: Mapping[str, Any], steps: Steps, step: str, run_id: str) -> None:
+    """Runs one component in one run of the DAG.
+
+    A component that succeeded in this run before keeps what it made: a second output would break those after it.
+
+    Args:
+      settings: of the pipeline, with absolute paths.
+      steps: component -> those that it waits for, as the DAG knows them.
+      step: the component.
+      run_id: of the run of the DAG.
+
+    Raises:
+      AirflowException: it failed. `AirflowFailException`, which Airflow does not retry, where the data failed a check.
+    """
+    with _told_to_airflow():
+        config = _configured(settings)
+        pipeline = pipeline_of(config)
+        if steps_of(pipeline) != steps:
+            raise OptionError(
+                "the code or the files of the pipeline are not those that its DAG was written for; compile it again"
+            )
+        os.makedirs(config.root, exist_ok=True)
+        from pipeline.attempts import alone
+
+        with alone(config):
+            run = _run_name(config, run_id)
+            if _succeeded(config, run, step):
+                _log.info("%s succeeded in this run before and keeps what it made; trigger a new run for more", step)
+                return
+            _launch(config, pipeline, run, step)
+            if not _succeeded(config, run, step):  # TFX only logs that an input is missing
+                raise FeedlineError(f"{step} came to no result; the log above says why")
+
+
+def finish(settings: Mapping[str, Any], run_id: str) -> None:
+    """Writes the report of a run of the DAG and logs its summary.
+
+    Args:
+      settings: of the pipeline, with absolute paths.
+      run_id: of the run of the DAG.
+
+    Raises:
+      AirflowFailException: the model was not good enough to be pushed.
+    """
+    with _told_to_airflow():
+        config = _configured(settings)
+        from pipeline.attempts import alone
+        from pipeline.cli.common import check_pushed
+        from pipeline.history import open_store
+        from pipeline.summary import text
+
+        with alone(config):
+            store = open_store(config.metadata_path)
+            if not _is_newest(store, config, _run_name(config, run_id)):
+                _log.info("a newer run has come since; the report in %s is about that one", config.root)
+                return
+            images = conclusion.images_dir(_pinned(config, store))
+            summary = conclusion.conclude(config, images, _log.info)
+        _log.info("what came of the run:\n%s", text(summary))
+        check_pushed(summary)
+
+
+@contextlib.contextmanager
+def _told_to_airflow() -> Iterator[None]:
+    """Turns errors that a person is meant to read into Airflow's, without the traceback that says nothing more."""
+    from airflow.exceptions import AirflowException, AirflowFailException
+
+    try:
+        yield
+    except _FINAL as error:
+        raise AirflowFailException(str(error)) from None
+    except FeedlineError as error:
+        raise AirflowException(str(error)) from None
+
+
+def _configured(settings: Mapping[str, Any]) -> PipelineConfig:
+    """Returns the configuration, in a process that is ready for TensorFlow as that of a command is."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    return configuration.build(settings)
+
+
+def _run_name(config: PipelineConfig, run_id: str) -> str:
+    # Pipelines of one root have runs of equal ids when they have equal schedules.
+    return f"{config.name}.{run_id}"
+
+
+def _launch(config: PipelineConfig, pipeline: tfx.dsl.Pipeline, run: str, step: str) -> None:
+    """Runs one node of the compiled pipeline and leaves out the others."""
+    from tfx.dsl.compiler import compiler, constants
+    from tfx.orchestration.local.local_dag_runner import LocalDagRunner
+    from tfx.orchestration.portable import runtime_parameter_utils
+
+    compiled = compiler.Compiler().compile(pipeline)
+    runtime_parameter_utils.substitute_runtime_parameter(compiled, {constants.PIPELINE_RUN_ID_PARAMETER_NAME: run})
+    for node in compiled.nodes:
+        if node.pipeline_node.node_info.id != step:
+            node.pipeline_node.execution_options.skip.SetInParent()
+    try:
+        LocalDagRunner().run_with_ir(compiled)
+    except GateFailed as stopped:
+        conclusion.keep_what_there_is(config, conclusion.images_dir(config), stopped, _log.info)
+        raise
+
+
+def _succeeded(config: PipelineConfig, run: str, step: str) -> bool:
+    from ml_metadata.proto import metadata_store_pb2
+
+    from pipeline.history import open_store
+
+    if not os.path.isfile(config.metadata_path):
+        return False
+    store = open_store(config.metadata_path)
+    named = (("pipeline_run", run), ("node", f"{config.name}.{step}"))
+    contexts = [store.get_context_by_type_and_name(kind, name) for kind, name in named]
+    if None in contexts:
+        return False
+    of_run, of_node = (store.get_executions_by_context(context.id) for context in contexts)
+    numbers = {execution.id for execution in of_node}
+    states = metadata_store_pb2.Execution
+    return any(
+        execution.id in numbers and execution.last_known_state in (states.COMPLETE, states.CACHED)
+        for execution in of_run
+    )
+
+
+def _is_newest(store: MetadataStore, config: PipelineConfig, run: str) -> bool:
+    from pipeline.history import newest_executions
+
+    executions = newest_executions(store, config.name)
+    contexts = store.get_contexts_by_execution(executions[0].id) if executions else []
+    return any(context.type == "pipeline_run" and context.name == run for context in contexts)
+
+
+def _pinned(config: PipelineConfig, store: MetadataStore) -> PipelineConfig:
+    """Returns the configuration with the span that the dataset was made of; a newer one may have come since."""
+    from pipeline.history import newest_run
+
+    if not spans.has_span(config.pattern):
+        return config
+    dataset = newest_run(store, config.name)["ImageExampleGen"].outputs["examples"]
+    properties = store.get_artifacts_by_uri(dataset)[0].properties
+    span, version = (
+        properties[name].int_value if f"{{{name.upper()}" in config.pattern else None for name in ("span", "version")
+    )
+    return dataclasses.replace(config, span=span, version=version)

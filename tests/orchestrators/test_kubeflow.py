@@ -1,0 +1,332 @@
+"""The Kubeflow file: what the kfp SDK makes of it, and every container of it run on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from beam_jobs import manifest
+from beam_jobs.errors import OptionError
+from beam_jobs.verify import verify
+from pipeline.kubeflow_container import TYPES, with_types
+from pipeline.run_kubeflow import compile as compile_pipeline
+from tests.command import feedline
+from tests.make_images import crop, encode
+
+pytestmark = [pytest.mark.orchestrators, pytest.mark.timeout(1200)]
+
+IMAGE = "registry.example/feedline:1"
+SPLITS = {"train": 0.7, "eval": 0.3}
+# A bucket that a compilation must not ask for. The runs here get a directory as their pipeline root instead, which is
+# what both services let people do when they submit.
+BUCKET = "gs://no-such-bucket/feedline"
+COMPONENTS = {
+    "DatasetGate",
+    "DatasetReport",
+    "Evaluator",
+    "ExampleValidator",
+    "ImageExampleGen",
+    "InferredSchema",
+    "Pusher",
+    "StatisticsGen",
+    "Trainer",
+    "Transform",
+}
+# No connection and no look-up of a name from Python; what TensorFlow does in C++ has to pass the proxies.
+GUARDED = """
+import json, sys
+
+def refuse(event, arguments):
+    if event in ("socket.connect", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname"):
+        raise RuntimeError(f"{event} {arguments}")
+
+sys.addaudithook(refuse)
+from pipeline.run_kubeflow import compile
+print(json.dumps([compile(settings, out) for out, settings in json.load(sys.stdin).items()]))
+"""
+
+
+def settings(root: Path, source: Path, **more) -> dict:
+    return {
+        "name": "photos",
+        "root": str(root),
+        "ingest": {"source": str(source), "splits": SPLITS, "shards": 2},
+        "input": {"image_side_px": 32, "batch_size": 8},
+        "train": {"epochs": 1},
+        **more,
+        "kubeflow": {"image": IMAGE, "pipeline_root": BUCKET, **more.get("kubeflow", {})},
+    }
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kubeflow")
+
+
+@pytest.fixture(scope="module")
+def ingested(workplace, photos) -> Path:
+    """The dataset that `feedline ingest` makes of the photographs, with the options of the pipeline."""
+    splits = ",".join(f"{name}={share}" for name, share in SPLITS.items())
+    done = feedline("ingest", photos, "--out", workplace / "ingested", "--splits", splits, "--shards", 2)
+    assert done.returncode == 0, done.stderr
+    return workplace / "ingested"
+
+
+@pytest.fixture(scope="module")
+def compiled(workplace, photos, ingested) -> Path:
+    """Directory of the compiled files; they were written without a connection."""
+    root, model = workplace / "work", str(workplace / "model")
+    gpu = {"gpus": 1, "gpu_type": "nvidia.com/gpu", "cpus": 4, "memory_gb": 16}
+    wanted = {
+        "plain.yaml": settings(root, photos, kubeflow={"baseline_dataset": str(ingested), "display_name": "Photos"}),
+        "plain.json": settings(root, photos, kubeflow={"baseline_dataset": str(ingested), "display_name": "Photos"}),
+        "strict.yaml": settings(root, photos, gate={"min_images_per_class": 1000}, kubeflow=gpu),
+        "before.yaml": settings(root, photos, evaluate={"max_drop": 1.0}, kubeflow={"baseline_model": model}),
+        "bucket.yaml": {**settings(root, photos, kubeflow={"pipeline_root": ""}), "root": BUCKET},
+        "schema.yaml": settings(root, photos, schema=str(workplace / "schema.pbtxt")),
+    }
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        names = ("http_proxy", "https_proxy", "all_proxy")
+        proxies = {name: address for lower in names for name in (lower, lower.upper())}
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", GUARDED],
+            input=json.dumps({str(workplace / name): values for name, values in wanted.items()}),
+            env={**{name: value for name, value in os.environ.items() if name.lower() != "no_proxy"}, **proxies},
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        proxy.setblocking(False)
+        with pytest.raises(BlockingIOError):  # nobody came
+            proxy.accept()
+    assert not root.exists()
+    (workplace / "hints.json").write_text(done.stdout.splitlines()[-1])
+    return workplace
+
+
+@pytest.fixture(scope="module")
+def executor(compiled):
+    from tests.orchestrators.ir_executor import Executor
+
+    return Executor(compiled / "bucket")
+
+
+@pytest.fixture(scope="module")
+def ran(compiled, executor):
+    from tests.orchestrators.ir_executor import load
+
+    return executor.run(load(compiled / "plain.yaml"))
+
+
+def test_the_kfp_sdk_loads_the_file_and_both_formats_hold_the_same(compiled):
+    from kfp import components
+
+    from tests.orchestrators.ir_executor import load
+
+    text = (compiled / "plain.yaml").read_text(encoding="utf-8")
+    loaded = components.load_component_from_text(text)
+    assert loaded.name == "photos"
+    assert loaded.pipeline_spec == load(compiled / "plain.yaml") == load(compiled / "plain.json")
+    assert loaded.pipeline_spec.schema_version == "2.1.0"
+    job = json.loads((compiled / "plain.json").read_text(encoding="utf-8"))
+    assert job["displayName"] == "Photos"
+    assert job["runtimeConfig"]["gcsOutputDirectory"] == loaded.pipeline_spec.default_pipeline_root == BUCKET
+
+
+def test_every_component_is_a_container_of_the_image_and_no_node_asks_ml_metadata(compiled):
+    from tests.orchestrators.ir_executor import executors, load
+
+    how = executors(load(compiled / "plain.yaml"))
+    assert {name: spec.WhichOneof("spec") for name, spec in how.items()} == {
+        **dict.fromkeys(COMPONENTS, "container"),
+        "PreviousSpan": "importer",
+    }
+    for name in COMPONENTS:
+        container = how[name].container
+        assert container.image == IMAGE
+        assert list(container.command) == ["python", "-m", "pipeline.kubeflow_container"]
+        placeholders = [part for part in container.args if "{{" in part]
+        assert placeholders == ["{{$}}"]
+        assert [part for part in container.args if part.startswith("--direct")] == ["--direct_running_mode=in_memory"]
+
+
+def test_artifacts_have_names_that_are_legal_and_known_to_the_containers(compiled):
+    from tests.orchestrators.ir_executor import load
+
+    spec = load(compiled / "plain.yaml")
+    schemas = {
+        output.artifact_type.instance_schema
+        for component in spec.components.values()
+        for output in component.output_definitions.artifacts.values()
+    }
+    titles = {re.search("title: (.+)", schema).group(1) for schema in schemas}
+    assert {title for title in titles if not title.startswith("tfx.")} == set(TYPES)
+    for title in titles:  # the rule of Vertex AI
+        assert re.fullmatch(r"[a-z][a-z0-9-_]{2,20}[.][A-Z][a-zA-Z0-9-_]{2,49}", title)
+
+
+def test_only_the_component_that_looks_at_the_images_is_never_served_from_the_cache(compiled):
+    from tests.orchestrators.ir_executor import load
+
+    tasks = load(compiled / "bucket.yaml").root.dag.tasks
+    assert {name for name, task in tasks.items() if not task.caching_options.enable_cache} == {"ImageExampleGen"}
+
+
+def test_a_root_in_a_bucket_holds_artifacts_and_served_models(compiled):
+    from tests.orchestrators.ir_executor import load
+
+    spec = load(compiled / "bucket.yaml")
+    assert spec.default_pipeline_root == f"{BUCKET}/artifacts"
+    destination = spec.root.dag.tasks["Pusher"].inputs.parameters["push_destination"].runtime_value.constant
+    assert f'"base_directory": "{BUCKET}/serving"' in destination.string_value
+
+
+def test_the_line_says_where_the_file_goes_and_what_is_missing(compiled):
+    files = ("plain.yaml", "plain.json", "strict.yaml", "before.yaml", "bucket.yaml", "schema.yaml")
+    hints = dict(zip(files, json.loads((compiled / "hints.json").read_text(encoding="utf-8")), strict=True))
+    lines = "submit it to Vertex AI Pipelines; docs/kubeflow.md has the lines"
+    volume = f"; models are pushed to {compiled / 'work' / 'serving'}, which must be a volume of the containers"
+    assert hints["bucket.yaml"] == f"upload it in Kubeflow Pipelines, or {lines}"
+    assert hints["plain.json"] == lines + volume
+    review = f"; schema {compiled / 'schema.pbtxt'} is not there: the run infers one, review it and compile again"
+    assert hints["schema.yaml"].endswith(review + volume)
+
+
+def test_containers_are_limited_and_the_trainer_gets_the_accelerator(compiled):
+    from tests.orchestrators.ir_executor import executors, load
+
+    for name, how in executors(load(compiled / "strict.yaml")).items():
+        resources = how.container.resources
+        assert (resources.cpu_limit, resources.memory_limit) == (4, 16)
+        assert resources.accelerator.count == (1 if name == "Trainer" else 0)
+    assert not executors(load(compiled / "plain.yaml"))["Trainer"].container.HasField("resources")
+
+
+def test_every_container_runs_after_what_it_waits_for(ran, compiled):
+    from tests.orchestrators.ir_executor import load
+
+    assert set(ran.order) == {*COMPONENTS, "PreviousSpan"}
+    for name, task in load(compiled / "plain.yaml").root.dag.tasks.items():
+        assert all(ran.order.index(before) < ran.order.index(name) for before in task.dependent_tasks)
+    assert ran.order.index("DatasetGate") < ran.order.index("Transform")
+
+
+def test_the_dataset_is_sound_and_to_the_byte_that_of_an_ingest(ran, ingested):
+    made = Path(ran.uri("ImageExampleGen", "examples"))
+    assert not verify(str(made)).problems
+    shards = sorted(path.relative_to(ingested) for path in ingested.rglob("*.tfrecord"))
+    assert len(shards) == 4
+    assert shards == sorted(path.relative_to(made) for path in made.rglob("*.tfrecord"))
+    for shard in shards:
+        assert (made / shard).read_bytes() == (ingested / shard).read_bytes()
+
+
+def test_what_components_say_of_artifacts_arrives(ran, ingested):
+    examples = ran.metadata("ImageExampleGen", "examples")
+    assert examples["dataset_digest"] == manifest.load(str(ingested)).digest
+    assert json.loads(examples["split_names"]) == list(SPLITS)
+    assert ran.metadata("Evaluator", "blessing")["blessed"] == 1
+    assert ran.metadata("DatasetGate", "verdict")["findings"] == 0
+
+
+def test_the_gate_measures_drift_from_the_dataset_that_was_named(ran):
+    path = Path(ran.uri("DatasetGate", "verdict")) / "verdict.json"
+    comparisons = json.loads(path.read_text(encoding="utf-8"))["comparisons"]
+    drift = [comparison for comparison in comparisons if comparison["kind"] == "drift"]
+    assert {comparison["split"] for comparison in drift} == set(SPLITS)
+    assert max(comparison["value"] for comparison in drift) == 0  # the same photographs
+
+
+def test_the_pushed_model_predicts(ran, workplace):
+    pushed = ran.metadata("Pusher", "pushed_model")
+    assert pushed["pushed"] == 1
+    assert Path(pushed["pushed_destination"]).parent == workplace / "work" / "serving"
+    (workplace / "new.jpg").write_bytes(encode(crop(77, 60, 60, "flower.jpg"), "JPEG", quality=90))
+    result = feedline("predict", workplace / "work" / "serving", workplace / "new.jpg", "--json")
+    assert result.returncode == 0, result.stderr
+    [prediction] = json.loads(result.stdout)["predictions"]
+    assert prediction["text"] in ("china", "flower")
+    assert 0.5 <= prediction["probability"] <= 1
+
+
+def test_the_report_is_written(ran):
+    page = Path(ran.uri("DatasetReport", "report")) / "report.html"
+    assert "china" in page.read_text(encoding="utf-8")
+
+
+def test_a_closed_gate_ends_its_container_with_one_message_and_nothing_after_it_runs(ran, compiled, executor):
+    from tests.orchestrators.ir_executor import TaskFailed, load
+
+    spec = load(compiled / "strict.yaml")
+    with pytest.raises(TaskFailed, match="DatasetGate ended with 3:") as failed:
+        executor.run(spec, only={"DatasetGate", "Transform"}, earlier=ran)
+    assert "small classes: " in str(failed.value)
+    assert "Traceback" not in str(failed.value)
+
+
+def test_the_evaluation_compares_with_the_model_that_was_named(ran, compiled, executor):
+    from tests.orchestrators.ir_executor import load
+
+    (compiled / "model").symlink_to(ran.uri("Trainer", "model"))
+    again = executor.run(load(compiled / "before.yaml"), only={"BlessedModel", "Evaluator"}, earlier=ran)
+    assert again.order == ["BlessedModel", "Evaluator"]
+    blessing = again.metadata("Evaluator", "blessing")
+    assert blessing["baseline_model"] == str(compiled / "model")
+    assert blessing["baseline_model_id"] != blessing["current_model_id"]
+
+
+def test_inputs_get_the_types_that_the_component_declares_whether_one_came_or_none():
+    def invocation(kind: dict) -> str:
+        artifact = {"name": "7", "uri": "gs://bucket/examples", **kind}
+        return json.dumps({"inputs": {"artifacts": {"examples": {"artifacts": [artifact]}}}, "outputs": {}})
+
+    declared = {"instanceSchema": "title: tfx.Examples"}
+    spec = json.dumps({"artifacts": {"examples": {"artifactType": declared}}})
+    for came in ({}, {"type": {"schemaTitle": "system.Artifact"}}):
+        given = ["x", "--json_serialized_invocation_args", invocation(came), "--json_serialized_inputs_spec_args", spec]
+        filled = with_types([*given, "--runner=FnApiRunner"])
+        assert json.loads(filled[2]) == json.loads(invocation({"type": declared}))
+        assert (filled[0], filled[-1]) == ("x", "--runner=FnApiRunner")
+    nothing = ["x", "--json_serialized_invocation_args", "{}", "--json_serialized_inputs_spec_args", "{}"]
+    assert with_types(nothing) == nothing
+
+
+@pytest.mark.parametrize(
+    ("more", "out", "message"),
+    [
+        ({"kubeflow": {"image": ""}}, "p.yaml", "kubeflow.image is ''; name a container image such as"),
+        ({"kubeflow": {"imag": "x"}}, "p.yaml", "there is no setting 'kubeflow.imag'; did you mean image?"),
+        ({"kubeflow": {"cpus": -1}}, "p.yaml", "kubeflow.cpus is -1.0; it must be a number of at least 0"),
+        ({"kubeflow": {"gpus": 1}}, "p.yaml", "kubeflow.gpus is 1 and kubeflow.gpu_type is ''; give both or neither"),
+        ({"kubeflow": {"pipeline_root": "/mnt"}}, "p.yaml", "kubeflow.pipeline_root is '/mnt'; "),
+        ({"kubeflow": {"pipeline_root": ""}}, "p.yaml", "root is '/work'; containers of TFX share artifacts through a"),
+        ({"name": "My_photos"}, "p.yaml", "name is 'My_photos'; on Kubeflow it is made of a-z, 0-9 and -"),
+        ({}, "pipeline.txt", "--out pipeline.txt must end in .yaml"),
+        ({"gate": {"drift_limits": {"brightness": 0.1}}}, "p.yaml", "gate.drift_limits is {'brightness': 0.1}, and on"),
+        (
+            {"evaluate": {"max_drop": 0.1}},
+            "p.yaml",
+            "name it as kubeflow.baseline_model, or leave out evaluate.max_drop",
+        ),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_named(more, out, message):
+    with pytest.raises(OptionError, match=re.escape(message)):
+        compile_pipeline(settings(Path("/work"), Path("/photos"), **more), out)
+
+
+def test_without_kfp_the_command_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "kfp", None)
+    for name in [name for name in sys.modules if name.startswith(("kfp.", "tfx.orchestration.kubeflow"))]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(OptionError, match=re.escape("pip install 'feedline[tfx,kubeflow]'")):
+        compile_pipeline(settings(Path("/work"), Path("/photos")), "p.yaml")
