@@ -1,12 +1,12 @@
 # Every target works in a fresh clone: the first one called makes the environment, later ones find it and go on at once.
-.PHONY: setup demo test test-browser check format lock docs bench clean help
+.PHONY: setup demo test test-browser test-orchestrators test-flink test-stores check format lock docs bench clean help
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3.10
 UV_VERSION := 0.9.30
 UV := .tools/bin/uv
 BIN := .venv/bin
-EXTRAS := tfx,dev
+EXTRAS := tfx,dev,airflow,kubeflow,gcp
 ROOT ?= demo_run
 
 help:  ## list the targets
@@ -23,6 +23,15 @@ test: setup  ## every test
 test-browser: setup  ## the report in a real headless Chromium, which is installed when it is missing
 	command -v chromium >/dev/null || (apt-get update -q && apt-get install -yq chromium)
 	FEEDLINE_BROWSER=1 $(BIN)/python -m pytest -n0 tests/browser
+
+test-orchestrators: setup  ## the pipeline under Airflow, and as Kubeflow and Dataflow would run it
+	$(BIN)/python -m pytest -m orchestrators
+
+test-flink: setup  ## the ingest on Apache Flink; skipped with the reason where there is no Java or no Maven
+	$(BIN)/python -m pytest -n0 -m flink tests/engines
+
+test-stores: setup  ## ingest, verify and train on emulators of S3 and Google Cloud Storage
+	$(BIN)/python -m pytest -n0 -m stores tests/stores
 
 check: setup  ## formatting, lint and types
 	$(BIN)/ruff format --check .
@@ -50,7 +59,7 @@ $(UV):
 	$(PYTHON) -m venv .tools
 	.tools/bin/python -m pip install --quiet uv==$(UV_VERSION)
 
-.venv/.installed: $(UV) setup.py constraints.txt
+.venv/.installed: $(UV) setup.py constraints.txt Makefile
 	test -x $(BIN)/python || $(UV) venv --quiet --python 3.10 .venv
 	$(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	touch $@

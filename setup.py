@@ -49,6 +49,8 @@ EXTRAS = {
         "jax>=0.4.30,<0.4.35",  # the trainer is tested with both backends of Keras
         "jaxlib>=0.4.30,<0.4.35",
         "mkdocs-material>=9",
+        "cryptography>=42",  # accounts and certificates of the emulated stores
+        "gcp-storage-emulator>=2024.8",
         "flask>=2",  # of the moto server
         "flask-cors>=4",
         "moto[s3]>=5",
@@ -85,7 +87,12 @@ setup(
     },
     install_requires=CORE,
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["feedline = pipeline.cli:main"]},
+    entry_points={
+        "console_scripts": [
+            "feedline = pipeline.cli:main",
+            "feedline-worker = beam_jobs.engines.flink_worker:main",  # called by Flink's task managers
+        ]
+    },
     classifiers=[
         "License :: OSI Approved :: Apache Software License",
         "Programming Language :: Python :: 3.10",

@@ -31,7 +31,7 @@ from tests.make_images import class_folders, encode, jpeg, png
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("input", "ops", "streams", "models", "training", "distributed", "bench", "recipes")
+PAGES = ("input", "ops", "streams", "models", "training", "distributed", "bench", "recipes", "doctor", "pipeline-yaml")
 LANGUAGES = {"python", "yaml", "bash", "text"}
 
 # What a page shows at full size and a test does small: every text on the left must be on the page.

@@ -20,8 +20,12 @@ INTERRUPTED = 130
 # Name -> (module, one line of help). The help stands here so that listing the commands imports none of them.
 _COMMANDS = {
     "demo": ("pipeline.cli.demo", "Real handwritten digits, end to end."),
+    "init": ("pipeline.cli.init", "A commented pipeline.yaml to start from."),
     "ingest": ("pipeline.cli.ingest", "Raw images to a published dataset of TFRecord shards."),
     "run": ("pipeline.cli.run", "The whole TFX pipeline, locally: raw images to a pushed model and a report."),
+    "status": ("pipeline.cli.status", "How far the commands are that run in the background."),
+    "compile": ("pipeline.cli.compile", "The pipeline as a file that Airflow or Kubeflow runs."),
+    "doctor": ("pipeline.cli.doctor", "What is missing for a target, and the command that repairs it."),
     "verify": ("pipeline.cli.verify", "Read a dataset back: every checksum, count and image."),
     "inspect": ("pipeline.cli.inspect", "Look inside a dataset or any TFRecord file."),
     "report": ("pipeline.cli.report", "One self-contained HTML page about a dataset."),
@@ -63,8 +67,8 @@ def cli(debug: bool) -> None:
     Example:
       feedline run --images photos --root work
 
-    Exit codes: 0 done; 2 the request is wrong, nothing was touched; 3 the data failed a check, the
-    dataset is not published; 130 interrupted, run it again to continue; 1 anything else.
+    Exit codes: 0 done; 2 the request is wrong, nothing was touched; 3 a check failed: of the data,
+    which is not published, or of `doctor`; 130 interrupted, run it again to continue; 1 anything else.
     """
     if debug:
         return
@@ -86,7 +90,7 @@ def execute(arguments: list[str]) -> int:
     """Runs the command line and returns its exit code; what went wrong is on standard error."""
     debug = "--debug" in arguments
     try:
-        return cli.main(arguments, prog_name="feedline", standalone_mode=False) or 0
+        return cli.main(arguments, prog_name="feedline", standalone_mode=False, obj=tuple(arguments)) or 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except (click.Abort, KeyboardInterrupt):

@@ -8,8 +8,12 @@ from typing import Any
 import click
 
 from beam_jobs import append, manifest, spans
+from beam_jobs.engines import Engine
 from beam_jobs.options import IngestOptions
+from beam_jobs.storage import is_remote
 from pipeline.cli.common import ingest_options, ingest_settings, json_option, print_json, say
+from pipeline.cli.detach import detachable
+from pipeline.cli.engines import engine_of, engine_options
 from pipeline.config import from_mapping
 
 
@@ -21,8 +25,11 @@ from pipeline.config import from_mapping
 @click.option("--overwrite", is_flag=True, help="Replace the dataset in --out once the new one is whole.")
 @click.option("--append", is_flag=True, help="Add the images that the dataset in --out does not know yet.")
 @click.option("--retry-rejects", is_flag=True, help="Add the images that were rejected before and are good now.")
+@click.option("--dry-run", is_flag=True, help="Only say what would run, how long and at what cost.")
+@engine_options
 @ingest_options
 @json_option
+@detachable
 def command(source: str, out: str, as_json: bool, **values: Any) -> None:
     """Turn SOURCE into a published dataset.
 
@@ -37,17 +44,27 @@ def command(source: str, out: str, as_json: bool, **values: Any) -> None:
       feedline ingest labels.csv --out dataset --image-column file --label-column kind
       feedline ingest instances_train.json --out dataset
       feedline ingest 'shards/{000..011}.tar' --out dataset
+      feedline ingest photos --out dataset --runner flink --runner-option parallelism=4
     """
+    engine = engine_of(values.pop("runner"), values.pop("runner_options"))
+    dry_run = values.pop("dry_run")
     numbers = values.pop("span"), values.pop("span_version")
     modes = {name: values.pop(name) for name in ("overwrite", "append", "retry_rejects")}
     settings = {"source": source, "out": out, **modes, **ingest_settings(values)}
     if (modes["append"] or modes["retry_rejects"]) and manifest.is_published(out):
         settings = append.settings_of(out) | settings
     options = spans.resolve_options(from_mapping(IngestOptions, settings, "ingest"), *numbers)
+    if dry_run:
+        _show_estimate(options, engine, as_json)
+        return
     from beam_jobs import ingest
+    from beam_jobs.dry_run import Billed
     from pipeline.cli.bar import watch
 
-    result = ingest.run(options, report=say, watch=watch)
+    if isinstance(engine, Billed):
+        engine.check(options)
+    with engine.open() as make_pipeline:
+        result = ingest.run(options, make_pipeline=make_pipeline, report=say, watch=watch)
     if as_json:
         print_json(result.to_json())
         return
@@ -55,4 +72,14 @@ def command(source: str, out: str, as_json: bool, **values: Any) -> None:
         click.echo(f"{name:<10} {info.records:,} images, {len(info.shards)} shards, {info.bytes:,} bytes")
     for reason, count in result.counts.rejects.items():
         click.echo(f"rejected   {count:,} {reason}")
-    click.echo(f"dataset    {os.path.abspath(out)}")
+    click.echo(f"dataset    {out if is_remote(out) else os.path.abspath(out)}")
+
+
+def _show_estimate(options: IngestOptions, engine: Engine, as_json: bool) -> None:
+    from beam_jobs.dry_run import estimate
+
+    found = estimate(options, engine)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        click.echo("\n".join(found.lines()))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
-import yaml
 
 from beam_jobs.errors import OptionError
 from components.dataset_gate.limits import MODES
-from pipeline import config as configuration
-from pipeline import run_local
+from pipeline import run_local, settings_text
 from pipeline.cli.common import check_pushed, ingest_options, ingest_settings, json_option, print_json, program, say
+from pipeline.cli.detach import detachable
+from pipeline.settings import Settings, gather
 
 
 @click.command("run")
@@ -20,7 +21,7 @@ from pipeline.cli.common import check_pushed, ingest_options, ingest_settings, j
 @click.option("--span", type=int, help="Number for {SPAN} in --images or --dataset.  [default: the newest]")
 @click.option("--span-version", type=int, help="Number for {VERSION} in them.  [default: the newest of the span]")
 @click.option("--root", help="Directory of everything the pipeline writes.")
-@click.option("--config", "config_path", help="YAML file of settings; options given here win over it.")
+@click.option("-c", "--config", "config_path", help="YAML file of settings; options given here win over it.")
 @click.option(
     "--schema", help="Reviewed schema file; the first run writes one that is not there.  [default: infer one]"
 )
@@ -30,12 +31,23 @@ from pipeline.cli.common import check_pushed, ingest_options, ingest_settings, j
 @click.option("--min-accuracy", type=float, help="Accuracy below which no model is pushed.  [default: 0]")
 @click.option("--gate", type=click.Choice(MODES), help="What a crossed limit of the data does.  [default: stop]")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any setting, as train.model=small_cnn.")
+@click.option("--show-config", is_flag=True, help="Print every setting and where it came from; run nothing.")
 @ingest_options
 @json_option
-def command(config_path: str | None, assignments: tuple[str, ...], as_json: bool, **values: Any) -> None:
+@detachable
+@click.pass_context
+def command(
+    context: click.Context,
+    config_path: str | None,
+    assignments: tuple[str, ...],
+    show_config: bool,
+    as_json: bool,
+    **values: Any,
+) -> None:
     """Run the whole TFX pipeline on your own images, in this process.
 
-    What did not change since the last run in ROOT is served from the cache.
+    What did not change since the last run in ROOT is served from the cache. Settings are taken from the
+    file, then from the environment (FEEDLINE_TRAIN__EPOCHS=20), then from here; the last one wins.
 
     \b
     Examples:
@@ -43,16 +55,19 @@ def command(config_path: str | None, assignments: tuple[str, ...], as_json: bool
       feedline run --images labels.csv --root work --image-side 128 --epochs 20
       feedline run --images "photos/{SPAN}" --root work --schema schema.pbtxt
       feedline run --config pipeline.yaml --set train.learning_rate=0.001
+      feedline run --config pipeline.yaml --show-config
     """
-    settings = configuration.load(config_path) if config_path else {}
-    settings = _merge(settings, _given(values))
-    for assignment in assignments:
-        settings = _merge(settings, _parse_assignment(assignment))
-    if "root" not in settings:
+    settings = gather(config_path, _given(values), assignments, options=option_names(context.command, values))
+    if "root" not in settings.values:
         raise OptionError("--root is missing; give it, or name it in the --config file")
-    if not settings.keys() & {"ingest", "dataset"}:
+    if not settings.values.keys() & {"ingest", "dataset"}:
         raise OptionError("--images is missing; give it or a --dataset, or name one in the --config file")
-    summary = run_local.run(configuration.build(settings), say)
+    if show_config:
+        _show(settings, as_json)
+        return
+    if "engine" in settings.values:
+        say(f"engine ({settings.layer('engine')}) is left out: `run` does all its work in this process")
+    summary = run_local.run(settings.build(), say)
     from pipeline.summary import text
 
     if as_json:
@@ -64,46 +79,46 @@ def command(config_path: str | None, assignments: tuple[str, ...], as_json: bool
         click.echo(f"\nTry next:  {program()} predict {summary.model_dir} IMAGE...")
 
 
-def _given(values: dict[str, Any]) -> dict[str, Any]:
+def _show(settings: Settings, as_json: bool) -> None:
+    if as_json:
+        print_json(settings_text.to_json(settings))
+    else:
+        click.echo(settings_text.text(settings))
+
+
+_PLACES = {
+    "images": ("ingest", "source"),
+    "root": ("root",),
+    "dataset": ("dataset",),
+    "span": ("span",),
+    "span_version": ("version",),
+    "schema": ("schema",),
+    "gate": ("gate", "mode"),
+    "image_side": ("input", "image_side_px"),
+    "batch_size": ("input", "batch_size"),
+    "epochs": ("train", "epochs"),
+    "min_accuracy": ("evaluate", "min_accuracy"),
+}
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns nested settings from the options that were given."""
-    places = {
-        "images": ("ingest", "source"),
-        "root": ("root",),
-        "dataset": ("dataset",),
-        "span": ("span",),
-        "span_version": ("version",),
-        "schema": ("schema",),
-        "gate": ("gate", "mode"),
-        "image_side": ("input", "image_side_px"),
-        "batch_size": ("input", "batch_size"),
-        "epochs": ("train", "epochs"),
-        "min_accuracy": ("evaluate", "min_accuracy"),
-    }
     ingest = ingest_settings(values)
     settings: dict[str, Any] = {"ingest": ingest} if ingest else {}
-    for option, place in places.items():
-        if values[option] is not None:
-            settings = _merge(settings, _nest(place, values[option]))
+    for option, (*sections, name) in _PLACES.items():
+        if values.get(option) is not None:
+            node = settings
+            for section in sections:
+                node = node.setdefault(section, {})
+            node[name] = values[option]
     return settings
 
 
-def _parse_assignment(text: str) -> dict[str, Any]:
-    key, separator, value = text.partition("=")
-    if not separator or not key:
-        raise OptionError(f"--set is {text!r}; write it as train.epochs=20")
-    try:
-        return _nest(tuple(key.split(".")), yaml.safe_load(value))
-    except yaml.YAMLError as error:
-        raise OptionError(f"--set {key} is {value!r}, which is not a YAML value") from error
-
-
-def _nest(place: tuple[str, ...], value: Any) -> dict[str, Any]:
-    for name in reversed(place):
-        value = {name: value}
-    return value
-
-
-def _merge(base: Any, over: Any) -> Any:
-    if isinstance(base, dict) and isinstance(over, dict):
-        return {**base, **{key: _merge(base.get(key), value) for key, value in over.items()}}
-    return over
+def option_names(command: click.Command, values: Mapping[str, Any]) -> dict[str, str]:
+    """Returns dotted key -> option, such as `train.epochs` -> `--epochs`, of all options that set one."""
+    names = {parameter.name: parameter.opts[0] for parameter in command.params}
+    found = {}
+    for option, value in values.items():
+        for key in gather(None, _given({option: value}), (), {}).origin:
+            found[key] = names[option]
+    return found

@@ -12,7 +12,7 @@ from beam_jobs.errors import OptionError
 from beam_jobs.options import HttpOptions, ImageLimits, IngestOptions, PixelOptions, TableColumns
 from pipeline.cli import execute as run
 from pipeline.cli.ingest import command as ingest_command
-from pipeline.cli.run import _merge, _parse_assignment
+from pipeline.settings import gather
 from tests.make_images import class_folders, jpeg
 
 
@@ -90,7 +90,10 @@ def test_help_lists_every_command_and_each_has_an_example(capsys):
     assert run(["--help"]) == 0
     commands = capsys.readouterr().out.partition("Commands:")[2].split("\n")
     names = [line.split()[0] for line in commands if line.startswith("  ") and line[2] != " "]
-    assert names == [*("demo", "ingest", "run", "verify", "inspect", "report", "schema", "lineage", "predict", "bench")]
+    assert names == [
+        *("demo", "init", "ingest", "run", "status", "compile", "doctor"),
+        *("verify", "inspect", "report", "schema", "lineage", "predict", "bench"),
+    ]
     for name in names:
         arguments = [name, *{"bench": ["input"], "schema": ["diff"]}.get(name, []), "--help"]
         assert run(arguments) == 0
@@ -176,7 +179,9 @@ def test_a_span_is_filled_in(asked_for, place):
 def test_every_option_reaches_its_setting(asked_for):
     known = {name for parameter in ingest_command.params for name in parameter.opts if name.startswith("--")}
     used = {word for word in EVERY_OPTION.split() if word.startswith("--")}
-    assert known - used == {"--append", "--retry-rejects", "--span", "--span-version", "--json", "--help"} & known
+    of_the_command = {"--append", "--retry-rejects", "--span", "--span-version", "--json", "--help"}
+    of_where_it_runs = {"--runner", "--runner-option", "--dry-run", "--detach"}
+    assert known - used == (of_the_command | of_where_it_runs) & known
     assert asked_for(EVERY_OPTION) == IngestOptions(
         source="table.csv",
         out="o",
@@ -314,8 +319,4 @@ def test_an_image_that_cannot_be_classified_is_named(place, capsys):
     ],
 )
 def test_assignments_become_nested_settings(text, settings):
-    assert _parse_assignment(text) == settings
-
-
-def test_later_settings_win_and_neighbours_stay():
-    assert _merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 9}}) == {"a": {"b": 9, "c": 2}, "d": 3}
+    assert gather(None, {}, [text], {}).values == settings

@@ -1,0 +1,51 @@
+"""`--detach`: the same command as a job of its own."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from beam_jobs.errors import OptionError
+from pipeline import jobs
+from pipeline.cli.common import program, say
+
+FLAG = "--detach"
+_LOOK_S = 15.0  # most mistakes show before the first stage
+
+
+def detachable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds `--detach` to a command."""
+
+    @click.option(FLAG, is_flag=True, help="Run in the background; `feedline status` tells how far it is.")
+    @click.pass_context
+    @functools.wraps(function)
+    def command(context: click.Context, *args: Any, detach: bool, **values: Any) -> Any:
+        if not detach:
+            return function(*args, **values)
+        return _start(list(context.find_root().obj))
+
+    return command
+
+
+def _start(arguments: list[str]) -> None:
+    job = jobs.start([argument for argument in arguments if argument not in (FLAG, "--debug")])
+    deadline = time.monotonic() + _LOOK_S
+    while time.monotonic() < deadline and job.state == jobs.RUNNING and not job.stage:
+        time.sleep(0.1)
+    if job.state in (jobs.FAILED, jobs.DIED):
+        raise click.exceptions.Exit(_repeat(job))
+    click.echo(job.name)
+    say(f"it runs on its own; `{program()} status {job.name} --follow` shows how far it is")
+
+
+def _repeat(job: jobs.Job) -> int:
+    """Says what the job said before it failed."""
+    if job.exit_code is None:
+        raise OptionError(f"the job died before it began; its log is {job.directory / 'log'}")
+    for line in job.log:
+        click.echo(line, err=True)
+    return job.exit_code

@@ -1,0 +1,102 @@
+"""`feedline status`."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import click
+
+from pipeline import jobs
+from pipeline.cli.bar import describe, watch
+from pipeline.cli.common import json_option, print_json, program, say
+from pipeline.jobs import RUNNING, Job, Stage
+
+_POLL_S = 0.2
+
+
+@click.command("status")
+@click.argument("name", metavar="JOB", required=False)
+@click.option("--follow", is_flag=True, help="Stay until the job ends, and end as it does.")
+@click.option("--stop", is_flag=True, help="Ask the job to stop; what is finished is kept.")
+@json_option
+def command(name: str | None, follow: bool, stop: bool, as_json: bool) -> None:
+    """Say how far the commands are that were started with --detach.
+
+    Without JOB it lists them, the newest first. A job that has ended shows what the command itself would have printed.
+
+    \b
+    Examples:
+      feedline status
+      feedline status ingest-20260131-140509 --follow
+    """
+    if name is None:
+        _list(as_json)
+        return
+    job = jobs.find(name)
+    if stop:
+        job.stop()
+    if follow or stop:
+        _follow(job)
+    if as_json:
+        print_json(_to_json(job))
+    else:
+        _show(job)
+    if (follow or stop) and job.exit_code:
+        raise click.exceptions.Exit(job.exit_code)
+
+
+def _list(as_json: bool) -> None:
+    found = jobs.jobs()
+    if as_json:
+        print_json({"jobs": [_to_json(job) for job in found]})
+        return
+    for job in found:
+        click.echo(f"{job.name:<26} {_state(job)}")
+    if not found:
+        say(f"no job was started yet; `{program()} ingest SOURCE --out DIR --detach` starts one")
+
+
+def _follow(job: Job) -> None:
+    """Draws every stage as the command itself would have drawn it."""
+    while job.state == RUNNING:
+        stage = job.stage
+        if stage is None:
+            time.sleep(_POLL_S)
+            continue
+        with watch(stage.name, stage.total, lambda was=stage: (job.stage or was).done):  # type: ignore[misc]
+            while job.state == RUNNING and (job.stage or stage).name == stage.name:
+                time.sleep(_POLL_S)
+
+
+def _show(job: Job) -> None:
+    say(f"{job.name}: {_state(job)}")
+    for line in job.log if job.state != RUNNING else job.log[-3:]:
+        say(line)
+    if job.state == jobs.DIED:
+        say("it was killed; what is finished is kept, and the same command continues:")
+        say(f"  cd {job.cwd} && {program()} {' '.join(job.arguments)}")
+    click.echo(job.result, nl=False)
+
+
+def _state(job: Job) -> str:
+    stage = job.stage
+    if job.state == RUNNING and stage:
+        return f"{stage.name}: {describe(stage.done, stage.total, stage.seconds)}"
+    return job.state if job.exit_code in (None, 0) else f"{job.state}, exit code {job.exit_code}"
+
+
+def _to_json(job: Job) -> dict[str, Any]:
+    stage: Stage | None = job.stage
+    return {
+        "name": job.name,
+        "state": job.state,
+        "exit_code": job.exit_code,
+        "arguments": list(job.arguments),
+        "cwd": job.cwd,
+        "started": job.started,
+        "stage": stage and dataclasses.asdict(stage),
+        "log": str(job.directory / "log"),
+        "result": job.result,
+    }

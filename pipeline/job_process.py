@@ -1,0 +1,28 @@
+"""The process of a job: the command line, with progress and exit code written down for `feedline status`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from beam_jobs.progress import Progress
+from pipeline import interrupt, jobs
+from pipeline.cli import bar, execute
+
+
+def main(directory: Path, arguments: list[str]) -> int:
+    """Runs a command as the job of a directory and returns its exit code."""
+
+    def listen(name: str, total: Progress, done: Progress, seconds: float) -> None:
+        jobs.tell(directory, jobs.Stage(name=name, total=total, done=done, seconds=seconds))
+
+    interrupt.install()
+    bar.listener = listen
+    code = execute(arguments)
+    sys.stdout.flush()
+    jobs.end(directory, code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

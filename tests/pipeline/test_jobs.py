@@ -1,0 +1,134 @@
+"""Commands in the background, each a real process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from beam_jobs.errors import OptionError
+from beam_jobs.progress import Progress
+from pipeline import cli, jobs
+from tests.make_images import encode
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    """Enough images that a job does not end before someone looks; they differ in a comment."""
+    directory = tmp_path / "many" / "slope"
+    directory.mkdir(parents=True)
+    slope = np.linspace(0, 255, 1500, dtype=np.uint8)
+    start, rest = b"\xff\xd8", encode(np.broadcast_to(slope[:, None, None], (1500, 1500, 3)).copy(), "JPEG")[2:]
+    for number in range(300):
+        (directory / f"{number}.jpg").write_bytes(start + b"\xff\xfe\x00\x06%04d" % number + rest)
+    return directory.parent
+
+
+def feedline(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = cli.execute([str(argument) for argument in arguments])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def wait_for(job: jobs.Job, *states: str) -> None:
+    deadline = time.monotonic() + 60
+    while job.state not in states and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert job.state in states, job.log
+
+
+def test_a_job_ends_as_the_command_would_have(photos, tmp_path, capsys):
+    code, name, said = feedline(capsys, "ingest", photos, "--out", tmp_path / "dataset", "--detach")
+    assert (code, f"status {name.strip()} --follow" in said) == (0, True)
+    followed = feedline(capsys, "status", name.strip(), "--follow")
+    local = feedline(capsys, "ingest", photos, "--out", tmp_path / "local")
+    assert followed[:2] == (0, local[1].replace("local", "dataset"))
+    assert "wrote     24 records" in followed[2]
+    assert (tmp_path / "dataset" / "dataset.json").read_bytes() == (tmp_path / "local" / "dataset.json").read_bytes()
+
+
+def test_how_far_a_job_is_can_be_asked_at_any_time(many, tmp_path, capsys):
+    name = feedline(capsys, "ingest", many, "--out", tmp_path / "dataset", "--detach")[1].strip()
+    job = jobs.find(name)
+    assert job.stage is not None
+    assert (job.stage.name, job.stage.total.images) == ("examining", 300)
+    line = feedline(capsys, "status")[1]
+    assert line.startswith(f"{name}  ")
+    assert " of 300 images" in line or line.endswith("done\n")
+    wait_for(job, jobs.DONE)
+    assert job.stage.done.images == 300
+    found = json.loads(feedline(capsys, "status", name, "--json")[1])
+    assert (found["state"], found["exit_code"], found["stage"]["name"]) == ("done", 0, "writing")
+    assert found["arguments"] == ["ingest", str(many), "--out", str(tmp_path / "dataset")]
+    assert json.loads(feedline(capsys, "status", "--json")[1])["jobs"] == [found]
+
+
+def test_a_mistake_shows_at_once_and_keeps_its_exit_code(tmp_path, capsys):
+    code, out, said = feedline(capsys, "ingest", tmp_path / "nothing", "--out", tmp_path / "dataset", "--detach")
+    assert (code, out) == (2, "")
+    assert "nothing does not exist" in said
+    (job,) = jobs.jobs()
+    assert feedline(capsys, "status")[1] == f"{job.name:<26} failed, exit code 2\n"
+
+
+def test_a_killed_job_says_how_to_continue(many, tmp_path, capsys):
+    name = feedline(capsys, "ingest", many, "--out", tmp_path / "dataset", "--detach")[1].strip()
+    job = jobs.find(name)
+    os.kill(job.pid, signal.SIGKILL)
+    wait_for(job, jobs.DIED)
+    code, _, said = feedline(capsys, "status", name, "--follow")
+    assert code == 0
+    assert f"ingest {many} --out {tmp_path / 'dataset'}" in said
+    assert feedline(capsys, "ingest", many, "--out", tmp_path / "dataset")[0] == 0
+
+
+def test_a_stopped_job_keeps_what_is_finished(many, tmp_path, capsys):
+    name = feedline(capsys, "ingest", many, "--out", tmp_path / "dataset", "--detach")[1].strip()
+    code, _, said = feedline(capsys, "status", name, "--stop")
+    assert code == cli.INTERRUPTED
+    assert "run the same command again to continue" in said
+    assert not (tmp_path / "dataset" / "dataset.json").exists()
+
+
+def test_an_unknown_job_is_answered_with_the_nearest(state, capsys):
+    code, _, said = feedline(capsys, "status", "ingest-1")
+    assert (code, "none was started yet" in said) == (2, True)
+    directory = state / "feedline" / "jobs" / "ingest-20260101-000000"
+    directory.mkdir(parents=True)
+    (directory / "job.json").write_text(json.dumps({"arguments": [], "cwd": "/", "pid": 1, "started": 0.0}))
+    with pytest.raises(OptionError, match="did you mean ingest-20260101-000000"):
+        jobs.find("ingest-20260101-00000")
+
+
+def test_a_process_number_that_was_given_away_again_is_not_the_job(tmp_path):
+    job = jobs.Job(directory=tmp_path, arguments=(), cwd="/", pid=os.getpid(), started=0.0)
+    assert job.state == jobs.DIED
+    assert jobs.Job(directory=tmp_path, arguments=(), cwd="/", pid=os.getpid(), started=time.time()).state == "running"
+
+
+def test_progress_is_read_as_it_was_told(tmp_path):
+    stage = jobs.Stage(name="writing", done=Progress(3, 40, 1), total=Progress(9, 0, 0), seconds=1.5)
+    job = jobs.Job(directory=tmp_path, arguments=(), cwd="/", pid=1, started=0.0)
+    assert job.stage is None
+    jobs.tell(tmp_path, stage)
+    assert job.stage == stage
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    with pytest.raises(OptionError, match="set XDG_STATE_HOME"):
+        jobs.start(["ingest"])
