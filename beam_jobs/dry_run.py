@@ -17,7 +17,7 @@ from beam_jobs.engines import Engine, costs
 from beam_jobs.engines.costs import Bill, Work, about, duration, size
 from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.options import IngestOptions
-from beam_jobs.publish import described
+from beam_jobs.publish import described, taken
 from beam_jobs.reader import Reader
 from beam_jobs.sources import Source, open_source
 from beam_jobs.types import ImageRef, Reject
@@ -122,9 +122,7 @@ def _entries(source: Source, options: IngestOptions) -> Iterator[ImageRef | Reje
         existing = append.load(options, source.label_kind, described(options))
         return append.fresh(source.entries(), existing, options.retry_rejects)
     if manifest.is_published(options.out) and not options.overwrite:
-        raise OptionError(
-            f"{options.out} already holds a dataset; choose another --out, or replace it with --overwrite"
-        )
+        raise OptionError(taken(options.out))
     return source.entries()
 
 

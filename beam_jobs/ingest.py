@@ -24,7 +24,7 @@ from beam_jobs.manifest import Manifest
 from beam_jobs.options import IngestOptions
 from beam_jobs.plan import Plan, make_plan
 from beam_jobs.progress import Progress
-from beam_jobs.publish import Found, described, producer, publish, reason_counts, rejects_table
+from beam_jobs.publish import Found, described, producer, publish, reason_counts, rejects_table, taken
 from beam_jobs.reader import Reader
 from beam_jobs.scan import Scan, scan
 from beam_jobs.sources import Source, open_source
@@ -248,7 +248,7 @@ def _check_out(options: IngestOptions) -> None:
         # Of a run that died in its last step; without its marker, a directory of that name is somebody else's.
         if not storage.is_remote(out) and os.path.isfile(os.path.join(out, WORK_DIR, _MARKER_NAME)):
             storage.remove_tree(os.path.join(out, WORK_DIR))
-        raise OptionError(f"{out} already holds a dataset; choose another --out, or replace it with --overwrite")
+        raise OptionError(taken(out))
     if storage.is_remote(out):
         return
     source, target = os.path.realpath(options.source), os.path.realpath(out)

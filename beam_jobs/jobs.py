@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -25,6 +26,7 @@ _FRAME = re.compile(r"\s*(at [\w.$/<>]+\(.*|\.\.\. \d+ more)?\s*$")
 _CLASSES = re.compile(r"^(Caused by: |([a-z]\w*\.)+[A-Z][\w$]*(: |$)|RuntimeError: (?=([a-z]\w*\.)*[A-Z]\w+: ))+")
 
 _LOOK_S = 2.0
+_UNCANCELLED = "the job could not be cancelled and may still run, end it where it runs"
 
 MakePipeline = Callable[[], beam.Pipeline]
 # Takes the name of a stage, what it will have done at its end, and how to ask what it has done; shows it meanwhile.
@@ -57,7 +59,7 @@ def run_job(stage: str, total: Progress, transform: beam.PTransform, make_pipeli
     """
     progress.local.reset()
     job = _Job(transform)
-    with _one_line_errors(stage), watch(stage, total, job.done):
+    with _one_line_errors(stage, job), watch(stage, total, job.done):
         pipeline = make_pipeline()
         pipeline | transform.label >> transform
         job.follow(pipeline.run())
@@ -79,32 +81,40 @@ class Tally:
         self._read = read
         self._done = Progress()
         self._next_look = 0.0
+        self._lock = threading.Lock()  # a bar and a line may ask at once, from threads of their own
 
     def __call__(self) -> Progress:
         """Returns what is done by now, or was two seconds ago: a bar asks more often than a store likes."""
-        if time.monotonic() >= self._next_look:
-            for name in self._awaited.intersection(storage.list_files(self._directory)):
-                done = self._read(name, storage.read_bytes(storage.join(self._directory, name)))
-                if done is not None:
-                    self._done += done
-                    self._awaited.remove(name)
-            self._next_look = time.monotonic() + _LOOK_S
-        return self._done
+        with self._lock:
+            if time.monotonic() >= self._next_look:
+                self._next_look = time.monotonic() + _LOOK_S
+                self._look()
+            return self._done
+
+    def _look(self) -> None:
+        for name in self._awaited.intersection(storage.list_files(self._directory)):
+            done = self._read(name, storage.read_bytes(storage.join(self._directory, name)))
+            if done is not None:
+                self._done += done
+                self._awaited.remove(name)
 
 
 class _Job:
     def __init__(self, transform: beam.PTransform) -> None:
         self._tally: Callable[[], Progress] | None = transform.tally() if hasattr(transform, "tally") else None
         self._result: Any = None
+        self.remark = ""  # what belongs behind the text of an error
 
     def follow(self, result: Any) -> None:
         """Waits for a running job, which answers `done` from now on; cancels it when nobody waits any more."""
         self._result = result
         try:
             state = result.wait_until_finish()
-        except KeyboardInterrupt:
-            with contextlib.suppress(Exception):  # it may be over, or its runner may know no such thing
+        except BaseException:
+            self.remark = f"; {_UNCANCELLED}"  # which a second Ctrl-C leaves standing
+            with contextlib.suppress(Exception):
                 result.cancel()
+                self.remark = ""
             raise
         if state not in (None, PipelineState.DONE):
             raise RuntimeError(f"the job ended as {state}")
@@ -135,17 +145,23 @@ def _from_metrics(result: Any) -> Progress:
 
 
 @contextlib.contextmanager
-def _one_line_errors(stage: str) -> Iterator[None]:
+def _one_line_errors(stage: str, job: _Job) -> Iterator[None]:
     try:
         yield
     except FeedlineError as error:
-        error.args = (_PLACE.sub("", str(error)),)
+        error.args = (f"{_PLACE.sub('', str(error))}{job.remark}",)
+        raise
+    except KeyboardInterrupt as error:
+        if job.remark:
+            error.args = (_UNCANCELLED,)
         raise
     except Exception as error:
         if _was_interrupted(error):
             raise KeyboardInterrupt from error
         last = _last_words(error)
-        raise FeedlineError(f"{stage} failed: {last}; what was finished is kept, run the same command again") from error
+        raise FeedlineError(
+            f"{stage} failed: {last}; what was finished is kept, run the same command again{job.remark}"
+        ) from error
 
 
 def _last_words(error: Exception) -> str:

@@ -56,6 +56,12 @@ def producer() -> dict[str, str]:
     return {name: metadata.version(name) for name in _PRODUCERS}
 
 
+def taken(out: str) -> str:
+    """Returns what is said of an output that holds a dataset; in object stores nothing can be replaced by rename."""
+    instead = "" if storage.is_remote(out) else ", or replace it with --overwrite"
+    return f"{out} already holds a dataset; choose another --out{instead}"
+
+
 def publish(options: IngestOptions, plan: Plan, tasks: list[ShardTask], rejects: pa.Table, found: Found) -> Manifest:
     """Turns written shards into a dataset. Idempotent: running it again writes the same files.
 

@@ -139,8 +139,15 @@ def _launch(config: PipelineConfig, pipeline: tfx.dsl.Pipeline, run: str, step: 
     try:
         LocalDagRunner().run_with_ir(compiled)
     except GateFailed as stopped:
-        conclusion.keep_what_there_is(config, conclusion.images_dir(config), stopped, _log.info)
+        _keep(config, stopped)
         raise
+
+
+def _keep(config: PipelineConfig, stopped: GateFailed) -> None:
+    from pipeline.history import open_store
+
+    images = conclusion.images_dir(_pinned(config, open_store(config.metadata_path)))
+    conclusion.keep_what_there_is(config, images, stopped, _log.info)
 
 
 def _succeeded(config: PipelineConfig, run: str, step: str) -> bool:

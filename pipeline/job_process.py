@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -14,15 +15,21 @@ def main(directory: Path, arguments: list[str]) -> int:
     """Runs a command as the job of a directory and returns its exit code."""
 
     def listen(name: str, total: Progress, done: Progress, seconds: float) -> None:
-        jobs.tell(directory, jobs.Stage(name=name, total=total, done=done, seconds=seconds))
+        with contextlib.suppress(OSError):  # the work is worth more than the news of it
+            jobs.tell(directory, jobs.Stage(name=name, total=total, done=done, seconds=seconds))
 
     interrupt.install()
     bar.listener = listen
-    code = execute(arguments)
-    sys.stdout.flush()
-    jobs.end(directory, code)
+    code = 1
+    try:
+        code = execute(arguments)
+        sys.stdout.flush()
+    finally:
+        with contextlib.suppress(OSError):
+            jobs.end(directory, code)
     return code
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """Ends this process as the job that its arguments name: a directory and a command."""
     sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

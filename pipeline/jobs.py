@@ -7,9 +7,11 @@ with a remote engine it only plans, waits and publishes, but it has to live unti
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -26,6 +28,9 @@ from beam_jobs.suggest import unknown
 
 RUNNING, DONE, FAILED, DIED = "running", "done", "failed", "died"
 _JOB, _PROGRESS, _RESULT, _LOG, _EXIT = "job.json", "progress.json", "result", "log", "exit_code"
+# Not `-m`, which would look for modules in the working directory first: a folder `pipeline` there is somebody else's.
+_START = "import sys; sys.path.remove(''); from pipeline.job_process import run; run()"
+_KEPT = 100  # jobs that have ended; older ones are forgotten
 _SAME_START_S = 2.0  # a process whose number was given away again started later than the job
 
 
@@ -111,7 +116,8 @@ class Job:
     def stop(self) -> None:
         """Asks the process to stop; it keeps what is finished."""
         if self.state == RUNNING:
-            psutil.Process(self.pid).terminate()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended just now
+                psutil.Process(self.pid).terminate()
 
     def _lives(self) -> bool:
         try:
@@ -131,8 +137,10 @@ def start(arguments: Sequence[str]) -> Job:
     Raises:
       OptionError: the directory of jobs cannot be written.
     """
-    directory = _new_directory(arguments[0])
-    command = [sys.executable, "-m", "pipeline.job_process", str(directory), *arguments]
+    for old in [job for job in jobs() if job.state != RUNNING][_KEPT:]:
+        shutil.rmtree(old.directory, ignore_errors=True)
+    directory = _new_directory(next((argument for argument in arguments if not argument.startswith("-")), "job"))
+    command = [sys.executable, "-c", _START, str(directory), *arguments]
     with open(directory / _RESULT, "wb") as out, open(directory / _LOG, "wb") as log:
         process = subprocess.Popen(  # noqa: S603 - this program itself
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=log, start_new_session=True
@@ -166,10 +174,10 @@ def find(name: str) -> Job:
 
 def jobs() -> list[Job]:
     """Returns all jobs, the newest first."""
-    try:
-        found = [load(path.parent) for path in jobs_dir().glob(f"*/{_JOB}")]
-    except OSError:
-        return []
+    found = []
+    for path in jobs_dir().glob(f"*/{_JOB}"):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # damaged, or just being removed
+            found.append(load(path.parent))
     return sorted(found, key=lambda job: job.started, reverse=True)
 
 

@@ -9,6 +9,7 @@ from tfx import v1 as tfx
 from tfx.dsl.components.base.base_node import BaseNode
 
 from beam_jobs.publish import producer
+from components import store_files
 from components.blessed_model.component import NODE_ID as BLESSED_ID
 from components.blessed_model.component import blessed_model
 from components.blessed_model.strategy import MODEL_KEY
@@ -59,6 +60,7 @@ def create_pipeline(config: PipelineConfig, baselines: Baselines | None = None) 
     Raises:
       UsageError: the source, or the dataset to adopt, cannot be used.
     """
+    store_files.register()
     data = config.data()
     config.transform.check(data.extra)
     config.evaluate.check(data.extra)

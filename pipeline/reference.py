@@ -19,6 +19,7 @@ import yaml
 
 from pipeline.config import TARGET_SECTIONS
 from pipeline.settings import names, sections
+from pipeline.target_settings import target_options
 
 _TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false", types.NoneType: "null"}
 _PAGES = {
@@ -84,10 +85,11 @@ feedline run --config pipeline.yaml --show-config
 _TARGETS = f"""## Targets
 
 `{"`, `".join(TARGET_SECTIONS)}` hold the settings of where the work is done. A target reads its own section and passes
-over the others, so one file serves them all. `feedline compile` reads `kubeflow` and `airflow`. `engine` says what runs
-the Beam jobs of an ingest, `runner: flink` or `runner: dataflow`, with the settings that `feedline ingest` takes as
-`--runner-option`; `feedline doctor` reads it, and `feedline run`, which works in its own process, says that it leaves
-it out.
+over the values of the others, so one file serves them all; names are checked in each. `feedline compile` reads
+`kubeflow` and `airflow`. `engine` says what runs the Beam jobs of an ingest, `runner: flink` or `runner: dataflow`,
+with the settings of that runner. `feedline ingest --config pipeline.yaml` reads it, and the section `ingest` without
+its source; `--runner` and `--runner-option` win over it. `feedline doctor` reads it, and `feedline run`, which works in
+its own process, says that it leaves it out.
 """
 
 
@@ -102,20 +104,6 @@ def page() -> str:
         more = f"More in [{section}]({section}.md).\n"
         parts.append("\n".join([f"### {where}\n", more, *_table(where, cls, {})]))
     return "\n".join(parts)
-
-
-def target_options() -> dict[str, tuple[str, type]]:
-    """Returns target -> where its settings stand, and their dataclass."""
-    from beam_jobs.engines import dataflow, flink
-    from pipeline.run_airflow import AirflowOptions
-    from pipeline.run_kubeflow import KubeflowOptions
-
-    return {
-        "flink": ("engine, runner: flink", flink.Options),
-        "dataflow": ("engine, runner: dataflow", dataflow.Options),
-        "kubeflow": ("kubeflow", KubeflowOptions),
-        "airflow": ("airflow", AirflowOptions),
-    }
 
 
 def meanings(cls: type) -> dict[str, str]:

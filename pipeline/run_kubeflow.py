@@ -132,6 +132,10 @@ def _check(config: PipelineConfig, options: KubeflowOptions, root: str) -> None:
             f"{name} is {options.pipeline_root or config.root!r}; containers of TFX share artifacts through a bucket, "
             f"set it to {_STORE}BUCKET/DIR"
         )
+    if storage.is_remote(config.dataset) and not config.dataset.startswith(_STORE):
+        raise OptionError(
+            f"dataset is {config.dataset!r}; containers of TFX read datasets from {_STORE}BUCKET/DIR only"
+        )
     drift = ("max_drift_l_infinity", "max_drift_jensen_shannon", "drift_limits")
     limits, default = config.gate, GateLimits()
     set_ = next((name for name in drift if getattr(limits, name) != getattr(default, name)), "")
@@ -154,7 +158,8 @@ def _job(config: PipelineConfig, options: KubeflowOptions, root: str) -> dict[st
         import kfp  # noqa: F401 - seconds sooner than TFX would find out
         from tfx.orchestration.kubeflow.v2 import kubeflow_v2_dag_runner
     except ImportError as error:
-        raise OptionError(f"the target kubeflow needs {error.name}; pip install 'feedline[tfx,kubeflow]'") from error
+        remedy = "in the checkout of Feedline: pip install -c constraints.txt '.[tfx,kubeflow]'"
+        raise OptionError(f"the target kubeflow needs {error.name}; {remedy}") from error
     from pipeline.pipeline import Baselines, create_pipeline
 
     pipeline = create_pipeline(config, Baselines(dataset=options.baseline_dataset, model=options.baseline_model))

@@ -43,8 +43,11 @@ def preflight(config: PipelineConfig) -> None:
     source, root = os.path.realpath(found), os.path.realpath(config.root)
     if os.path.isdir(source) and os.path.commonpath([source, root]) == source:
         raise OptionError(f"root {config.root} lies inside {config.pattern}, which a run must not change")
-    if os.path.exists(config.root) and not os.path.isdir(config.root):
-        raise OptionError(f"root {config.root} is a file; it must be a directory, new or of earlier runs")
+    there = root
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there):
+        raise OptionError(f"root {config.root}: {there} is a file; root must be a directory, new or of earlier runs")
 
 
 def check_settings(config: PipelineConfig, data: DataShape) -> None:
@@ -86,7 +89,6 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
     say("loading TensorFlow and TFX")
     from tfx.orchestration.local.local_dag_runner import LocalDagRunner
 
-    from components import store_files
     from pipeline.attempts import alone
     from pipeline.pipeline import create_pipeline
     from trainer.input_fn import check_options
@@ -94,7 +96,6 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
 
     check_options(config.input, raw_side(config))
     check_model(config.train.model)
-    store_files.register()
     pipeline = create_pipeline(config)
     images = images_dir(config)  # before the run: a newer span may have come when it ends
     _make_root(config.root)

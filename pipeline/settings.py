@@ -22,7 +22,7 @@ import yaml
 from beam_jobs.errors import OptionError
 from beam_jobs.suggest import unknown
 from pipeline import config as configuration
-from pipeline import yaml_text
+from pipeline import target_settings, yaml_text
 from pipeline.config import NOT_IN_A_PIPELINE, TARGET_SECTIONS, PipelineConfig
 
 PREFIX = "FEEDLINE_"
@@ -97,6 +97,7 @@ def gather(
     for path, given in map(_assignment, assignments):
         for place, value in _leaves(path, given):
             _put(settings, place, value, "option --set")
+    target_settings.check(settings.values)
     return settings
 
 
@@ -107,11 +108,17 @@ def sections() -> dict[str, type]:
 
 
 def names(section: str) -> list[str]:
-    """Returns what may stand in a section of `sections`."""
+    """Returns what may stand in a section of `sections`, or of a target."""
+    if section in TARGET_SECTIONS:
+        return list(target_settings.target_hints(section))
     found = [item.name for item in dataclasses.fields(sections()[section])]
     if section == "ingest":
         return [name for name in found if name not in NOT_IN_A_PIPELINE]
     return found if section else [*found, *TARGET_SECTIONS]
+
+
+def _is_section(key: str) -> bool:
+    return key in sections() or key in TARGET_SECTIONS
 
 
 def _below(cls: type, where: str) -> dict[str, type]:
@@ -127,8 +134,7 @@ def _below(cls: type, where: str) -> dict[str, type]:
 
 def _leaves(path: Place, value: Any) -> Iterator[tuple[Place, Any]]:
     """Yields every setting in a value. A mapping that is itself the value of a setting, such as splits, stays whole."""
-    is_section = ".".join(path) in sections() or path[0] in TARGET_SECTIONS
-    if not is_section or not isinstance(value, Mapping):
+    if not _is_section(".".join(path)) or not isinstance(value, Mapping):
         yield path, value
         return
     for name, below in value.items():
@@ -143,7 +149,7 @@ def _put(settings: Settings, path: Place, value: Any, layer: str) -> None:
         if not isinstance(node, dict):
             where = ".".join(path[:depth])
             raise OptionError(f"{where} is {node!r}; to name {'.'.join(path)} it must be a mapping of settings")
-    if value is None and (key in sections() or key in TARGET_SECTIONS):  # a header whose lines are all comments
+    if value is None and _is_section(key):  # a header whose lines are all comments
         _forget(settings, key)
         node.pop(path[-1], None)
         return
@@ -167,11 +173,9 @@ def _setting_of(path: Place, layer: str) -> str:
     Raises:
       OptionError: there is no such setting.
     """
-    if path[0] in TARGET_SECTIONS:
-        return ".".join(path)
     for depth, name in enumerate(path):
         section = ".".join(path[:depth])
-        if section not in sections():
+        if not _is_section(section):
             return section
         if name not in names(section) and not (section == "ingest" and name in NOT_IN_A_PIPELINE):
             raise OptionError(f"{layer}: {_unknown(section, name)}")
@@ -210,8 +214,12 @@ def _assignment(text: str) -> tuple[Place, Any]:
 
 
 def _value(path: Place, text: str, where: str) -> Any:
-    cls = sections().get(".".join(path[:-1]))
-    wants_text = cls is not None and typing.get_type_hints(cls).get(path[-1]) is str
+    section = ".".join(path[:-1])
+    if section in TARGET_SECTIONS:
+        hints = target_settings.target_hints(section)
+    else:
+        hints = typing.get_type_hints(sections()[section]) if section in sections() else {}
+    wants_text = hints.get(path[-1]) is str
     try:
         return yaml_text.parse_value(text, wants_text)
     except yaml.YAMLError as error:

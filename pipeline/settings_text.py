@@ -39,7 +39,7 @@ class _Section(dict[str, Any]):
 
 def _nested(settings: Settings) -> _Section:
     config = settings.build()
-    targets = {name: _carried(settings.values[name]) for name in TARGET_SECTIONS if name in settings.values}
+    targets = {name: _Section(settings.values[name]) for name in TARGET_SECTIONS if name in settings.values}
     return _Section(_section(config, ""), **targets)
 
 
@@ -52,10 +52,6 @@ def _section(options: Any, where: str) -> _Section:
         elif hasattr(options, name) and not (name == "ingest" and value is None):
             found[name] = list(value) if isinstance(value, tuple) else value
     return found
-
-
-def _carried(value: Any) -> Any:
-    return _Section({key: _carried(below) for key, below in value.items()}) if isinstance(value, Mapping) else value
 
 
 def _keys(values: _Section, where: str) -> Iterator[str]:

@@ -95,9 +95,11 @@ class Options:
         """Checks that the workers can reach what an ingest reads and writes.
 
         Raises:
-          OptionError: source or output lies on the machine that the command runs on.
+          OptionError: source or output lies on the machine that the command runs on, or in a store that the workers
+            have no client of.
         """
         dataflow_checks.reachable(ingest)
+        dataflow_checks.clients(self, ingest)
 
     def arguments(self, directory: str) -> list[str]:
         """Returns the arguments of Beam for a job; packs the code into `directory` where it is not given."""
@@ -132,7 +134,8 @@ class Options:
         try:
             from beam_jobs.engines import dataflow_jobs
         except ImportError as error:
-            raise OptionError(f"Dataflow cannot be reached ({error}); install feedline[gcp]") from error
+            remedy = "in the checkout of Feedline: pip install -c constraints.txt '.[gcp]'"
+            raise OptionError(f"Dataflow cannot be reached ({error}); {remedy}") from error
         if "--no_auth" not in self.beam_args:
             dataflow_jobs.check_credentials()
         with tempfile.TemporaryDirectory(prefix="feedline-dataflow-") as directory:

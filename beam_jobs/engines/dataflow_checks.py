@@ -138,6 +138,16 @@ def reachable(ingest: IngestOptions) -> None:
         )
 
 
+def clients(options: Options, ingest: IngestOptions) -> None:
+    """Raises `OptionError` for a source in S3 when the workers install what is packed here: that leaves out extras."""
+    brought = options.sdk_container_image or options.package or options.setup_file
+    if ingest.source.startswith("s3://") and not brought:
+        raise OptionError(
+            f"the source {ingest.source!r} lies in S3, which workers cannot read with what they install by default; "
+            "set sdk_container_image to an image built with --build-arg EXTRAS=gcp,aws"
+        )
+
+
 def _match(name: str, value: str, pattern: re.Pattern[str], wanted: str) -> None:
     if not pattern.fullmatch(value):
         raise OptionError(f"{name} is {value!r}; it must be {wanted}")

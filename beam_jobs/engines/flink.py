@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +27,12 @@ _ADDRESS = re.compile(r"(https?://)?[\w.-]+(:\d{1,5})?(/[\w./-]*)?")
 _PLACE = re.compile(r"[\w.-]+:\d{1,5}")
 
 
+def worker_path() -> str:
+    """Returns the path of the worker: of this environment, or the first on `PATH`; where it should be if it is not."""
+    place = os.path.join(sys.prefix, "bin")
+    return shutil.which(WORKER, path=place) or shutil.which(WORKER) or os.path.join(place, WORKER)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Settings of a run on Flink.
@@ -37,7 +44,7 @@ class Options:
       parallelism: units of work at a time; 0 takes every slot of the cluster, or every core of this machine.
       job_server_jar: path or URL of Beam's Flink job server; empty fetches the one of this Beam and `flink_version`.
       worker_command: program on the task managers that starts a worker; empty takes the `feedline-worker` of this
-        environment, so that task managers need it at the same path.
+        environment, or else of `PATH`, so that task managers need it at the same path.
       worker_pool: `host:port` of a pool that starts the workers, as a task manager sees it; instead of
         `worker_command`, for task managers that are containers of their own.
       workers: worker processes a task manager; 0 leaves the number to Beam, one less than the cores.
@@ -103,7 +110,7 @@ class Options:
     def _worker(self) -> str:
         if self.worker_pool:
             return ""
-        command = self.worker_command or os.path.join(sys.prefix, "bin", WORKER)
+        command = self.worker_command or worker_path()
         if self.is_local and not os.access(command, os.X_OK):
             raise OptionError(
                 f"the worker {command} is not there or no program; install feedline again, or name --runner-option "

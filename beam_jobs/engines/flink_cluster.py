@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import urllib.request
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from beam_jobs.errors import OptionError
@@ -15,6 +16,30 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 15.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Overview:
+    """What a cluster says of itself.
+
+    Attributes:
+      version: of Flink, such as `1.19.3`.
+      slots: of all its task managers, free or not.
+      task_managers: how many there are.
+    """
+
+    version: str
+    slots: int
+    task_managers: int
+
+    @property
+    def minor(self) -> str:
+        """The version as `flink_version` names it, such as `1.19`."""
+        return ".".join(self.version.split(".")[:2])
+
+    def has_room(self, parallelism: int) -> bool:
+        """Returns whether as many units of work find a slot, at least one if the number is left to the cluster."""
+        return self.slots >= max(1, parallelism)
+
+
 def slots(options: Options) -> int:
     """Returns how many units of work will run at a time.
 
@@ -23,19 +48,47 @@ def slots(options: Options) -> int:
     """
     if options.is_local:
         return options.slots
-    version, total = _overview(options.flink_master)
-    minor = ".".join(version.split(".")[:2])
-    if minor != options.flink_version:
+    try:
+        found = overview(options.flink_master)
+    except ConnectionError as error:
         raise OptionError(
-            f"the cluster at {options.flink_master} runs Flink {version}, flink_version is {options.flink_version}; "
-            f"set --runner-option flink_version={minor}, if that is one that Beam knows"
-        )
-    if total < max(1, options.parallelism):
+            f"flink_master is {options.flink_master}, which does not answer as the REST endpoint of a Flink cluster "
+            f"({error}); start the cluster, correct the address, or leave it out for a mini cluster on this machine"
+        ) from error
+    if found.minor != options.flink_version:
         raise OptionError(
-            f"the cluster at {options.flink_master} has {total} slots, parallelism is {options.parallelism}; start "
-            "more task managers, or lower --runner-option parallelism"
+            f"the cluster at {options.flink_master} runs Flink {found.version}, flink_version is "
+            f"{options.flink_version}; set --runner-option flink_version={found.minor}, if that is one that Beam knows"
         )
-    return options.parallelism or total
+    if not found.has_room(options.parallelism):
+        raise OptionError(
+            f"the cluster at {options.flink_master} has {found.slots} slots, parallelism is {options.parallelism}; "
+            "start more task managers, or lower --runner-option parallelism"
+        )
+    return options.parallelism or found.slots
+
+
+def overview(master: str, timeout_s: float = _TIMEOUT_S) -> Overview:
+    """Asks a cluster what it is.
+
+    Args:
+      master: `host:port` of its REST endpoint, which may have `http://` or `https://` before it.
+      timeout_s: seconds without an answer after which it is given up.
+
+    Raises:
+      ConnectionError: it does not answer as a Flink cluster does; the message is the reason, one line.
+    """
+    try:
+        url = f"{address(master).rstrip('/')}/overview"
+        with urllib.request.urlopen(url, timeout=timeout_s) as answer:  # noqa: S310 - http or https: `address`
+            found = json.load(answer)
+        return Overview(
+            version=str(found["flink-version"]),
+            slots=int(found["slots-total"]),
+            task_managers=int(found.get("taskmanagers", 0)),
+        )
+    except (OSError, ValueError, TypeError, KeyError, http.client.HTTPException) as error:
+        raise ConnectionError(_reason(error)) from error
 
 
 def address(master: str) -> str:
@@ -47,10 +100,10 @@ def cancel(master: str, name: str) -> None:
     """Ends the jobs of a name on a cluster; those that are over stay as they are.
 
     Raises:
-      OSError, ValueError: the cluster does not answer.
+      OSError, ValueError, HTTPException: the cluster does not answer.
     """
     jobs = f"{address(master).rstrip('/')}/jobs"
-    with urllib.request.urlopen(f"{jobs}/overview", timeout=_TIMEOUT_S) as answer:  # noqa: S310 - as in `_overview`
+    with urllib.request.urlopen(f"{jobs}/overview", timeout=_TIMEOUT_S) as answer:  # noqa: S310 - as in `overview`
         found = json.load(answer)["jobs"]
     for job in found:
         if job["name"] == name and job["end-time"] < 0:
@@ -58,16 +111,7 @@ def cancel(master: str, name: str) -> None:
             urllib.request.urlopen(request, timeout=_TIMEOUT_S).close()  # noqa: S310
 
 
-def _overview(master: str) -> tuple[str, int]:
-    """Returns the version of a cluster and its slots, free or not."""
-    try:
-        url = f"{address(master).rstrip('/')}/overview"
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - http or https: `address`
-            found = json.load(answer)
-        return str(found["flink-version"]), int(found["slots-total"])
-    except (OSError, ValueError, TypeError, KeyError, http.client.HTTPException) as error:
-        raise OptionError(
-            f"flink_master is {master}, which does not answer as the REST endpoint of a Flink cluster "
-            f"({getattr(error, 'reason', error)}); start the cluster, correct the address, or leave it out for a mini "
-            "cluster on this machine"
-        ) from error
+def _reason(error: Exception) -> str:
+    if isinstance(error, http.client.HTTPException) and not isinstance(error, OSError):
+        return "it speaks no HTTP"  # the error quotes whatever came instead
+    return " ".join(str(getattr(error, "reason", error)).split()) or type(error).__name__

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import apache_beam as beam
+import grpc  # type: ignore[import-untyped]
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineState
 
@@ -64,23 +65,30 @@ class _Result:
         """Waits for the last of the jobs, and returns its state.
 
         Raises:
-          RuntimeError: it failed; the message is Flink's alone.
+          RuntimeError: it failed, or the job server is gone; the message is Flink's alone, or gRPC's.
         """
         state, error = self._outcome()
-        while state == PipelineState.FAILED and self._retries > 0:
+        while error is not None and state == PipelineState.FAILED and self._retries > 0:
             self._retries -= 1
-            _LOGGER.warning("the job is sent again, then %d times more at most: %s", self._retries, error)
+            _LOGGER.warning("the job is sent again, then %d times more at most: %s", self._retries, _words(error))
             self._result = self._send()
             state, error = self._outcome()
         if error is not None:
-            raise RuntimeError(_STATE.sub("", str(error))) from error
+            raise RuntimeError(_words(error)) from error
         return state
 
-    def _outcome(self) -> tuple[str, RuntimeError | None]:
+    def _outcome(self) -> tuple[str, Exception | None]:
         try:
             return self._result.wait_until_finish(), None
-        except RuntimeError as error:
-            return self._result.state, error
+        except (RuntimeError, grpc.RpcError) as error:
+            return self._state(), error
+
+    def _state(self) -> str:
+        # Without an answer the job may still run, and must not run twice: it is left to whoever waits to cancel it.
+        try:
+            return str(self._result.state)
+        except grpc.RpcError:
+            return PipelineState.UNKNOWN
 
     def cancel(self) -> None:
         """Has Flink end the job; Beam's own way only has the job server forget it."""
@@ -89,3 +97,11 @@ class _Result:
     def metrics(self) -> Any:
         """Returns the metrics of the job as they are now."""
         return copy.copy(self._result).metrics()  # a result keeps for good the first ones it is asked for
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, grpc.RpcError):
+        details = getattr(error, "details", None)  # its own text is a page
+        said = str(details() if callable(details) else error)
+        return f"the connection to the job server of Flink broke: {' '.join(said.split())}"
+    return _STATE.sub("", str(error))

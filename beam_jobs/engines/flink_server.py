@@ -8,10 +8,12 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import IO
 
+from beam_jobs.engines import flink_child
 from beam_jobs.engines.flink_logs import SERVER_LOG
 from beam_jobs.errors import FeedlineError
 
@@ -46,7 +48,7 @@ def command(java: str, jar: str, master: str, memory: str) -> list[str]:
 
 @contextlib.contextmanager
 def running(command: Sequence[str], log_dir: str) -> Iterator[str]:
-    """Runs a job server while the block lasts; it and all that it started end with the block.
+    """Runs a job server while the block lasts; it and all that it started end with the block, or with this process.
 
     Args:
       command: as `command` returns it.
@@ -73,8 +75,9 @@ def running(command: Sequence[str], log_dir: str) -> Iterator[str]:
 
 def _started(command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
     # A session of its own: Ctrl-C is for this process, which cancels the job before the server has to go.
+    ending_with_this = [sys.executable, "-I", flink_child.__file__, str(os.getpid()), *command]
     return subprocess.Popen(  # noqa: S603 - the Java and the jar of the user
-        command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        ending_with_this, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
     )
 
 
@@ -108,11 +111,17 @@ def last_words(log: str) -> str:
 
 def _stop(server: subprocess.Popen[bytes]) -> None:
     """Ends the server and what it started, the workers among them."""
-    for signal_ in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, signal_)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(_STOP_S)
+    try:
+        _signal(server, signal.SIGTERM)
+    finally:  # Ctrl-C may come while it is waited for
+        _signal(server, signal.SIGKILL)
+
+
+def _signal(server: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, number)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.wait(_STOP_S)
 
 
 def _free_port() -> int:

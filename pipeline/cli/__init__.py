@@ -93,8 +93,9 @@ def execute(arguments: list[str]) -> int:
         return cli.main(arguments, prog_name="feedline", standalone_mode=False, obj=tuple(arguments)) or 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        return _fail("interrupted; what is finished is kept, run the same command again to continue", INTERRUPTED)
+    except (click.Abort, KeyboardInterrupt) as stop:
+        said = "; ".join(filter(None, ["interrupted", str(stop)]))
+        return _fail(f"{said}; what is finished is kept, run the same command again to continue", INTERRUPTED)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return 2

@@ -19,9 +19,16 @@ listener: Callable[[str, Progress, Progress, float], object] | None = None
 
 
 @contextlib.contextmanager
-def watch(stage: str, total: Progress, read: Callable[[], Progress]) -> Iterator[None]:
-    """Shows images done, images/s, MB/s, rejects and the time left while the block runs; a `jobs.Watch`."""
-    started = time.monotonic()
+def watch(stage: str, total: Progress, read: Callable[[], Progress], since: float = 0.0) -> Iterator[None]:
+    """Shows images done, images/s, MB/s, rejects and the time left while the block runs; a `jobs.Watch`.
+
+    Args:
+      stage: its name.
+      total: what it will have done; `images` 0 when nobody knows.
+      read: tells what is done.
+      since: seconds that the stage has run already.
+    """
+    started = time.monotonic() - since
 
     def line() -> str:
         return describe(read(), total, time.monotonic() - started)

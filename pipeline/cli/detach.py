@@ -32,10 +32,14 @@ def detachable(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _start(arguments: list[str]) -> None:
-    job = jobs.start([argument for argument in arguments if argument not in (FLAG, "--debug")])
+    job = jobs.start([argument for argument in arguments if argument != FLAG])
     deadline = time.monotonic() + _LOOK_S
-    while time.monotonic() < deadline and job.state == jobs.RUNNING and not job.stage:
-        time.sleep(0.1)
+    try:
+        while time.monotonic() < deadline and job.state == jobs.RUNNING and not job.stage:
+            time.sleep(0.1)
+    except KeyboardInterrupt:
+        job.stop()
+        raise
     if job.state in (jobs.FAILED, jobs.DIED):
         raise click.exceptions.Exit(_repeat(job))
     click.echo(job.name)

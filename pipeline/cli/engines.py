@@ -1,7 +1,8 @@
-"""Options of commands that run Beam jobs: which engine, and its settings."""
+"""Options of commands that run Beam jobs: which engine, and its settings, typed or from the section `engine`."""
 
 from __future__ import annotations
 
+import dataclasses
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -15,25 +16,40 @@ from pipeline import yaml_text
 from pipeline.mapping import from_mapping
 
 F = TypeVar("F", bound=Callable[..., Any])
+_DEFAULT = "local"
 
 
 def engine_options(function: F) -> F:
-    """Adds `--runner` and `--runner-option` to a command; `engine_of` makes an engine of them."""
+    """Adds `--config`, `--runner` and `--runner-option` to a command; `engine_of` makes an engine of them."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
 
 
-def engine_of(runner: str, assignments: Sequence[str]) -> Engine:
-    """Returns the engine that the options name.
+def engine_of(runner: str | None, assignments: Sequence[str], section: Mapping[str, Any] | None = None) -> Engine:
+    """Returns the engine that the options and the configuration name.
+
+    Args:
+      runner: of `--runner`; None when it was not given: that of the section, else `local`.
+      assignments: of `--runner-option`, which win over the section.
+      section: `engine` of the configuration. It is passed over when it belongs to a runner other than the chosen one.
 
     Raises:
-      OptionError: a setting is unknown, missing or of the wrong type.
+      OptionError: a setting is unknown, missing or of the wrong type, or the section names settings and no runner.
     """
-    options = options_of(runner)
+    held = dict(section or {})
+    named = held.pop("runner", None)
+    if held and not (named or runner):
+        raise OptionError(f"engine.{next(iter(held))} is set and engine.runner is not; set that too, or --runner")
+    chosen = runner or named or _DEFAULT
+    if named and chosen != named:
+        held = {}
+    options = options_of(chosen)
     hints = typing.get_type_hints(options)
-    values = dict(_parsed(assignment, hints) for assignment in assignments)
-    return from_mapping(options, values, "--runner-option")
+    if assignments and not dataclasses.fields(options):  # type: ignore[arg-type]
+        raise OptionError(f"--runner-option is {assignments[0]!r}; the {chosen} runner has none, name it with --runner")
+    given = dict(_parsed(assignment, hints) for assignment in assignments)
+    return from_mapping(options, held | given, "engine" if held else "--runner-option")
 
 
 def _parsed(assignment: str, hints: Mapping[str, Any]) -> tuple[str, Any]:
@@ -47,7 +63,14 @@ def _parsed(assignment: str, hints: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 _OPTIONS = (
-    click.option("--runner", type=click.Choice(ENGINES), default="local", show_default=True, help="Where Beam runs."),
+    click.option(
+        "-c", "--config", "config_path", help="YAML file; its sections engine and ingest count, options win over them."
+    ),
+    click.option(
+        "--runner",
+        type=click.Choice(ENGINES),
+        help=f"Where Beam runs.  [default: engine.runner of the configuration, else {_DEFAULT}]",
+    ),
     click.option(
         "--runner-option",
         "runner_options",

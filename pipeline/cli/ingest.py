@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from beam_jobs import append, manifest, spans
 from beam_jobs.engines import Engine
+from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
 from beam_jobs.storage import is_remote
 from pipeline.cli.common import ingest_options, ingest_settings, json_option, print_json, say
 from pipeline.cli.detach import detachable
 from pipeline.cli.engines import engine_of, engine_options
-from pipeline.config import from_mapping
+from pipeline.config import NOT_IN_A_PIPELINE, from_mapping
+from pipeline.settings import gather
 
 
 @click.command("ingest")
@@ -37,6 +40,9 @@ def command(source: str, out: str, as_json: bool, **values: Any) -> None:
     images are files or URLs, a COCO json, tar or zip archives, TFRecord files or a prepared TFDS directory. {SPAN}
     stands for the newest numbered batch.
 
+    Settings come from the sections `ingest` (but for its source) and `engine` of --config, then from the environment
+    (FEEDLINE_INGEST__SEED=7, FEEDLINE_ENGINE__RUNNER=flink), then from here; the last one wins.
+
     \b
     Examples:
       feedline ingest photos --out dataset
@@ -45,12 +51,15 @@ def command(source: str, out: str, as_json: bool, **values: Any) -> None:
       feedline ingest instances_train.json --out dataset
       feedline ingest 'shards/{000..011}.tar' --out dataset
       feedline ingest photos --out dataset --runner flink --runner-option parallelism=4
+      feedline ingest gs://bucket/photos --out gs://bucket/dataset --config pipeline.yaml
     """
-    engine = engine_of(values.pop("runner"), values.pop("runner_options"))
+    config_path, runner, runner_options = (values.pop(name) for name in ("config_path", "runner", "runner_options"))
     dry_run = values.pop("dry_run")
     numbers = values.pop("span"), values.pop("span_version")
     modes = {name: values.pop(name) for name in ("overwrite", "append", "retry_rejects")}
-    settings = {"source": source, "out": out, **modes, **ingest_settings(values)}
+    configured = gather(config_path, {"ingest": ingest_settings(values)}, ()).values
+    engine = engine_of(runner, runner_options, configured.get("engine"))
+    settings = {"source": source, "out": out, **modes, **_kept(configured.get("ingest", {}))}
     if (modes["append"] or modes["retry_rejects"]) and manifest.is_published(out):
         settings = append.settings_of(out) | settings
     options = spans.resolve_options(from_mapping(IngestOptions, settings, "ingest"), *numbers)
@@ -73,6 +82,13 @@ def command(source: str, out: str, as_json: bool, **values: Any) -> None:
     for reason, count in result.counts.rejects.items():
         click.echo(f"rejected   {count:,} {reason}")
     click.echo(f"dataset    {out if is_remote(out) else os.path.abspath(out)}")
+
+
+def _kept(section: Any) -> dict[str, Any]:
+    """Returns what the section `ingest` says of how to ingest; from where and to where is said by arguments."""
+    if not isinstance(section, Mapping):
+        raise OptionError(f"ingest is {section!r}; it must be a mapping of settings")
+    return {name: value for name, value in section.items() if name not in ("source", *NOT_IN_A_PIPELINE)}
 
 
 def _show_estimate(options: IngestOptions, engine: Engine, as_json: bool) -> None:

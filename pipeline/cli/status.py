@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import time
 from typing import Any
 
 import click
 
+from beam_jobs.errors import FeedlineError
 from pipeline import jobs
 from pipeline.cli.bar import describe, watch
 from pipeline.cli.common import json_option, print_json, program, say
@@ -32,19 +34,26 @@ def command(name: str | None, follow: bool, stop: bool, as_json: bool) -> None:
       feedline status ingest-20260131-140509 --follow
     """
     if name is None:
+        if follow or stop:
+            raise click.UsageError(f"{'--follow' if follow else '--stop'} needs the name of a JOB")
         _list(as_json)
         return
     job = jobs.find(name)
     if stop:
         job.stop()
     if follow or stop:
-        _follow(job)
+        try:
+            _follow(job)
+        except KeyboardInterrupt:
+            raise FeedlineError(
+                f"nobody looks any more, and {job.name} runs on; `{program()} status {job.name} --stop` stops it"
+            ) from None
     if as_json:
         print_json(_to_json(job))
     else:
         _show(job)
-    if (follow or stop) and job.exit_code:
-        raise click.exceptions.Exit(job.exit_code)
+    if (follow or stop) and job.state != jobs.DONE:
+        raise click.exceptions.Exit(job.exit_code or 1)
 
 
 def _list(as_json: bool) -> None:
@@ -65,7 +74,7 @@ def _follow(job: Job) -> None:
         if stage is None:
             time.sleep(_POLL_S)
             continue
-        with watch(stage.name, stage.total, lambda was=stage: (job.stage or was).done):  # type: ignore[misc]
+        with watch(stage.name, stage.total, lambda was=stage: (job.stage or was).done, stage.seconds):  # type: ignore[misc]
             while job.state == RUNNING and (job.stage or stage).name == stage.name:
                 time.sleep(_POLL_S)
 
@@ -76,7 +85,7 @@ def _show(job: Job) -> None:
         say(line)
     if job.state == jobs.DIED:
         say("it was killed; what is finished is kept, and the same command continues:")
-        say(f"  cd {job.cwd} && {program()} {' '.join(job.arguments)}")
+        say(f"  cd {shlex.quote(job.cwd)} && {program()} {shlex.join(job.arguments)}")
     click.echo(job.result, nl=False)
 
 

@@ -18,17 +18,29 @@ from pipeline import config as configuration
 from pipeline.doctor import Check
 
 DISTRIBUTION = "feedline"
-_SHOW = "feedline run --show-config"
+SHOW = "feedline run --config pipeline.yaml --show-config names the place; change the value there"
 
 
 def install(*requirements: str) -> str:
-    """Returns the command that installs packages into this environment with what it has: pip, uv or neither."""
-    wanted, python = shlex.join(requirements), shlex.quote(sys.executable)
+    """Returns the command that installs packages into this environment with what it has: pip, uv or neither.
+
+    Args:
+      requirements: and options of pip. Feedline itself, with extras or without, is installed from its checkout.
+    """
+    ours = [item for item in requirements if item.partition("[")[0] == DISTRIBUTION]
+    from_checkout = [f".{item.removeprefix(DISTRIBUTION)}" if item in ours else item for item in requirements]
+    wanted = shlex.join(["-c", "constraints.txt", *from_checkout] if ours else requirements)
+    where, python = "in the checkout of Feedline: " if ours else "", shlex.quote(sys.executable)
     if _version("pip"):
-        return f"{python} -m pip install {wanted}"
+        return f"{where}{python} -m pip install {wanted}"
     if shutil.which("uv"):
-        return f"uv pip install --python {python} {wanted}"
-    return f"{python} -m ensurepip && {python} -m pip install {wanted}"
+        return f"{where}uv pip install --python {python} {wanted}"
+    return f"{where}{python} -m ensurepip && {python} -m pip install {wanted}"
+
+
+def install_system(package: str) -> str:
+    """Returns the command that installs a package of Debian or Ubuntu, which takes root."""
+    return f"{'' if os.geteuid() == 0 else 'sudo '}apt-get install -y {package}"
 
 
 def basics(*extras: str) -> Iterator[Check]:
@@ -48,7 +60,7 @@ def python() -> Check:
         name="python",
         ok=SpecifierSet(asked).contains(found),
         detail=f"{found}, asked for is {asked}",
-        remedy=f"python3.10 -m venv .venv && .venv/bin/pip install {DISTRIBUTION}",
+        remedy="in the checkout of Feedline: python3.10 -m venv .venv && .venv/bin/pip install -c constraints.txt .",
     )
 
 
@@ -83,7 +95,7 @@ def configured(settings: Mapping[str, Any]) -> Check:
     try:
         config = configuration.build(settings)
     except FeedlineError as error:
-        return Check(name="configuration", ok=False, detail=str(error), remedy=_SHOW)
+        return Check(name="configuration", ok=False, detail=str(error), remedy=SHOW)
     return Check(name="configuration", ok=True, detail=f"pipeline {config.name}, root {config.root}")
 
 

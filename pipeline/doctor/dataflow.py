@@ -93,7 +93,8 @@ def credentials() -> tuple[Any, Check]:
     looking.start()
     looking.join(NETWORK_TIMEOUT_S)
     if len(found) < 2:
-        return None, Check(name="credentials", ok=False, detail="there are none on this machine", remedy=login)
+        detail = " ".join(str(found[0]).split()) if found else f"no answer in {NETWORK_TIMEOUT_S:g} s"
+        return None, Check(name="credentials", ok=False, detail=detail, remedy=login)
     who = getattr(found[0], "service_account_email", "") or "of a user"
     return AuthorizedSession(found[0]), Check(name="credentials", ok=True, detail=who)
 

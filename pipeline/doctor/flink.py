@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
-import urllib.request
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from beam_jobs.engines import flink_cluster, flink_jar, flink_java
-from beam_jobs.engines.flink import WORKER, Options
+from beam_jobs.engines.flink import Options, worker_path
 from beam_jobs.errors import OptionError
 from pipeline.doctor import NETWORK_TIMEOUT_S, Check, common
 
 _ENGINE = "flink"
-_JAVA = "apt-get install -y default-jre-headless"
+_INGEST = "feedline ingest SOURCE --out DIR --runner flink --runner-option"
 
 
 def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
@@ -37,7 +35,12 @@ def java() -> Check:
     try:
         path = flink_java.find()
     except OptionError as error:
-        return Check(name="java", ok=False, detail=str(error).partition(";")[0], remedy=_JAVA)
+        return Check(
+            name="java",
+            ok=False,
+            detail=str(error).partition(";")[0],
+            remedy=common.install_system("default-jre-headless"),
+        )
     _, out, err = common.output([path, "-version"], NETWORK_TIMEOUT_S)
     return Check(name="java", ok=True, detail=f"{path}, {(err + out).partition(chr(10))[0]}")
 
@@ -50,7 +53,7 @@ def job_server(options: Options) -> Check:
             name="job server",
             ok=there,
             detail=f"{options.job_server_jar}{'' if there else ' is not a file'}",
-            remedy="feedline ingest --runner flink --runner-option job_server_jar=PATH",
+            remedy=f"{_INGEST} job_server_jar=PATH",
         )
     if path := flink_jar.kept(options.flink_version):
         return Check(name="job server", ok=True, detail=path)
@@ -69,7 +72,7 @@ def worker(options: Options) -> Check:
     version = platform.python_version()
     if options.worker_pool:
         return Check(name="worker", ok=True, detail=f"pool at {options.worker_pool}; it must have Python {version}")
-    command = options.worker_command or os.path.join(sys.prefix, "bin", WORKER)
+    command = options.worker_command or worker_path()
     if not os.access(command, os.X_OK):
         remedy = common.install("--force-reinstall", "--no-deps", common.DISTRIBUTION)
         detail = f"{command} is not there, or no program"
@@ -77,8 +80,7 @@ def worker(options: Options) -> Check:
     python = _python_of(command)
     if python and python != version:
         detail = f"{command} has Python {python}, this is {version}; pickled code does not pass between them"
-        remedy = "feedline ingest --runner flink --runner-option worker_command=PATH"
-        return Check(name="worker", ok=False, detail=detail, remedy=remedy)
+        return Check(name="worker", ok=False, detail=detail, remedy=f"{_INGEST} worker_command=PATH")
     where = "" if options.is_local else "; task managers need the same at this path"
     return Check(name="worker", ok=True, detail=f"{command}, Python {python or version}{where}")
 
@@ -87,22 +89,16 @@ def cluster(options: Options) -> Check:
     """Asks a cluster for its version and its slots."""
     if options.is_local:
         return Check(name="cluster", ok=True, detail="a mini cluster in one JVM of this machine")
-    url = f"{flink_cluster.address(options.flink_master).rstrip('/')}/overview"
     try:
-        with urllib.request.urlopen(url, timeout=NETWORK_TIMEOUT_S) as answer:  # noqa: S310 - http or https
-            found = json.load(answer)
-    except (OSError, ValueError) as error:
-        detail = f"{url} does not answer as Flink: {getattr(error, 'reason', error)}"
+        found = flink_cluster.overview(options.flink_master, NETWORK_TIMEOUT_S)
+    except ConnectionError as error:
+        detail = f"{flink_cluster.address(options.flink_master)} does not answer as Flink: {error}"
         return Check(name="cluster", ok=False, detail=detail, remedy="start-cluster.sh")
-    version, slots = str(found.get("flink-version", "")), int(found.get("slots-total", 0))
-    detail = f"Flink {version} with {found.get('taskmanagers', 0)} task managers and {slots} slots"
-    minor = ".".join(version.split(".")[:2])
-    if minor != options.flink_version:
-        remedy = f"feedline ingest --runner flink --runner-option \"flink_version='{minor}'\""
-        return Check(
-            name="cluster", ok=False, detail=f"{detail}; the job server is for {options.flink_version}", remedy=remedy
-        )
-    if slots < max(1, options.parallelism):
+    detail = f"Flink {found.version} with {found.task_managers} task managers and {found.slots} slots"
+    if found.minor != options.flink_version:
+        detail = f"{detail}; the job server is for {options.flink_version}"
+        return Check(name="cluster", ok=False, detail=detail, remedy=f"{_INGEST} \"flink_version='{found.minor}'\"")
+    if not found.has_room(options.parallelism):
         detail = f"{detail}; parallelism is {options.parallelism}"
         return Check(name="cluster", ok=False, detail=detail, remedy="taskmanager.sh start")
     return Check(name="cluster", ok=True, detail=detail)

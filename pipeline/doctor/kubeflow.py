@@ -10,12 +10,12 @@ from typing import Any
 from beam_jobs.errors import FeedlineError
 from pipeline.doctor import Check, common
 
-_CHECK_WITH_CONFIG = "feedline doctor --target kubeflow --config pipeline.yaml"
+_EXTRAS = ("tfx", "kubeflow")
 
 
 def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
     """Yields what was found out about this machine and the settings. No cluster is asked: compiling needs none."""
-    yield from common.basics("tfx", "kubeflow")
+    yield from common.basics(*_EXTRAS)
     yield common.configured(settings)
     yield image(settings)
     yield root(settings)
@@ -57,7 +57,9 @@ def compiled(settings: Mapping[str, Any]) -> Check:
 
             compile_kubeflow(settings, out)
         except (FeedlineError, ImportError) as error:
-            return Check(name="compile", ok=False, detail=common.last_line(str(error)), remedy=_CHECK_WITH_CONFIG)
+            lacks = isinstance(error, ImportError) or isinstance(error.__cause__, ImportError)
+            remedy = common.install(f"{common.DISTRIBUTION}[{','.join(_EXTRAS)}]") if lacks else common.SHOW
+            return Check(name="compile", ok=False, detail=common.last_line(str(error)), remedy=remedy)
         return Check(name="compile", ok=True, detail=f"{os.path.getsize(out):,} bytes of YAML")
 
 

@@ -17,7 +17,7 @@ from pipeline.doctor import Check, common
 _LEAST_MEMORY_BYTES = 4e9  # a run of small images takes half of that, most of it for TensorFlow and TFX themselves
 _LEAST_ROOT_BYTES = 5e9
 _LEAST_SCRATCH_BYTES = 1e9
-_CONTAINER_LIMIT = "/sys/fs/cgroup/memory.max"
+_CONTAINER = "/sys/fs/cgroup"
 _LOADING_S = 250.0
 _LOAD = """
 import importlib.metadata, json, pipeline.pipeline, tensorflow
@@ -39,13 +39,20 @@ def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
     yield from tensorflow()
 
 
-def memory() -> Check:
-    """Checks the free memory, of the machine or of the container that this is."""
+def memory(group: str = _CONTAINER) -> Check:
+    """Checks the free memory, of the machine or of the container that this is.
+
+    Args:
+      group: directory of the cgroup, version 2, that this process sees as its own.
+    """
     import psutil
 
     free = psutil.virtual_memory().available
-    with contextlib.suppress(OSError, ValueError), open(_CONTAINER_LIMIT, encoding="ascii") as stream:
-        free = min(free, int(stream.read()))  # "max" where there is none
+    with contextlib.suppress(OSError, ValueError):  # no such group, or "max" where it has no limit
+        most, used = (int(_text(group, name)) for name in ("memory.max", "memory.current"))
+        # As in `trainer.cache`, which loads TensorFlow: files in the page cache count as used, and give way at once.
+        inactive = dict(line.split() for line in _text(group, "memory.stat").splitlines()).get("inactive_file", "0")
+        free = min(free, max(0, most - used + int(inactive)))
     return Check(
         name="memory",
         ok=free >= _LEAST_MEMORY_BYTES,
@@ -53,6 +60,11 @@ def memory() -> Check:
         remedy="feedline run --set input.batch_size=16 --set input.cache=none",
         needed=False,
     )
+
+
+def _text(group: str, name: str) -> str:
+    with open(os.path.join(group, name), encoding="ascii") as stream:
+        return stream.read()
 
 
 def cores() -> Check:
@@ -75,7 +87,7 @@ def configuration(settings: Mapping[str, Any]) -> Check:
     try:
         run_local.preflight(config)
     except FeedlineError as error:
-        return Check(name=found.name, ok=False, detail=str(error), remedy="feedline run --show-config")
+        return Check(name=found.name, ok=False, detail=str(error), remedy=common.SHOW)
     return found
 
 

@@ -1,14 +1,20 @@
 """What the tests on Flink need and the project does not ship: a job server, and a distribution of Flink.
 
-Both are fetched once into the user's cache. `Missing` is raised where one cannot be had; nothing else decides that.
+Both are fetched once into the user's cache. `Missing` is raised where a program is missing, or the network; what fails
+otherwise is an error.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import http.server
 import os
 import shutil
 import subprocess
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from beam_jobs.engines import flink_jar, flink_java
@@ -16,10 +22,20 @@ from beam_jobs.errors import OptionError
 
 VERSION = "1.19"
 _DISTRIBUTION = "apache-flink-libraries==1.19.3"
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "feedline" / "flink-tests"
 _POM = Path(__file__).parent / "flink_job_server" / "pom.xml"
 _ROOT = Path(__file__).parents[2]
 _DEADLINE_S = 280
+# How Maven and uv say that there is no network, or none that leads there.
+_NO_NETWORK = (
+    "Could not transfer",
+    "Failed to fetch",
+    "Unknown host",
+    "Could not resolve",
+    "Connection",
+    "timed out",
+    "error sending request",
+    "dns error",
+)
 
 
 class Missing(Exception):
@@ -44,34 +60,47 @@ def job_server() -> str:
 
 def distribution() -> Path:
     """Returns the folder of the jars of a Flink distribution, from the package that PyFlink installs them with."""
-    place = _CACHE / _DISTRIBUTION
+    place = cache() / _DISTRIBUTION
     if not place.is_dir():
-        _made(place, [_uv(), "pip", "install", "--quiet", "--no-deps", "--target", ".", _DISTRIBUTION], "pyflink/lib")
+        made(place, [_uv(), "pip", "install", "--quiet", "--no-deps", "--target", ".", _DISTRIBUTION], "pyflink/lib")
     return place
 
 
+def cache() -> Path:
+    """Returns the folder of what was fetched or made."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "feedline" / "flink-tests"
+
+
 def _assembled(why: str) -> str:
-    place = _CACHE / f"job-server-{VERSION}"
+    place = cache() / f"job-server-{VERSION}"
     if not place.is_dir():
         if shutil.which("mvn") is None:
             raise Missing(f"{why}; and there is no mvn to put one together")
-        _made(place, ["mvn", "--quiet", "--batch-mode", "package"], "target", _POM)
+        made(place, ["mvn", "--quiet", "--batch-mode", "package"], "target", _POM)
     return str(place / "flink-job-server-1.jar")
 
 
-def _made(place: Path, command: list[str], result: str, *needed: Path) -> None:
-    """Runs a command in a folder of its own, with copies of the files it needs, and keeps its result as `place`."""
-    _CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=_CACHE) as work:
+def made(place: Path, command: list[str], result: str, *needed: Path) -> None:
+    """Runs a command in a folder of its own, with copies of the files it needs, and keeps its result as `place`.
+
+    Raises:
+      Missing: the program is not there, or cannot reach what it fetches.
+      RuntimeError: it failed otherwise.
+    """
+    cache().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache()) as work:
         for path in needed:
             shutil.copy(path, work)
         try:
             done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=_DEADLINE_S)
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except (FileNotFoundError, subprocess.TimeoutExpired) as error:
             raise Missing(f"{command[0]} failed: {error}") from error
         if done.returncode:
-            said = (done.stdout + done.stderr).strip().splitlines()
-            raise Missing(f"{' '.join(command)} failed: {said[0] if said else done.returncode}")
+            said = (done.stdout + done.stderr).strip().splitlines() or [f"code {done.returncode}"]
+            for line in said:
+                if any(words in line for words in _NO_NETWORK):
+                    raise Missing(f"{' '.join(command)} failed: {line}")
+            raise RuntimeError(f"{' '.join(command)} failed: {said[0]}")
         os.replace(Path(work) / result, place)
 
 
@@ -80,3 +109,29 @@ def _uv() -> str:
     if found is None:
         raise Missing("there is no uv to install a Flink distribution with; make setup brings one")
     return found
+
+
+def program(path: Path, text: str) -> Path:
+    """Makes a shell script."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """Serves a folder over HTTP while the block lasts; gives its URL."""
+    with http.server.ThreadingHTTPServer(("localhost", 0), functools.partial(_Quiet, directory=folder)) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"http://localhost:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join(10)

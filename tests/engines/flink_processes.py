@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from beam_jobs.engines import flink_java
 from beam_jobs.engines.flink_server import OPENED
 from tests.engines import flink_parts
 
@@ -122,8 +122,8 @@ class Cluster:
         return "\n".join(f"== {log.name}\n{log.read_text(errors='replace')[-2000:]}" for log in logs)
 
     def _java(self, name: str, main: str, *arguments: str) -> subprocess.Popen:
-        java = shutil.which("java") or "java"
-        command = [java, "-Xmx512m", *OPENED, f"-Dlog4j.configurationFile={self.folder / 'conf' / 'log4j.properties'}"]
+        log_settings = f"-Dlog4j.configurationFile={self.folder / 'conf' / 'log4j.properties'}"
+        command = [flink_java.find(), "-Xmx512m", *OPENED, log_settings]
         command += [
             "-cp",
             f"{flink_parts.distribution()}/*",

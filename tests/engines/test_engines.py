@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 import pytest
 
 from beam_jobs import engines
+from beam_jobs.engines import flink
 from beam_jobs.errors import OptionError
+from beam_jobs.options import IngestOptions
 from pipeline import cli
 from pipeline.cli.engines import engine_of
 
@@ -26,7 +31,9 @@ def test_an_unknown_engine_is_answered_with_the_nearest():
 
 
 def test_the_local_engine_has_nothing_to_set():
-    with pytest.raises(OptionError, match="there is no setting '--runner-option.parallelism'"):
+    with pytest.raises(
+        OptionError, match="--runner-option is 'parallelism=4'; the local runner has none, name it with --runner"
+    ):
         engine_of("local", ["parallelism=4"])
 
 
@@ -41,7 +48,7 @@ def test_a_setting_that_cannot_be_read_is_named(assignment, message):
 def test_the_command_line_names_what_is_wrong_and_writes_nothing(photos, tmp_path, capsys):
     out = tmp_path / "dataset"
     code, said = said_by(capsys, "ingest", photos, "--out", out, "--runner-option", "parallelism=4")
-    assert (code, "--runner-option.parallelism" in said) == (2, True)
+    assert (code, "the local runner has none" in said) == (2, True)
     assert not out.exists()
 
 
@@ -55,3 +62,58 @@ def test_the_local_engine_gives_the_dataset_of_no_engine(photos, dataset, tmp_pa
 def test_a_number_stays_the_text_it_was_typed_as_where_text_is_wanted():
     with pytest.raises(OptionError, match="project is '12345678'; it must be the id of a project"):
         engine_of("dataflow", ["project=12345678", "region=us-central1", "temp_location=gs://bucket/temp"])
+
+
+# --- the section `engine`
+
+
+def test_options_win_over_the_section_of_the_same_engine():
+    section = {"runner": "flink", "parallelism": 3, "retries": 1}
+    assert engine_of(None, [], section) == flink.Options(parallelism=3, retries=1)
+    assert engine_of("flink", ["parallelism=4"], section) == flink.Options(parallelism=4, retries=1)
+    assert engine_of("flink", [], {"retries": 1}) == flink.Options(retries=1)
+    assert engine_of("local", [], section) == engines.options_of("local")()
+    assert engine_of(None, [], None) == engines.options_of("local")()
+
+
+def test_settings_without_a_runner_are_not_passed_over():
+    with pytest.raises(OptionError, match="engine.retries is set and engine.runner is not; set that too, or --runner"):
+        engine_of(None, [], {"retries": 1})
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert cli.execute(["ingest", *map(str, arguments), "--dry-run"]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_configuration_and_the_environment_choose_the_engine(photos, tmp_path, capsys, monkeypatch):
+    config, out = tmp_path / "pipeline.yaml", tmp_path / "dataset"
+    config.write_text("engine: {runner: flink, parallelism: 3}\n")
+    given = [photos, "--out", out, "-c", config]
+    assert re.search(r"engine +flink", planned(capsys, *given))
+    assert re.search(r"engine +local", planned(capsys, *given, "--runner", "local"))
+    config.write_text("root: work\n")
+    assert re.search(r"engine +local", planned(capsys, *given))
+    monkeypatch.setenv("FEEDLINE_ENGINE__RUNNER", "flink")
+    assert re.search(r"engine +flink", planned(capsys, *given))
+    monkeypatch.setenv("FEEDLINE_ENGINE__RUNNER", "flinc")
+    assert said_by(capsys, "ingest", *given)[0] == 2
+
+
+def test_the_section_ingest_counts_but_for_its_source_and_options_win(photos, dataset, tmp_path, capsys):
+    config, out = tmp_path / "pipeline.yaml", tmp_path / "again"
+    config.write_text("ingest: {source: nowhere, shards: 5, splits: {train: 0.7, eval: 0.3}}\n")
+    assert said_by(capsys, "ingest", photos, "--out", out, "-c", config, "--shards", "2")[0] == 0
+    assert (out / "dataset.json").read_bytes() == (dataset / "dataset.json").read_bytes()
+
+
+# --- what workers of Dataflow have
+
+
+def test_a_source_in_s3_needs_workers_that_have_a_client_for_it():
+    ingest = IngestOptions(source="s3://bucket/photos", out="gs://bucket/dataset")
+    where = ["project=my-project-1", "region=us-central1", "temp_location=gs://bucket/temp"]
+    with pytest.raises(OptionError, match="lies in S3, .*; set sdk_container_image to an image built with"):
+        engine_of("dataflow", where).check(ingest)
+    engine_of("dataflow", [*where, "sdk_container_image=registry/feedline"]).check(ingest)
+    engine_of("dataflow", where).check(dataclasses.replace(ingest, source="gs://bucket/photos"))

@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import apache_beam as beam
 import pytest
@@ -24,20 +26,25 @@ from tests.make_images import crop, encode
 
 pytestmark = pytest.mark.flink
 PER_CLASS, BUCKET = 150, 10
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
 def jar() -> str:
-    """The job server; tests on Flink are skipped where it, or the rest of what they need, cannot be had."""
+    """The job server, which has the mini cluster in it; tests on Flink are skipped where it cannot be had."""
+    return got(flink_parts.job_server)
+
+
+def got(part: Callable[[], T]) -> T:
     try:
-        flink_parts.distribution()
-        return flink_parts.job_server()
+        return part()
     except flink_parts.Missing as reason:
         pytest.skip(f"no Flink here: {reason}")
 
 
 @pytest.fixture(scope="module")
 def standalone(jar, tmp_path_factory) -> Cluster:
+    got(flink_parts.distribution)
     with cluster(tmp_path_factory.mktemp("cluster")) as made:
         yield made
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineState
 
 from beam_jobs import jobs
+from beam_jobs.errors import FeedlineError
 from beam_jobs.jobs import Tally, run_job
 from beam_jobs.progress import Progress
 from tests.beam_jobs.test_jobs import Watched
@@ -42,6 +44,24 @@ def test_a_store_is_asked_now_and_then(tmp_path, monkeypatch):
     assert tally() == Progress()
     (tmp_path / "a").write_bytes(b"12")
     assert tally() == Progress()
+
+
+def test_a_file_is_added_once_when_two_threads_ask_at_once(tmp_path):
+    both = threading.Barrier(2)
+
+    def slowly(name, data):
+        with contextlib.suppress(threading.BrokenBarrierError):  # the other does not come, as it should be
+            both.wait(0.5)
+        return read(name, data)
+
+    (tmp_path / "a").write_bytes(b"12")
+    tally, seen = Tally(str(tmp_path), ["a"], slowly), []
+    threads = [threading.Thread(target=lambda: seen.append(tally())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert seen == [Progress(2, 10), Progress(2, 10)]
 
 
 class Elsewhere(PipelineRunner):
@@ -106,20 +126,47 @@ def test_a_job_elsewhere_is_followed_by_the_files_it_leaves(tmp_path):
     assert (seen, watch.ended) == ([Progress(2, 10)], Progress(5, 20))
 
 
-def test_a_job_that_nobody_waits_for_any_more_is_cancelled(tmp_path):
+class Cancellable(Elsewhere):
+    """A runner whose jobs end with an error of whoever waits for them."""
+
+    def __init__(self, error: BaseException, cancel) -> None:
+        super().__init__(self.end)
+        self._error, self._cancel = error, cancel
+
+    def end(self):
+        raise self._error
+
+    def run_pipeline(self, pipeline, options):
+        result = super().run_pipeline(pipeline, options)
+        result.cancel = self._cancel
+        return result
+
+
+def follow(runner: PipelineRunner, folder: Path) -> None:
+    run_job("examining", Progress(5), Stage(folder), lambda: beam.Pipeline(runner=runner), Watched())
+
+
+ENDINGS = [KeyboardInterrupt(), SystemExit(1), ConnectionError("the service is away"), FeedlineError("refused")]
+
+
+@pytest.mark.parametrize("error", ENDINGS)
+def test_a_job_that_nobody_waits_for_any_more_is_cancelled(error, tmp_path):
     cancelled = []
-
-    def interrupted():
-        raise KeyboardInterrupt
-
-    class Cancellable(Elsewhere):
-        def run_pipeline(self, pipeline, options):
-            result = super().run_pipeline(pipeline, options)
-            result.cancel = lambda: cancelled.append(True)
-            return result
-
-    with pytest.raises(KeyboardInterrupt):
-        run_job(
-            "examining", Progress(5), Stage(tmp_path), lambda: beam.Pipeline(runner=Cancellable(interrupted)), Watched()
-        )
+    with pytest.raises((KeyboardInterrupt, SystemExit, FeedlineError)) as caught:
+        follow(Cancellable(error, lambda: cancelled.append(True)), tmp_path)
     assert cancelled == [True]
+    assert "may still run" not in str(caught.value)
+
+
+def refuse():
+    raise ConnectionError("and nobody answers")
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), ConnectionError("the service is away"), FeedlineError("refused")]
+)
+def test_a_job_that_cannot_be_cancelled_is_said_to_run_on(error, tmp_path):
+    with pytest.raises((KeyboardInterrupt, FeedlineError)) as caught:
+        follow(Cancellable(error, refuse), tmp_path)
+    assert str(caught.value).endswith("the job could not be cancelled and may still run, end it where it runs")
+    assert str(error) in str(caught.value)

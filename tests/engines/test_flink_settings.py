@@ -1,27 +1,20 @@
 from __future__ import annotations
 
-import functools
 import hashlib
-import http.server
-import json
 import logging
 import os
-import threading
+import sys
 from pathlib import Path
 
 import pytest
 
-from beam_jobs.engines import flink_cluster, flink_jar, flink_java, flink_logs, flink_server
-from beam_jobs.engines.flink import VERSIONS, Options
+from beam_jobs.engines import flink_jar, flink_java, flink_logs
+from beam_jobs.engines.flink import VERSIONS, WORKER, Options, worker_path
 from beam_jobs.errors import FeedlineError, OptionError, TooManyRejects
 from pipeline.cli.engines import engine_of
+from tests.engines.flink_parts import program, serving
 
 JAR = bytes(range(256)) * 64
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
 
 
 @pytest.fixture
@@ -29,19 +22,8 @@ def served(tmp_path):
     """A folder and the URL under which it is served."""
     folder = tmp_path / "served"
     folder.mkdir()
-    with http.server.ThreadingHTTPServer(("localhost", 0), functools.partial(Quiet, directory=folder)) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        yield folder, f"http://localhost:{server.server_address[1]}"
-        server.shutdown()
-        thread.join(10)
-
-
-def program(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return path
+    with serving(folder) as url:
+        yield folder, url
 
 
 def test_settings_come_from_the_command_line():
@@ -184,42 +166,14 @@ def test_the_published_jar_is_that_of_this_beam_and_of_the_version_of_flink(vers
     assert name == f"beam-runners-flink-{version}-job-server-{__version__}.jar"
 
 
-@pytest.mark.parametrize(
-    ("overview", "settings", "said"),
-    [
-        ({"flink-version": "1.20.1", "slots-total": 4}, {}, "runs Flink 1.20.1, flink_version is 1.19; set .*=1.20"),
-        (
-            {"flink-version": "1.19.3", "slots-total": 4},
-            {"parallelism": 8},
-            "has 4 slots, parallelism is 8; start more",
-        ),
-        ({"flink-version": "1.19.3", "slots-total": 0}, {}, "has 0 slots, parallelism is 0; start more task managers"),
-        ([], {}, "does not answer as the REST endpoint of a Flink cluster"),
-    ],
-)
-def test_a_cluster_that_does_not_fit_is_named_before_anything_is_sent(overview, settings, said, served):
-    folder, url = served
-    (folder / "overview").write_text(json.dumps(overview))
-    with pytest.raises(OptionError, match=said):
-        flink_cluster.slots(Options(flink_master=url, **settings))
-
-
-def test_a_cluster_that_fits_gives_its_slots(served):
-    folder, url = served
-    (folder / "overview").write_text(json.dumps({"flink-version": "1.19.3", "slots-total": 4}))
-    place = url.removeprefix("http://")
-    assert flink_cluster.slots(Options(flink_master=place)) == 4
-    assert flink_cluster.slots(Options(flink_master=f"{url}/", parallelism=3)) == 3
-
-
-def test_no_cluster_at_all_is_said_with_the_remedy():
-    with pytest.raises(OptionError, match=r"flink_master is localhost:1, which does not answer .*refused.*; start the"):
-        flink_cluster.slots(Options(flink_master="localhost:1"))
-
-
-def test_without_a_cluster_every_core_is_a_slot():
-    assert flink_cluster.slots(Options()) == os.cpu_count()
-    assert flink_cluster.slots(Options(parallelism=5)) == 5
+def test_the_worker_is_that_of_this_environment_or_the_first_on_the_path(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "environment"))
+    monkeypatch.setenv("PATH", str(tmp_path / "user"))
+    assert worker_path() == str(tmp_path / "environment" / "bin" / WORKER)  # where it should be
+    elsewhere = program(tmp_path / "user" / WORKER, "")
+    assert worker_path() == str(elsewhere)
+    own = program(tmp_path / "environment" / "bin" / WORKER, "")
+    assert worker_path() == str(own)
 
 
 def fail(error: Exception) -> None:
@@ -253,12 +207,4 @@ def test_a_directory_for_logs_is_kept(tmp_path):
         pytest.raises(OptionError, match="log_dir is .*file', which cannot be written"),
         flink_logs.logs(str(tmp_path / "file")),
     ):
-        pass
-
-
-def test_a_server_that_cannot_start_says_why_in_one_line(tmp_path):
-    trace = "\\tat org.A.main(A.java:1)\\n\\t... 2 more\\n"
-    script = program(tmp_path / "java", f"echo 'Error: Unable to access jarfile x.jar'; printf '{trace}'; exit 1")
-    said = "the job server of Flink ended with code 1: Error: Unable to access jarfile x.jar$"
-    with pytest.raises(FeedlineError, match=said), flink_server.running([str(script)], str(tmp_path)):
         pass

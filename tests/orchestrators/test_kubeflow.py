@@ -324,9 +324,16 @@ def test_a_setting_that_cannot_be_used_is_named(more, out, message):
         compile_pipeline(settings(Path("/work"), Path("/photos"), **more), out)
 
 
+def test_a_dataset_that_containers_cannot_read_is_refused():
+    given = {**settings(Path("/work"), Path("/photos")), "dataset": "s3://bucket/dataset"}
+    del given["ingest"]
+    with pytest.raises(OptionError, match="containers of TFX read datasets from gs://BUCKET/DIR only"):
+        compile_pipeline(given, "p.yaml")
+
+
 def test_without_kfp_the_command_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "kfp", None)
     for name in [name for name in sys.modules if name.startswith(("kfp.", "tfx.orchestration.kubeflow"))]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(OptionError, match=re.escape("pip install 'feedline[tfx,kubeflow]'")):
+    with pytest.raises(OptionError, match=re.escape("pip install -c constraints.txt '.[tfx,kubeflow]'")):
         compile_pipeline(settings(Path("/work"), Path("/photos")), "p.yaml")

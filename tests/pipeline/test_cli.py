@@ -180,7 +180,7 @@ def test_every_option_reaches_its_setting(asked_for):
     known = {name for parameter in ingest_command.params for name in parameter.opts if name.startswith("--")}
     used = {word for word in EVERY_OPTION.split() if word.startswith("--")}
     of_the_command = {"--append", "--retry-rejects", "--span", "--span-version", "--json", "--help"}
-    of_where_it_runs = {"--runner", "--runner-option", "--dry-run", "--detach"}
+    of_where_it_runs = {"--config", "--runner", "--runner-option", "--dry-run", "--detach"}
     assert known - used == (of_the_command | of_where_it_runs) & known
     assert asked_for(EVERY_OPTION) == IngestOptions(
         source="table.csv",

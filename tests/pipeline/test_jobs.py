@@ -13,7 +13,7 @@ import pytest
 
 from beam_jobs.errors import OptionError
 from beam_jobs.progress import Progress
-from pipeline import cli, jobs
+from pipeline import cli, job_process, jobs
 from tests.make_images import encode
 
 pytestmark = pytest.mark.timeout(120)
@@ -90,7 +90,7 @@ def test_a_killed_job_says_how_to_continue(many, tmp_path, capsys):
     os.kill(job.pid, signal.SIGKILL)
     wait_for(job, jobs.DIED)
     code, _, said = feedline(capsys, "status", name, "--follow")
-    assert code == 0
+    assert code == 1  # whatever waits for the job must not go on
     assert f"ingest {many} --out {tmp_path / 'dataset'}" in said
     assert feedline(capsys, "ingest", many, "--out", tmp_path / "dataset")[0] == 0
 
@@ -111,6 +111,53 @@ def test_an_unknown_job_is_answered_with_the_nearest(state, capsys):
     (directory / "job.json").write_text(json.dumps({"arguments": [], "cwd": "/", "pid": 1, "started": 0.0}))
     with pytest.raises(OptionError, match="did you mean ingest-20260101-000000"):
         jobs.find("ingest-20260101-00000")
+
+
+@pytest.mark.parametrize("flag", ["--follow", "--stop"])
+def test_a_flag_without_a_job_is_refused(capsys, flag):
+    code, _, said = feedline(capsys, "status", flag)
+    assert (code, f"{flag} needs the name of a JOB" in said) == (2, True)
+
+
+def test_an_interruption_while_it_starts_stops_the_job(many, tmp_path, monkeypatch):
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pipeline.cli.detach.time.sleep", interrupted)
+    code = cli.execute(["ingest", str(many), "--out", str(tmp_path / "dataset"), "--detach"])
+    monkeypatch.undo()
+    assert code == cli.INTERRUPTED
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (job,) = jobs.jobs()
+    wait_for(job, jobs.FAILED, jobs.DIED)
+    assert not (tmp_path / "dataset" / "dataset.json").exists()
+
+
+def test_a_damaged_job_does_not_hide_the_others(state):
+    for name, content in (("a", "{"), ("b", "[]"), ("c", '{"arguments": [], "cwd": "/", "pid": 1, "started": 0.0}')):
+        (state / "feedline" / "jobs" / name).mkdir(parents=True)
+        (state / "feedline" / "jobs" / name / "job.json").write_text(content)
+    assert [job.name for job in jobs.jobs()] == ["c"]
+
+
+def test_packages_of_the_working_directory_are_not_taken_for_ours(photos, tmp_path, capsys, monkeypatch):
+    for name in ("pipeline", "beam_jobs", "trainer"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    code, name, _ = feedline(capsys, "ingest", photos, "--out", "dataset", "--detach")
+    assert code == 0
+    assert feedline(capsys, "status", name.strip(), "--follow")[0] == 0
+
+
+def test_news_that_cannot_be_written_cost_no_work(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.cli.bar.listener", None)
+    gone = tmp_path / "gone" / "job"
+    assert job_process.main(gone.parent / "file" / "x", ["verify", str(tmp_path / "nothing")]) == 2
+    (tmp_path / "file").write_text("")
+    code = job_process.main(tmp_path / "file", ["ingest", str(photos), "--out", str(tmp_path / "dataset")])
+    assert code == 0
+    assert (tmp_path / "dataset" / "dataset.json").is_file()
 
 
 def test_a_process_number_that_was_given_away_again_is_not_the_job(tmp_path):

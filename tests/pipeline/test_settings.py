@@ -78,7 +78,8 @@ def test_the_environment_is_read_as_yaml(config, name, value, key, read):
 )
 def test_a_number_for_a_setting_of_text_is_the_text_it_was_written_as(config, text, read):
     assert gather(config, {}, [f"name={text}"], {}).values["name"] == read
-    assert gather(config, {}, [f"kubeflow.x={text}"], {"FEEDLINE_TRAIN__EPOCHS": "7"}).values["train"]["epochs"] == 7
+    assert gather(config, {}, [f"kubeflow.image={text}"], {}).values["kubeflow"]["image"] == read
+    assert gather(config, {}, [f"engine.flink_version={text}"], {}).values["engine"]["flink_version"] == read
 
 
 @pytest.mark.parametrize(
@@ -183,14 +184,36 @@ def test_a_section_of_comments_alone_is_no_section_and_null_takes_one_away(confi
     assert settings.origin.keys() == {"root", "train.epochs", "dataset"}
 
 
-def test_sections_of_targets_are_carried_and_not_looked_into(config):
+def test_sections_of_targets_are_carried_and_no_part_of_a_pipeline(config):
     settings = gather(
-        config, {}, ["kubeflow.image.name=x", "engine.runner=flink"], {"FEEDLINE_AIRFLOW__SCHEDULE": "'@daily'"}
+        config,
+        {},
+        ["kubeflow.cpus=2", "engine.runner=dataflow", "engine.labels={team: vision}", "engine.labels.cost=42"],
+        {"FEEDLINE_AIRFLOW__SCHEDULE": "'@daily'"},
     )
-    assert settings.values["kubeflow"] == {"image": {"name": "x"}}
+    assert settings.values["kubeflow"] == {"cpus": 2}
     assert settings.values["airflow"] == {"schedule": "@daily"}
-    assert (settings.origin["engine.runner"], settings.layer("kubeflow")) == ("option --set", "option --set")
+    assert settings.values["engine"] == {"runner": "dataflow", "labels": {"team": "vision", "cost": 42}}
+    assert (settings.origin["engine.labels"], settings.layer("kubeflow")) == ("option --set", "option --set")
     assert settings.build() == gather(config, {}, (), {}).build()
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (["engine.paralellism=3"], "option --set: there is no setting 'engine.paralellism'; did you mean parallelism"),
+        (["kubeflow.imag=x"], "there is no setting 'kubeflow.imag'; did you mean image"),
+        (["airflow={scedule: x}"], "there is no setting 'airflow.scedule'; did you mean schedule"),
+        (["engine.runner=flinc"], "there is no engine.runner 'flinc'; did you mean flink"),
+        (["engine={runner: [flink]}"], "there is no engine.runner \"\\['flink'\\]\""),
+        (["engine.runner=flink", "engine.project=p"], "there is no setting 'engine.project'; .*, for runner is flink$"),
+        (["engine.runner=local", "engine.retries=1"], "there is no setting 'engine.retries'; .* for runner is local$"),
+        (["engine=flink"], "engine is 'flink'; it must be a mapping of settings"),
+    ],
+)
+def test_a_wrong_setting_of_a_target_is_named(config, assignments, message):
+    with pytest.raises(OptionError, match=message):
+        gather(config, {}, assignments, {})
 
 
 def test_the_caller_keeps_its_values(config):
@@ -206,13 +229,19 @@ def test_the_text_names_every_value_with_its_layer_and_is_the_same_configuration
     settings = gather(
         config,
         {"ingest": {"near_duplicates": "off"}},
-        ["gate.drift_limits.brightness=0.2", "kubeflow.image=feedline:1", 'input.train_ops="decode|flip # 3"'],
+        [
+            "gate.drift_limits.brightness=0.2",
+            "kubeflow.image=feedline:1",
+            "engine.labels={a: b}",
+            'input.train_ops="decode|flip # 3"',
+        ],
         {"FEEDLINE_TRAIN__LEARNING_RATE": "1e-3"},
         {"ingest.near_duplicates": "--near-duplicates"},
     )
     shown = text(settings)
     assert build(yaml.safe_load(shown)) == settings.build()
     assert yaml.safe_load(shown)["kubeflow"] == {"image": "feedline:1"}
+    assert "  labels: {a: b}  " in shown
     layers = dict(line.strip().split("  # ") for line in shown.splitlines() if "  # " in line)
     layers = {line.partition(":")[0] + line.partition(":")[2].rstrip(): layer for line, layer in layers.items()}
     assert layers["learning_rate 0.001"] == "environment FEEDLINE_TRAIN__LEARNING_RATE"

@@ -1,0 +1,112 @@
+"""What a cluster says of itself, as the ingest and the doctor take it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+
+import pytest
+
+from beam_jobs.engines import flink_cluster
+from beam_jobs.engines.flink import Options
+from beam_jobs.errors import OptionError
+from pipeline.doctor import flink as doctor
+from tests.engines.flink_parts import program, serving
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A folder and the URL under which it is served."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    with serving(folder) as url:
+        yield folder, url
+
+
+@pytest.mark.parametrize(
+    ("overview", "settings", "said"),
+    [
+        ({"flink-version": "1.20.1", "slots-total": 4}, {}, "runs Flink 1.20.1, flink_version is 1.19; set .*=1.20"),
+        (
+            {"flink-version": "1.19.3", "slots-total": 4},
+            {"parallelism": 8},
+            "has 4 slots, parallelism is 8; start more",
+        ),
+        ({"flink-version": "1.19.3", "slots-total": 0}, {}, "has 0 slots, parallelism is 0; start more task managers"),
+        ([], {}, "does not answer as the REST endpoint of a Flink cluster"),
+    ],
+)
+def test_a_cluster_that_does_not_fit_is_named_before_anything_is_sent(overview, settings, said, served):
+    folder, url = served
+    (folder / "overview").write_text(json.dumps(overview))
+    with pytest.raises(OptionError, match=said):
+        flink_cluster.slots(Options(flink_master=url, **settings))
+
+
+def test_a_cluster_that_fits_gives_its_slots(served):
+    folder, url = served
+    (folder / "overview").write_text(json.dumps({"flink-version": "1.19.3", "slots-total": 4}))
+    place = url.removeprefix("http://")
+    assert flink_cluster.slots(Options(flink_master=place)) == 4
+    assert flink_cluster.slots(Options(flink_master=f"{url}/", parallelism=3)) == 3
+
+
+def test_no_cluster_at_all_is_said_with_the_remedy():
+    with pytest.raises(OptionError, match=r"flink_master is localhost:1, which does not answer .*refused.*; start the"):
+        flink_cluster.slots(Options(flink_master="localhost:1"))
+
+
+@pytest.mark.parametrize("greeting", [b"SSH-2.0-OpenSSH_9.2\r\n", b"\x16\x03\n\xff\n"])
+def test_a_port_that_speaks_no_http_is_no_cluster(greeting):
+    def greet():
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                with client:
+                    client.recv(4096)
+                    client.sendall(greeting)
+
+    with socket.create_server(("localhost", 0)) as listener:
+        thread = threading.Thread(target=greet, daemon=True)
+        thread.start()
+        options = Options(flink_master=f"localhost:{listener.getsockname()[1]}")
+        with pytest.raises(OptionError, match=r"does not answer .* \(it speaks no HTTP\); start the cluster"):
+            flink_cluster.slots(options)
+        assert doctor.cluster(options).detail.endswith("does not answer as Flink: it speaks no HTTP")
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+
+
+@pytest.mark.parametrize("overview", [[], {}, {"flink-version": "1.19.3", "slots-total": None}, "text"])
+def test_a_server_that_is_no_cluster_does_not_break_the_doctor(overview, served):
+    folder, url = served
+    (folder / "overview").write_text(json.dumps(overview))
+    assert doctor.cluster(Options(flink_master=url)).mark == "missing"
+
+
+def test_the_remedies_of_the_doctor_are_whole_commands(served, tmp_path):
+    folder, url = served
+    (folder / "overview").write_text(json.dumps({"flink-version": "1.20.1", "slots-total": 4}))
+    old = program(tmp_path / "python3.9", "echo 3.9.1")
+    other = tmp_path / "worker"
+    other.write_text(f"#!{old}\n")
+    other.chmod(0o755)
+    checks = [
+        doctor.cluster(Options(flink_master=url)),
+        doctor.job_server(Options(job_server_jar="absent.jar")),
+        doctor.worker(Options(worker_command=str(other))),
+    ]
+    start = "feedline ingest SOURCE --out DIR --runner flink --runner-option "
+    assert [check.remedy.removeprefix(start) for check in checks] == [
+        "\"flink_version='1.20'\"",
+        "job_server_jar=PATH",
+        "worker_command=PATH",
+    ]
+
+
+def test_without_a_cluster_every_core_is_a_slot():
+    assert flink_cluster.slots(Options()) == os.cpu_count()
+    assert flink_cluster.slots(Options(parallelism=5)) == 5

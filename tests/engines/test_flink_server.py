@@ -1,0 +1,71 @@
+"""The process of a job server: how it begins, and that it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.engines import flink_server
+from beam_jobs.errors import FeedlineError
+from tests.engines.flink_parts import program
+from tests.engines.flink_processes import members, wait_until
+
+
+def test_a_server_that_cannot_start_says_why_in_one_line(tmp_path):
+    trace = "\\tat org.A.main(A.java:1)\\n\\t... 2 more\\n"
+    script = program(tmp_path / "java", f"echo 'Error: Unable to access jarfile x.jar'; printf '{trace}'; exit 1")
+    said = "the job server of Flink ended with code 1: Error: Unable to access jarfile x.jar$"
+    with pytest.raises(FeedlineError, match=said), flink_server.running([str(script)], str(tmp_path)):
+        pass
+
+
+LISTEN = """
+import os, socket, subprocess, sys, time
+worker = subprocess.Popen(["sleep", "300"])
+port = int(sys.argv[sys.argv.index("--job-port") + 1])
+with socket.create_server(("localhost", port)):
+    print("group", os.getpgid(0), flush=True)
+    time.sleep(300)
+"""
+CLIENT = """
+import sys, time
+from beam_jobs.engines import flink_server
+with flink_server.running([sys.executable, "-c", sys.argv[1]], sys.argv[2]):
+    print("running", flush=True)
+    time.sleep(300)
+"""
+
+
+def group_of(folder: Path) -> int:
+    return int((folder / flink_server.SERVER_LOG).read_text().split()[1])
+
+
+def test_a_server_and_what_it_started_end_with_the_block(tmp_path):
+    with flink_server.running([sys.executable, "-c", LISTEN], str(tmp_path)):
+        wait_until(lambda: (tmp_path / flink_server.SERVER_LOG).stat().st_size, 10)
+        group = group_of(tmp_path)
+        assert len(members(group)) == 3
+    wait_until(lambda: not members(group), 10)
+
+
+def test_a_server_ends_with_a_process_that_was_killed(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", CLIENT, LISTEN, tmp_path], stdout=subprocess.PIPE, text=True
+    ) as client:
+        try:
+            assert client.stdout.readline() == "running\n"
+            wait_until(lambda: (tmp_path / flink_server.SERVER_LOG).stat().st_size, 10)
+        finally:
+            client.kill()
+    group = group_of(tmp_path)
+    try:
+        wait_until(lambda: not members(group), 15)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
