@@ -42,7 +42,7 @@ def test_the_local_engine_has_nothing_to_set():
 )
 def test_a_setting_that_cannot_be_read_is_named(assignment, message):
     with pytest.raises(OptionError, match=message):
-        engine_of("local", [assignment])
+        engine_of("flink", [assignment])
 
 
 def test_the_command_line_names_what_is_wrong_and_writes_nothing(photos, tmp_path, capsys):
