@@ -1,5 +1,5 @@
 # Every target works in a fresh clone: the first one called makes the environment, later ones find it and go on at once.
-.PHONY: setup demo test test-browser test-orchestrators test-flink test-stores check format lock docs bench clean help
+.PHONY: setup demo test test-browser test-faults fuzz advisories test-orchestrators test-flink test-stores check format lock docs bench clean help
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3.10
@@ -8,6 +8,8 @@ UV := .tools/bin/uv
 BIN := .venv/bin
 EXTRAS := tfx,dev,airflow,kubeflow,gcp
 ROOT ?= demo_run
+FAULTS ?= full
+SECONDS ?= 600
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -23,6 +25,17 @@ test: setup  ## every test
 test-browser: setup  ## the report in a real headless Chromium, which is installed when it is missing
 	command -v chromium >/dev/null || (apt-get update -q && apt-get install -yq chromium)
 	FEEDLINE_BROWSER=1 $(BIN)/python -m pytest -n0 tests/browser
+
+test-faults: setup  ## kills, full disks, flipped bits, hostile files and servers; prints the matrix (FAULTS=short: few tries)
+	FEEDLINE_FAULTS=$(FAULTS) $(BIN)/python -m pytest -m faults tests/faults
+
+fuzz: setup  ## search every parser of foreign bytes for errors, guided by coverage (SECONDS=600 for each)
+	for target in headers images records tables; do \
+		TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -W ignore -m tests.fuzz.$$target --seconds $(SECONDS) || exit 1; done
+
+advisories: setup  ## ask for advisories of the versions in constraints.txt (AUDIT="-s osv": of another service)
+	$(UV) tool run --quiet pip-audit==2.10.1 --requirement constraints.txt --no-deps --disable-pip --format json \
+		--progress-spinner off $(AUDIT) | $(BIN)/python -m tests.security.advisories
 
 test-orchestrators: setup  ## the pipeline under Airflow, and as Kubeflow and Dataflow would run it
 	$(BIN)/python -m pytest -m orchestrators

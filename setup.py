@@ -17,6 +17,7 @@ CORE = [
     "pillow>=10.3",
     "psutil>=5.9",
     "pyarrow>=10,<19",
+    "pyarrow-hotfix>=0.6",  # TFX keeps pyarrow at 10, which runs what a Parquet file holds: see SECURITY.md
     "pycocotools>=2.0.7",  # polygons and run-length encodings of COCO to masks
     "pyyaml>=6",
     "rich>=13",
@@ -45,6 +46,7 @@ EXTRAS = {
     "gcp": ["apache-beam[gcp]>=2.74,<3"],
     "dev": [
         "apache-beam[aws]>=2.74,<3",
+        "atheris>=2.3,<3; sys_platform == 'linux' and platform_machine == 'x86_64'",  # elsewhere it has no wheel
         "hypothesis>=6",
         "jax>=0.4.30,<0.4.35",  # the trainer is tested with both backends of Keras
         "jaxlib>=0.4.30,<0.4.35",

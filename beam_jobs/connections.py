@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import logging
 import math
 import socket
 import ssl
@@ -23,6 +24,12 @@ _HOSTS_KEPT = 32  # hosts to which idle connections are kept; with 8 each they s
 _MAX_ADDRESSES = 4  # of one host that are tried: each may take a whole time-out
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # IPv4 addresses as networks of IPv6 alone see them
 _UNICAST = ipaddress.ip_network("2000::/3")  # all of IPv6 that is given out to the open internet
+# Special ones that `ipaddress` takes for open, in some of its versions: clouds tell secrets at two of them.
+_SPECIAL = tuple(
+    ipaddress.ip_network(text)
+    for text in ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32", "2001::/23", "3fff::/20", "5f00::/16")
+)
+_CHATTY = ("connection", "connectionpool", "response")  # modules of urllib3 that log what servers say
 
 
 class Failed(Exception):
@@ -42,8 +49,8 @@ class Failed(Exception):
 def is_public(address: str) -> bool:
     """Returns whether an IP address is one of the open internet.
 
-    Loopback, link-local, private, shared, multicast, reserved and unspecified ones are not. An IPv4 address inside an
-    IPv6 one is taken for itself.
+    Loopback, link-local, private, shared, multicast, reserved and unspecified ones are not, nor those at which clouds
+    keep services for their machines. An IPv4 address inside an IPv6 one is taken for itself.
     """
     found = ipaddress.ip_address(address)
     if isinstance(found, ipaddress.IPv6Address):
@@ -51,13 +58,19 @@ def is_public(address: str) -> bool:
         if found in _NAT64:
             inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
         if not inner:
-            return found.is_global and found in _UNICAST
+            return found.is_global and found in _UNICAST and not _is_special(found)
         found = inner
-    return found.is_global and not found.is_multicast
+    return found.is_global and not found.is_multicast and not _is_special(found)
+
+
+def _is_special(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    return any(address in network for network in _SPECIAL)
 
 
 def make_manager(options: HttpOptions) -> PoolManager:
     """Returns a pool of connections that checks certificates and addresses and asks no proxy."""
+    for module in _CHATTY:  # whole URLs, headers and certificates, with secrets and controls in them
+        logging.getLogger(f"urllib3.{module}").setLevel(logging.CRITICAL)
     # Not the context of the standard library: only with its own does urllib3 check the names of hosts that are numbers.
     context = create_urllib3_context(cert_reqs=ssl.CERT_REQUIRED)
     context.load_default_certs()

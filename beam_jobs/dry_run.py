@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from beam_jobs import append, manifest, shards, storage, web
+from beam_jobs import append, dry_run_out, machine, shards, storage, web
 from beam_jobs.dry_run_sample import Listing, Sample, listed, looked_at
 from beam_jobs.engines import Engine, costs
-from beam_jobs.engines.costs import Bill, Work, about, duration, size
-from beam_jobs.errors import OptionError, SourceError
+from beam_jobs.engines.costs import Bill, Work, duration, size
+from beam_jobs.errors import SourceError
 from beam_jobs.options import IngestOptions
-from beam_jobs.publish import described, taken
+from beam_jobs.publish import described
 from beam_jobs.reader import Reader
 from beam_jobs.sources import Source, open_source
 from beam_jobs.types import ImageRef, Reject
@@ -108,11 +108,12 @@ def estimate(options: IngestOptions, engine: Engine) -> Estimate:
     """
     if isinstance(engine, Billed):
         engine.check(options)
+    dry_run_out.check(options)
     source = open_source(options)
     listing = listed(_entries(source, options))
     sample = looked_at(listing.picked, _reader(source, options), options)
     work = _work(options, listing, sample, source)
-    bill = engine.bill(work) if isinstance(engine, Billed) else _on_cores(work, engine, options.thread_count)
+    bill = engine.bill(work) if isinstance(engine, Billed) else _here(work, options.thread_count)
     name = type(engine).__module__.rpartition(".")[2]
     return Estimate(options=options, engine=name, listing=listing, sample=sample, work=work, bill=bill)
 
@@ -121,8 +122,6 @@ def _entries(source: Source, options: IngestOptions) -> Iterator[ImageRef | Reje
     if options.append or options.retry_rejects:
         existing = append.load(options, source.label_kind, described(options))
         return append.fresh(source.entries(), existing, options.retry_rejects)
-    if manifest.is_published(options.out) and not options.overwrite:
-        raise OptionError(taken(options.out))
     return source.entries()
 
 
@@ -175,14 +174,5 @@ def _shards(options: IngestOptions, count: int, written: int) -> Mapping[str, in
     return found
 
 
-def _on_cores(work: Work, engine: Engine, threads: int) -> Bill:
-    """Returns the bill of an engine that has no price: time on so many cores."""
-    slots = getattr(engine, "parallelism", 0)
-    cores = slots if isinstance(slots, int) and slots > 0 else min(threads, os.cpu_count() or 1)
-    seconds = work.core_seconds / cores
-    waiting = ", and what the network takes" if work.remote else ""
-    lines = {
-        "time": f"{duration(seconds)} on {about(cores)} cores like those of the benchmarks{waiting}",
-        "cost": "none stated: it runs on machines of your own",
-    }
-    return Bill(lines=lines, values={"cores": cores, "seconds": float(f"{seconds:.3g}")})
+def _here(work: Work, threads: int) -> Bill:
+    return costs.on_cores(work, min(threads, machine.cores()), costs.LOCAL_START_SECONDS)

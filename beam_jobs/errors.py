@@ -4,6 +4,7 @@
     ├── UsageError               exit 2   the request is wrong; nothing was touched
     │   ├── OptionError                   an option or configuration key
     │   └── SourceError                   where the images should come from
+    ├── DiskError                exit 1   a local disk takes no more
     └── DataError                exit 3   the data failed a check; nothing was published
         ├── TooManyRejects                more bad images than allowed
         ├── EmptySplit                    a split that would hold no image
@@ -39,6 +40,10 @@ class OptionError(UsageError):
 
 class SourceError(UsageError):
     """The source of images does not exist, cannot be read or has the wrong shape."""
+
+
+class DiskError(FeedlineError):
+    """A local disk is full, read-only or gone."""
 
 
 class DataError(FeedlineError):
@@ -100,6 +105,8 @@ class RejectReason(str, enum.Enum):
     FORGED_SIZE = "forged_size"
     UNKNOWN_RANGE = "unknown_range"
     UNDECODABLE = "undecodable"
+    TOO_SLOW = "too_slow"
+    DECODER_CRASHED = "decoder_crashed"
 
 
 class BadImage(Exception):

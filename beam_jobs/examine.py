@@ -10,12 +10,12 @@ from typing import Any
 
 import google_crc32c
 
-from beam_jobs import images, masks, storage, tables, web
+from beam_jobs import decoders, storage, tables, web
 from beam_jobs.annotations import check
 from beam_jobs.errors import BadImage, RejectReason
 from beam_jobs.geometry import geometry
 from beam_jobs.options import ImageLimits, PixelOptions
-from beam_jobs.pool import chunk_of, map_ordered
+from beam_jobs.pool import chunk_of, map_chunks
 from beam_jobs.progress import Progress, local
 from beam_jobs.reader import Reader
 from beam_jobs.scan import Bucket
@@ -135,7 +135,7 @@ def _outcomes(bucket: Bucket, task: ExamineTask) -> Iterator[tuple[ImageRef, _Go
     rows = tables.read(bucket.path).to_pylist()
     chunk = chunk_of(sum(row["bytes"] for row in rows) / max(1, len(rows)))
     threads = task.reader.threads(rows, task.threads)
-    return map_ordered(partial(_examine, task=task), map(tables.ref_of, rows), threads, chunk)
+    return map_chunks(partial(_examine, task=task), map(tables.ref_of, rows), threads, chunk)
 
 
 def _places(ref: ImageRef, outcome: _Good, spool: SpoolWriter) -> tuple[str, str]:
@@ -144,21 +144,43 @@ def _places(ref: ImageRef, outcome: _Good, spool: SpoolWriter) -> tuple[str, str
     return image, "" if outcome.mask is None else spool.add(outcome.mask)
 
 
-def _examine(ref: ImageRef, task: ExamineTask) -> tuple[ImageRef, _Good | Reject]:
-    data = b""
+def _examine(refs: list[ImageRef], task: ExamineTask) -> Iterator[tuple[ImageRef, _Good | Reject]]:
+    """Reads some images, and has a decoder look at all of them in one go."""
+    files = [_read(ref, task) for ref in refs]
+    read = [data for data in files if isinstance(data, bytes)]
+    answers = iter(decoders.examine(read, task.limits, task.pixels, task.facts, task.threads))
+    for ref, data in zip(refs, files, strict=True):
+        if isinstance(data, BadImage):
+            yield ref, _reject(ref, data, 0)
+            continue
+        try:
+            yield _outcome(ref, data, next(answers), task)
+        except BadImage as bad:
+            yield ref, _reject(ref, bad, len(data))
+
+
+def _read(ref: ImageRef, task: ExamineTask) -> bytes | BadImage:
     try:
-        data = task.reader.read(ref.uri, ref.slice)
-        encoded, facts = images.examine(data, task.limits, task.pixels, task.facts)
-        facts, mask = _annotated(ref, facts, task)
-        if not ref.bytes:  # of a URL nothing is known before
-            ref = replace(ref, bytes=len(data))
-        changed = None if encoded is data and not web.is_url(ref.uri) else encoded
-        return ref, _Good(facts=facts, changed=changed, mask=mask)
+        return task.reader.read(ref.uri, ref.slice)
     except BadImage as bad:
-        reject = Reject(
-            key=ref.key, uri=ref.uri, stage="examine", reason=bad.reason.value, detail=bad.detail, bytes=len(data)
-        )
-        return ref, reject
+        return bad
+
+
+def _outcome(
+    ref: ImageRef, data: bytes, answer: tuple[bytes, ImageFacts] | BadImage, task: ExamineTask
+) -> tuple[ImageRef, _Good]:
+    if isinstance(answer, BadImage):
+        raise answer
+    encoded, facts = answer
+    facts, mask = _annotated(ref, facts, task)
+    if not ref.bytes:  # of a URL nothing is known before
+        ref = replace(ref, bytes=len(data))
+    changed = None if encoded is data and not web.is_url(ref.uri) else encoded
+    return ref, _Good(facts=facts, changed=changed, mask=mask)
+
+
+def _reject(ref: ImageRef, bad: BadImage, read: int) -> Reject:
+    return Reject(key=ref.key, uri=ref.uri, stage="examine", reason=bad.reason.value, detail=bad.detail, bytes=read)
 
 
 def _annotated(ref: ImageRef, facts: ImageFacts, task: ExamineTask) -> tuple[ImageFacts, bytes | None]:
@@ -175,7 +197,7 @@ def _annotated(ref: ImageRef, facts: ImageFacts, task: ExamineTask) -> tuple[Ima
         return facts, None
     data = _read_mask(said.mask, task)
     plan = geometry(task.pixels, facts.source_height, facts.source_width)
-    mask = masks.normalise_mask(data, plan, task.limits.max_pixels)
+    mask = decoders.normalise_mask(data, plan, task.limits, task.threads)
     kept = mask is data and not web.is_url(said.mask)
     return replace(facts, mask_crc32c=google_crc32c.value(mask)), None if kept else mask
 

@@ -36,8 +36,7 @@ def replace_dataset(out: str, build: Callable[[str], Manifest]) -> Manifest:
     Raises:
       OptionError: `out` is remote, or holds something that is not a dataset.
     """
-    if storage.is_remote(out):
-        raise OptionError(f"{out} cannot be replaced by rename: object stores have no folders; choose another --out")
+    check(out)
     folder, name = os.path.split(out)
     following, previous = (os.path.join(folder, f".{name}.feedline-{which}") for which in ("next", "old"))
     if os.path.isdir(previous):
@@ -53,6 +52,12 @@ def replace_dataset(out: str, build: Callable[[str], Manifest]) -> Manifest:
     os.rename(following, out)
     storage.remove_tree(previous)
     return result
+
+
+def check(out: str) -> None:
+    """Raises `OptionError` for an output that cannot be replaced, for it is remote."""
+    if storage.is_remote(out):
+        raise OptionError(f"{out} cannot be replaced by rename: object stores have no folders; choose another --out")
 
 
 def _recover(out: str, previous: str) -> None:

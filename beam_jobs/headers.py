@@ -10,9 +10,9 @@ import io
 from PIL import Image, UnidentifiedImageError
 
 from beam_jobs.errors import BadImage, RejectReason
-from beam_jobs.formats import exif, gif, jpeg, png, tiff
+from beam_jobs.formats import exif, gif, jpeg, png, tiff, webp
 from beam_jobs.formats.header import UPRIGHT, Header, bad_header
-from beam_jobs.options import ImageLimits
+from beam_jobs.options import PILLOW_MAX_PIXELS, ImageLimits
 
 __all__ = ["UPRIGHT", "Header", "gate", "open_image", "read_header", "sniff"]
 
@@ -124,6 +124,8 @@ def open_image(data: bytes, name: str) -> Image.Image:
 def _pillow_header(data: bytes, name: str) -> Header:
     if name == "tiff":
         tiff.check(data)
+    if name == "webp":
+        webp.check(data, PILLOW_MAX_PIXELS)
     animated = name == "gif" and gif.is_animated(data)
     with open_image(data, name) as image:
         if name == "tiff":

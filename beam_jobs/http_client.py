@@ -163,7 +163,7 @@ def _line(text: object) -> str:
 def _wait_s(response: Any) -> float | None:
     try:
         return Retry().get_retry_after(response)
-    except exceptions.InvalidHeader:
+    except (exceptions.InvalidHeader, ValueError, OverflowError):  # also numbers of 5,000 digits, and their years
         return None
 
 

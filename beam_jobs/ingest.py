@@ -15,16 +15,16 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from beam_jobs import append, examine, generations, manifest, shards, storage, tables, tfds_info
+from beam_jobs import append, disk, examine, generations, manifest, room, storage, tables, workplace
 from beam_jobs.append import Existing
-from beam_jobs.errors import OptionError, SourceChanged, TooManyRejects
+from beam_jobs.errors import SourceChanged, TooManyRejects
 from beam_jobs.examine import ExamineTask, facts_path, rejects_path
 from beam_jobs.jobs import MakePipeline, Watch, local_pipeline, run_job, unwatched
 from beam_jobs.manifest import Manifest
 from beam_jobs.options import IngestOptions
 from beam_jobs.plan import Plan, make_plan
 from beam_jobs.progress import Progress
-from beam_jobs.publish import Found, described, producer, publish, reason_counts, rejects_table, taken
+from beam_jobs.publish import Found, described, producer, publish, reason_counts, rejects_table
 from beam_jobs.reader import Reader
 from beam_jobs.scan import Scan, scan
 from beam_jobs.sources import Source, open_source
@@ -32,9 +32,8 @@ from beam_jobs.transforms import ExamineBuckets, WriteShards
 from beam_jobs.types import ImageRef, Reject
 from beam_jobs.write import ShardTask, WriteTask, failures, shard_tasks
 
-WORK_DIR = "_work"
-_MARKER_NAME = "feedline.json"  # in the work directory: without it, a directory of that name is somebody else's
 _SHOWN_REJECTS = 3
+_SHOWN_CHARACTERS = 300  # of a name; a cell of a table may hold a megabyte
 _LARGE_NEAR_SET = 0.05  # share of all images from which a set of near duplicates looks like an accident
 
 Report = Callable[[str], None]
@@ -68,6 +67,7 @@ def run(
     Raises:
       UsageError: the source or output cannot be used; nothing was written.
       DataError: the images failed a check; nothing was published.
+      DiskError: the disk of the output is full, read-only or gone; nothing was published.
     """
     say = report or _silent
     source = open_source(options)
@@ -76,7 +76,9 @@ def run(
 
     def build(out: str) -> Manifest:
         there = dataclasses.replace(options, out=out)
-        return _Ingest(source, there, work or storage.join(out, WORK_DIR), make_pipeline, say, watch, existing).run()
+        return _Ingest(
+            source, there, work or storage.join(out, workplace.DIRECTORY), make_pipeline, say, watch, existing
+        ).run()
 
     existing = None
     if options.append or options.retry_rejects:
@@ -84,7 +86,10 @@ def run(
         if not any(True for _ in append.fresh(source.entries(), existing, options.retry_rejects)):
             say(f"nothing to add: {options.out} knows every image of {options.source}")
             return existing.manifest
-    return generations.replace_dataset(options.out, build) if options.overwrite or existing else build(options.out)
+    if not (options.overwrite or existing):
+        return build(options.out)
+    with disk.explained("replacing the dataset", options.out):
+        return generations.replace_dataset(options.out, build)
 
 
 @dataclass(frozen=True)
@@ -100,10 +105,21 @@ class _Ingest:
     existing: Existing | None
 
     def run(self) -> Manifest:
-        _check_out(self.options)
+        workplace.check_out(self.options)
+        try:
+            return self._run()
+        except Exception:
+            workplace.mark_again(self.options.out, self.work)
+            raise
+
+    def _run(self) -> Manifest:
         salt = f"{self.options.digest()} {sorted(producer().items())}"
-        found = self._scan(salt)
-        facts, rejects = self._examine(found)
+        with self._on_disk("scanning"):
+            found = self._scan(salt)
+        needed = room.to_examine(self.options, found, self.work)
+        disk.check_room(self.options.out, needed, "the dataset")
+        with self._on_disk("examining", lambda: room.to_examine(self.options, found, self.work)):
+            facts, rejects = self._examine(found)
         old = self.existing
         if old and not len(facts):
             self.say("nothing to add: every image was rejected; the dataset stays as it is")
@@ -116,8 +132,11 @@ class _Ingest:
         self._say_plan(plan)
         rejects = rejects_table(rejects, plan.rejects)
         self._check_rejects(rejects, found.found)
-        tasks = shard_tasks(plan, storage.join(self.work, "plan"), salt, old.shard_counts() if old else None)
-        self._write(plan, tasks)
+        with self._on_disk("planning"):
+            tasks = shard_tasks(plan, storage.join(self.work, "plan"), salt, old.shard_counts() if old else None)
+        disk.check_room(self.options.out, room.to_write(self.options, plan), "the shards")
+        with self._on_disk("writing", lambda: room.to_write(self.options, plan)):
+            self._write(plan, tasks)
         held = Found(
             images=found.found,
             label_kind=self.source.label_kind,
@@ -125,9 +144,13 @@ class _Ingest:
             existing=old,
             keys=tried,
         )
-        result = publish(self.options, plan, tasks, rejects, held)
+        with self._on_disk("publishing"):
+            result = publish(self.options, plan, tasks, rejects, held)
         storage.remove_tree(self.work)
         return result
+
+    def _on_disk(self, doing: str, needed: Callable[[], int] = lambda: 0) -> contextlib.AbstractContextManager[None]:
+        return disk.explained(doing, self.options.out, self.work, needed=needed)
 
     def _entries(self) -> Iterator[ImageRef | Reject]:
         entries = self.source.entries()
@@ -159,16 +182,11 @@ class _Ingest:
         started = time.monotonic()
         refs = storage.join(self.work, "refs")
         options = self.options
-        try:
-            storage.write_bytes(storage.join(self.work, _MARKER_NAME), b'{"made_by": "feedline ingest"}')
-        except OSError as error:
-            raise OptionError(
-                f"{options.out} cannot be written: {error.strerror or error}; choose another --out"
-            ) from error
+        workplace.open_at(options.out, self.work)
         try:
             found = scan(self._entries(), refs, options.bucket_images, options.splits, salt)
         except Exception:
-            _take_back(refs)
+            workplace.take_back(refs)
             raise
         self.say(f"scanned   {found.found:,} images, {found.bytes / 1e6:,.1f} MB {_took(started)}")
         return found
@@ -202,7 +220,8 @@ class _Ingest:
             return
         reasons = ", ".join(f"{count} {reason}" for reason, count in reason_counts(rejects).items())
         first = "; ".join(
-            f"{row['uri']}: {row['reason']} ({row['detail']})" for row in rejects.slice(0, _SHOWN_REJECTS).to_pylist()
+            f"{row['uri'][:_SHOWN_CHARACTERS]}: {row['reason']} ({row['detail']})"
+            for row in rejects.slice(0, _SHOWN_REJECTS).to_pylist()
         )
         listed = storage.join(self.work, manifest.REJECTS_NAME)
         tables.write_table(listed, rejects)
@@ -236,48 +255,6 @@ class _Ingest:
 
 def _silent(line: str) -> None:
     """Takes the progress nobody asked for."""
-
-
-def _check_out(options: IngestOptions) -> None:
-    out = options.out
-    try:
-        published = manifest.is_published(out)
-    except OSError as error:
-        raise OptionError(f"{out} cannot be looked at: {error}; correct --out, or what its store asks for") from error
-    if published:
-        # Of a run that died in its last step; without its marker, a directory of that name is somebody else's.
-        if not storage.is_remote(out) and os.path.isfile(os.path.join(out, WORK_DIR, _MARKER_NAME)):
-            storage.remove_tree(os.path.join(out, WORK_DIR))
-        raise OptionError(taken(out))
-    if storage.is_remote(out):
-        return
-    source, target = os.path.realpath(options.source), os.path.realpath(out)
-    if os.path.isdir(source) and os.path.commonpath([source, target]) == source:
-        raise OptionError(f"{out} lies inside the source {options.source}; the next run would take it for images")
-    if not os.path.lexists(out):
-        return
-    if not os.path.isdir(out):
-        raise OptionError(f"{out} is a file; --out must be a new or empty directory")
-    foreign = sorted(name for name in os.listdir(out) if not _is_ours(name))
-    if foreign or (os.listdir(out) and not os.path.isfile(os.path.join(out, WORK_DIR, _MARKER_NAME))):
-        held = f"holds {foreign[0]!r}" if foreign else "is not empty"
-        raise OptionError(f"{out} {held} and is not the rest of an earlier ingest; choose another --out")
-
-
-def _is_ours(name: str) -> bool:
-    return name in (WORK_DIR, *manifest.TABLE_NAMES, *tfds_info.NAMES) or name.startswith(shards.SPLIT_PREFIX)
-
-
-def _take_back(refs: str) -> None:
-    """Removes what a scan wrote before its source turned out to be wrong; the rest of an earlier ingest stays."""
-    storage.remove_tree(refs)
-    if storage.is_remote(refs):
-        return
-    work = os.path.dirname(refs)
-    if os.listdir(work) == [_MARKER_NAME]:
-        storage.remove_tree(work)
-        with contextlib.suppress(OSError):  # it holds something else
-            os.rmdir(os.path.dirname(work))
 
 
 def _took(started: float, images: int = 0) -> str:

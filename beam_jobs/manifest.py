@@ -5,113 +5,36 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from beam_jobs import shards, storage
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
+from beam_jobs.manifest_parts import ChannelStatistics, ImageCounts, Shard, SplitInfo
+
+__all__ = [
+    "FORMAT_VERSION",
+    "IMAGES_NAME",
+    "MANIFEST_NAME",
+    "REJECTS_NAME",
+    "TABLE_NAMES",
+    "ChannelStatistics",
+    "ImageCounts",
+    "Manifest",
+    "Shard",
+    "SplitInfo",
+    "checksum_of",
+    "is_published",
+    "load",
+    "serialise",
+    "write",
+]
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "dataset.json"
 IMAGES_NAME = "images.parquet"
 REJECTS_NAME = "rejects.parquet"
 TABLE_NAMES = (IMAGES_NAME, REJECTS_NAME)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shard:
-    """One published file.
-
-    Attributes:
-      name: file name inside the directory of its split.
-      records: number of records.
-      bytes: size of the file.
-      sha256: of the file, hex.
-    """
-
-    name: str
-    records: int
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class SplitInfo:
-    """One split.
-
-    Attributes:
-      shards: in order.
-      classes: class name -> images.
-    """
-
-    shards: tuple[Shard, ...]
-    classes: Mapping[str, int]
-
-    @property
-    def records(self) -> int:
-        """Images in the split."""
-        return sum(shard.records for shard in self.shards)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all shards."""
-        return sum(shard.bytes for shard in self.shards)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageCounts:
-    """What became of every image that was found: found = rejected + dropped + written.
-
-    Attributes:
-      found: entries of the source.
-      written: records in the shards.
-      rejects: reason -> images.
-      normalised: reason -> images that were re-encoded.
-      duplicate_clusters: sets of images with the same bytes.
-      duplicate_images: images in those sets.
-      duplicates_dropped: copies left out by the `drop` policy.
-      near_clusters: sets of images that look alike.
-      near_images: images in those sets.
-      near_dropped: images left out by the `drop` policy of near duplicates.
-      label_conflicts: duplicate sets whose copies carry different labels.
-    """
-
-    found: int
-    written: int
-    rejects: Mapping[str, int] = field(default_factory=dict)
-    normalised: Mapping[str, int] = field(default_factory=dict)
-    duplicate_clusters: int = 0
-    duplicate_images: int = 0
-    duplicates_dropped: int = 0
-    near_clusters: int = 0
-    near_images: int = 0
-    near_dropped: int = 0
-    label_conflicts: int = 0
-
-    @property
-    def dropped(self) -> int:
-        """Images left out as copies or near duplicates."""
-        return self.duplicates_dropped + self.near_dropped
-
-    @property
-    def rejected(self) -> int:
-        """Images rejected for any reason."""
-        return sum(self.rejects.values())
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChannelStatistics:
-    """Exact statistics of the pixels of one split, weighted by pixels, from the moments of each image.
-
-    Attributes:
-      split: the split they describe.
-      mean_rgb: mean of each channel, 0-255.
-      std_rgb: population standard deviation of each channel.
-    """
-
-    split: str
-    mean_rgb: tuple[float, ...]
-    std_rgb: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,12 +111,12 @@ class Manifest:
         checksum = plain.pop("checksum")
         if checksum_of(plain) != checksum:
             raise ValueError("its checksum is not that of its content")
-        digest = plain.pop("digest")
+        digest, channels = plain.pop("digest"), plain.pop("channels")
         manifest = cls(
-            splits={name: _split_from_json(info) for name, info in plain.pop("splits").items()},
+            splits={name: SplitInfo.from_json(info) for name, info in plain.pop("splits").items()},
             labels=tuple(plain.pop("labels")),
             counts=ImageCounts(**plain.pop("counts")),
-            channels=_channels_from_json(plain.pop("channels")),
+            channels=None if channels is None else ChannelStatistics.from_json(channels),
             **plain,
         )
         if manifest.digest != digest:
@@ -206,10 +129,15 @@ def checksum_of(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
+def serialise(values: Mapping[str, Any]) -> bytes:
+    """Returns the one way in which values are written to `dataset.json`, so that its every byte can be checked."""
+    # What stands for a byte of a path that is not UTF-8 becomes an escape, which JSON reads as the same again.
+    return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+
+
 def write(manifest: Manifest, directory: str, scratch: str = "") -> None:
     """Writes `dataset.json` atomically; from then on the directory is a dataset. Idempotent."""
-    text = json.dumps(manifest.to_json(), indent=2, ensure_ascii=False) + "\n"
-    storage.write_bytes(storage.join(directory, MANIFEST_NAME), text.encode(), scratch)
+    storage.write_bytes(storage.join(directory, MANIFEST_NAME), serialise(manifest.to_json()), scratch)
 
 
 def is_published(directory: str) -> bool:
@@ -241,15 +169,3 @@ def load(directory: str) -> Manifest:
         raise CorruptDataset(f"{path} cannot be used: it lacks {error}; write the dataset again") from error
     except (TypeError, ValueError, AttributeError) as error:
         raise CorruptDataset(f"{path} cannot be used: {error}; write the dataset again") from error
-
-
-def _split_from_json(values: Mapping[str, Any]) -> SplitInfo:
-    return SplitInfo(shards=tuple(Shard(**shard) for shard in values["shards"]), classes=dict(values["classes"]))
-
-
-def _channels_from_json(values: Mapping[str, Any] | None) -> ChannelStatistics | None:
-    if values is None:
-        return None
-    return ChannelStatistics(
-        split=values["split"], mean_rgb=tuple(values["mean_rgb"]), std_rgb=tuple(values["std_rgb"])
-    )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from beam_jobs import validate
 from beam_jobs.errors import OptionError
+from beam_jobs.machine import cores
 
 TABLE_KINDS = ("csv", "jsonl", "parquet")
 SOURCE_KINDS = ("auto", "folder", "glob", *TABLE_KINDS, "coco", "tar", "zip", "tfrecord", "tfds")
@@ -25,7 +25,7 @@ FACTS = ("all", "basic")
 LOCAL_BEAM_ARGS = ("--runner=FnApiRunner", "--direct_running_mode=in_memory", "--sdk_container_image=unused")
 
 _MAX_RAW_SIDE = 4096
-_PILLOW_MAX_PIXELS = 178_956_970  # twice `PIL.Image.MAX_IMAGE_PIXELS`: a decompression bomb to it
+PILLOW_MAX_PIXELS = 178_956_970  # twice `PIL.Image.MAX_IMAGE_PIXELS`: a decompression bomb to it
 
 # They say where the data is or how the work is cut, never which bytes come out.
 _NOT_IN_DIGEST = frozenset(
@@ -35,7 +35,7 @@ _NOT_IN_DIGEST = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class ImageLimits:
-    """What an image may be before it is decoded; everything outside is rejected by its header alone.
+    """What an image may be; everything outside is rejected, by its header alone but for `max_seconds`.
 
     Attributes:
       max_bytes: largest file, in bytes. Beam starts to warn about elements of 512 MB; photographs stay under 50 MB.
@@ -43,6 +43,8 @@ class ImageLimits:
       max_side_px: longest side, in pixels.
       min_side_px: shortest side, in pixels.
       max_aspect: longest side divided by shortest.
+      max_seconds: computing time of its decoding. 64 megapixels take a second or two; whatever takes a minute was made
+        to take long.
     """
 
     max_bytes: int = 50 << 20  # 50 MiB
@@ -50,13 +52,15 @@ class ImageLimits:
     max_side_px: int = 32_768
     min_side_px: int = 8
     max_aspect: float = 20.0
+    max_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         for name in ("max_bytes", "max_pixels", "max_side_px", "min_side_px"):
             validate.whole(name, getattr(self, name), 1)
         validate.at_least("max_aspect", self.max_aspect, 1)
-        if self.max_pixels > _PILLOW_MAX_PIXELS:
-            raise OptionError(f"max_pixels is {self.max_pixels}; Pillow refuses images above {_PILLOW_MAX_PIXELS}")
+        validate.at_least("max_seconds", self.max_seconds, 1)
+        if self.max_pixels > PILLOW_MAX_PIXELS:
+            raise OptionError(f"max_pixels is {self.max_pixels}; Pillow refuses images above {PILLOW_MAX_PIXELS}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +238,7 @@ class IngestOptions:
     @property
     def thread_count(self) -> int:
         """Threads to use for one unit of work, at least 1."""
-        return self.threads or os.cpu_count() or 1
+        return self.threads or cores()
 
     @property
     def shares(self) -> dict[str, float]:

@@ -18,7 +18,7 @@ from beam_jobs.rows import Rows, line_up, take
 from beam_jobs.types import Reject
 
 # Everything in a record but the image: keys, names and numbers. Only used to balance shards, so near is enough.
-_RECORD_OVERHEAD_BYTES = 500
+RECORD_OVERHEAD_BYTES = 500
 _SHOWN = 20
 
 
@@ -200,7 +200,7 @@ def _split_plan(name: str, rows: Rows, marks: pa.Table, places: np.ndarray, opti
     # Rows are in order of key and the sort is stable, so equal hashes are ordered by key.
     images = _planned(rows, marks, places[np.argsort(order, kind="stable")])
     # Objects are about as long in a record as their annotations are in JSON.
-    sizes = images["bytes"].to_numpy() + pc.binary_length(images["annotations"]).to_numpy() + _RECORD_OVERHEAD_BYTES
+    sizes = images["bytes"].to_numpy() + pc.binary_length(images["annotations"]).to_numpy() + RECORD_OVERHEAD_BYTES
     if not len(sizes):
         return SplitPlan(name=name, images=images, edges=(0,))
     count = options.shards or shards.shard_count(int(sizes.sum()), len(sizes), options.shard_mb * 1e6)

@@ -6,6 +6,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -16,23 +17,35 @@ _CHUNK_ITEMS = 16
 
 
 def map_ordered(function: Callable[[T], R], items: Iterable[T], threads: int, chunk: int = 1) -> Iterator[R]:
-    """Yields `function(item)` in the order of the items, computed by `threads` threads.
+    """Yields `function(item)` in the order of the items, computed by `threads` threads; see `map_chunks`."""
+    yield from map_chunks(partial(map, function), items, threads, chunk)
+
+
+def map_chunks(function: Callable[[list[T]], Iterable[R]], items: Iterable[T], threads: int, chunk: int) -> Iterator[R]:
+    """Yields what `function(some items)` gives, in the order of the items, computed by `threads` threads.
 
     At most `2 x threads` chunks are in flight, so memory is bounded by them and not by the length of `items`. The first
-    exception is raised at its place in the order; what is in flight is then finished, nothing new is started.
+    exception is raised at its place in the order; what is in flight is then finished, nothing new is started. Ctrl-C
+    does not wait for what is in flight: it may be a download.
 
     Args:
-      function: computes one result.
+      function: computes the results of some items, one each, in their order.
       items: what to compute them of.
       threads: threads that compute.
       chunk: items handed over at a time; see `chunk_of`.
+
+    Raises:
+      RuntimeError: the function gave more or fewer results than it was given items.
     """
-    if threads == 1:  # nobody to hand anything to
-        yield from map(function, items)
-        return
     stream = iter(items)
+    if threads == 1:  # nobody to hand anything to
+        while some := list(itertools.islice(stream, chunk)):
+            yield from _one_each(function, some)
+        return
     pending: deque[tuple[list[R], Future[None]]] = deque()
-    with ThreadPoolExecutor(threads, thread_name_prefix="feedline") as pool:
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="feedline")
+    wait = True
+    try:
         while some := list(itertools.islice(stream, chunk)):
             done: list[R] = []
             pending.append((done, pool.submit(_fill, done, function, some)))
@@ -40,6 +53,11 @@ def map_ordered(function: Callable[[T], R], items: Iterable[T], threads: int, ch
                 yield from _finished(*pending.popleft())
         while pending:
             yield from _finished(*pending.popleft())
+    except KeyboardInterrupt:
+        wait = False
+        raise
+    finally:
+        pool.shutdown(wait=wait, cancel_futures=not wait)
 
 
 def chunk_of(mean_bytes: float) -> int:
@@ -51,9 +69,19 @@ def chunk_of(mean_bytes: float) -> int:
     return max(1, min(_CHUNK_ITEMS, int(_CHUNK_BYTES / mean_bytes))) if mean_bytes > 0 else 1
 
 
-def _fill(done: list[R], function: Callable[[T], R], items: list[T]) -> None:
-    for item in items:
-        done.append(function(item))  # noqa: PERF401 - what came before an exception must stay
+def _fill(done: list[R], function: Callable[[list[T]], Iterable[R]], items: list[T]) -> None:
+    for result in _one_each(function, items):
+        done.append(result)  # noqa: PERF402 - what came before an exception must stay
+
+
+def _one_each(function: Callable[[list[T]], Iterable[R]], items: list[T]) -> Iterator[R]:
+    """Yields the results; fewer than there are items would be images lost in silence."""
+    count = 0
+    for result in function(items):
+        yield result
+        count += 1
+    if count != len(items):
+        raise RuntimeError(f"{count} results of {len(items)} items")
 
 
 def _finished(done: list[R], filling: Future[None]) -> Iterator[R]:

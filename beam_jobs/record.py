@@ -31,7 +31,7 @@ extra/NAME                            user columns: int64, float or bytes; any l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from beam_jobs import wire
@@ -78,6 +78,22 @@ FEATURES: dict[str, tuple[str, tuple[int, ...]]] = {
     ASPECT_RATIO: ("float32", ()),
     LABEL: ("int64", ()),
     TEXT: ("string", ()),
+}
+_OBJECT_TYPES = {
+    **{f"bbox/{side}": float for side in ("ymin", "xmin", "ymax", "xmax")},
+    "class/label": int,
+    "class/text": bytes,
+    "is_crowd": int,
+    "area": float,
+    "mask": bytes,
+}
+# Name -> type of each value, of all that a record may hold but the extra columns.
+_TYPES: dict[str, type] = {
+    **{name: {"string": bytes, "int64": int, "float32": float}[dtype] for name, (dtype, _) in FEATURES.items()},
+    WEIGHT: float,
+    MASK: bytes,
+    MASK_FORMAT: bytes,
+    **{OBJECT_PREFIX + name: kind for name, kind in _OBJECT_TYPES.items()},
 }
 # Small numbers and categories: safe for statistics, which would keep whole images as categorical values otherwise.
 STATISTICS_FEATURES = (
@@ -135,14 +151,30 @@ def decode(serialized: bytes) -> dict[str, list]:
     Raises:
       google.protobuf.message.DecodeError: the bytes are not an Example.
     """
+    from google.protobuf.message import DecodeError
     from tensorflow.core.example import example_pb2
 
+    if wire.ends_early(serialized):
+        raise DecodeError("bytes after the end of the message")
     example = example_pb2.Example.FromString(serialized)
     values = {}
     for name, feature in example.features.feature.items():
         kind = feature.WhichOneof("kind")
         values[name] = list(getattr(feature, kind).value) if kind else []
     return values
+
+
+def type_problem(values: Mapping[str, list]) -> str:
+    """Returns which feature holds values of another type than this layout has; empty when none does.
+
+    Args:
+      values: what `decode` returned, of a record of anybody.
+    """
+    for name, kind in _TYPES.items():
+        held = values.get(name)
+        if held and not isinstance(held[0], kind):  # a feature has one list, of one type
+            return f"feature {name!r} holds {type(held[0]).__name__}, it must hold {kind.__name__}"
+    return ""
 
 
 def feature_spec(names: Sequence[str] = tuple(FEATURES)) -> dict[str, tf.io.FixedLenFeature]:

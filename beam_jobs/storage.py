@@ -7,12 +7,14 @@ other path goes through the standard library, with the fsync that makes a rename
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import os
 import posixpath
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO
@@ -67,7 +69,7 @@ def open_read(path: str) -> BinaryIO:
       OSError: the file is missing or not readable.
     """
     if not is_remote(path):
-        return open(path, "rb")
+        return open(path, "rb", opener=_regular)
     from beam_jobs import stores
 
     return stores.open_read(path)
@@ -84,7 +86,7 @@ def read_range(path: str, offset: int, length: int) -> bytes:
     if is_remote(path):
         with _remote(path) as store:
             return store.read_range(path, offset, length)
-    number = os.open(path, os.O_RDONLY)
+    number = _regular(path)
     try:
         # No more than there is: the buffer is made before anything is read, and the limit is a thousand images long.
         return os.pread(number, min(length, max(0, os.fstat(number).st_size - offset) + 1), offset)
@@ -153,8 +155,18 @@ def atomic_writer(path: str, scratch: str = "", durable: bool = True) -> Iterato
                 _sync(stream)
         _replace(temporary, path, durable)
     except BaseException:
-        remove(temporary)
+        with contextlib.suppress(OSError):  # what went wrong first is the reason
+            remove(temporary)
         raise
+
+
+def _regular(path: str, flags: int = os.O_RDONLY) -> int:
+    """Opens a local file; one that became a pipe or a device since somebody looked would never answer."""
+    number = os.open(path, flags | os.O_NONBLOCK)
+    if stat.S_IFMT(os.fstat(number).st_mode) in (stat.S_IFREG, stat.S_IFDIR):  # reading says what a directory is
+        return number
+    os.close(number)
+    raise OSError(errno.EINVAL, "it is a pipe, socket or device", path)
 
 
 def _parent(path: str) -> str:

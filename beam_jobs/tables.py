@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from beam_jobs import storage
+from beam_jobs import arrow_types, storage  # noqa: F401 - importing the first makes Parquet safe to open
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.types import Annotations, ImageFacts, ImageObject, ImageRef, Reject
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,23 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from beam_jobs import manifest, record, shards, storage, tables, tfrecord
-from beam_jobs.decode import decode_checked
-from beam_jobs.errors import BadImage, CorruptDataset
+from beam_jobs import manifest, shards, storage, tables, tfrecord, verify_record
+from beam_jobs.errors import CorruptDataset
 from beam_jobs.manifest import Manifest, Shard
 from beam_jobs.pool import map_ordered
+from beam_jobs.verify_record import Seen
 
 _OTHER_SHA256 = f"its sha256 is not the one in {manifest.MANIFEST_NAME}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Seen:
-    """What a record says of itself, and what is wrong with it; empty for nothing."""
-
-    key: str
-    labels: tuple[str, ...]
-    sha256: str
-    problem: str
 
 
 @dataclass(kw_only=True)
@@ -63,6 +52,7 @@ def verify(directory: str, threads: int = 1) -> Verification:
     """
     dataset = manifest.load(directory)
     result = Verification()
+    result.problems.extend(_check_manifest(directory))
     result.problems.extend(_check_tables(directory, dataset))
     result.problems.extend(_check_counts(dataset))
     result.problems.extend(_stray_splits(directory, dataset))
@@ -80,6 +70,17 @@ def verify(directory: str, threads: int = 1) -> Verification:
                 f"{split}: the class histogram of {manifest.MANIFEST_NAME} is not that of its records"
             )
     return result
+
+
+def _check_manifest(directory: str) -> Iterator[str]:
+    # Its checksum is over what it says; spaces and line ends say nothing, and can change as well.
+    path = storage.join(directory, manifest.MANIFEST_NAME)
+    found = storage.read_bytes(path)
+    expected = manifest.serialise(json.loads(found))
+    if found != expected:
+        place = next((n for n, (one, other) in enumerate(zip(found, expected, strict=False)) if one != other), -1)
+        where = f"at byte {place}" if place >= 0 else f"after byte {min(len(found), len(expected))}"
+        yield f"{path} has changed since it was published: {where} it is not as Feedline writes it"
 
 
 def _check_tables(directory: str, dataset: Manifest) -> Iterator[str]:
@@ -139,7 +140,7 @@ def _check_shard(
         yield from _check_file(path, shard)
         with storage.open_read(path) as stream:
             records = tfrecord.read_records(stream, path)
-            checked = map_ordered(lambda item: (*item, _check_record(item[1], dataset)), records, threads)
+            checked = map_ordered(lambda item: (*item, verify_record.check(item[1], dataset)), records, threads)
             count = 0
             for count, (offset, payload, seen) in enumerate(checked, 1):
                 labels.update(seen.labels)
@@ -167,61 +168,5 @@ def _check_file(path: str, shard: Shard) -> Iterator[str]:
         yield f"{path} has changed since it was published: {_OTHER_SHA256}"
 
 
-def _check_record(payload: bytes, dataset: Manifest) -> _Seen:
-    from google.protobuf.message import DecodeError
-
-    key = sha256 = ""
-    labels: tuple[str, ...] = ()
-    try:
-        values = record.decode(payload)
-        key, sha256 = values[record.FILENAME][0].decode(), values[record.SHA256][0].decode()
-        labels = tuple(text.decode() for text in values.get(record.TEXT, ()))
-        problem = _label_problem(values, labels, dataset) or _image_problem(values, key, sha256)
-        problem = problem or _mask_problem(values, key)
-    except (DecodeError, KeyError, IndexError, UnicodeDecodeError) as error:
-        problem = f"not a record of this format: {error!r}"
-    except BadImage as bad:
-        problem = f"{key!r} cannot be decoded: {bad.detail}"
-    return _Seen(key=key, labels=labels, sha256=sha256, problem=problem)
-
-
-def _label_problem(values: dict[str, list], labels: tuple[str, ...], dataset: Manifest) -> str:
-    indices = values.get(record.LABEL, [])
-    if dataset.label_kind == "single" and len(indices) != 1:
-        return f"it has {len(indices)} labels instead of one"
-    objects = record.OBJECT_PREFIX + "class/"
-    indices = [*indices, *values.get(objects + "label", [])]
-    texts = [*labels, *(text.decode() for text in values.get(objects + "text", []))]
-    for index, text in itertools.zip_longest(indices, texts):
-        if index not in range(len(dataset.labels)) or dataset.labels[index] != text:
-            return f"label {index} is not {text!r}"
-    return ""
-
-
-def _image_problem(values: dict[str, list], key: str, sha256: str) -> str:
-    encoded = values[record.ENCODED][0]
-    if hashlib.sha256(encoded).hexdigest() != sha256:
-        return f"the image of {key!r} is not the one its sha256 was taken of"
-    said = (values[record.HEIGHT][0], values[record.WIDTH][0])
-    if values[record.FORMAT][0] == b"raw":
-        if len(encoded) != said[0] * said[1] * 3:
-            return f"{key!r} has {len(encoded)} bytes of pixels, its record says {said[1]}x{said[0]} of three each"
-        return ""
-    height, width = decode_checked(encoded).shape[:2]
-    if (height, width) != said:
-        return f"{key!r} decodes to {width}x{height} pixels, its record says otherwise"
-    return ""
-
-
-def _mask_problem(values: dict[str, list], key: str) -> str:
-    said = (values[record.HEIGHT][0], values[record.WIDTH][0])
-    of_objects = values.get(record.OBJECT_PREFIX + "mask", [])
-    for mask in (*values.get(record.MASK, []), *filter(None, of_objects)):  # an object without one has an empty one
-        height, width = decode_checked(mask).shape[:2]
-        if (height, width) != said:
-            return f"a mask of {key!r} has {width}x{height} pixels, its image {said[1]}x{said[0]}"
-    return ""
-
-
-def _is_row_of(row: dict[str, Any], offset: int, seen: _Seen) -> bool:
+def _is_row_of(row: dict[str, Any], offset: int, seen: Seen) -> bool:
     return (row["offset"], row["key"], row["sha256"]) == (offset, seen.key, seen.sha256)

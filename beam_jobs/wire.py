@@ -17,6 +17,8 @@ from typing import Any
 _FIELD_1, _FIELD_2, _FIELD_3 = b"\x0a", b"\x12", b"\x1a"
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = _FIELD_1, _FIELD_2, _FIELD_3
 _INT64_END = 1 << 63
+# Wire types: 0 a varint, 2 a length and as many bytes, 1 and 5 of fixed size, 3 and 4 around a group.
+_VARYING, _GROUPS, _FIXED = (0, 2), (3, 4), {1: 8, 5: 4}
 
 Values = Sequence[bytes] | Sequence[float] | Sequence[int]
 _List = Callable[[Any], tuple[bytes, list[bytes]]]
@@ -41,6 +43,25 @@ def example(features: Mapping[str, tuple[str, Values]]) -> bytes:
             _add_entry(pieces, name, *_LISTS[kind](values))
     pieces[0] = _FIELD_1 + _varint(sum(map(len, pieces)))
     return b"".join(pieces)
+
+
+def ends_early(serialized: bytes) -> bool:
+    """Returns whether protobuf would take a part of the bytes for the whole message, with a warning and no error.
+
+    It does at a tag of a group or of field 0, which no Example has.
+    """
+    position = 0
+    while position < len(serialized):
+        tag, position = _read_varint(serialized, position)
+        tag &= 0xFFFFFFFF
+        if tag >> 3 == 0 or tag & 7 in _GROUPS:
+            return True
+        size = _FIXED.get(tag & 7, 0)
+        if tag & 7 in _VARYING:
+            value, position = _read_varint(serialized, position)
+            size = value if tag & 7 else 0
+        position += size
+    return False  # what is beyond the end, protobuf sees as well
 
 
 def _add_entry(pieces: list[bytes], name: str, tag: bytes, body: list[bytes]) -> None:
@@ -96,6 +117,16 @@ def _int64_list(values: Sequence[int]) -> tuple[bytes, list[bytes]]:
 
 
 _LISTS: dict[str, _List] = {"bytes": _bytes_list, "float": _float_list, "int64": _int64_list}
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """Returns a number and where it ends; the end of the data when it has none."""
+    value = 0
+    for place, byte in enumerate(data[position : position + 10]):
+        value |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return value, position + place + 1
+    return value, len(data)
 
 
 def _varint(value: int) -> bytes:

@@ -17,7 +17,7 @@ from components.dataset_gate.limits import GateLimits
 from components.evaluation.options import EvaluateOptions
 from components.image_example_gen.request import check_dataset
 from pipeline import yaml_text
-from pipeline.mapping import from_mapping
+from pipeline.mapping import SettingError, from_mapping, not_a_section
 from trainer.columns import TransformOptions
 from trainer.options import InputOptions
 from trainer.train_options import TrainOptions
@@ -175,6 +175,8 @@ def load(path: str) -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as stream:
             values = yaml_text.parse(stream)
+    except FileNotFoundError as error:
+        raise OptionError(f"config {path} cannot be read: it does not exist; `feedline init` writes one") from error
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"config {path} cannot be read: {error}") from error
     except yaml.YAMLError as error:
@@ -191,17 +193,18 @@ def build(settings: Mapping[str, Any]) -> PipelineConfig:
       settings: of every section; `TARGET_SECTIONS` are passed over.
 
     Raises:
-      OptionError: a key is unknown, missing or of the wrong type; the message names it.
+      SettingError: a key is unknown, missing or of the wrong type; the message names it.
     """
     settings = {key: value for key, value in settings.items() if key not in TARGET_SECTIONS}
     if "ingest" not in settings:
         return from_mapping(PipelineConfig, settings, "").resolved()
     ingest = settings["ingest"]
     if not isinstance(ingest, Mapping):
-        raise OptionError(f"ingest is {ingest!r}; it must be a mapping of settings")
+        raise not_a_section("ingest", ingest)
     for name in NOT_IN_A_PIPELINE:
         if name in ingest:
-            raise OptionError(f"ingest.{name} is not for a pipeline: it puts each dataset into a directory of its own")
+            said = f"ingest.{name} is not for a pipeline: it puts each dataset into a directory of its own"
+            raise SettingError(said, [f"ingest.{name}"])
     config = from_mapping(PipelineConfig, {**settings, "ingest": {**ingest, "out": ""}}, "")
     return config.resolved()
 

@@ -6,25 +6,71 @@ Python prints and drops it. The flag remembers, and whoever comes to a good plac
 
 from __future__ import annotations
 
+import _thread
+import atexit
+import contextlib
+import os
 import signal
-import threading
+import sys
 
-_requested = threading.Event()
+INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # exit codes, as shells have them
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_number = 0  # of the signal that came; 0 before
 
 
 def install() -> None:
     """Takes SIGINT and SIGTERM; SIGINT too, because shells start background jobs with it ignored."""
-    _requested.clear()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    global _number  # noqa: PLW0603 - signals are of the process
+    _number = 0
+    for number in _SIGNALS:
         signal.signal(number, _handle)
+
+
+def requested() -> bool:
+    """Returns whether a signal came."""
+    return bool(_number)
+
+
+def code() -> int:
+    """Returns the exit code of a process that was stopped: `INTERRUPTED` or `TERMINATED`."""
+    return TERMINATED if _number == signal.SIGTERM else INTERRUPTED
 
 
 def check() -> None:
     """Raises KeyboardInterrupt when a signal came and was lost."""
-    if _requested.is_set():
+    if _number:
         raise KeyboardInterrupt
 
 
-def _handle(*_: object) -> None:
-    _requested.set()
+def end(code: int) -> None:
+    """Ends the process, its output flushed; after a signal without waiting for threads that still read or compute.
+
+    Whatever they do is done again by the next run. A download that hangs must not hold up who wants to stop.
+
+    Args:
+      code: exit code.
+
+    Raises:
+      SystemExit: no signal came, so everything may end in its own time.
+    """
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # all is done or said; one more signal would only add a traceback
+    if not _number:
+        sys.exit(code)
+    atexit._run_exitfuncs()  # temporary files go; unlike the end of the interpreter it waits for no thread
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code)
+
+
+def _handle(number: int, _: object) -> None:
+    global _number  # noqa: PLW0603
+    _number = _number or number
+    # An image that takes long must not hold up the exit. Only where images are decoded, for the import takes a while;
+    # and in a thread without a lock of Python's own, for whoever was struck may hold the same one.
+    if decoders := sys.modules.get("beam_jobs.decoders"):
+        with contextlib.suppress(AttributeError):  # it is just being imported
+            _thread.start_new_thread(decoders.stop, ())
     raise KeyboardInterrupt

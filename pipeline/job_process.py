@@ -24,6 +24,8 @@ def main(directory: Path, arguments: list[str]) -> int:
     try:
         code = execute(arguments)
         sys.stdout.flush()
+    except KeyboardInterrupt:  # one more, while the first was answered
+        code = interrupt.code()
     finally:
         with contextlib.suppress(OSError):
             jobs.end(directory, code)
@@ -32,4 +34,4 @@ def main(directory: Path, arguments: list[str]) -> int:
 
 def run() -> None:
     """Ends this process as the job that its arguments name: a directory and a command."""
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
+    interrupt.end(main(Path(sys.argv[1]), sys.argv[2:]))

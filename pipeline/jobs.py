@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -26,8 +27,9 @@ from beam_jobs.errors import OptionError
 from beam_jobs.progress import Progress
 from beam_jobs.suggest import unknown
 
-RUNNING, DONE, FAILED, DIED = "running", "done", "failed", "died"
-_JOB, _PROGRESS, _RESULT, _LOG, _EXIT = "job.json", "progress.json", "result", "log", "exit_code"
+RUNNING, DONE, FAILED, STOPPED, DIED = "running", "done", "failed", "stopped", "died"
+_JOB, _PROGRESS, _RESULT, _LOG, _EXIT, _STOP = "job.json", "progress.json", "result", "log", "exit_code", "stop"
+_STOPPED_CODES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 # Not `-m`, which would look for modules in the working directory first: a folder `pipeline` there is somebody else's.
 _START = "import sys; sys.path.remove(''); from pipeline.job_process import run; run()"
 _KEPT = 100  # jobs that have ended; older ones are forgotten
@@ -84,14 +86,13 @@ class Job:
 
     @property
     def state(self) -> str:
-        """`running`, `done`, `failed`, or `died` without a last word."""
-        code = self.exit_code
-        if code is not None:
-            return FAILED if code else DONE
-        if self._lives():
+        """`running`, `done`, `failed`, `stopped` because somebody asked it to, or `died` without a last word."""
+        if self.exit_code is None and self._lives():
             return RUNNING
         code = self.exit_code  # it may have ended between the two questions
-        return DIED if code is None else FAILED if code else DONE
+        if code is None:
+            return STOPPED if (self.directory / _STOP).exists() else DIED  # before it could take the signal
+        return DONE if code == 0 else STOPPED if code in _STOPPED_CODES else FAILED
 
     @property
     def stage(self) -> Stage | None:
@@ -116,6 +117,8 @@ class Job:
     def stop(self) -> None:
         """Asks the process to stop; it keeps what is finished."""
         if self.state == RUNNING:
+            with contextlib.suppress(OSError):  # the job is to stop, whether or not it can be told apart from a death
+                (self.directory / _STOP).touch()
             with contextlib.suppress(psutil.NoSuchProcess):  # it has ended just now
                 psutil.Process(self.pid).terminate()
 
@@ -198,7 +201,7 @@ def _new_directory(command: str) -> Path:
     for number in range(1000):
         directory = jobs_dir() / (f"{name}-{number}" if number else name)
         try:
-            directory.mkdir(parents=True)
+            directory.mkdir(mode=0o700, parents=True)  # a command line may hold a password
         except FileExistsError:
             continue
         except OSError as error:

@@ -15,11 +15,10 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
-
 from pipeline.config import TARGET_SECTIONS
-from pipeline.settings import names, sections
+from pipeline.setting_names import names, sections
 from pipeline.target_settings import target_options
+from pipeline.yaml_text import one_line
 
 _TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false", types.NoneType: "null"}
 _PAGES = {
@@ -62,21 +61,31 @@ FEEDLINE_TRAIN__EPOCHS=20 feedline run --config pipeline.yaml --set train.learni
 
 Values of the environment and of `--set` are read as YAML, so `[a, b]`, `{train: 0.8, eval: 0.2}`, `true` and `null`
 mean what they do in the file; a number for a setting that is text stays as it is written. A section is merged setting
-by setting, and `null` for a section takes away what earlier layers said in it. A setting that is a mapping, such as
-`ingest.splits`, is replaced as a whole, its default too; `FEEDLINE_INGEST__SPLITS__TEST=0.1` and
-`--set ingest.splits.test=0.1` change one entry of what an earlier layer gave. Names in the environment are read in
+by setting, and `null` for a section takes away what earlier layers said in it. Names in the environment are read in
 lower case; for an entry with capitals use the file or `--set`.
 
-A variable that begins with `FEEDLINE_` and is no setting is an error, so that a typing mistake is not passed over. An
-empty one counts as not set. Not looked at are `FEEDLINE_BROWSER` and `FEEDLINE_TEST_...`, which are switches of the
-project's own tests, and `FEEDLINE_SERVICE_...` and `FEEDLINE_PORT...`, which Kubernetes sets where a service is called
-`feedline`.
+A setting that is a mapping, such as `ingest.splits`, is replaced as a whole, its default too, by a mapping.
+`FEEDLINE_INGEST__SPLITS__TEST=0.1` and `--set ingest.splits.test=0.1` set one entry and keep the others, those of the
+default where no layer gave any; `null` takes an entry away. Splits are parts of their sum, so one more would make the
+others smaller than they were written. Where shares below 1 no longer add up to 1 after an entry was set, the command
+ends, and the message shows all shares and their sum:
+
+```bash
+FEEDLINE_INGEST__SPLITS__TRAIN=0.8 FEEDLINE_INGEST__SPLITS__TEST=0.1 feedline run --config pipeline.yaml
+```
+
+A variable that begins with `FEEDLINE_` and is no setting is an error that names the nearest one which is, so that a
+typing mistake, such as `FEEDLINE_TRAIN_EPOCHS`, is not passed over. An empty one counts as not set. Not looked at are
+`FEEDLINE_BROWSER` and `FEEDLINE_TEST_...`, which are switches of the project's own tests, and `FEEDLINE_SERVICE_...`
+and `FEEDLINE_PORT...`, which Kubernetes sets where a service is called `feedline`.
 
 ## Where a value came from
 
 `feedline run --show-config` prints the whole configuration as YAML and runs nothing. Behind each value stands
-`default`, `file NAME`, `environment NAME` or `option NAME`. The output is itself a configuration. `--json` gives the
-same to machines. A value that is not allowed is named with the layer it came from, too.
+`default`, `file NAME`, `environment NAME` or `option NAME`; several behind a mapping whose entries came from several.
+Secrets are printed as `***`: the password of a URL, and what stands behind a name such as `token` or `secret_key`.
+But for them the output is itself a configuration. `--json` gives the same to machines. A value that is not allowed is
+named with its key and the layer it came from, too.
 
 ```bash
 feedline run --config pipeline.yaml --show-config
@@ -174,9 +183,7 @@ def _default(item: dataclasses.Field[Any]) -> str:
         value = item.default
     else:
         return "none: must be given"
-    plain = list(value) if isinstance(value, tuple) else value
-    text = yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=float("inf"))
-    return f"`{text.removesuffix(chr(10)).removesuffix('...').strip()}`"
+    return f"`{one_line(value)}`"
 
 
 def _options() -> dict[str, str]:

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from beam_jobs import storage, validate
+from beam_jobs import storage, validate, writable
 from beam_jobs.errors import OptionError
 from beam_jobs.storage import is_remote
-from pipeline import airflow_tasks, run_local
+from pipeline import airflow_folder, airflow_tasks, run_local
 from pipeline import config as configuration
 from pipeline.config import PipelineConfig
 
@@ -94,7 +94,8 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - the n
     values = {key: value for key, value in settings.items() if key not in configuration.TARGET_SECTIONS}
     config = configuration.build(values)
     _check_names(config, out)
-    hints = [f"put it into Airflow's DAGs folder, then: airflow dags test {config.name}"]
+    writable.check_file("--out", out)
+    hints = [airflow_folder.hint(out, config.name)]
     if "engine" in settings:
         hints.append("engine is left out: Beam runs in the tasks")
     if config.schema and not config.schema_is_reviewed:  # a file that comes between two runs would change the tasks

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from beam_jobs import storage, validate
+from beam_jobs import storage, validate, writable
 from beam_jobs.errors import OptionError
 from components.dataset_gate.limits import GateLimits
 from pipeline import config as configuration
-from pipeline import run_local
+from pipeline import placeholders, run_local
 from pipeline.config import PipelineConfig
 from pipeline.kubeflow_container import COMMAND, TYPES
 
@@ -102,7 +102,9 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - the n
         raise OptionError(
             f"--out {out} must end in .yaml, for Kubeflow and Vertex AI, or in .json, for Vertex AI alone"
         )
+    writable.check_file("--out", out)
     root = options.pipeline_root or config.artifacts_dir
+    _check_placeholders(config, options)
     _check(config, options, root)
     job = _job(config, options, root)
     content = json.dumps(job, indent=2, sort_keys=True) if out.endswith(_JSON) else yaml.safe_dump(job["pipelineSpec"])
@@ -110,8 +112,16 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - the n
         storage.write_bytes(out, content.encode())
     except OSError as error:
         raise OptionError(f"--out {out} cannot be written: {error.strerror}") from error
-    where = "" if out.endswith(_JSON) else "upload it in Kubeflow Pipelines, or "
-    return f"{where}submit it to Vertex AI Pipelines; docs/kubeflow.md has the lines{''.join(_notes(config))}"
+    return f"{_start(options.display_name or config.name, out)}{''.join(_notes(config))}"
+
+
+def _start(name: str, out: str) -> str:
+    """Returns the lines of Python that run a file."""
+    vertex = f'aiplatform.PipelineJob(display_name="{name}", template_path="{out}").submit()'
+    if out.endswith(_JSON):
+        return f"run it on Vertex AI: {vertex}"
+    kubeflow = f'kfp.Client(host=URL).create_run_from_pipeline_package("{out}")'
+    return f"run it on Kubeflow, in its web page or with {kubeflow}, or on Vertex AI: {vertex}"
 
 
 def _notes(config: PipelineConfig) -> Iterator[str]:
@@ -119,6 +129,21 @@ def _notes(config: PipelineConfig) -> Iterator[str]:
         yield f"; schema {config.schema} is not there: the run infers one, review it and compile again"
     if not storage.is_remote(config.root):
         yield f"; models are pushed to {config.serving_dir}, which must be a volume of the containers"
+
+
+def _check_placeholders(config: PipelineConfig, options: KubeflowOptions) -> None:
+    paths = {
+        "root": config.root,
+        "kubeflow.pipeline_root": options.pipeline_root,
+        "ingest.source" if config.ingest else "dataset": config.pattern,
+        "kubeflow.baseline_dataset": options.baseline_dataset,
+        "kubeflow.baseline_model": options.baseline_model,
+    }
+    words = {name: (value, placeholders.in_path(value)) for name, value in paths.items()}
+    words["kubeflow.image"] = options.image, placeholders.in_image(options.image)
+    for name, (value, word) in words.items():
+        if word:
+            raise OptionError(f"{name} is {value!r}; write the name of yours in the place of {word}")
 
 
 def _check(config: PipelineConfig, options: KubeflowOptions, root: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from beam_jobs import manifest, storage
+from beam_jobs import disk, manifest, storage, visible
 from beam_jobs.errors import GateFailed, OptionError
 from beam_jobs.sources import open_source
 from beam_jobs.types import LABEL_KINDS
@@ -99,7 +99,8 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
     pipeline = create_pipeline(config)
     images = images_dir(config)  # before the run: a newer span may have come when it ends
     _make_root(config.root)
-    with alone(config), _logging_to(os.path.join(config.root, LOG_NAME), say):
+    log = os.path.join(config.root, LOG_NAME)
+    with disk.explained("running the pipeline", config.root), alone(config), _logging_to(log, say):
         try:
             LocalDagRunner().run(pipeline)
         except GateFailed as stopped:
@@ -129,6 +130,11 @@ def _make_root(root: str) -> None:
         os.makedirs(root, exist_ok=True)
     except OSError as error:
         raise OptionError(f"root {root} cannot be made: {error.strerror}") from error
+
+
+class _LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name logging calls
+        """Drops what the disk does not take; a traceback for each line would hide the reason."""
 
 
 class _Progress(logging.Handler):
@@ -161,8 +167,8 @@ def _logging_to(path: str, say: Say) -> Iterator[None]:
     # These print on their own, or are silenced; without handlers they pass everything on to the root.
     chatty = [absl_logging.get_absl_logger(), logging.getLogger("tensorflow"), logging.getLogger("apache_beam")]
     before = [(logger, logger.level, logger.handlers, logger.propagate) for logger in [root, *chatty]]
-    file_handler = logging.FileHandler(path, encoding="utf-8")
-    file_handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    file_handler = _LogFile(path, encoding="utf-8")
+    file_handler.setFormatter(visible.LogFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     root.handlers = [file_handler, _Progress(say)]
     for logger in chatty:
         logger.handlers, logger.propagate = [], True

@@ -5,31 +5,26 @@ The defaults below all layers are those of the dataclasses; `configuration.build
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import dataclasses
-import difflib
-import functools
 import os
 import re
-import types
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
-from beam_jobs.errors import OptionError
-from beam_jobs.suggest import unknown
+from beam_jobs.errors import OptionError, UsageError
 from pipeline import config as configuration
 from pipeline import target_settings, yaml_text
-from pipeline.config import NOT_IN_A_PIPELINE, TARGET_SECTIONS, PipelineConfig
+from pipeline.config import PipelineConfig
+from pipeline.mapping import SettingError, shown
+from pipeline.setting_names import PREFIX, Place, check_variable, default_entries, hint, is_section, setting_of
 
-PREFIX = "FEEDLINE_"
 # Switches of the tests, and what Kubernetes sets in every container of a cluster with a service called feedline.
-_NO_SETTING = re.compile(rf"{PREFIX}(BROWSER$|TEST_|SERVICE_|PORT$|PORT_)")
-
-Place = tuple[str, ...]
+_NO_SETTING = re.compile(rf"{PREFIX}(BROWSER$|FAULTS$|TEST_|SERVICE_|PORT$|PORT_)")
+_SPLITS = "ingest.splits"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +33,8 @@ class Settings:
 
     Attributes:
       values: nested, as `configuration.build` takes them; defaults are not among them.
-      origin: dotted key -> the layer its value came from: `file NAME`, `environment NAME` or `option NAME`.
+      origin: dotted key -> the layer its value came from: `file NAME`, `environment NAME` or `option NAME`; several,
+        parted by commas, for a mapping whose entries came from several, and `default` may be the first of them.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -55,14 +51,36 @@ class Settings:
         Raises:
           OptionError: a value is missing or not allowed; the message says which layer it came from.
         """
-        try:
+        with self.explained():
             return configuration.build(self.values)
-        except OptionError as error:
-            named = re.match(r"[\w.]+(?= is )", str(error))
-            layers = {layer for key, layer in self.origin.items() if named and f".{key}".endswith(f".{named.group()}")}
-            if len(layers) != 1:  # two sections have a setting of that name
-                raise
-            raise OptionError(f"{error} ({layers.pop()})") from error
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Adds to every `UsageError` about a setting which layer its value came from."""
+        try:
+            yield
+        except UsageError as error:
+            named = [key for key in self._blamed(error) if self.layer(key) != "default"]
+            if named:
+                origins = "; ".join(f"{key} from {self.layer(key)}" for key in named)
+                error.args = (f"{error} ({origins})",)
+            raise
+
+    def _blamed(self, error: UsageError) -> Sequence[str]:
+        """Returns the keys that an error is about: those it knows, or the one whose name or value it begins with."""
+        if isinstance(error, SettingError):
+            return error.keys
+        message = str(error)
+        named = re.match(r"[\w.]+(?= is )|\w+(\.\w+)+(?=[ :])", message)
+        found = [key for key in self.origin if named and f".{key}".endswith(f".{named.group()}")]
+        found = found or [key for key in self.origin if _begins_with(message, key, self._value(key))]
+        return found if len(found) == 1 else ()  # two sections have a setting of that name
+
+    def _value(self, key: str) -> Any:
+        node: Any = self.values
+        for name in key.split("."):
+            node = node.get(name) if isinstance(node, Mapping) else None
+        return node
 
 
 def gather(
@@ -88,53 +106,38 @@ def gather(
     if config_path:
         for path, value in _leaves((), configuration.load(config_path)):
             _put(settings, path, value, f"file {config_path}")
-    for name, path, given in _of_environment(os.environ if environ is None else environ):
-        for place, value in _leaves(path, given):
-            _put(settings, place, value, f"environment {name}")
-    for path, value in _leaves((), values):
-        option = (options or {}).get(".".join(path))
-        _put(settings, path, value, f"option {option}" if option else "command line")
-    for path, given in map(_assignment, assignments):
-        for place, value in _leaves(path, given):
-            _put(settings, place, value, "option --set")
-    target_settings.check(settings.values)
+    completed = False
+    for path, value, layer in _overrides(
+        values, assignments, os.environ if environ is None else environ, options or {}
+    ):
+        _put(settings, path, value, layer)
+        if ".".join(path[:2]) == _SPLITS:
+            completed = len(path) > 2
+    with settings.explained():
+        target_settings.check(settings.values)
+        if completed:
+            _check_shares(settings._value(_SPLITS))
     return settings
 
 
-@functools.cache
-def sections() -> dict[str, type]:
-    """Returns the dotted name of every section -> its dataclass, in the order of the page; `""` is the top level."""
-    return {"": PipelineConfig, **_below(PipelineConfig, "")}
-
-
-def names(section: str) -> list[str]:
-    """Returns what may stand in a section of `sections`, or of a target."""
-    if section in TARGET_SECTIONS:
-        return list(target_settings.target_hints(section))
-    found = [item.name for item in dataclasses.fields(sections()[section])]
-    if section == "ingest":
-        return [name for name in found if name not in NOT_IN_A_PIPELINE]
-    return found if section else [*found, *TARGET_SECTIONS]
-
-
-def _is_section(key: str) -> bool:
-    return key in sections() or key in TARGET_SECTIONS
-
-
-def _below(cls: type, where: str) -> dict[str, type]:
-    found: dict[str, type] = {}
-    for name, hint in typing.get_type_hints(cls).items():
-        members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        for member in members:
-            if dataclasses.is_dataclass(member) and isinstance(member, type):
-                dotted = f"{where}{name}"
-                found |= {dotted: member, **_below(member, f"{dotted}.")}
-    return found
+def _overrides(
+    values: Mapping[str, Any], assignments: Sequence[str], environ: Mapping[str, str], options: Mapping[str, str]
+) -> Iterator[tuple[Place, Any, str]]:
+    """Yields place, value and layer of every setting above the file, in the order in which they win."""
+    for name, path, given in _of_environment(environ):
+        for place, value in _leaves(path, given):
+            yield place, value, f"environment {name}"
+    for path, value in _leaves((), values):
+        option = options.get(".".join(path))
+        yield path, value, f"option {option}" if option else "command line"
+    for path, given in map(_assignment, assignments):
+        for place, value in _leaves(path, given):
+            yield place, value, "option --set"
 
 
 def _leaves(path: Place, value: Any) -> Iterator[tuple[Place, Any]]:
     """Yields every setting in a value. A mapping that is itself the value of a setting, such as splits, stays whole."""
-    if not _is_section(".".join(path)) or not isinstance(value, Mapping):
+    if not is_section(".".join(path)) or not isinstance(value, Mapping):
         yield path, value
         return
     for name, below in value.items():
@@ -142,23 +145,30 @@ def _leaves(path: Place, value: Any) -> Iterator[tuple[Place, Any]]:
 
 
 def _put(settings: Settings, path: Place, value: Any, layer: str) -> None:
-    key = _setting_of(path, layer)
+    key = setting_of(path, layer)
+    is_entry = len(path) > key.count(".") + 1  # of the mapping that a setting holds
+    entries = default_entries(key) if is_entry else {}
+    if is_entry and entries and key not in settings.origin:
+        settings.origin[key] = "default"
     node = settings.values
     for depth, name in enumerate(path[:-1], 1):
-        node = node.setdefault(name, {})
+        where = ".".join(path[:depth])
+        node = node.setdefault(name, entries if where == key else {})
         if not isinstance(node, dict):
-            where = ".".join(path[:depth])
-            raise OptionError(f"{where} is {node!r}; to name {'.'.join(path)} it must be a mapping of settings")
-    if value is None and _is_section(key):  # a header whose lines are all comments
+            held = f"{where} is {shown(node)} ({settings.layer(where)})"
+            raise OptionError(f"{layer}: {held}; to name {'.'.join(path)} it must be a mapping of settings")
+    if value is None and is_section(key):  # a header whose lines are all comments
         _forget(settings, key)
         node.pop(path[-1], None)
         return
-    node[path[-1]] = copy.deepcopy(value)
-    before = settings.origin.get(key, layer)
-    if len(path) <= key.count(".") + 1:  # the whole setting, not an entry of the mapping that it holds
+    if value is None and is_entry:
+        node.pop(path[-1], None)
+    else:
+        node[path[-1]] = copy.deepcopy(value)
+    if not is_entry:
         _forget(settings, key)
-        before = layer
-    settings.origin[key] = layer if before == layer else f"{before}, {layer}"
+    before = settings.origin.get(key, layer)
+    settings.origin[key] = before if layer in before.split(", ") else f"{before}, {layer}"
 
 
 def _forget(settings: Settings, key: str) -> None:
@@ -167,31 +177,34 @@ def _forget(settings: Settings, key: str) -> None:
         del settings.origin[known]
 
 
-def _setting_of(path: Place, layer: str) -> str:
-    """Returns the dotted key of the setting that a path leads to, or into.
+def _check_shares(splits: Any) -> None:
+    """Checks that shares below 1 still add up to 1 after one of them was set without the others.
 
-    Raises:
-      OptionError: there is no such setting.
+    Shares are normalised, so that one more would make all others smaller than they were written.
     """
-    for depth, name in enumerate(path):
-        section = ".".join(path[:depth])
-        if not _is_section(section):
-            return section
-        if name not in names(section) and not (section == "ingest" and name in NOT_IN_A_PIPELINE):
-            raise OptionError(f"{layer}: {_unknown(section, name)}")
-    return ".".join(path)
+    shares = list(splits.values()) if isinstance(splits, Mapping) else []
+    if not shares or not all(isinstance(share, float) and 0 < share < 1 for share in shares):
+        return
+    over = round(sum(shares) - 1, 6)
+    if not over:
+        return
+    largest = max(splits, key=splits.__getitem__)
+    mended = {**splits, largest: round(splits[largest] - over, 6)}
+    if not 0 < mended[largest] < 1:
+        mended = {name: round(share / sum(shares), 3) for name, share in splits.items()}
+    raise SettingError(
+        f"{_SPLITS} is {shown(splits)}, and the sum of these shares is {1 + over:g}, not 1; set the others too, or "
+        f"all, as in --set {_SPLITS}='{shown(mended)}'",
+        [_SPLITS],
+    )
 
 
-def _unknown(section: str, name: str) -> str:
-    within = f"{section}." if section else ""
-    homes: dict[str, list[str]] = {}
-    for other in sections():
-        for known in names(other):
-            homes.setdefault(known, []).append(f"{other}.{known}" if other else known)
-    near = difflib.get_close_matches(name, homes, 1)
-    if difflib.get_close_matches(name, names(section), 1) or not near:
-        return unknown("setting", name, names(section), within)
-    return f"there is no setting {f'{within}{name}'!r}; did you mean {' or '.join(homes[near[0]])}?"
+def _begins_with(message: str, key: str, value: Any) -> bool:
+    """Whether an error begins with the value of a setting, with or without its name."""
+    if not isinstance(value, str) or not value:
+        return False
+    rest = message.removeprefix(f"{key.rpartition('.')[2]} ")
+    return any(rest.startswith((f"{form} ", f"{form}: ")) for form in (value, os.path.abspath(value)))
 
 
 def _of_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Place, Any]]:
@@ -202,6 +215,7 @@ def _of_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Place, An
         path = tuple(name.removeprefix(PREFIX).lower().split("__"))
         if not all(path):
             raise OptionError(f"environment {name} names no setting; write it as {PREFIX}TRAIN__EPOCHS")
+        check_variable(name, path)
         yield name, path, _value(path, environ[name], f"environment {name}")
 
 
@@ -214,13 +228,7 @@ def _assignment(text: str) -> tuple[Place, Any]:
 
 
 def _value(path: Place, text: str, where: str) -> Any:
-    section = ".".join(path[:-1])
-    if section in TARGET_SECTIONS:
-        hints = target_settings.target_hints(section)
-    else:
-        hints = typing.get_type_hints(sections()[section]) if section in sections() else {}
-    wants_text = hints.get(path[-1]) is str
     try:
-        return yaml_text.parse_value(text, wants_text)
+        return yaml_text.parse_value(text, hint(path) is str)
     except yaml.YAMLError as error:
         raise OptionError(f"{where} is {text!r}, which is not a YAML value") from error

@@ -6,16 +6,19 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
-
 from pipeline.config import TARGET_SECTIONS
-from pipeline.settings import Settings, names
+from pipeline.hidden import hide
+from pipeline.setting_names import names
+from pipeline.settings import Settings
+from pipeline.yaml_text import one_line
 
 _COMMENT_COLUMN = 48
 
 
 def text(settings: Settings) -> str:
     """Returns YAML with a comment behind each value: `default`, `file NAME`, `environment NAME` or `option NAME`.
+
+    Secrets are left out, see `hidden.hide`.
 
     Raises:
       OptionError: the settings are no configuration.
@@ -39,7 +42,7 @@ class _Section(dict[str, Any]):
 
 def _nested(settings: Settings) -> _Section:
     config = settings.build()
-    targets = {name: _Section(settings.values[name]) for name in TARGET_SECTIONS if name in settings.values}
+    targets = {name: _Section(hide(settings.values[name])) for name in TARGET_SECTIONS if name in settings.values}
     return _Section(_section(config, ""), **targets)
 
 
@@ -50,7 +53,7 @@ def _section(options: Any, where: str) -> _Section:
         if dataclasses.is_dataclass(value):
             found[name] = _section(value, f"{where}.{name}" if where else name)
         elif hasattr(options, name) and not (name == "ingest" and value is None):
-            found[name] = list(value) if isinstance(value, tuple) else value
+            found[name] = hide(list(value) if isinstance(value, tuple) else value)
     return found
 
 
@@ -69,12 +72,5 @@ def _lines(values: _Section, origin: Mapping[str, str], where: str) -> Iterator[
             yield f"{indent}{name}:"
             yield from _lines(value, origin, f"{where}{name}.")
         else:
-            line = f"{indent}{name}: {_flow(value)}"
+            line = f"{indent}{name}: {one_line(value)}"
             yield f"{line:<{_COMMENT_COLUMN}}  # {origin.get(f'{where}{name}', 'default')}"
-
-
-def _flow(value: Any) -> str:
-    """Returns a value as YAML on one line."""
-    plain = dict(value) if isinstance(value, Mapping) else value
-    dumped = yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, allow_unicode=True, width=float("inf"))
-    return dumped.removesuffix("...\n").strip()

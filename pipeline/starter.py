@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import yaml
+from pipeline.yaml_text import one_line
 
 CONFIG_NAME = "pipeline.yaml"
 DEFAULT_SOURCE = "photos"
@@ -102,7 +102,7 @@ Name your images in `pipeline.yaml` first. Everything a run makes lies in `work/
 """
 
 _IGNORED = """\
-/work/
+work/
 __pycache__/
 """
 
@@ -113,9 +113,8 @@ def files(source: str = DEFAULT_SOURCE) -> dict[str, str]:
     Args:
       source: of the images, as it is to stand in the configuration.
     """
-    written = yaml.safe_dump(source, allow_unicode=True, width=float("inf")).removesuffix("...\n").strip()
     return {
-        CONFIG_NAME: _CONFIG.format(source=written),
+        CONFIG_NAME: _CONFIG.format(source=one_line(source)),
         "my_model.py": _MODEL,
         "README.md": _README,
         ".gitignore": _IGNORED,

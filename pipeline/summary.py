@@ -120,7 +120,7 @@ def text(summary: RunSummary) -> str:
         *((f"split {name}", _split(summary.dataset, name)) for name in summary.dataset.splits),
         ("anomalies", ", ".join(f"{count} in {split}" for split, count in summary.anomalies.items())),
         *(("gate", f"only reports: {finding}") for finding in summary.findings),
-        ("schema", "inferred: review it, then name it with --schema" if summary.schema_inferred else "as reviewed"),
+        ("schema", "inferred: review it, then name it under schema:" if summary.schema_inferred else "as reviewed"),
         ("", summary.schema),
         ("accuracy", _accuracy(summary.accuracy)),
         *([("before", _accuracy(summary.baseline))] if summary.baseline else []),

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from beam_jobs.engines import ENGINES, options_of
-from beam_jobs.errors import OptionError
 from beam_jobs.suggest import unknown
 from pipeline.config import TARGET_SECTIONS
+from pipeline.mapping import SettingError, not_a_section
 
 _ENGINE, _RUNNER = "engine", "runner"
 
@@ -45,20 +45,19 @@ def check(values: Mapping[str, Any]) -> None:
       values: nested settings.
 
     Raises:
-      OptionError: a section is no mapping, or `engine` names no engine, or a setting that its engine does not have.
+      SettingError: a section is no mapping, or `engine` names no engine, or a setting that its engine does not have.
     """
     for section in TARGET_SECTIONS:
         held = values.get(section, {})
         if not isinstance(held, Mapping):
-            raise OptionError(f"{section} is {held!r}; it must be a mapping of settings")
+            raise not_a_section(section, held)
     engine = values.get(_ENGINE, {})
     if _RUNNER not in engine:
         return
     if engine[_RUNNER] not in ENGINES:
-        raise OptionError(unknown(f"{_ENGINE}.{_RUNNER}", engine[_RUNNER], ENGINES))
+        raise SettingError(unknown(f"{_ENGINE}.{_RUNNER}", engine[_RUNNER], ENGINES), [f"{_ENGINE}.{_RUNNER}"])
     known = [item.name for item in dataclasses.fields(options_of(engine[_RUNNER]))]  # type: ignore[arg-type]
     for name in engine:
         if name not in (_RUNNER, *known):
-            raise OptionError(
-                f"{unknown('setting', name, (_RUNNER, *known), f'{_ENGINE}.')}, for {_RUNNER} is {engine[_RUNNER]}"
-            )
+            said = unknown("setting", name, (_RUNNER, *known), f"{_ENGINE}.")
+            raise SettingError(f"{said}, for {_RUNNER} is {engine[_RUNNER]}", [f"{_ENGINE}.{name}"])

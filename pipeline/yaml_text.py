@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any, TextIO
 
 import yaml
@@ -31,6 +31,22 @@ def parse_value(text: str, wants_text: bool) -> Any:
     value = parse(text)
     is_plain = not isinstance(value, (str, list, dict)) and (value is not None or not text.strip())
     return text.strip() if wants_text and is_plain else value
+
+
+def one_line(value: Any) -> str:
+    """Returns a value as YAML on one line; what YAML has no word for is written as text."""
+    dumped = yaml.safe_dump(
+        _plain(value), default_flow_style=True, sort_keys=False, allow_unicode=True, width=float("inf")
+    )
+    return dumped.removesuffix("...\n").strip()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(held) for name, held in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(held) for held in value]
+    return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
 
 
 class _Loader(yaml.SafeLoader):

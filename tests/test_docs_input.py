@@ -10,10 +10,9 @@ import json
 import os
 import queue
 import re
-import shlex
 import subprocess
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,11 @@ import yaml
 
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
-from pipeline.cli import cli
-from pipeline.config import build
+from tests.doc_pages import FENCE, ROOT, Block, blocks, check_feedline, check_settings, text_of
 from tests.make_images import class_folders, encode, jpeg, png
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-ROOT = Path(__file__).parent.parent
 PAGES = ("input", "ops", "streams", "models", "training", "distributed", "bench", "recipes", "doctor", "pipeline-yaml")
 LANGUAGES = {"python", "yaml", "bash", "text"}
 
@@ -49,60 +46,6 @@ SMALLER = {
     "training": {"image_side_px=64": "image_side_px=16", "epochs=5": "epochs=1"},
     "bench": {"image_side_px=224": "image_side_px=32", "seconds=1.0": "seconds=0.02, rounds=1"},
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """A fenced block.
-
-    `line` is that of its first line of code. Comments before it say the rest: `<!-- not run: EXCUSE -->`,
-    `<!-- printed -->` for what the Python before it prints, `<!-- fresh process -->` for what must come before
-    TensorFlow has looked at its devices.
-    """
-
-    page: str
-    line: int
-    language: str
-    code: str
-    excuse: str = ""
-    printed: bool = False
-    fresh: bool = False
-
-    @property
-    def file(self) -> str:
-        """The path in the first line, when the block is the content of a file."""
-        found = re.match(r"# ([\w/]+\.py)\n", self.code)
-        return found[1] if found else ""
-
-
-@functools.cache
-def text_of(page: str) -> str:
-    path = ROOT / "docs" / f"{page}.md"
-    return path.read_text(encoding="utf-8") if path.is_file() else ""  # which fails a test, and not all of them
-
-
-_FENCE = re.compile(
-    r"(?:^<!-- not run: (?P<excuse>.+) -->\n)?(?P<printed>^<!-- printed -->\n)?(?P<fresh>^<!-- fresh process -->\n)?"
-    r"^```(?P<language>.*)\n(?P<code>(?:.*\n)*?)```$",
-    re.MULTILINE,
-)
-
-
-@functools.cache
-def blocks(page: str) -> tuple[Block, ...]:
-    text = text_of(page)
-    return tuple(
-        Block(
-            page=page,
-            line=text.count("\n", 0, found.start("code")) + 1,
-            language=found["language"],
-            code=found["code"],
-            excuse=found["excuse"] or "",
-            printed=bool(found["printed"]),
-            fresh=bool(found["fresh"]),
-        )
-        for found in _FENCE.finditer(text)
-    )
 
 
 def of_language(language: str) -> list[Any]:
@@ -243,7 +186,7 @@ def test_what_is_not_run_is_said(capsys):
 
 def test_every_block_is_fenced_and_says_what_it_is():
     for page in PAGES:
-        outside = _FENCE.sub("", text_of(page))
+        outside = FENCE.sub("", text_of(page))
         assert "```" not in outside, f"docs/{page}.md holds half a fence"
         assert not re.findall(r"^(?: {4}|\t).*", outside, flags=re.MULTILINE), f"docs/{page}.md indents code"
         assert {block.language for block in blocks(page)} <= LANGUAGES, page
@@ -319,18 +262,15 @@ def test_yaml_is_a_configuration(block, workplace, monkeypatch):
 @pytest.mark.parametrize("block", of_language("bash"))
 def test_commands_and_their_options_exist(block, workplace, monkeypatch):
     monkeypatch.syspath_prepend(str(workplace))
-    for line in block.code.replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
-        while words and re.match(r"[A-Z_]+=", words[0]):
-            words = words[1:]
-        if words[:1] == ["export"]:
+    for words in block.commands:
+        if words[0] == "export":
             check_cluster(words[1], monkeypatch)
-        elif words[:1] == ["feedline"]:
+        elif words[0] == "feedline":
             check_feedline(words[1:])
         elif words[:2] == ["python", "-m"]:
             check_module(words[2], words[3:])
         else:
-            assert not words or words[0] in ("pip", "tensorboard"), line
+            assert words[0] in ("pip", "tensorboard"), words
 
 
 def check_cluster(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,35 +280,6 @@ def check_cluster(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert name == "TF_CONFIG"
     monkeypatch.setenv(name, value)
     assert cluster_of_environment().host.count > 1
-
-
-def check_settings(settings: dict[str, Any]) -> None:
-    """Builds the configuration of `feedline run`, with images and a root where the page leaves them out."""
-    from trainer.input_fn import check_options
-    from trainer.models import check_model
-
-    if "dataset" not in settings:
-        settings = {**settings, "ingest": {"source": "photos", **settings.get("ingest", {})}}
-    config = build({"root": "work", **settings})
-    check_options(config.input)
-    check_model(config.train.model)
-
-
-def check_feedline(arguments: list[str]) -> None:
-    """Lets the command line parse arguments without running them; settings in them must be settings."""
-    command: click.Command = cli
-    context = click.Context(cli, info_name="feedline")
-    while isinstance(command, click.Group):
-        _, found, arguments = command.resolve_command(context, arguments)
-        assert found
-        command = found
-    context = command.make_context(command.name, arguments, parent=context)
-    settings: dict[str, Any] = {}
-    for assignment in context.params.get("assignments", ()):
-        key, _, value = assignment.partition("=")
-        section, _, name = key.partition(".")
-        settings.setdefault(section, {})[name] = yaml.safe_load(value)
-    check_settings(settings)
 
 
 def check_module(module: str, arguments: list[str]) -> None:
@@ -421,7 +332,7 @@ def test_every_recipe_is_there_once_and_in_order():
 @pytest.mark.parametrize("number", range(1, 31))
 def test_a_recipe_has_an_example_a_page_and_a_test(number):
     recipe = recipes()[number]
-    assert len(_FENCE.findall(recipe)) == 1
+    assert len(FENCE.findall(recipe)) == 1
     pages = re.findall(r"\]\(([\w-]+)\.md(?:#([\w-]+))?\)", recipe)
     assert pages
     assert [page for page, _ in pages if not text_of(page)] == []
@@ -434,7 +345,7 @@ def test_a_recipe_has_an_example_a_page_and_a_test(number):
 @functools.cache
 def headings_of(page: str) -> set[str]:
     """The headings of a page, as a link spells them."""
-    found = re.findall(r"^#+ (.+)$", _FENCE.sub("", text_of(page)), flags=re.MULTILINE)
+    found = re.findall(r"^#+ (.+)$", FENCE.sub("", text_of(page)), flags=re.MULTILINE)
     return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in found}
 
 

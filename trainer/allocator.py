@@ -8,8 +8,9 @@ core, so that a process holds a multiple of what its buffers hold. See `mallopt(
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
+
+from beam_jobs.machine import cores
 
 # Numbers of malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
@@ -29,7 +30,7 @@ def keep_buffers() -> bool:
     if mallopt is None:
         return False
     wanted = (
-        (_ARENA_MAX, os.cpu_count() or 1),
+        (_ARENA_MAX, cores()),
         (_MMAP_THRESHOLD, _LARGEST_POOLED_BYTES),
         (_TRIM_THRESHOLD, _KEPT_BYTES),
     )

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import psutil
 import tensorflow as tf
 
 from beam_jobs import record, tfrecord
 from beam_jobs.errors import OptionError
+from beam_jobs.machine import free_bytes
 from beam_jobs.storage import is_remote
 from trainer.columns_parse import batch_ragged
 from trainer.index import RecordIndex
@@ -75,27 +75,6 @@ def choose_cache(options: InputOptions, ops: Sequence[Op], index: RecordIndex, o
     if total * WHILE_FILLED > limit:
         return CacheChoice(kind="none", reason=f"it would take {wanted}")
     return CacheChoice(kind="memory", reason=f"it takes {wanted}", ops=done, size=size, bytes=total)
-
-
-def free_bytes(group: str = "/sys/fs/cgroup") -> int:
-    """Returns the memory that is free here: of the machine, or of the container, which may have less.
-
-    Args:
-      group: directory of the cgroup, version 2, that this process sees as its own.
-    """
-    free = psutil.virtual_memory().available
-    try:
-        most, used = (int(_text(group, name)) for name in ("memory.max", "memory.current"))
-        # Files in the page cache count as used, and yet give way at once.
-        inactive = dict(line.split() for line in _text(group, "memory.stat").splitlines()).get("inactive_file", "0")
-        return min(free, max(0, most - used + int(inactive)))
-    except (OSError, ValueError):  # no such group, or no limit
-        return free
-
-
-def _text(group: str, name: str) -> str:
-    with open(os.path.join(group, name), encoding="ascii") as stream:
-        return stream.read()
 
 
 def _why_not(options: InputOptions, once: bool) -> str:

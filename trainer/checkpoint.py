@@ -25,7 +25,7 @@ import keras
 import ml_dtypes
 import numpy as np
 
-from beam_jobs import storage
+from beam_jobs import disk, storage
 from beam_jobs.errors import OptionError
 from trainer.position import Position
 
@@ -69,7 +69,15 @@ class Checkpoints:
         Args:
           step: steps since the beginning of the training; orders the checkpoints.
           checkpoint: what to write.
+
+        Raises:
+          DiskError: a local disk does not take it; the checkpoints before are whole.
         """
+        size = sum(value.nbytes for value in checkpoint.arrays.values())
+        with disk.explained("writing a checkpoint", self.directory, needed=lambda: size):
+            self._save(step, checkpoint)
+
+    def _save(self, step: int, checkpoint: Checkpoint) -> None:
         path = storage.join(self.directory, f"{_PREFIX}{step:08d}")
         storage.remove(storage.join(path, INDEX_NAME))  # of the same step, from a training that was resumed before it
         digests = {VARIABLES_NAME: _write_arrays(storage.join(path, VARIABLES_NAME), checkpoint.arrays)}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import itertools
 import logging
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from beam_jobs import manifest, record, storage, tables, tfrecord
-from beam_jobs.decode import decode_checked
-from beam_jobs.errors import BadImage, CorruptDataset, FeedlineError
+from beam_jobs import manifest, storage, tables, tfrecord
+from beam_jobs.errors import CorruptDataset, FeedlineError
+from beam_jobs.machine import cores
 from beam_jobs.manifest import Manifest
 from beam_jobs.pool import map_ordered
+from trainer.content import content_problem
 
 _log = logging.getLogger(__name__)
 _READ_BYTES = 4 << 20  # of a shard at a time
@@ -142,7 +142,7 @@ def excluded(path: str, split: str, budget: int) -> frozenset[int]:
 
 def _damages(path: str, split: str, decode: bool) -> Iterator[Damage]:
     dataset = manifest.load(path)
-    threads = (os.cpu_count() or 1) if decode else 1
+    threads = cores() if decode else 1
     read = itertools.chain.from_iterable(map(_read_shard, _places(path, split, dataset)))
     for place, reason in map_ordered(lambda item: (item[0], _problem(*item, decode)), read, threads):
         if reason:
@@ -222,34 +222,7 @@ def _problem(place: _Place, data: bytes | str, decode: bool) -> str:
         return "has a damaged length"
     if tail != data[-_TAIL_BYTES:]:
         return "has changed: its checksum is not the one that was written"
-    return _content_problem(payload, place.key, decode)
-
-
-def _content_problem(payload: bytes, key: str, decode: bool) -> str:
-    from google.protobuf.message import DecodeError
-
-    try:
-        values = record.decode(payload)
-    except DecodeError:
-        return "is not a tf.train.Example"
-    missing = [name for name in (record.FILENAME, record.ENCODED) if not values.get(name)]
-    if missing:
-        return f"has no {missing[0]}"
-    if values[record.FILENAME][0] != key.encode():
-        return f"is that of {values[record.FILENAME][0]!r}"
-    return _image_problem(values) if decode else ""
-
-
-def _image_problem(values: dict[str, list]) -> str:
-    encoded = values[record.ENCODED][0]
-    if values.get(record.FORMAT) == [b"raw"]:
-        wanted = values[record.HEIGHT][0] * values[record.WIDTH][0] * 3
-        return "" if len(encoded) == wanted else f"has {len(encoded)} bytes of pixels instead of {wanted}"
-    try:
-        decode_checked(encoded)
-    except BadImage as bad:
-        return f"cannot be decoded: {bad.detail}"
-    return ""
+    return content_problem(payload, place.key, decode)
 
 
 def _can_leave_out(damage: Damage) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from beam_jobs import validate
 from beam_jobs.errors import OptionError
+from beam_jobs.machine import cores
 from beam_jobs.storage import is_remote
 from trainer.train_options import TrainOptions
 
@@ -122,7 +122,7 @@ class InputOptions:
     @property
     def thread_count(self) -> int:
         """Threads for parsing and image ops, at least 1."""
-        return self.threads or os.cpu_count() or 1
+        return self.threads or cores()
 
     @property
     def parallel_calls(self) -> int:

@@ -83,6 +83,7 @@ class Options:
         dataflow_checks.workers(self)
         dataflow_checks.network(self)
         dataflow_checks.code(self)
+        prices.load(self.prices)
         for argument in self.beam_args:
             dataflow_checks.argument(argument, self.__dataclass_fields__)
 

@@ -9,22 +9,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
-import google.auth
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
 from apache_beam.transforms.environments import DockerEnvironment
 from apitools.base.py.exceptions import HttpError  # type: ignore[import-untyped]
-from google.auth.exceptions import GoogleAuthError
 
 from beam_jobs.engines import dataflow_graph
 from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.jobs import MakePipeline
+from beam_jobs.stores import google_login
 
-_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-_LOGIN = "gcloud auth application-default login"
 # What to do about the answers that users meet; others say enough themselves.
 _REMEDIES = {
-    401: f"log in again with `{_LOGIN}`",
+    401: f"log in again with `{google_login.LOGIN}`",
     403: "enable the API with `gcloud services enable dataflow.googleapis.com`, and ask for the role Dataflow Admin",
     404: "look at project and region",
     409: "a job of that name runs already; wait for it, or set job_name",
@@ -38,10 +35,8 @@ def check_credentials() -> None:
     Raises:
       OptionError: there are none.
     """
-    try:
-        google.auth.default(scopes=[_SCOPE])
-    except GoogleAuthError as error:
-        raise OptionError(f"there are no Google Cloud credentials here; make some with `{_LOGIN}`") from error
+    if reason := google_login.missing():
+        raise OptionError(reason)
 
 
 def pipelines(arguments: Sequence[str], names: Sequence[str]) -> MakePipeline:

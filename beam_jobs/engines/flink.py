@@ -8,12 +8,16 @@ import os
 import re
 import shutil
 import sys
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from beam_jobs import validate
+from beam_jobs.engines import costs
+from beam_jobs.engines.costs import Bill, Work
 from beam_jobs.errors import OptionError
+from beam_jobs.options import IngestOptions
 
 if TYPE_CHECKING:
     from beam_jobs.jobs import MakePipeline
@@ -96,16 +100,46 @@ class Options:
     def open(self) -> Iterator[MakePipeline]:
         """See `Engine`."""
         from beam_jobs.engines import flink_cluster, flink_jar, flink_java, flink_jobs, flink_logs, flink_server
+        from beam_jobs.engines.flink_child import Left
 
         worker = self._worker()
         slots = flink_cluster.slots(self)
         java = flink_java.find()
         jar = flink_jar.find(self.flink_version, self.job_server_jar)
         command = flink_server.command(java, jar, self.flink_master, self.java_memory)
-        with flink_logs.logs(self.log_dir) as logs, flink_server.running(command, logs) as place:
-            arguments = [*self.beam_arguments(worker, slots), f"--job_endpoint={place}"]
-            master = "" if self.is_local else self.flink_master
-            yield lambda: flink_jobs.pipeline(arguments, self.retries, master)
+        job = f"feedline-{uuid.uuid4().hex[:12]}"
+        url = "" if self.is_local else flink_cluster.address(self.flink_master)
+        with flink_logs.logs(self.log_dir) as logs:
+            left = Left(url, job, "" if self.log_dir else logs)
+            with flink_server.running(command, logs, left) as place:
+                arguments = [*self.beam_arguments(worker, slots), f"--job_endpoint={place}"]
+                yield lambda: flink_jobs.pipeline(arguments, self.retries, job, url)
+
+    def check(self, ingest: IngestOptions) -> None:
+        """Checks what `open` needs, and starts and fetches nothing.
+
+        Args:
+          ingest: unused; Flink runs any.
+
+        Raises:
+          OptionError: worker, cluster, Java or job server are missing or do not fit.
+        """
+        from beam_jobs.engines import flink_cluster, flink_jar, flink_java
+
+        self._worker()
+        flink_cluster.slots(self)
+        flink_java.find()
+        flink_jar.check(self.flink_version, self.job_server_jar)
+
+    def bill(self, work: Work) -> Bill:
+        """Returns what some work takes: time on the slots there are. Machines of your own have no price here.
+
+        Raises:
+          OptionError: the cluster does not answer, or does not fit.
+        """
+        from beam_jobs.engines import flink_cluster
+
+        return costs.on_cores(work, flink_cluster.slots(self), costs.FLINK_START_SECONDS)
 
     def _worker(self) -> str:
         if self.worker_pool:

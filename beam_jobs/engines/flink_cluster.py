@@ -96,21 +96,6 @@ def address(master: str) -> str:
     return master if master.startswith(("http://", "https://")) else f"http://{master}"
 
 
-def cancel(master: str, name: str) -> None:
-    """Ends the jobs of a name on a cluster; those that are over stay as they are.
-
-    Raises:
-      OSError, ValueError, HTTPException: the cluster does not answer.
-    """
-    jobs = f"{address(master).rstrip('/')}/jobs"
-    with urllib.request.urlopen(f"{jobs}/overview", timeout=_TIMEOUT_S) as answer:  # noqa: S310 - as in `overview`
-        found = json.load(answer)["jobs"]
-    for job in found:
-        if job["name"] == name and job["end-time"] < 0:
-            request = urllib.request.Request(f"{jobs}/{job['jid']}?mode=cancel", method="PATCH")  # noqa: S310
-            urllib.request.urlopen(request, timeout=_TIMEOUT_S).close()  # noqa: S310
-
-
 def _reason(error: Exception) -> str:
     if isinstance(error, http.client.HTTPException) and not isinstance(error, OSError):
         return "it speaks no HTTP"  # the error quotes whatever came instead

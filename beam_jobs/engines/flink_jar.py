@@ -32,16 +32,32 @@ def find(flink_version: str, named: str = "", cache: str = "") -> str:
     Raises:
       OptionError: the file is not there, or cannot be fetched whole.
     """
+    url, path = _place(flink_version, named, cache)
+    if url and not _is_whole(path):
+        _fetch(url, path)
+    return path
+
+
+def check(flink_version: str, named: str = "", cache: str = "") -> None:
+    """Checks that `find` will find the jar, without fetching more than its checksum. The arguments are the same.
+
+    Raises:
+      OptionError: the file is not there, or could not be fetched.
+    """
+    url, path = _place(flink_version, named, cache)
+    if url and not _is_whole(path):
+        _checksum(url)
+
+
+def _place(flink_version: str, named: str, cache: str) -> tuple[str, str]:
+    """Returns the URL of the jar, empty for a file of the user, and the path that it has or will have here."""
     if named and not web.is_url(named):
         path = os.path.abspath(os.path.expanduser(named))
         if not os.path.isfile(path):
             raise OptionError(f"job_server_jar is {named!r}, which is not a file; name the jar itself, or leave it out")
-        return path
+        return "", path
     url = named or published(flink_version)
-    path = os.path.join(cache or _cache(), os.path.basename(url))
-    if not _is_whole(path):
-        _fetch(url, path)
-    return path
+    return url, os.path.join(cache or _cache(), os.path.basename(url))
 
 
 def published(flink_version: str) -> str:
@@ -99,7 +115,21 @@ def _checksum(url: str) -> tuple[str, str]:
     for algorithm in _CHECKSUMS:
         if words := _text(f"{url}.{algorithm}").split():
             return algorithm, words[0].lower()
-    raise OptionError(f"{url} has no checksum beside it, so it is not there or not to be trusted; {_OFFLINE}")
+    if not _is_there(url):
+        raise OptionError(
+            f"there is no job server at {url} (404); correct flink_version or job_server_jar, or {_OFFLINE}"
+        )
+    raise OptionError(f"{url} has no checksum beside it ({', '.join(_CHECKSUMS)}), so it is not trusted; {_OFFLINE}")
+
+
+def _is_there(url: str) -> bool:
+    try:
+        with _opened(urllib.request.Request(url, method="HEAD")):  # noqa: S310 - as in `_opened`
+            return True
+    except urllib.error.HTTPError as error:
+        return error.code != 404
+    except (OSError, http.client.HTTPException) as error:
+        raise _unfetched(url, error) from error
 
 
 def _text(url: str) -> str:
@@ -115,7 +145,7 @@ def _text(url: str) -> str:
         raise _unfetched(url, error) from error
 
 
-def _opened(url: str) -> BinaryIO:
+def _opened(url: str | urllib.request.Request) -> BinaryIO:
     answer: BinaryIO = urllib.request.urlopen(url, timeout=_TIMEOUT_S)  # noqa: S310 - http or https: `web.is_url`
     return answer
 

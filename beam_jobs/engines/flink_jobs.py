@@ -10,7 +10,6 @@ import copy
 import functools
 import logging
 import re
-import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,22 +18,22 @@ import grpc  # type: ignore[import-untyped]
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineState
 
-from beam_jobs.engines import flink_cluster
+from beam_jobs.engines import flink_child
 
 _STATE = re.compile(r"Pipeline \S+ failed in state \w+: ")
 _LOGGER = logging.getLogger(__name__)
 
 
-def pipeline(arguments: Sequence[str], retries: int, master: str = "") -> beam.Pipeline:
+def pipeline(arguments: Sequence[str], retries: int, name: str, url: str = "") -> beam.Pipeline:
     """Returns a pipeline that sends its job again when Flink gives it up.
 
     Args:
       arguments: of Beam's Flink runner.
       retries: how often, at most.
-      master: the REST endpoint of the cluster; empty for the mini cluster, which ends with its job server.
+      name: of the job, by which it is cancelled; every run has one of its own.
+      url: the REST endpoint of the cluster; empty for the mini cluster, which ends with its job server.
     """
-    name = f"feedline-{uuid.uuid4().hex[:12]}"
-    cancel = functools.partial(flink_cluster.cancel, master, name) if master else _nothing
+    cancel = functools.partial(flink_child.cancel, url, name) if url else _nothing
     return _Pipeline(PipelineOptions([*arguments, f"--job_name={name}"]), retries, cancel)
 
 

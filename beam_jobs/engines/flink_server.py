@@ -14,12 +14,14 @@ from collections.abc import Iterator, Sequence
 from typing import IO
 
 from beam_jobs.engines import flink_child
+from beam_jobs.engines.flink_child import Left
 from beam_jobs.engines.flink_logs import SERVER_LOG
 from beam_jobs.errors import FeedlineError
 
 _START_S = 120.0
 _STOP_S = 20.0
 _LOOK_S = 0.2
+_NOTHING = Left()
 # Flink reflects into these; Java 17 refuses without. Those that Flink's own scripts pass, as far as it needs them here.
 _PACKAGES = ("lang", "lang.reflect", "io", "net", "nio", "text", "time", "util", "util.concurrent")
 OPENED = (
@@ -47,12 +49,13 @@ def command(java: str, jar: str, master: str, memory: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def running(command: Sequence[str], log_dir: str) -> Iterator[str]:
+def running(command: Sequence[str], log_dir: str, left: Left = _NOTHING) -> Iterator[str]:
     """Runs a job server while the block lasts; it and all that it started end with the block, or with this process.
 
     Args:
       command: as `command` returns it.
       log_dir: directory for its log and the files it keeps while it runs.
+      left: what is to be cleared away when this process is killed.
 
     Returns:
       `host:port` that takes jobs.
@@ -65,7 +68,7 @@ def running(command: Sequence[str], log_dir: str) -> Iterator[str]:
     places = ["--job-port", str(port), "--artifact-port", "0", "--expansion-port", "-1"]
     files = ["--artifacts-dir", os.path.join(log_dir, "artifacts"), "--flink-conf-dir", _settings(log_dir)]
     with open(log, "ab") as stream:
-        server = _started([*command, *places, *files], stream)
+        server = _started([*command, *places, *files], left, stream)
         try:
             _await(server, port, log)
             yield f"localhost:{port}"
@@ -73,9 +76,9 @@ def running(command: Sequence[str], log_dir: str) -> Iterator[str]:
             _stop(server)
 
 
-def _started(command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+def _started(command: Sequence[str], left: Left, log: IO[bytes]) -> subprocess.Popen[bytes]:
     # A session of its own: Ctrl-C is for this process, which cancels the job before the server has to go.
-    ending_with_this = [sys.executable, "-I", flink_child.__file__, str(os.getpid()), *command]
+    ending_with_this = [sys.executable, "-I", flink_child.__file__, str(os.getpid()), *left, *command]
     return subprocess.Popen(  # noqa: S603 - the Java and the jar of the user
         ending_with_this, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
     )

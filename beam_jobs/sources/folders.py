@@ -44,7 +44,7 @@ class ClassFolders:
             entries = list(os.scandir(self.root))
         except OSError as error:
             raise SourceError(f"{self.root} cannot be read: {os.strerror(error.errno or 0)}") from error
-        classes = [entry for entry in entries if entry.is_dir() and not is_hidden(entry.name)]
+        classes = [entry for entry in entries if walk.is_dir(entry) and not is_hidden(entry.name)]
         if not classes:
             found = "no visible folder" if entries else "nothing"
             raise SourceError(f"{self.root} holds {found}; {_WANTED}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import stat
 import struct
 import tarfile
@@ -21,6 +22,9 @@ from beam_jobs.types import Reject
 _MAX_TAR_HEADER_BYTES = 64 << 10
 _TAR_BLOCK_BYTES = 512
 _BLOCK_BYTES = 1 << 20
+
+# `zipfile` reads the directory at once, and holds ten times as much. This is one of five million members.
+_MAX_ZIP_DIRECTORY_BYTES = 512 << 20
 
 _ZIP_LOCAL = struct.Struct("<4s22xHH")  # signature, length of the name, length of the extra field
 _ZIP_END = struct.Struct("<10xH10x")  # number of members
@@ -58,6 +62,7 @@ def zip_members(container: Container, opened: Opened) -> Iterator[Member | Rejec
     Raises:
       SourceError: it is no zip archive, or its directory is damaged.
     """
+    taken: list[tuple[int, int]] = []
     for info in _zip_infos(container, opened):
         written = _zip_name(info)
         if written.endswith("/"):
@@ -65,28 +70,32 @@ def zip_members(container: Container, opened: Opened) -> Iterator[Member | Rejec
         try:
             name = clean_name(written)
             if name:
-                yield _zip_member(info, name, container, opened)
+                member = _zip_member(info, name, container, opened)
+                _take_bytes(info.header_offset, member.place, taken)
+                yield member
         except BadImage as bad:
             yield scan_reject(written, written, bad.reason, bad.detail)
 
 
 class _Headers:
-    """What `tarfile` reads through: it wants headers only, so a long read is a forged size."""
+    """What `tarfile` and `zipfile` read through: they want headers only, so a long read is a forged size."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BinaryIO, limit: int) -> None:
         self._stream = stream
+        self._limit = limit
         self.seek = stream.seek
         self.tell = stream.tell
+        self.seekable = stream.seekable
 
-    def read(self, length: int) -> bytes:
-        if not 0 <= length <= _MAX_TAR_HEADER_BYTES:
+    def read(self, length: int | None = None) -> bytes:
+        if length is not None and not 0 <= length <= self._limit:
             raise tarfile.ReadError(f"a header claims {length} bytes")
-        return self._stream.read(length)
+        return self._stream.read(self._limit if length is None else length)
 
 
 def _open_tar(container: Container, opened: Opened) -> tarfile.TarFile:
     try:
-        headers: BinaryIO = _Headers(opened.stream)  # type: ignore[assignment]
+        headers: BinaryIO = _Headers(opened.stream, _MAX_TAR_HEADER_BYTES)  # type: ignore[assignment]
         return tarfile.open(fileobj=headers, mode="r:", encoding="utf-8", errors="surrogateescape")
     # tarfile raises whatever its arithmetic runs into on forged headers, RecursionError included.
     except Exception as error:
@@ -146,7 +155,8 @@ def _check_tar_end(offset: int, container: Container, opened: Opened) -> None:
 
 def _zip_infos(container: Container, opened: Opened) -> list[zipfile.ZipInfo]:
     try:
-        infos = zipfile.ZipFile(opened.stream).infolist()
+        directory: BinaryIO = _Headers(opened.stream, _MAX_ZIP_DIRECTORY_BYTES)  # type: ignore[assignment]
+        infos = zipfile.ZipFile(directory).infolist()
     # Forged directories raise whatever their fields run into: struct errors, unknown versions, names that are not text.
     except Exception as error:
         raise SourceError(f"{container.path} is no zip archive, or damaged: {error}") from error
@@ -168,6 +178,21 @@ def _zip_name(info: zipfile.ZipInfo) -> str:
         return info.filename
     # Without the flag zipfile reads code page 437, which few archivers meant; most wrote what their disk had.
     return info.filename.encode("cp437").decode("utf-8", "surrogateescape")
+
+
+def _take_bytes(start: int, place: Slice, taken: list[tuple[int, int]]) -> None:
+    """Refuses bytes that belong to a member before: a bomb of few bytes has each of its members unpack the same ones.
+
+    Args:
+      start: of the header of the member.
+      place: of its bytes.
+      taken: start and end of the members before, in order; this one is added.
+    """
+    end = place.offset + place.length
+    index = bisect.bisect_right(taken, (start, end))
+    if (index and taken[index - 1][1] > start) or (index < len(taken) and taken[index][0] < end):
+        raise BadImage(RejectReason.BAD_MEMBER, "its bytes are those of another member, too")
+    taken.insert(index, (start, end))
 
 
 def _zip_member(info: zipfile.ZipInfo, name: str, container: Container, opened: Opened) -> Member:

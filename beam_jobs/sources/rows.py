@@ -14,7 +14,7 @@ from beam_jobs.options import TableColumns
 from beam_jobs.sources.local import reference, regular_file, scan_reject
 from beam_jobs.types import EXTRA_TYPES, Annotations, ExtraValue, ImageRef, Reject
 
-NUMBER = re.compile(r"-?(0|[1-9][0-9]*)?(\.[0-9]*)?([eE][+-]?[0-9]+)?(?<=[0-9.])")
+NUMBER = re.compile(r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _LARGEST_FLOAT32 = 3.4028234e38  # what a record can hold
 
 Row = Mapping[str, Any]
@@ -185,5 +185,9 @@ def _extra(row: Row, name: str, kind: type) -> ExtraValue:
 
 
 def _converted(value: Any, name: str, kind: type) -> Any:
-    converted = kind(value.strip() if isinstance(value, str) else value)
+    try:
+        converted = kind(value.strip() if isinstance(value, str) else value)
+    except (ValueError, OverflowError) as error:
+        detail = f"column {name!r} holds {value!r:.60}, all else in it is {kind.__name__}; was the table changed?"
+        raise BadImage(RejectReason.BAD_ANNOTATION, detail) from error
     return _utf8(converted, name) if kind is str else converted

@@ -15,14 +15,16 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from beam_jobs import storage
+from beam_jobs import arrow_types, storage  # noqa: F401 - importing the first makes Parquet safe to open
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
+from beam_jobs.sources.lines import lines, swallowed_row
 from beam_jobs.sources.rows import NUMBER, Row, RowReader, extra_kinds, value_kind
 from beam_jobs.types import ImageRef, Reject
 
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 _PARQUET_BATCH_ROWS = 4096
+_QUOTE = "a quote is not closed, or should be written twice"
 _MORE = "\0"  # where the csv module puts cells beyond the header; it lets no name hold this
 
 
@@ -80,7 +82,7 @@ class Table(ABC):
         try:
             header = self.header()
         except (OSError, ValueError, csv.Error, pa.ArrowException) as error:
-            raise SourceError(f"{self.path} cannot be read as a {self.kind} table: {error}") from error
+            raise SourceError(f"{self.path} cannot be read as a {self.kind} table: {_told(error)}") from error
         named = self.columns.named()
         twice = sorted({name for name in header if header.count(name) > 1} & set(named.values()))
         if twice:
@@ -88,7 +90,7 @@ class Table(ABC):
         for role, column in named.items():
             if column not in header:
                 known = ", ".join(map(repr, header)) or "none"
-                raise SourceError(f"{self.path} has no column {column!r} for the {role}; it has {known}")
+                raise SourceError(f"{self.path} has no column {column!r} for the {role}; it has {known:.1000}")
         if next(self.rows(), None) is None:
             raise SourceError(f"{self.path} has columns and no row; add one row an image")
 
@@ -120,17 +122,31 @@ class CsvTable(Table):
     def header(self) -> list[str]:
         """See `Table`."""
         with self._open() as stream:
-            return list(csv.DictReader(stream).fieldnames or [])
+            return list(self._reader(stream).fieldnames or [])
 
     def rows(self) -> Iterator[tuple[int, Row]]:
         """See `Table`; the number is that of the last line of a row."""
+        last = 0
         with self._open() as stream:
-            reader = csv.DictReader(stream, restkey=_MORE)
+            reader = self._reader(stream)
             try:
+                last = reader.line_num if reader.fieldnames else 0
                 for row in reader:
-                    yield reader.line_num, row
+                    if reader.line_num > last + 1:
+                        self._check_quotes(row, last + 1, reader.line_num)
+                    last = reader.line_num
+                    yield last, row
             except (UnicodeDecodeError, csv.Error, OSError) as error:
-                raise SourceError(f"{self.path} cannot be read past line {reader.line_num}: {error}") from error
+                raise SourceError(f"{self.path} cannot be read past line {last}: {_told(error)}") from error
+
+    def _check_quotes(self, row: Row, first: int, last: int) -> None:
+        if line := swallowed_row(row, self.columns.image, self.base):
+            where = f"{self.path} has a cell between the lines {first} and {last}"
+            raise SourceError(f"{where} that holds the row {line[:60]!r}; {_QUOTE}")
+
+    def _reader(self, stream: io.TextIOBase) -> csv.DictReader:
+        # Strict: otherwise a quote that is never closed takes the rest of the table into its cell.
+        return csv.DictReader(lines(stream, self.path), restkey=_MORE, strict=True)
 
     def _open(self) -> io.TextIOWrapper:
         return io.TextIOWrapper(storage.open_read(self.path), encoding="utf-8-sig", newline="")
@@ -162,7 +178,7 @@ class JsonlTable(Table):
         number = 0
         with io.TextIOWrapper(storage.open_read(self.path), encoding="utf-8-sig") as stream:
             try:
-                for number, line in enumerate(stream, 1):
+                for number, line in enumerate(lines(stream, self.path), 1):
                     if line.strip():
                         yield number, self._object(line, number)
             except (UnicodeDecodeError, OSError) as error:
@@ -198,8 +214,15 @@ class ParquetTable(Table):
                     for row in batch.to_pylist():
                         number += 1
                         yield number, row
-        except (pa.ArrowException, OSError) as error:
-            raise SourceError(f"{self.path} cannot be read past row {number}: {error}") from error
+        # Arrow does not look at values until they are made Python's: text may not be UTF-8, times of no calendar.
+        except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+            raise SourceError(f"{self.path} cannot be read past row {number}: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    """Returns what an error says in one line, of which Arrow takes several."""
+    unclosed = isinstance(error, csv.Error) and "NUL" not in str(error)
+    return " ".join(str(error).split()) + (f"; {_QUOTE}" if unclosed else "")
 
 
 TABLES: dict[str, type[Table]] = {"csv": CsvTable, "jsonl": JsonlTable, "parquet": ParquetTable}

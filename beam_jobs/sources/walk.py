@@ -54,7 +54,11 @@ def check_enterable(directory: str, root: str) -> None:
     try:
         os.scandir(directory).close()
     except OSError as error:
-        raise SourceError(f"{printable(directory)} cannot be read: {os.strerror(error.errno or 0)}") from error
+        raise _unreadable(directory, error) from error
+
+
+def _unreadable(directory: str, error: OSError) -> SourceError:
+    return SourceError(f"{printable(directory)} cannot be read: {os.strerror(error.errno or 0)}")
 
 
 def _local(base: str, pattern: Pattern, label_kind: str) -> Iterator[ImageRef | Reject]:
@@ -86,17 +90,21 @@ def _names(
     directory: str, root: str, below: str, state: State, seen: set[tuple[int, int, State]]
 ) -> Iterator[tuple[str, str, State, tuple[str, bool, bool]]]:
     check_enterable(directory, root)
-    status = os.stat(directory)
-    if (status.st_dev, status.st_ino, state) in seen:
-        return  # a link leads back here: the images are already in
-    seen.add((status.st_dev, status.st_ino, state))
-    with os.scandir(directory) as found:
-        names = sorted((entry.name, _is_dir(entry), entry.is_symlink()) for entry in found)
+    try:
+        status = os.stat(directory)
+        if (status.st_dev, status.st_ino, state) in seen:
+            return  # a link leads back here: the images are already in
+        seen.add((status.st_dev, status.st_ino, state))
+        with os.scandir(directory) as found:
+            names = sorted((entry.name, is_dir(entry), entry.is_symlink()) for entry in found)
+    except OSError as error:  # it was there a moment ago
+        raise _unreadable(directory, error) from error
     for name in names:
         yield directory, below, state, name
 
 
-def _is_dir(entry: os.DirEntry) -> bool:
+def is_dir(entry: os.DirEntry) -> bool:
+    """Returns whether an entry is a directory, or a link to one."""
     with contextlib.suppress(OSError):  # a link that leads to itself, for one
         return entry.is_dir()
     return False

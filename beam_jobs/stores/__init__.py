@@ -23,7 +23,7 @@ def store_for(path: str) -> Store:
     """Returns the store that a path lies in; its verbs raise what the client raises, so wrap them in `os_errors`.
 
     Raises:
-      OSError: nothing here can reach such a path; the message says what to install.
+      OSError: nothing here can reach such a path, or there are no credentials; the message says what to do.
     """
     scheme = FileSystems.get_scheme(path) or ""
     try:
@@ -38,7 +38,8 @@ def store_for(path: str) -> Store:
         return Store(FileSystems.get_filesystem(path))
     except ImportError as error:
         extra = "aws" if scheme == "s3" else "gcp"
-        raise OSError(f"{scheme}:// cannot be reached ({error}); install feedline[{extra}]") from error
+        remedy = f"in the checkout of Feedline: pip install -c constraints.txt '.[{extra}]'"
+        raise OSError(f"{scheme}:// cannot be reached ({error}); {remedy}") from error
     except ValueError as error:
         raise OSError(f"{scheme}:// is no filesystem that is known here; give a local path, s3:// or gs://") from error
 

@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from apache_beam.io.gcp.gcsio import BeamBlobWriter, GcsIO, parse_gcs_path
+from apache_beam.io.gcp.gcsio import BeamBlobWriter, GcsIO, create_storage_client, parse_gcs_path
 from google.api_core.exceptions import RequestRangeNotSatisfiable
 
+from beam_jobs.stores import google_login
 from beam_jobs.stores.store import Listed, Store
 
 _READ_BYTES = 1 << 20  # Beam's 16 MiB would be read for every jump in an object
+_EMULATOR = "STORAGE_EMULATOR_HOST"  # Google's client reads it
 
 _thread = threading.local()
+_looking = threading.Lock()
+_found: list[bool] = []  # whether there are credentials, or an emulator goes without
 
 
 def store(options: Any) -> GcsStore:
-    """Returns the store of this thread; a new one when the options of the pipeline are others."""
+    """Returns the store of this thread; a new one when the options of the pipeline are others.
+
+    Raises:
+      OSError: there are no credentials; the message says how to make some. An emulator needs none.
+    """
     held: tuple[Any, GcsStore] | None = getattr(_thread, "held", None)
     if held is None or held[0] is not options:
-        held = _thread.held = (options, GcsStore(GcsIO(pipeline_options=options)))
+        client = create_storage_client(options, use_credentials=_has_credentials())
+        held = _thread.held = (options, GcsStore(GcsIO(client, options)))
     return held[1]
+
+
+def _has_credentials() -> bool:
+    """Asks for credentials, until there are some: on a machine of Google's they may come late."""
+    with _looking:
+        if not _found:
+            reason = google_login.missing()
+            if reason and not os.environ.get(_EMULATOR):
+                raise OSError(reason)
+            _found.append(not reason)
+        return _found[0]
 
 
 class GcsStore(Store):

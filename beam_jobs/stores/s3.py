@@ -9,10 +9,12 @@ import threading
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+import boto3  # type: ignore[import-untyped]
 from apache_beam.io.aws import s3io
 from apache_beam.io.aws.clients.s3.boto3_client import Client
 from apache_beam.io.aws.clients.s3.messages import GetRequest
 from apache_beam.io.filesystemio import Uploader, UploaderStream
+from apache_beam.options.pipeline_options import S3Options
 from botocore.exceptions import BotoCoreError, ClientError
 
 from beam_jobs.stores.failures import status_of
@@ -28,11 +30,24 @@ _made: list[tuple[Any, S3Store]] = []
 
 
 def store(options: Any) -> S3Store:
-    """Returns the store of this process; a new one when the options of the pipeline are others."""
+    """Returns the store of this process; a new one when the options of the pipeline are others.
+
+    Raises:
+      OSError: there are no credentials; the message says where to put some.
+    """
     with _making:
         if not _made or _made[0][0] is not options:
+            _check_credentials(options)
             _made[:] = [(options, S3Store(Client(options)))]
         return _made[0][1]
+
+
+def _check_credentials(options: Any) -> None:
+    if not options.view_as(S3Options).s3_access_key_id and boto3.Session().get_credentials() is None:
+        raise OSError(
+            "there are no AWS credentials here; make some with `aws configure`, or set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+        )
 
 
 class S3Store(Store):

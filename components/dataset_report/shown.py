@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 
+from beam_jobs import visible
+
 _LONGEST = 120  # characters; a name of a megabyte must not make a page of a megabyte
 _ABSOLUTE = re.compile(r"^(/|~|[A-Za-z]:[\\/]|\\\\|file:)")
 _HOME = re.compile(
     r"^(?:file:/+(?=[^/]))?(?:/?home/[^/]+|/?Users/[^/]+|/?root|~[^/\\]*|[A-Za-z]:[\\/]Users[\\/][^\\/]+)(?=[\\/]|$)"
 )
 _PATH_IN_PROSE = re.compile(r"(?<![\w./:…\\~-])(?:file:/+|/|~|[A-Za-z]:[\\/])[^\s'\",;()]+")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def text(value: object, most: int = _LONGEST) -> str:
@@ -25,7 +26,7 @@ def text(value: object, most: int = _LONGEST) -> str:
     if len(line) > most:
         line = f"{line[: most // 2]}…{line[-(most - most // 2 - 1) :]}"
     line = _PATH_IN_PROSE.sub(lambda found: _without_owner(found[0]), line)
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", line)
+    return visible.line(line)
 
 
 def place(value: str, most: int = _LONGEST) -> str:

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import click
 
+from beam_jobs import visible
 from beam_jobs.errors import FeedlineError
 from beam_jobs.suggest import unknown
 from pipeline import interrupt
 
-INTERRUPTED = 130
 # Name -> (module, one line of help). The help stands here so that listing the commands imports none of them.
 _COMMANDS = {
     "demo": ("pipeline.cli.demo", "Real handwritten digits, end to end."),
@@ -68,7 +68,8 @@ def cli(debug: bool) -> None:
       feedline run --images photos --root work
 
     Exit codes: 0 done; 2 the request is wrong, nothing was touched; 3 a check failed: of the data,
-    which is not published, or of `doctor`; 130 interrupted, run it again to continue; 1 anything else.
+    which is not published, or of `doctor`; 130 interrupted and 143 asked to end by SIGTERM, run it again
+    to continue; 1 anything else.
     """
     if debug:
         return
@@ -83,7 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits with its code; an error is one line, with a traceback only under `--debug`."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     interrupt.install()  # a polite kill is an interruption too: what is finished stays, and the same command continues
-    sys.exit(execute(arguments))
+    try:
+        code = execute(arguments)
+    except KeyboardInterrupt:  # one more, while the first was answered
+        code = interrupt.code()
+    interrupt.end(code)
 
 
 def execute(arguments: list[str]) -> int:
@@ -94,15 +99,21 @@ def execute(arguments: list[str]) -> int:
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except (click.Abort, KeyboardInterrupt) as stop:
-        said = "; ".join(filter(None, ["interrupted", str(stop)]))
-        return _fail(f"{said}; what is finished is kept, run the same command again to continue", INTERRUPTED)
+        return _interrupted(str(stop))
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return 2
     except Exception as error:  # noqa: BLE001 - the last line of defence; the user sees one line
+        if interrupt.requested():  # libraries turn an interruption into an error of their own
+            return _interrupted("")
         if debug and not isinstance(error, click.ClickException):
-            traceback.print_exc()
+            click.echo(visible.text(traceback.format_exc()), err=True)
         return _fail(*_explain(error))
+
+
+def _interrupted(remark: str) -> int:
+    said = "; ".join(filter(None, ["interrupted", remark]))
+    return _fail(f"{said}; what is finished is kept, run the same command again to continue", interrupt.code())
 
 
 def _explain(error: Exception) -> tuple[str, int]:
@@ -120,5 +131,5 @@ def _click_message(error: click.ClickException) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"{click.style('feedline: error:', fg='red', bold=True)} {message}", err=True)
+    click.echo(f"{click.style('feedline: error:', fg='red', bold=True)} {visible.text(message)}", err=True)
     return code

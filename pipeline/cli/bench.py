@@ -13,7 +13,7 @@ import click
 
 from beam_jobs import storage
 from beam_jobs.errors import OptionError
-from pipeline.cli.common import json_option, print_json, say
+from pipeline.cli.common import echo, json_option, print_json, say
 
 if TYPE_CHECKING:
     from trainer.bench.measure import Bench
@@ -74,7 +74,7 @@ def bench_input(directory: str, **values: Any) -> None:
         advice = [dataclasses.asdict(item) for item in advise(figures)]
         print_json({**figures.to_json(), "advice": advice, "html": values["html"] or ""})
     else:
-        click.echo(report(figures))
+        echo(report(figures))
     if values["html"]:
         _write(values["html"], render(figures))
         say(values["html"])

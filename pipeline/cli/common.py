@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from beam_jobs import visible
 from beam_jobs.errors import GateFailed
 from beam_jobs.options import (
     DUPLICATE_POLICIES,
@@ -60,7 +60,12 @@ def ingest_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def say(line: str) -> None:
     """Prints a line of progress; on standard error, so that standard output holds the result alone."""
-    click.echo(line, err=True)
+    echo(line, err=True)
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Prints lines; controls that names and labels hold reach the terminal as escapes."""
+    click.echo(visible.text(text), err=err)
 
 
 def program() -> str:
@@ -81,7 +86,7 @@ def check_pushed(summary: RunSummary) -> None:
 
 def print_json(values: Mapping[str, Any]) -> None:
     """Prints a result for machines."""
-    click.echo(json.dumps(values, indent=2, ensure_ascii=False))
+    click.echo(visible.to_json(values))
 
 
 _PLAIN = (
@@ -94,7 +99,7 @@ _COLUMNS = (
 )
 _PIXELS = ("policy", "side_px", "fit", "quality")
 _HTTP = ("http_timeout_s", "http_retries", "http_per_host", "http_allow_private")
-_LIMITS = ("max_bytes", "max_pixels", "max_side_px", "min_side_px", "max_aspect")
+_LIMITS = ("max_bytes", "max_pixels", "max_side_px", "min_side_px", "max_aspect", "max_seconds")
 _INGEST_OPTIONS = (
     click.option("--source-kind", type=click.Choice(SOURCE_KINDS), help="What SOURCE is.  [default: auto]"),
     click.option("--splits", metavar="NAME=SHARE,...", help="Splits and shares.  [default: train=0.9,eval=0.1]"),
@@ -135,4 +140,5 @@ _INGEST_OPTIONS = (
         "--http-allow-private", is_flag=True, default=None, help="Ask loopback, link-local and private addresses too."
     ),
     click.option("--max-aspect", type=float, help="Longest side divided by shortest.  [default: 20]"),
+    click.option("--max-seconds", type=float, help="Computing time that decoding an image may take.  [default: 60]"),
 )

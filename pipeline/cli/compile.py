@@ -25,7 +25,8 @@ def command(target: str, config_path: str, out: str, assignments: tuple[str, ...
       feedline compile --target airflow -c pipeline.yaml --out ~/airflow/dags/feedline_dag.py
       feedline compile --target kubeflow -c pipeline.yaml --out pipeline.json
     """
-    settings = gather(config_path, {}, assignments).values
-    hint = importlib.import_module(TARGETS[target]).compile(settings, out)
+    settings = gather(config_path, {}, assignments)
+    with settings.explained():
+        hint = importlib.import_module(TARGETS[target]).compile(settings.values, out)
     click.echo(out)
     say(hint)

@@ -9,7 +9,7 @@ import click
 
 from beam_jobs.errors import OptionError
 from pipeline import demo, run_local
-from pipeline.cli.common import check_pushed, json_option, print_json, program, say
+from pipeline.cli.common import check_pushed, echo, json_option, print_json, program, say
 
 
 @click.command("demo")
@@ -37,8 +37,8 @@ def command(root: str, as_json: bool) -> None:
     if as_json:
         print_json(summary.to_json())
     else:
-        click.echo("\n" + text(summary))
-        click.echo(f"{'took':<12} {time.monotonic() - started:.0f} s")
+        echo("\n" + text(summary))
+        echo(f"{'took':<12} {time.monotonic() - started:.0f} s")
     check_pushed(summary)
     if not as_json:
-        click.echo(f"\nTry next:  {program()} predict {summary.model_dir} {first}")
+        echo(f"\nTry next:  {program()} predict {summary.model_dir} {first}")

@@ -40,7 +40,7 @@ def _start(arguments: list[str]) -> None:
     except KeyboardInterrupt:
         job.stop()
         raise
-    if job.state in (jobs.FAILED, jobs.DIED):
+    if job.state in (jobs.FAILED, jobs.STOPPED, jobs.DIED):
         raise click.exceptions.Exit(_repeat(job))
     click.echo(job.name)
     say(f"it runs on its own; `{program()} status {job.name} --follow` shows how far it is")
@@ -49,7 +49,7 @@ def _start(arguments: list[str]) -> None:
 def _repeat(job: jobs.Job) -> int:
     """Says what the job said before it failed."""
     if job.exit_code is None:
-        raise OptionError(f"the job died before it began; its log is {job.directory / 'log'}")
+        raise OptionError(f"the job {job.state} before it began; its log is {job.directory / 'log'}")
     for line in job.log:
-        click.echo(line, err=True)
+        say(line)
     return job.exit_code

@@ -10,13 +10,14 @@ import click
 
 from beam_jobs import append, manifest, spans
 from beam_jobs.engines import Engine
-from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
 from beam_jobs.storage import is_remote
-from pipeline.cli.common import ingest_options, ingest_settings, json_option, print_json, say
+from pipeline.cli.common import echo, ingest_options, ingest_settings, json_option, print_json, say
 from pipeline.cli.detach import detachable
 from pipeline.cli.engines import engine_of, engine_options
-from pipeline.config import NOT_IN_A_PIPELINE, from_mapping
+from pipeline.cli.run import option_names
+from pipeline.config import NOT_IN_A_PIPELINE
+from pipeline.mapping import from_mapping, not_a_section
 from pipeline.settings import gather
 
 
@@ -33,7 +34,8 @@ from pipeline.settings import gather
 @ingest_options
 @json_option
 @detachable
-def command(source: str, out: str, as_json: bool, **values: Any) -> None:
+@click.pass_context
+def command(context: click.Context, source: str, out: str, as_json: bool, **values: Any) -> None:
     """Turn SOURCE into a published dataset.
 
     SOURCE is a folder with one sub-folder a class, a glob, a table with a row an image (CSV, JSON lines, Parquet) whose
@@ -57,12 +59,17 @@ def command(source: str, out: str, as_json: bool, **values: Any) -> None:
     dry_run = values.pop("dry_run")
     numbers = values.pop("span"), values.pop("span_version")
     modes = {name: values.pop(name) for name in ("overwrite", "append", "retry_rejects")}
-    configured = gather(config_path, {"ingest": ingest_settings(values)}, ()).values
-    engine = engine_of(runner, runner_options, configured.get("engine"))
+    named = option_names(context.command, values)
+    gathered = gather(config_path, {"ingest": ingest_settings(values)}, (), options=named)
+    gathered.origin.update({f"engine.{text.partition('=')[0]}": "option --runner-option" for text in runner_options})
+    configured = gathered.values
+    with gathered.explained():
+        engine = engine_of(runner, runner_options, configured.get("engine"))
     settings = {"source": source, "out": out, **modes, **_kept(configured.get("ingest", {}))}
     if (modes["append"] or modes["retry_rejects"]) and manifest.is_published(out):
         settings = append.settings_of(out) | settings
-    options = spans.resolve_options(from_mapping(IngestOptions, settings, "ingest"), *numbers)
+    with gathered.explained():
+        options = spans.resolve_options(from_mapping(IngestOptions, settings, "ingest"), *numbers)
     if dry_run:
         _show_estimate(options, engine, as_json)
         return
@@ -78,16 +85,16 @@ def command(source: str, out: str, as_json: bool, **values: Any) -> None:
         print_json(result.to_json())
         return
     for name, info in result.splits.items():
-        click.echo(f"{name:<10} {info.records:,} images, {len(info.shards)} shards, {info.bytes:,} bytes")
+        echo(f"{name:<10} {info.records:,} images, {len(info.shards)} shards, {info.bytes:,} bytes")
     for reason, count in result.counts.rejects.items():
-        click.echo(f"rejected   {count:,} {reason}")
-    click.echo(f"dataset    {out if is_remote(out) else os.path.abspath(out)}")
+        echo(f"rejected   {count:,} {reason}")
+    echo(f"dataset    {out if is_remote(out) else os.path.abspath(out)}")
 
 
 def _kept(section: Any) -> dict[str, Any]:
     """Returns what the section `ingest` says of how to ingest; from where and to where is said by arguments."""
     if not isinstance(section, Mapping):
-        raise OptionError(f"ingest is {section!r}; it must be a mapping of settings")
+        raise not_a_section("ingest", section)
     return {name: value for name, value in section.items() if name not in ("source", *NOT_IN_A_PIPELINE)}
 
 
@@ -98,4 +105,4 @@ def _show_estimate(options: IngestOptions, engine: Engine, as_json: bool) -> Non
     if as_json:
         print_json(found.to_json())
     else:
-        click.echo("\n".join(found.lines()))
+        echo("\n".join(found.lines()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterable
 
 import click
 
@@ -18,15 +19,17 @@ from pipeline.starter import CONFIG_NAME, DEFAULT_SOURCE, files
 @click.option("--images", help="Where your images are; written into the file.")
 @json_option
 def command(directory: str, images: str | None, as_json: bool) -> None:
-    """Write a commented pipeline.yaml, and what goes with it, into DIRECTORY, which must be empty or new.
+    """Write a commented pipeline.yaml, and what goes with it, into DIRECTORY.
+
+    It may hold files of yours, such as the images; none is ever replaced.
 
     \b
     Examples:
       feedline init flowers
-      feedline init flowers --images photos
+      feedline init . --images photos
     """
-    _check(directory)
     written = files(_from_anywhere(images)) if images else files()
+    _check(directory, written)
     try:
         for name, text in written.items():
             storage.write_bytes(os.path.join(directory, name), text.encode())
@@ -39,20 +42,22 @@ def command(directory: str, images: str | None, as_json: bool) -> None:
         return
     for name in written:
         click.echo(os.path.join(directory, name))
-    if not images:
+    if not images and not os.path.exists(os.path.join(directory, DEFAULT_SOURCE)):
         config = os.path.join(directory, CONFIG_NAME)
         click.echo(f"\nName your images in {config}, where ingest.source is {DEFAULT_SOURCE}.")
     click.echo(f"\nTry next:  {following}")
 
 
-def _check(directory: str) -> None:
+def _check(directory: str, written: Iterable[str]) -> None:
     if storage.is_remote(directory):
         raise OptionError(f"{directory} is not on this machine; name a local directory")
     if os.path.lexists(directory) and not os.path.isdir(directory):
-        raise OptionError(f"{directory} is a file; name an empty or new directory")
-    found = sorted(set(os.listdir(directory)) - {".git"}) if os.path.isdir(directory) else []
+        raise OptionError(f"{directory} is a file; name a directory, new or not")
+    found = [name for name in written if os.path.lexists(os.path.join(directory, name))]
     if found:
-        raise OptionError(f"{directory} holds {found[0]!r}; name an empty or new directory")
+        raise OptionError(
+            f"{directory} has {', '.join(found)} already; move what is in the way, or name another directory"
+        )
 
 
 def _from_anywhere(images: str) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from beam_jobs import storage
+from beam_jobs import storage, visible
 from beam_jobs.errors import OptionError, SourceError
-from pipeline.cli.common import json_option, print_json
+from pipeline.cli.common import echo, json_option, print_json
 
 
 @click.command("inspect")
@@ -54,7 +54,7 @@ def _one(path: str, key: str, as_json: bool) -> list[dict[str, list]]:
     if as_json:
         print_json({"row": row, "features": {name: shown_value(found) for name, found in sorted(values.items())}})
         return [values]
-    click.echo(f"{row['split']} shard {row['shard']} offset {row['offset']:,}")
+    echo(f"{row['split']} shard {row['shard']} offset {row['offset']:,}")
     _print_record(values)
     return [values]
 
@@ -69,12 +69,13 @@ def _dataset(path: str, shown: int, as_json: bool) -> list[dict[str, list]]:
     if as_json:
         print_json(dataset.to_json())
         return summary.first
-    click.echo(f"digest     {dataset.digest}")
-    click.echo(f"classes    {len(dataset.labels)}: {', '.join(dataset.labels[:8])}{' ...' * (len(dataset.labels) > 8)}")
+    echo(f"digest     {dataset.digest}")
+    labels = visible.line(", ".join(dataset.labels[:8]))
+    echo(f"classes    {len(dataset.labels)}: {labels}{' ...' * (len(dataset.labels) > 8)}")
     for name, info in dataset.splits.items():
-        click.echo(f"{name:<10} {info.records:,} images, {len(info.shards)} shards, {info.bytes:,} bytes")
+        echo(f"{name:<10} {info.records:,} images, {len(info.shards)} shards, {info.bytes:,} bytes")
     for values in summary.first:
-        click.echo("")
+        echo("")
         _print_record(values)
     return summary.first
 
@@ -90,12 +91,12 @@ def _file(path: str, shown: int, as_json: bool) -> list[dict[str, list]]:
         print_json({**asdict(summary), "first": first})
         return summary.first
     size = storage.size(path)
-    click.echo(f"{summary.records:,} records, {size:,} bytes, compression {summary.compression}")
+    echo(f"{summary.records:,} records, {size:,} bytes, compression {summary.compression}")
     for name, feature in sorted(summary.features.items()):
         lengths = str(feature.least) if feature.least == feature.most else f"{feature.least}-{feature.most}"
-        click.echo(f"  {name:<32} {feature.kind:<6} {lengths} values, in {feature.records:,} records")
+        echo(f"  {visible.line(name):<32} {feature.kind:<6} {lengths} values, in {feature.records:,} records")
     for values in summary.first:
-        click.echo("")
+        echo("")
         _print_record(values)
     return summary.first
 
@@ -104,7 +105,7 @@ def _print_record(values: dict[str, list]) -> None:
     from beam_jobs.inspect import shown_value
 
     for name, found in sorted(values.items()):
-        click.echo(f"  {name:<32} {shown_value(found)}")
+        echo(f"  {visible.line(name):<32} {shown_value(found)}")
 
 
 def _export(records: list[dict[str, Any]], directory: str) -> None:
@@ -118,4 +119,4 @@ def _export(records: list[dict[str, Any]], directory: str) -> None:
         suffix = "png" if image.startswith(b"\x89PNG") else "jpg"
         target = storage.join(directory, f"{index:05d}.{suffix}")
         storage.write_bytes(target, image)
-        click.echo(target, err=True)
+        echo(target, err=True)

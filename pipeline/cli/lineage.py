@@ -6,7 +6,7 @@ import os
 
 import click
 
-from pipeline.cli.common import json_option, print_json
+from pipeline.cli.common import echo, json_option, print_json
 
 
 @click.command("lineage")
@@ -37,4 +37,4 @@ def command(model: str, root: str, as_json: bool) -> None:
     if as_json:
         print_json({"database": database, "note": found.note, **lineage.to_json()})
     else:
-        click.echo(text(lineage, newest(model), found.note))
+        echo(text(lineage, newest(model), found.note))

@@ -6,7 +6,8 @@ from dataclasses import asdict
 
 import click
 
-from pipeline.cli.common import json_option, print_json
+from beam_jobs import visible
+from pipeline.cli.common import echo, json_option, print_json
 
 
 @click.command("predict")
@@ -27,4 +28,4 @@ def command(model: str, images: tuple[str, ...], as_json: bool) -> None:
         print_json({"predictions": [asdict(prediction) for prediction in predictions]})
         return
     for prediction in predictions:
-        click.echo(f"{prediction.path}  {prediction.text}  {prediction.probability:.4f}")
+        echo(f"{visible.line(prediction.path)}  {visible.line(prediction.text)}  {prediction.probability:.4f}")

@@ -9,7 +9,7 @@ import click
 
 from beam_jobs import storage
 from beam_jobs.errors import OptionError, SourceError
-from pipeline.cli.common import json_option, print_json
+from pipeline.cli.common import echo, json_option, print_json
 
 
 @click.command("report")
@@ -42,7 +42,7 @@ def command(
     if as_json:
         print_json({"report": os.path.abspath(out), "bytes": len(page)})
     else:
-        click.echo(out)
+        echo(out)
 
 
 def _input_options(path: str) -> dict[str, Any]:

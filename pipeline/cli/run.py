@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,9 +11,19 @@ import click
 from beam_jobs.errors import OptionError
 from components.dataset_gate.limits import MODES
 from pipeline import run_local, settings_text
-from pipeline.cli.common import check_pushed, ingest_options, ingest_settings, json_option, print_json, program, say
+from pipeline.cli.common import (
+    check_pushed,
+    echo,
+    ingest_options,
+    ingest_settings,
+    json_option,
+    print_json,
+    program,
+    say,
+)
 from pipeline.cli.detach import detachable
 from pipeline.settings import Settings, gather
+from pipeline.starter import CONFIG_NAME
 
 
 @click.command("run")
@@ -59,7 +70,7 @@ def command(
     """
     settings = gather(config_path, _given(values), assignments, options=option_names(context.command, values))
     if "root" not in settings.values:
-        raise OptionError("--root is missing; give it, or name it in the --config file")
+        raise OptionError(f"--root is missing; give it, or name it in the --config file{_hint(config_path)}")
     if not settings.values.keys() & {"ingest", "dataset"}:
         raise OptionError("--images is missing; give it or a --dataset, or name one in the --config file")
     if show_config:
@@ -67,23 +78,32 @@ def command(
         return
     if "engine" in settings.values:
         say(f"engine ({settings.layer('engine')}) is left out: `run` does all its work in this process")
-    summary = run_local.run(settings.build(), say)
+    config = settings.build()
+    with settings.explained():
+        summary = run_local.run(config, say)
     from pipeline.summary import text
 
     if as_json:
         print_json(summary.to_json())
     else:
-        click.echo("\n" + text(summary))
+        echo("\n" + text(summary))
     check_pushed(summary)
     if not as_json:
-        click.echo(f"\nTry next:  {program()} predict {summary.model_dir} IMAGE...")
+        echo(f"\nTry next:  {program()} predict {summary.model_dir} IMAGE...")
+
+
+def _hint(config_path: str | None) -> str:
+    """Returns where to take a file from for whoever named none."""
+    if config_path:
+        return ""
+    return f", as in -c {CONFIG_NAME}" if os.path.isfile(CONFIG_NAME) else f"; `{program()} init` writes one"
 
 
 def _show(settings: Settings, as_json: bool) -> None:
     if as_json:
         print_json(settings_text.to_json(settings))
     else:
-        click.echo(settings_text.text(settings))
+        echo(settings_text.text(settings))
 
 
 _PLACES = {

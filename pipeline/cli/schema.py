@@ -9,7 +9,7 @@ import click
 
 from beam_jobs import manifest, storage
 from beam_jobs.errors import DataError, OptionError
-from pipeline.cli.common import json_option, print_json, say
+from pipeline.cli.common import echo, json_option, print_json, say
 
 if TYPE_CHECKING:
     from tensorflow_metadata.proto.v0 import schema_pb2
@@ -57,7 +57,7 @@ def init(dataset: str, out: str, overwrite: bool, as_json: bool) -> None:
     if as_json:
         print_json({"schema": os.path.abspath(out), "features": len(schema.feature)})
     else:
-        click.echo(out)
+        echo(out)
         say(f"{len(schema.feature)} features; review them, then give the file to `feedline run --schema`")
 
 
@@ -78,7 +78,7 @@ def show(schema: str, as_json: bool) -> None:
         print_json({"features": [row.to_json() for row in found]})
         return
     for line in _table(found):
-        click.echo(line)
+        echo(line)
 
 
 @command.command("diff")
@@ -99,11 +99,11 @@ def diff(old: str, new: str, as_json: bool) -> None:
         print_json(_as_json(found))
     else:
         for line in _lines(found):
-            click.echo(line)
+            echo(line)
     if len(found):
         raise DataError(f"{old} and {new} differ in {len(found)} feature{'s' * (len(found) > 1)}")
     if not as_json:
-        click.echo("equal")
+        echo("equal")
 
 
 def _load(path: str) -> schema_pb2.Schema:

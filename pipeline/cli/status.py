@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import shutil
+import sys
 import time
 from typing import Any
 
@@ -12,8 +14,10 @@ import click
 from beam_jobs.errors import FeedlineError
 from pipeline import jobs
 from pipeline.cli.bar import describe, watch
-from pipeline.cli.common import json_option, print_json, program, say
-from pipeline.jobs import RUNNING, Job, Stage
+from pipeline.cli.common import echo, json_option, print_json, program, say
+from pipeline.hidden import HIDDEN, hide
+from pipeline.interrupt import TERMINATED
+from pipeline.jobs import DIED, RUNNING, STOPPED, Job, Stage
 
 _POLL_S = 0.2
 
@@ -26,7 +30,8 @@ _POLL_S = 0.2
 def command(name: str | None, follow: bool, stop: bool, as_json: bool) -> None:
     """Say how far the commands are that were started with --detach.
 
-    Without JOB it lists them, the newest first. A job that has ended shows what the command itself would have printed.
+    Without JOB it lists them with their commands, the newest first. A job that has ended shows what the
+    command itself would have printed; one that was stopped or killed shows how to go on with it.
 
     \b
     Examples:
@@ -53,7 +58,7 @@ def command(name: str | None, follow: bool, stop: bool, as_json: bool) -> None:
     else:
         _show(job)
     if (follow or stop) and job.state != jobs.DONE:
-        raise click.exceptions.Exit(job.exit_code or 1)
+        raise click.exceptions.Exit(job.exit_code or (TERMINATED if job.state == STOPPED else 1))
 
 
 def _list(as_json: bool) -> None:
@@ -61,8 +66,10 @@ def _list(as_json: bool) -> None:
     if as_json:
         print_json({"jobs": [_to_json(job) for job in found]})
         return
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for job in found:
-        click.echo(f"{job.name:<26} {_state(job)}")
+        echo(f"{job.name:<26} {_state(job)}")
+        echo(_shortened(f"  {_command(job)}", width))
     if not found:
         say(f"no job was started yet; `{program()} ingest SOURCE --out DIR --detach` starts one")
 
@@ -83,9 +90,12 @@ def _show(job: Job) -> None:
     say(f"{job.name}: {_state(job)}")
     for line in job.log if job.state != RUNNING else job.log[-3:]:
         say(line)
-    if job.state == jobs.DIED:
-        say("it was killed; what is finished is kept, and the same command continues:")
-        say(f"  cd {shlex.quote(job.cwd)} && {program()} {shlex.join(job.arguments)}")
+    if job.state in (STOPPED, DIED):
+        how = "stopped" if job.state == STOPPED else "killed"
+        command = _command(job)
+        secret = f", with the secret in place of {HIDDEN}" if HIDDEN in command else ""
+        say(f"it was {how}; what is finished is kept, and the same command continues{secret}:")
+        say(f"  cd {shlex.quote(job.cwd)} && {command}")
     click.echo(job.result, nl=False)
 
 
@@ -93,7 +103,16 @@ def _state(job: Job) -> str:
     stage = job.stage
     if job.state == RUNNING and stage:
         return f"{stage.name}: {describe(stage.done, stage.total, stage.seconds)}"
-    return job.state if job.exit_code in (None, 0) else f"{job.state}, exit code {job.exit_code}"
+    return f"{job.state}, exit code {job.exit_code}" if job.state == jobs.FAILED else job.state
+
+
+def _command(job: Job) -> str:
+    """Returns what was typed, ready to be typed again but for its secrets."""
+    return f"{program()} {shlex.join(hide(job.arguments))}"
+
+
+def _shortened(line: str, width: int | None) -> str:
+    return line if width is None or len(line) <= width else f"{line[: width - 1]}…"
 
 
 def _to_json(job: Job) -> dict[str, Any]:
@@ -102,7 +121,7 @@ def _to_json(job: Job) -> dict[str, Any]:
         "name": job.name,
         "state": job.state,
         "exit_code": job.exit_code,
-        "arguments": list(job.arguments),
+        "arguments": list(hide(job.arguments)),
         "cwd": job.cwd,
         "started": job.started,
         "stage": stage and dataclasses.asdict(stage),

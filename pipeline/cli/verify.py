@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
+from beam_jobs import visible
 from beam_jobs.errors import CorruptDataset
-from pipeline.cli.common import json_option, print_json
+from beam_jobs.machine import cores
+from pipeline.cli.common import echo, json_option, print_json
 
 _SHOWN = 20
 
@@ -29,12 +29,12 @@ def command(directory: str, threads: int, as_json: bool) -> None:
 
     from beam_jobs.verify import verify
 
-    result = verify(directory, threads or os.cpu_count() or 1)
+    result = verify(directory, threads or cores())
     if as_json:
         print_json(asdict(result))
     if result.problems:
         more = f"\n  and {len(result.problems) - _SHOWN} more" if len(result.problems) > _SHOWN else ""
-        listed = "\n".join(f"  {line}" for line in result.problems[:_SHOWN])
+        listed = "\n".join(f"  {visible.line(line)}" for line in result.problems[:_SHOWN])
         raise CorruptDataset(f"{directory} has {len(result.problems)} problems:\n{listed}{more}")
     if not as_json:
-        click.echo(f"sound: {result.records:,} records in {result.shards} shards, {result.bytes:,} bytes")
+        echo(f"sound: {result.records:,} records in {result.shards} shards, {result.bytes:,} bytes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -18,6 +19,8 @@ _UNTOUCHED = {"_AIRFLOW__AS_LIBRARY": "1"}
 _MIGRATE = "airflow db migrate"
 _POSTGRES = "export AIRFLOW__DATABASE__SQL_ALCHEMY_CONN=postgresql+psycopg2://USER:PASSWORD@HOST/airflow"
 _DRIVERS = {"psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
+_SHARED = "every worker needs it at the same path"
+_OTHER_ROOT = "feedline compile --target airflow -c pipeline.yaml --set root=/shared/work --out dags/feedline_dag.py"
 _ONE_MACHINE = ("SequentialExecutor", "LocalExecutor")
 
 
@@ -35,14 +38,12 @@ def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def root(settings: Mapping[str, Any]) -> Check:
-    """Checks that tasks share the root, in which ML Metadata is a file."""
+    """Checks that tasks share the root, in which ML Metadata is a file, and that it takes files."""
     found = str(settings.get("root") or "")
-    return Check(
-        name="root",
-        ok=not is_remote(found),
-        detail=f"{found or 'not set'}; every worker needs it at the same path",
-        remedy="feedline compile --target airflow --set root=/shared/work",
-    )
+    if not found or is_remote(found):
+        return Check(name="root", ok=not found, detail=f"{found or 'not set'}; {_SHARED}", remedy=_OTHER_ROOT)
+    check = common.writable("root", found, _OTHER_ROOT, common.LEAST_ROOT_BYTES)
+    return dataclasses.replace(check, detail=f"{check.detail}; {_SHARED}") if check.ok else check
 
 
 def _installation(home: str) -> Iterator[Check]:

@@ -12,12 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
+from beam_jobs import writable as places
 from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.storage import is_remote
 from pipeline import config as configuration
 from pipeline.doctor import Check
 
 DISTRIBUTION = "feedline"
+LEAST_ROOT_BYTES = 5_000_000_000
 SHOW = "feedline run --config pipeline.yaml --show-config names the place; change the value there"
 
 
@@ -99,6 +101,26 @@ def configured(settings: Mapping[str, Any]) -> Check:
     return Check(name="configuration", ok=True, detail=f"pipeline {config.name}, root {config.root}")
 
 
+def other_runner(settings: Mapping[str, Any], runner: str) -> Check | None:
+    """Returns the warning that the settings ask for another engine than the one that is looked at; None if not.
+
+    Args:
+      settings: nested, of the pipeline.
+      runner: name of the engine whose target is looked at.
+    """
+    engine = settings.get("engine")
+    named = engine.get("runner", runner) if isinstance(engine, Mapping) else runner
+    if named == runner:
+        return None
+    return Check(
+        name="section engine",
+        ok=False,
+        detail=f"engine.runner is {named}, not {runner}, which is looked at with its defaults",
+        remedy=f"feedline doctor --target {named} -c pipeline.yaml, or engine: {{runner: {runner}}} in pipeline.yaml",
+        needed=False,
+    )
+
+
 def section(cls: type[Any], settings: Mapping[str, Any], name: str) -> Any | Check:
     """Returns the options of a section of a target, or the check that says why there are none."""
     try:
@@ -110,6 +132,8 @@ def section(cls: type[Any], settings: Mapping[str, Any], name: str) -> Any | Che
 def writable(name: str, directory: str, remedy: str, least_bytes: int) -> Check:
     """Checks that a local directory, or the nearest one above it, takes files and has room for them.
 
+    A file is tried there, which has no name where the system can do without one; nothing stays of it.
+
     Args:
       name: of the check.
       directory: it need not exist.
@@ -118,13 +142,10 @@ def writable(name: str, directory: str, remedy: str, least_bytes: int) -> Check:
     """
     if is_remote(directory):
         return Check(name=name, ok=False, detail=f"{directory} is not on this machine", remedy=remedy)
-    there = os.path.abspath(directory)
-    while not os.path.lexists(there):
-        there = os.path.dirname(there)
-    if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
-        kind = "cannot be written" if os.path.isdir(there) else "is a file"
-        return Check(name=name, ok=False, detail=f"{there} {kind}", remedy=remedy)
-    free = shutil.disk_usage(there).free
+    if refused := places.refusal(directory):
+        repair = f"{refused.repair}, or {remedy}" if refused.repair else remedy
+        return Check(name=name, ok=False, detail=refused.reason, remedy=repair)
+    free = shutil.disk_usage(places.nearest(directory)).free
     detail = f"{os.path.abspath(directory)}, {free / 1e9:,.1f} GB free"
     if free < least_bytes:
         return Check(

@@ -167,8 +167,9 @@ def _options(settings: Mapping[str, Any]) -> Options | OptionError:
     from pipeline.config import from_mapping
 
     engine = settings.get("engine") or {}
-    if not isinstance(engine, Mapping) or engine.get("runner", _ENGINE) != _ENGINE:
-        return OptionError("engine.runner is not dataflow; there are no settings of it")
+    named = engine.get("runner", _ENGINE) if isinstance(engine, Mapping) else engine
+    if named != _ENGINE:
+        return OptionError(f"engine.runner is {named!r}, not {_ENGINE}; there are no settings of it")
     try:
         return from_mapping(Options, {key: engine[key] for key in engine if key != "runner"}, "engine")
     except OptionError as error:

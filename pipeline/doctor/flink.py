@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from beam_jobs.engines import flink_cluster, flink_jar, flink_java
 from beam_jobs.engines.flink import Options, worker_path
@@ -20,7 +23,10 @@ _INGEST = "feedline ingest SOURCE --out DIR --runner flink --runner-option"
 def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
     """Yields what was found out about this machine, then about the cluster that `engine.flink_master` names."""
     yield from common.basics()
-    options = _options(settings)
+    other = common.other_runner(settings, _ENGINE)
+    if other:
+        yield other
+    options = Options() if other else _options(settings)
     if isinstance(options, Check):
         yield options
         return
@@ -57,12 +63,11 @@ def job_server(options: Options) -> Check:
         )
     if path := flink_jar.kept(options.flink_version):
         return Check(name="job server", ok=True, detail=path)
-    code = f"from beam_jobs.engines import flink_jar; print(flink_jar.find({options.flink_version!r}))"
     return Check(
         name="job server",
         ok=False,
         detail=f"not here yet; the first run fetches {flink_jar.published(options.flink_version)}",
-        remedy=f'{sys.executable} -c "{code}"',
+        remedy=f"{shlex.quote(sys.executable)} -m pipeline.doctor.fetch_jar {options.flink_version}",
         needed=False,
     )
 
@@ -92,8 +97,7 @@ def cluster(options: Options) -> Check:
     try:
         found = flink_cluster.overview(options.flink_master, NETWORK_TIMEOUT_S)
     except ConnectionError as error:
-        detail = f"{flink_cluster.address(options.flink_master)} does not answer as Flink: {error}"
-        return Check(name="cluster", ok=False, detail=detail, remedy="start-cluster.sh")
+        return _unanswered(flink_cluster.address(options.flink_master), error)
     detail = f"Flink {found.version} with {found.task_managers} task managers and {found.slots} slots"
     if found.minor != options.flink_version:
         detail = f"{detail}; the job server is for {options.flink_version}"
@@ -104,10 +108,25 @@ def cluster(options: Options) -> Check:
     return Check(name="cluster", ok=True, detail=detail)
 
 
+def _unanswered(address: str, error: ConnectionError) -> Check:
+    """Tells apart a name that leads nowhere, a machine on which nothing listens, and an answer of something else."""
+    why = getattr(error.__cause__, "reason", error.__cause__)
+    if isinstance(why, socket.gaierror):
+        host = urlsplit(address).hostname
+        detail = f"the name {host} does not resolve: {error}"
+        remedy = f"{_INGEST} flink_master=HOST:PORT, or echo 'ADDRESS {host}' | sudo tee -a /etc/hosts"
+    elif isinstance(why, ConnectionRefusedError):
+        detail, remedy = f"nothing listens at {address}: {error}", "start-cluster.sh"
+    else:
+        detail = f"{address} does not answer as Flink: {error}"
+        remedy = f"{_INGEST} flink_master=HOST:PORT, that of the REST endpoint: rest.port of Flink, 8081 by default"
+    return Check(name="cluster", ok=False, detail=detail, remedy=remedy)
+
+
 def _options(settings: Mapping[str, Any]) -> Options | Check:
     engine = settings.get("engine") or {}
-    if not isinstance(engine, Mapping) or engine.get("runner", _ENGINE) != _ENGINE:
-        return Options()
+    if not isinstance(engine, Mapping):
+        return Check(name="section engine", ok=False, detail=f"engine is {engine!r}", remedy=common.SHOW)
     return common.section(Options, {"engine": {key: engine[key] for key in engine if key != "runner"}}, "engine")
 
 

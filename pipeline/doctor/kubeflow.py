@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from beam_jobs.errors import FeedlineError
+from pipeline import placeholders
 from pipeline.doctor import Check, common
 
 _EXTRAS = ("tfx", "kubeflow")
@@ -16,20 +17,20 @@ _EXTRAS = ("tfx", "kubeflow")
 def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
     """Yields what was found out about this machine and the settings. No cluster is asked: compiling needs none."""
     yield from common.basics(*_EXTRAS)
-    yield common.configured(settings)
-    yield image(settings)
-    yield root(settings)
-    if settings:
+    found = [common.configured(settings), image(settings), root(settings)]
+    yield from found
+    if settings and all(check.ok for check in found):  # else it would say the same a second time
         yield compiled(settings)
 
 
 def image(settings: Mapping[str, Any]) -> Check:
     """Checks that the settings name a container image."""
-    found = _section(settings).get("image")
+    found = str(_section(settings).get("image") or "")
+    word = placeholders.in_image(found)
     return Check(
         name="container image",
-        ok=bool(found),
-        detail=str(found) if found else "kubeflow.image is not set",
+        ok=bool(found) and not word,
+        detail=f"{found or 'kubeflow.image is not set'}{_stands(word)}",
         remedy="docker build -t REGISTRY/feedline:1 --build-arg EXTRAS=gcp,tfx,kubeflow . && docker push "
         "REGISTRY/feedline:1, then kubeflow: {image: REGISTRY/feedline:1} in pipeline.yaml",
         needed=bool(settings),
@@ -39,10 +40,11 @@ def image(settings: Mapping[str, Any]) -> Check:
 def root(settings: Mapping[str, Any]) -> Check:
     """Checks that containers can share artifacts, through a bucket."""
     found = str(_section(settings).get("pipeline_root") or settings.get("root") or "")
+    word = placeholders.in_path(found)
     return Check(
         name="bucket",
-        ok=found.startswith("gs://"),
-        detail=found or "neither root nor kubeflow.pipeline_root is set",
+        ok=found.startswith("gs://") and not word,
+        detail=f"{found or 'neither root nor kubeflow.pipeline_root is set'}{_stands(word)}",
         remedy="gcloud storage buckets create gs://BUCKET, then root: gs://BUCKET/DIR in pipeline.yaml",
         needed=bool(settings),
     )
@@ -61,6 +63,10 @@ def compiled(settings: Mapping[str, Any]) -> Check:
             remedy = common.install(f"{common.DISTRIBUTION}[{','.join(_EXTRAS)}]") if lacks else common.SHOW
             return Check(name="compile", ok=False, detail=common.last_line(str(error)), remedy=remedy)
         return Check(name="compile", ok=True, detail=f"{os.path.getsize(out):,} bytes of YAML")
+
+
+def _stands(word: str) -> str:
+    return f"; {word} stands for the name of yours" if word else ""
 
 
 def _section(settings: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -10,14 +9,13 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from beam_jobs import machine
 from beam_jobs.errors import FeedlineError
 from beam_jobs.storage import is_remote
 from pipeline.doctor import Check, common
 
 _LEAST_MEMORY_BYTES = 4e9  # a run of small images takes half of that, most of it for TensorFlow and TFX themselves
-_LEAST_ROOT_BYTES = 5e9
 _LEAST_SCRATCH_BYTES = 1e9
-_CONTAINER = "/sys/fs/cgroup"
 _LOADING_S = 250.0
 _LOAD = """
 import importlib.metadata, json, pipeline.pipeline, tensorflow
@@ -32,27 +30,16 @@ def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
     yield from common.basics("tfx")
     yield memory()
     yield cores()
-    yield common.writable("root", str(settings.get("root") or "."), "feedline run --root DIR", int(_LEAST_ROOT_BYTES))
+    yield common.writable("root", str(settings.get("root") or "."), "feedline run --root DIR", common.LEAST_ROOT_BYTES)
     yield common.writable("temporary files", tempfile.gettempdir(), "export TMPDIR=DIR", int(_LEAST_SCRATCH_BYTES))
     yield configuration(settings)
     yield beam()
     yield from tensorflow()
 
 
-def memory(group: str = _CONTAINER) -> Check:
-    """Checks the free memory, of the machine or of the container that this is.
-
-    Args:
-      group: directory of the cgroup, version 2, that this process sees as its own.
-    """
-    import psutil
-
-    free = psutil.virtual_memory().available
-    with contextlib.suppress(OSError, ValueError):  # no such group, or "max" where it has no limit
-        most, used = (int(_text(group, name)) for name in ("memory.max", "memory.current"))
-        # As in `trainer.cache`, which loads TensorFlow: files in the page cache count as used, and give way at once.
-        inactive = dict(line.split() for line in _text(group, "memory.stat").splitlines()).get("inactive_file", "0")
-        free = min(free, max(0, most - used + int(inactive)))
+def memory() -> Check:
+    """Checks the free memory, of the machine or of the container that this is."""
+    free = machine.free_bytes()
     return Check(
         name="memory",
         ok=free >= _LEAST_MEMORY_BYTES,
@@ -62,15 +49,9 @@ def memory(group: str = _CONTAINER) -> Check:
     )
 
 
-def _text(group: str, name: str) -> str:
-    with open(os.path.join(group, name), encoding="ascii") as stream:
-        return stream.read()
-
-
 def cores() -> Check:
     """Says how many cores this process may use."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Check(name="cores", ok=True, detail=str(count))
+    return Check(name="cores", ok=True, detail=str(machine.cores()))
 
 
 def configuration(settings: Mapping[str, Any]) -> Check:

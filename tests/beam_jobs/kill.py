@@ -5,7 +5,8 @@ are killed, into FOLDER/0, FOLDER/1, ..., each run again after it. What it saw i
 
 A moment is a number: of the files opened and renamed so far in the source and the output. An audit hook of the
 interpreter counts them, so nothing of the ingest is replaced, and any write, rename or read can be the last. All
-processes are forked from one that has imported everything and done nothing.
+processes are forked from one that has imported everything and done nothing. They decode as ever, in processes that are
+forked from one nursery: each would start its own, and spend ten seconds on the import of TensorFlow.
 """
 
 from __future__ import annotations
@@ -16,37 +17,71 @@ import os
 import random
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import tensorflow  # noqa: F401 - imported once, not once a process
-
-from beam_jobs import ingest
+from beam_jobs import decoders, ingest, tables
+from beam_jobs.decoders import pool
 from beam_jobs.options import IngestOptions
 from tests.beam_jobs.runs import Recorder
+from tests.make_images import class_folders, crop, encode
 
 OPTIONS = {"splits": {"train": 0.6, "eval": 0.4}, "shards": 3, "bucket_images": 4, "threads": 2}
 _ARGUMENT = {"open": 0, "os.rename": 1}  # audit event -> which of its arguments is the path
+_PATIENCE_S = 180.0  # for one ingest of a few images, on a machine that is busy with other things
+
+
+def make_source(folder: Path) -> Path:
+    """Makes 28 images in two classes; four of them are changed, so they pass through the spool."""
+    class_folders(folder)
+    for number in range(4):
+        (folder / "china" / f"{number}.webp").write_bytes(encode(crop(500 + number), "WEBP"))
+    return folder
 
 
 def options_of(source: str, out: Path) -> IngestOptions:
     return IngestOptions(source=source, out=str(out), **OPTIONS)
 
 
-def in_a_child(work: Callable[[], object]) -> int:
-    """Runs a function in a process of its own; returns the signal that ended it, or 0."""
+def share_decoders() -> int:
+    """Has all processes that are forked from now on take their decoders from one nursery; returns its process id."""
+    nursery = pool._Nursery()
+
+    def inherit() -> None:
+        decoders._pool._nursery = nursery
+
+    os.register_at_fork(after_in_child=inherit)
+    return nursery._process.pid
+
+
+def in_a_child(work: Callable[[], object]) -> int | None:
+    """Runs a function in a process of its own.
+
+    Returns:
+      its exit code, or the signal that ended it, negative; None when it did not end in time, and was ended.
+    """
     child = os.fork()
     if not child:
         status = 1
         try:
             work()
             status = 0
+        except SystemExit as end:
+            status = end.code or 0
         finally:
             os._exit(status)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    end = time.monotonic() + _PATIENCE_S
+    while True:
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return None
+        time.sleep(0.005)
 
 
 def on_each_moment(places: tuple[str, ...], act: Callable[[str], None]) -> None:
@@ -61,8 +96,8 @@ def on_each_moment(places: tuple[str, ...], act: Callable[[str], None]) -> None:
     sys.addaudithook(hook)
 
 
-def run(source: str, out: Path, report: Path) -> None:
-    """Ingests to the end, and writes down how many moments it had, what it read of the source, and its counters."""
+def counted(places: tuple[str, ...], source: str, report: Path, work: Callable[[], dict]) -> None:
+    """Does something, and writes down how many moments it had, what it read of the source, and what it returned."""
     moments = itertools.count(1)
     seen: Counter[str] = Counter()
     last = 0
@@ -73,10 +108,20 @@ def run(source: str, out: Path, report: Path) -> None:
         if path.startswith(source):
             seen[os.path.relpath(path, source)] += 1
 
-    on_each_moment((source, str(out)), note)
-    recorder = Recorder()
-    ingest.run(options_of(source, out), recorder)
-    report.write_text(json.dumps({"moments": last, "read": seen, "counters": recorder.counters()}))
+    on_each_moment(places, note)
+    found = work()
+    report.write_text(json.dumps({"moments": last, "read": seen, **found}))
+
+
+def run(source: str, out: Path, report: Path) -> None:
+    """Ingests to the end, and writes down how it went and the counters."""
+
+    def work() -> dict:
+        recorder = Recorder()
+        ingest.run(options_of(source, out), recorder)
+        return {"counters": recorder.counters()}
+
+    counted((source, str(out)), source, report, work)
 
 
 def run_until(source: str, out: Path, moment: int) -> None:
@@ -100,16 +145,39 @@ def left_behind(out: Path) -> dict[str, list[str]]:
     }
 
 
+def still_to_read(source: Path, clean: Path, left: dict[str, list[str]]) -> Counter[str]:
+    """Returns how often each file of the source has to be read once these buckets and shards are done.
+
+    Args:
+      source: of the images.
+      clean: dataset of a run in peace.
+      left: see `left_behind`.
+    """
+    keys = sorted(str(path.relative_to(source)) for path in source.rglob("*.*"))
+    done = {int(name.removeprefix("done-").partition("-")[0]) for name in left["buckets"]}
+    reads = Counter(key for place, key in enumerate(keys) if place // OPTIONS["bucket_images"] not in done)
+    for row in tables.read(str(clean / "images.parquet")).to_pylist():
+        sidecar = f"{row['split']}-data-{row['shard']:05d}-of-{OPTIONS['shards']:05d}.tfrecord.json"
+        if sidecar not in left["shards"] and not row["normalised"]:  # what was changed comes out of the spool
+            reads[row["key"]] += 1
+    return reads
+
+
+def chosen(choose: random.Random, last: int, count: int) -> list[int]:
+    """Returns moments, one of each of so many equal parts of a run."""
+    edges = [1 + last * part // count for part in range(count + 1)]
+    return [choose.randrange(first, after) for first, after in itertools.pairwise(edges)]
+
+
 def main(source: str, folder: Path, seed: int, count: int) -> dict:
+    share_decoders()
     report = folder / "report.json"
     assert in_a_child(lambda: run(source, folder / "clean", report)) == 0
     clean = json.loads(report.read_text())
-    choose = random.Random(seed)
-    edges = [1 + clean["moments"] * part // count for part in range(count + 1)]  # one of each part of the run
     killed = []
-    for number, (first, after) in enumerate(itertools.pairwise(edges)):
-        moment, out = choose.randrange(first, after), folder / str(number)
-        assert in_a_child(lambda out=out, moment=moment: run_until(source, out, moment)) == signal.SIGKILL
+    for number, moment in enumerate(chosen(random.Random(seed), clean["moments"], count)):
+        out = folder / str(number)
+        assert in_a_child(lambda out=out, moment=moment: run_until(source, out, moment)) == -signal.SIGKILL
         left = left_behind(out)
         assert in_a_child(lambda out=out: run(source, out, report)) == 0
         killed.append({"moment": moment, "left": left, **json.loads(report.read_text())})

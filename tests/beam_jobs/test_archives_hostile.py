@@ -11,6 +11,7 @@ from beam_jobs.errors import BadImage, SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.reader import Reader
 from beam_jobs.slices import Slice
+from beam_jobs.sources import members
 from beam_jobs.sources.archives import TarSource, ZipSource
 from tests.beam_jobs.entries import contents, found_in, only
 from tests.beam_jobs.make_archives import FOLDERS, KINDS, add, make_tar, make_zip
@@ -269,6 +270,27 @@ def test_a_zip_directory_that_hides_members_is_refused(tmp_path):
     path.write_bytes(data)
     with pytest.raises(SourceError, match=r"x\.zip is damaged: its directory has 1 members and claims 3$"):
         list(ZipSource(str(path), TableColumns()).entries())
+
+
+@pytest.mark.parametrize("within", [0, 50])
+def test_zip_members_that_share_bytes_are_taken_once(tmp_path, within):
+    inner = make_zip(tmp_path / "y.zip", FOLDERS).read_bytes()
+    path = make_zip(tmp_path / "x.zip", {"cat/x.jpg": inner, **FOLDERS}, compression=zipfile.ZIP_STORED)
+    data = bytearray(path.read_bytes())
+    second = data.index(b"PK\1\2", data.rindex(b"cat/x.jpg") + 1)  # in the directory
+    data[second + 42 : second + 46] = struct.pack("<L", data.index(b"PK\3\4", within))
+    path.write_bytes(data)
+    found = [(entry.key, getattr(entry, "detail", "")) for entry in ZipSource(str(path), TableColumns()).entries()]
+    shared = "its bytes are those of another member, too"
+    assert sorted(found) == [("cat/a.jpg", shared), ("cat/b.png", ""), ("cat/x.jpg", ""), ("dog/deep/c.JPEG", "")]
+
+
+def test_a_zip_directory_too_large_to_hold_is_not_read(tmp_path, monkeypatch):
+    source = ZipSource(str(make_zip(tmp_path / "x.zip", FOLDERS)), TableColumns())
+    assert len(list(source.entries())) == 3
+    monkeypatch.setattr(members, "_MAX_ZIP_DIRECTORY_BYTES", 100)
+    with pytest.raises(SourceError, match=r"x\.zip is no zip archive, or damaged: a header claims \d+ bytes$"):
+        list(source.entries())
 
 
 @pytest.mark.parametrize("comment", [b"", b"made by hand", b"x" * 65535])

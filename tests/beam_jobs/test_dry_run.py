@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from beam_jobs import dry_run_sample
 from beam_jobs.dry_run import estimate
-from beam_jobs.engines import costs, dataflow, local
+from beam_jobs.engines import costs, dataflow, flink, local
 from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, PixelOptions
 from beam_jobs.reader import Reader
 
 RESULTS = Path(__file__).parent.parent.parent / "benchmarks" / "results" / "latest.json"
-
-
-@dataclass(frozen=True)
-class Cluster(local.Options):
-    parallelism: int = 7
 
 
 def options(source, out, **more) -> IngestOptions:
@@ -108,9 +102,40 @@ def test_only_what_is_new_is_counted_when_images_are_added(photos, dataset, tmp_
 
 
 def test_engines_with_slots_are_timed_by_them(photos, tmp_path):
-    found = estimate(options(photos, tmp_path / "out"), Cluster())
-    assert found.to_json()["estimate"]["cores"] == 7
-    assert "on 7 cores" in found.bill.lines["time"]
+    bill = flink.Options(parallelism=7).bill(work_of(photos, tmp_path / "out"))
+    assert bill.values["cores"] == 7
+    assert "on 7 cores" in bill.lines["time"]
+
+
+def test_the_time_holds_that_of_the_start(photos, tmp_path):
+    work = work_of(photos, tmp_path / "out")
+    here = estimate(options(photos, tmp_path / "out", threads=1), local.Options()).bill
+    assert here.values["seconds"] == pytest.approx(costs.LOCAL_START_SECONDS + work.core_seconds, rel=0.01)
+    assert here.lines["time"].startswith("12 s, of which 12 s are starting, on 1 cores")
+    there = flink.Options(parallelism=1).bill(work)
+    assert there.values["start_seconds"] == costs.FLINK_START_SECONDS > costs.LOCAL_START_SECONDS
+    assert there.values["seconds"] == pytest.approx(costs.FLINK_START_SECONDS + work.core_seconds, rel=0.01)
+
+
+def test_an_output_that_cannot_be_written_is_told_before_the_source_is_listed(photos, dataset, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").touch()
+    for out, said in {
+        tmp_path / "file": "is a file; --out must be a new or empty directory",
+        tmp_path / "file" / "out": "file/out cannot be written: .*file is a file; choose another --out",
+        tmp_path / "full": "holds 'mine.txt' and is not the rest of an earlier ingest",
+        "/proc/out": "/proc/out cannot be written: /proc cannot be written by .*: .*; choose another --out",
+        photos / "out": "lies inside the source",
+        dataset: "already holds a dataset",
+    }.items():
+        with pytest.raises(OptionError, match=said):
+            estimate(options(photos, out), local.Options())
+
+
+def test_an_output_in_a_store_is_not_replaced(photos):
+    with pytest.raises(OptionError, match="object stores have no folders; choose another --out"):
+        estimate(options(photos, "s3://bucket/out", overwrite=True), local.Options())
 
 
 def test_dataflow_is_priced_and_what_it_cannot_run_refused(photos, tmp_path):

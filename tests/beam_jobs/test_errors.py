@@ -12,6 +12,7 @@ EXIT_CODES = {
     "UsageError": 2,
     "OptionError": 2,
     "SourceError": 2,
+    "DiskError": 1,
     "DataError": 3,
     "TooManyRejects": 3,
     "EmptySplit": 3,
@@ -70,4 +71,6 @@ def test_reject_reasons_are_the_ones_that_are_on_disk():
         "forged_size",
         "unknown_range",
         "undecodable",
+        "too_slow",
+        "decoder_crashed",
     ]

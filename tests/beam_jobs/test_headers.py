@@ -188,7 +188,7 @@ AT_THE_LIMIT = {
 
 
 def test_every_limit_is_in_the_table():
-    assert set(AT_THE_LIMIT) == set(vars(LIMITS))
+    assert set(AT_THE_LIMIT) | {"max_seconds"} == set(vars(LIMITS))  # what a decoder takes, no header tells
 
 
 @pytest.mark.parametrize(("name", "allowed", "crossed", "reason"), [(k, *v) for k, v in AT_THE_LIMIT.items()])

@@ -16,6 +16,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from beam_jobs import ingest, manifest, tables
 from beam_jobs.errors import (
     CorruptDataset,
+    DiskError,
     EmptySplit,
     FeedlineError,
     OptionError,
@@ -276,6 +277,15 @@ def test_an_image_that_changes_under_way_stops_the_ingest(tmp_path, change, left
         ingest.run(options, Recorder(lambda: change(victim)))
     assert not manifest.is_published(options.out)
     assert ingest.run(options).counts.written == left  # nothing of the image that was is taken up
+    assert verify(options.out).problems == []
+
+
+def test_an_output_that_somebody_removes_is_named_and_made_anew_by_the_next_run(tmp_path):
+    options = small(tmp_path)
+    with pytest.raises(DiskError, match=r"/out: No such file or directory while writing \(.*/out/_work/plan/"):
+        ingest.run(options, Recorder(lambda: shutil.rmtree(options.out)))
+    assert not manifest.is_published(options.out)
+    assert ingest.run(options).counts.written == 8
     assert verify(options.out).problems == []
 
 

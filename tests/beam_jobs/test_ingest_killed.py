@@ -8,21 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import manifest, tables
+from beam_jobs import manifest
+from tests.beam_jobs import kill
 from tests.beam_jobs.runs import files_under
-from tests.make_images import class_folders, crop, encode
 
 ROOT = Path(__file__).parents[2]
 MOMENTS = 8
-BUCKET, BUCKETS, SHARDS = 4, 7, 6  # as `kill.py` cuts the work
+BUCKETS, SHARDS = 7, 6  # as `kill.py` cuts the work
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> Path:
-    folder = class_folders(tmp_path_factory.mktemp("killed") / "source")
-    for number in range(4):  # these are changed, so they pass through the spool
-        (folder / "china" / f"{number}.webp").write_bytes(encode(crop(500 + number), "WEBP"))
-    return folder
+    return kill.make_source(tmp_path_factory.mktemp("killed") / "source")
 
 
 @pytest.fixture(scope="module")
@@ -58,21 +55,15 @@ def test_a_rerun_does_only_what_was_unfinished(killed, source, number):
     assert (counters["resumed_buckets"], counters["resumed_shards"]) == (buckets, shards)
     assert (counters["written_shards"], counters["images"]) == (SHARDS - shards, 28)
     # Not only said so, but done: each file is read once for its bucket and once for its shard.
-    assert Counter(run["read"]) == still_to_read(source, left)
+    assert Counter(run["read"]) == kill.still_to_read(source, clean_of(source), left)
 
 
 def test_a_run_in_peace_reads_an_image_twice_and_one_that_it_changes_once(killed, source):
-    assert Counter(killed["clean"]["read"]) == still_to_read(source, {"buckets": [], "shards": []})
+    assert Counter(killed["clean"]["read"]) == kill.still_to_read(
+        source, clean_of(source), {"buckets": [], "shards": []}
+    )
     assert set(killed["clean"]["read"].values()) == {1, 2}
 
 
-def still_to_read(source: Path, left: dict[str, list[str]]) -> Counter[str]:
-    """Returns how often each file of the source has to be read once these buckets and shards are done."""
-    keys = sorted(str(path.relative_to(source)) for path in source.rglob("*.*"))
-    done = {int(name.removeprefix("done-").partition("-")[0]) for name in left["buckets"]}
-    reads = Counter(key for place, key in enumerate(keys) if place // BUCKET not in done)
-    for row in tables.read(str(source.parent / "clean" / "images.parquet")).to_pylist():
-        sidecar = f"{row['split']}-data-{row['shard']:05d}-of-00003.tfrecord.json"
-        if sidecar not in left["shards"] and not row["normalised"]:  # what was changed comes out of the spool
-            reads[row["key"]] += 1
-    return reads
+def clean_of(source: Path) -> Path:
+    return source.parent / "clean"

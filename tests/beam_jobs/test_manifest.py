@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -36,7 +37,15 @@ def test_a_manifest_survives_the_disk(tmp_path):
     assert "kätzchen" in (tmp_path / "dataset.json").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("change", [{"channels": None}, {"label_kind": "none", "labels": ()}, {"label_kind": "multi"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"channels": None},
+        {"label_kind": "none", "labels": ()},
+        {"label_kind": "multi"},
+        {"source": os.fsdecode(b"photos\xff")},  # a path that is not UTF-8
+    ],
+)
 def test_a_dataset_without_channels_or_classes_survives_the_disk_too(tmp_path, change):
     manifest.write(replace(SOUND, **change), str(tmp_path))
     assert manifest.load(str(tmp_path)) == replace(SOUND, **change)

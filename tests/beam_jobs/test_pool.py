@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from beam_jobs.pool import chunk_of, map_ordered
+from beam_jobs.pool import chunk_of, map_chunks, map_ordered
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 16, 100])
@@ -105,3 +105,32 @@ def test_an_exception_of_the_source_is_passed_on():
 )
 def test_small_images_go_in_lots_of_a_megabyte_at_most(mean_bytes, images):
     assert chunk_of(mean_bytes) == images
+
+
+def test_who_presses_ctrl_c_does_not_wait_for_what_is_under_way():
+    release, begun, gave_up = threading.Event(), threading.Event(), threading.Event()
+
+    def work(number: int) -> int:
+        begun.set()
+        if not release.wait(20):
+            gave_up.set()
+        return number
+
+    def items():
+        yield 0
+        assert begun.wait(30)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(map_ordered(work, items(), 2))
+    waited = gave_up.is_set()
+    release.set()
+    assert not waited
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("function", [lambda items: items[1:], lambda items: [*items, 0]], ids=["fewer", "more"])
+def test_another_number_of_results_than_of_items_is_an_error(function, threads):
+    results = map_chunks(function, range(6), threads, 3)
+    with pytest.raises(RuntimeError, match="[24] results of 3 items"):
+        list(results)

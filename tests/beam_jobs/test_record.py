@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -232,9 +233,18 @@ def test_statistics_leave_out_what_is_large_or_unique():
     assert set(record.STATISTICS_FEATURES) == set(record.FEATURES) - left_out
 
 
-def test_what_is_not_an_example_is_not_decoded():
+@pytest.mark.parametrize("serialized", [b"\xff\xff\xff", b"\x00", b"\x0a\x00\x04and more"])
+def test_what_is_not_an_example_or_not_to_its_end_is_not_decoded(serialized):
     with pytest.raises(DecodeError, match="."):
-        record.decode(b"\xff\xff\xff")
+        record.decode(serialized)
+
+
+def test_a_feature_of_another_type_is_named():
+    values = record.decode(record.encode(make_record(objects=OBJECTS, weight=1.0, mask=b"m", extra={"age": "x"})))
+    assert record.type_problem(values) == ""
+    for name, kind in (("image/height", b"x"), ("image/encoded", 1), ("image/weight", b"1"), ("image/object/mask", 2)):
+        said = record.type_problem({**values, name: [kind]})
+        assert re.fullmatch(rf"feature '{name}' holds \w+, it must hold (int|bytes|float)", said)
 
 
 def test_a_feature_without_values_is_an_empty_list():

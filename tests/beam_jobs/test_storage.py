@@ -181,6 +181,16 @@ def test_a_missing_file_is_an_os_error(root):
         storage.read_range(missing, 0, 1)
 
 
+@pytest.mark.parametrize("verb", [storage.open_read, storage.read_bytes, lambda path: storage.read_range(path, 0, 1)])
+def test_what_would_never_answer_is_an_os_error(tmp_path, verb):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(OSError, match="it is a pipe, socket or device"):
+            verb(str(path))
+    with pytest.raises(IsADirectoryError):
+        verb(str(tmp_path))
+
+
 def test_removing_is_repeatable(root):
     path = storage.join(root, "x")
     storage.write_bytes(path, b"")
@@ -294,3 +304,15 @@ def test_threads_share_the_client_of_a_store_and_do_not_mix_what_they_read(monke
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(storage.read_bytes, [*data] * 2)) == [*data.values()] * 2
         assert len({id(store) for store in pool.map(store_for, data)}) == 1
+
+
+def test_what_goes_wrong_first_is_the_reason_and_not_the_tidying_up(tmp_path):
+    def write() -> None:
+        with storage.atomic_writer(str(tmp_path / "file")) as stream:
+            os.remove(stream.name)
+            os.mkdir(stream.name)  # which `remove` does not take
+            raise ValueError("the reason")
+
+    with pytest.raises(ValueError, match="the reason"):
+        write()
+    assert not (tmp_path / "file").exists()

@@ -26,7 +26,7 @@ def edit_manifest(dataset: Path, edit) -> None:
     edit(values)
     del values["checksum"]
     values["checksum"] = manifest.checksum_of(values)
-    (dataset / "dataset.json").write_text(json.dumps(values))
+    (dataset / "dataset.json").write_bytes(manifest.serialise(values))
 
 
 def edit_rows(dataset: Path, edit) -> None:
@@ -185,6 +185,25 @@ def test_an_edited_class_histogram_is_named(dataset):
     assert verify(str(dataset)).problems == ["eval: the class histogram of dataset.json is not that of its records"]
 
 
+@pytest.mark.parametrize(
+    ("edit", "where"),
+    [
+        (lambda data: data + b"\n", "after byte {size}"),
+        (lambda data: data[:-1], "after byte {less}"),
+        (lambda data: data.replace(b"  ", b" \t", 1), "at byte 3"),
+        (lambda data: data.replace(b"{\n", b"{\r", 1), "at byte 1"),
+    ],
+    ids=["line end more", "line end less", "tab", "another line end"],
+)
+def test_bytes_of_the_manifest_that_say_nothing_must_be_as_they_were_written(dataset, edit, where):
+    path = dataset / "dataset.json"
+    data = path.read_bytes()
+    path.write_bytes(edit(data))
+    where = where.format(size=len(data), less=len(data) - 1)
+    said = f"{path} has changed since it was published: {where} it is not as Feedline writes it"
+    assert verify(str(dataset)).problems == [said]
+
+
 def test_an_edited_number_of_images_is_named(dataset):
     edit_manifest(dataset, lambda values: values["counts"].update(written=23))
     assert any("dataset.json" in problem for problem in verify(str(dataset)).problems)
@@ -209,6 +228,14 @@ def set_value(name, value):
     return change
 
 
+def replace_by(name, kind, value):
+    def change(feature):
+        feature[name].Clear()
+        getattr(feature[name], f"{kind}_list").value[:] = [value]
+
+    return change
+
+
 def break_image(feature):
     data = jpeg()[:-50]
     set_value(record.ENCODED, data)(feature)
@@ -227,6 +254,18 @@ WRONG_RECORDS = {
     "two labels": (lambda feature: feature[record.LABEL].int64_list.value.append(0), "it has 2 labels instead of one"),
     "no text": (lambda feature: feature.pop(record.TEXT), r"label \d is not None"),
     "no value": (lambda feature: feature[record.HEIGHT].Clear(), "not a record of this format: IndexError"),
+    "name that is a number": (
+        replace_by(record.FILENAME, "int64", 7),
+        "not a record of this format: feature 'image/filename' holds int, it must hold bytes",
+    ),
+    "height that is text": (
+        replace_by(record.HEIGHT, "bytes", b"60"),
+        "not a record of this format: feature 'image/height' holds bytes, it must hold int",
+    ),
+    "image that is a number": (
+        replace_by(record.ENCODED, "float", 0.5),
+        "not a record of this format: feature 'image/encoded' holds float, it must hold bytes",
+    ),
     "name": (set_value(record.FILENAME, b"\xff"), "not a record of this format: UnicodeDecodeError"),
 }
 

@@ -97,8 +97,9 @@ def test_a_pause_the_server_asks_for_takes_the_place_of_ours(server, monkeypatch
     assert fetch(server, "/x", retries=1) == b"image"
 
 
-def test_a_pause_nobody_understands_leaves_ours(server):
-    server.pages["/x"] = first(status(503, Retry_After="soon"), body(b"image"))
+@pytest.mark.parametrize("wish", ["soon", "", "-1", "9" * 5000, "Wed, 21 Oct 99999999 07:28:00 GMT"])
+def test_a_pause_nobody_understands_leaves_ours(server, wish):
+    server.pages["/x"] = first(status(503, Retry_After=wish), body(b"image"))
     assert fetch(server, "/x", retries=1) == b"image"
 
 
@@ -166,6 +167,15 @@ def test_what_a_server_says_is_shown_short_and_printable(server):
     detail = failure(server, "/x")[1]
     assert detail.isprintable()
     assert len(detail) < 150
+
+
+def test_what_a_server_says_and_is_asked_is_not_logged(server, caplog):
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\x1b[2J no header\r\n\r\n0\r\n\r\n"
+    server.pages["/x?key=hidden"] = lambda handler: handler.raw(answer)
+    with caplog.at_level("DEBUG"):
+        fetch(server, "/x?key=hidden")
+    said = [record.getMessage() for record in caplog.records]
+    assert not any("hidden" in line or "Content-Length" in line or "\x1b" in line for line in said)
 
 
 def test_a_server_that_is_not_there_is_asked_again():

@@ -87,6 +87,13 @@ def test_addresses_that_are_not_public_are_refused_unasked(server, host):
         ("::ffff:10.0.0.1", False),
         ("2002:7f00:1::", False),
         ("64:ff9b::7f00:1", False),
+        ("192.0.0.192", False),
+        ("168.63.129.16", False),
+        ("::ffff:168.63.129.16", False),
+        ("192.88.99.1", False),
+        ("2001:0:5ef5:79fb::1", False),
+        ("3fff::1", False),
+        ("5f00::1", False),
     ],
 )
 def test_addresses_are_told_apart(address, public):

@@ -1,50 +1,23 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import ipaddress
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from beam_jobs import web
 from beam_jobs.errors import BadImage
 from beam_jobs.options import HttpOptions
+from tests.beam_jobs.make_certificates import certificate, speaker
 from tests.beam_jobs.web_server import DATA, HERE, WebServer, body, dripping, serving
-
-
-def certificate(directory: Path, host: str) -> Path:
-    """Writes a certificate for a host, signed by itself, and its key into one file."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
-    named = x509.IPAddress(ipaddress.ip_address(host)) if host[0].isdigit() else x509.DNSName(host)
-    now = datetime.datetime.now(datetime.timezone.utc)
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([named]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    path = directory / f"{host}.pem"
-    path.write_bytes(made.public_bytes(pem) + secret)
-    return path
 
 
 @contextmanager
 def secure(path: Path) -> Iterator[WebServer]:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(path)
-    with serving({"/a.jpg": body(DATA), "/drip": dripping(b"HTTP/1.1 200 OK\r\n\r\n", b"x")}, context) as running:
+    pages = {"/a.jpg": body(DATA), "/drip": dripping(b"HTTP/1.1 200 OK\r\n\r\n", b"x")}
+    with serving(pages, speaker(path)) as running:
         yield running
 
 
@@ -78,6 +51,18 @@ def test_certificates_of_others_are_refused_at_once(tmp_path, monkeypatch, numbe
         pytest.raises(BadImage, match=f"^not_fetched: no safe connection to localhost: .*{detail}.*; 1 attempt$"),
     ):
         web.fetch(f"https://localhost:{server.server_port}/a.jpg", options, 1)
+    assert not server.seen
+
+
+@pytest.mark.parametrize(("number", "days", "detail"), [(5, (-3, -1), "has expired"), (6, (1, 3), "not yet valid")])
+def test_a_certificate_holds_in_its_time_alone(tmp_path, monkeypatch, number, days, detail):
+    path = certificate(tmp_path, "localhost", days)
+    monkeypatch.setenv("SSL_CERT_FILE", str(path))
+    with (
+        secure(path) as server,
+        pytest.raises(BadImage, match=f"^not_fetched: no safe connection to localhost: .*{detail}.*; 1 attempt$"),
+    ):
+        web.fetch(f"https://localhost:{server.server_port}/a.jpg", options_of_their_own(number), 1)
     assert not server.seen
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tensorflow.core.example import example_pb2
@@ -73,3 +76,44 @@ def test_a_whole_number_of_more_than_64_bits_is_refused(value):
 def test_an_unknown_kind_is_refused():
     with pytest.raises(KeyError, match="text"):
         wire.example({"a": ("text", ["x"])})
+
+
+@pytest.mark.parametrize(
+    ("message", "early"),
+    [
+        (b"", False),
+        (b"\x0a\x00", False),
+        (b"\x00", True),  # field 0
+        (b"\x80\x00", True),  # the same, in two bytes
+        (b"\x0a\x00\x04 and what follows", True),  # the end of a group
+        (b"\x0b\x0c", True),  # a group
+        (b"\x10\x80\x00\x0a\x00", False),  # an unknown varint before
+        (b"\x11\x00\x00\x00\x00\x00\x00\x00\x00\x0c", True),  # after eight bytes
+        (b"\x15\x00\x00\x00\x00\x0c", True),  # after four bytes
+        (b"\x15\x0c\x0c\x0c\x0c", False),  # within them
+        (b"\x0a\x02\x0c\x0c", False),  # within a field: protobuf looks there itself
+        (b"\x84\x80\x80\x80\x10", True),  # protobuf keeps 32 bits of a tag
+        (b"\x0a\xff", False),  # cut off, which is an error of its own
+        (b"\xff" * 12, False),
+    ],
+)
+def test_messages_that_protobuf_reads_in_part_are_known(message, early):
+    assert wire.ends_early(message) is early
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=40))
+@example(b"\x84\x80\x80\x80\x10")
+def test_protobuf_warns_of_a_part_exactly_where_it_is_known_before(data):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            example_pb2.Example.FromString(data)
+        except DecodeError:
+            return
+    if told:
+        assert wire.ends_early(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if not wire.ends_early(data):
+            example_pb2.Example.FromString(data)

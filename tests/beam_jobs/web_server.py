@@ -57,15 +57,15 @@ class WebServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, pages: Mapping[str, Page], tls: ssl.SSLContext | None) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, pages: Mapping[str, Page], tls: ssl.SSLContext | None, address: tuple[str, int]) -> None:
+        super().__init__(address, Handler)
         self.scheme = "https" if tls else "http"
         if tls:
             self.socket = tls.wrap_socket(self.socket, server_side=True)
         self.pages = dict(pages)
         self.seen: Counter[str] = Counter()
         self.headers: list[dict[str, str]] = []
-        self.host = f"127.0.0.1:{self.server_port}"
+        self.host = f"{address[0]}:{self.server_port}"
 
     def url(self, path: str) -> str:
         return f"{self.scheme}://{self.host}{path}"
@@ -95,8 +95,10 @@ def dripping(start: bytes, drop: bytes) -> Page:
 
 
 @contextmanager
-def serving(pages: Mapping[str, Page], tls: ssl.SSLContext | None = None) -> Iterator[WebServer]:
-    server = WebServer(pages, tls)
+def serving(
+    pages: Mapping[str, Page], tls: ssl.SSLContext | None = None, address: tuple[str, int] = ("127.0.0.1", 0)
+) -> Iterator[WebServer]:
+    server = WebServer(pages, tls, address)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:

@@ -272,4 +272,6 @@ def test_prices_that_cannot_be_used_are_told(tmp_path, text, said):
     path.write_text(text)
     with pytest.raises(OptionError) as caught:
         prices.load(str(path))
+    with pytest.raises(OptionError, match=said):  # before anything is listed
+        options(prices=str(path))
     assert said in str(caught.value)

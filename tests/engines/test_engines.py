@@ -6,6 +6,7 @@ import dataclasses
 import re
 
 import pytest
+import yaml
 
 from beam_jobs import engines
 from beam_jobs.engines import flink
@@ -13,6 +14,7 @@ from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
 from pipeline import cli
 from pipeline.cli.engines import engine_of
+from tests.engines.flink_parts import program
 
 
 def said_by(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
@@ -81,23 +83,48 @@ def test_settings_without_a_runner_are_not_passed_over():
         engine_of(None, [], {"retries": 1})
 
 
+@pytest.fixture
+def parts(tmp_path, monkeypatch) -> str:
+    """As much of Flink as a dry run looks for: a Java that says its version, a worker and a jar; gives the settings."""
+    program(tmp_path / "bin" / "java", "echo 'openjdk version \"17.0.15\"' >&2")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    jar = program(tmp_path / "job.jar", "")
+    return f"runner: flink, job_server_jar: {jar}, worker_command: {program(tmp_path / 'worker', '')}"
+
+
 def planned(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     assert cli.execute(["ingest", *map(str, arguments), "--dry-run"]) == 0
     return capsys.readouterr().out
 
 
-def test_the_configuration_and_the_environment_choose_the_engine(photos, tmp_path, capsys, monkeypatch):
+def test_the_configuration_and_the_environment_choose_the_engine(photos, parts, tmp_path, capsys, monkeypatch):
     config, out = tmp_path / "pipeline.yaml", tmp_path / "dataset"
-    config.write_text("engine: {runner: flink, parallelism: 3}\n")
+    config.write_text(f"engine: {{{parts}, parallelism: 3}}\n")
     given = [photos, "--out", out, "-c", config]
     assert re.search(r"engine +flink", planned(capsys, *given))
     assert re.search(r"engine +local", planned(capsys, *given, "--runner", "local"))
     config.write_text("root: work\n")
     assert re.search(r"engine +local", planned(capsys, *given))
     monkeypatch.setenv("FEEDLINE_ENGINE__RUNNER", "flink")
-    assert re.search(r"engine +flink", planned(capsys, *given))
+    jar = f"--runner-option=job_server_jar={tmp_path / 'job.jar'}"
+    assert re.search(r"engine +flink", planned(capsys, *given, jar))
     monkeypatch.setenv("FEEDLINE_ENGINE__RUNNER", "flinc")
     assert said_by(capsys, "ingest", *given)[0] == 2
+
+
+def test_a_dry_run_looks_for_what_flink_needs(photos, parts, tmp_path, capsys):
+    config = tmp_path / "pipeline.yaml"
+    for more, said in {
+        "job_server_jar: absent.jar": "job_server_jar is 'absent.jar', which is not a file",
+        "job_server_jar: 'http://localhost:1/job.jar'": "http://localhost:1/job.jar.sha512 cannot be fetched",
+        "flink_master: 'localhost:1'": "flink_master is localhost:1, which does not answer",
+        "worker_command: absent": "the worker absent is not there or no program",
+    }.items():
+        settings = {**yaml.safe_load(f"{{{parts}}}"), **yaml.safe_load(f"{{{more}}}")}
+        config.write_text(yaml.safe_dump({"engine": settings}))
+        code, told = said_by(capsys, "ingest", photos, "--out", tmp_path / "out", "-c", config, "--dry-run")
+        assert (code, told.count("\n")) == (2, 1)
+        assert said in told
 
 
 def test_the_section_ingest_counts_but_for_its_source_and_options_win(photos, dataset, tmp_path, capsys):

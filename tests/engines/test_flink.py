@@ -138,6 +138,26 @@ def test_an_interrupted_command_ends_its_job_on_the_cluster(jar, standalone, man
     wait_until(lambda: standalone.jobs()[job] == "CANCELED", 30, standalone.tail)
 
 
+def test_a_killed_command_ends_its_job_on_the_cluster_and_leaves_nothing_behind(jar, standalone, many, tmp_path):
+    before = standalone.jobs()
+    settings = {"flink_master": f"localhost:{standalone.rest_port}", "parallelism": 2, "job_server_jar": jar}
+    options = [part for key, value in settings.items() for part in ("--runner-option", f"{key}={value}")]
+    command = [Path(sys.executable).parent / "feedline", "ingest", many, "--out", tmp_path / "out", "--runner", "flink"]
+    (tmp_path / "tmp").mkdir()
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    with subprocess.Popen(
+        [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+    ) as running:
+        try:
+            wait_until(lambda: standalone.jobs().keys() - before.keys(), 120)
+            assert list((tmp_path / "tmp").glob("feedline-flink-*"))
+        finally:
+            running.kill()
+    (job,) = standalone.jobs().keys() - before.keys()
+    wait_until(lambda: standalone.jobs()[job] == "CANCELED", 60, standalone.tail)
+    wait_until(lambda: not list((tmp_path / "tmp").glob("feedline-flink-*")), 60)
+
+
 def test_a_killed_task_manager_does_not_change_the_result(jar, standalone, many, plain, tmp_path):
     out, victim, before = tmp_path / "out", standalone.task_managers[-1], standalone.jobs()
     killer = threading.Thread(target=kill_half_way, args=(victim, out))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -36,7 +39,10 @@ with socket.create_server(("localhost", port)):
 CLIENT = """
 import sys, time
 from beam_jobs.engines import flink_server
-with flink_server.running([sys.executable, "-c", sys.argv[1]], sys.argv[2]):
+from beam_jobs.engines.flink_child import Left
+command, directory, url = sys.argv[1:]
+left = Left(url, "feedline-1", directory)
+with flink_server.running([sys.executable, "-c", command], directory, left):
     print("running", flush=True)
     time.sleep(300)
 """
@@ -54,18 +60,57 @@ def test_a_server_and_what_it_started_end_with_the_block(tmp_path):
     wait_until(lambda: not members(group), 10)
 
 
-def test_a_server_ends_with_a_process_that_was_killed(tmp_path):
-    with subprocess.Popen(
-        [sys.executable, "-c", CLIENT, LISTEN, tmp_path], stdout=subprocess.PIPE, text=True
-    ) as client:
+class _Cluster(http.server.BaseHTTPRequestHandler):
+    """A cluster that knows three jobs, and does not answer the first time it is asked."""
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        jobs = [("mine", "feedline-1", -1), ("over", "feedline-1", 17), ("another", "feedline-2", -1)]
+        said = {"jobs": [dict(zip(("jid", "name", "end-time"), job, strict=True)) for job in jobs]}
+        self._answer(500 if len(self.server.asked) == 1 else 200, json.dumps(said).encode())
+
+    def do_PATCH(self):
+        self.server.asked.append(self.path)
+        self._answer(202, b"{}")
+
+    def _answer(self, status, body):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def rest():
+    """A server that behaves as the REST endpoint of a cluster does, and notes what it is asked."""
+    with http.server.ThreadingHTTPServer(("localhost", 0), _Cluster) as server:
+        server.asked = []
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join(10)
+
+
+def test_a_server_ends_with_a_process_that_was_killed_and_what_it_left_is_cleared_away(rest, tmp_path):
+    directory = tmp_path / "logs"
+    directory.mkdir()
+    url = f"http://localhost:{rest.server_address[1]}/"
+    command = [sys.executable, "-c", CLIENT, LISTEN, directory, url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
         try:
             assert client.stdout.readline() == "running\n"
-            wait_until(lambda: (tmp_path / flink_server.SERVER_LOG).stat().st_size, 10)
+            wait_until(lambda: (directory / flink_server.SERVER_LOG).stat().st_size, 10)
+            group = group_of(directory)
         finally:
             client.kill()
-    group = group_of(tmp_path)
     try:
-        wait_until(lambda: not members(group), 15)
+        wait_until(lambda: not members(group), 60)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
+    assert rest.asked == ["/jobs/overview", "/jobs/overview", "/jobs/mine?mode=cancel"]
+    assert not directory.exists()

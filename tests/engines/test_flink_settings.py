@@ -136,6 +136,27 @@ def test_a_jar_without_a_checksum_is_refused(served, tmp_path):
         flink_jar.find("1.19", f"{url}/job.jar", cache=str(tmp_path / "cache"))
 
 
+def test_a_jar_that_is_not_there_is_told_apart_from_one_without_a_checksum(served, tmp_path):
+    _, url = served
+    for ask in (flink_jar.find, flink_jar.check):
+        with pytest.raises(
+            OptionError, match=r"there is no job server at .*/job.jar \(404\); correct flink_version or"
+        ):
+            ask("1.19", f"{url}/job.jar", cache=str(tmp_path / "cache"))
+
+
+def test_a_jar_is_checked_for_without_being_fetched(served, tmp_path):
+    folder, url = served
+    (folder / "job.jar").write_bytes(JAR)
+    with pytest.raises(OptionError, match="has no checksum beside it"):
+        flink_jar.check("1.19", f"{url}/job.jar", cache=str(tmp_path / "cache"))
+    (folder / "job.jar.sha1").write_text(hashlib.sha1(JAR).hexdigest())
+    flink_jar.check("1.19", f"{url}/job.jar", cache=str(tmp_path / "cache"))
+    assert not (tmp_path / "cache").exists()
+    with pytest.raises(OptionError, match="which is not a file"):
+        flink_jar.check("1.19", "absent.jar")
+
+
 def test_a_damaged_jar_in_the_cache_is_fetched_again(served, tmp_path):
     folder, url = served
     (folder / "job.jar").write_bytes(JAR)

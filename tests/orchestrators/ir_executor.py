@@ -26,11 +26,16 @@ from kfp.pipeline_spec import pipeline_spec_pb2 as pb
 
 PROJECT = "123456789"
 OUTPUT_NAME = "executor_output.json"  # as Vertex AI names it
+_NOTHING = pb.PipelineDeploymentConfig.ExecutorSpec()  # runs a task that is a pipeline of its own
 _AT_ONCE = 2  # containers; most of one is the loading of TFX on one core
 
 
 class TaskFailed(Exception):
     """A container ended with another code than 0; the message holds the end of its log."""
+
+
+class Unsupported(Exception):
+    """The pipeline holds what this executor does not run; the message says what, and of which task."""
 
 
 @dataclass
@@ -105,6 +110,8 @@ class Executor:
 
         Raises:
           TaskFailed: a container failed; those after it did not run.
+          Unsupported: a task is not a container or an importer, has a condition, or takes something that is neither a
+            constant nor the output of another task.
         """
         job = self._root / PROJECT / f"{spec.pipeline_info.name}-{next(self._numbers)}"
         result = Run(artifacts=dict(earlier.artifacts) if earlier else {})
@@ -116,7 +123,7 @@ class Executor:
                     if only and name not in only:
                         sorter.done(name)
                     else:
-                        task = _Task(name, job / f"{name}_{next(self._numbers)}", spec, how[name])
+                        task = _Task(name, job / f"{name}_{next(self._numbers)}", spec, how.get(name, _NOTHING))
                         running[pool.submit(self._run, task, result)] = name
                 for finished in wait(running, return_when=FIRST_COMPLETED).done:
                     name = running.pop(finished)
@@ -134,7 +141,7 @@ class Executor:
         if kind == "importer":
             return self._import(task)
         # Kubeflow Pipelines refuses the whole pipeline: "resolver not implemented yet"
-        raise NotImplementedError(f"{task.name} is run by a {kind}")
+        raise Unsupported(f"{task.name} is run by {kind or 'nothing'}; only containers and importers are supported")
 
     def _artifact(self, kind: pb.ArtifactTypeSchema, uri: str, metadata: Any) -> pb.RuntimeArtifact:
         number = next(self._numbers)
@@ -152,7 +159,9 @@ class Executor:
             artifact.ClearField("type")  # Kubeflow Pipelines keeps it to itself
         for name, parameter in task.spec.inputs.parameters.items():
             if parameter.runtime_value.WhichOneof("value") != "constant":
-                raise NotImplementedError(f"parameter {name} is no constant")
+                raise Unsupported(
+                    f"{task.name} takes {name} from elsewhere; only constants are supported as parameters"
+                )
             given.inputs.parameter_values[name].CopyFrom(parameter.runtime_value.constant)
         for name, output in task.component.output_definitions.artifacts.items():
             artifact = self._artifact(output.artifact_type, str(task.folder / name), output.metadata)
@@ -196,10 +205,10 @@ def _before(spec: pb.PipelineSpec) -> dict[str, set[str]]:
 
 def _producers(task: pb.PipelineTaskSpec) -> Iterator[str]:
     if task.trigger_policy.condition:
-        raise NotImplementedError(f"{task.task_info.name} has a condition")
-    for source in task.inputs.artifacts.values():
+        raise Unsupported(f"{task.task_info.name} runs on a condition, and none is supported")
+    for name, source in task.inputs.artifacts.items():
         if source.WhichOneof("kind") != "task_output_artifact":
-            raise NotImplementedError(f"{task.task_info.name} takes an artifact from outside")
+            raise Unsupported(f"{task.task_info.name} takes {name} from outside; only outputs of tasks are supported")
         yield source.task_output_artifact.producer_task
 
 

@@ -22,6 +22,7 @@ from beam_jobs.verify import verify
 from pipeline import airflow_tasks, run_airflow
 from pipeline.config import build
 from pipeline.history import newest_run, open_store
+from tests.doc_pages import SHELL, blocks
 from tests.make_images import class_folders, jpeg
 
 pytestmark = [pytest.mark.orchestrators, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]
@@ -171,6 +172,45 @@ def compiled(airflow: Airflow, photos: Path, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="module")
 def clean_run(airflow, compiled) -> str:
     return airflow.run("dags", "test", "clean")
+
+
+PARSER = """
+import json, sys
+from airflow.cli.cli_parser import get_parser
+for line in json.load(sys.stdin):
+    print("parsing: airflow", *line, file=sys.stderr)
+    get_parser().parse_args(line)
+"""
+
+
+def parsed(airflow: Airflow, commands: list[list[str]]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PARSER],
+        env=airflow.environment,
+        input=json.dumps(commands),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_the_commands_of_the_page_are_those_of_airflow(airflow):
+    shown = [words for block in blocks("airflow") if block.language in SHELL for words in block.commands]
+    commands = [words[1:] for words in shown if words[0] == "airflow"]
+    assert [command[:2] for command in commands] == [
+        ["db", "migrate"],
+        ["dags", "test"],
+        ["db", "migrate"],
+        ["scheduler"],
+        ["dags", "unpause"],
+        ["dags", "trigger"],
+        ["dags", "list-runs"],
+    ]
+    done = parsed(airflow, commands)
+    assert done.returncode == 0, done.stderr
+    wrong = parsed(airflow, [["dags", "start", "feedline"]])
+    assert wrong.returncode == 2
+    assert "invalid choice: 'start'" in wrong.stderr
 
 
 def test_airflow_finds_the_dag_and_reads_it_without_tensorflow(airflow, compiled):

@@ -193,10 +193,16 @@ def test_a_root_in_a_bucket_holds_artifacts_and_served_models(compiled):
 def test_the_line_says_where_the_file_goes_and_what_is_missing(compiled):
     files = ("plain.yaml", "plain.json", "strict.yaml", "before.yaml", "bucket.yaml", "schema.yaml")
     hints = dict(zip(files, json.loads((compiled / "hints.json").read_text(encoding="utf-8")), strict=True))
-    lines = "submit it to Vertex AI Pipelines; docs/kubeflow.md has the lines"
+
+    def vertex(name, title="photos"):
+        return f'aiplatform.PipelineJob(display_name="{title}", template_path="{compiled / name}").submit()'
+
     volume = f"; models are pushed to {compiled / 'work' / 'serving'}, which must be a volume of the containers"
-    assert hints["bucket.yaml"] == f"upload it in Kubeflow Pipelines, or {lines}"
-    assert hints["plain.json"] == lines + volume
+    assert hints["bucket.yaml"] == (
+        "run it on Kubeflow, in its web page or with kfp.Client(host=URL)"
+        f'.create_run_from_pipeline_package("{compiled / "bucket.yaml"}"), or on Vertex AI: {vertex("bucket.yaml")}'
+    )
+    assert hints["plain.json"] == f"run it on Vertex AI: {vertex('plain.json', 'Photos')}{volume}"
     review = f"; schema {compiled / 'schema.pbtxt'} is not there: the run infers one, review it and compile again"
     assert hints["schema.yaml"].endswith(review + volume)
 

@@ -122,8 +122,8 @@ def test_ingest_passes_every_option_on(place, capsys):
     line = (
         "ingest table.csv --out o --image-column file --label-column kind --key-column file --extra-column kind"
         " --splits all=1 --seed 7 --shard-mb 2 --shards 1 --duplicates drop --max-reject-ratio 0.5 --threads 1"
-        " --min-side-px 9 --max-side-px 900 --max-pixels 90000 --max-bytes 90001 --max-aspect 9 --source-kind csv"
-        " --json"
+        " --min-side-px 9 --max-side-px 900 --max-pixels 90000 --max-bytes 90001 --max-aspect 9 --max-seconds 7"
+        " --source-kind csv --json"
     )
     assert run(line.split()) == 0, capsys.readouterr().err
     options = json.loads(capsys.readouterr().out)["options"]
@@ -136,6 +136,7 @@ def test_ingest_passes_every_option_on(place, capsys):
         "max_side_px": 900,
         "min_side_px": 9,
         "max_aspect": 9.0,
+        "max_seconds": 7.0,
     }
 
 
@@ -145,7 +146,8 @@ EVERY_OPTION = (
     " --fit inside --quality 71 --facts basic --max-reject-ratio 0.5 --threads 3 --image-column i --label-column l"
     " --labels-column ls --label-separator ; --mask-column m --weight-column w --key-column k --group-column g"
     " --split-column s --extra-column x --extra-column y --max-bytes 90001 --max-pixels 90000 --max-side-px 900"
-    " --min-side-px 9 --max-aspect 9 --http-timeout-s 1.5 --http-retries 8 --http-per-host 2 --http-allow-private"
+    " --min-side-px 9 --max-aspect 9 --max-seconds 7 --http-timeout-s 1.5 --http-retries 8 --http-per-host 2"
+    " --http-allow-private"
 )
 
 
@@ -211,7 +213,9 @@ def test_every_option_reaches_its_setting(asked_for):
             split="s",
             extra=("x", "y"),
         ),
-        limits=ImageLimits(max_bytes=90001, max_pixels=90000, max_side_px=900, min_side_px=9, max_aspect=9.0),
+        limits=ImageLimits(
+            max_bytes=90001, max_pixels=90000, max_side_px=900, min_side_px=9, max_aspect=9.0, max_seconds=7.0
+        ),
         http=HttpOptions(timeout_s=1.5, retries=8, per_host=2, allow_private=True),
     )
 
@@ -248,6 +252,7 @@ def test_the_defaults_that_help_names_are_the_defaults():
         "--max-side-px": options.limits.max_side_px,
         "--min-side-px": options.limits.min_side_px,
         "--max-aspect": f"{options.limits.max_aspect:g}",
+        "--max-seconds": f"{options.limits.max_seconds:g}",
         "--http-timeout-s": f"{options.http.timeout_s:g}",
         "--http-retries": options.http.retries,
         "--http-per-host": options.http.per_host,

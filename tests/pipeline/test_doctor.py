@@ -6,6 +6,8 @@ import http.server
 import importlib
 import json
 import os
+import re
+import shlex
 import socket
 import stat
 import subprocess
@@ -23,6 +25,7 @@ from pipeline import doctor
 from pipeline.cli import execute
 from pipeline.doctor import TARGETS, Check, airflow, common, dataflow, flink, kubeflow, local
 from tests.command import feedline
+from tests.locked import Locked, locked_directory
 
 SETTINGS = {"root": "work", "ingest": {"source": "photos"}}
 
@@ -68,6 +71,12 @@ def overview() -> Iterator[tuple[str, dict[str, object]]]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+@pytest.fixture
+def locked() -> Iterator[Locked]:
+    with locked_directory("work") as found:
+        yield found
 
 
 def by_name(checks: Iterator[Check]) -> dict[str, Check]:
@@ -154,10 +163,19 @@ def test_a_directory_that_cannot_be_used_is_named(tmp_path):
     assert common.writable("root", "gs://bucket/x", "r", 1).detail == "gs://bucket/x is not on this machine"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_directory_of_somebody_else_is_named(tmp_path):
-    tmp_path.chmod(0o500)
-    assert common.writable("root", str(tmp_path / "work"), "r", 1).detail.endswith("cannot be written")
+def test_a_directory_that_takes_no_files_is_named_with_who_cannot_write_and_what_repairs_it(locked):
+    new = common.writable("root", f"{locked.path}/work", "feedline run --root DIR", 1)
+    assert new.mark == "missing"
+    assert new.detail == f"{locked.path} cannot be written by {locked.user}: Permission denied"
+    assert new.remedy == f"{locked.repair}, or feedline run --root DIR"
+
+
+def test_where_rights_do_not_help_another_place_is_named():
+    # Nobody makes files there, and the free space of it is 0.
+    check = common.writable("root", "/proc/self/work", "feedline run --root DIR", 1)
+    assert check.mark == "missing"
+    assert "/proc/self cannot be written by " in check.detail
+    assert check.remedy.endswith("feedline run --root DIR")
 
 
 def test_a_program_that_hangs_or_is_not_there_is_given_up():
@@ -173,15 +191,6 @@ def test_the_machine_is_described():
     assert int(local.cores().detail) == len(os.sched_getaffinity(0))
 
 
-def test_of_a_container_what_is_left_of_its_memory_counts(tmp_path):
-    (tmp_path / "memory.max").write_text("5000000000\n")
-    (tmp_path / "memory.current").write_text("4500000000\n")
-    (tmp_path / "memory.stat").write_text("anon 4300000000\ninactive_file 200000000\n")
-    assert local.memory(str(tmp_path)).detail.startswith("0.7 GB free")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert not local.memory(str(tmp_path)).detail.startswith("0.7 GB free")
-
-
 def test_the_in_process_runner_starts():
     check = local.beam()
     assert check.ok, check.detail
@@ -194,7 +203,7 @@ def test_what_a_run_would_refuse_is_said_before(photos, tmp_path, monkeypatch):
     assert local.configuration(good).ok
     assert local.configuration({**good, "root": str(photos / "work")}).detail.endswith("a run must not change")
     assert local.configuration({**good, "ingest": {"source": "nowhere"}}).detail.startswith(f"{tmp_path}/nowhere does")
-    assert "must be of type int" in local.configuration({**good, "train": {"epochs": "x"}}).detail
+    assert "train.epochs" in local.configuration({**good, "train": {"epochs": "x"}}).detail
     assert local.configuration({**good, "ingest": {"source": "s3://no-such-bucket/x"}}).ok  # which is not asked
     assert list(tmp_path.iterdir()) == []
 
@@ -284,19 +293,69 @@ def test_a_cluster_that_does_not_answer_is_given_up_in_time(monkeypatch):
     monkeypatch.setattr(flink, "NETWORK_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        assert flink.cluster(Options(flink_master=address)).detail.endswith("does not answer as Flink: timed out")
-    assert "Connection refused" in flink.cluster(Options(flink_master=address)).detail
+        silence = flink.cluster(Options(flink_master=address))
+    assert silence.detail.endswith("does not answer as Flink: timed out")
+    assert "flink_master=HOST:PORT, that of the REST endpoint" in silence.remedy
+
+
+def test_a_machine_that_refuses_a_name_that_leads_nowhere_and_an_answer_of_something_else_are_told_apart(overview):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    refused = flink.cluster(Options(flink_master=address))
+    assert refused.detail.startswith(f"nothing listens at http://{address}: ")
+    assert (refused.mark, refused.remedy) == ("missing", "start-cluster.sh")
+    nowhere = flink.cluster(Options(flink_master="no-such-host.invalid:8081"))
+    assert nowhere.detail.startswith("the name no-such-host.invalid does not resolve: ")
+    assert "start-cluster" not in nowhere.remedy
+    assert "flink_master=HOST:PORT" in nowhere.remedy
+    there, said = overview
+    said.clear()
+    other = flink.cluster(Options(flink_master=there))
+    assert " does not answer as Flink: " in other.detail
+    assert "start-cluster" not in other.remedy
 
 
 def test_the_jar_of_the_job_server_is_looked_for_and_not_fetched(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     absent = flink.job_server(Options())
     assert absent.mark == "warn"
-    assert "flink_jar.find('1.19')" in absent.remedy
+    assert absent.remedy == f"{sys.executable} -m pipeline.doctor.fetch_jar 1.19"
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "my.jar").write_bytes(b"jar")
     assert flink.job_server(Options(job_server_jar=str(tmp_path / "my.jar"))).ok
     assert flink.job_server(Options(job_server_jar=str(tmp_path / "no.jar"))).mark == "missing"
+
+
+@pytest.mark.parametrize(
+    ("version", "code", "message"),
+    [
+        (
+            "1.19",
+            2,
+            r"the job server http\S+ cannot be fetched: .*; .*name one that you have .*job_server_jar=PATH",
+        ),
+        ("9.9", 2, r"flink_version is '9\.9'; it must be one of 1\.17, .*"),
+    ],
+)
+def test_a_jar_that_cannot_be_fetched_ends_the_command_of_the_remedy_in_one_line(
+    tmp_path, monkeypatch, version, code, message
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    command = shlex.split(flink.job_server(Options()).remedy)[:-1]
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        proxy = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), proxy)
+    kept = {name: value for name, value in os.environ.items() if name.lower() != "no_proxy"}
+    done = subprocess.run(
+        [*command, version],
+        env={**kept, **proxies},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert (done.returncode, done.stdout) == (code, "")
+    assert re.fullmatch(f"feedline: error: {message}\n", done.stderr)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_worker_of_another_python_is_named(tmp_path):
@@ -314,7 +373,19 @@ def test_a_worker_of_another_python_is_named(tmp_path):
 def test_wrong_settings_of_the_engine_are_named():
     checks = by_name(flink.checks({"engine": {"runner": "flink", "paralelism": 2}}))
     assert "did you mean parallelism?" in checks["section engine"].detail
-    assert "section engine" not in by_name(flink.checks({"engine": {"runner": "dataflow", "project": "p"}}))
+    assert "section engine" not in by_name(flink.checks({"engine": {"runner": "flink", "parallelism": 2}}))
+
+
+def test_a_file_that_asks_for_another_runner_is_told_so_and_what_was_looked_at(tmp_path, capsys):
+    given = tmp_path / "pipeline.yaml"
+    given.write_text("root: work\ningest: {source: photos}\nengine: {runner: dataflow, project: p}\n")
+    execute(["doctor", "--target", "flink", "--config", str(given), "--json"])
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    found = checks["section engine"]
+    assert found["mark"] == "warn"
+    assert found["detail"] == "engine.runner is dataflow, not flink, which is looked at with its defaults"
+    assert found["remedy"].startswith("feedline doctor --target dataflow -c pipeline.yaml, or ")
+    assert "cluster" in checks
 
 
 # --- dataflow
@@ -344,16 +415,35 @@ def test_credentials_that_are_not_found_in_time_are_called_that(tmp_path, monkey
 def test_kubeflow_needs_an_image_and_a_bucket():
     settings = {"root": "work", "ingest": {"source": "photos"}}
     checks = by_name(kubeflow.checks(settings))
-    assert {name for name, check in checks.items() if check.mark == "missing"} == {
-        "container image",
-        "bucket",
-        "compile",
-    }
+    assert {name for name, check in checks.items() if not check.ok} == {"container image", "bucket"}
     assert checks["bucket"].detail == "work"
-    assert checks["compile"].detail == "kubeflow.image is missing; it has no default"
-    assert checks["compile"].remedy.startswith("feedline run --config pipeline.yaml --show-config")
+    assert "compile" not in checks  # which would say the same once more
     without = by_name(kubeflow.checks({}))
     assert {name for name, check in without.items() if check.mark == "warn"} == {"container image", "bucket"}
+
+
+def test_kubeflow_takes_no_placeholders_for_image_and_bucket():
+    settings = {
+        "root": "gs://BUCKET/photos",
+        "ingest": {"source": "gs://bucket/photos"},
+        "kubeflow": {"image": "europe-docker.pkg.dev/PROJECT/REPOSITORY/feedline:1"},
+    }
+    wrong = {name: check.detail for name, check in by_name(kubeflow.checks(settings)).items() if not check.ok}
+    assert wrong == {
+        "container image": f"{settings['kubeflow']['image']}; PROJECT stands for the name of yours",
+        "bucket": "gs://BUCKET/photos; BUCKET stands for the name of yours",
+    }
+
+
+def test_what_the_checks_do_not_know_is_found_by_compiling():
+    settings = {
+        "root": "gs://bucket/work",
+        "ingest": {"source": "gs://BUCKET/photos"},
+        "kubeflow": {"image": "registry/feedline:1"},
+    }
+    check = by_name(kubeflow.checks(settings))["compile"]
+    assert check.detail == "ingest.source is 'gs://BUCKET/photos'; write the name of yours in the place of BUCKET"
+    assert check.remedy.startswith("feedline run --config pipeline.yaml --show-config")
 
 
 @pytest.mark.orchestrators
@@ -378,6 +468,25 @@ def test_without_an_airflow_home_there_is_nothing_to_ask(tmp_path, monkeypatch):
     assert checks["root"].mark == "missing"
     assert "database" not in checks
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_root_that_tasks_share_is_no_file(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("x")
+    remedy = "feedline compile --target airflow -c pipeline.yaml --set root=/shared/work --out dags/feedline_dag.py"
+    of_file = airflow.root({"root": str(file)})
+    assert (of_file.mark, of_file.detail) == ("missing", f"{file} is a file")
+    assert of_file.remedy == airflow.root({"root": "s3://bucket/work"}).remedy == remedy
+    new = airflow.root({"root": str(tmp_path / "new")})
+    assert new.ok
+    assert new.detail.endswith("GB free; every worker needs it at the same path")
+    assert airflow.root({}).ok
+
+
+def test_the_root_that_tasks_share_takes_files(locked):
+    found = airflow.root({"root": f"{locked.path}/work"})
+    assert f"cannot be written by {locked.user}" in found.detail
+    assert found.remedy.startswith(f"{locked.repair}, or feedline compile --target airflow -c pipeline.yaml --set root")
 
 
 @pytest.mark.orchestrators

@@ -29,35 +29,60 @@ def uncommented(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["new", "deep/er", "empty", "."])
-def test_a_project_is_written_into_a_new_or_empty_directory(place, capsys, name):
+def test_a_project_is_written_into_any_directory(place, capsys, name):
     (place / "empty").mkdir()
     target = place / name
-    if name == ".":
-        (place / "empty").rmdir()
-        (place / ".git").mkdir()  # of a repository that has nothing in it yet
     assert execute(["init", name]) == 0
-    assert sorted(set(os.listdir(target)) - {".git"}) == WRITTEN
-    last = capsys.readouterr().out.splitlines()[-1]
+    assert sorted(set(os.listdir(target)) - {"empty"}) == WRITTEN
+    said = capsys.readouterr().out
+    assert "Name your images in" in said
+    last = said.splitlines()[-1]
     assert last.startswith("Try next:  ")
     assert last.endswith("run --config pipeline.yaml")
     assert (f"cd {name} && " in last) == (name != ".")
 
 
+def test_it_is_written_beside_the_images(place, capsys):
+    class_folders(place / "photos", per_class=1)
+    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    assert execute(["init", "."]) == 0
+    assert "Name your images" not in capsys.readouterr().out  # they are where the file says
+    assert sorted(os.listdir()) == sorted([*WRITTEN, "photos"])
+    assert before == {path: path.read_bytes() for path in (place / "photos").rglob("*") if path.is_file()}
+    assert gather("pipeline.yaml", {}, (), {}).build().ingest.source == str(place / "photos")
+
+
+@pytest.mark.parametrize("arguments", ["", "-c pipeline.yaml"])
+def test_a_run_without_a_file_leads_to_init(place, capsys, arguments):
+    assert execute(["run", *arguments.split()]) == 2
+    assert re.search(r"`[^`]+ init` writes one\n$", capsys.readouterr().err)
+    assert execute(["init"]) == 0
+    assert execute(["run", *arguments.split()]) == 2
+    said = capsys.readouterr().err
+    assert ("photos does not exist" if arguments else "in the --config file, as in -c pipeline.yaml\n") in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["init", "full"], "full holds 'notes.txt'; name an empty or new directory"),
-        (["init", "full/notes.txt"], "full/notes.txt is a file; name an empty or new directory"),
+        (
+            ["init", "full"],
+            "full has pipeline.yaml, README.md already; move what is in the way, or name another directory",
+        ),
+        (["init", "full/notes.txt"], "full/notes.txt is a file; name a directory, new or not"),
         (["init", "gs://bucket/project"], "gs://bucket/project is not on this machine; name a local directory"),
         (["init", "full/notes.txt/below"], "full/notes.txt/below cannot be written: Not a directory"),
     ],
 )
 def test_what_is_there_is_left_alone(place, capsys, arguments, message):
     (place / "full").mkdir()
-    (place / "full" / "notes.txt").write_text("mine")
+    for name in ("notes.txt", "pipeline.yaml"):
+        (place / "full" / name).write_text("mine")
+    (place / "full" / "README.md").symlink_to("nowhere")
     assert execute(arguments) == 2
     assert message in capsys.readouterr().err
-    assert [path.name for path in place.rglob("*")] == ["full", "notes.txt"]
+    assert sorted(path.name for path in place.rglob("*")) == ["README.md", "full", "notes.txt", "pipeline.yaml"]
+    assert (place / "full" / "pipeline.yaml").read_text() == "mine"
 
 
 def test_the_file_is_a_configuration_and_what_it_shows_as_defaults_are_the_defaults(place):
@@ -95,6 +120,6 @@ def test_what_was_written_runs_and_trains_the_model_in_it(place, photos, monkeyp
     assert os.listdir(project / "work" / "serving")
     assert (project / "work" / "report.html").is_file()
     ignored = (project / ".gitignore").read_text().splitlines()
-    assert {f"/{name.name}/" if name.is_dir() else name.name for name in project.iterdir()} - set(WRITTEN) - {
+    assert {f"{name.name}/" if name.is_dir() else name.name for name in project.iterdir()} - set(WRITTEN) - {
         "__pycache__"
     } <= set(ignored)

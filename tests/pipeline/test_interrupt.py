@@ -4,6 +4,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 import os, signal
 from pipeline import interrupt
@@ -12,18 +14,82 @@ interrupt.install()
 try:
     os.kill(os.getpid(), signal.{name})
 except KeyboardInterrupt:
-    print("struck")
+    print("struck", interrupt.requested(), interrupt.code())
 try:
     interrupt.check()
 except KeyboardInterrupt:
     print("remembered")
 interrupt.install()
 interrupt.check()
-print("forgotten")
+print("forgotten", interrupt.requested())
 """
+# A thread that never ends, as one that reads from a server that says nothing, and something to tidy up.
+LEAVING = """
+import atexit, os, signal, sys, threading, time
+from pipeline import cli, interrupt
+atexit.register(print, "tidied up")
+class Command:
+    def main(*_, **__):
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        os.kill(os.getpid(), signal.{name})
+cli.cli = Command
+sys.stdout.write("unflushed ")
+cli.main([])
+"""
+# The handler, when images are decoded.
+DECODING = """
+import os, signal, sys, time, types
+from pipeline import interrupt
+ended = []
+sys.modules["beam_jobs.decoders"] = types.SimpleNamespace(stop=lambda: ended.append(1))
+interrupt.install()
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+except KeyboardInterrupt:
+    while not ended:
+        time.sleep(0.01)
+print("ended")
+"""
+# A library swallows the interruption and fails of something else.
+SWALLOWED = """
+import os, signal
+from pipeline import cli
+class Command:
+    def main(*_, **__):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise ImportError("numpy.core.multiarray failed to import") from None
+cli.cli = Command
+cli.main([])
+"""
+CODES = [("SIGINT", 130), ("SIGTERM", 143)]
 
 
-def test_a_signal_strikes_and_is_remembered_until_the_next_start():
-    for name in (signal.SIGINT.name, signal.SIGTERM.name):
-        run = subprocess.run([sys.executable, "-c", CODE.format(name=name)], capture_output=True, text=True)
-        assert run.stdout.split() == ["struck", "remembered", "forgotten"], run.stderr
+def python(code: str, timeout: float = 120.0) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout)
+
+
+@pytest.mark.parametrize(("name", "code"), CODES)
+def test_a_signal_strikes_and_is_remembered_until_the_next_start(name, code):
+    run = python(CODE.format(name=name))
+    assert run.stdout.splitlines() == [f"struck True {code}", "remembered", "forgotten False"], run.stderr
+
+
+@pytest.mark.parametrize(("name", "code"), CODES)
+def test_who_is_asked_to_stop_waits_for_no_thread_and_leaves_with_the_code_of_the_signal(name, code):
+    run = python(LEAVING.format(name=name))
+    assert run.returncode == code
+    assert run.stdout.split() == ["unflushed", "tidied", "up"]
+    assert "interrupted; what is finished is kept, run the same command again to continue" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_decoders_are_ended_at_once():
+    assert python(DECODING).stdout == "ended\n"
+
+
+def test_an_interruption_that_a_library_makes_an_error_of_is_one():
+    run = python(SWALLOWED)
+    assert run.returncode == 128 + signal.SIGTERM
+    assert run.stderr.strip().endswith("run the same command again to continue")

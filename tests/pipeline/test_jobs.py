@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,10 +16,11 @@ import pytest
 
 from beam_jobs.errors import OptionError
 from beam_jobs.progress import Progress
-from pipeline import cli, job_process, jobs
+from pipeline import cli, interrupt, job_process, jobs
 from tests.make_images import encode
 
 pytestmark = pytest.mark.timeout(120)
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -66,9 +70,10 @@ def test_how_far_a_job_is_can_be_asked_at_any_time(many, tmp_path, capsys):
     job = jobs.find(name)
     assert job.stage is not None
     assert (job.stage.name, job.stage.total.images) == ("examining", 300)
-    line = feedline(capsys, "status")[1]
+    line, command = feedline(capsys, "status")[1].splitlines()
     assert line.startswith(f"{name}  ")
-    assert " of 300 images" in line or line.endswith("done\n")
+    assert " of 300 images" in line or line.endswith("done")
+    assert command.endswith(f" ingest {many} --out {tmp_path / 'dataset'}")
     wait_for(job, jobs.DONE)
     assert job.stage.done.images == 300
     found = json.loads(feedline(capsys, "status", name, "--json")[1])
@@ -82,7 +87,7 @@ def test_a_mistake_shows_at_once_and_keeps_its_exit_code(tmp_path, capsys):
     assert (code, out) == (2, "")
     assert "nothing does not exist" in said
     (job,) = jobs.jobs()
-    assert feedline(capsys, "status")[1] == f"{job.name:<26} failed, exit code 2\n"
+    assert feedline(capsys, "status")[1].splitlines()[0] == f"{job.name:<26} failed, exit code 2"
 
 
 def test_a_killed_job_says_how_to_continue(many, tmp_path, capsys):
@@ -99,9 +104,78 @@ def test_a_killed_job_says_how_to_continue(many, tmp_path, capsys):
 def test_a_stopped_job_keeps_what_is_finished(many, tmp_path, capsys):
     name = feedline(capsys, "ingest", many, "--out", tmp_path / "dataset", "--detach")[1].strip()
     code, _, said = feedline(capsys, "status", name, "--stop")
-    assert code == cli.INTERRUPTED
-    assert "run the same command again to continue" in said
+    assert code == interrupt.TERMINATED
+    assert f"{name}: stopped\n" in said
+    assert "it was stopped; what is finished is kept, and the same command continues:" in said
+    assert f"cd {shlex.quote(os.getcwd())} && " in said
+    assert said.endswith(f" ingest {many} --out {tmp_path / 'dataset'}\n")
+    assert "failed" not in said
+    assert feedline(capsys, "status")[1].splitlines()[0] == f"{name:<26} stopped"
+    assert json.loads(feedline(capsys, "status", name, "--json")[1])["state"] == "stopped"
     assert not (tmp_path / "dataset" / "dataset.json").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_a_job_too(many, tmp_path, capsys, number):
+    name = feedline(capsys, "ingest", many, "--out", tmp_path / "dataset", "--detach")[1].strip()
+    job = jobs.find(name)
+    os.kill(job.pid, number)
+    wait_for(job, jobs.STOPPED)
+    assert feedline(capsys, "status", name, "--follow")[0] == 128 + number
+
+
+@pytest.mark.parametrize(
+    ("code", "state"), [(0, jobs.DONE), (1, jobs.FAILED), (130, jobs.STOPPED), (143, jobs.STOPPED), (137, jobs.FAILED)]
+)
+def test_a_job_is_called_by_what_ended_it(tmp_path, code, state):
+    jobs.end(tmp_path, code)
+    assert jobs.Job(directory=tmp_path, arguments=(), cwd="/", pid=1, started=0.0).state == state
+
+
+def test_a_job_that_is_stopped_before_it_takes_signals_was_not_killed(tmp_path):
+    process = subprocess.Popen(["sleep", "100"])
+    started = jobs.Job(directory=tmp_path, arguments=(), cwd="/", pid=process.pid, started=time.time())
+    started.stop()
+    process.wait(60)
+    assert started.state == jobs.STOPPED
+
+
+def killed(state: Path, *arguments: str) -> str:
+    """Writes down a job that somebody killed long ago, and returns its name."""
+    directory = state / "feedline" / "jobs" / "run-20260101-000000"
+    directory.mkdir(parents=True)
+    values = {"arguments": arguments, "cwd": "/data", "pid": 1, "started": 0.0}
+    (directory / "job.json").write_text(json.dumps(values))
+    return directory.name
+
+
+def test_a_terminal_gets_commands_of_its_width_and_a_pipe_whole_ones(state, capsys):
+    name = killed(state, "run", "--images", "p" * 500)
+    outside, inside = os.openpty()
+    command = [sys.executable, "-m", "pipeline", "status"]
+    done = subprocess.run(command, stdout=inside, env={**os.environ, "COLUMNS": "60"}, cwd=ROOT, timeout=100)
+    os.close(inside)
+    shown = os.read(outside, 1 << 16).decode().splitlines()
+    os.close(outside)
+    start = "  python -m pipeline run --images "
+    assert done.returncode == 0
+    assert shown == [f"{name:<26} died", f"{start}{'p' * (59 - len(start))}…"]
+    assert feedline(capsys, "status")[1].endswith(" run --images " + "p" * 500 + "\n")
+
+
+def test_a_password_of_a_command_is_not_shown(state, capsys):
+    name = killed(state, "run", "--images", "https://me:hunter2@host/a.csv", "--set", "x.token=hunter2")
+    for arguments in ((), ("--json",), (name,), (name, "--json")):
+        code, *said = feedline(capsys, "status", *arguments)
+        assert (code, "https://me:***@host/a.csv" in "".join(said)) == (0, True)
+        assert "hunter2" not in "".join(said)
+    assert "the same command continues, with the secret in place of ***:" in feedline(capsys, "status", name)[2]
+
+
+def test_nobody_else_may_read_a_job(state):
+    job = jobs.start(["verify", "nothing"])
+    wait_for(job, jobs.FAILED)
+    assert job.directory.stat().st_mode & 0o077 == 0
 
 
 def test_an_unknown_job_is_answered_with_the_nearest(state, capsys):
@@ -127,10 +201,10 @@ def test_an_interruption_while_it_starts_stops_the_job(many, tmp_path, monkeypat
     monkeypatch.setattr("pipeline.cli.detach.time.sleep", interrupted)
     code = cli.execute(["ingest", str(many), "--out", str(tmp_path / "dataset"), "--detach"])
     monkeypatch.undo()
-    assert code == cli.INTERRUPTED
+    assert code == interrupt.INTERRUPTED
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (job,) = jobs.jobs()
-    wait_for(job, jobs.FAILED, jobs.DIED)
+    wait_for(job, jobs.STOPPED)
     assert not (tmp_path / "dataset" / "dataset.json").exists()
 
 

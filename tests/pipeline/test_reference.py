@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.config import TARGET_SECTIONS
 from pipeline.reference import meanings, page, target_options
-from pipeline.settings import names, sections
+from pipeline.setting_names import names, sections
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "pipeline-yaml.md"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from pipeline.cli import execute
 from pipeline.config import build
 from pipeline.settings import Settings, gather
 from pipeline.settings_text import text, to_json
+from tests.make_images import class_folders
 
 FILE = {"root": "work", "ingest": {"source": "photos", "splits": {"train": 8, "eval": 2}}, "train": {"epochs": 5}}
 
@@ -103,13 +105,20 @@ def test_switches_and_empty_variables_are_no_settings(config, name, value):
     ("environ", "message"),
     [
         (
-            {"FEEDLINE_TRIAN__EPOCHS": "3"},
-            "environment FEEDLINE_TRIAN__EPOCHS: there is no setting 'trian'; did you mean train\\?",
+            {"FEEDLINE_TRAIN_EPOCHS": "3"},
+            "^environment FEEDLINE_TRAIN_EPOCHS: there is no setting .*; did you mean FEEDLINE_TRAIN__EPOCHS\\?$",
         ),
-        ({"FEEDLINE_TRAIN__EPOCH": "3"}, "'train.epoch'; did you mean epochs\\?"),
-        ({"FEEDLINE_EPOCHS": "3"}, "there is no setting 'epochs'; did you mean train.epochs\\?"),
-        ({"FEEDLINE_SEED": "3"}, "'seed'; did you mean ingest.seed or input.seed\\?"),
-        ({"FEEDLINE_BROWSERS": "1"}, "environment FEEDLINE_BROWSERS: there is no setting 'browsers'"),
+        ({"FEEDLINE_INGEST__COLUMNS_LABEL": "x"}, "did you mean FEEDLINE_INGEST__COLUMNS__LABEL\\?$"),
+        ({"FEEDLINE_TRIAN__EPOCHS": "3"}, "did you mean FEEDLINE_TRAIN__EPOCHS\\?$"),
+        ({"FEEDLINE_TRAIN__EPOCH": "3"}, "did you mean FEEDLINE_TRAIN__EPOCHS\\?$"),
+        ({"FEEDLINE_EPOCHS": "3"}, "did you mean FEEDLINE_TRAIN__EPOCHS\\?$"),
+        ({"FEEDLINE_SEED": "3"}, "did you mean FEEDLINE_INGEST__SEED or FEEDLINE_INPUT__SEED\\?$"),
+        ({"FEEDLINE_KUBEFLOW_IMAGE": "3"}, "did you mean FEEDLINE_KUBEFLOW__IMAGE\\?$"),
+        (
+            {"FEEDLINE_BROWSERS": "1"},
+            "FEEDLINE_BROWSERS: .* the nearest is FEEDLINE_\\w+; unset it when it is not meant",
+        ),
+        ({"FEEDLINE_TRAIN": "{epoch: 3}"}, "environment FEEDLINE_TRAIN: .*'train.epoch'; did you mean epochs\\?"),
         ({"FEEDLINE_": "1"}, "environment FEEDLINE_ names no setting; write it as FEEDLINE_TRAIN__EPOCHS"),
         ({"FEEDLINE_TRAIN__": "1"}, "environment FEEDLINE_TRAIN__ names no setting"),
         ({"FEEDLINE_ROOT": "{"}, "environment FEEDLINE_ROOT is '{', which is not a YAML value"),
@@ -129,7 +138,10 @@ def test_a_wrong_variable_is_named_with_the_nearest_setting(config, environ, mes
         (["train.epochs={"], "--set train.epochs is '{', which is not a YAML value"),
         (["train={epoch: 3}"], "option --set: there is no setting 'train.epoch'; did you mean epochs\\?"),
         (["gates.mode=stop"], "there is no setting 'gates'; did you mean gate\\?"),
-        (["input.balance=uniform", "input.balance.cat=1"], "input.balance is 'uniform'; to name input.balance.cat it"),
+        (
+            ["input.balance=uniform", "input.balance.cat=1"],
+            "^option --set: input.balance is 'uniform' \\(option --set\\); to name input.balance.cat it must",
+        ),
     ],
 )
 def test_a_wrong_assignment_is_named(config, assignments, message):
@@ -154,20 +166,111 @@ def test_a_key_that_stands_twice_is_named_with_its_line(config):
 @pytest.mark.parametrize(
     ("environ", "assignments", "message"),
     [
-        ({"FEEDLINE_TRAIN__EPOCHS": "many"}, [], "must be of type int \\(environment FEEDLINE_TRAIN__EPOCHS\\)$"),
-        ({}, ["train.epochs=0"], "^epochs is 0; it must be a whole number of at least 1 \\(option --set\\)$"),
-        ({}, ["train=3"], "^train is 3; it must be a mapping of settings \\(option --set\\)$"),
-        ({"FEEDLINE_INPUT__SEED": "-1"}, ["ingest.seed=3"], "^seed is -1; it must be a whole number of at least 0$"),
+        (
+            {"FEEDLINE_TRAIN__EPOCHS": "many"},
+            [],
+            "^train.epochs is the text 'many'; .* number \\(train.epochs from environment FEEDLINE_TRAIN__EPOCHS\\)$",
+        ),
+        ({}, ["train.epochs=0"], "^epochs is 0; .* at least 1 \\(train.epochs from option --set\\)$"),
+        ({}, ["train=3"], "^train is 3; it must be a mapping of settings \\(train from option --set\\)$"),
+        # Two sections have a seed.
+        (
+            {"FEEDLINE_INPUT__SEED": "-1"},
+            ["ingest.seed=3"],
+            "^seed is -1; .* \\(input.seed from environment FEEDLINE_INPUT__SEED\\)$",
+        ),
+        # The message does not name the setting.
+        ({}, ["ingest.splits.eval=x"], "^split eval has .* \\(ingest.splits from file pipeline.yaml, option --set\\)$"),
+        ({}, ["ingest.splits={all: 1}"], "^splits names only all; .* \\(ingest.splits from option --set\\)$"),
+        ({}, ["dataset=d"], "both images .* \\(ingest from file pipeline.yaml; dataset from option --set\\)$"),
+        ({}, ["transform.columns.age=scales"], "no op 'scales'; .* \\(transform.columns from option --set\\)$"),
+        ({}, ["ingest.out=x"], "^ingest.out is not for a pipeline: .* \\(ingest.out from option --set\\)$"),
+        ({"FEEDLINE_ENGINE": "x"}, [], "must be a mapping of settings \\(engine from environment FEEDLINE_ENGINE\\)$"),
     ],
 )
-def test_a_value_that_is_not_allowed_is_named_with_its_layer(config, environ, assignments, message):
+def test_a_value_that_is_not_allowed_is_named_with_its_key_and_layer(config, environ, assignments, message):
     with pytest.raises(OptionError, match=message):
         gather(config, {}, assignments, environ).build()
+
+
+def test_a_value_of_the_file_is_named_with_key_and_file(config):
+    Path("wrong.yaml").write_text("root: work\ningest: {source: photos, pixels: {side_px: 0}}\n")
+    with pytest.raises(OptionError, match="^side_px is 0; .* \\(ingest.pixels.side_px from file wrong.yaml\\)$"):
+        gather("wrong.yaml", {}, (), {}).build()
+
+
+def test_what_no_layer_gave_is_of_no_layer():
+    with pytest.raises(OptionError, match="^root is missing; it has no default$"):
+        gather(None, {"ingest": {"source": "photos"}}, (), {"FEEDLINE_NAME": "x"}).build()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("run -c pipeline.yaml", "photos does not exist; .* (ingest.source from file pipeline.yaml)"),
+        ("run -c pipeline.yaml --images none", "none does not exist; .* (ingest.source from option --images)"),
+        ("run -c pipeline.yaml --images full --root full/w", "lies inside .* (root from option --root)"),
+        ("run -c pipeline.yaml --images full --root pipeline.yaml", "root must be .* (root from option --root)"),
+        ("ingest full --out o --quality 0", "quality is 0; .* (ingest.pixels.quality from option --quality)"),
+        ("ingest full --out o --runner-option retries=x --runner flink", "'x'; it must be a whole number"),
+        ("ingest full --out o -c flink.yaml", "the text 'y'; .* (engine.workers from file flink.yaml)"),
+        (
+            "ingest full --out o -c flink.yaml --runner-option workers=x",
+            "the text 'x'; .* (engine.workers from option --runner-option)",
+        ),
+        (
+            "compile --target airflow -c pipeline.yaml --out x.py --set airflow.retries=x",
+            "must be a whole number (airflow.retries from option --set)",
+        ),
+    ],
+)
+def test_every_command_names_key_and_layer_of_what_it_refuses(config, capsys, line, message):
+    class_folders(Path("full"), per_class=1)
+    Path("flink.yaml").write_text("engine: {runner: flink, workers: y}\n")
+    assert execute(line.split()) == 2
+    assert re.search(re.escape(message).replace(r"\.\*", ".*"), capsys.readouterr().err)
 
 
 def test_a_mapping_of_an_option_replaces_that_of_the_file(config):
     settings = gather(config, {"ingest": {"splits": {"a": 0.5, "b": 0.5}}}, (), {})
     assert settings.values["ingest"] == {"source": "photos", "splits": {"a": 0.5, "b": 0.5}}
+
+
+def test_one_entry_of_a_mapping_keeps_those_of_the_default(config):
+    Path("plain.yaml").write_text("root: work\ningest: {source: photos}\n")
+    variables = {"FEEDLINE_INGEST__SPLITS__TEST": "0.1", "FEEDLINE_INGEST__SPLITS__TRAIN": "0.8"}
+    settings = gather("plain.yaml", {}, (), variables)
+    assert settings.build().ingest.splits == {"train": 0.8, "eval": 0.1, "test": 0.1}
+    assert settings.origin["ingest.splits"] == (
+        "default, environment FEEDLINE_INGEST__SPLITS__TEST, environment FEEDLINE_INGEST__SPLITS__TRAIN"
+    )
+    assert list(settings.build().ingest.splits) == ["train", "eval", "test"]  # the second evaluates
+    settings = gather("plain.yaml", {}, ["ingest.splits.eval=null", "ingest.splits.test=0.1"], {})
+    assert settings.values["ingest"]["splits"] == {"train": 0.9, "test": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("entry", "shares", "total", "mended"),
+    [
+        ("test=0.1", "{train: 0.9, eval: 0.1, test: 0.1}", "1.1", "{train: 0.8, eval: 0.1, test: 0.1}"),
+        ("train=0.5", "{train: 0.5, eval: 0.1}", "0.6", "{train: 0.9, eval: 0.1}"),
+        ("test=0.98", "{train: 0.9, eval: 0.1, test: 0.98}", "1.98", "{train: 0.455, eval: 0.051, test: 0.495}"),
+    ],
+)
+def test_shares_that_no_longer_add_up_are_shown_with_their_sum(entry, shares, total, mended):
+    given = {"root": "work", "ingest": {"source": "photos"}}
+    with pytest.raises(OptionError) as error:
+        gather(None, given, [f"ingest.splits.{entry}"], {})
+    assert str(error.value) == (
+        f"ingest.splits is {shares}, and the sum of these shares is {total}, not 1; set the others too, or all, as in "
+        f"--set ingest.splits='{mended}' (ingest.splits from default, option --set)"
+    )
+    assert gather(None, given, [f"ingest.splits={mended}"], {}).build().ingest.splits
+
+
+def test_shares_that_were_written_whole_are_parts_of_their_sum(config):
+    whole = gather(config, {}, ["ingest.splits.test=0.3", "ingest.splits={train: 0.9, eval: 0.9}"], {})
+    assert whole.build().ingest.shares == {"train": 0.5, "eval": 0.5}
 
 
 def test_one_entry_of_a_mapping_keeps_the_others_and_names_both_layers(config):
@@ -206,9 +309,18 @@ def test_sections_of_targets_are_carried_and_no_part_of_a_pipeline(config):
         (["airflow={scedule: x}"], "there is no setting 'airflow.scedule'; did you mean schedule"),
         (["engine.runner=flinc"], "there is no engine.runner 'flinc'; did you mean flink"),
         (["engine={runner: [flink]}"], "there is no engine.runner \"\\['flink'\\]\""),
-        (["engine.runner=flink", "engine.project=p"], "there is no setting 'engine.project'; .*, for runner is flink$"),
-        (["engine.runner=local", "engine.retries=1"], "there is no setting 'engine.retries'; .* for runner is local$"),
-        (["engine=flink"], "engine is 'flink'; it must be a mapping of settings"),
+        (
+            ["engine.runner=flink", "engine.project=p"],
+            "there is no setting 'engine.project'; .*, for runner is flink \\(engine.project from ",
+        ),
+        (
+            ["engine.runner=local", "engine.retries=1"],
+            "there is no setting 'engine.retries'; .* for runner is local \\(engine.retries from ",
+        ),
+        (
+            ["engine=flink"],
+            "^engine is the text 'flink'; it must be a mapping of settings \\(engine from option --set\\)$",
+        ),
     ],
 )
 def test_a_wrong_setting_of_a_target_is_named(config, assignments, message):
@@ -252,6 +364,33 @@ def test_the_text_names_every_value_with_its_layer_and_is_the_same_configuration
     assert f"root {os.path.abspath('work')}" in layers
     assert sum("  # " in line for line in shown.splitlines()) == len(to_json(settings)["origin"])
     assert not {"out", "overwrite", "append"} & yaml.safe_load(shown)["ingest"].keys()
+
+
+def test_secrets_are_not_shown(config, capsys):
+    line = [
+        "run",
+        "--config",
+        config,
+        "--show-config",
+        "--set",
+        "ingest.source=https://me:hunter2@host/a?token=hunter2",
+    ]
+    line += ["--set", "beam_args=[--runner=FnApiRunner, --s3_secret_access_key=hunter2, --password, hunter2]"]
+    line += ["--set", "engine.labels={api_key: hunter2, team: vision}"]
+    for more in ([], ["--json"]):
+        assert execute([*line, *more]) == 0
+        shown = capsys.readouterr().out
+        assert "hunter2" not in shown
+        values = yaml.safe_load(shown)
+        values = values.get("settings", values)
+        assert values["ingest"]["source"] == "https://me:***@host/a?token=***"
+        assert values["beam_args"] == ["--runner=FnApiRunner", "--s3_secret_access_key=***", "--password", "***"]
+        assert values["engine"]["labels"] == {"api_key": "***", "team": "vision"}
+
+
+def test_secrets_are_not_in_errors(config, capsys):
+    assert execute(["run", "--config", config, "--set", "train.epochs=https://me:hunter2@host/a"]) == 2
+    assert "train.epochs is the text 'https://me:***@host/a'; it must be" in capsys.readouterr().err
 
 
 def test_an_adopted_dataset_shows_no_ingest(config):

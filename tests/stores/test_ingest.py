@@ -23,7 +23,8 @@ DENIED = r"403|[Dd]enied|Forbidden"
 
 
 def options(source: str, out: str, **more) -> IngestOptions:
-    return IngestOptions(**{"source": source, "out": out, "splits": {"train": 0.7, "eval": 0.3}, "shards": 2, **more})
+    given = {"source": source, "out": out, "splits": {"train": 0.7, "eval": 0.3}, "shards": 2, "max_reject_ratio": 0.0}
+    return IngestOptions(**{**given, **more})
 
 
 def remote_shards(out: str) -> dict[str, bytes]:

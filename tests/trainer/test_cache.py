@@ -16,7 +16,7 @@ from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, PixelOptions
 from tests.trainer.batches import RANDOM, flat, options, read
 from trainer import index as record_index
-from trainer.cache import CacheChoice, choose_cache, fixed_prefix, free_bytes, on_disk
+from trainer.cache import CacheChoice, choose_cache, fixed_prefix, on_disk
 from trainer.index import RecordIndex
 from trainer.input_fn import FOREVER, make_dataset
 from trainer.ops import parse_ops
@@ -265,23 +265,3 @@ def test_a_cache_directory_that_is_a_file_is_an_error(noise, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OptionError, match=r"cache_dir .*file cannot be written: File exists; name another"):
         kept(noise, tmp_path / "file")
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({"memory.max": "1000\n", "memory.current": "700\n", "memory.stat": "anon 5\ninactive_file 100\n"}, 400),
-        ({"memory.max": "1000\n", "memory.current": "1700\n", "memory.stat": "anon 5\n"}, 0),
-    ],
-)
-def test_the_free_memory_is_that_of_the_container(tmp_path, files, expected):
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    assert free_bytes(str(tmp_path)) == expected
-
-
-def test_without_a_limit_the_free_memory_is_that_of_the_machine(tmp_path):
-    machine = psutil.virtual_memory().available
-    assert free_bytes(str(tmp_path)) == pytest.approx(machine, rel=0.2)
-    (tmp_path / "memory.max").write_text("max\n")
-    assert free_bytes(str(tmp_path)) == pytest.approx(machine, rel=0.2)

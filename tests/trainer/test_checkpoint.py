@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
+import resource
 
 import keras
 import ml_dtypes
 import numpy as np
 import pytest
 
-from beam_jobs.errors import OptionError
+from beam_jobs.errors import DiskError, OptionError
 from trainer.checkpoint import (
     INDEX_NAME,
     POSITION_NAME,
@@ -95,6 +97,21 @@ def test_a_writer_that_dies_leaves_the_one_before(saved, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         saved.save(120, checkpoint(120))
     assert saved.latest().state == {"step": 20}
+
+
+def test_a_disk_that_does_not_take_a_checkpoint_is_said_in_one_line(saved):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    large = dataclasses.replace(checkpoint(120), arrays={"model/a": np.zeros(250_000, np.float32)})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(DiskError) as caught:
+            saved.save(120, large)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    said = str(caught.value)
+    assert said.startswith(f"{saved.directory}: File too large while writing a checkpoint (about 1.0 MB are needed, ")
+    assert "\n" not in said
+    assert saved.latest().state == {"step": 100}
 
 
 def test_without_any_there_is_none_and_clearing_leaves_none(saved, tmp_path):

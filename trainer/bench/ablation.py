@@ -9,10 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from beam_jobs.machine import free_bytes
 from beam_jobs.storage import is_remote
 from trainer.bench.chain import Source, spell, unfused
 from trainer.bench.figures import Ablated
-from trainer.bench.limit import free_bytes
 from trainer.bench.meter import Cost, Subject, of_dataset
 from trainer.bench.stages import Variant, assembled
 from trainer.input_fn import FOREVER, make_dataset

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
@@ -11,16 +10,12 @@ import tensorflow as tf
 
 from beam_jobs import storage
 from beam_jobs.decode import decode_rgb
+from beam_jobs.machine import cores, free_bytes
 from trainer.bench.meter import Counts, Subject
 
 _TASK_BYTES = 1 << 20  # of encoded images; some 10 ms of decoding, so that starting a task weighs nothing
 _MOST_IMAGES = 256  # a task
 _READ_BYTES = 4 << 20
-
-
-def cores() -> int:
-    """Returns how many cores this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def bare_decode(name: str, encoded: Sequence[bytes], crops: int = 1) -> Subject:
@@ -72,13 +67,6 @@ def warm_page_cache(files: Sequence[str], total_bytes: int) -> bool:
     for path, offset in _ranges(files):
         storage.read_range(path, offset, _READ_BYTES)
     return True
-
-
-def free_bytes() -> int:
-    """Returns the memory that is free or can be freed."""
-    with open("/proc/meminfo", encoding="ascii") as stream:
-        lines = dict(line.split(":") for line in stream)
-    return int(lines["MemAvailable"].split()[0]) * 1024
 
 
 def _ranges(files: Iterable[str]) -> Iterator[tuple[str, int]]:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from beam_jobs import machine
 from beam_jobs.storage import is_remote
 from trainer.bench import ablation, device, limit, meter, stages
 from trainer.bench.baselines import naive_dataset, tutorial_dataset
@@ -181,7 +182,7 @@ def _facts(source: Source, pool: stages.Pool, where: str, model: str, in_memory:
         batch_size=options.batch_size,
         ops=options.train_spec,
         threads=options.thread_count,
-        cores=limit.cores(),
+        cores=machine.cores(),
         readers=options.readers,
         remote=is_remote(source.path),
         parse_batch=options.parse_batch,
@@ -189,5 +190,5 @@ def _facts(source: Source, pool: stages.Pool, where: str, model: str, in_memory:
         device=where,
         model=model,
         in_memory=in_memory,
-        free_bytes=limit.free_bytes(),
+        free_bytes=machine.free_bytes(),
     )

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from beam_jobs.errors import SourceError
-from beam_jobs.sources import open_source
+from beam_jobs.sources import open_source, walk
 from beam_jobs.sources.folders import ClassFolders
 from beam_jobs.types import ImageRef, Reject
 from tests.beam_jobs.make_rows import make_options
@@ -90,6 +91,25 @@ def test_links_out_of_the_root_are_rejected(tmp_path):
         ("cat/a.jpg", "cat"),
         ("cat/file.jpg", "! outside_root"),
     ]
+
+
+def test_a_link_to_itself_beside_the_class_folders_is_rejected(tmp_path):
+    make(tmp_path, "cat/a.jpg")
+    (tmp_path / "loop").symlink_to("loop")
+    ClassFolders(str(tmp_path)).check()
+    assert found_in(tmp_path) == [("cat/a.jpg", "cat"), ("loop", "! no_label")]
+
+
+def test_a_directory_that_is_gone_by_the_time_it_is_listed_stops_everything(tmp_path, monkeypatch):
+    make(tmp_path, "cat/a.jpg")
+    monkeypatch.setattr(walk, "check_enterable", lambda directory, root: _take(directory))
+    with pytest.raises(SourceError, match="cannot be read: No such file or directory$"):
+        found_in(tmp_path)
+
+
+def _take(directory: str) -> None:
+    if directory.endswith("cat"):
+        shutil.rmtree(directory)
 
 
 def test_the_root_itself_may_be_a_link(tmp_path):

@@ -185,6 +185,34 @@ def test_a_wrong_parquet_file_is_refused(tmp_path, content, message):
         open_source(make_options(source=str(tmp_path / "table.parquet")))
 
 
+def no_text() -> pa.Array:
+    """Returns `a` and a byte that is not UTF-8; Arrow writes both without a look."""
+    offsets = b"".join(place.to_bytes(4, "little") for place in (0, 1, 2))
+    return pa.StringArray.from_buffers(2, pa.py_buffer(offsets), pa.py_buffer(b"a\xff"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "reason"),
+    [(no_text(), "0xff"), (pa.array([1, 2**31 - 1], pa.date32()), "days=2147483647")],
+)
+def test_a_column_of_what_python_cannot_hold_is_refused(tmp_path, labels, reason):
+    path = tmp_path / "table.parquet"
+    pq.write_table(pa.table({"image": ["1.jpg", "2.jpg"], "label": labels}), path)
+    with pytest.raises(SourceError, match=rf"table\.parquet cannot be read past row 0: .*{reason}"):
+        list(open_source(make_options(source=str(path))).entries())
+
+
+def test_damage_inside_a_parquet_file_is_told_in_one_line(tmp_path):
+    path = tmp_path / "table.parquet"
+    pq.write_table(pa.table({"image": ["1.jpg"], "label": ["a"]}), path)
+    data = bytearray(path.read_bytes())
+    data[4] ^= 0xFF  # the first byte of the header of the first page
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match=r"table\.parquet cannot be read past row 0: ") as raised:
+        open_source(make_options(source=str(path)))
+    assert len(str(raised.value).splitlines()) == 1
+
+
 def test_a_broken_line_far_down_is_named_and_nothing_stays_behind(tmp_path):
     (tmp_path / "1.jpg").write_bytes(jpeg())
     good = json.dumps({"image": "1.jpg", "label": "a"})

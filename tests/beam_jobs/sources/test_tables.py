@@ -8,7 +8,8 @@ import pytest
 
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
-from beam_jobs.sources import open_source
+from beam_jobs.sources import lines, open_source
+from beam_jobs.sources.rows import RowReader
 from beam_jobs.sources.tables import CsvTable
 from beam_jobs.types import Annotations, ImageRef
 from tests.beam_jobs.make_rows import make_options
@@ -111,7 +112,7 @@ def test_a_bad_row_is_a_reject(table, row, reason):
 
 
 @pytest.mark.parametrize(
-    ("row", "cells"), [("1.jpg", 1), ("1.jpg,a,b", 3), ("1.jpg,cat,", 3), ("a, b.jpg,cat", 3), ('"1.jpg', 1)]
+    ("row", "cells"), [("1.jpg", 1), ("1.jpg,a,b", 3), ("1.jpg,cat,", 3), ("a, b.jpg,cat", 3), ('"1.jpg"', 1)]
 )
 def test_a_row_of_another_length_than_the_header_is_rejected_with_its_line(table, row, cells):
     first, reject = table(f"image,label\n2.jpg,dog\n{row}\n").entries()
@@ -275,6 +276,52 @@ def test_a_table_that_breaks_off_is_refused_with_its_line(table):
     source.check()
     with pytest.raises(SourceError, match=r"table\.csv cannot be read past line \d+: .*0xff"):
         list(source.entries())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '1.jpg,"cat\n2.jpg,dog\n',  # nothing closes it
+        '1.jpg,"cat\ngone,dog\n',  # and nobody can tell that the line is a row
+        '1.jpg,"cat\n2.jpg,dog"\n',  # the next quote does
+        '1.jpg,"cat\n2.jpg,",dog\n',
+        '1.jpg,"cat\n2.jpg,"dog"\n',
+        '"1.jpg,cat\n2.jpg,"\n',
+        '1.jpg,"cat\ngone.jpg,"\n',  # a row that would be a reject must not be lost either
+        '1.jpg,"cat\nnosuffix,dog"\n',
+    ],
+)
+def test_a_quote_out_of_place_swallows_no_row(table, tmp_path, text):
+    (tmp_path / "nosuffix").write_bytes(b"an image by its place alone")
+    source = table(f"image,label\n1.jpg,cat\n{text}")
+    with pytest.raises(
+        SourceError, match="table.csv .*lines? [23].* a quote is not closed, or should be written twice$"
+    ):
+        list(source.entries())
+
+
+@pytest.mark.parametrize("caption", ["a cat\na dog", "a cat, sitting\n\na dog, standing\n", "image,label", "1.jpg"])
+def test_a_text_of_several_lines_holds_no_row(table, caption):
+    (entry,) = table(f'image,label,caption\n1.jpg,cat,"{caption}"\n', extra=("caption",)).entries()
+    assert entry.extra == {"caption": caption.strip()}
+
+
+def test_a_line_without_end_is_not_read_to_it(table, monkeypatch):
+    monkeypatch.setattr(lines, "_MAX_LINE", 100)
+    source = table("image,label\n1.jpg,cat\n" + "x" * 101 + "\n")
+    source.check()
+    with pytest.raises(SourceError, match=r"table\.csv line 3 has more than 100 characters"):
+        list(source.entries())
+    assert len(list(table("image,label\n" + "2.jpg," + "x" * 93 + "\n").entries())) == 1
+
+
+def test_a_cell_that_is_no_longer_of_its_type_rejects_its_row(table):
+    source = table("image,label,age\n1.jpg,cat,old\n", extra=("age",))
+    # As the first pass over the table had found it.
+    reader = RowReader(columns=source.columns, base=source.base, kinds={"age": int})
+    (reject,) = (reader.entry(row, f"line {number}") for number, row in source.rows())
+    assert (reject.key, reject.reason) == ("1.jpg", "bad_annotation")
+    assert "'old', all else in it is int" in reject.detail
 
 
 def test_a_csv_file_is_guessed_by_its_name_and_starts_where_it_lies(table, tmp_path):

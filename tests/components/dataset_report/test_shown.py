@@ -10,8 +10,8 @@ from components.dataset_report import shown
     [
         ("cat", "cat"),
         ("a\nb\x1b[2J", "a\\x0ab\\x1b[2J"),
-        ("gpj.\u202efile", "gpj.\\x202efile"),
-        ("\ud800x", "\\xd800x"),
+        ("gpj.\u202efile", "gpj.\\u202efile"),
+        ("\ud800x", "\\ud800x"),
         ("x" * 50 + "y" * 50, "xxxxxxxxxx…yyyyyyyyy"),
     ],
 )

@@ -1,0 +1,141 @@
+"""Local disks that take no more: whether there is room, and one line about an error instead of a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+
+from beam_jobs import storage
+from beam_jobs.errors import DiskError, FeedlineError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+_AGAIN = "then run the same command again: what is finished is kept"
+# What helps.
+_HELP = {
+    errno.ENOSPC: f"make room, {_AGAIN}",
+    errno.EDQUOT: f"make room, {_AGAIN}",
+    errno.EFBIG: f"raise the limit, see `ulimit -f`, {_AGAIN}",
+    errno.EROFS: f"mount it for writing, {_AGAIN}",
+    errno.EACCES: f"grant it, {_AGAIN}",
+    errno.EPERM: f"permit it, {_AGAIN}",
+    errno.ENOENT: "leave what a run makes alone while it runs, and run the same command again",
+    errno.EIO: f"check the disk, {_AGAIN}",
+    errno.ESTALE: f"mount it again, {_AGAIN}",
+}
+# Reading a source ends with these too, so they count only with the name of a file that is ours.
+_OF_A_FILE = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.EIO, errno.ESTALE)
+_QUOTED = re.compile(r"\[Errno (\d+)\][^:]*(?:: '([^']*)')?")  # in what Beam makes of an error that it cannot copy
+# Libraries in C++ have errors of their own, with the words of the system in them.
+_WORDS = {os.strerror(number): number for number in (*FULL, errno.EFBIG, errno.EROFS)}
+_WORDS["database or disk is full"] = errno.ENOSPC
+
+
+def free_bytes(path: str) -> int | None:
+    """Returns how many bytes this process may still write below a local path, which need not exist; None: unknown."""
+    path = os.path.abspath(path)
+    while not os.path.isdir(path) and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    try:
+        return shutil.disk_usage(path).free
+    except OSError:
+        return None
+
+
+def used_bytes(path: str) -> int:
+    """Returns the bytes of all files below a local directory; 0 when it does not exist."""
+    found = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):  # it is just being removed
+                found += os.lstat(os.path.join(folder, name)).st_size
+    return found
+
+
+def check_room(path: str, needed: int, what: str) -> None:
+    """Checks that so many bytes can be written below a path; remote ones are taken for endless.
+
+    Args:
+      path: directory, or one that will be made.
+      needed: bytes.
+      what: that is to be written, in a few words.
+
+    Raises:
+      DiskError: they cannot.
+    """
+    free = None if storage.is_remote(path) else free_bytes(path)
+    if free is not None and needed > free:
+        raise DiskError(
+            f"{path}: the disk has not enough room for {what}, about {megabytes(needed)} are needed and "
+            f"{megabytes(free)} are free; {_HELP[errno.ENOSPC]}"
+        )
+
+
+@contextlib.contextmanager
+def explained(doing: str, *places: str, needed: Callable[[], int] = lambda: 0) -> Iterator[None]:
+    """Turns what a local disk says while its block runs into one line; other errors pass.
+
+    Args:
+      doing: what the block does, such as `writing`.
+      places: directories that are written to.
+      needed: returns about how many bytes it writes; 0 when nobody knows.
+
+    Raises:
+      DiskError: instead of an error that comes from the disk.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, FeedlineError) and type(error) is not FeedlineError:
+            raise  # it is explained already
+        if line := explanation(error, doing, *places, needed=needed()):
+            raise DiskError(line) from error
+        raise
+
+
+def explanation(error: BaseException, doing: str, *places: str, needed: int = 0) -> str:
+    """Returns one line about an error that a local disk is the cause of; empty for any other; see `explained`."""
+    places = tuple(os.path.abspath(place) for place in places if not storage.is_remote(place))
+    number, name = _cause(error)
+    ours = not name or any(_inside(name, place) for place in places)
+    if not places or number not in _HELP or not ours or (number in _OF_A_FILE and not name):
+        return ""
+    free = free_bytes(places[0])
+    room = [f"about {megabytes(needed)} are needed"] if needed else []
+    room += [f"{megabytes(free)} are free"] if free is not None else []
+    said = f" ({', '.join(room)})" if number in (*FULL, errno.EFBIG) and room else f" ({name})" if name else ""
+    return f"{places[0]}: {os.strerror(number)} while {doing}{said}; {_HELP[number]}"
+
+
+def megabytes(count: int) -> str:
+    """Returns a number of bytes in words: exact below a megabyte."""
+    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count:,} bytes"
+
+
+def _inside(name: str, place: str) -> bool:
+    name = os.path.abspath(name)
+    return name == place or name.startswith(place + os.sep) or place.startswith(name + os.sep)
+
+
+def _cause(error: BaseException | None) -> tuple[int, str]:
+    """Returns number and file of the innermost error of the system; 0 for none."""
+    found = (0, "")
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        found = _number(error) or found
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def _number(error: BaseException) -> tuple[int, str] | None:
+    if isinstance(error, OSError) and error.errno:
+        return error.errno, os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
+    text = str(error)
+    if quoted := _QUOTED.search(text):
+        return int(quoted[1]), quoted[2] or ""
+    return next(((number, "") for words, number in _WORDS.items() if words in text), None)

@@ -1,0 +1,121 @@
+"""What `dataset.json` says of shards, splits, images and channels: plain values, each with its sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One published file.
+
+    Attributes:
+      name: file name inside the directory of its split.
+      records: number of records.
+      bytes: size of the file.
+      sha256: of the file, hex.
+    """
+
+    name: str
+    records: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitInfo:
+    """One split.
+
+    Attributes:
+      shards: in order.
+      classes: class name -> images.
+    """
+
+    shards: tuple[Shard, ...]
+    classes: Mapping[str, int]
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> SplitInfo:
+        """Builds it from the plain values of `dataset.json`.
+
+        Raises:
+          KeyError, TypeError: a field is missing, unknown or of the wrong shape.
+        """
+        return cls(shards=tuple(Shard(**shard) for shard in values["shards"]), classes=dict(values["classes"]))
+
+    @property
+    def records(self) -> int:
+        """Images in the split."""
+        return sum(shard.records for shard in self.shards)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all shards."""
+        return sum(shard.bytes for shard in self.shards)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageCounts:
+    """What became of every image that was found: found = rejected + dropped + written.
+
+    Attributes:
+      found: entries of the source.
+      written: records in the shards.
+      rejects: reason -> images.
+      normalised: reason -> images that were re-encoded.
+      duplicate_clusters: sets of images with the same bytes.
+      duplicate_images: images in those sets.
+      duplicates_dropped: copies left out by the `drop` policy.
+      near_clusters: sets of images that look alike.
+      near_images: images in those sets.
+      near_dropped: images left out by the `drop` policy of near duplicates.
+      label_conflicts: duplicate sets whose copies carry different labels.
+    """
+
+    found: int
+    written: int
+    rejects: Mapping[str, int] = field(default_factory=dict)
+    normalised: Mapping[str, int] = field(default_factory=dict)
+    duplicate_clusters: int = 0
+    duplicate_images: int = 0
+    duplicates_dropped: int = 0
+    near_clusters: int = 0
+    near_images: int = 0
+    near_dropped: int = 0
+    label_conflicts: int = 0
+
+    @property
+    def dropped(self) -> int:
+        """Images left out as copies or near duplicates."""
+        return self.duplicates_dropped + self.near_dropped
+
+    @property
+    def rejected(self) -> int:
+        """Images rejected for any reason."""
+        return sum(self.rejects.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelStatistics:
+    """Exact statistics of the pixels of one split, weighted by pixels, from the moments of each image.
+
+    Attributes:
+      split: the split they describe.
+      mean_rgb: mean of each channel, 0-255.
+      std_rgb: population standard deviation of each channel.
+    """
+
+    split: str
+    mean_rgb: tuple[float, ...]
+    std_rgb: tuple[float, ...]
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> ChannelStatistics:
+        """Builds it from the plain values of `dataset.json`.
+
+        Raises:
+          KeyError, TypeError: a field is missing or of the wrong shape.
+        """
+        return cls(split=values["split"], mean_rgb=tuple(values["mean_rgb"]), std_rgb=tuple(values["std_rgb"]))

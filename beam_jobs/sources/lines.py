@@ -1,0 +1,60 @@
+"""Lines of tables, and rows that a quote out of place has swallowed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from beam_jobs import storage
+from beam_jobs.errors import SourceError
+from beam_jobs.sources.samples import IMAGE_SUFFIXES
+
+_MAX_LINE = 16 << 20  # characters; lines of polygons have a few hundred thousand
+
+
+def lines(stream: io.TextIOBase, path: str) -> Iterator[str]:
+    """Yields the lines of a table, one in memory at a time.
+
+    Args:
+      stream: its text.
+      path: of the table, for errors.
+
+    Raises:
+      SourceError: a line is too long to be one; it is not read to its end.
+    """
+    number = 0
+    while line := stream.readline(_MAX_LINE + 1):
+        number += 1
+        if len(line) > _MAX_LINE:
+            raise SourceError(
+                f"{path} line {number} has more than {_MAX_LINE} characters; it is no table, or its lines are not ended"
+            )
+        yield line
+
+
+def swallowed_row(row: Mapping[str, Any], column: str, base: str) -> str:
+    """Returns the first line inside a quoted cell that is a row of its own; empty when there is none.
+
+    A quote that nobody closed reaches to the next one, and the images of the rows between them would be lost without a
+    word. Texts of several lines are fine; a line that names an image where rows do is none of a text.
+
+    Args:
+      row: column -> cell.
+      column: the image column.
+      base: directory that the paths of images are relative to.
+    """
+    place = list(row).index(column)
+    for text in row.values():
+        for line in text.splitlines()[1:] if isinstance(text, str) else ():
+            cells = next(csv.reader([line]), [])
+            if len(cells) > place and len(cells) >= min(2, len(row)) and _names_image(cells[place].strip(), base):
+                return line
+    return ""
+
+
+def _names_image(path: str, base: str) -> bool:
+    suffix = path.rpartition(".")[2].lower()
+    return suffix in IMAGE_SUFFIXES or (bool(path) and os.path.isfile(storage.join(base, path)))

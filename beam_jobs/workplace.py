@@ -1,0 +1,85 @@
+"""The output of an ingest before it is published: whether it may be used, and where what is unfinished lies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from beam_jobs import disk, manifest, shards, storage, tfds_info
+from beam_jobs.errors import OptionError
+from beam_jobs.options import IngestOptions
+from beam_jobs.publish import taken
+
+DIRECTORY = "_work"
+_MARKER_NAME = "feedline.json"  # in the work directory: without it, a directory of that name is somebody else's
+
+
+def check_out(options: IngestOptions) -> None:
+    """Raises `OptionError` unless a dataset can be built in `out`: it is new, empty, or the rest of an ingest."""
+    out = options.out
+    try:
+        published = manifest.is_published(out)
+    except OSError as error:
+        raise OptionError(f"{out} cannot be looked at: {error}; correct --out, or what its store asks for") from error
+    if published:
+        # Of a run that died in its last step; without its marker, a directory of that name is somebody else's.
+        if not storage.is_remote(out) and os.path.isfile(os.path.join(out, DIRECTORY, _MARKER_NAME)):
+            storage.remove_tree(os.path.join(out, DIRECTORY))
+        raise OptionError(taken(out))
+    if storage.is_remote(out):
+        return
+    source, target = os.path.realpath(options.source), os.path.realpath(out)
+    if os.path.isdir(source) and os.path.commonpath([source, target]) == source:
+        raise OptionError(f"{out} lies inside the source {options.source}; the next run would take it for images")
+    if not os.path.lexists(out):
+        return
+    if not os.path.isdir(out):
+        raise OptionError(f"{out} is a file; --out must be a new or empty directory")
+    foreign = sorted(name for name in os.listdir(out) if not _is_ours(name))
+    if foreign or (os.listdir(out) and not os.path.isfile(os.path.join(out, DIRECTORY, _MARKER_NAME))):
+        held = f"holds {foreign[0]!r}" if foreign else "is not empty"
+        raise OptionError(f"{out} {held} and is not the rest of an earlier ingest; choose another --out")
+
+
+def _is_ours(name: str) -> bool:
+    return name in (DIRECTORY, *manifest.TABLE_NAMES, *tfds_info.NAMES) or name.startswith(shards.SPLIT_PREFIX)
+
+
+def take_back(refs: str) -> None:
+    """Removes what a scan wrote before its source turned out to be wrong; the rest of an earlier ingest stays."""
+    storage.remove_tree(refs)
+    work = os.path.dirname(refs)
+    if storage.is_remote(refs) or not os.path.isdir(work):
+        return
+    if os.listdir(work) == [_MARKER_NAME]:
+        storage.remove_tree(work)
+        with contextlib.suppress(OSError):  # it holds something else
+            os.rmdir(os.path.dirname(work))
+
+
+def open_at(out: str, work: str) -> None:
+    """Makes the work directory, and marks it as ours.
+
+    Raises:
+      OptionError: nothing can be written there.
+      OSError: the disk is full.
+    """
+    try:
+        _mark(work)
+    except OSError as error:
+        if error.errno in disk.FULL:
+            raise
+        raise OptionError(f"{out} cannot be written: {error.strerror or error}; choose another --out") from error
+
+
+def mark_again(out: str, work: str) -> None:
+    """Marks the work directory as ours again when somebody removed it and a stage has made parts of it anew."""
+    if storage.is_remote(out) or os.path.exists(storage.join(work, _MARKER_NAME)):
+        return
+    if os.path.isdir(work) or disk.used_bytes(out):
+        with contextlib.suppress(OSError):  # of a disk that takes nothing
+            _mark(work)
+
+
+def _mark(work: str) -> None:
+    storage.write_bytes(storage.join(work, _MARKER_NAME), b'{"made_by": "feedline ingest"}')

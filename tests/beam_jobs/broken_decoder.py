@@ -1,0 +1,72 @@
+"""Decoders that do what some bytes say: abort, spin, eat memory. They are broken from outside, by a `sitecustomize`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from beam_jobs import decoders
+
+# Python imports a module of this name at its start; this one waits for the import of the decoder to break its parts.
+_SITE = """
+import os, signal, sys
+
+class Breaker:
+    def find_spec(self, name, path=None, target=None):
+        if name != "beam_jobs.decoders.worker":
+            return None
+        sys.meta_path.remove(self)
+        from beam_jobs import images
+        examine = images.examine
+        def broken(data, *rest):
+            for marker, act in ACTS.items():
+                if marker in data:
+                    act()
+            return examine(data, *rest)
+        images.examine = broken
+        return None
+
+def spin():
+    while True:
+        pass
+
+def once():
+    path = os.path.join(os.path.dirname(__file__), "died")
+    if not os.path.exists(path):
+        open(path, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def eat():
+    kept = []
+    while True:
+        kept.append(bytearray(64 << 20))
+
+def bug():
+    raise KeyError("a bug")
+
+ACTS = {
+    b"<abort>": os.abort,
+    b"<segv>": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    b"<spin>": spin,
+    b"<once>": once,
+    b"<eat>": eat,
+    b"<bug>": bug,
+    b"<exit>": lambda: os._exit(3),
+    b"<exit 0>": lambda: os._exit(0),
+}
+sys.meta_path.insert(0, Breaker())
+"""
+
+
+@contextlib.contextmanager
+def broken_decoders(folder: Path) -> Iterator[None]:
+    """Has the decoders of this process, and of commands it starts, act on markers such as `<abort>` in the bytes."""
+    (folder / "sitecustomize.py").write_text(_SITE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        decoders.close()
+        yield
+    decoders.close()

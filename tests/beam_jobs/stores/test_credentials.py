@@ -1,0 +1,107 @@
+"""Stores without credentials: told at once and in one line, but for emulators, which need none."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from beam_jobs import storage, stores
+from beam_jobs.stores import gcs, google_login, s3
+from tests.beam_jobs import gcs_server
+from tests.command import feedline
+
+NAMES = ("GOOGLE_APPLICATION_CREDENTIALS", "STORAGE_EMULATOR_HOST", "AWS_PROFILE", "AWS_ENDPOINT_URL")
+GOOGLE = (
+    "there are no Google Cloud credentials here; make some with `gcloud auth application-default login`, or name a key "
+    "file in GOOGLE_APPLICATION_CREDENTIALS"
+)
+LONGEST_S = 90  # requests without credentials ended after 120
+
+
+@pytest.fixture
+def nobody(monkeypatch, tmp_path):
+    """A user without credentials of any store."""
+    for name in (*NAMES, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("CLOUDSDK_CONFIG", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.mark.parametrize(("scheme", "said"), [("gs", GOOGLE), ("s3", "there are no AWS credentials here; make some")])
+def test_a_command_without_credentials_ends_at_once_with_the_remedy(scheme, said, nobody, photos, tmp_path):
+    for source, out in ((f"{scheme}://bucket/photos", tmp_path / "out"), (photos, f"{scheme}://bucket/out")):
+        done = feedline("ingest", source, "--out", out, timeout=LONGEST_S)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert said in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_key_file_that_is_not_there_is_named(nobody, monkeypatch):
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/none/key.json")
+    assert google_login.missing().startswith(
+        "there are no Google Cloud credentials here (File /none/key.json was not found.); make some with `gcloud"
+    )
+
+
+def test_a_metadata_server_that_says_nothing_is_not_waited_for(nobody, monkeypatch):
+    """Only a process of its own can be told where the server is."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = f"127.0.0.1:{silent.getsockname()[1]}"
+        asks = "from beam_jobs.stores import google_login as g; g._WAIT_S = 1.0; print(g.missing())"
+        done = subprocess.run(
+            [sys.executable, "-c", asks],
+            env={**os.environ, "NO_GCE_CHECK": "false", "GCE_METADATA_IP": place, "GCE_METADATA_TIMEOUT": "600"},
+            capture_output=True,
+            text=True,
+            timeout=LONGEST_S,
+        )
+    assert done.stdout.startswith(
+        "there are no Google Cloud credentials here (no answer from the metadata server in 1 s); make some with"
+    ), done.stderr
+
+
+def test_an_emulator_needs_no_credentials(nobody, monkeypatch, tmp_path):
+    with gcs_server.serving(monkeypatch, tmp_path) as server:
+        monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
+        monkeypatch.setattr(gcs, "_found", [])
+        monkeypatch.setattr(gcs, "_thread", threading.local())
+        server.objects = {"x": b"data"}
+        assert storage.read_bytes("gs://bucket/x") == b"data"
+
+
+def test_credentials_that_come_late_are_found(nobody, monkeypatch, tmp_path):
+    monkeypatch.setattr(gcs, "_found", [])
+    monkeypatch.setattr(gcs, "_thread", threading.local())
+    with pytest.raises(OSError, match="there are no Google Cloud credentials here"):
+        storage.exists("gs://bucket/x")
+    with gcs_server.serving(monkeypatch, tmp_path) as server:
+        server.objects = {"x": b"data"}
+        assert storage.exists("gs://bucket/x")
+        assert gcs._found == [True]
+
+
+def test_credentials_of_the_pipeline_will_do_for_s3(nobody, monkeypatch):
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    monkeypatch.setattr(s3, "_made", [])
+    given = ["--s3_access_key_id=key", "--s3_secret_access_key=secret", "--s3_region_name=us-east-1"]
+    assert s3.store(PipelineOptions(given))
+    with pytest.raises(OSError, match="there are no AWS credentials here"):
+        s3.store(PipelineOptions([]))
+
+
+@pytest.mark.parametrize(("scheme", "extra"), [("s3", "aws"), ("gs", "gcp")])
+def test_a_client_that_is_not_installed_is_said_with_the_command(scheme, extra, monkeypatch):
+    name = {"s3": "s3", "gs": "gcs"}[scheme]
+    monkeypatch.setitem(sys.modules, f"beam_jobs.stores.{name}", None)
+    monkeypatch.delattr(stores, name)
+    with pytest.raises(OSError, match=rf"in the checkout of Feedline: pip install -c constraints.txt '.\[{extra}\]'$"):
+        storage.exists(f"{scheme}://bucket/x")

@@ -1,0 +1,93 @@
+"""A Parquet file that would run code where it is opened: one that does is made, and every reader refuses it."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from beam_jobs import tables
+from beam_jobs.errors import CorruptDataset, SourceError
+from beam_jobs.options import TableColumns
+from beam_jobs.sources.tables import ParquetTable
+from beam_jobs.verify import verify
+
+_METADATA = {b"ARROW:extension:name": b"arrow.py_extension_type"}
+
+
+class Touch:
+    """When it is unpickled, a file appears."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self):
+        return Path.touch, (self._path,)
+
+
+@pytest.fixture
+def trap(tmp_path) -> tuple[Path, Path]:
+    """A table whose column brings a pickle along, and the file that appears when it is unpickled."""
+    proof = tmp_path / "it ran"
+    metadata = {**_METADATA, b"ARROW:extension:metadata": pickle.dumps(Touch(proof), 0)}
+    column = pa.field("image", pa.binary(), metadata=metadata)
+    pq.write_table(pa.table([pa.array([b"a.jpg"])], schema=pa.schema([column])), tmp_path / "table.parquet")
+    return tmp_path / "table.parquet", proof
+
+
+def opened_by(code: str, path: Path) -> str:
+    """Opens a table in a Python of its own; returns what it printed, warnings left out."""
+    command = [sys.executable, "-W", "ignore", "-c", code, str(path)]
+    return subprocess.run(command, capture_output=True, text=True).stdout
+
+
+@pytest.mark.skipif(not hasattr(pa, "PyExtensionType"), reason="this Arrow has no such type any more")
+def test_the_trap_is_one(trap):
+    path, proof = trap
+    opened_by("import sys, pyarrow.parquet as pq; pq.read_schema(sys.argv[1])", path)
+    assert proof.exists()
+
+
+_READ = """
+from beam_jobs.options import TableColumns
+from beam_jobs.sources.tables import ParquetTable
+import sys
+try:
+    ParquetTable(sys.argv[1], TableColumns()).header()
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    "code", [_READ, "import apache_beam" + _READ, _READ.replace("import sys", "import sys, apache_beam")]
+)
+def test_it_is_refused_whether_beam_comes_first_later_or_not_at_all(trap, code):
+    path, proof = trap
+    assert opened_by(code, path).startswith("ArrowInvalid a column has a pickled Python type, which would run code;")
+    assert not proof.exists()
+
+
+def test_a_source_and_a_table_of_a_dataset_are_refused_in_one_line(trap):
+    path, proof = trap
+    table = ParquetTable(str(path), TableColumns())
+    with pytest.raises(SourceError, match=r"cannot be read as a PARQUET table: a column has a pickled Python type.*$"):
+        table.check()
+    with pytest.raises(SourceError, match=r"cannot be read past row 0: a column has a pickled Python type.*$"):
+        list(table.rows())
+    with pytest.raises(CorruptDataset, match=r"cannot be read: a column has a pickled Python type.*$"):
+        tables.read_published(str(path))
+    assert not proof.exists()
+
+
+def test_a_dataset_with_such_a_table_is_verified_without_running_it(dataset, trap):
+    path, proof = trap
+    (dataset / "images.parquet").write_bytes(path.read_bytes())
+    (problem,) = verify(str(dataset)).problems
+    assert problem.startswith(f"{dataset / 'images.parquet'} has changed since it was published")
+    assert not proof.exists()

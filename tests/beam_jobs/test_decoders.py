@@ -1,0 +1,315 @@
+"""Tests of the decoder processes: each fault costs one image, and nobody else notices."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from beam_jobs import decoders, images, masks
+from beam_jobs.decoders import frames
+from beam_jobs.decoders.pool import Closed, Decoder, Pool
+from beam_jobs.errors import BadImage, FeedlineError
+from beam_jobs.geometry import geometry
+from beam_jobs.options import ImageLimits, PixelOptions
+from tests.beam_jobs.broken_decoder import broken_decoders
+from tests.make_images import crop, encode, jpeg, png
+
+LIMITS = ImageLimits()
+COPY = PixelOptions()
+GOOD = [jpeg(1), png(2), jpeg(3)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def broken(tmp_path_factory):
+    """Decoders that act on markers such as `<abort>`, see `broken_decoder`; other bytes are as ever to them."""
+    with broken_decoders(tmp_path_factory.mktemp("broken")):
+        yield
+
+
+def looked_at(files, limits=LIMITS, processes=1):
+    return decoders.examine(files, limits, COPY, "all", processes)
+
+
+def expected(files):
+    return [images.examine(data, LIMITS) for data in files]
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [COPY, PixelOptions(policy="resize", side_px=20), PixelOptions(policy="raw", side_px=16)],
+    ids=lambda pixels: pixels.policy,
+)
+@pytest.mark.parametrize("facts", ["all", "basic"])
+def test_a_decoder_answers_what_a_call_would(pixels, facts):
+    files = [*GOOD, encode(crop(4), "WEBP"), jpeg(5)[:500], b"no image"]
+    answers = decoders.examine(files, LIMITS, pixels, facts, 2)
+    assert answers[:4] == [images.examine(data, LIMITS, pixels, facts) for data in files[:4]]
+    for data, answer in zip(files[4:], answers[4:], strict=True):
+        with pytest.raises(BadImage) as wanted:
+            images.examine(data, LIMITS, pixels, facts)
+        assert (answer.reason, answer.detail) == (wanted.value.reason, wanted.value.detail)
+
+
+def test_bytes_that_need_no_change_are_the_very_object():
+    assert all(answer[0] is data for data, answer in zip(GOOD, looked_at(GOOD), strict=True))
+
+
+def test_a_mask_is_what_a_call_makes_of_it():
+    indices = np.ascontiguousarray(crop(1)[..., 0])
+    mask = encode(indices, "PNG")
+    plan = geometry(PixelOptions(policy="resize", side_px=20), *indices.shape)
+    assert decoders.normalise_mask(mask, plan, LIMITS, 1) == masks.normalise_mask(mask, plan, LIMITS.max_pixels)
+    with pytest.raises(BadImage, match="bad_mask"):
+        decoders.normalise_mask(jpeg(1), plan, LIMITS, 1)
+
+
+@pytest.mark.parametrize(
+    ("marker", "detail"),
+    [
+        (b"<abort>", "the decoder broke down: SIGABRT, 3 times"),
+        (b"<segv>", "the decoder broke down: SIGSEGV, 3 times"),
+        (b"<exit>", "the decoder broke down: exit code 3, 3 times"),
+        (b"<exit 0>", "the decoder broke down: exit code 0, 20 times"),
+        (b"<bug>", "the decoder broke down: KeyError: 'a bug'"),
+        (b"<eat>", "the decoder broke down: it took more than 2,048 MiB of memory"),
+    ],
+)
+def test_an_image_that_breaks_its_decoder_is_the_only_one_lost(marker, detail):
+    answers = looked_at([*GOOD, GOOD[0] + marker, *GOOD])
+    bad = answers.pop(3)
+    assert (bad.reason.value, bad.detail) == ("decoder_crashed", detail)
+    assert answers == expected([*GOOD, *GOOD])
+
+
+def test_an_image_that_takes_too_long_is_rejected_and_its_decoder_ended():
+    limits = ImageLimits(max_seconds=1)
+    answers = looked_at([GOOD[0], GOOD[1] + b"<spin>", GOOD[2]], limits)
+    assert (answers[1].reason.value, answers[1].detail) == ("too_slow", "it took more than 1 s; max_seconds is 1")
+    assert [answers[0], answers[2]] == expected([GOOD[0], GOOD[2]])
+
+
+def test_a_decoder_that_is_ended_from_outside_costs_nothing():
+    answers = looked_at([GOOD[0], GOOD[1] + b"<once>", GOOD[2]])
+    assert answers == expected([GOOD[0], GOOD[1] + b"<once>", GOOD[2]])
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_decoders_that_ended_because_they_had_no_work_cost_nothing(monkeypatch, noticed):
+    decoders.close()
+    together = threading.Barrier(5)
+
+    def take():
+        with decoders._pool.decoder(5):
+            together.wait(200)
+
+    threads = [threading.Thread(target=take) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    idle = list(decoders._pool._idle)
+    assert len(idle) == 5
+    for one in idle:
+        one._connection.shutdown(socket.SHUT_WR)  # to the decoder, that is the end of its work
+        while one.is_there:
+            time.sleep(0.05)
+    if not noticed:  # they end in the very moment in which they are taken
+        monkeypatch.setattr(Decoder, "is_there", True)
+    assert looked_at(GOOD) == expected(GOOD)
+
+
+def test_a_decoder_that_has_ended_is_not_killed_again():
+    """Its number may be that of another process by then; here it is, and that process goes on."""
+    with subprocess.Popen(["sleep", "100"]) as other:
+        ours, theirs = socket.socketpair()
+        status, write_end = os.pipe()
+        decoder = Decoder(ours, status, other.pid)
+        os.write(write_end, bytes(4))
+        theirs.close()
+        decoder.end()
+        os.close(write_end)
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(0.5)
+        other.kill()
+
+
+def test_a_limit_of_time_on_all_sockets_of_the_process_is_none_for_those_of_the_decoders():
+    """Beam sets one as soon as it has signed in to Google Cloud."""
+    decoders.close()
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(60)
+    try:
+        for _ in range(10):
+            assert looked_at(GOOD) == expected(GOOD)
+            time.sleep(0.01)
+        assert len(decoders._pool._idle) == 1
+        assert decoders._pool._idle[0].is_there
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def test_several_images_in_a_row_may_break_their_decoders():
+    answers = looked_at([GOOD[0] + b"<abort>", GOOD[1] + b"<abort>", GOOD[2], GOOD[2] + b"<segv>"])
+    assert [isinstance(answer, BadImage) for answer in answers] == [True, True, False, True]
+
+
+def test_threads_share_so_many_decoders():
+    decoders.close()
+    threads = [threading.Thread(target=looked_at, args=(GOOD * 5, LIMITS, 2)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(own_decoders()) == 2
+
+
+def test_a_stopped_ingest_waits_for_no_decoder():
+    failed = []
+
+    def wait():
+        try:
+            looked_at([GOOD[0] + b"<spin>"])
+        except Closed:
+            failed.append("closed")
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while not own_decoders():
+        time.sleep(0.05)
+    decoders.close()
+    thread.join(60)
+    assert failed == ["closed"]
+    assert looked_at(GOOD) == expected(GOOD)  # the next one starts anew
+
+
+def test_after_a_stop_nobody_is_served_until_all_is_closed():
+    looked_at(GOOD)
+    decoders.stop()
+    with pytest.raises(Closed):
+        looked_at(GOOD)
+    decoders.close()
+    assert looked_at(GOOD) == expected(GOOD)
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+def test_the_process_that_decoders_come_from_may_end(name):
+    looked_at(GOOD)
+    for process in psutil.Process().children():
+        if is_nursery(process):
+            process.send_signal(getattr(signal, name))
+    assert looked_at(GOOD) == expected(GOOD)
+    decoders.close()
+    assert looked_at(GOOD) == expected(GOOD)
+
+
+def test_no_decoder_outlives_the_process_it_works_for(tmp_path):
+    code = (
+        "import os, signal; from beam_jobs import decoders; from beam_jobs.options import *; "
+        "from tests.make_images import jpeg; "
+        "decoders.examine([jpeg(1)], ImageLimits(), PixelOptions(), 'all', 1); "
+        "print(*[one.pid for one in decoders._pool._idle], flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=250)
+    (pid,) = map(int, done.stdout.split())
+    end = time.monotonic() + 60
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_forked_process_has_decoders_of_its_own():
+    looked_at(GOOD)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            code = 0 if not decoders._pool._idle and looked_at(GOOD) == expected(GOOD) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert looked_at(GOOD) == expected(GOOD)
+
+
+def test_decoders_that_cannot_start_are_one_clear_error(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("raise SystemExit('no such library')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    wanted = "the processes that decode images do not start: .*no such library"
+    with pytest.raises(FeedlineError, match=wanted), Pool().decoder(1):
+        pass
+
+
+def test_a_frame_is_taken_whole_or_not_at_all():
+    ours, theirs = socket.socketpair()
+    frames.wait_at_most(ours, 0.05)
+    with pytest.raises(frames.Silent):
+        frames.receive(ours)
+    body = bytes(range(256)) * 2000
+    sender = threading.Thread(target=frames.send, args=(theirs, {"a": [1, "ü"]}, body, b"", b"more"))
+    sender.start()
+    assert frames.receive(ours) == ({"a": [1, "ü"]}, [body, b"", b"more"])
+    sender.join()
+    theirs.sendall(frames._SIZE.pack(16) + b'{"bodies": [99]}' + b"half")
+    theirs.close()
+    with pytest.raises(frames.Gone, match="broken off"):
+        frames.receive(ours)
+    with pytest.raises(frames.Gone):
+        frames.receive(ours)
+    ours.close()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        {"answers": [{"facts": {}, "changed": False}]},
+        {"answers": [{"bad": ["no_such_reason", ""], "changed": False}]},
+        {"answers": [{"changed": True}]},
+        {"answers": []},
+        {"answers": 3},
+        {},
+    ],
+    ids=str,
+)
+def test_a_decoder_that_answers_nonsense_is_taken_for_dead(frame, monkeypatch):
+    taken = []
+
+    def answer(self, seconds):
+        taken.append(real(self, seconds))
+        return (frame, []) if len(taken) <= 4 else taken[-1]
+
+    real = Decoder.answer
+    monkeypatch.setattr(Decoder, "answer", answer)
+    bad, good = looked_at(GOOD[:2])  # once together, three times alone
+    assert (bad.reason.value, bad.detail) == (
+        "decoder_crashed",
+        "the decoder broke down: it answered nonsense, 3 times",
+    )
+    assert [good] == expected(GOOD[1:2])
+
+
+@pytest.mark.parametrize(
+    "text", [b"[]", b"{}", b"no json", b'{"bodies": 1}', b'{"bodies": ["a"]}', b'{"bodies": [1e18]}']
+)
+def test_a_frame_of_nonsense_is_the_end(text):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(frames._SIZE.pack(len(text)) + text)
+        with pytest.raises(frames.Gone, match="nonsense"):
+            frames.receive(ours)
+
+
+def is_nursery(process: psutil.Process) -> bool:
+    return any("beam_jobs.decoders.nursery" in part for part in process.cmdline())
+
+
+def own_decoders() -> list[psutil.Process]:
+    nurseries = [process for process in psutil.Process().children() if is_nursery(process)]
+    return [child for nursery in nurseries for child in nursery.children()]

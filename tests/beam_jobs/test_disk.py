@@ -1,0 +1,103 @@
+"""Tests of what is said of a disk that takes no more; `tests/faults/test_disk.py` breaks real ones."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from beam_jobs import disk
+from beam_jobs.errors import DiskError, FeedlineError, SourceError
+
+
+def os_error(number: int, path: object = None) -> OSError:
+    return OSError(number, os.strerror(number), str(path) if path else None)
+
+
+def explained(error: Exception, place: object, needed: int = 0) -> str:
+    with pytest.raises(DiskError) as caught, disk.explained("writing", str(place), needed=lambda: needed):
+        raise error
+    return str(caught.value)
+
+
+def test_a_full_disk_is_told_with_the_bytes_needed_and_free(tmp_path):
+    said = explained(os_error(errno.ENOSPC), tmp_path, 12_345_678)
+    assert said.startswith(f"{tmp_path}: No space left on device while writing (about 12.3 MB are needed, ")
+    assert said.endswith(" are free); make room, then run the same command again: what is finished is kept")
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EIO, errno.ENOENT])
+def test_another_error_names_its_file(tmp_path, number):
+    said = explained(os_error(number, tmp_path / "a" / "b"), tmp_path)
+    assert f"{os.strerror(number)} while writing ({tmp_path / 'a' / 'b'}); " in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "OSError: [Errno 28] No space left on device [while running 'Write']",
+        "{{function_node}} x.tmp; No space left on device [Op:SaveV2]",
+        "database or disk is full",
+    ],
+)
+def test_the_words_of_other_libraries_are_known(tmp_path, text):
+    assert "No space left on device while writing" in explained(RuntimeError(text), tmp_path)
+
+
+def test_the_innermost_error_counts(tmp_path):
+    error = FeedlineError("examining failed")
+    error.__cause__ = ValueError("Can't close the ZIP file")
+    error.__cause__.__context__ = os_error(errno.EDQUOT)
+    assert f"{os.strerror(errno.EDQUOT)} while writing" in explained(error, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        os_error(errno.EACCES, "/elsewhere/image.jpg"),
+        os_error(errno.ENOENT),
+        os_error(errno.ECONNREFUSED),
+        ValueError("a bug"),
+        SourceError("the source is not there"),
+    ],
+    ids=str,
+)
+def test_what_is_not_of_the_disk_passes(tmp_path, error):
+    with pytest.raises(type(error)) as caught, disk.explained("writing", str(tmp_path)):
+        raise error
+    assert caught.value is error
+
+
+def test_an_explained_error_of_the_source_stays_one(tmp_path):
+    error = SourceError("photos cannot be read")
+    error.__cause__ = os_error(errno.EIO, tmp_path / "photos")
+    with pytest.raises(SourceError), disk.explained("scanning", str(tmp_path)):
+        raise error
+
+
+def test_a_remote_output_has_no_disk():
+    with pytest.raises(OSError, match="No space"), disk.explained("writing", "gs://bucket/out"):
+        raise os_error(errno.ENOSPC)
+    disk.check_room("gs://bucket/out", 1 << 62, "the shards")
+
+
+def test_room_is_asked_of_the_disk_that_a_new_directory_will_be_on(tmp_path):
+    out = str(tmp_path / "new" / "out")
+    free = disk.free_bytes(out)
+    assert free == pytest.approx(disk.free_bytes(str(tmp_path)), rel=0.2)
+    disk.check_room(out, free // 4, "the shards")
+    with pytest.raises(DiskError, match=r"out: the disk has not enough room for the shards, about .* needed and "):
+        disk.check_room(out, 1 << 60, "the shards")
+
+
+def test_used_bytes_are_those_of_all_files(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").write_bytes(bytes(10))
+    (tmp_path / "c").write_bytes(bytes(5))
+    assert disk.used_bytes(str(tmp_path)) == 15
+    assert disk.used_bytes(str(tmp_path / "nothing")) == 0
+
+
+def test_bytes_in_words():
+    assert [disk.megabytes(count) for count in (12, 123_456, 7_654_321)] == ["12 bytes", "123,456 bytes", "7.7 MB"]

@@ -1,0 +1,38 @@
+"""Tests of what is left of the machine, or of the container."""
+
+import os
+
+import psutil
+import pytest
+
+from beam_jobs.machine import cores, free_bytes
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"memory.max": "1000\n", "memory.current": "700\n", "memory.stat": "anon 5\ninactive_file 100\n"}, 400),
+        ({"memory.max": "1000\n", "memory.current": "1700\n", "memory.stat": "anon 5\n"}, 0),
+    ],
+)
+def test_the_free_memory_is_that_of_the_container(tmp_path, files, expected):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert free_bytes(str(tmp_path)) == expected
+
+
+def test_without_a_limit_the_free_memory_is_that_of_the_machine(tmp_path):
+    machine = psutil.virtual_memory().available
+    assert free_bytes(str(tmp_path)) == pytest.approx(machine, rel=0.2)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_bytes(str(tmp_path)) == pytest.approx(machine, rel=0.2)
+
+
+def test_the_cores_are_those_this_process_may_use():
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert cores() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert cores() == len(allowed)

@@ -1,0 +1,246 @@
+"""What holds for any names, payloads, records and manifests, not only for those that somebody thought of."""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from beam_jobs import manifest, record, shards, tables, tfrecord
+from beam_jobs.errors import CorruptDataset
+from beam_jobs.manifest import ChannelStatistics, ImageCounts, Manifest, Shard, SplitInfo
+from beam_jobs.sources.rows import NUMBER
+from beam_jobs.types import Annotations, ImageObject, ImageRef, RecordObject
+from tests.beam_jobs.make_rows import make_record
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)  # half a surrogate pair is no UTF-8
+INT64 = st.integers(-(2**63), 2**63 - 1)
+FLOAT32 = st.floats(width=32, allow_nan=False)
+EXTRA = st.one_of(
+    *(INT64, FLOAT32, NAMES),
+    *(st.lists(values, max_size=4) for values in (INT64, FLOAT32, NAMES)),
+)
+HEX = st.text("0123456789abcdef", min_size=64, max_size=64)
+
+any_time = settings(deadline=None)
+
+
+# Splits and shards.
+
+
+@any_time
+@given(st.lists(NAMES, unique=True), st.integers(0, 2**64), st.lists(st.floats(0.01, 1), min_size=1, max_size=5))
+def test_a_group_lies_in_one_split_whatever_else_is_there(groups, seed, parts):
+    shares = {f"s{n}": part / sum(parts) for n, part in enumerate(parts)}
+    places = shards.splits_of(seed, groups, shares)
+    assert all(0 <= place < len(shares) for place in places)
+    assert places.tolist() == shards.splits_of(seed, groups[::-1], shares)[::-1].tolist()
+    assert [list(shares)[place] for place in places] == [shards.split_of(seed, group, shares) for group in groups]
+
+
+@any_time
+@given(st.lists(NAMES, unique=True), st.integers(0, 99), st.floats(0.01, 0.98), st.floats(0.001, 0.99))
+def test_a_split_whose_share_grows_loses_no_group(groups, seed, share, more):
+    larger = share + (0.99 - share) * more
+    before, after = ({"train": part, "eval": 1 - part} for part in (share, larger))
+    kept = shards.splits_of(seed, groups, before) == 0
+    assert (shards.splits_of(seed, groups, after)[kept] == 0).all()
+
+
+@any_time
+@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=80), st.floats(1, 1e9))
+def test_every_record_lies_in_one_shard_and_no_shard_is_empty(sizes, shard_bytes):
+    count = shards.shard_count(sum(sizes), len(sizes), shard_bytes)
+    edges = shards.cut(sizes, count)
+    assert edges == sorted(set(edges))
+    assert (edges[0], edges[-1], len(edges)) == (0, len(sizes), count + 1)
+    assert len({shards.shard_name(index, count) for index in range(count)}) == count
+
+
+# Framing.
+
+
+def framed(payloads: list[bytes]) -> bytes:
+    return b"".join(piece for payload in payloads for piece in tfrecord.frame(payload))
+
+
+@any_time
+@given(st.lists(st.binary(max_size=200), max_size=8))
+def test_payloads_are_read_back_each_from_its_offset(payloads):
+    data = framed(payloads)
+    found = list(tfrecord.read_records(io.BytesIO(data), "x"))
+    assert [payload for _, payload in found] == payloads
+    assert all(tfrecord.read_record_at(io.BytesIO(data), "x", offset) == payload for offset, payload in found)
+
+
+@any_time
+@given(st.lists(st.binary(max_size=60), min_size=1, max_size=5), st.data())
+def test_any_flipped_bit_is_found_and_only_the_records_before_it_are_read(payloads, data):
+    whole = framed(payloads)
+    bit = data.draw(st.integers(0, 8 * len(whole) - 1))
+    changed = bytearray(whole)
+    changed[bit // 8] ^= 1 << bit % 8
+    read = []
+    with pytest.raises(CorruptDataset) as caught:
+        read.extend(payload for _, payload in tfrecord.read_records(io.BytesIO(changed), "x"))
+    start = sum(len(payload) + tfrecord.OVERHEAD for payload in read)
+    assert read == payloads[: len(read)]
+    assert start <= bit // 8 < start + len(payloads[len(read)]) + tfrecord.OVERHEAD
+    assert f"offset {start}" in str(caught.value)
+
+
+@any_time
+@given(st.binary(max_size=300))
+def test_any_bytes_are_read_or_refused(data):
+    try:
+        found = list(tfrecord.read_records(io.BytesIO(data), "x"))
+    except CorruptDataset:
+        return
+    assert framed([payload for _, payload in found]) == data
+
+
+# Records.
+
+OBJECTS = st.builds(
+    RecordObject,
+    label=INT64,
+    text=NAMES,
+    bbox=st.tuples(FLOAT32, FLOAT32, FLOAT32, FLOAT32),
+    crowd=st.booleans(),
+    area=FLOAT32,
+    mask=st.binary(max_size=20),
+)
+
+
+@any_time
+@given(
+    st.binary(max_size=50),
+    NAMES,
+    st.none() | st.lists(st.tuples(INT64, NAMES), max_size=4).map(tuple),
+    st.none() | st.lists(OBJECTS, max_size=3).map(tuple),
+    st.none() | FLOAT32,
+    st.binary(max_size=20),
+    st.dictionaries(NAMES, EXTRA, max_size=4),
+)
+def test_all_that_is_said_of_an_image_is_read_back(encoded, key, labels, objects, weight, mask, extra):
+    given_ = make_record(encoded, key=key, labels=labels, objects=objects, weight=weight, mask=mask, extra=extra)
+    serialized = record.encode(given_)
+    values = record.decode(serialized)
+    assert record.encode(given_) == serialized
+    assert record.type_problem(values) == ""
+    assert (values[record.ENCODED], values[record.FILENAME]) == ([encoded], [key.encode()])
+    assert values.get(record.LABEL) == (None if labels is None else [index for index, _ in labels])
+    assert values.get(record.WEIGHT) == (None if weight is None else [weight])
+    assert values.get(record.MASK, [b""]) == [mask]
+    prefix = record.OBJECT_PREFIX
+    assert values.get(prefix + "class/text") == (None if objects is None else [one.text.encode() for one in objects])
+    assert values.get(prefix + "bbox/xmax") == (None if objects is None else [one.bbox[3] for one in objects])
+    assert {name: _stored(value) for name, value in extra.items()} == {
+        name.removeprefix(record.EXTRA_PREFIX): value
+        for name, value in values.items()
+        if name.startswith(record.EXTRA_PREFIX)
+    }
+
+
+def _stored(value) -> list:
+    values = value if isinstance(value, list) else [value]
+    return [item.encode() if isinstance(item, str) else item for item in values]
+
+
+@any_time
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_record_or_are_refused(data):
+    from google.protobuf.message import DecodeError
+
+    try:
+        values = record.decode(data)
+    except DecodeError:
+        return
+    assert isinstance(record.type_problem(values), str)
+
+
+# Rows of tables.
+
+
+@any_time
+@given(
+    *(NAMES, NAMES, NAMES),
+    st.dictionaries(NAMES, EXTRA, max_size=3),
+    st.none()
+    | st.builds(
+        Annotations,
+        labels=st.none() | st.lists(NAMES, max_size=3).map(tuple),
+        objects=st.none()
+        | st.lists(
+            st.builds(ImageObject, label=NAMES, bbox=st.tuples(FLOAT32, FLOAT32, FLOAT32, FLOAT32)), max_size=2
+        ).map(tuple),
+        size=st.none() | st.tuples(st.integers(1, 9999), st.integers(1, 9999)),
+        mask=st.none() | NAMES,
+        weight=st.none() | FLOAT32,
+    ),
+)
+def test_a_reference_is_read_back_from_its_row(key, uri, label, extra, annotations):
+    ref = ImageRef(key=key, uri=uri, label=label, extra=extra, annotations=annotations)
+    table = tables.pa.Table.from_pylist([tables.ref_row(ref)], tables.REFS)
+    assert tables.ref_of(table.to_pylist()[0]) == ref
+
+
+@any_time
+@given(st.text("-+.eE0123456789", max_size=12))
+@example(".")
+@example("-.")
+@example("e5")
+@example(".e5")
+def test_a_cell_that_counts_as_a_number_can_be_made_one(cell):
+    if NUMBER.fullmatch(cell):
+        float(cell)
+
+
+@any_time
+@given(st.integers() | st.floats(allow_nan=False, allow_infinity=False))
+def test_every_number_as_python_writes_it_counts_as_one(number):
+    assert NUMBER.fullmatch(str(number))
+
+
+# The manifest.
+
+SHARDS = st.builds(Shard, name=NAMES, records=st.integers(0, 2**40), bytes=st.integers(0, 2**60), sha256=HEX)
+COUNTS = st.dictionaries(NAMES, st.integers(0, 2**40), max_size=4)
+MANIFESTS = st.builds(
+    Manifest,
+    source=NAMES,
+    options=st.dictionaries(NAMES, st.none() | st.booleans() | INT64 | st.floats(allow_nan=False) | NAMES, max_size=5),
+    options_digest=HEX,
+    label_kind=st.sampled_from(["single", "multi", "none"]),
+    labels=st.lists(NAMES, unique=True, max_size=5).map(tuple),
+    splits=st.dictionaries(
+        NAMES, st.builds(SplitInfo, shards=st.lists(SHARDS, max_size=3).map(tuple), classes=COUNTS), max_size=3
+    ),
+    counts=st.builds(ImageCounts, found=st.integers(0, 99), written=st.integers(0, 99), rejects=COUNTS),
+    channels=st.none()
+    | st.builds(
+        ChannelStatistics,
+        split=NAMES,
+        mean_rgb=st.tuples(FLOAT32, FLOAT32, FLOAT32),
+        std_rgb=st.tuples(FLOAT32, FLOAT32, FLOAT32),
+    ),
+    producer=st.dictionaries(NAMES, NAMES, max_size=3),
+    tables=st.dictionaries(NAMES, HEX, max_size=3),
+)
+
+
+@any_time
+@given(MANIFESTS)
+def test_a_manifest_is_read_back_and_written_the_same_again(given_):
+    with tempfile.TemporaryDirectory() as folder:
+        manifest.write(given_, folder)
+        found = manifest.load(folder)
+        with open(f"{folder}/dataset.json", "rb") as stream:
+            data = stream.read()
+    assert found == given_
+    assert found.digest == given_.digest
+    assert manifest.serialise(json.loads(data)) == manifest.serialise(found.to_json()) == data

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from beam_jobs import visible
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("Zürich, 猫 👩‍👧", "Zürich, 猫 👩‍👧"),
+        ("\x1b]0;title\x07", "\\x1b]0;title\\x07"),
+        ("\x9b31mred", "\\x9b31mred"),
+        ("sound\rbroken\x7f\x08", "sound\\x0dbroken\\x7f\\x08"),
+        ("gpj.\u202efile", "gpj.\\u202efile"),
+        ("\u2028\u061c\udcff", "\\u2028\\u061c\\udcff"),
+        (7, "7"),
+    ],
+)
+def test_controls_are_made_visible_and_the_rest_is_left(value, shown):
+    assert visible.text(value) == visible.line(value) == shown
+
+
+def test_only_a_text_keeps_its_lines():
+    assert visible.text("a\n\tb") == "a\n\tb"
+    assert visible.line("a\n\tb") == "a\\x0a\\x09b"
+
+
+def test_json_means_what_it_meant():
+    value = {"\x1b[2J\x9b": ["\x7f\u202e\u2028", "猫", "\udcff", 1]}
+    printed = visible.to_json(value)
+    assert json.loads(printed) == value
+    assert printed == visible.text(printed)
+    assert "猫" in printed
+    printed.encode()
+
+
+def test_a_log_shows_names_without_their_controls():
+    record = logging.LogRecord("x", logging.INFO, "x.py", 1, "read %s\nend", ("\x1b[2Ja.png",), None)
+    assert visible.LogFormatter("%(levelname)s %(message)s").format(record) == "INFO read \\x1b[2Ja.png\nend"

@@ -1,0 +1,228 @@
+"""The real command line, ended by signals at chosen moments and run again; see `test_kills.py`.
+
+`python -m tests.faults.killing SOURCE FOLDER SEED COUNT SIGNAL...` ends COUNT ingests by each signal and prints what it
+saw as one JSON object. Moments and processes are those of `tests.beam_jobs.kill`: forked from one that has imported the
+command line. Half of the signals come at a moment exactly, the others up to 30 ms later, wherever the ingest is then.
+Every fourth ingest replaces a dataset. Beside all of them runs a reader, who compares whatever is published with what
+it should be.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from pipeline import cli
+from tests.beam_jobs import kill
+from tests.beam_jobs.runs import files_under
+
+_LATE_S = 0.03
+_LEAVE_S = 20.0  # for decoders to see that nobody wants them any more
+# Where a moment lies -> the stage that it belongs to; the last that fits counts.
+_STAGES = {"": "write", "refs": "scan", "examined": "examine", "plan": "plan", "written": "write"}
+_PUBLISHED = ("images.parquet", "rejects.parquet", "features.json", "dataset_info.json", "dataset.json")
+
+
+def arguments(source: str, out: Path, *more: str) -> list[str]:
+    """Returns the command line of an ingest that is cut as `kill.OPTIONS` say."""
+    shares = ",".join(f"{name}={share}" for name, share in kill.OPTIONS["splits"].items())
+    settings = out.parent / "settings.yaml"
+    settings.write_text(json.dumps({"ingest": {"bucket_images": kill.OPTIONS["bucket_images"]}}))
+    shape = ("--shards", str(kill.OPTIONS["shards"]), "--threads", str(kill.OPTIONS["threads"]))
+    return ["ingest", source, "--out", str(out), "--splits", shares, *shape, "-c", str(settings), *more]
+
+
+def dataset(out: Path) -> dict[str, bytes]:
+    """Returns the files of a dataset, without what passes between the stages."""
+    return {name: data for name, data in files_under(out).items() if not name.startswith("_work/")}
+
+
+def command(line: list[str], said: Path) -> None:
+    """Becomes the command line; what it prints goes to a file."""
+    number = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(number, 1)
+    os.dup2(number, 2)
+    cli.main(line)
+
+
+def whole(line: list[str], said: Path, source: str, out: Path, report: Path) -> None:
+    """Runs the command line to its end, and writes down its exit code and what it read."""
+
+    def work() -> dict:
+        try:
+            command(line, said)
+        except SystemExit as end:
+            return {"code": end.code, "published": (out / "dataset.json").exists()}
+        raise AssertionError("the command line returned")
+
+    kill.counted((source, str(out)), source, report, work)
+
+
+def ended(line: list[str], said: Path, places: tuple[str, ...], moment: int, late: float, number: int) -> None:
+    """Runs the command line and sends it a signal; where and when is written down beside what it says."""
+    moments = itertools.count(1)
+
+    def send(path: str) -> None:
+        if next(moments) != moment:
+            return
+
+        def now() -> None:
+            time.sleep(late)
+            said.with_suffix(".sent").write_text(json.dumps({"path": path, "at": time.monotonic()}))
+            os.kill(os.getpid(), number)
+
+        _thread.start_new_thread(now, ()) if late else now()
+
+    kill.on_each_moment(places, send)
+    command(line, said)
+
+
+def stage_of(path: str, work: Path, left: dict[str, list[str]], buckets: int) -> str:
+    """Returns the stage that opens or renames a file."""
+    name = os.path.relpath(path, work)
+    if os.path.basename(path) in _PUBLISHED or (name.startswith("tmp") and len(left["shards"]) == _SHARDS):
+        return "publish"
+    if name.startswith("refs"):
+        return "scan" if not left["buckets"] else "examine"
+    if name.startswith(".."):  # the source, or the shards
+        return "examine" if len(left["buckets"]) < buckets else "write"
+    return _STAGES.get(name.partition("/")[0], "write")
+
+
+_SHARDS = kill.OPTIONS["shards"] * len(kill.OPTIONS["splits"])
+
+
+def read_on(folder: Path, good: list[dict[str, bytes]], until: int) -> int:
+    """Looks at every published dataset again and again while a process lives; returns 1 when one is not whole."""
+    while os.getppid() == until:
+        for found in folder.glob("*/out/dataset.json"):
+            with contextlib.suppress(OSError):  # it is replaced at this moment
+                before = found.stat().st_ino
+                seen = dataset(found.parent)
+                if seen not in good and found.stat().st_ino == before:
+                    (folder / "reader.txt").write_text(f"{found.parent}: {sorted(seen)}")
+                    return 1
+        time.sleep(0.02)
+    return 0
+
+
+def main(source: str, folder: Path, seed: int, count: int, *names: str) -> dict[str, dict]:
+    kill.share_decoders()
+    return {name: _try_all(source, folder / name, seed, count, signal.Signals[name]) for name in names}
+
+
+def _try_all(source: str, folder: Path, seed: int, count: int, number: signal.Signals) -> dict:
+    for other, more in (("clean", ()), ("old", ("--seed", "1"))):
+        (folder / other).mkdir(parents=True)
+        line = arguments(source, folder / other / "out", *more)
+        report = folder / other / "report.json"
+        files = (folder / other / "said.txt", source, folder / other / "out", report)
+        assert kill.in_a_child(lambda line=line, files=files: whole(line, *files)) == 0, files[0].read_text()
+    clean, old = (dataset(folder / other / "out") for other in ("clean", "old"))
+    known = json.loads((folder / "clean" / "report.json").read_text())
+    parent, reader = os.getpid(), os.fork()
+    if not reader:
+        os._exit(read_on(folder, [clean, old], parent))
+    choose = random.Random(f"{seed} {number.name}")
+    tries = []
+    for index, moment in enumerate(kill.chosen(choose, known["moments"], count)):
+        replaces = index % 4 == 3
+        one = _Try(source, folder / str(index), replaces, clean, old)
+        tries.append(one.run(moment, choose.choice([0.0, choose.uniform(0.001, _LATE_S)]), number))
+    wrong = folder / "reader.txt"
+    os.kill(reader, signal.SIGKILL)
+    os.waitpid(reader, 0)
+    return {"clean": known, "tries": tries, "reader": wrong.read_text() if wrong.exists() else ""}
+
+
+class _Try:
+    """One ingest that is ended, and run again."""
+
+    def __init__(
+        self, source: str, folder: Path, replaces: bool, clean: dict[str, bytes], old: dict[str, bytes]
+    ) -> None:
+        folder.mkdir()
+        self._source, self._out, self._replaces = source, folder / "out", replaces
+        self._clean, self._old = clean, old
+        if replaces:
+            copy = folder / "copy"
+            shutil.copytree(folder.parent / "old" / "out", copy)
+            copy.rename(self._out)  # the reader must not see half of it
+            self._work = folder / ".out.feedline-next" / "_work"
+        else:
+            self._work = self._out / "_work"
+        self._line = arguments(source, self._out, *(("--overwrite",) if replaces else ()))
+        self._said = folder / "said.txt"
+
+    def run(self, moment: int, late: float, number: int) -> dict:
+        places = (self._source, str(self._work.parent))
+        code = kill.in_a_child(lambda: ended(self._line, self._said, places, moment, late, number))
+        gone = time.monotonic()
+        sent = self._sent()
+        left = kill.left_behind(self._work.parent)
+        found = {
+            "moment": moment,
+            "late": late,
+            "replaces": self._replaces,
+            "code": code,
+            "said": self._said.read_text(),
+            "seconds": gone - sent["at"] if sent else 0.0,
+            "stage": stage_of(sent["path"], self._work, left, _BUCKETS) if sent else "after",
+            "left": left,
+            "between": self._state(),
+            "orphans": _decoders_left(),
+        }
+        return found | self._again()
+
+    def _sent(self) -> dict:
+        path = self._said.with_suffix(".sent")
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def _state(self) -> str:
+        """Returns what a reader sees."""
+        if not (self._out / "dataset.json").exists():
+            return "nothing"
+        seen = dataset(self._out)
+        return "new" if seen == self._clean else "old" if seen == self._old and self._replaces else "wrong"
+
+    def _again(self) -> dict:
+        report = self._said.with_name("report.json")
+        line = self._line
+        code = kill.in_a_child(lambda: whole(line, self._said, self._source, self._out, report))
+        kept = sorted(path.name for path in self._out.parent.iterdir() if "feedline" in path.name)
+        code = json.loads(report.read_text())["code"] if code == 0 else code
+        after = {"again": code, "told": self._said.read_text(), "state": self._state(), "kept": kept}
+        after["kept"] += ["_work"] if (self._out / "_work").exists() else []
+        return after | {"read": json.loads(report.read_text())["read"] if report.exists() else {}}
+
+
+_BUCKETS = 7
+
+
+def _decoders_left() -> int:
+    """Returns how many decoders outlive the ingest that had them started."""
+    end = time.monotonic() + _LEAVE_S
+    left = 1
+    while left and time.monotonic() < end:
+        with contextlib.suppress(psutil.NoSuchProcess):  # one ends while it is looked at
+            children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+            nursery = [child for child in children if "nursery" in " ".join(child.cmdline())]
+            left = sum(one.status() != psutil.STATUS_ZOMBIE for child in nursery for one in child.children())
+        time.sleep(0.01)
+    return left
+
+
+if __name__ == "__main__":
+    of, where, drawn_from, how_many, *by = sys.argv[1:]
+    sys.stdout.write(json.dumps(main(of, Path(where), int(drawn_from), int(how_many), *by)))

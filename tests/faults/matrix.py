@@ -1,0 +1,108 @@
+"""The fault matrix: what was broken, how often, and how often something hung, got lost or came out wrong.
+
+A test asks the fixture `fault` for a row, breaks things, and says of each try how it went. A row that is not all zeros
+fails its test. The rows of a run are printed at its end; `python -m tests.faults.page` puts them into the docs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+# Groups in the order of the page; a row of any other group is refused.
+GROUPS = {
+    "kills": "Processes that are killed",
+    "disk": "Disks",
+    "bytes": "Torn and flipped bytes",
+    "trees": "File trees",
+    "archives": "Archives",
+    "tables": "Tables",
+    "images": "Images",
+    "network": "Network",
+    "untrusted": "Untrusted names and values",
+    "fuzz": "Random input",
+}
+_HEAD = ("fault", "tries", "hangs", "losses", "wrong bytes", "what happens")
+
+
+@dataclass
+class Row:
+    """One fault.
+
+    Attributes:
+      group: key of `GROUPS`.
+      fault: what is broken, in a few words.
+      outcome: what the user gets, in a few words.
+      tries: how often it was broken.
+      hangs: tries that did not end in time.
+      losses: tries after which something was neither in the dataset nor among the rejects, or damage was not noticed.
+      wrong: tries after which bytes differ from those of a run in peace, or something else than data came through.
+      failures: a line for each try that went wrong.
+    """
+
+    group: str
+    fault: str
+    outcome: str
+    tries: int = 0
+    hangs: int = 0
+    losses: int = 0
+    wrong: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def tried(self, about: str, *, hang: bool = False, lost: bool = False, wrong: bool = False) -> None:
+        """Counts a try.
+
+        Args:
+          about: names the try in the message of a failure.
+          hang: whether it did not end in time.
+          lost: whether something got lost, see `losses`.
+          wrong: whether something is wrong, see `wrong`.
+        """
+        self.tries += 1
+        self.hangs += hang
+        self.losses += lost
+        self.wrong += wrong
+        names = [name for name, value in (("hang", hang), ("loss", lost), ("wrong bytes", wrong)) if value]
+        if names:
+            self.failures.append(f"{about}: {', '.join(names)}")
+
+    def verdict(self) -> str:
+        """Returns why the row fails its test; empty when it does not."""
+        if not self.tries:
+            return f"{self.fault}: nothing was tried"
+        return "\n".join([f"{self.fault}:", *self.failures]) if self.failures else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what the page needs."""
+        return {name: value for name, value in asdict(self).items() if name != "failures"}
+
+
+def merged(rows: Iterable[dict[str, Any]]) -> list[Row]:
+    """Returns the rows in the order of the page; those of one fault, of several tests, are added up."""
+    found: dict[tuple[str, str], Row] = {}
+    for values in rows:
+        row = found.setdefault(
+            (values["group"], values["fault"]), Row(values["group"], values["fault"], values["outcome"])
+        )
+        for name in ("tries", "hangs", "losses", "wrong"):
+            setattr(row, name, getattr(row, name) + values[name])
+    order = list(GROUPS)
+    return sorted(found.values(), key=lambda row: order.index(row.group))
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Returns a table a group, each below its title."""
+    parts = []
+    for group, title in GROUPS.items():
+        cells = [_cells(row) for row in rows if row.group == group]
+        if cells:
+            lines = [_HEAD, tuple("---" if place in (0, 5) else "---:" for place in range(6)), *cells]
+            parts.append("\n".join([f"### {title}", "", *(f"| {' | '.join(line)} |" for line in lines)]))
+    total = [sum(getattr(row, name) for row in rows) for name in ("tries", "hangs", "losses", "wrong")]
+    counts = "{:,} tries, {:,} hangs, {:,} losses, {:,} with wrong bytes".format(*total)
+    return "\n\n".join([f"{len(rows)} faults, {counts}.", *parts])
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (row.fault, f"{row.tries:,}", str(row.hangs), str(row.losses), str(row.wrong), row.outcome)

@@ -1,0 +1,303 @@
+"""Archives as nobody honest packs them. Whatever they claim, nothing is unpacked beside the dataset."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import random
+import struct
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.beam_jobs.make_archives import add, make_tar, make_zip
+from tests.faults.trials import Trial, Worker
+from tests.make_images import jpeg
+
+_GOOD = {
+    f"{label}/{number}.jpg": jpeg(number + 3 * (label == "dog"), 16, 24)
+    for label in ("cat", "dog")
+    for number in range(3)
+}
+_OUTSIDE = [
+    "../x.jpg",
+    "../../../../../../../../tmp/x.jpg",
+    "cat/../../x.jpg",
+    "/x.jpg",
+    "//x.jpg",
+    "cat/..",
+    "..",
+    "/etc/cron.d/x.jpg",
+    "x\\..\\..\\x.jpg",
+    "C:\\x.jpg",
+    "C:/x.jpg",
+    "~/x.jpg",
+    "cat/./../../x.jpg",
+    "cat//../x.jpg",
+]
+_PACKINGS = {"tar": "w", "tar.gz": "w:gz", "tar.bz2": "w:bz2", "tar.xz": "w:xz"}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Directory for one try, deep enough that a path that leads out would still be seen."""
+    inner = tmp_path / "a" / "b" / "c"
+    inner.mkdir(parents=True)
+    return inner
+
+
+def _ingest(ingests: Worker, source: Path, *arguments: object) -> Trial:
+    return ingests.ingest(source, source.parent / "out", *arguments)
+
+
+def _strays(root: Path, source: Path) -> set[str]:
+    """Returns what lies below a directory and is neither the source nor the dataset."""
+    own = (source, source.parent / "out")
+    return {
+        str(path) for path in root.rglob("*") if path.is_file() and not any(path.is_relative_to(one) for one in own)
+    }
+
+
+@pytest.mark.parametrize("form", [*_PACKINGS, "zip"])
+def test_names_that_lead_out(fault, ingests: Worker, tmp_path: Path, place: Path, form: str):
+    row = fault("archives", "members named ../, absolute or with a drive", "rejected by name; nothing is written there")
+    files = {**dict.fromkeys(_OUTSIDE, jpeg(9)), **_GOOD}
+    source = place / f"x.{form}"
+    _pack(source, files, form)
+    found = _ingest(ingests, source)
+    strange = {name for name in found.images if ".." in name.split("/") or name.startswith("/")}
+    found.judge(row, form, files, wrong=not found.images >= set(_GOOD) or bool(strange or _strays(tmp_path, source)))
+    made = {path.name for path in (place / "out").iterdir()}
+    row.tried(f"the dataset holds {made}", wrong=bool(made & {"x.jpg", "cat", "tmp", "etc", "~", "C:"}))
+
+
+def test_links_and_devices(fault, ingests: Worker, tmp_path: Path, place: Path):
+    row = fault(
+        "archives", "links, devices, pipes and sparse files as members", "rejected by name; what they name is not read"
+    )
+    kinds = {
+        "symlink": {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"},
+        "symlink-up": {"type": tarfile.SYMTYPE, "linkname": "../../x"},
+        "hard": {"type": tarfile.LNKTYPE, "linkname": "cat/1.jpg"},
+        "hard-out": {"type": tarfile.LNKTYPE, "linkname": "/etc/passwd"},
+        "char": {"type": tarfile.CHRTYPE, "devmajor": 1, "devminor": 5},
+        "block": {"type": tarfile.BLKTYPE, "devmajor": 8},
+        "pipe": {"type": tarfile.FIFOTYPE},
+        "sparse": {"type": tarfile.GNUTYPE_SPARSE},
+        "unknown": {"type": b"Z"},
+    }
+    for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT):
+        source = place / f"{form}.tar"
+        with tarfile.open(source, "w", format=form) as archive:
+            for name, fields in kinds.items():
+                add(archive, f"cat/{name}.jpg", **fields)
+            for name, data in _GOOD.items():
+                add(archive, name, data)
+        found = ingests.ingest(source, place / f"out{form}")
+        held = {name for name, reason in found.rejects.items() if reason == "bad_member"}
+        names = {f"cat/{name}.jpg" for name in kinds} | set(_GOOD)
+        # A sparse header of tar's own is checked by its map, and an empty map makes the archive a damaged one.
+        whole = found.images == set(_GOOD) and len(held) >= len(kinds) - 2
+        found.judge(row, f"tar of form {form}", names, wrong=found.code == 0 and not whole)
+    source = place / "x.zip"
+    with zipfile.ZipFile(source, "w") as archive:
+        for kind in (0o120777, 0o010644, 0o020644, 0o060644, 0o140644):
+            info = zipfile.ZipInfo(f"cat/{kind:o}.jpg")
+            info.create_system, info.external_attr = 3, kind << 16
+            archive.writestr(info, "/etc/passwd")
+        for name, data in _GOOD.items():
+            archive.writestr(name, data)
+    found = _ingest(ingests, source)
+    found.judge(row, "zip", set(_GOOD), wrong=found.images != set(_GOOD) or len(found.rejects) != 5)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("form", ["tar", "zip"])
+def test_members_that_come_twice(fault, ingests: Worker, place: Path, form: str):
+    row = fault("archives", "members of one name", "the first is taken, the others are rejects")
+    source = place / f"x.{form}"
+    files = [
+        *_GOOD.items(),
+        ("cat/1.jpg", jpeg(7)),
+        ("./cat//1.jpg", jpeg(8)),
+        ("cat/1.jpg", b"no image"),
+        ("cat/1.JPG", jpeg(11)),
+    ]
+    if form == "tar":
+        with tarfile.open(source, "w") as archive:
+            for name, data in files:
+                add(archive, name, data)
+    else:
+        with zipfile.ZipFile(source, "w") as archive:
+            for name, data in files:
+                archive.writestr(name, data)
+    found = _ingest(ingests, source)
+    counted = found.count("rejects.parquet") == 3 and set(found.rejects) == {"cat/1.jpg"}
+    found.judge(row, form, set(_GOOD), wrong=not counted or found.images != {*_GOOD, "cat/1.JPG"})
+
+
+def _bombs(place: Path, full: bool) -> Iterator[tuple[str, Path, bool]]:
+    """Yields bombs: what each is, where it lies, and whether the good images beside it must be in the dataset."""
+    size = 1 << 30 if full else 128 << 20
+    path = place / "deflated.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        _write_good(archive)
+        with archive.open("cat/zeros.jpg", "w", force_zip64=True) as member:
+            for _ in range(size >> 20):
+                member.write(bytes(1 << 20))
+    yield "a zip member of zeros", path, True
+    for name, packed in (("tar.gz", gzip), ("tar.bz2", bz2), ("tar.xz", lzma)):
+        path = place / f"zeros.{name}"
+        with packed.open(path, "wb") as stream:
+            stream.write(_header("cat/zeros.jpg", size))
+            for _ in range(48):
+                stream.write(bytes(1 << 20))
+        yield f"zeros in a {name}", path, False
+    yield "overlapping zip members", _overlapping(place / "overlap.zip", 20_000 if full else 2000), True
+    yield "a tar that claims 8 EB", _forged_tar(place / "claims.tar"), False
+    yield "a zip directory of 60 GB", _forged_zip(place / "directory.zip"), False
+    data = make_zip(place / "n0.zip", _GOOD).read_bytes()
+    for depth in range(1, 12):
+        data = make_zip(
+            place / "inner.zip", {f"cat/inner{depth}.jpg": data, f"cat/inner{depth}.zip": data, **_GOOD}
+        ).read_bytes()
+    (place / "nested.zip").write_bytes(data)
+    yield "archives in archives", place / "nested.zip", True
+    layers = make_tar(place / "l.tar", _GOOD).read_bytes()
+    for _ in range(9):
+        layers = gzip.compress(layers)
+    (place / "layers.tar.gz").write_bytes(layers)
+    yield "gzip in gzip", place / "layers.tar.gz", False
+
+
+def _write_good(archive: zipfile.ZipFile) -> None:
+    for name, data in _GOOD.items():
+        archive.writestr(name, data)
+
+
+def _header(name: str, size: int) -> bytes:
+    header = tarfile.TarInfo(name)
+    header.size = size
+    return header.tobuf(tarfile.GNU_FORMAT)
+
+
+def _forged_tar(path: Path) -> Path:
+    path.write_bytes(_header("cat/x.jpg", (1 << 63) - 1) + bytes(1024))
+    return path
+
+
+def _forged_zip(path: Path) -> Path:
+    size = 60 << 30
+    with path.open("wb") as stream:
+        stream.truncate(size)  # takes no room
+        stream.seek(size)
+        stream.write(struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, 9, 9, size, 0))
+        stream.write(struct.pack("<4sLQL", b"PK\6\7", 0, size, 1))
+        stream.write(struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0))
+    return path
+
+
+def _overlapping(path: Path, count: int) -> Path:
+    """Writes a zip whose members are all the bytes of one: 50 MB of zeros each."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        _write_good(archive)
+        archive.writestr("cat/0000000.jpg", bytes(50 << 20))
+    data = out.getvalue()
+    start, end = data.index(b"PK\1\2"), data.index(b"PK\5\6")
+    last = data.rindex(b"PK\1\2")
+    entry = bytearray(data[last:end])
+    copies = b"".join(bytes(entry[:46]) + f"cat/{number:07d}.jpg".encode() for number in range(1, count))
+    held = data[start:end] + copies
+    total = min(len(_GOOD) + count, 0xFFFF)
+    tail = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, total, total, len(held), start, 0)
+    path.write_bytes(data[:start] + held + tail)
+    return path
+
+
+@pytest.mark.timeout(900)
+def test_bombs(fault, ingests: Worker, place: Path, short: bool):
+    row = fault(
+        "archives", "bombs of bytes, of members and of archives in archives", "rejected, or one line; memory stays flat"
+    )
+    before = _ingest(ingests, make_zip(place / "warm.zip", _GOOD)).peak_mib
+    for about, path, good in _bombs(place, not short):
+        out = place / f"out-{path.name}"
+        found = ingests.ingest(path, out, timeout=500)
+        path.unlink()
+        missed = good and not found.images >= set(_GOOD)
+        found.judge(row, about, wrong=missed or found.peak_mib > before + 700)
+        row.tried(
+            f"what {about} left", wrong=sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) > 64 << 20
+        )
+
+
+@pytest.mark.timeout(900)
+def test_very_many_members(fault, ingests: Worker, place: Path, tries):
+    count = tries(200_000, 10_000)
+    row = fault("archives", "200,000 members that are no images", "each is a reject; the images are in")
+    for form in ("tar.gz", "zip"):
+        source = place / f"x.{form}"
+        _pack(source, {**{f"cat/{number}.jpg": b"" for number in range(3, count)}, **_GOOD}, form)
+        found = ingests.ingest(source, place / f"out-{form}", timeout=500)
+        counted = found.count("rejects.parquet") == count - 3
+        found.judge(row, form, set(_GOOD), wrong=found.images != set(_GOOD) or not counted)
+
+
+def test_encrypted(fault, ingests: Worker, place: Path):
+    row = fault("archives", "encrypted zip members", "rejected by name, or one line when all are")
+    for about, chosen in (("all", 6), ("some", 2)):
+        source = make_zip(place / f"{about}.zip", _GOOD)
+        data = bytearray(source.read_bytes())
+        for mark, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+            start = -1
+            for _ in range(chosen):
+                start = data.index(mark, start + 1)
+                data[start + flags] |= 1
+        source.write_bytes(data)
+        found = ingests.ingest(source, place / f"out-{about}")
+        told = "it is encrypted" in found.error if chosen == 6 else len(found.rejects) == 2 and len(found.images) == 4
+        found.judge(row, about, set(_GOOD) if found.code == 0 else (), wrong=not told)
+
+
+@pytest.mark.parametrize("form", [*_PACKINGS, "zip"])
+def test_cut_anywhere(fault, ingests: Worker, place: Path, tries, form: str):
+    row = fault("archives", "tar, gzip, bzip2, xz and zip archives cut anywhere", "one line with the place")
+    whole = place / f"x.{form}"
+    _pack(whole, _GOOD, form)
+    data = whole.read_bytes()
+    chance = random.Random(form)
+    last = len(data) - 1 if form != "tar" else len(data.rstrip(b"\0")) + 300  # tar pads its end mark with zeros
+    places = sorted({0, 1, last, *(chance.randrange(last) for _ in range(tries(30, 3)))})
+    for length in places:
+        whole.write_bytes(data[:length])
+        found = _ingest(ingests, whole)
+        named = found.code == 2 and whole.name in found.error
+        found.judge(row, f"{form} cut at {length} of {len(data)}", wrong=not named)
+
+
+@pytest.mark.parametrize("form", [*_PACKINGS, "zip"])
+def test_flipped_anywhere(fault, ingests: Worker, place: Path, tries, form: str):
+    row = fault("archives", "archives with a flipped byte", "a reject, one line, or an image under another name")
+    source = place / f"x.{form}"
+    _pack(source, _GOOD, form)
+    data = source.read_bytes()
+    chance = random.Random(form)
+    for number in range(tries(30, 3)):
+        spot = chance.randrange(len(data))
+        source.write_bytes(data[:spot] + bytes([data[spot] ^ 1 << chance.randrange(8)]) + data[spot + 1 :])
+        found = ingests.ingest(source, place / f"out{number}")
+        total = found.count("images.parquet") + found.count("rejects.parquet")
+        found.judge(row, f"{form}, byte {spot}", wrong=found.code == 0 and total < len(_GOOD))
+
+
+def _pack(path: Path, files: dict[str, bytes], form: str) -> None:
+    if form == "zip":
+        make_zip(path, files)
+    else:
+        make_tar(path, files, _PACKINGS[form])

@@ -1,0 +1,219 @@
+"""Torn, flipped, lost, added and exchanged bytes of a published dataset: `verify` names every one, training ends."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from beam_jobs import ingest, tables, tfrecord
+from beam_jobs.errors import FeedlineError
+from beam_jobs.options import IngestOptions
+from beam_jobs.verify import verify
+from tests.faults.dataset_files import Files
+from tests.faults.process import feedline
+from tests.make_images import class_folders
+from trainer.damage import explain
+from trainer.input_fn import make_dataset
+from trainer.options import InputOptions
+
+pytestmark = pytest.mark.timeout(900)
+
+_INDEX = "images.parquet"
+_SECONDS = 120.0  # what takes longer hangs; all of it takes well under one
+_HEAD, _TAIL = 12, 4  # of the framing around a record
+# Where in a record a shard may end: length, its checksum, payload, its checksum.
+_CUTS = {"length": 3, "checksum of the length": 10, "start of the data": _HEAD, "data": 200}
+_CUTS_FROM_END = {"checksum of the data": -2, "end of the data": -_TAIL}
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory) -> Path:
+    """A dataset of 24 photographs and a reject: two splits, two shards each."""
+    folder = tmp_path_factory.mktemp("bytes")
+    source = class_folders(folder / "source")
+    (source / "china" / "broken.jpg").write_bytes(b"no image")
+    ingest.run(IngestOptions(source=str(source), out=str(folder / "out"), splits={"train": 0.7, "eval": 0.3}, shards=2))
+    return folder / "out"
+
+
+@pytest.fixture
+def files(published, tmp_path) -> Files:
+    return Files(Path(shutil.copytree(published, tmp_path / "dataset")))
+
+
+def judge(row, files: Files, about: str, name: str, offset: int | None = None) -> None:
+    """Verifies a damaged dataset: a line must name the file, and the offset of the record where there is one."""
+    start = time.monotonic()
+    try:
+        lines = verify(str(files.root)).problems
+    except FeedlineError as error:
+        lines = [str(error)]
+    named = [line for line in lines if name in line]
+    right = named if offset is None else [line for line in named if re.search(rf"offset {offset}\b", line)]
+    row.tried(about, hang=time.monotonic() - start > _SECONDS, lost=not lines, wrong=bool(lines) and not right)
+    files.restore()
+
+
+def test_a_shard_that_is_cut_anywhere(fault, files):
+    row = fault("bytes", "shards cut at every kind of place", "verify names shard and offset, or the missing records")
+    for name in files.shards:
+        starts = files.starts[name]
+        records = list(itertools.pairwise(starts))
+        for start, end in {records[0], records[len(records) // 2], records[-1]}:
+            places = {what: start + place for what, place in _CUTS.items()}
+            places |= {what: end + place for what, place in _CUTS_FROM_END.items()}
+            for what, place in places.items():
+                files.change(name, files[name][:place])
+                judge(row, files, f"{name} cut in the {what} at {place}", name, start)
+            files.change(name, files[name][:start])
+            judge(row, files, f"{name} cut between records at {start}", name)
+
+
+def test_a_file_beside_the_shards_that_is_cut(fault, files):
+    row = fault("bytes", "other files of a dataset cut or emptied", "verify names the file")
+    for name in set(files.names) - set(files.shards):
+        size = len(files[name])
+        for place in {0, 1, size // 3, size // 2, size - 4, size - 1}:
+            files.change(name, files[name][:place])
+            judge(row, files, f"{name} cut at {place}", name)
+
+
+def test_a_file_that_is_gone_zeroed_or_grown(fault, files):
+    lost = fault("bytes", "files removed", "verify names the file")
+    zeroed = fault("bytes", "files of zeros, as after a power cut", "verify names the file")
+    grown = fault("bytes", "bytes added to the end of files", "verify names the file")
+    record = b"".join(tfrecord.frame(b"more"))
+    for name in files.names:
+        (files.root / name).unlink()
+        judge(lost, files, f"{name} removed", name if name != "dataset.json" else str(files.root))
+        files.change(name, bytes(len(files[name])))
+        judge(zeroed, files, f"{name} zeroed", name)
+        for more in (b"\n", b" ", b"\0" * 16, record, files[name]):
+            files.change(name, files[name] + more)
+            judge(grown, files, f"{name} and {len(more)} bytes", name)
+
+
+def test_shards_in_each_others_place_and_shards_too_many(fault, files):
+    swapped = fault("bytes", "shards that changed places", "verify names both")
+    for one, other in itertools.combinations(files.shards, 2):
+        for place in (one, other):
+            files.change(one, files[other])
+            files.change(other, files[one])
+            judge(swapped, files, f"{one} and {other} swapped", place, 0)
+    extra = fault("bytes", "shards that are not of the dataset", "verify names the file or the split")
+    for name in files.shards:
+        for copy in (name.replace("data-", "more-"), name.replace("of-00002", "of-00003"), name + ".bak"):
+            files.change(copy, files[name])
+            judge(extra, files, f"{copy} added", copy)
+        files.change("Split-test/" + Path(name).name, files[name])
+        judge(extra, files, "a split added", "Split-test")
+
+
+def test_flipped_bits_of_all_files(fault, files, tries):
+    row = fault("bytes", "single flipped bits, all files", "verify names the file, and the offset in a shard")
+    for name, position, bit in _flips(files, files.names, tries(1000, 60)):
+        files.change(name, _flipped(files[name], position, bit))
+        judge(row, files, f"{name} byte {position} bit {bit}", name, files.record_at(name, position))
+
+
+def test_flipped_bits_by_the_command_line(fault, files, tries):
+    row = fault("bytes", "single flipped bits, command line", "exit code 3, a line that names the file, no traceback")
+    for name, position, bit in _flips(files, files.names, tries(3, 1)):
+        files.change(name, _flipped(files[name], position, bit))
+        done = feedline("verify", files.root)
+        named = done.code == 3 and name in done.out + done.err and not done.shows_traceback
+        row.tried(f"{name} byte {position} bit {bit}", hang=done.hang, lost=done.code == 0, wrong=not named)
+        files.restore()
+
+
+def test_training_on_flipped_bits_ends_and_is_told_where(fault, files, tries):
+    row = fault("bytes", "training on single flipped bits", "the input ends with an error that names shard and offset")
+    shards = [name for name in files.shards if "train" in name]
+    for name, position, bit in _flips(files, shards, tries(60, 4)):
+        files.change(name, _flipped(files[name], position, bit))
+        _judge_training(row, files, f"{name} byte {position} bit {bit}", name, files.record_at(name, position))
+
+
+def test_training_on_a_cut_shard_ends_and_is_told_where(fault, files, tries):
+    row = fault("bytes", "training on cut shards", "the input ends with an error that names shard and offset")
+    for name in [name for name in files.shards if "train" in name]:
+        start, end = files.starts[name][-3:-1]
+        for what, place in list(_CUTS.items())[: tries(9, 1)]:
+            files.change(name, files[name][: start + place])
+            _judge_training(row, files, f"{name} cut in the {what}", name, start)
+        for place in (0, end)[: tries(2, 1)]:
+            files.change(name, files[name][:place])
+            _judge_training(row, files, f"{name} cut between records at {place}", name, place)
+
+
+def test_training_with_an_index_that_is_not_of_the_shards(fault, files, tries):
+    row = fault("bytes", "training on a damaged images.parquet", "an error that names the file, or the right images")
+    whole = tables.read(str(files.root / _INDEX)).to_pylist()
+    for _, position, bit in _flips(files, [_INDEX], tries(40, 3)):
+        files.change(_INDEX, _flipped(files[_INDEX], position, bit))
+        hang, error, keys = _bounded(lambda: _read(files.root))
+        expected = {row["key"] for row in whole if row["split"] == "train" and row["shard"] >= 0}
+        told = error is not None and _names(files, error, _INDEX)
+        row.tried(f"byte {position} bit {bit}", hang=hang, wrong=not hang and not told and set(keys or ()) != expected)
+        files.restore()
+
+
+def _flips(files: Files, names: list[str], count: int) -> Iterator[tuple[str, int, int]]:
+    """Yields file, byte and bit: half of the files drawn alike, half by their size."""
+    draw = random.Random(0)
+    sizes = [len(files[name]) for name in names]
+    for number in range(count):
+        name = draw.choice(names) if number % 2 else draw.choices(names, sizes)[0]
+        yield name, draw.randrange(len(files[name])), draw.randrange(8)
+
+
+def _flipped(data: bytes, position: int, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[position] ^= 1 << bit
+    return bytes(changed)
+
+
+def _judge_training(row, files: Files, about: str, name: str, offset: int) -> None:
+    hang, error, keys = _bounded(lambda: _read(files.root))
+    row.tried(about, hang=hang, lost=keys is not None, wrong=not hang and not _names(files, error, name, offset))
+    files.restore()
+
+
+def _names(files: Files, error: BaseException | None, name: str, offset: int | None = None) -> bool:
+    if isinstance(error, tf.errors.OpError):
+        error = explain(str(files.root), "train", error)  # as `feedline train` does
+    found = isinstance(error, FeedlineError) and str(files.root / name) in str(error)
+    return found and (offset is None or re.search(rf"offset {offset}\b", str(error)) is not None)
+
+
+def _read(root: Path) -> list[str]:
+    """Returns the keys of an epoch of training."""
+    options = InputOptions(image_side_px=8, batch_size=4, threads=2, cache="none")
+    dataset = make_dataset(str(root), "train", options, training=True)
+    return [key.decode() for features, _ in dataset.as_numpy_iterator() for key in features["key"] if key]
+
+
+def _bounded(call: Callable[[], list[str]]) -> tuple[bool, BaseException | None, list[str] | None]:
+    """Runs in a thread; returns whether it hangs, what it raised and what it returned."""
+    raised: list[BaseException] = []
+    returned: list[list[str]] = []
+
+    def run() -> None:
+        try:
+            returned.append(call())
+        except (FeedlineError, tf.errors.OpError) as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_SECONDS)
+    return thread.is_alive(), next(iter(raised), None), next(iter(returned), None)

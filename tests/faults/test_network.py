@@ -1,0 +1,238 @@
+"""Images on servers that are slow, broken, busy or hostile: each is fetched or a named reject, and the job ends."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import hashlib
+import json
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.beam_jobs.make_certificates import certificate, speaker
+from tests.beam_jobs.web_server import WebServer, body, serving, status
+from tests.faults import process
+from tests.faults.web_pages import IMAGE, NOT_FETCHED, REFUSED, Trap, garbled, traps
+from tests.make_images import jpeg
+
+pytestmark = pytest.mark.timeout(900)
+
+OUTCOMES = {
+    "silent": ("servers silent while connecting or answering", "tried again, then rejected"),
+    "dripping": ("answers that drip a byte at a time", "cut at a deadline, tried again, then rejected"),
+    "broken": ("connections reset or cut, protocols broken", "tried again, then rejected"),
+    "busy": ("429 and 503, Retry-After in seconds, as a date, as nonsense", "waited for, a minute at most"),
+    "lengths": ("wrong Content-Length, longer or shorter", "the image or a reject; neighbours stay right"),
+    "endless": ("endless bodies", "cut at max_bytes and rejected"),
+    "onward": ("redirects in circles and to other schemes", "refused after five, other schemes at once"),
+    "encoded": ("compressed bodies and bombs in Content-Encoding", "never inflated, rejected"),
+    "headers": ("huge, endless and unprintable headers", "rejected in one printable line"),
+    "garbled": ("answers with random bytes in them", "the image or a named reject"),
+    "certificates": ("certificates self-signed, of another host, out of date", "rejected before anything is asked"),
+}
+_TIMEOUT_S = 1.0
+_PICTURE = jpeg(1)
+
+
+@dataclass(frozen=True)
+class Job:
+    """An ingest of URLs: how it ended, key -> sha256 of every image, and key -> reason and detail of every reject."""
+
+    outcome: process.Outcome
+    images: dict[str, str]
+    rejects: dict[str, tuple[str, str]]
+
+    def judge(self, row, key: str, expected: frozenset[str], image: bytes = _PICTURE) -> None:
+        """Counts a try: what became of a URL."""
+        found = self.images.get(key)
+        reason, detail = self.rejects.get(key, ("", ""))
+        lost = self.outcome.code != 0 or not (found or reason)
+        right = reason in expected if reason else "image" in expected
+        if found and expected == IMAGE:
+            right = found == hashlib.sha256(image).hexdigest()
+        row.tried(
+            f"{key}: {detail or found or self.outcome.err.strip().splitlines()[-1:]}",
+            hang=self.outcome.hang,
+            lost=lost,
+            wrong=not lost and not (right and detail.isprintable()),
+        )
+
+
+def ingest(home: Path, urls: dict[str, str], command: tuple = (process.FEEDLINE,), env=None, **options: object) -> Job:
+    """Runs the command line on a table of URLs."""
+    with open(home / "urls.csv", "w", newline="", encoding="utf-8") as stream:
+        table = csv.writer(stream)
+        table.writerow(["key", "image", "label"])
+        table.writerows((key, url, "x") for key, url in urls.items())
+    flags = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value) if part != ""]
+    limits = ["--max-reject-ratio", 1, "--splits", "train=1", "--key-column", "key", "--http-timeout-s", _TIMEOUT_S]
+    outcome = process.run([*command, "ingest", home / "urls.csv", "--out", home / "out", *limits, *flags], 420, env=env)
+    return Job(outcome, *_read(home / "out"))
+
+
+def _read(out: Path) -> tuple[dict[str, str], dict[str, tuple[str, str]]]:
+    if not (out / "dataset.json").exists():
+        return {}, {}
+    images, rejects = (
+        pq.read_table(out / f"{name}.parquet", use_threads=False).to_pylist() for name in ("images", "rejects")
+    )
+    return (
+        {row["key"]: row["source_sha256"] for row in images},
+        {row["key"]: (row["reason"], row["detail"]) for row in rejects},
+    )
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory, tries, short) -> tuple[list[Trap], Job]:
+    """All the pages and what became of them, in one ingest."""
+    home = tmp_path_factory.mktemp("hostile")
+    with contextlib.ExitStack() as running:
+        found = [
+            dataclasses.replace(trap, name=f"{copy}/{trap.name}")
+            for copy in range(tries(3, 1))
+            for trap in traps(_PICTURE, patient=copy == 0 and not short)
+        ]
+        found += [dataclasses.replace(trap, name=f"0/{trap.name}") for trap in garbled(_PICTURE, tries(400, 40))]
+        server = running.enter_context(serving({f"/{quote(trap.name)}": trap.page for trap in found}))
+        others = [*_unreachable(running), *_uncertified(running, home)]
+        urls = {f"{trap.fault} {trap.name}": server.url(f"/{quote(trap.name)}") for trap in found}
+        urls |= {f"{trap.fault} {trap.name}": url for trap, url in others}
+        environment = {"SSL_CERT_FILE": str(home / "trusted.pem")}
+        options = {"http_retries": 1, "http_per_host": 32, "http_allow_private": "", "max_bytes": 200_000}
+        job = ingest(home, urls, env=environment, **options)
+    return [*found, *(trap for trap, _ in others)], job
+
+
+def _other(fault: str, name: str, expected: frozenset[str] = NOT_FETCHED) -> Trap:
+    return Trap(fault=fault, name=name, page=status(404), expected=expected)
+
+
+def _unreachable(running: contextlib.ExitStack) -> Iterator[tuple[Trap, str]]:
+    """Yields hosts that do not answer, not even to a handshake, or do not exist."""
+    deaf = running.enter_context(socket.socket())
+    deaf.bind(("127.0.0.1", 0))
+    deaf.listen(0)
+    for _ in range(4):  # its queue is full then: a further handshake gets no answer
+        waiting = running.enter_context(socket.socket())
+        waiting.setblocking(False)
+        waiting.connect_ex(deaf.getsockname())
+    mute = running.enter_context(socket.create_server(("127.0.0.1", 0)))
+    closed = running.enter_context(socket.socket())
+    closed.bind(("127.0.0.1", 0))
+    yield _other("silent", "no answer to a handshake"), f"http://127.0.0.1:{deaf.getsockname()[1]}/x"
+    yield _other("silent", "no answer to a handshake of TLS"), f"https://127.0.0.1:{mute.getsockname()[1]}/x"
+    yield _other("broken", "nobody listens"), f"http://127.0.0.1:{closed.getsockname()[1]}/x"
+    yield _other("broken", "no such host"), "http://nowhere.invalid/x"
+
+
+def _uncertified(running: contextlib.ExitStack, home: Path) -> Iterator[tuple[Trap, str]]:
+    """Yields what lies behind certificates that must not be believed, and what lies behind one that must."""
+    trusted = {
+        "sound": (certificate(home, "localhost"), IMAGE),
+        "expired": (certificate(home, "localhost", (-3, -2)), NOT_FETCHED),
+        "not yet valid": (certificate(home, "localhost", (2, 3)), NOT_FETCHED),
+        "of another host": (certificate(home, "other.example"), NOT_FETCHED),
+    }
+    (home / "trusted.pem").write_bytes(b"".join(path.read_bytes() for path, _ in trusted.values()))
+    (home / "own").mkdir()
+    certified = {**trusted, "self-signed": (certificate(home / "own", "localhost"), NOT_FETCHED)}
+    for name, (path, expected) in certified.items():
+        server = running.enter_context(serving({"/a.jpg": body(_PICTURE)}, speaker(path)))
+        yield _other("certificates", name, expected), f"https://localhost:{server.server_port}/a.jpg"
+    plain = running.enter_context(serving({"/a.jpg": body(_PICTURE)}))
+    yield _other("certificates", "none at all"), f"https://localhost:{plain.server_port}/a.jpg"
+
+
+@pytest.mark.parametrize("kind", OUTCOMES)
+def test_every_image_is_fetched_or_rejected_by_name(hostile, fault, kind):
+    found, job = hostile
+    row = fault("network", *OUTCOMES[kind])
+    for trap in found:
+        if trap.fault == kind:
+            job.judge(row, f"{kind} {trap.name}", trap.expected)
+    assert not job.outcome.shows_traceback
+    assert all(line.isprintable() for line in job.outcome.err.splitlines())
+
+
+_SPELLINGS = (
+    *("127.0.0.2", "2130706434", "0x7f000002", "0177.0.0.2", "017700000002", "127.2", "0x7f.2", "127.0.2"),
+    *("[::ffff:127.0.0.2]", "[::ffff:7f00:2]", "[0:0:0:0:0:ffff:7f00:0002]", "[::127.0.0.2]", "[64:ff9b::7f00:2]"),
+    *("[2002:7f00:2::]", "[::1]", "[::]", "[fe80::1]", "[fd00:ec2::254]", "[ff02::1]", "0", "0.0.0.0", "127.1.2.3"),
+    *("10.0.0.1", "172.16.0.1", "192.168.0.1", "100.64.0.1", "169.254.169.254", "2852039166", "192.0.0.192"),
+    *("168.63.129.16", "224.0.0.1", "255.255.255.255", "private.example", "metadata.example", "linklocal6.example"),
+    *("127。0。0。2", "①②⑦.0.0.2", "user@127.0.0.2", "127.0.0.1:80@127.0.0.2"),
+)
+_NAMES = {
+    "public.example": [["127.0.0.1"]],
+    "private.example": [["127.0.0.2"]],
+    "metadata.example": [["169.254.169.254"]],
+    "linklocal6.example": [["fe80::1"]],
+    "both.example": [["127.0.0.2", "127.0.0.1"]],
+    "rebinding.example": [["127.0.0.1"], ["127.0.0.2"]],
+}
+
+
+@contextlib.contextmanager
+def _pair() -> Iterator[tuple[WebServer, WebServer]]:
+    """Runs a server on 127.0.0.1, which is taken for the open internet, and one on 127.0.0.2 under the same port."""
+    pages = {"/a.jpg": body(_PICTURE)}
+    with (
+        serving(pages, address=("127.0.0.2", 0)) as secret,
+        serving(pages, address=("127.0.0.1", secret.server_port)) as public,
+    ):
+        yield public, secret
+
+
+def test_addresses_that_are_not_public_are_never_asked(tmp_path, fault):
+    direct = fault("network", "private addresses in every spelling, and names that lead there", "refused, never asked")
+    onward = fault("network", "redirects from public to private addresses", "refused, never asked")
+    with _pair() as (public, secret):
+        port = secret.server_port
+        targets = {f"direct {host}": f"http://{host}:{port}/a.jpg" for host in _SPELLINGS}
+        urls = {**targets}
+        for number, (name, url) in enumerate(targets.items()):
+            # A header holds Latin-1: browsers and servers send other letters percent-encoded.
+            public.pages[f"/{number}"] = status(302 + number % 2, Location=quote(url, safe=":/@[]"))
+            urls[name.replace("direct", "onward")] = public.url(f"/{number}")
+        public.pages["/chain"] = status(307, Location=f"http://rebinding.example:{port}/b.jpg")
+        public.pages["/b.jpg"] = status(308, Location=f"http://rebinding.example:{port}/a.jpg")
+        sound = {host: f"http://{host}:{port}/a.jpg" for host in ("127.0.0.1", "public.example", "both.example")}
+        command = (sys.executable, "-m", "tests.faults.web_child", json.dumps(_NAMES))
+        env = {"PYTHONWARNINGS": "ignore"}
+        job = ingest(tmp_path, {**urls, **sound, "chain": public.url("/chain")}, command, env=env, http_retries=0)
+        asked = dict(secret.seen)
+    for key in urls:
+        job.judge(direct if key.startswith("direct") else onward, key, REFUSED | NOT_FETCHED)
+    job.judge(onward, "chain", REFUSED | IMAGE)  # its connection is kept: the name is not asked for again
+    for key in sound:
+        job.judge(direct, key, IMAGE)
+    direct.tried(f"the secret server was asked: {asked}", wrong=bool(asked))
+    onward.tried(f"the secret server was asked: {asked}", wrong=bool(asked))
+    # Letters that are no digits, and addresses that no resolver takes, may also be no host at all.
+    reasons = [job.rejects.get(f"direct {host}", ("",))[0] for host in _SPELLINGS]
+    assert reasons.count("address_refused") > 30
+
+
+def test_what_was_not_fetched_is_added_once_the_server_is_well(tmp_path, fault, tries):
+    row = fault("network", "a server that is down, then well", "rejects named; --retry-rejects adds them")
+    pictures = {f"{number}": jpeg(number) for number in range(tries(40, 8))}
+    with serving({}) as server:
+        urls = {key: server.url(f"/{key}") for key in pictures}
+        options = {"http_retries": 0, "http_allow_private": ""}
+        pages = {f"/{key}": body(picture) for key, picture in pictures.items()}
+        server.pages |= dict(list(pages.items())[::4])
+        before = ingest(tmp_path, urls, **options)
+        assert len(before.images) == len(pages) // 4
+        server.pages |= pages
+        after = ingest(tmp_path, urls, **options, retry_rejects="")
+    for key, picture in pictures.items():
+        after.judge(row, key, IMAGE, picture)
+        assert key in before.images or before.rejects[key][0] == "not_fetched"

@@ -1,0 +1,243 @@
+"""Ingests in a process of their own, many one after the other, and what each left behind.
+
+Starting `feedline` takes ten seconds on a busy machine, an ingest of a few images one. So one process runs the command
+line again and again; one that does not answer in time is ended, and the next try gets another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import itertools
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from tests.faults.matrix import Row
+from tests.faults.process import ROOT
+
+_CAPBSET_DROP, _DAC_OVERRIDE, _DAC_READ_SEARCH = 24, 1, 2  # linux/prctl.h, linux/capability.h
+_BOUND = "bound"
+_MESSAGE = "feedline: error: "
+_TIMEOUT = 240.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """How one ingest ended.
+
+    Attributes:
+      out: directory of the dataset.
+      code: exit code of the command line; -1 when it did not end in time or its process died.
+      hang: whether it did not end in time.
+      err: standard error.
+      peak_mib: the most memory its process ever held, this try and those before.
+    """
+
+    out: Path
+    code: int
+    hang: bool = False
+    err: str = ""
+    peak_mib: float = 0.0
+
+    @property
+    def error(self) -> str:
+        """What the user is told; empty when all went well."""
+        return self.err.partition(_MESSAGE)[2].removesuffix("\n")
+
+    @property
+    def images(self) -> set[str]:
+        """Keys in the dataset."""
+        return self._column("images.parquet", "key")
+
+    @property
+    def rejects(self) -> dict[str, str]:
+        """What is called by which name among the rejects, and the reason."""
+        return {row["key"]: row["reason"] for row in self._rows("rejects.parquet")}
+
+    @property
+    def details(self) -> str:
+        """All that the rejects say."""
+        return "\n".join(f"{row['key']} {row['uri']} {row['detail']}" for row in self._rows("rejects.parquet"))
+
+    def count(self, table: str) -> int:
+        """Returns how many rows a table of the dataset has."""
+        return len(self._rows(table))
+
+    def lost(self, names: Iterable[str]) -> set[str]:
+        """Returns which of the names are neither in the dataset nor named by a reject or by the error."""
+        told = self.details if self.code == 0 else f"{self.error}\n{self.details}"
+        held = self.images | set(self.rejects)
+        return set() if self.code == 2 else {name for name in names if name not in held and name not in told}
+
+    def told_well(self) -> bool:
+        """Whether it ended with a dataset, or without one and with one line about what is wrong."""
+        published = (self.out / "dataset.json").exists()
+        if self.code == 0:
+            return published and not self.error
+        unexpected = "--debug" in self.err or "Traceback" in self.err
+        return self.code in (2, 3) and not published and not unexpected and len(self.error.splitlines()) == 1
+
+    def judge(self, row: Row, about: str, names: Iterable[str] = (), *, wrong: bool = False) -> None:
+        """Enters the try in a row of the matrix.
+
+        Args:
+          row: of the fault.
+          about: names the try.
+          names: keys of which none may be lost.
+          wrong: whether something else was seen to be wrong.
+        """
+        lost = self.lost(names)
+        said = f"{about} (exit {self.code}, {self.err[-300:]!r}, lost {sorted(lost)[:3]})"
+        row.tried(said, hang=self.hang, lost=bool(lost), wrong=wrong or not self.told_well())
+
+    def _column(self, table: str, name: str) -> set[str]:
+        return {row[name] for row in self._rows(table)}
+
+    def _rows(self, table: str) -> list[dict[str, str]]:
+        for path in (self.out / table, self.out / "_work" / table):  # the latter of an ingest with too many rejects
+            if path.exists():
+                columns = [name for name in ("key", "uri", "reason", "detail") if name in pq.read_schema(path).names]
+                return pq.read_table(path, columns=columns, use_threads=False).to_pylist()
+        return []
+
+
+class Worker:
+    """The process; see the module. File modes bind it even when it is run as root."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen | None = None
+
+    def ingest(
+        self,
+        source: str | bytes | Path,
+        out: Path,
+        *arguments: object,
+        between: tuple[int, str] | None = None,
+        timeout: float = _TIMEOUT,
+    ) -> Trial:
+        """Runs `feedline ingest`, every reject allowed, into a single split: few images are enough.
+
+        Args:
+          source: what to ingest.
+          out: directory of the dataset.
+          arguments: further ones.
+          between: a shell command, and before which job of the ingest it runs: 1 examines, 2 writes.
+          timeout: seconds after which it hangs.
+        """
+        usual = ["--max-reject-ratio", "1", "--splits", "all=1"]
+        command = ["ingest", os.fsdecode(source), "--out", str(out), *usual, *map(str, arguments)]
+        answer = self.ask({"arguments": command, "between": between}, timeout)
+        if answer is None:
+            hang = self._process is not None and self._process.poll() is None
+            self.close()
+            return Trial(out=out, code=-1, hang=hang, err=f"{_MESSAGE}no answer")
+        return Trial(out=out, **answer)
+
+    def ask(self, request: dict, timeout: float) -> dict | None:
+        """Has a command run; returns None when there is no answer in time."""
+        process = self._process if self._process and self._process.poll() is None else self._started()
+        try:
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            ready, _, _ = select.select([process.stdout], [], [], timeout)
+            line = process.stdout.readline() if ready else ""
+            return json.loads(line) if line else None
+        except BaseException:  # or the next try would be given the answer of this one
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends the process with all of its own."""
+        if self._process:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process.stdin.close()
+            self._process.stdout.close()
+        self._process = None
+
+    def _started(self) -> subprocess.Popen:
+        self.close()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.trials"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=ROOT,
+            env={name: value for name, value in os.environ.items() if not name.startswith("FEEDLINE_")},
+            start_new_session=True,
+        )
+        return self._process
+
+
+@contextlib.contextmanager
+def worker() -> Iterator[Worker]:
+    """Yields a process for many tries, and ends it."""
+    found = Worker()
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def _bind() -> None:
+    """Takes from root the right to read what nobody may read; it counts from the next program on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for capability in (_DAC_OVERRIDE, _DAC_READ_SEARCH):
+        libc.prctl(_CAPBSET_DROP, capability, 0, 0, 0)
+
+
+def _answer(arguments: list[str], between: tuple[int, str] | None) -> dict:
+    from pipeline import cli
+
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _jobs(between):
+        code = cli.execute(arguments)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"code": code, "err": err.getvalue(), "peak_mib": peak}
+
+
+@contextlib.contextmanager
+def _jobs(between: tuple[int, str] | None) -> Iterator[None]:
+    """Runs a shell command when a certain job of an ingest is about to begin."""
+    from beam_jobs import ingest
+
+    usual, begun = ingest.run_job, itertools.count(1)
+
+    def run_job(*arguments: object) -> None:
+        if between and next(begun) == between[0]:
+            subprocess.run(["sh", "-ec", between[1]], check=True)
+        usual(*arguments)
+
+    ingest.run_job = run_job
+    try:
+        yield
+    finally:
+        ingest.run_job = usual
+
+
+def main() -> None:
+    """Answers the requests on standard input, one a line."""
+    if os.geteuid() == 0 and _BOUND not in sys.argv:
+        _bind()
+        os.execv(sys.executable, [sys.executable, "-m", "tests.faults.trials", _BOUND])
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever libraries print is no answer
+    for line in sys.stdin:
+        print(json.dumps(_answer(**json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

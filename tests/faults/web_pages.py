@@ -1,0 +1,249 @@
+"""Servers that misbehave: by fault, pages that each hold an image somehow, and what must become of it."""
+
+from __future__ import annotations
+
+import email.utils
+import gzip
+import random
+import socket
+import struct
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tests.beam_jobs.web_server import Handler, Page, body, dripping, status
+
+IMAGE = frozenset({"image"})  # it is fetched, and it is the right one
+NOT_FETCHED = frozenset({"not_fetched"})
+REFUSED = frozenset({"address_refused"})
+TOO_MANY_BYTES = frozenset({"too_many_bytes"})
+NO_IMAGE = frozenset({"not_an_image", "bad_header", "undecodable", "empty_file"})
+ANYTHING = IMAGE | NOT_FETCHED | REFUSED | NO_IMAGE
+
+_OK = b"HTTP/1.1 200 OK\r\n"
+_CHUNKED = _OK + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trap:
+    """A page.
+
+    Attributes:
+      fault: what is wrong with it, a key of `test_network.OUTCOMES`.
+      name: of the try.
+      page: serves it.
+      expected: `image`, or the reasons that it may be rejected for.
+    """
+
+    fault: str
+    name: str
+    page: Page
+    expected: frozenset[str]
+
+
+def traps(image: bytes, patient: bool) -> Iterator[Trap]:
+    """Yields the pages.
+
+    Args:
+      image: a JPEG file, to be served.
+      patient: whether there may be one that takes a minute.
+    """
+    for make in (_silent, _dripping, _broken, _busy, _lengths, _endless, _onward, _encoded, _headers):
+        for name, page, expected in make(image):
+            yield Trap(fault=make.__name__[1:], name=name, page=page, expected=expected)
+    if patient:
+        page = first(status(503, Retry_After="86400"), body(image))
+        yield Trap(fault="busy", name="503 once, wish is a day", page=page, expected=IMAGE)
+
+
+def garbled(image: bytes, count: int) -> Iterator[Trap]:
+    """Yields answers with some bytes changed, left out or put in, most of them before the body."""
+    rng = random.Random(7)
+    head = _OK + b"Content-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n" % len(image)
+    chunks = _CHUNKED + b"%x\r\n%s\r\n0\r\n\r\n" % (len(image), image)
+    onward = b"HTTP/1.1 302 Found\r\nLocation: /0/plain image\r\nContent-Length: 0\r\n\r\n"
+    for number in range(count):
+        answer = bytearray((head + image, chunks, onward)[number % 3])
+        for _ in range(rng.randint(1, 5)):
+            _garble(answer, rng)
+        yield Trap(fault="garbled", name=f"garbled {number}", page=raw(bytes(answer)), expected=ANYTHING)
+
+
+def _garble(answer: bytearray, rng: random.Random) -> None:
+    place = rng.randrange(min(90, len(answer)))
+    kind = rng.randrange(3)
+    if kind == 0:
+        answer[place] = rng.randrange(256)
+    elif kind == 1:
+        del answer[place : place + rng.randint(1, 8)]
+    else:
+        answer[place:place] = bytes(rng.choice(b"0123456789\r\n:;, -+\xff\x00\x1b") for _ in range(rng.randint(1, 8)))
+
+
+def raw(answer: bytes) -> Page:
+    """Sends bytes and hangs up."""
+
+    def page(handler: Handler) -> None:
+        handler.raw(answer)
+        handler.close_connection = True
+
+    return page
+
+
+def first(*pages: Page) -> Page:
+    """Behaves otherwise each time; the last one stays."""
+    left = list(pages)
+
+    def page(handler: Handler) -> None:
+        (left.pop(0) if len(left) > 1 else left[0])(handler)
+
+    return page
+
+
+def _sized(image: bytes, length: object) -> bytes:
+    return _OK + f"Content-Length: {length}\r\n\r\n".encode() + image
+
+
+def _silent(image: bytes) -> Iterator[tuple[str, Page, frozenset[str]]]:
+    yield "silent at once", _pausing(b"", b""), NOT_FETCHED
+    yield "silent in the headers", _pausing(_OK, b"\r\n" + image), NOT_FETCHED
+    yield "silent in the body", _pausing(_sized(image[:99], len(image)), image[99:]), NOT_FETCHED
+    yield "silent once", first(_pausing(b"", b""), body(image)), IMAGE
+
+
+def _dripping(image: bytes) -> Iterator[tuple[str, Page, frozenset[str]]]:
+    yield "drips headers", dripping(_OK + b"X: ", b"x"), NOT_FETCHED
+    yield "drips a body", dripping(_OK + b"Content-Length: 100000\r\n\r\n", b"x"), NOT_FETCHED
+    yield "drips chunks", dripping(_CHUNKED, b"1\r\nx\r\n"), NOT_FETCHED
+    yield "drips 100 Continue", dripping(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), NOT_FETCHED
+    yield "drips once", first(dripping(_OK + b"X: ", b"x"), body(image)), IMAGE
+
+
+def _broken(image: bytes) -> Iterator[tuple[str, Page, frozenset[str]]]:
+    yield "reset at once", _reset(b""), NOT_FETCHED
+    yield "reset in the body", _reset(_sized(image[:99], len(image))), NOT_FETCHED
+    yield "reset once", first(_reset(b""), body(image)), IMAGE
+    yield "hangs up at once", raw(b""), NOT_FETCHED
+    yield "hangs up in the headers", raw(_OK + b"Content-Le"), NOT_FETCHED | NO_IMAGE
+    yield "hangs up in the body", raw(_sized(image[:99], len(image))), NOT_FETCHED
+    yield "hangs up in a chunk", raw(_CHUNKED + b"%x\r\n" % len(image) + image[:99]), NOT_FETCHED
+    yield "hangs up between chunks", raw(_CHUNKED + b"%x\r\n" % len(image) + image + b"\r\n"), NOT_FETCHED
+    yield "chunks without a size", raw(_CHUNKED + b"zz\r\n" + image), NOT_FETCHED
+    yield "a chunk below zero", raw(_CHUNKED + b"-1\r\n" + image), NOT_FETCHED | NO_IMAGE
+    yield "a chunk of an exabyte", raw(_CHUNKED + b"f" * 16 + b"\r\n" + image), NOT_FETCHED
+    yield "another protocol", raw(b"SSH-2.0-server\r\n\r\n"), NOT_FETCHED
+    yield "plain image", body(image), IMAGE
+
+
+def _busy(image: bytes) -> Iterator[tuple[str, Page, frozenset[str]]]:
+    soon = email.utils.formatdate(time.time() + 2, usegmt=True)
+    wishes = {"a second": "1", "a date": soon, "a date gone by": "Wed, 21 Oct 2015 07:28:00 GMT", "words": "soon"}
+    wishes |= {"5,000 digits": "9" * 5000, "a year of 8 digits": "Wed, 21 Oct 99999999 07:28:00 GMT", "nothing": ""}
+    for code in (429, 503):
+        for name, wish in wishes.items():
+            yield f"{code} once, wish is {name}", first(status(code, Retry_After=wish), body(image)), IMAGE
+        yield f"{code} for ever", status(code, Retry_After="0"), NOT_FETCHED
+
+
+def _lengths(image: bytes) -> Iterator[tuple[str, Page, frozenset[str]]]:
+    half = len(image) // 2
+    another = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil"
+    yield "longer than the body", raw(_sized(image, len(image) + 1)), NOT_FETCHED
+    yield "a petabyte", raw(_sized(image, 10**15)), NOT_FETCHED
+    yield "shorter than the body", lambda handler: handler.raw(_sized(image, half)), NO_IMAGE
+    yield "another answer behind the body", lambda handler: handler.raw(_sized(image + another, len(image))), IMAGE
+    yield "two that differ", raw(_sized(image, f"{len(image)}, {half}")), NOT_FETCHED
+    yield "below zero", raw(_sized(image, -1)), IMAGE
+    yield "no number", raw(_sized(image, "many")), IMAGE
+    yield "5,000 digits", raw(_sized(image, "9" * 5000)), IMAGE
+    yield "none at all", raw(_OK + b"\r\n" + image), IMAGE
+    yield "none, and chunks", raw(_CHUNKED + b"%x\r\n%s\r\n0\r\n\r\n" % (len(image), image)), IMAGE
+    yield "zero", status(200), NO_IMAGE
+    yield "no content", raw(b"HTTP/1.1 204 No Content\r\n\r\n"), NO_IMAGE
+
+
+def _endless(image: bytes) -> Iterator[tuple[str, Page, frozenset[str]]]:
+    yield "of zeros", _forever(_OK + b"\r\n", b"\0" * 50_000), TOO_MANY_BYTES
+    yield "behind an image", _forever(_OK + b"\r\n" + image, b"\0" * 50_000), TOO_MANY_BYTES
+    yield "in chunks", _forever(_CHUNKED, b"c350\r\n" + b"\0" * 50_000 + b"\r\n"), TOO_MANY_BYTES
+    yield "of an error", _forever(b"HTTP/1.1 404 Not Found\r\n\r\n", b"x" * 50_000), NOT_FETCHED
+    yield "of a redirect", _forever(b"HTTP/1.1 302 Found\r\nLocation: /0/plain image\r\n\r\n", b"x" * 50_000), IMAGE
+
+
+def _onward(image: bytes) -> Iterator[tuple[str, Page, frozenset[str]]]:
+    schemes = ("file:///etc/passwd", "FILE:/etc/passwd", "ftp://127.0.0.1/x", "gopher://127.0.0.1/_x", "data:,x")
+    for where in (*schemes, "javascript:alert(1)", "unix:/run/x.sock", "s3://bucket/x.jpg", "gs://bucket/x.jpg"):
+        yield f"to {where}", status(302, Location=where), REFUSED
+    for where in ("http://[::1", "http://x:99999/", "http://", "//", "http://a\x7fb/", "http://127.0.0.1:1/"):
+        yield f"to {where!r}", status(302, Location=where), NOT_FETCHED | REFUSED
+    yield "to itself", lambda handler: handler.answer(302, Location=handler.path), REFUSED
+    yield "from host to host", _to_and_fro, REFUSED
+    yield "nowhere", status(302), NOT_FETCHED
+    yield "to an image", status(307, Location="/0/plain%20image"), IMAGE
+
+
+def _encoded(image: bytes) -> Iterator[tuple[str, Page, frozenset[str]]]:
+    bomb = gzip.compress(bytes(100_000_000), 9)
+    for kind in ("gzip", "gzip, gzip", "br", "deflate", "zstd", "x\x7f"):
+        yield f"a bomb of {kind!r}", _encoding(bomb, kind), NO_IMAGE
+    yield "an image in gzip", _encoding(gzip.compress(image), "gzip"), NO_IMAGE
+    yield "an image in deflate", _encoding(zlib.compress(image), "deflate"), NO_IMAGE
+    yield "no gzip at all", _encoding(image, "gzip"), IMAGE
+
+
+def _headers(image: bytes) -> Iterator[tuple[str, Page, frozenset[str]]]:
+    tail = b"Content-Length: %d\r\n\r\n" % len(image) + image
+    yield "99 lines", raw(_OK + b"A: b\r\n" * 98 + tail), IMAGE
+    yield "200 lines", raw(_OK + b"A: b\r\n" * 200 + tail), NOT_FETCHED
+    yield "60 kB in a line", raw(_OK + b"A: " + b"b" * 60_000 + b"\r\n" + tail), IMAGE
+    yield "70 kB in a line", raw(_OK + b"A: " + b"b" * 70_000 + b"\r\n" + tail), NOT_FETCHED
+    yield "endless lines", _forever(_OK, b"A: b\r\n" * 1000), NOT_FETCHED
+    yield "an endless line", _forever(_OK + b"A: ", b"b" * 50_000), NOT_FETCHED
+    yield "an endless trailer", _forever(_CHUNKED + b"0\r\n", b"A: b\r\n" * 1000), NO_IMAGE | NOT_FETCHED
+    yield "an endless status", _forever(b"HTTP/1.1 200 ", b"x" * 50_000), NOT_FETCHED
+    yield "controls", raw(b"HTTP/1.1 403 \x1b]0;x\x07\r\nX: \x1b[2J\r\nServer: \x9b\r\n\r\n"), NOT_FETCHED
+    yield "a status of controls", raw(b"\x1b[31m\x07\r\n\r\n"), NOT_FETCHED
+    yield "a place of controls", status(302, Location="\x1b[2Jx://\x07/\x9b"), NOT_FETCHED | REFUSED
+
+
+def _encoding(data: bytes, kind: str) -> Page:
+    return lambda handler: handler.answer(200, data, Content_Encoding=kind)
+
+
+def _to_and_fro(handler: Handler) -> None:
+    host, _, port = handler.headers["Host"].partition(":")
+    other = "127.0.0.1" if host == "localhost" else "localhost"
+    handler.answer(302, Location=f"http://{other}:{port}{handler.path}")
+
+
+def _pausing(before: bytes, after: bytes) -> Page:
+    """Says nothing for long between two parts of an answer."""
+
+    def page(handler: Handler) -> None:
+        handler.raw(before)
+        time.sleep(8.0)
+        handler.raw(after)
+        handler.close_connection = True
+
+    return page
+
+
+def _reset(before: bytes) -> Page:
+    def page(handler: Handler) -> None:
+        handler.raw(before)
+        time.sleep(0.05)  # for what was sent to arrive before the reset throws it away
+        handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        handler.connection.close()
+        handler.close_connection = True
+
+    return page
+
+
+def _forever(start: bytes, more: bytes) -> Page:
+    def page(handler: Handler) -> None:
+        handler.raw(start)
+        while not handler.close_connection:
+            handler.raw(more)
+
+    return page

@@ -1,0 +1,118 @@
+"""What a search starts from: small real files, and those of the tests that no honest program writes."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from beam_jobs import record, tfrecord
+from beam_jobs.images import examine
+from beam_jobs.options import ImageLimits
+from beam_jobs.types import ImageRecord, RecordObject
+from tests.beam_jobs import make_hostile_images as make
+from tests.fuzz.drive import CORPUS
+from tests.make_images import crop, encode
+
+_SMALL = crop(0, 16, 16)
+
+
+def images() -> Iterator[bytes]:
+    """Yields one small file of each kind of image."""
+    for kind, options in (
+        ("JPEG", {"quality": 60}),
+        ("JPEG", {"quality": 60, "progressive": True}),
+        ("PNG", {}),
+        ("GIF", {}),
+        ("BMP", {}),
+        ("TIFF", {}),
+        ("TIFF", {"compression": "tiff_lzw"}),
+        ("WEBP", {}),
+    ):
+        yield encode(_SMALL, kind, **options)
+    yield encode(_SMALL[..., 0], "JPEG", quality=60)
+    grey = _SMALL[..., 0].astype(np.uint16)
+    yield make.raw_png(grey * 257, 16, 0)
+    yield make.raw_png(np.dstack([_SMALL, grey]), 8, 6, interlaced=True)
+    yield make.raw_png(grey >> 6, 2, 3, make.chunk(b"PLTE", bytes(range(12))) + make.chunk(b"tRNS", b"\x00"))
+    yield make.before_pixels(encode(_SMALL, "PNG"), make.frames_chunk(2), make.ztxt(100), make.iccp(100))
+    yield make.before_pixels(encode(_SMALL, "PNG"), make.chunk(b"eXIf", make.orientation_tag(6)))
+    yield make.after_soi(encode(_SMALL, "JPEG"), make.segment(0xE1, b"Exif\x00\x00" + make.orientation_tag(5)))
+    yield make.gif(frames=2, before=b"!\xfe\x01a\x00")
+
+
+def records() -> Iterator[bytes]:
+    """Yields a shard, payloads of records, and what is nearly one of them."""
+    stored, facts = examine(encode(_SMALL, "JPEG", quality=50), ImageLimits())
+    plain = ImageRecord(key="china/000.jpg", uri="000.jpg", encoded=stored, facts=facts, labels=((0, "china"),))
+    mask = encode(np.zeros((16, 16), np.uint8), "PNG")
+    thing = RecordObject(label=1, text="flower", bbox=(0.1, 0.2, 0.3, 0.4), crowd=False, area=2.0, mask=mask)
+    full = ImageRecord(**{**vars(plain), "objects": (thing,), "mask": mask, "weight": 0.5, "extra": {"age": [1, 2]}})
+    payloads = [record.encode(plain), record.encode(full), b""]
+    yield from payloads
+    yield b"".join(piece for payload in payloads for piece in tfrecord.frame(payload))
+
+
+def tables() -> Iterator[bytes]:
+    """Yields a table of each kind, small, with cells of every sort."""
+    yield b'aimage,label\n0.jpg,cat\n"1,2.jpg",d\xc3\xb6g\nhttp://x/y.jpg,a|b\n'
+    yield b"bimage,label,weight,mask,group,split,key,age\r\n0.jpg,cat,1e-3,m.png,g,train,k,007\r\n,,,,,,,\r\n"
+    rows = [
+        {
+            "image": "table",
+            "label": "cat",
+            "weight": 1,
+            "mask": "table",
+            "group": None,
+            "split": "",
+            "key": 3,
+            "age": 2,
+        },
+        {"image": "\ud800", "label": ["x"], "weight": "-1", "mask": {}, "age": [1, "x", 2.5]},
+    ]
+    yield b"c" + "\n".join(map(json.dumps, rows)).encode()
+    many = [{"image": "table", "labels": ["b", "a"], "age": 2**70, "size": [1, 2]}, {"image": "x", "labels": "a|b"}]
+    yield b"d" + "\n".join(map(json.dumps, many)).encode()
+    yield b"e" + _parquet({"image": ["table", None], "label": ["cat", "dog"], "age": [1.5, float("nan")]})
+    yield b"f" + _parquet({"image": ["table"], "labels": [["a", "b"]], "age": [True], "size": [[1, 2]]})
+    yield b"g" + json.dumps(
+        {
+            "images": [
+                {"id": 1, "file_name": "table", "height": 60, "width": 80, "weight": 1, "age": 3},
+                {"id": "x", "file_name": "gone.jpg"},
+            ],
+            "annotations": [
+                {"id": 1, "image_id": 1, "category_id": 1, "bbox": [8, 10, 32, 41], "segmentation": [[1, 1, 9, 9]]},
+                {"id": 2, "image_id": 1, "category_id": 1, "bbox": [0, 0, 80, 60], "iscrowd": 1, "area": 7,
+                 "segmentation": {"size": [60, 80], "counts": [0, 4800]}},
+                {"id": 3, "image_id": 9, "category_id": 1, "bbox": []},
+            ],
+            "categories": [{"id": 1, "name": "cat"}],
+        }
+    ).encode()  # fmt: skip
+
+
+SEEDS = {"headers": images, "images": images, "records": records, "tables": tables}
+
+
+def _parquet(columns: dict[str, list]) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pa.table(columns), out, compression="none", write_statistics=False)
+    return out.getvalue()
+
+
+def main() -> None:
+    """Writes the seeds into the corpus of each target, named after their content."""
+    for name, make_seeds in SEEDS.items():
+        (CORPUS / name).mkdir(parents=True, exist_ok=True)
+        for data in make_seeds():
+            (CORPUS / name / f"seed-{hashlib.sha256(data).hexdigest()[:12]}").write_bytes(data)
+
+
+if __name__ == "__main__":
+    main()

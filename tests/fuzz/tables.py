@@ -1,0 +1,56 @@
+"""Tables as sources: CSV, JSON lines, Parquet and COCO json. The first byte of an input says which it is."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from tests.fuzz import drive
+
+with drive.instrumented(__name__):
+    from beam_jobs import tables
+    from beam_jobs.errors import SourceError
+    from beam_jobs.options import TableColumns
+    from beam_jobs.sources.coco import CocoSource
+    from beam_jobs.sources.tables import CsvTable, JsonlTable, ParquetTable
+    from beam_jobs.types import ImageRef
+
+_ALL = TableColumns(weight="weight", mask="mask", group="group", split="split", key="key", extra=("age",))
+_MANY = TableColumns(labels="labels", extra=("age", "size"))
+_COCO = TableColumns(label="", weight="weight", extra=("age",))
+KINDS = {
+    ord("a"): (CsvTable, TableColumns()),
+    ord("b"): (CsvTable, _ALL),
+    ord("c"): (JsonlTable, _ALL),
+    ord("d"): (JsonlTable, _MANY),
+    ord("e"): (ParquetTable, TableColumns(extra=("age",))),
+    ord("f"): (ParquetTable, _MANY),
+    ord("g"): (CocoSource, _COCO),
+}
+_FOLDER = tempfile.TemporaryDirectory(prefix="feedline-fuzz-")
+
+
+def target(data: bytes) -> None:
+    """Reads a table; each of its rows becomes a reference that can be stored and read again, or a reject."""
+    if not data or data[0] not in KINDS:
+        return
+    kind, columns = KINDS[data[0]]
+    path = Path(_FOLDER.name) / "table"
+    path.write_bytes(data[1:])
+    source = kind(str(path), columns)
+    try:
+        source.check()
+        entries = list(source.entries())
+    except SourceError:
+        return
+    for entry in entries:
+        if isinstance(entry, ImageRef):
+            row = tables.ref_row(entry)
+            tables.pa.Table.from_pylist([row], tables.REFS)
+            assert tables.ref_row(tables.ref_of(row)) == row, row
+        else:
+            tables.pa.Table.from_pylist([tables.reject_row(entry)], tables.REJECTS)
+
+
+if __name__ == "__main__":
+    drive.main(target)

@@ -1,0 +1,71 @@
+"""What the commands print of names that came with the data."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from beam_jobs import tfrecord, wire
+from beam_jobs.errors import FeedlineError
+from pipeline.cli import cli, common
+from pipeline.cli import execute as run
+from tests.make_images import jpeg
+
+TITLE = "\x1b]0;title\x07"
+
+
+@pytest.fixture
+def record(tmp_path, monkeypatch) -> str:
+    """A file of one record whose names set the title of a terminal."""
+    monkeypatch.chdir(tmp_path)
+    features = {f"image/{TITLE}\nforged": ("int64", [1]), "image/class/text": ("bytes", [TITLE.encode()])}
+    path = tmp_path / "x.tfrecord"
+    path.write_bytes(b"".join(tfrecord.frame(wire.example(features))))
+    return path.name
+
+
+def test_names_of_features_are_printed_without_controls(record, capsys):
+    assert run(["inspect", record]) == 0
+    shown = capsys.readouterr().out
+    assert "image/\\x1b]0;title\\x07\\x0aforged" in shown
+    assert "\x1b" not in shown
+    assert "\nforged" not in shown
+
+
+def test_json_holds_names_as_they_are_and_prints_no_control(record, capsys):
+    assert run(["inspect", record, "--json"]) == 0
+    shown = capsys.readouterr().out
+    assert f"image/{TITLE}\nforged" in json.loads(shown)["features"]
+    assert "\x1b" not in shown
+
+
+def test_problems_of_a_dataset_are_a_line_each(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    for number in range(2):
+        (tmp_path / "photos" / "cat" / f"{number}.jpg").write_bytes(jpeg(number))
+    assert run("ingest photos --out dataset --splits train=1".split()) == 0
+    (tmp_path / "dataset" / "Split-train" / f"{TITLE}\nforged.tfrecord").touch()
+    capsys.readouterr()
+    assert run("verify dataset".split()) == 3
+    shown = capsys.readouterr().err
+    assert f"{TITLE}\nforged".encode("unicode_escape").decode().replace("\\n", "\\x0a") in shown
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize("flags", [[], ["--debug"]])
+def test_errors_are_printed_without_controls(monkeypatch, capsys, flags):
+    def fail(*_, **__):
+        raise FeedlineError(f"{TITLE} cannot be read\nnor seen")
+
+    monkeypatch.setattr(cli, "main", fail)
+    assert run([*flags, "verify", "x"]) == 1
+    shown = capsys.readouterr().err
+    assert "\\x1b]0;title\\x07 cannot be read\nnor seen\n" in shown
+    assert "\x1b" not in shown
+
+
+def test_lines_of_progress_are_printed_without_controls(capsys):
+    common.say(f"reading {TITLE}")
+    assert capsys.readouterr().err == "reading \\x1b]0;title\\x07\n"

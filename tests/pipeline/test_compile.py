@@ -1,0 +1,128 @@
+"""What `feedline compile` refuses before it loads TFX, and what it says to do with its file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline import airflow_folder, placeholders
+from pipeline.cli import execute
+
+# Prints the exit code, and whether what takes half a minute was loaded for it.
+_ASKED = """
+import json, sys
+from pipeline.cli import execute
+code = execute(json.loads(sys.argv[1]))
+print(json.dumps([code, sorted({"tfx", "tensorflow", "kfp"} & set(sys.modules))]))
+"""
+_GOOD = {"root": "gs://bucket/photos", "source": "gs://bucket/raw", "image": "registry/feedline:1"}
+
+
+def asked(*arguments: object) -> tuple[int, list[str], str]:
+    """Returns the exit code, what heavy was loaded, and what was said, of a command in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _ASKED, json.dumps([str(argument) for argument in arguments])],
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    code, loaded = json.loads(done.stdout.splitlines()[-1])
+    return code, loaded, done.stderr
+
+
+def project(folder: Path, **values: str) -> Path:
+    found = {**_GOOD, **values}
+    path = folder / "pipeline.yaml"
+    path.write_text(
+        f"root: {found['root']}\ningest: {{source: {found['source']}}}\nkubeflow: {{image: {found['image']}}}\n"
+    )
+    return path
+
+
+@pytest.mark.parametrize(("target", "name"), [("kubeflow", "pipeline.yaml"), ("airflow", "dag.py")])
+def test_a_file_that_cannot_be_written_is_refused_before_tfx_is_loaded(tmp_path, photos, target, name):
+    config = project(tmp_path)
+    assignments = ["--set", "root=work", "--set", f"ingest.source={photos}"] if target == "airflow" else []
+    # No file is made there, not even by root.
+    out = f"/proc/self/new/{name}"
+    code, loaded, said = asked("compile", "--target", target, "-c", config, "--out", out, *assignments)
+    assert (code, loaded) == (2, [])
+    assert f"--out {out} cannot be written: /proc/self cannot be written by " in said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"root": "gs://BUCKET/photos"},
+            "root is 'gs://BUCKET/photos'; write the name of yours in the place of BUCKET",
+        ),
+        ({"source": "gs://YOUR-BUCKET/raw"}, "ingest.source is 'gs://YOUR-BUCKET/raw'; write the name of yours in"),
+        ({"image": "europe-docker.pkg.dev/PROJECT/R/feedline:1"}, "write the name of yours in the place of PROJECT"),
+        ({"image": "IMAGE"}, "kubeflow.image is 'IMAGE'; write the name of yours in the place of IMAGE"),
+    ],
+)
+def test_placeholders_are_refused_before_tfx_is_loaded(tmp_path, values, message):
+    out = tmp_path / "compiled.yaml"
+    code, loaded, said = asked("compile", "--target", "kubeflow", "-c", project(tmp_path, **values), "--out", out)
+    assert (code, loaded) == (2, [])
+    assert message in said
+    assert not out.exists()
+
+
+def test_only_words_that_cannot_be_names_are_placeholders():
+    for path in ("gs://BUCKET", "gs://BUCKET/x", "s3://MY_BUCKET/x", "gs://<bucket>/x", "gs://${BUCKET}/x"):
+        assert placeholders.in_path(path) == path.partition("://")[2].partition("/")[0]
+    for path in ("gs://bucket/DIR", "gs://my-bucket/{SPAN}", "s3://Old.Bucket/x", "/BUCKET/x", "BUCKET", ""):
+        assert not placeholders.in_path(path)
+    for image, word in (("REGISTRY/feedline:1", "REGISTRY"), ("IMAGE:1", "IMAGE"), ("host:5000/P/x@sha256:ab", "P")):
+        assert placeholders.in_image(image) == word
+    for image in ("feedline", "registry/feedline:RC1", "localhost:5000/feedline@sha256:ab", ""):
+        assert not placeholders.in_image(image)
+
+
+@pytest.mark.parametrize("command", ["compile", "doctor"])
+def test_the_help_has_examples(capsys, command):
+    assert execute([command, "--help"]) == 0
+    examples = capsys.readouterr().out.partition("Examples:\n")[2].splitlines()
+    assert examples[0].strip().startswith(f"feedline {command}")
+
+
+# --- the folder of Airflow
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    for name in ("AIRFLOW__CORE__DAGS_FOLDER", "AIRFLOW_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "airflow"))
+    (tmp_path / "airflow" / "dags").mkdir(parents=True)
+    return tmp_path / "airflow"
+
+
+def test_a_file_that_is_in_the_folder_of_airflow_need_not_be_put_there(home, monkeypatch):
+    monkeypatch.chdir(home)
+    for out in (home / "dags" / "dag.py", home / "dags" / "mine" / "dag.py", "dags/dag.py"):
+        assert airflow_folder.hint(str(out), "photos") == (
+            "it is in Airflow's DAGs folder, so try it: airflow dags test photos"
+        )
+    elsewhere = airflow_folder.hint(str(home / "dags.py"), "photos")
+    assert elsewhere == f"put it into Airflow's DAGs folder {home}/dags, then: airflow dags test photos"
+    (home / "dags").rmdir()
+    assert airflow_folder.hint("dag.py", "photos").startswith("put it into Airflow's DAGs folder, then: ")
+
+
+def test_the_folder_is_the_one_that_airflow_is_told(home, tmp_path, monkeypatch):
+    assert airflow_folder.dags_folder() == f"{home}/dags"
+    (home / "airflow.cfg").write_text(f"[core]\ndags_folder = {tmp_path}/told\n[logging]\nformat = %(message)s\n")
+    assert airflow_folder.dags_folder() == f"{tmp_path}/told"
+    monkeypatch.setenv("AIRFLOW__CORE__DAGS_FOLDER", f"{tmp_path}/named")
+    assert airflow_folder.dags_folder() == f"{tmp_path}/named"
+    monkeypatch.delenv("AIRFLOW__CORE__DAGS_FOLDER")
+    (home / "airflow.cfg").write_text("this is no configuration")
+    assert airflow_folder.dags_folder() == f"{home}/dags"

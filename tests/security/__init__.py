@@ -1,0 +1,1 @@
+"""What is known against the versions in constraints.txt, and why each is accepted; see SECURITY.md."""
