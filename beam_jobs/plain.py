@@ -1,11 +1,10 @@
 """Plain copies of compressed containers. gzip, bzip2 and xz have no random access, so a process unpacks each once.
 
-A copy lies in a temporary directory that goes when the process ends in an orderly way; threads share it.
+A copy lies in a temporary directory that goes when the process ends, see `leftovers`; threads share it.
 """
 
 from __future__ import annotations
 
-import atexit
 import bz2
 import contextlib
 import functools
@@ -20,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from beam_jobs import storage
+from beam_jobs import leftovers, storage
 from beam_jobs.errors import SourceError
 
 GZIP, BZIP2, XZ, ZLIB = PACKINGS = ("gzip", "bzip2", "xz", "zlib")
@@ -181,11 +180,5 @@ def _directory() -> str:
     process = os.getpid()
     with _lock:
         if process not in _directories:
-            _directories[process] = tempfile.mkdtemp(prefix="feedline-")
-            atexit.register(_remove, process, _directories[process])
+            _directories[process] = leftovers.temporary_directory()
         return _directories[process]
-
-
-def _remove(process: int, directory: str) -> None:
-    if os.getpid() == process:
-        shutil.rmtree(directory, ignore_errors=True)
