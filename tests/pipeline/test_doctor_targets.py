@@ -1,0 +1,316 @@
+"""What the doctor asks of clusters, clouds and schedulers, with one thing broken at a time."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import re
+import shlex
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.engines.flink import Options
+from pipeline.cli import execute
+from pipeline.doctor import Check, airflow, dataflow, flink, kubeflow
+
+SETTINGS = {"root": "work", "ingest": {"source": "photos"}}
+
+
+@pytest.fixture
+def overview() -> Iterator[tuple[str, dict[str, object]]]:
+    """The address of a server that answers as the REST endpoint of Flink does, and what it will say."""
+    said: dict[str, object] = {"flink-version": "1.19.1", "slots-total": 4, "taskmanagers": 2}
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(said).encode() if self.path == "/overview" else b"{}"
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{server.server_port}", said
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def by_name(checks: Iterator[Check]) -> dict[str, Check]:
+    return {check.name: check for check in checks}
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+# --- checks and targets
+
+
+def test_a_cluster_is_asked_for_its_version_and_its_slots(overview):
+    address, said = overview
+    assert flink.cluster(Options(flink_master=address)).detail == "Flink 1.19.1 with 2 task managers and 4 slots"
+    wrong = flink.cluster(Options(flink_master=address, flink_version="1.20"))
+    assert wrong.detail.endswith("; the job server is for 1.20")
+    assert "flink_version='1.19'" in wrong.remedy
+    assert flink.cluster(Options(flink_master=address, parallelism=8)).remedy == "taskmanager.sh start"
+    said["slots-total"] = 0
+    assert flink.cluster(Options(flink_master=f"http://{address}/")).mark == "missing"
+
+
+def test_a_cluster_that_does_not_answer_is_given_up_in_time(monkeypatch):
+    monkeypatch.setattr(flink, "NETWORK_TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        silence = flink.cluster(Options(flink_master=address))
+    assert silence.detail.endswith("does not answer as Flink: timed out")
+    assert "flink_master=HOST:PORT, that of the REST endpoint" in silence.remedy
+
+
+def test_a_machine_that_refuses_a_name_that_leads_nowhere_and_an_answer_of_something_else_are_told_apart(overview):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    refused = flink.cluster(Options(flink_master=address))
+    assert refused.detail.startswith(f"nothing listens at http://{address}: ")
+    assert (refused.mark, refused.remedy) == ("missing", "start-cluster.sh")
+    nowhere = flink.cluster(Options(flink_master="no-such-host.invalid:8081"))
+    assert nowhere.detail.startswith("the name no-such-host.invalid does not resolve: ")
+    assert "start-cluster" not in nowhere.remedy
+    assert "flink_master=HOST:PORT" in nowhere.remedy
+    there, said = overview
+    said.clear()
+    other = flink.cluster(Options(flink_master=there))
+    assert " does not answer as Flink: " in other.detail
+    assert "start-cluster" not in other.remedy
+
+
+def test_the_jar_of_the_job_server_is_looked_for_and_not_fetched(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    absent = flink.job_server(Options())
+    assert absent.mark == "warn"
+    assert absent.remedy == f"{sys.executable} -m pipeline.doctor.fetch_jar 1.19"
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "my.jar").write_bytes(b"jar")
+    assert flink.job_server(Options(job_server_jar=str(tmp_path / "my.jar"))).ok
+    assert flink.job_server(Options(job_server_jar=str(tmp_path / "no.jar"))).mark == "missing"
+
+
+@pytest.mark.parametrize(
+    ("version", "code", "message"),
+    [
+        (
+            "1.19",
+            2,
+            r"the job server http\S+ cannot be fetched: .*; .*name one that you have .*job_server_jar=PATH",
+        ),
+        ("9.9", 2, r"flink_version is '9\.9'; it must be one of 1\.17, .*"),
+    ],
+)
+def test_a_jar_that_cannot_be_fetched_ends_the_command_of_the_remedy_in_one_line(
+    tmp_path, monkeypatch, version, code, message
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    command = shlex.split(flink.job_server(Options()).remedy)[:-1]
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        proxy = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), proxy)
+    kept = {name: value for name, value in os.environ.items() if name.lower() != "no_proxy"}
+    done = subprocess.run(
+        [*command, version],
+        env={**kept, **proxies},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert (done.returncode, done.stdout) == (code, "")
+    assert re.fullmatch(f"feedline: error: {message}\n", done.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_of_another_python_is_named(tmp_path):
+    old = script(tmp_path / "python3.9", "#!/bin/sh\necho 3.9.1\n")
+    other = script(tmp_path / "feedline-worker", f"#!{old}\n")
+    assert " has Python 3.9.1, this is 3.10" in flink.worker(Options(worker_command=other)).detail
+    same = script(tmp_path / "same", f"#!{sys.executable}\n")
+    assert flink.worker(Options(worker_command=same)).ok
+    assert flink.worker(Options(worker_command=str(tmp_path / "absent"))).mark == "missing"
+    elsewhere = Options(worker_command=str(tmp_path / "absent"), flink_master="host:8081")
+    assert flink.worker(elsewhere).mark == "warn"
+    assert flink.worker(Options(worker_pool="localhost:50000")).ok
+
+
+def test_wrong_settings_of_the_engine_are_named():
+    checks = by_name(flink.checks({"engine": {"runner": "flink", "paralelism": 2}}))
+    assert "did you mean parallelism?" in checks["section engine"].detail
+    assert "section engine" not in by_name(flink.checks({"engine": {"runner": "flink", "parallelism": 2}}))
+
+
+def test_a_file_that_asks_for_another_runner_is_told_so_and_what_was_looked_at(tmp_path, capsys):
+    given = tmp_path / "pipeline.yaml"
+    given.write_text("root: work\ningest: {source: photos}\nengine: {runner: dataflow, project: p}\n")
+    execute(["doctor", "--target", "flink", "--config", str(given), "--json"])
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    found = checks["section engine"]
+    assert found["mark"] == "warn"
+    assert found["detail"] == "engine.runner is dataflow, not flink, which is looked at with its defaults"
+    assert found["remedy"].startswith("feedline doctor --target dataflow -c pipeline.yaml, or ")
+    assert "cluster" in checks
+
+
+# --- dataflow
+
+
+def test_what_is_wrong_with_the_credentials_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+    session, check = dataflow.credentials()
+    assert (session, check.mark) == (None, "missing")
+    assert check.detail.startswith(f"File {tmp_path}/none.json was not found")
+
+
+def test_credentials_that_are_not_found_in_time_are_called_that(tmp_path, monkeypatch):
+    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "NO_GCE_CHECK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setattr(dataflow, "NETWORK_TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        # In place of the server that tells a machine of Google's what it is.
+        monkeypatch.setenv("GCE_METADATA_IP", f"127.0.0.1:{silent.getsockname()[1]}")
+        assert dataflow.credentials()[1].detail == "no answer in 0.2 s"
+
+
+# --- kubeflow
+
+
+def test_kubeflow_needs_an_image_and_a_bucket():
+    settings = {"root": "work", "ingest": {"source": "photos"}}
+    checks = by_name(kubeflow.checks(settings))
+    assert {name for name, check in checks.items() if not check.ok} == {"container image", "bucket"}
+    assert checks["bucket"].detail == "work"
+    assert "compile" not in checks  # which would say the same once more
+    without = by_name(kubeflow.checks({}))
+    assert {name for name, check in without.items() if check.mark == "warn"} == {"container image", "bucket"}
+
+
+def test_kubeflow_takes_no_placeholders_for_image_and_bucket():
+    settings = {
+        "root": "gs://BUCKET/photos",
+        "ingest": {"source": "gs://bucket/photos"},
+        "kubeflow": {"image": "europe-docker.pkg.dev/PROJECT/REPOSITORY/feedline:1"},
+    }
+    wrong = {name: check.detail for name, check in by_name(kubeflow.checks(settings)).items() if not check.ok}
+    assert wrong == {
+        "container image": f"{settings['kubeflow']['image']}; PROJECT stands for the name of yours",
+        "bucket": "gs://BUCKET/photos; BUCKET stands for the name of yours",
+    }
+
+
+def test_what_the_checks_do_not_know_is_found_by_compiling():
+    settings = {
+        "root": "gs://bucket/work",
+        "ingest": {"source": "gs://BUCKET/photos"},
+        "kubeflow": {"image": "registry/feedline:1"},
+    }
+    check = by_name(kubeflow.checks(settings))["compile"]
+    assert check.detail == "ingest.source is 'gs://BUCKET/photos'; write the name of yours in the place of BUCKET"
+    assert check.remedy.startswith("feedline run --config pipeline.yaml --show-config")
+
+
+@pytest.mark.orchestrators
+def test_kubeflow_compiles_what_is_complete():
+    settings = {
+        "root": "gs://bucket/work",
+        "ingest": {"source": "gs://bucket/photos"},
+        "kubeflow": {"image": "registry/feedline:1"},
+    }
+    checks = by_name(kubeflow.checks(settings))
+    assert [check.detail for check in checks.values() if not check.ok] == []
+    assert checks["compile"].detail.endswith("bytes of YAML")
+
+
+# --- airflow
+
+
+def test_without_an_airflow_home_there_is_nothing_to_ask(tmp_path, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "home"))
+    checks = by_name(airflow.checks({**SETTINGS, "root": "s3://bucket/work"}))
+    assert checks["AIRFLOW_HOME"].remedy == f"export AIRFLOW_HOME={tmp_path}/home && airflow db migrate"
+    assert checks["root"].mark == "missing"
+    assert "database" not in checks
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_root_that_tasks_share_is_no_file(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("x")
+    remedy = "feedline compile --target airflow -c pipeline.yaml --set root=/shared/work --out dags/feedline_dag.py"
+    of_file = airflow.root({"root": str(file)})
+    assert (of_file.mark, of_file.detail) == ("missing", f"{file} is a file")
+    assert of_file.remedy == airflow.root({"root": "s3://bucket/work"}).remedy == remedy
+    new = airflow.root({"root": str(tmp_path / "new")})
+    assert new.ok
+    assert new.detail.endswith("GB free; every worker needs it at the same path")
+    assert airflow.root({}).ok
+
+
+def test_the_root_that_tasks_share_takes_files(locked):
+    found = airflow.root({"root": f"{locked.path}/work"})
+    assert f"cannot be written by {locked.user}" in found.detail
+    assert found.remedy.startswith(f"{locked.repair}, or feedline compile --target airflow -c pipeline.yaml --set root")
+
+
+@pytest.mark.orchestrators
+def test_airflow_is_asked_without_leaving_anything_behind_and_is_ready_when_it_is_migrated(tmp_path, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
+    monkeypatch.setenv("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
+    fresh = by_name(airflow.checks(SETTINGS))
+    assert list(tmp_path.iterdir()) == []
+    assert {name for name, check in fresh.items() if check.mark == "missing"} == {"database", "dags folder"}
+    assert fresh["database"].remedy == "airflow db migrate"
+    program = str(Path(sys.executable).parent / "airflow")
+    done = subprocess.run([program, "db", "migrate"], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert fresh["dags folder"].remedy == f"mkdir -p {tmp_path}/dags"
+    (tmp_path / "dags").mkdir()
+    migrated = by_name(airflow.checks(SETTINGS))
+    assert {name for name, check in migrated.items() if not check.ok} == {"database"}
+    assert (migrated["database"].mark, migrated["executor"].detail) == ("warn", "SequentialExecutor")
+
+
+def test_a_database_that_cannot_be_reached_is_named_without_its_password(tmp_path, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    address = f"postgresql+psycopg2://me:secret@127.0.0.1:{port}/airflow"
+    monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", address)
+    check = by_name(airflow.checks(SETTINGS))["database"]
+    assert check.mark == "missing"
+    assert f"127.0.0.1:{port} cannot be reached" in check.detail
+    assert "secret" not in check.detail
+
+
+def test_a_driver_that_is_not_installed_is_named(tmp_path, monkeypatch):
+    (tmp_path / "psycopg2.py").write_text("raise ModuleNotFoundError('no psycopg2', name='psycopg2')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("AIRFLOW_HOME", tempfile.mkdtemp(dir=tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"postgresql+psycopg2://me:secret@127.0.0.1:{server.getsockname()[1]}/airflow"
+        monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", address)
+        check = by_name(airflow.checks(SETTINGS))["database"]
+    assert check.detail.endswith("airflow needs psycopg2")
+    assert check.remedy.endswith("pip install psycopg2-binary")
