@@ -1,5 +1,5 @@
 # Every target works in a fresh clone: the first one called makes the environment, later ones find it and go on at once.
-.PHONY: setup demo test test-browser test-faults fuzz advisories test-orchestrators test-flink test-stores check format lock docs bench clean help
+.PHONY: setup demo test test-browser test-docs test-interop test-faults fuzz advisories test-orchestrators test-flink test-stores check format lock docs bench clean help
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3.10
@@ -25,6 +25,12 @@ test: setup  ## every test
 test-browser: setup  ## the report in a real headless Chromium, which is installed when it is missing
 	command -v chromium >/dev/null || (apt-get update -q && apt-get install -yq chromium)
 	FEEDLINE_BROWSER=1 $(BIN)/python -m pytest -n0 tests/browser
+
+test-docs: setup  ## every command and block of the documentation, and the tutorial
+	$(BIN)/python -m pytest --dist worksteal -m docs tests/test_docs_run.py tests/test_notebook.py
+
+test-interop: setup  ## datasets and exports opened by the real clients of others, in environments of their own
+	$(BIN)/python -m pytest -n0 -m interop tests/interop
 
 test-faults: setup  ## kills, full disks, flipped bits, hostile files and servers; prints the matrix (FAULTS=short: few tries)
 	FEEDLINE_FAULTS=$(FAULTS) $(BIN)/python -m pytest -m faults tests/faults

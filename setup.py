@@ -48,9 +48,14 @@ EXTRAS = {
         "apache-beam[aws]>=2.74,<3",
         "atheris>=2.3,<3; sys_platform == 'linux' and platform_machine == 'x86_64'",  # elsewhere it has no wheel
         "hypothesis>=6",
+        "ipykernel>=6",  # of the notebook, which a test runs from top to bottom
         "jax>=0.4.30,<0.4.35",  # the trainer is tested with both backends of Keras
         "jaxlib>=0.4.30,<0.4.35",
+        "jsonschema>=4.18",  # results of --json against their schemas
+        "matplotlib>=3.8",  # plots of the notebook
         "mkdocs-material>=9",
+        "mkdocstrings[python]>=0.26",  # the reference of the Python API
+        "nbclient>=0.10",
         "cryptography>=42",  # accounts and certificates of the emulated stores
         "gcp-storage-emulator>=2024.8",
         "flask>=2",  # of the moto server
@@ -59,6 +64,7 @@ EXTRAS = {
         "mypy>=1.10",
         "playwright>=1.50",  # drives the Chromium of the system; downloads no browser
         "pre-commit>=3",
+        "pymdown-extensions<12",  # mkdocstrings 1.0 does not work with 12
         "pytest>=8",
         "pytest-cov>=5",
         "pytest-timeout>=2.3",
@@ -82,7 +88,7 @@ setup(
     # The names are generic, so they are listed: `tests` and `benchmarks` must never be installed.
     packages=find_packages(include=["pipeline*", "components*", "beam_jobs*", "trainer*"]),
     package_data={
-        "beam_jobs": ["py.typed"],
+        "beam_jobs": ["py.typed", "inspect/templates/*"],
         "components": ["py.typed", "dataset_report/templates/*"],
         "pipeline": ["py.typed"],
         "trainer": ["py.typed", "bench/templates/*"],

@@ -23,23 +23,54 @@ from typing import Any, ClassVar
 
 
 class FeedlineError(Exception):
-    """Base of every error a user is meant to read; the message is the whole explanation."""
+    """Base of every error a user is meant to read; the message is the whole explanation.
+
+    `exit_code` is what the command line ends with.
+
+    Examples:
+      >>> from beam_jobs import FeedlineError, load
+      >>> try:
+      ...     load("nowhere")
+      ... except FeedlineError as error:
+      ...     print(error.exit_code, error)
+      2 nowhere is not a dataset: it has no dataset.json; make one with `feedline ingest`
+    """
 
     exit_code: ClassVar[int] = 1
 
 
 class UsageError(FeedlineError):
-    """The request cannot be carried out as it stands."""
+    """The request cannot be carried out as it stands; nothing was touched.
+
+    Examples:
+      >>> from beam_jobs import OptionError, SourceError, UsageError
+      >>> issubclass(OptionError, UsageError), issubclass(SourceError, UsageError), UsageError.exit_code
+      (True, True, 2)
+    """
 
     exit_code = 2
 
 
 class OptionError(UsageError):
-    """An option or configuration key is unknown or out of range."""
+    """An option or configuration key is unknown or out of range.
+
+    Examples:
+      >>> from beam_jobs import ImageLimits
+      >>> ImageLimits(min_side_px=0)
+      Traceback (most recent call last):
+      beam_jobs.errors.OptionError: min_side_px is 0; it must be a whole number of at least 1
+    """
 
 
 class SourceError(UsageError):
-    """The source of images does not exist, cannot be read or has the wrong shape."""
+    """The source of images does not exist, cannot be read or has the wrong shape.
+
+    Examples:
+      >>> from beam_jobs import IngestOptions, run
+      >>> run(IngestOptions(source="nowhere", out="new"))
+      Traceback (most recent call last):
+      beam_jobs.errors.SourceError: ...nowhere...
+    """
 
 
 class DiskError(FeedlineError):
@@ -47,17 +78,41 @@ class DiskError(FeedlineError):
 
 
 class DataError(FeedlineError):
-    """The data failed a check, so nothing was published."""
+    """The data failed a check, so nothing was published.
+
+    Examples:
+      >>> from beam_jobs import DataError, EmptySplit, TooManyRejects
+      >>> issubclass(TooManyRejects, DataError), issubclass(EmptySplit, DataError), DataError.exit_code
+      (True, True, 3)
+    """
 
     exit_code = 3
 
 
 class TooManyRejects(DataError):
-    """The share of bad images is over `max_reject_ratio`."""
+    """The share of bad images is over `max_reject_ratio`.
+
+    Examples:
+      >>> from beam_jobs import IngestOptions, TooManyRejects, run
+      >>> try:
+      ...     run(IngestOptions(source="photos", out="strict", max_reject_ratio=0))
+      ... except TooManyRejects as error:
+      ...     print(str(error).partition(":")[0])
+      1 of 49 images are bad (2.0%), max_reject_ratio is 0.0%
+    """
 
 
 class EmptySplit(DataError):
-    """A requested split would hold no image."""
+    """A requested split would hold no image.
+
+    Examples:
+      >>> from beam_jobs import EmptySplit, IngestOptions, run
+      >>> try:
+      ...     run(IngestOptions(source="photos", out="uneven", splits={"train": 1, "rare": 1e-9}))
+      ... except EmptySplit as error:
+      ...     print("rare" in str(error))
+      True
+    """
 
 
 class SourceChanged(DataError):
@@ -65,7 +120,18 @@ class SourceChanged(DataError):
 
 
 class CorruptDataset(DataError):
-    """A file of a published dataset disagrees with its manifest."""
+    """A file of a published dataset disagrees with its manifest.
+
+    Examples:
+      >>> from pathlib import Path
+      >>> from beam_jobs import CorruptDataset, load
+      >>> size = Path("dataset/dataset.json").write_text("{}")
+      >>> try:
+      ...     load("dataset")
+      ... except CorruptDataset as error:
+      ...     print(error)
+      dataset/dataset.json cannot be used: it lacks 'format_version'; write the dataset again
+    """
 
 
 class GateFailed(DataError):
@@ -81,7 +147,13 @@ class GateFailed(DataError):
 
 
 class RejectReason(str, enum.Enum):
-    """Why an image is not in the dataset. Values are stable: they are written to `rejects.parquet`."""
+    """Why an image is not in the dataset. Values are stable: they are written to `rejects.parquet`.
+
+    Examples:
+      >>> from beam_jobs import RejectReason, load
+      >>> [RejectReason(reason).name for reason in load("dataset").counts.rejects]
+      ['NOT_AN_IMAGE']
+    """
 
     NO_LABEL = "no_label"
     BAD_ANNOTATION = "bad_annotation"

@@ -51,8 +51,11 @@ def run(
     Equal inputs and options give byte-identical shards on any runner and with any number of threads. Killed half way,
     it continues where it was when run again.
 
-    Example:
-      manifest = run(IngestOptions(source="photos", out="dataset"))
+    Examples:
+      >>> from beam_jobs import IngestOptions, run
+      >>> manifest = run(IngestOptions(source="photos", out="published"))
+      >>> manifest.counts.found, manifest.counts.written, dict(manifest.counts.rejects)
+      (49, 48, {'not_an_image': 1})
 
     Args:
       options: what to ingest and how.

@@ -41,6 +41,14 @@ TABLE_NAMES = (IMAGES_NAME, REJECTS_NAME)
 class Manifest:
     """A published dataset.
 
+    Examples:
+      >>> from beam_jobs import load
+      >>> manifest = load("dataset")
+      >>> manifest.labels, sum(split.records for split in manifest.splits.values())
+      (('cat', 'dog'), 48)
+      >>> manifest.shard_paths("dataset", "train")
+      ['dataset/Split-train/data-00000-of-00001.tfrecord']
+
     Attributes:
       source: the source as it was named; the last part of it for a local one.
       options: every option of the ingest that shapes the output.
@@ -147,6 +155,20 @@ def is_published(directory: str) -> bool:
 
 def load(directory: str) -> Manifest:
     """Reads the manifest of a published dataset.
+
+    Examples:
+      >>> from beam_jobs import load
+      >>> load("dataset").counts.written
+      48
+      >>> load("photos")
+      Traceback (most recent call last):
+      beam_jobs.errors.SourceError: photos is not a dataset: it has no dataset.json; make one with `feedline ingest`
+
+    Args:
+      directory: of the dataset, local or remote (`gs://`, `s3://`).
+
+    Returns:
+      the manifest, whose checksum and digest were right. No shard is opened.
 
     Raises:
       SourceError: the directory is not a published dataset, or cannot be read.

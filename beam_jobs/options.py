@@ -37,6 +37,13 @@ _NOT_IN_DIGEST = frozenset(
 class ImageLimits:
     """What an image may be; everything outside is rejected, by its header alone but for `max_seconds`.
 
+    Examples:
+      >>> from beam_jobs import ImageLimits, IngestOptions, run
+      >>> limits = ImageLimits(min_side_px=48, max_bytes=5 << 20)
+      >>> manifest = run(IngestOptions(source="photos", out="larger", limits=limits, max_reject_ratio=0.5))
+      >>> manifest.counts.rejects
+      {'too_small': 10, 'not_an_image': 1}
+
     Attributes:
       max_bytes: largest file, in bytes. Beam starts to warn about elements of 512 MB; photographs stay under 50 MB.
       max_pixels: largest height x width. 64 Mpx decodes to 192 MB, which one thread can hold.
@@ -45,6 +52,9 @@ class ImageLimits:
       max_aspect: longest side divided by shortest.
       max_seconds: computing time of its decoding. 64 megapixels take a second or two; whatever takes a minute was made
         to take long.
+
+    Raises:
+      OptionError: a value is out of range; the message names it and what is allowed.
     """
 
     max_bytes: int = 50 << 20  # 50 MiB
@@ -67,6 +77,15 @@ class ImageLimits:
 class TableColumns:
     """Which columns of a table hold what; all but `image` are used when they are named.
 
+    Examples:
+      >>> from beam_jobs import IngestOptions, TableColumns, run
+      >>> with open("labels.csv", "w") as table:
+      ...     for row in ("file,kind,owner", "photos/cat/000.jpg,cat,ann", "photos/dog/000.jpg,dog,bob"):
+      ...         print(row, file=table)
+      >>> columns = TableColumns(image="file", label="kind", extra=("owner",))
+      >>> run(IngestOptions(source="labels.csv", out="from_table", columns=columns, splits={"train": 1})).labels
+      ('cat', 'dog')
+
     Attributes:
       image: path of the image, absolute or relative to the table, or its URL.
       label: class name; empty for images without one.
@@ -78,6 +97,9 @@ class TableColumns:
       group: images of one group never part between splits.
       split: name of the split, overriding the hash.
       extra: columns copied into the records as `extra/NAME`.
+
+    Raises:
+      OptionError: a column that is needed has no name.
     """
 
     image: str = "image"
@@ -112,6 +134,14 @@ class TableColumns:
 class PixelOptions:
     """What becomes of the pixels.
 
+    Examples:
+      >>> from beam_jobs import IngestOptions, PixelOptions, find_record, run
+      >>> pixels = PixelOptions(policy="raw", side_px=32)
+      >>> manifest = run(IngestOptions(source="photos", out="stored_pixels", pixels=pixels))
+      >>> row, record = find_record("stored_pixels", "cat/000.jpg")
+      >>> record["image/format"], len(record["image/encoded"][0]) == 32 * 32 * 3
+      ([b'raw'], True)
+
     Attributes:
       policy: `copy` keeps conforming files as they are, `resize` stores smaller JPEG or PNG files, `raw` stores uint8
         pixels of one size, which training reads without decoding.
@@ -119,6 +149,9 @@ class PixelOptions:
         width, from the centre of the image.
       fit: `short` resizes the short side to `side_px`, `inside` the long one.
       quality: of the JPEG files that `resize` writes, 1-100.
+
+    Raises:
+      OptionError: a value is out of range; the message names it and what is allowed.
     """
 
     policy: str = "copy"
@@ -141,11 +174,21 @@ class PixelOptions:
 class HttpOptions:
     """How images are fetched from web servers.
 
+    Examples:
+      >>> from beam_jobs import HttpOptions, IngestOptions
+      >>> http = HttpOptions(timeout_s=5.0, per_host=4)
+      >>> options = IngestOptions(source="urls.csv", out="from_urls", http=http)
+      >>> options.http.retries
+      3
+
     Attributes:
       timeout_s: seconds without a byte after which an attempt is given up.
       retries: further attempts after a time-out, a broken connection or the answers 429, 500, 502, 503 and 504.
       per_host: requests to one host at a time.
       allow_private: whether addresses that are loopback, link-local or private may be asked.
+
+    Raises:
+      OptionError: a value is out of range; the message names it and what is allowed.
     """
 
     timeout_s: float = 20.0
@@ -162,6 +205,15 @@ class HttpOptions:
 @dataclass(frozen=True, kw_only=True)
 class IngestOptions:
     """One ingest: where from, where to, and how.
+
+    Examples:
+      >>> from beam_jobs import IngestOptions
+      >>> options = IngestOptions(source="photos", out="new", splits={"train": 8, "eval": 2}, shard_mb=64)
+      >>> options.shares
+      {'train': 0.8, 'eval': 0.2}
+      >>> IngestOptions(source="photos", out="new", max_reject_ratio=5)
+      Traceback (most recent call last):
+      beam_jobs.errors.OptionError: max_reject_ratio is 5; it must be between 0 and 1
 
     Attributes:
       source: folder, glob, table, COCO json, archive, TFRecord files or prepared TFDS directory.

@@ -23,6 +23,12 @@ _OTHER_SHA256 = f"its sha256 is not the one in {manifest.MANIFEST_NAME}"
 class Verification:
     """What was read and what was wrong.
 
+    Examples:
+      >>> from beam_jobs import verify_dataset
+      >>> found = verify_dataset("dataset")
+      >>> found.records, found.shards
+      (48, 2)
+
     Attributes:
       shards: shards read.
       records: records read and decoded.
@@ -38,6 +44,15 @@ class Verification:
 
 def verify(directory: str, threads: int = 1) -> Verification:
     """Checks every checksum, every count and a decode of every record.
+
+    Examples:
+      >>> from pathlib import Path
+      >>> from beam_jobs import verify_dataset
+      >>> verify_dataset("dataset").problems
+      []
+      >>> size = Path("dataset/rejects.parquet").write_bytes(b"")
+      >>> verify_dataset("dataset").problems
+      ['dataset/rejects.parquet has changed since it was published: its sha256 is not the one in dataset.json']
 
     Args:
       directory: of a published dataset.

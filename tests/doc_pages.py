@@ -32,7 +32,8 @@ SHELL = {"bash", "sh"}
 class Block:
     """A fenced block, or an indented one, whose language is empty.
 
-    `line` is that of its first line of code. Comments before it say the rest: `<!-- not run: EXCUSE -->`,
+    `line` is that of its first line of code; `title`, as in `yaml title="pipeline.yaml"`, the file that it is. Comments
+    before it say the rest: `<!-- not run: EXCUSE -->`, `<!-- exit code: 3 -->` for a command that is to fail,
     `<!-- printed -->` for what the Python before it prints, `<!-- fresh process -->` for what must come before
     TensorFlow has looked at its devices.
     """
@@ -42,14 +43,16 @@ class Block:
     language: str
     code: str
     excuse: str = ""
+    title: str = ""
+    exit_code: int = 0
     printed: bool = False
     fresh: bool = False
 
     @property
     def file(self) -> str:
-        """The path in the first line, when the block is the content of a file."""
+        """The path in the title, or of a module in the first line, when the block is the content of a file."""
         found = re.match(r"# ([\w/]+\.py)\n", self.code)
-        return found[1] if found else ""
+        return self.title or (found[1] if found else "")
 
     @property
     def commands(self) -> Iterator[list[str]]:
@@ -68,16 +71,19 @@ class Block:
 
 
 FENCE = re.compile(
-    r"(?:^<!-- not run: (?P<excuse>.+) -->\n)?(?P<printed>^<!-- printed -->\n)?(?P<fresh>^<!-- fresh process -->\n)?"
-    r"^(?P<margin> *)```(?P<language>.*)\n(?P<code>(?:.*\n)*?)(?P=margin)```$",
+    r"(?P<notes>(?:^<!-- .+ -->\n)*)"
+    r"^(?P<margin> *)```(?P<language>\w*)(?: title=\"(?P<title>.+)\")?\n(?P<code>(?:.*\n)*?)(?P=margin)```$",
     re.MULTILINE,
 )
+_NOTE = re.compile(r"<!-- (not run|exit code|printed|fresh process)(?:: (.+))? -->")
 _INDENTED = re.compile(r"(?<=\n\n)(?: {4}.*\n|\n(?= {4}))+")
 
 
 def every_page() -> list[str]:
-    """The names of all pages, without their ending."""
-    return [*sorted(path.stem for path in (ROOT / "docs").glob("*.md")), "README", "CONTRIBUTING"]
+    """The names of all pages, without their ending, those of a folder as `recipes/NAME`."""
+    docs = ROOT / "docs"
+    found = sorted(path.relative_to(docs).with_suffix("").as_posix() for path in docs.rglob("*.md"))
+    return [*found, "README", "CONTRIBUTING"]
 
 
 @functools.cache
@@ -95,14 +101,17 @@ def blocks(page: str) -> tuple[Block, ...]:
 
 def fenced(page: str, text: str) -> Iterator[Block]:
     for found in FENCE.finditer(text):
+        notes = dict(_NOTE.findall(found["notes"]))
         yield Block(
             page=page,
             line=text.count("\n", 0, found.start("code")) + 1,
             language=found["language"],
             code=textwrap.dedent(found["code"]),
-            excuse=found["excuse"] or "",
-            printed=bool(found["printed"]),
-            fresh=bool(found["fresh"]),
+            excuse=notes.get("not run", ""),
+            title=found["title"] or "",
+            exit_code=int(notes.get("exit code", 0)),
+            printed="printed" in notes,
+            fresh="fresh process" in notes,
         )
 
 

@@ -1,1 +1,156 @@
-"""Shards in, a trained model out. `input_fn.make_dataset` feeds any Keras model and needs no TFX."""
+"""Shards in, batches and trained models out.
+
+`make_dataset` turns a published dataset into a `tf.data.Dataset` that feeds any Keras model: uint8 images in an order
+that is a function of (seed, epoch), whose state is two numbers. `fit_job` trains on it, `export` writes what serves,
+and `predict_files` asks that. None of it needs TFX.
+
+From shards to batches:
+  make_dataset: a split of a dataset -> batches of (features, label)
+  InputOptions: size, batch, ops, order, cache and buffers
+  FOREVER: for `epochs`, to read without end
+  Position: where to start: all that must be saved to continue exactly
+  Host: which part one of several machines reads
+  epoch_records: images in one pass
+  describe_input: what was chosen and why, in words
+  for_keras: what `model.fit` takes of a batch
+
+Other inputs:
+  make_mixture, mixture_labels: several datasets by weight
+  make_stream, Reading, QueueSource: Python generators and queues
+  make_file_stream, RecordLayout, TFDS: TFRecord files of others
+
+Image ops, the table of them in `trainer.ops`:
+  parse_ops: a chain such as "decode_random_crop(224)|flip" -> ops
+  apply_ops: runs a chain on one image
+
+Training:
+  Job: which dataset, which splits, which options
+  fit_job: trains the model of a job, from its newest checkpoint if there is one
+  TrainerConfig, TrainOptions: model, optimizer, schedule, epochs and the rest
+  Checkpoints: the checkpoints of one training
+  Progress: how far it has come, and the history
+  build_model, ModelSpec: models by name
+  make_strategy: several devices or machines
+
+After it:
+  evaluate_model, Plan, Evaluation: figures with intervals, on any number of hosts
+  export: a SavedModel that takes encoded image bytes
+  predict_files, Prediction: what such a model says about files
+
+Examples:
+  >>> from trainer import InputOptions, make_dataset
+  >>> options = InputOptions(image_side_px=64, batch_size=8)
+  >>> train = make_dataset("dataset", "train", options, training=True)
+  >>> for features, label in train.take(1):
+  ...     print(features["image"].shape, features["image"].dtype, label.shape)
+  (8, 64, 64, 3) <dtype: 'uint8'> (8,)
+
+Nothing is loaded before it is used: importing the package costs no TensorFlow and no Keras.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainer.checkpoint import Checkpoints
+    from trainer.describe import describe as describe_input
+    from trainer.evaluate import Evaluation, Plan
+    from trainer.evaluate import evaluate as evaluate_model
+    from trainer.input_fn import epoch_records, make_dataset
+    from trainer.job import Job
+    from trainer.job import fit as fit_job
+    from trainer.mixture import make_mixture, mixture_labels
+    from trainer.models import ModelSpec, build_model
+    from trainer.ops import apply_ops, parse_ops
+    from trainer.options import InputOptions, TrainerConfig
+    from trainer.position import Host, Position
+    from trainer.predict import Prediction
+    from trainer.predict import predict as predict_files
+    from trainer.progress import Progress
+    from trainer.serving import export
+    from trainer.strategy import make_strategy
+    from trainer.streams import TFDS, QueueSource, Reading, RecordLayout, make_file_stream, make_stream
+    from trainer.targets import for_keras
+    from trainer.train_options import TrainOptions
+    from trainer.windows import FOREVER
+
+__all__ = [
+    "FOREVER",
+    "TFDS",
+    "Checkpoints",
+    "Evaluation",
+    "Host",
+    "InputOptions",
+    "Job",
+    "ModelSpec",
+    "Plan",
+    "Position",
+    "Prediction",
+    "Progress",
+    "QueueSource",
+    "Reading",
+    "RecordLayout",
+    "TrainOptions",
+    "TrainerConfig",
+    "apply_ops",
+    "build_model",
+    "describe_input",
+    "epoch_records",
+    "evaluate_model",
+    "export",
+    "fit_job",
+    "for_keras",
+    "make_dataset",
+    "make_file_stream",
+    "make_mixture",
+    "make_strategy",
+    "make_stream",
+    "mixture_labels",
+    "parse_ops",
+    "predict_files",
+]
+
+# Where the names are found.
+_MODULES = {
+    "checkpoint": ("Checkpoints",),
+    "evaluate": ("Evaluation", "Plan"),
+    "input_fn": ("epoch_records", "make_dataset"),
+    "job": ("Job",),
+    "mixture": ("make_mixture", "mixture_labels"),
+    "models": ("ModelSpec", "build_model"),
+    "ops": ("apply_ops", "parse_ops"),
+    "options": ("InputOptions", "TrainerConfig"),
+    "position": ("Host", "Position"),
+    "predict": ("Prediction",),
+    "progress": ("Progress",),
+    "serving": ("export",),
+    "strategy": ("make_strategy",),
+    "streams": ("TFDS", "QueueSource", "Reading", "RecordLayout", "make_file_stream", "make_stream"),
+    "targets": ("for_keras",),
+    "train_options": ("TrainOptions",),
+    "windows": ("FOREVER",),
+}
+# A name of its own for what is called like its module, which `PACKAGE.NAME` must go on to mean.
+_ALIASES = {
+    "describe_input": ("describe", "describe"),
+    "evaluate_model": ("evaluate", "evaluate"),
+    "fit_job": ("job", "fit"),
+    "predict_files": ("predict", "predict"),
+}
+_PLACES = {name: (module, name) for module, names in _MODULES.items() for name in names} | _ALIASES
+
+if not TYPE_CHECKING:  # or a type checker would take every name for one of these
+
+    def __getattr__(name: str) -> object:
+        """Loads a public name when it is first asked for."""
+        if name not in _PLACES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module, attribute = _PLACES[name]
+        globals()[name] = value = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+        return value
+
+    def __dir__() -> list[str]:
+        """Returns the public names, loaded or not, and what else is there."""
+        return sorted({*globals(), *__all__})

@@ -56,6 +56,11 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of one training.
 
+    Examples:
+      >>> from trainer import Checkpoints
+      >>> Checkpoints("checkpoints").latest() is None
+      True
+
     Args:
       directory: theirs alone; created when the first is written. Local or remote.
     """

@@ -18,6 +18,24 @@ def describe(
 ) -> str:
     """Returns what `make_dataset` with the same arguments chose, and why; a line a stage.
 
+    Examples:
+      >>> from trainer import InputOptions, describe_input
+      >>> print(describe_input("dataset", "train", InputOptions(image_side_px=32, batch_size=8), training=True))
+      records  ...
+      batch    8 images, uint8, 0.0 MB; 2 kept ready
+      memory   at most ...
+
+    Args:
+      path: directory of a published dataset.
+      split: name of the split.
+      options: how shards become batches.
+      training: whether it is the input of training.
+      epochs: passes over the split, or `FOREVER`; what is read once is not cached.
+      host: which part to read; all of it when None.
+
+    Returns:
+      lines of text: records, order, reading, cache, images, device, batch and memory in MB (1e6 bytes).
+
     Raises:
       UsageError: there is no such dataset or split, or the options do not fit it.
       CorruptDataset: the dataset is damaged.

@@ -66,6 +66,11 @@ MEASURES: Mapping[str, Measure] = {
 class Plan:
     """How to evaluate.
 
+    Examples:
+      >>> from trainer import Plan
+      >>> sorted(Plan(confidence=0.99).measures)
+      ['accuracy', 'loss']
+
     Attributes:
       measures: name -> what is measured of every image.
       inputs: features -> what the model takes; the image by default.
@@ -91,6 +96,13 @@ class Plan:
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """The figures of a whole split.
+
+    Examples:
+      >>> from trainer import Evaluation
+      >>> from trainer.intervals import Figure
+      >>> accuracy = Figure(value=0.98, error=0.01, low=0.96, high=0.99, count=324, method="wilson")
+      >>> Evaluation(figures={"accuracy": accuracy}).value("accuracy", choose_by="lower_bound")
+      0.96
 
     Attributes:
       figures: name -> figure.
@@ -143,6 +155,16 @@ def evaluate(
 ) -> Evaluation:
     """Evaluates a model; every host calls it and gets the figures of the whole.
 
+    Examples:
+      >>> from trainer import InputOptions, ModelSpec, build_model, evaluate_model, make_dataset
+      >>> options = InputOptions(image_side_px=32, batch_size=8)
+      >>> spec = ModelSpec(side_px=32, classes=2, mean_rgb=(125, 123, 114), std_rgb=(63, 62, 67))
+      >>> model = build_model("small_cnn", spec)
+      >>> part = lambda host: make_dataset("dataset", "eval", options, training=False, host=host)
+      >>> accuracy = evaluate_model(model, part).figures["accuracy"]
+      >>> 0 <= accuracy.low <= accuracy.value <= accuracy.high <= 1
+      True
+
     Args:
       model: on any backend; with a strategy, made in its scope.
       make: host -> (features, labels) of its part, such as `make_dataset(..., training=False, host=host)`.
@@ -150,6 +172,9 @@ def evaluate(
       step: under which summaries are written and the workers meet, such as the epoch; another one for every evaluation.
       strategy: whose local replicas share the batches.
       host: which part this is; the strategy says it by default.
+
+    Returns:
+      the figures of all hosts together, each with its interval.
 
     Raises:
       OptionError: several hosts share no directory.

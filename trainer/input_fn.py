@@ -57,9 +57,14 @@ def make_dataset(
     The order and every random draw are a pure function of (seed, epoch): the same call gives the same batches, and one
     that starts later gives exactly the remaining ones.
 
-    Example:
-      train = make_dataset("dataset", "train", InputOptions(image_side_px=224), training=True, epochs=FOREVER)
-      model.fit(train.map(lambda features, label: (features["image"], label)), steps_per_epoch=100)
+    Examples:
+      >>> from trainer import FOREVER, InputOptions, make_dataset
+      >>> options = InputOptions(image_side_px=96, batch_size=8)
+      >>> train = make_dataset("dataset", "train", options, training=True, epochs=FOREVER)
+      >>> features, label = next(iter(train))
+      >>> features["image"].shape, features["image"].dtype, label.shape
+      (TensorShape([8, 96, 96, 3]), tf.uint8, TensorShape([8]))
+      >>> batches = train.map(lambda features, label: (features["image"], label))  # what `model.fit` takes
 
     Args:
       path: directory of a published dataset.
@@ -119,6 +124,21 @@ def batches(stream: tf.data.Dataset, choices: Choices) -> tf.data.Dataset:
 
 def epoch_records(path: str, split: str, options: InputOptions, training: bool) -> int:
     """Returns the images in one pass over a split, over all hosts.
+
+    Examples:
+      >>> from beam_jobs import load
+      >>> from trainer import InputOptions, epoch_records
+      >>> epoch_records("dataset", "train", InputOptions(), training=True) == load("dataset").split("train").records
+      True
+
+    Args:
+      path: directory of a published dataset.
+      split: name of the split.
+      options: how shards become batches; `balance` and ops that make several images of one count.
+      training: whether it is a pass of training.
+
+    Returns:
+      number of images, at least 1.
 
     Raises:
       UsageError: there is no such dataset or split.

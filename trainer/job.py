@@ -49,6 +49,22 @@ _FREE = {
 class Job:
     """A training as `run_fn` is told of it.
 
+    Examples:
+      >>> from beam_jobs import load
+      >>> from trainer import Job, TrainerConfig
+      >>> dataset = load("dataset")
+      >>> job = Job(
+      ...     config=TrainerConfig(),
+      ...     path="dataset",
+      ...     dataset=dataset,
+      ...     train_split="train",
+      ...     eval_split="eval",
+      ...     mean_rgb=dataset.channels.mean_rgb,
+      ...     std_rgb=dataset.channels.std_rgb,
+      ... )
+      >>> job.multi, len(job.digest)
+      (False, 16)
+
     Attributes:
       config: all options.
       path: directory of the dataset.
@@ -92,6 +108,23 @@ def fit(
 ) -> tuple[keras.Model, Progress]:
     """Builds the model of a job and trains it.
 
+    Examples:
+      >>> from beam_jobs import load
+      >>> from trainer import Checkpoints, InputOptions, Job, TrainerConfig, TrainOptions, fit_job
+      >>> dataset = load("dataset")
+      >>> job = Job(
+      ...     config=TrainerConfig(input=InputOptions(image_side_px=16, batch_size=8), train=TrainOptions(epochs=1)),
+      ...     path="dataset",
+      ...     dataset=dataset,
+      ...     train_split="train",
+      ...     eval_split="eval",
+      ...     mean_rgb=dataset.channels.mean_rgb,
+      ...     std_rgb=dataset.channels.std_rgb,
+      ... )
+      >>> model, progress = fit_job(job, Checkpoints("checkpoints"))
+      >>> len(progress.history["val_accuracy"]), model.output_shape
+      (1, (None, 2))
+
     Args:
       job: what to train.
       checkpoints: where they go, and where the training continues if there is one; None for none.
@@ -101,7 +134,8 @@ def fit(
       say: takes what was chosen of input, devices and memory, in words.
 
     Returns:
-      the model to export, uint8[batch, side, side, 3] -> probabilities, and the history.
+      the model to export, uint8[batch, side, side, 3] -> float32[batch, classes], probabilities; and how the training
+      went, `history` among it: figure -> its value at the end of each epoch.
 
     Raises:
       UsageError: the options do not fit the dataset.

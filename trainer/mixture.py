@@ -32,8 +32,13 @@ def make_mixture(
     Each dataset goes through its own epochs in its own order. The next one is drawn for `lanes` images at a time, with
     probabilities that are proportional to the weights.
 
-    Example:
-      train = make_mixture({"photographs": 0.9, "drawings": 0.1}, "train", InputOptions(image_side_px=224))
+    Examples:
+      >>> from trainer import InputOptions, make_mixture
+      >>> options = InputOptions(image_side_px=32, batch_size=8)
+      >>> train = make_mixture({"dataset": 0.9, "drawings": 0.1}, "train", options)
+      >>> features, label = next(iter(train))
+      >>> features["image"].shape
+      TensorShape([8, 32, 32, 3])
 
     Args:
       parts: directory of a dataset -> weight, above 0.
@@ -69,6 +74,17 @@ def make_mixture(
 
 def mixture_labels(paths: list[str]) -> tuple[str, ...]:
     """Returns the class names of all datasets, each once, in the order in which they come up.
+
+    Examples:
+      >>> from trainer import mixture_labels
+      >>> mixture_labels(["dataset", "drawings"])
+      ('cat', 'dog', 'owl')
+
+    Args:
+      paths: directories of the datasets, in the order of the mixture.
+
+    Returns:
+      class names; the place of a name is the label that `make_mixture` delivers.
 
     Raises:
       UsageError: there is no such dataset.

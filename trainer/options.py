@@ -29,6 +29,12 @@ class InputOptions:
     What decides the order is `seed`, `shuffle`, `shuffle_mb`, `lanes` and `balance`; everything else changes speed and
     memory alone, or what becomes of a record once it is read.
 
+    Examples:
+      >>> from trainer import InputOptions
+      >>> options = InputOptions(image_side_px=96, batch_size=32, train_ops="decode_random_crop(96, min_area=0.3)|flip")
+      >>> options.eval_spec
+      'decode|resize_short(110)|center_crop(96)'
+
     Attributes:
       image_side_px: height and width of the images the model sees.
       batch_size: images a step, over all hosts and replicas.
@@ -168,6 +174,12 @@ def _check_balance(balance: object) -> None:
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
     """Everything the Trainer component is told; crosses TFX as JSON.
+
+    Examples:
+      >>> from trainer import InputOptions, TrainerConfig, TrainOptions
+      >>> config = TrainerConfig(input=InputOptions(image_side_px=64), train=TrainOptions(epochs=5))
+      >>> TrainerConfig.from_json(config.to_json()) == config
+      True
 
     Attributes:
       input: options of the input pipeline.

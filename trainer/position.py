@@ -14,6 +14,11 @@ from beam_jobs.errors import OptionError
 class Position:
     """The first record not yet delivered. It is the whole state of an input pipeline: two numbers, on any host.
 
+    Examples:
+      >>> from trainer import Position
+      >>> Position.after(records=1250 * 64, epoch_records=32_000)
+      Position(epoch=2, records=16000)
+
     Attributes:
       epoch: passes over the split that are complete.
       records: records of the next pass that all hosts together have delivered.
@@ -52,6 +57,13 @@ class Position:
 @dataclass(frozen=True, kw_only=True)
 class Host:
     """One of the machines that read a split together.
+
+    Examples:
+      >>> from trainer import Host, InputOptions, make_dataset
+      >>> options = InputOptions(image_side_px=32, batch_size=8)
+      >>> part = make_dataset("dataset", "train", options, training=True, host=Host(index=1, count=2))
+      >>> next(iter(part))[1].shape
+      TensorShape([4])
 
     Attributes:
       index: its number, from 0.

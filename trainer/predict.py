@@ -19,6 +19,12 @@ _BATCH = 64
 class Prediction:
     """What the model says about one file.
 
+    Examples:
+      >>> from trainer import Prediction
+      >>> prediction = Prediction(path="photos/cat/000.jpg", label=0, text="cat", probability=0.93)
+      >>> f"{prediction.text} {prediction.probability:.0%}"
+      'cat 93%'
+
     Attributes:
       path: of the file.
       label: class index.
@@ -35,9 +41,17 @@ class Prediction:
 def predict(model: str, paths: Sequence[str]) -> list[Prediction]:
     """Classifies files, in order.
 
+    Examples:
+      >>> from trainer import predict_files
+      >>> [prediction.path for prediction in predict_files("model", ["photos/cat/000.jpg", "photos/dog/002.png"])]
+      ['photos/cat/000.jpg', 'photos/dog/002.png']
+
     Args:
       model: directory of a SavedModel exported by `trainer.serving`, or of numbered versions of one.
       paths: image files of any format the ingest takes.
+
+    Returns:
+      one prediction a file, in the order of `paths`.
 
     Raises:
       OptionError: there is no such model.

@@ -11,6 +11,13 @@ from typing import Any
 class Progress:
     """The state of a training between two steps. Callbacks change it, checkpoints hold it.
 
+    Examples:
+      >>> from trainer import Progress
+      >>> progress = Progress()
+      >>> progress.add_epoch({"loss": 0.7, "val_accuracy": 0.9})
+      >>> progress.history
+      {'loss': [0.7], 'val_accuracy': [0.9]}
+
     Attributes:
       step: steps done.
       history: figure -> its value at the end of each epoch.

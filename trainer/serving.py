@@ -39,6 +39,14 @@ def export(
     `probability` float32[batch] of that class and `probabilities` float32[batch, classes].
     `evaluate`: `examples` string[batch], serialised records -> `probabilities`.
 
+    Examples:
+      >>> from trainer import InputOptions, ModelSpec, build_model, export, parse_ops, predict_files
+      >>> spec = ModelSpec(side_px=32, classes=2, mean_rgb=(125, 123, 114), std_rgb=(63, 62, 67))
+      >>> ops = parse_ops(InputOptions(image_side_px=32).eval_spec)
+      >>> export(build_model("small_cnn", spec), ops, ("cat", "dog"), 32, "exported")
+      >>> predict_files("exported", ["photos/cat/000.jpg"])[0].text in ("cat", "dog")
+      True
+
     Args:
       model: uint8[batch, side, side, 3] -> probabilities.
       ops: the ops of evaluation.

@@ -42,6 +42,19 @@ def make_strategy(name: str) -> tf.distribute.Strategy | None:
     `TF_CONFIG` and waits until all workers are there. `multi_worker` and `tpu` must come before anything else makes
     TensorFlow look at its devices.
 
+    Examples:
+      >>> from trainer import make_strategy
+      >>> make_strategy("mirrored").num_replicas_in_sync >= 1
+      True
+      >>> make_strategy("default") is None
+      True
+
+    Args:
+      name: `default`, `mirrored`, `multi_worker` or `tpu`.
+
+    Returns:
+      the strategy, in whose scope `fit_job` builds the model; None for one device.
+
     Raises:
       OptionError: there is no such strategy, `TF_CONFIG` is wrong, or there is no TPU.
     """

@@ -23,6 +23,13 @@ MULTI = "multi"
 def for_keras(classes: int, multi: bool, draws: bool = False) -> Any:
     """Returns the function that makes what `fit` takes of what `make_dataset` delivers.
 
+    Examples:
+      >>> from trainer import InputOptions, for_keras, make_dataset
+      >>> train = make_dataset("dataset", "train", InputOptions(image_side_px=32, batch_size=8), training=True)
+      >>> images, targets = next(iter(train.map(for_keras(classes=2, multi=False))))
+      >>> images.shape, targets.shape
+      (TensorShape([8, 32, 32, 3]), TensorShape([8, 2]))
+
     Args:
       classes: number of classes.
       multi: whether an image may have several labels.

@@ -27,6 +27,14 @@ _PROFILED_STEPS = 200  # what the profiler records stays in memory until the win
 class TrainOptions:
     """How a model is trained.
 
+    Examples:
+      >>> from trainer import TrainOptions
+      >>> TrainOptions(model="resnet20", epochs=60, optimizer="sgd", learning_rate=0.1, nesterov=True).schedule
+      'cosine'
+      >>> TrainOptions(label_smoothing=1.5)
+      Traceback (most recent call last):
+      beam_jobs.errors.OptionError: label_smoothing is 1.5; it must be from 0 to below 1
+
     Attributes:
       model: name in `models.MODELS`, or the dotted path of a function of yours.
       weights: where a model of the table starts: empty for random, a file, or what that model knows by name.

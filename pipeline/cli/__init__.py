@@ -3,40 +3,47 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import logging
 import os
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import click
+from click.shell_completion import CompletionItem
 
 from beam_jobs import visible
-from beam_jobs.errors import FeedlineError
-from beam_jobs.suggest import unknown
 from pipeline import interrupt
+from pipeline.cli import grammar, mistakes
+from pipeline.cli.common import colour
+
+_DEBUG, _JSON = "--debug", "--json"
 
 # Name -> (module, one line of help). The help stands here so that listing the commands imports none of them.
 _COMMANDS = {
     "demo": ("pipeline.cli.demo", "Real handwritten digits, end to end."),
     "init": ("pipeline.cli.init", "A commented pipeline.yaml to start from."),
     "ingest": ("pipeline.cli.ingest", "Raw images to a published dataset of TFRecord shards."),
-    "run": ("pipeline.cli.run", "The whole TFX pipeline, locally: raw images to a pushed model and a report."),
+    "run": ("pipeline.cli.run", "The whole TFX pipeline, here: raw images to a pushed model."),
     "status": ("pipeline.cli.status", "How far the commands are that run in the background."),
     "compile": ("pipeline.cli.compile", "The pipeline as a file that Airflow or Kubeflow runs."),
     "doctor": ("pipeline.cli.doctor", "What is missing for a target, and the command that repairs it."),
     "verify": ("pipeline.cli.verify", "Read a dataset back: every checksum, count and image."),
     "inspect": ("pipeline.cli.inspect", "Look inside a dataset or any TFRecord file."),
+    "diff": ("pipeline.cli.diff", "What changed between two datasets."),
+    "export": ("pipeline.cli.export", "A dataset in the formats of others."),
     "report": ("pipeline.cli.report", "One self-contained HTML page about a dataset."),
     "schema": ("pipeline.cli.schema", "Infer, read and compare schemas."),
     "lineage": ("pipeline.cli.lineage", "What a model was made of, back to the source."),
     "predict": ("pipeline.cli.predict", "Classify image files with a pushed model."),
     "bench": ("pipeline.cli.bench", "Find what holds up the input pipeline."),
+    "completion": ("pipeline.cli.completion", "A script that lets the shell complete commands and options."),
 }
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(grammar.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
 
@@ -45,32 +52,39 @@ class _LazyGroup(click.Group):
             return None
         return importlib.import_module(_COMMANDS[name][0]).command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in _COMMANDS:
-            raise click.UsageError(unknown("command", args[0], _COMMANDS))
-        return super().resolve_command(ctx, args)
+    def summaries(self, ctx: click.Context) -> Iterable[tuple[str, str]]:
+        return [(name, text) for name, (_, text) in _COMMANDS.items()]
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        names = [CompletionItem(name, help=text) for name, text in self.summaries(ctx) if name.startswith(incomplete)]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option("--debug", is_flag=True, help="Show tracebacks and library warnings.")
+@click.option(_DEBUG, is_flag=True, help="Show tracebacks and library warnings; also behind COMMAND.")
 @click.version_option(package_name="feedline", prog_name="feedline")
-def cli(debug: bool) -> None:
+@click.pass_context
+def cli(context: click.Context, debug: bool) -> None:
     """Raw images to a validated, sharded TFRecord dataset and a trained model.
 
     \b
-    Example:
+    Examples:
+      feedline demo
+      feedline ingest photos --out dataset
       feedline run --images photos --root work
 
-    Exit codes: 0 done; 2 the request is wrong, nothing was touched; 3 a check failed: of the data,
-    which is not published, or of `doctor`; 130 interrupted and 143 asked to end by SIGTERM, run it again
-    to continue; 1 anything else.
+    `feedline COMMAND --help` has the options of a command, and examples.
+
+    \b
+    Exit codes:
+      0    done
+      1    anything unforeseen; --debug shows the traceback
+      2    the request is wrong; nothing was touched
+      3    a check failed: of the data, which is not published, or of `doctor`
+      130  interrupted by Ctrl-C; run the same command again to continue
+      143  asked to end by SIGTERM; run the same command again to continue
     """
+    context.color = colour()
     if debug:
         return
     warnings.filterwarnings("ignore")
@@ -93,43 +107,44 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def execute(arguments: list[str]) -> int:
     """Runs the command line and returns its exit code; what went wrong is on standard error."""
-    debug = "--debug" in arguments
+    arguments = _debug_in_front(arguments)
+    debug, as_json = _DEBUG in arguments[:1], _JSON in _options(arguments)
     try:
         return cli.main(arguments, prog_name="feedline", standalone_mode=False, obj=tuple(arguments)) or 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except (click.Abort, KeyboardInterrupt) as stop:
-        return _interrupted(str(stop))
+        return _fail(_interrupted(str(stop)), as_json)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return 2
     except Exception as error:  # noqa: BLE001 - the last line of defence; the user sees one line
         if interrupt.requested():  # libraries turn an interruption into an error of their own
-            return _interrupted("")
+            return _fail(_interrupted(""), as_json)
         if debug and not isinstance(error, click.ClickException):
             click.echo(visible.text(traceback.format_exc()), err=True)
-        return _fail(*_explain(error))
+        return _fail(mistakes.of(error), as_json)
 
 
-def _interrupted(remark: str) -> int:
+def _options(arguments: Sequence[str]) -> list[str]:
+    """Returns what may be options: what comes before `--`."""
+    return list(itertools.takewhile(lambda argument: argument != "--", arguments))
+
+
+def _debug_in_front(arguments: list[str]) -> list[str]:
+    """Returns the arguments with `--debug` where it is an option; who repeats a command writes it behind."""
+    if _DEBUG not in _options(arguments):
+        return arguments
+    place = arguments.index(_DEBUG)
+    return [_DEBUG, *arguments[:place], *arguments[place + 1 :]]
+
+
+def _interrupted(remark: str) -> mistakes.Mistake:
     said = "; ".join(filter(None, ["interrupted", remark]))
-    return _fail(f"{said}; what is finished is kept, run the same command again to continue", interrupt.code())
+    message = f"{said}; what is finished is kept, run the same command again to continue"
+    return mistakes.Mistake(message=message, code=interrupt.code(), kind=mistakes.INTERRUPTED)
 
 
-def _explain(error: Exception) -> tuple[str, int]:
-    """Returns the one line and the exit code of an error."""
-    if isinstance(error, click.ClickException):
-        return _click_message(error), 2
-    if isinstance(error, FeedlineError):
-        return str(error), error.exit_code
-    return f"{type(error).__name__}: {error} (run again with --debug for the traceback)", 1
-
-
-def _click_message(error: click.ClickException) -> str:
-    where = f"; see `{error.ctx.command_path} --help`" if isinstance(error, click.UsageError) and error.ctx else ""
-    return error.format_message().rstrip(".") + where
-
-
-def _fail(message: str, code: int) -> int:
-    click.echo(f"{click.style('feedline: error:', fg='red', bold=True)} {visible.text(message)}", err=True)
-    return code
+def _fail(mistake: mistakes.Mistake, as_json: bool) -> int:
+    mistakes.tell(mistake, as_json)
+    return mistake.code

@@ -13,48 +13,59 @@ import click
 
 from beam_jobs import storage
 from beam_jobs.errors import OptionError
-from pipeline.cli.common import echo, json_option, print_json, say
+from pipeline.cli.common import config_option, echo, json_option, print_json, say
+from pipeline.cli.grammar import Group
+from pipeline.cli.values import DIR, FILE, SPLIT
 
 if TYPE_CHECKING:
     from trainer.bench.measure import Bench
     from trainer.options import InputOptions
 
 
-@click.group("bench")
+@click.group("bench", cls=Group)
 def command() -> None:
-    """Measure how fast images flow on this machine."""
+    """Measure how fast images flow on this machine.
+
+    \b
+    Example:
+      feedline bench input dataset
+    """
 
 
 @command.command("input")
-@click.argument("directory")
-@click.option("--split", default="train", show_default=True, help="Split to read.")
-@click.option("--config", "config_path", help="YAML file of settings, of which `input` counts.")
+@click.argument("dataset", type=DIR)
+@click.option("--split", type=SPLIT, default="train", show_default=True, help="Split to read.")
+@config_option("YAML file of settings, of which the section input counts.")
 @click.option("--image-side", type=int, help="Height and width, in pixels.  [default: 224]")
 @click.option("--batch-size", type=int, help="Images a batch.  [default: 64]")
-@click.option("--ops", help="Ops of training.  [default: decode_random_crop(SIDE)|flip]")
+@click.option("--ops", metavar="OPS", help="Ops of training.  [default: decode_random_crop(SIDE)|flip]")
 @click.option("--threads", type=int, help="Threads of the input pipeline; 0 is one a core.  [default: 0]")
-@click.option("--model", default="", help="Measure the training step of this model too, such as small_cnn.")
+@click.option(
+    "--model", metavar="NAME", default="", help="Measure the training step of this model too, such as small_cnn."
+)
 @click.option("--ablation", is_flag=True, help="Also take out one optimisation at a time.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0.05),
+    metavar="FLOAT",
     default=1.0,
     show_default=True,
-    help="Length of one measurement; there are some 16, three times each.",
+    help="Length of one measurement in seconds; there are some 16, three times each.",
 )
-@click.option("--html", help="File to write the chart into.")
+@click.option("--html", type=FILE, help="File to write the chart into.")
 @json_option
-def bench_input(directory: str, **values: Any) -> None:
-    """Find what holds up the input pipeline over the dataset in DIRECTORY, and which option to change.
+def bench_input(dataset: str, **values: Any) -> None:
+    """Find what holds the input pipeline of DATASET up.
 
-    Measures each stage alone and all together, beside what the machine can decode without any pipeline and
-    beside the naive pipeline and the one of the tutorials.
+    It measures each stage alone and all together, beside what the machine can decode without any pipeline, beside the
+    naive pipeline and that of the tutorials, and says which option to change.
 
     \b
     Examples:
       feedline bench input dataset
       feedline bench input dataset --ablation --html bench.html
-      feedline bench input dataset --image-side 32 --ops "decode|pad_reflect(4)|random_crop(32)|flip" --model small_cnn
+      feedline bench input dataset --image-side 32 --ops "decode|resize(32)|flip"
+      feedline bench input dataset --model small_cnn --batch-size 128
     """
     options = _options(values)
     if values["html"]:
@@ -67,7 +78,7 @@ def bench_input(directory: str, **values: Any) -> None:
     from trainer.bench.rules import advise
     from trainer.bench.text import report
 
-    bench = prepare(directory, values["split"], options, values["model"], values["ablation"])
+    bench = prepare(dataset, values["split"], options, values["model"], values["ablation"])
     with _progress(bench, values["seconds"]) as on_sample:
         figures = measure(bench, values["seconds"], on_sample)
     if values["as_json"]:

@@ -1,7 +1,8 @@
-"""What several commands share: options of the ingest and how results are printed."""
+"""What several commands share: options of the ingest, `--json`, and how results are printed."""
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
@@ -21,13 +22,39 @@ from beam_jobs.options import (
     SOURCE_KINDS,
     parse_splits,
 )
+from pipeline.cli.grammar import Option
+from pipeline.cli.values import FILE
 
 if TYPE_CHECKING:
     from pipeline.summary import RunSummary
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+
+def json_option(function: F) -> F:
+    """Adds `--json` to a command that gives a result, and `--json-schema`, which says what that object is."""
+    for option in reversed(_JSON_OPTIONS):
+        function = option(function)
+    return function
+
+
+def config_option(meaning: str, *, required: bool = False) -> Callable[[F], F]:
+    """Adds `--config`; it means the same file everywhere, and the help says what of it counts."""
+    return click.option("-c", "--config", "config_path", type=FILE, required=required, help=meaning)
+
+
+set_option = click.option(
+    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any setting, as train.epochs=20; repeatable."
+)
+
+
+def _print_schema(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    if not asked or context.resilient_parsing:
+        return
+    from pipeline.cli.json_schema import schema_of
+
+    print_json(schema_of(context.command_path.partition(" ")[2]))
+    context.exit()
 
 
 def ingest_options(function: F) -> F:
@@ -68,6 +95,11 @@ def echo(text: str, *, err: bool = False) -> None:
     click.echo(visible.text(text), err=err)
 
 
+def colour() -> bool | None:
+    """Returns False where nobody wants colours (https://no-color.org); None leaves it to whether it is a terminal."""
+    return False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
+
+
 def program() -> str:
     """Returns what to type for this program: its name, or the way it was called when it is not on the search path."""
     if os.path.basename(sys.argv[0]) == "__main__.py":
@@ -100,45 +132,93 @@ _COLUMNS = (
 _PIXELS = ("policy", "side_px", "fit", "quality")
 _HTTP = ("http_timeout_s", "http_retries", "http_per_host", "http_allow_private")
 _LIMITS = ("max_bytes", "max_pixels", "max_side_px", "min_side_px", "max_aspect", "max_seconds")
-_INGEST_OPTIONS = (
-    click.option("--source-kind", type=click.Choice(SOURCE_KINDS), help="What SOURCE is.  [default: auto]"),
-    click.option("--splits", metavar="NAME=SHARE,...", help="Splits and shares.  [default: train=0.9,eval=0.1]"),
-    click.option("--stratify", is_flag=True, default=None, help="Cut every class by the shares on its own."),
-    click.option("--seed", type=int, help="Salt of the split and of the order.  [default: 0]"),
-    click.option("--shard-mb", type=float, help="Aimed size of a shard in MB.  [default: 128]"),
-    click.option("--shards", type=int, help="Shards a split, instead of --shard-mb."),
-    click.option("--duplicates", type=click.Choice(DUPLICATE_POLICIES), help="Exact copies.  [default: keep]"),
+_JSON_OPTIONS = (
+    click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object."),
     click.option(
-        "--near-duplicates", type=click.Choice(NEAR_DUPLICATE_POLICIES), help="Images that look alike.  [default: off]"
+        "--json-schema",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_print_schema,
+        help="Print the JSON Schema of that object; do nothing else.",
     ),
-    click.option("--near-distance", type=int, help="Bits of 64 in which their hashes may differ.  [default: 3]"),
-    click.option("--policy", type=click.Choice(PIXEL_POLICIES), help="What becomes of the pixels.  [default: copy]"),
-    click.option("--side-px", type=int, help="Side that resize and raw aim at.  [default: 256]"),
-    click.option("--fit", type=click.Choice(RESIZE_FITS), help="Side that resize measures.  [default: short]"),
-    click.option("--quality", type=int, help="Of the JPEG files of resize, 1-100.  [default: 90]"),
-    click.option("--facts", type=click.Choice(FACTS), help="basic leaves out channel statistics.  [default: all]"),
-    click.option("--max-reject-ratio", type=float, help="Share of bad images that stops the run.  [default: 0.05]"),
-    click.option("--threads", type=int, help="Threads a worker; 0 is one a core.  [default: 0]"),
-    click.option("--image-column", help="Column of a table with the path.  [default: image]"),
-    click.option("--label-column", help="Column with the class name; '' for none.  [default: label]"),
-    click.option("--labels-column", help="Column with any number of class names, instead of --label-column."),
-    click.option("--label-separator", help="What parts the names in --labels-column.  [default: |]"),
-    click.option("--mask-column", help="Column with the path of a class mask, a PNG."),
-    click.option("--weight-column", help="Column with the weight of the image in the loss."),
-    click.option("--key-column", help="Column with the identity of the image.  [default: its path]"),
-    click.option("--group-column", help="Column whose equal values stay in one split."),
-    click.option("--split-column", help="Column that names the split."),
-    click.option("--extra-column", "extra_columns", multiple=True, help="Column to copy into the records; repeatable."),
-    click.option("--max-bytes", type=int, help="Largest file in bytes.  [default: 52428800]"),
-    click.option("--max-pixels", type=int, help="Largest height x width.  [default: 64000000]"),
-    click.option("--max-side-px", type=int, help="Longest side.  [default: 32768]"),
-    click.option("--min-side-px", type=int, help="Shortest side.  [default: 8]"),
-    click.option("--http-timeout-s", type=float, help="Seconds without a byte that end an attempt.  [default: 20]"),
-    click.option("--http-retries", type=int, help="Further attempts to fetch an image.  [default: 3]"),
-    click.option("--http-per-host", type=int, help="Requests to one host at a time.  [default: 8]"),
+)
+
+
+def _under(heading: str) -> Callable[..., Any]:
+    return functools.partial(click.option, cls=Option, heading=heading)
+
+
+_split, _twins, _pixels, _column = map(_under, ("Splits and shards", "Duplicates", "Pixels", "Columns of a table"))
+_limit, _http = map(_under, ("Limits of an image", "Images on web servers"))
+_INGEST_OPTIONS = (
     click.option(
+        "--source-kind",
+        type=click.Choice(SOURCE_KINDS),
+        metavar="KIND",
+        help=f"What the source is: {', '.join(SOURCE_KINDS)}.  [default: auto]",
+    ),
+    click.option("--threads", type=int, help="Threads a worker; 0 is one a core.  [default: 0]"),
+    click.option(
+        "--max-reject-ratio", type=float, help="Share of bad images, 0-1, that stops the run.  [default: 0.05]"
+    ),
+    _split("--splits", metavar="NAME=SHARE,...", help="Splits and their shares.  [default: train=0.9,eval=0.1]"),
+    _split("--stratify", is_flag=True, default=None, help="Cut every class by the shares on its own."),
+    _split("--seed", type=int, help="Salt of the split and of the order.  [default: 0]"),
+    _split("--shard-mb", type=float, help="Aimed size of a shard in MB.  [default: 128]"),
+    _split("--shards", type=int, help="Shards a split; 0 goes by --shard-mb.  [default: 0]"),
+    _twins(
+        "--duplicates",
+        type=click.Choice(DUPLICATE_POLICIES),
+        help="Exact copies: keep all in one split, drop all but one, or keep and report them.  [default: keep]",
+    ),
+    _twins(
+        "--near-duplicates",
+        type=click.Choice(NEAR_DUPLICATE_POLICIES),
+        help="Images that look alike: report them, group them in one split, or drop all but one.  [default: off]",
+    ),
+    _twins("--near-distance", type=int, help="Bits of 64, 0-8, in which the hashes of such may differ.  [default: 3]"),
+    _pixels(
+        "--policy",
+        type=click.Choice(PIXEL_POLICIES),
+        help="Copy files as they are, resize them, or store raw pixels of one size.  [default: copy]",
+    ),
+    _pixels("--side-px", type=int, help="Side in pixels that resize and raw aim at.  [default: 256]"),
+    _pixels(
+        "--fit",
+        type=click.Choice(RESIZE_FITS),
+        help="Whether --side-px is the short side that resize makes, or, with inside, the long one.  [default: short]",
+    ),
+    _pixels("--quality", type=int, help="Of the JPEG files that resize writes, 1-100.  [default: 90]"),
+    _pixels("--facts", type=click.Choice(FACTS), help="basic leaves out channel statistics.  [default: all]"),
+    _column("--image-column", metavar="NAME", help="Column with the path or URL.  [default: image]"),
+    _column("--label-column", metavar="NAME", help="Column with the class name; '' for none.  [default: label]"),
+    _column(
+        "--labels-column", metavar="NAME", help="Column with any number of class names, instead of --label-column."
+    ),
+    _column("--label-separator", metavar="TEXT", help="What parts the names in --labels-column.  [default: |]"),
+    _column("--mask-column", metavar="NAME", help="Column with the path of a class mask, a PNG."),
+    _column("--weight-column", metavar="NAME", help="Column with the weight of the image in the loss."),
+    _column("--key-column", metavar="NAME", help="Column with the identity of the image.  [default: its path]"),
+    _column("--group-column", metavar="NAME", help="Column whose equal values stay in one split."),
+    _column("--split-column", metavar="NAME", help="Column that names the split."),
+    _column(
+        "--extra-column",
+        "extra_columns",
+        metavar="NAME",
+        multiple=True,
+        help="Column to copy into the records; repeatable.",
+    ),
+    _limit("--max-bytes", type=int, help="Largest file in bytes.  [default: 52428800]"),
+    _limit("--max-pixels", type=int, help="Largest height x width.  [default: 64000000]"),
+    _limit("--max-side-px", type=int, help="Longest side in pixels.  [default: 32768]"),
+    _limit("--min-side-px", type=int, help="Shortest side in pixels.  [default: 8]"),
+    _limit("--max-aspect", type=float, help="Longest side divided by shortest.  [default: 20]"),
+    _limit("--max-seconds", type=float, help="Computing time that decoding may take.  [default: 60]"),
+    _http("--http-timeout-s", type=float, help="Seconds without a byte that end an attempt.  [default: 20]"),
+    _http("--http-retries", type=int, help="Further attempts to fetch an image.  [default: 3]"),
+    _http("--http-per-host", type=int, help="Requests to one host at a time.  [default: 8]"),
+    _http(
         "--http-allow-private", is_flag=True, default=None, help="Ask loopback, link-local and private addresses too."
     ),
-    click.option("--max-aspect", type=float, help="Longest side divided by shortest.  [default: 20]"),
-    click.option("--max-seconds", type=float, help="Computing time that decoding an image may take.  [default: 60]"),
 )

@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import importlib
+import os
 
 import click
 
-from pipeline.cli.common import say
-from pipeline.settings import gather
+from beam_jobs import storage
+from pipeline.cli.common import config_option, json_option, print_json, say, set_option
+from pipeline.cli.grammar import Command
+from pipeline.cli.values import FILE
 
 TARGETS = {"airflow": "pipeline.run_airflow", "kubeflow": "pipeline.run_kubeflow"}
 
 
-@click.command("compile")
+@click.command("compile", cls=Command)
 @click.option("--target", type=click.Choice(tuple(TARGETS)), required=True, help="Orchestrator to write for.")
-@click.option("-c", "--config", "config_path", required=True, help="YAML file of settings.")
-@click.option("--out", required=True, help="File to write.")
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any setting, as train.epochs=20.")
-def command(target: str, config_path: str, out: str, assignments: tuple[str, ...]) -> None:
+@config_option("YAML file of settings.", required=True)
+@click.option("--out", type=FILE, required=True, help="File to write.")
+@set_option
+@json_option
+def command(target: str, config_path: str, out: str, assignments: tuple[str, ...], as_json: bool) -> None:
     """Write the pipeline as a file that an orchestrator runs.
 
     \b
     Examples:
-      feedline compile --target airflow -c pipeline.yaml --out ~/airflow/dags/feedline_dag.py
-      feedline compile --target kubeflow -c pipeline.yaml --out pipeline.json
+      feedline compile --target airflow -c pipeline.yaml --out dags/photos.py
+      feedline compile --target kubeflow -c pipeline.yaml --out photos.json
     """
+    from pipeline.settings import gather
+
     settings = gather(config_path, {}, assignments)
     with settings.explained():
         hint = importlib.import_module(TARGETS[target]).compile(settings.values, out)
+    if as_json:
+        written = out if storage.is_remote(out) else os.path.abspath(out)
+        print_json({"target": target, "file": written, "next": hint})
+        return
     click.echo(out)
     say(hint)

@@ -8,22 +8,28 @@ import time
 import click
 
 from beam_jobs.errors import OptionError
-from pipeline import demo, run_local
 from pipeline.cli.common import check_pushed, echo, json_option, print_json, program, say
+from pipeline.cli.grammar import Command
+from pipeline.cli.values import DIR
 
 
-@click.command("demo")
-@click.option("--root", default="demo_run", show_default=True, help="Directory of everything the demo writes.")
+@click.command("demo", cls=Command)
+@click.option(
+    "--root", type=DIR, default="demo_run", show_default=True, help="Directory of everything the demo writes."
+)
 @json_option
 def command(root: str, as_json: bool) -> None:
-    """Run the whole pipeline on the 1,797 handwritten digits that ship inside scikit-learn.
+    """Run the whole pipeline on real handwritten digits.
 
-    A few broken files and copies are put among them, so that rejects and duplicates show.
+    They are the 1,797 images that ship inside scikit-learn. A few broken files and copies are put among them, so that
+    rejects and duplicates show.
 
     \b
     Example:
       feedline demo --root demo_run
     """
+    from pipeline import demo, run_local
+
     started = time.monotonic()
     images = os.path.join(root, "images")
     say(f"writing digits to {images}")

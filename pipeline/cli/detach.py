@@ -11,7 +11,7 @@ import click
 
 from beam_jobs.errors import OptionError
 from pipeline import jobs
-from pipeline.cli.common import program, say
+from pipeline.cli.common import print_json, program, say
 
 FLAG = "--detach"
 _LOOK_S = 15.0  # most mistakes show before the first stage
@@ -26,12 +26,12 @@ def detachable(function: Callable[..., Any]) -> Callable[..., Any]:
     def command(context: click.Context, *args: Any, detach: bool, **values: Any) -> Any:
         if not detach:
             return function(*args, **values)
-        return _start(list(context.find_root().obj))
+        return _start(list(context.find_root().obj), values["as_json"])
 
     return command
 
 
-def _start(arguments: list[str]) -> None:
+def _start(arguments: list[str], as_json: bool) -> None:
     job = jobs.start([argument for argument in arguments if argument != FLAG])
     deadline = time.monotonic() + _LOOK_S
     try:
@@ -42,7 +42,10 @@ def _start(arguments: list[str]) -> None:
         raise
     if job.state in (jobs.FAILED, jobs.STOPPED, jobs.DIED):
         raise click.exceptions.Exit(_repeat(job))
-    click.echo(job.name)
+    if as_json:
+        print_json({"job": job.name, "log": str(job.directory / "log")})
+    else:
+        click.echo(job.name)
     say(f"it runs on its own; `{program()} status {job.name} --follow` shows how far it is")
 
 

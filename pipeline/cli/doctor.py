@@ -7,25 +7,25 @@ from dataclasses import asdict
 import click
 
 from pipeline import doctor
-from pipeline.cli.common import json_option, print_json
+from pipeline.cli.common import config_option, json_option, print_json, set_option
+from pipeline.cli.grammar import Command
 from pipeline.doctor import Check
-from pipeline.settings import gather
 
 NOT_READY = 3
 _COLOURS = {"ok": "green", "warn": "yellow", "missing": "red"}
 
 
-@click.command("doctor")
+@click.command("doctor", cls=Command)
 @click.option(
     "--target", type=click.Choice(tuple(doctor.TARGETS)), default="local", show_default=True, help="Where it is to run."
 )
-@click.option("-c", "--config", "config_path", help="YAML file of settings; checks what they need too.")
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any setting, as root=work.")
+@config_option("YAML file of settings; checks what they need too.")
+@set_option
 @json_option
 def command(target: str, config_path: str | None, assignments: tuple[str, ...], as_json: bool) -> None:
-    """Say what is missing for a target, and the command that repairs it. Nothing is changed.
+    """Say what is missing for a target, and the command that repairs it.
 
-    The exit code is 0 when nothing is missing, warnings or not, and 3 when something is.
+    Nothing is changed. The exit code is 0 when nothing is missing, warnings or not, and 3 when something is.
 
     \b
     Examples:
@@ -33,6 +33,8 @@ def command(target: str, config_path: str | None, assignments: tuple[str, ...], 
       feedline doctor --config pipeline.yaml
       feedline doctor --target kubeflow --config pipeline.yaml
     """
+    from pipeline.settings import gather
+
     settings = gather(config_path, {}, assignments)
     found = []
     for check in doctor.run(target, settings.values):

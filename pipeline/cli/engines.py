@@ -13,6 +13,7 @@ import yaml
 from beam_jobs.engines import ENGINES, Engine, options_of
 from beam_jobs.errors import OptionError
 from pipeline import yaml_text
+from pipeline.cli.common import config_option
 from pipeline.mapping import from_mapping
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -63,9 +64,7 @@ def _parsed(assignment: str, hints: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 _OPTIONS = (
-    click.option(
-        "-c", "--config", "config_path", help="YAML file; its sections engine and ingest count, options win over them."
-    ),
+    config_option("YAML file of settings, of which engine and ingest count; options given here win over it."),
     click.option(
         "--runner",
         type=click.Choice(ENGINES),
@@ -76,6 +75,6 @@ _OPTIONS = (
         "runner_options",
         multiple=True,
         metavar="KEY=VALUE",
-        help="Setting of the runner, as parallelism=4; repeatable.",
+        help="Any setting of the runner, as parallelism=4; repeatable.",
     ),
 )

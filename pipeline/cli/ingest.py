@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from beam_jobs import append, manifest, spans
-from beam_jobs.engines import Engine
-from beam_jobs.options import IngestOptions
 from beam_jobs.storage import is_remote
 from pipeline.cli.common import echo, ingest_options, ingest_settings, json_option, print_json, say
 from pipeline.cli.detach import detachable
 from pipeline.cli.engines import engine_of, engine_options
+from pipeline.cli.grammar import Command
 from pipeline.cli.run import option_names
-from pipeline.config import NOT_IN_A_PIPELINE
-from pipeline.mapping import from_mapping, not_a_section
-from pipeline.settings import gather
+from pipeline.cli.values import DIR, PATH
+
+if TYPE_CHECKING:
+    from beam_jobs.engines import Engine
+    from beam_jobs.options import IngestOptions
 
 
-@click.command("ingest")
-@click.argument("source")
-@click.option("--out", required=True, help="Directory that becomes the dataset; new or empty.")
+@click.command("ingest", cls=Command)
+@click.argument("source", type=PATH)
+@click.option("--out", type=DIR, required=True, help="Directory that becomes the dataset; new or empty.")
 @click.option("--span", type=int, help="Number for {SPAN} in SOURCE.  [default: the newest]")
 @click.option("--span-version", type=int, help="Number for {VERSION} in SOURCE.  [default: the newest of the span]")
 @click.option("--overwrite", is_flag=True, help="Replace the dataset in --out once the new one is whole.")
@@ -39,8 +39,8 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
     """Turn SOURCE into a published dataset.
 
     SOURCE is a folder with one sub-folder a class, a glob, a table with a row an image (CSV, JSON lines, Parquet) whose
-    images are files or URLs, a COCO json, tar or zip archives, TFRecord files or a prepared TFDS directory. {SPAN}
-    stands for the newest numbered batch.
+    images are files or URLs, a COCO json, tar or zip archives, TFRecord files or a prepared TFDS directory. {SPAN} in
+    it stands for the newest numbered batch.
 
     Settings come from the sections `ingest` (but for its source) and `engine` of --config, then from the environment
     (FEEDLINE_INGEST__SEED=7, FEEDLINE_ENGINE__RUNNER=flink), then from here; the last one wins.
@@ -48,13 +48,19 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
     \b
     Examples:
       feedline ingest photos --out dataset
-      feedline ingest 'photos/*/*.png' --out dataset --policy resize --side-px 256
-      feedline ingest labels.csv --out dataset --image-column file --label-column kind
+      feedline ingest 'photos/*/*.png' --out dataset --policy resize
+      feedline ingest labels.csv --out dataset --label-column kind
       feedline ingest instances_train.json --out dataset
       feedline ingest 'shards/{000..011}.tar' --out dataset
-      feedline ingest photos --out dataset --runner flink --runner-option parallelism=4
-      feedline ingest gs://bucket/photos --out gs://bucket/dataset --config pipeline.yaml
+      feedline ingest photos --out dataset --append
+      feedline ingest photos --out dataset --runner flink --dry-run
+      feedline ingest gs://bucket/photos --out gs://bucket/set -c pipeline.yaml
     """
+    from beam_jobs import append, manifest, spans
+    from beam_jobs.options import IngestOptions
+    from pipeline.mapping import from_mapping
+    from pipeline.settings import gather
+
     config_path, runner, runner_options = (values.pop(name) for name in ("config_path", "runner", "runner_options"))
     dry_run = values.pop("dry_run")
     numbers = values.pop("span"), values.pop("span_version")
@@ -93,6 +99,9 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
 
 def _kept(section: Any) -> dict[str, Any]:
     """Returns what the section `ingest` says of how to ingest; from where and to where is said by arguments."""
+    from pipeline.config import NOT_IN_A_PIPELINE
+    from pipeline.mapping import not_a_section
+
     if not isinstance(section, Mapping):
         raise not_a_section("ingest", section)
     return {name: value for name, value in section.items() if name not in ("source", *NOT_IN_A_PIPELINE)}

@@ -11,17 +11,19 @@ import click
 from beam_jobs import storage
 from beam_jobs.errors import OptionError
 from pipeline.cli.common import json_option, print_json, program
+from pipeline.cli.grammar import Command
+from pipeline.cli.values import DIR, PATH
 from pipeline.starter import CONFIG_NAME, DEFAULT_SOURCE, files
 
 
-@click.command("init")
-@click.argument("directory", default=".")
-@click.option("--images", help="Where your images are; written into the file.")
+@click.command("init", cls=Command)
+@click.argument("directory", type=DIR, default=".")
+@click.option("--images", type=PATH, help="Where your images are; written into the file.")
 @json_option
 def command(directory: str, images: str | None, as_json: bool) -> None:
     """Write a commented pipeline.yaml, and what goes with it, into DIRECTORY.
 
-    It may hold files of yours, such as the images; none is ever replaced.
+    Without DIRECTORY that is the one you are in. It may hold files of yours, such as the images; none is ever replaced.
 
     \b
     Examples:

@@ -3,120 +3,257 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from beam_jobs import storage, visible
-from beam_jobs.errors import OptionError, SourceError
-from pipeline.cli.common import echo, json_option, print_json
+from beam_jobs.errors import BadImage, OptionError, SourceError
+from pipeline.cli.common import echo, json_option, print_json, say
+from pipeline.cli.grammar import Command
+from pipeline.cli.values import DIR, FILE, PATH
+
+if TYPE_CHECKING:
+    from beam_jobs.inspect.pictures import Picture
+    from beam_jobs.inspect.view import View
+
+_WIDTH = 80  # columns, where there is no terminal to ask
+_LABEL_WIDTH = 11
+_INDENT = "  "
+_NAME_WIDTH = 29  # of a feature, beside values of 48 characters
+_NAME_KEPT = 40  # characters of a name that no table breaks
+_DRAWN_COLUMNS, _DRAWN_ROWS = 64, 24
 
 
-@click.command("inspect")
-@click.argument("path")
-@click.option("-n", "shown", type=click.IntRange(min=0), default=5, show_default=True, help="Records to show.")
+@click.command("inspect", cls=Command)
+@click.argument("path", type=PATH)
+@click.option(
+    "-n",
+    "shown",
+    type=click.IntRange(min=0),
+    metavar="INTEGER",
+    default=5,
+    help="Records to show.  [default: 5]",
+)
 @click.option("--key", help="Show the one image of a dataset that has this key.")
-@click.option("--export", "export_dir", help="Directory to write the images that are shown to.")
+@click.option("--draw", is_flag=True, help="Draw the images that are shown, on a terminal with colours.")
+@click.option("--export", "export_dir", type=DIR, help="Directory to write the images that are shown to.")
+@click.option("--html", type=FILE, help="File to write all of it into, as one page with the images.")
 @json_option
-def command(path: str, shown: int, key: str | None, export_dir: str | None, as_json: bool) -> None:
-    """Look inside PATH, a dataset or any TFRecord file, ours or not.
+def command(
+    path: str, shown: int, key: str | None, draw: bool, export_dir: str | None, html: str | None, as_json: bool
+) -> None:
+    """Look inside a dataset or any TFRecord file.
+
+    PATH is a dataset, a TFRecord file of anybody, or a directory or pattern of such files. Of those it says counts,
+    sizes, compression and features, and guesses which of them are image, label, text and boxes.
 
     \b
     Examples:
       feedline inspect dataset
       feedline inspect dataset --key cat/1.jpg --export pictures
-      feedline inspect other.tfrecord.gz -n 2
+      feedline inspect other.tfrecord.gz -n 2 --draw
+      feedline inspect tensorflow_datasets/mnist/3.0.1 --html mnist.html
     """
-    if key is not None:
-        records = _one(path, key, as_json)
-    elif _is_dataset(path):
-        records = _dataset(path, shown, as_json)
+    if draw and as_json:
+        raise click.UsageError("--draw and --json exclude each other: one is for people, one for machines")
+    if html:
+        _check_place(html)
+    from beam_jobs.inspect.view import damage
+
+    view = _look(path, shown, key)
+    if as_json:
+        print_json(view.values)
     else:
-        records = _file(path, shown, as_json)
+        _print(view, _colours(draw))
     if export_dir:
-        _export(records, export_dir)
+        _export(view, export_dir)
+    if html:
+        _write_page(view, html)
+    broken = damage(view)
+    if broken:
+        raise broken
 
 
-def _is_dataset(path: str) -> bool:
-    """Returns whether the path is to be looked at as a dataset; so that a folder is told what it lacks."""
+def _look(path: str, shown: int, key: str | None) -> View:
     from beam_jobs import manifest
+    from beam_jobs.inspect.view import view_dataset, view_files, view_key
 
+    if key is not None:
+        return view_key(path, key)
     try:
-        return os.path.isdir(path) or manifest.is_published(path)
+        published = manifest.is_published(path)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
+    return view_dataset(path, shown) if published else view_files(path, shown)
 
 
-def _one(path: str, key: str, as_json: bool) -> list[dict[str, list]]:
-    from beam_jobs.inspect import find_record, shown_value
-
-    row, values = find_record(path, key)
-    if as_json:
-        print_json({"row": row, "features": {name: shown_value(found) for name, found in sorted(values.items())}})
-        return [values]
-    echo(f"{row['split']} shard {row['shard']} offset {row['offset']:,}")
-    _print_record(values)
-    return [values]
+# --- as text
 
 
-def _dataset(path: str, shown: int, as_json: bool) -> list[dict[str, list]]:
-    from beam_jobs import manifest
-    from beam_jobs.inspect import summarise_file
+def _print(view: View, colours: str) -> None:
+    from beam_jobs.inspect.view import FEATURE_COLUMNS, FILE_COLUMNS
 
-    dataset = manifest.load(path)
-    first = next(iter(dataset.splits))
-    summary = summarise_file(dataset.shard_paths(path, first)[0], shown)
-    if as_json:
-        print_json(dataset.to_json())
-        return summary.first
-    echo(f"digest     {dataset.digest}")
-    labels = visible.line(", ".join(dataset.labels[:8]))
-    echo(f"classes    {len(dataset.labels)}: {labels}{' ...' * (len(dataset.labels) > 8)}")
-    for name, info in dataset.splits.items():
-        echo(f"{name:<10} {info.records:,} images, {len(info.shards)} shards, {info.bytes:,} bytes")
-    for values in summary.first:
+    if view.headline:
+        echo(view.headline)
+    for name, value in view.facts:
+        _print_fact(name, visible.line(value))
+    for columns, rows in ((FILE_COLUMNS, view.files), (FEATURE_COLUMNS, view.features)):
+        if rows:
+            echo("")
+            _print_table(columns, rows)
+    if view.features and view.features_of:
+        echo(f"(features of {visible.line(view.features_of)})")
+    seen = _pictures(view, _DRAWN_COLUMNS) if colours else None
+    for values in view.records:
         echo("")
         _print_record(values)
-    return summary.first
+        if seen:
+            _draw(next(seen), colours)
 
 
-def _file(path: str, shown: int, as_json: bool) -> list[dict[str, list]]:
-    from dataclasses import asdict
-
-    from beam_jobs.inspect import shown_value, summarise_file
-
-    summary = summarise_file(path, shown)
-    if as_json:
-        first = [{name: shown_value(found) for name, found in sorted(values.items())} for values in summary.first]
-        print_json({**asdict(summary), "first": first})
-        return summary.first
-    size = storage.size(path)
-    echo(f"{summary.records:,} records, {size:,} bytes, compression {summary.compression}")
-    for name, feature in sorted(summary.features.items()):
-        lengths = str(feature.least) if feature.least == feature.most else f"{feature.least}-{feature.most}"
-        echo(f"  {visible.line(name):<32} {feature.kind:<6} {lengths} values, in {feature.records:,} records")
-    for values in summary.first:
-        echo("")
-        _print_record(values)
-    return summary.first
+def _print_fact(name: str, value: str) -> None:
+    indent = " " * _LABEL_WIDTH
+    label = f"{name:<{_LABEL_WIDTH - 1}} "
+    lines = textwrap.wrap(value, _width() - len(label), break_long_words=False, break_on_hyphens=False) or [""]
+    echo(label + f"\n{indent}".join(lines))
 
 
 def _print_record(values: dict[str, list]) -> None:
-    from beam_jobs.inspect import shown_value
+    from beam_jobs.inspect.values import shown_name, shown_value
 
     for name, found in sorted(values.items()):
-        echo(f"  {visible.line(name):<32} {shown_value(found)}")
+        echo(f"{_INDENT}{visible.line(shown_name(name)):<{_NAME_WIDTH}} {shown_value(found)}")
 
 
-def _export(records: list[dict[str, Any]], directory: str) -> None:
-    from beam_jobs.inspect import viewable_image
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table: ruled on a terminal, aligned by blanks alone anywhere else."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
-    images = [image for image in map(viewable_image, records) if image]
-    if not images:
-        raise OptionError("none of the records shown holds image/encoded; there is nothing to export")
-    for index, image in enumerate(images):
+    terminal = sys.stdout.isatty()
+    styled = terminal and not os.environ.get("NO_COLOR")
+    console = Console(
+        file=sys.stdout,
+        width=_width() - len(_INDENT),
+        color_system="auto" if styled else None,
+        highlight=False,
+        soft_wrap=False,
+    )
+    table = Table(
+        box=box.ROUNDED if terminal else None,
+        header_style="bold" if styled else "",
+        padding=(0, 1) if terminal else (0, 2, 0, 0),
+        pad_edge=terminal,
+    )
+    kept = min(_NAME_KEPT, max(len(visible.line(row[0])) for row in rows))
+    for place, name in enumerate(columns):
+        numbers = name in ("records", "bytes")
+        table.add_column(
+            name,
+            justify="right" if numbers else "left",
+            overflow="fold",
+            no_wrap=numbers,
+            min_width=kept if not place else None,
+        )
+    for row in rows:
+        table.add_row(*(Text(visible.line(cell)) for cell in row))
+    with console.capture() as captured:
+        console.print(table)
+    click.echo("\n".join(f"{_INDENT}{line.rstrip()}" for line in captured.get().splitlines()), color=styled)
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((_WIDTH, 24)).columns if sys.stdout.isatty() else _WIDTH
+
+
+# --- as pictures
+
+
+def _colours(draw: bool) -> str:
+    """Returns `truecolor` or `256` when images are to be drawn and the terminal can; says why when it cannot."""
+    if not draw:
+        return ""
+    from rich.console import Console
+
+    from beam_jobs.inspect.terminal import BLOCK
+
+    system = Console(file=sys.stdout).color_system if sys.stdout.isatty() else None
+    missing = ""
+    if not sys.stdout.isatty():
+        missing = "standard output is not a terminal"
+    elif os.environ.get("NO_COLOR"):
+        missing = "NO_COLOR is set"
+    elif system not in ("truecolor", "256"):
+        missing = "the terminal does not say that it shows 256 colours"
+    elif BLOCK.encode(sys.stdout.encoding or "ascii", "ignore") == b"":
+        missing = f"the terminal takes {sys.stdout.encoding}, which has no blocks"
+    if missing:
+        say(f"--draw: {missing}; --html FILE writes the images into a page")
+    return "" if missing else str(system)
+
+
+def _draw(picture: Picture, colours: str) -> None:
+    from beam_jobs.inspect.terminal import half_blocks
+
+    if picture.image is None:
+        echo(f"  ({visible.line(picture.remark)})")
+        return
+    columns = min(_DRAWN_COLUMNS, _width())
+    # The escapes are our own, made of numbers: nothing of the data is in them.
+    click.echo(half_blocks(picture.image, columns, _DRAWN_ROWS, colours == "truecolor"), color=True)
+
+
+def _pictures(view: View, side_px: int) -> Iterator[Picture]:
+    from beam_jobs.inspect.pictures import pictures
+
+    return pictures(view.records, view.guessed, side_px)
+
+
+def _export(view: View, directory: str) -> None:
+    from beam_jobs.inspect.pictures import image_file
+
+    written = 0
+    for index, values in enumerate(view.records):
+        try:
+            suffix, data = image_file(values, view.guessed)
+        except BadImage as bad:
+            if view.guessed.image:
+                say(f"record {index} is not exported: {visible.line(bad.detail)}")
+            continue
         # Named by number: a key comes from data and could lead out of the directory.
-        suffix = "png" if image.startswith(b"\x89PNG") else "jpg"
         target = storage.join(directory, f"{index:05d}.{suffix}")
-        storage.write_bytes(target, image)
-        echo(target, err=True)
+        _write(target, data, "--export")
+        written += 1
+        say(target)
+    if not written:
+        raise OptionError("none of the records shown holds an image; there is nothing to export")
+
+
+def _write_page(view: View, path: str) -> None:
+    from beam_jobs.inspect.page import SIDE_PX, render
+
+    _write(path, render(view, _pictures(view, SIDE_PX)).encode("utf-8", "backslashreplace"), "--html")
+    say(path)
+
+
+def _check_place(path: str) -> None:
+    """Raises `OptionError` when a file cannot be written there: better now than after a long read."""
+    if storage.is_remote(path):
+        return
+    folder = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path) or not os.access(folder, os.W_OK):
+        raise OptionError(f"--html {path} cannot be written; name a file in a directory that exists")
+
+
+def _write(path: str, data: bytes, option: str) -> None:
+    try:
+        storage.write_bytes(path, data)
+    except OSError as error:
+        raise OptionError(f"{option} {path} cannot be written: {error.strerror or error}") from error

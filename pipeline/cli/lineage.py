@@ -7,16 +7,19 @@ import os
 import click
 
 from pipeline.cli.common import echo, json_option, print_json
+from pipeline.cli.grammar import Command
+from pipeline.cli.values import DIR
 
 
-@click.command("lineage")
-@click.argument("model")
-@click.option("--root", default="", help="Root of the pipeline.  [default: looked for above MODEL]")
+@click.command("lineage", cls=Command)
+@click.argument("model", type=DIR)
+@click.option("--root", type=DIR, default="", help="Root of the pipeline.  [default: looked for above MODEL]")
 @json_option
 def command(model: str, root: str, as_json: bool) -> None:
-    """Print what MODEL was made of: data, schema, transform, verdicts and code, back to the source.
+    """Print what MODEL was made of, back to the source.
 
-    MODEL is a pushed model, the folder of its versions, or the directory of any artifact of a pipeline.
+    That is data, schema, transform, verdicts and code. MODEL is a pushed model, the folder of its versions, or the
+    directory of any artifact of a pipeline.
 
     \b
     Examples:

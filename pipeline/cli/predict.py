@@ -8,18 +8,23 @@ import click
 
 from beam_jobs import visible
 from pipeline.cli.common import echo, json_option, print_json
+from pipeline.cli.grammar import Command
+from pipeline.cli.values import DIR, FILE
 
 
-@click.command("predict")
-@click.argument("model")
-@click.argument("images", nargs=-1, required=True)
+@click.command("predict", cls=Command)
+@click.argument("model", type=DIR)
+@click.argument("images", type=FILE, metavar="IMAGE...", nargs=-1, required=True)
 @json_option
 def command(model: str, images: tuple[str, ...], as_json: bool) -> None:
-    """Classify IMAGES with the pushed model in MODEL, a version or the folder of all versions.
+    """Classify image files with a pushed model.
+
+    MODEL is a version of a pushed model, or the folder of all versions, of which the newest is taken.
 
     \b
-    Example:
+    Examples:
       feedline predict work/serving photos/cat/1.jpg
+      feedline predict work/serving/7 new/*.jpg --json
     """
     from trainer.predict import predict
 

@@ -9,32 +9,34 @@ import click
 
 from beam_jobs import storage
 from beam_jobs.errors import OptionError, SourceError
-from pipeline.cli.common import echo, json_option, print_json
+from pipeline.cli.common import config_option, echo, json_option, print_json
+from pipeline.cli.grammar import Command
+from pipeline.cli.values import DIR, FILE
 
 
-@click.command("report")
-@click.argument("directory")
-@click.option("--model", help="Pushed model; shows its accuracy and its worst mistakes.")
-@click.option("--source", help="Folder of the images; shows what was rejected.")
-@click.option("--config", "config_path", help="YAML file of settings; shows what a model trained with them sees.")
-@click.option("--out", default="report.html", show_default=True, help="File to write.")
+@click.command("report", cls=Command)
+@click.argument("dataset", type=DIR)
+@click.option("--model", type=DIR, help="Pushed model; shows its accuracy and its worst mistakes.")
+@click.option("--images", "--source", "source", type=DIR, help="Folder of the images; shows what was rejected.")
+@config_option("YAML file of settings; shows what a model trained with them sees.")
+@click.option("--out", type=FILE, default="report.html", show_default=True, help="File to write.")
 @json_option
 def command(
-    directory: str, model: str | None, source: str | None, config_path: str | None, out: str, as_json: bool
+    dataset: str, model: str | None, source: str | None, config_path: str | None, out: str, as_json: bool
 ) -> None:
-    """Write one self-contained HTML page about the dataset in DIRECTORY.
+    """Write one self-contained HTML page about DATASET.
 
     \b
     Examples:
       feedline report dataset --out report.html
-      feedline report dataset --source photos --model work/serving
+      feedline report dataset --images photos --model work/serving
     """
     options = _input_options(config_path) if config_path else None
     if source and not os.path.isdir(source):
-        raise SourceError(f"--source {source} is not a directory; give the folder that the images came from")
+        raise SourceError(f"--images {source} is not a directory; give the folder that the images came from")
     from components.dataset_report.render import render
 
-    page = render(directory, model=_newest(model) if model else "", input_options=options, source=source or "").encode()
+    page = render(dataset, model=_newest(model) if model else "", input_options=options, source=source or "").encode()
     try:
         storage.write_bytes(out, page)
     except OSError as error:

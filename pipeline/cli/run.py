@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from beam_jobs.errors import OptionError
 from components.dataset_gate.limits import MODES
-from pipeline import run_local, settings_text
 from pipeline.cli.common import (
     check_pushed,
+    config_option,
     echo,
     ingest_options,
     ingest_settings,
@@ -20,28 +20,39 @@ from pipeline.cli.common import (
     print_json,
     program,
     say,
+    set_option,
 )
 from pipeline.cli.detach import detachable
-from pipeline.settings import Settings, gather
+from pipeline.cli.grammar import Command
+from pipeline.cli.values import DIR, FILE, PATH
 from pipeline.starter import CONFIG_NAME
 
+if TYPE_CHECKING:
+    from pipeline.settings import Settings
 
-@click.command("run")
-@click.option("--images", help="Folder with one sub-folder a class, or a table; {SPAN} stands for the newest batch.")
-@click.option("--dataset", help="Published dataset to take as it is, instead of --images.")
+
+@click.command("run", cls=Command)
+@click.option(
+    "--images",
+    type=PATH,
+    help="Your images: a folder with one sub-folder a class, or any other SOURCE of `feedline ingest`.",
+)
+@click.option("--dataset", type=DIR, help="Published dataset to take as it is, instead of --images.")
 @click.option("--span", type=int, help="Number for {SPAN} in --images or --dataset.  [default: the newest]")
 @click.option("--span-version", type=int, help="Number for {VERSION} in them.  [default: the newest of the span]")
-@click.option("--root", help="Directory of everything the pipeline writes.")
-@click.option("-c", "--config", "config_path", help="YAML file of settings; options given here win over it.")
+@click.option("--root", type=DIR, help="Directory of everything the pipeline writes.")
+@config_option("YAML file of settings; options given here win over it.")
 @click.option(
-    "--schema", help="Reviewed schema file; the first run writes one that is not there.  [default: infer one]"
+    "--schema",
+    type=FILE,
+    help="Reviewed schema file; the first run writes one that is not there.  [default: infer one]",
 )
 @click.option("--image-side", type=int, help="Height and width the model sees, in pixels.  [default: 224]")
 @click.option("--batch-size", type=int, help="Images a step.  [default: 64]")
 @click.option("--epochs", type=int, help="Passes over the training split.  [default: 10]")
 @click.option("--min-accuracy", type=float, help="Accuracy below which no model is pushed.  [default: 0]")
 @click.option("--gate", type=click.Choice(MODES), help="What a crossed limit of the data does.  [default: stop]")
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any setting, as train.model=small_cnn.")
+@set_option
 @click.option("--show-config", is_flag=True, help="Print every setting and where it came from; run nothing.")
 @ingest_options
 @json_option
@@ -57,7 +68,7 @@ def command(
 ) -> None:
     """Run the whole TFX pipeline on your own images, in this process.
 
-    What did not change since the last run in ROOT is served from the cache. Settings are taken from the
+    What did not change since the last run in --root is served from the cache. Settings are taken from the
     file, then from the environment (FEEDLINE_TRAIN__EPOCHS=20), then from here; the last one wins.
 
     \b
@@ -65,9 +76,13 @@ def command(
       feedline run --images photos --root work
       feedline run --images labels.csv --root work --image-side 128 --epochs 20
       feedline run --images "photos/{SPAN}" --root work --schema schema.pbtxt
+      feedline run --dataset dataset --root work
       feedline run --config pipeline.yaml --set train.learning_rate=0.001
       feedline run --config pipeline.yaml --show-config
     """
+    from pipeline import run_local
+    from pipeline.settings import gather
+
     settings = gather(config_path, _given(values), assignments, options=option_names(context.command, values))
     if "root" not in settings.values:
         raise OptionError(f"--root is missing; give it, or name it in the --config file{_hint(config_path)}")
@@ -100,6 +115,8 @@ def _hint(config_path: str | None) -> str:
 
 
 def _show(settings: Settings, as_json: bool) -> None:
+    from pipeline import settings_text
+
     if as_json:
         print_json(settings_text.to_json(settings))
     else:
@@ -136,6 +153,8 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def option_names(command: click.Command, values: Mapping[str, Any]) -> dict[str, str]:
     """Returns dotted key -> option, such as `train.epochs` -> `--epochs`, of all options that set one."""
+    from pipeline.settings import gather
+
     names = {parameter.name: parameter.opts[0] for parameter in command.params}
     found = {}
     for option, value in values.items():

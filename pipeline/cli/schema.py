@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from beam_jobs import manifest, storage
+from beam_jobs import storage
 from beam_jobs.errors import DataError, OptionError
 from pipeline.cli.common import echo, json_option, print_json, say
+from pipeline.cli.grammar import Group
+from pipeline.cli.values import DIR, FILE, PATH
 
 if TYPE_CHECKING:
     from tensorflow_metadata.proto.v0 import schema_pb2
@@ -19,18 +21,24 @@ if TYPE_CHECKING:
 _COLUMNS = ("name", "type", "presence", "shape", "domain")
 
 
-@click.group("schema")
+@click.group("schema", cls=Group)
 def command() -> None:
-    """Infer, read and compare the schema of a dataset.
+    """Infer, read and compare schemas.
 
     A schema says what the features of a dataset may be. `feedline run --schema FILE` validates new data by it.
+
+    \b
+    Examples:
+      feedline schema init dataset --out schema.pbtxt
+      feedline schema show schema.pbtxt
+      feedline schema diff schema.pbtxt dataset
     """
 
 
 @command.command("init")
-@click.argument("dataset")
-@click.option("--out", default="schema.pbtxt", show_default=True, help="File to write.")
-@click.option("--overwrite", is_flag=True, help="Replace the file.")
+@click.argument("dataset", type=DIR)
+@click.option("--out", type=FILE, default="schema.pbtxt", show_default=True, help="File to write.")
+@click.option("--overwrite", is_flag=True, help="Replace the file in --out.")
 @json_option
 def init(dataset: str, out: str, overwrite: bool, as_json: bool) -> None:
     """Infer the schema of DATASET into a file, to be reviewed.
@@ -39,6 +47,8 @@ def init(dataset: str, out: str, overwrite: bool, as_json: bool) -> None:
     Example:
       feedline schema init dataset --out schema.pbtxt
     """
+    from beam_jobs import manifest
+
     manifest.load(dataset)  # says in no time what is wrong with it
     parent = os.path.dirname(os.path.abspath(out))
     if os.path.isdir(out) or (os.path.exists(parent) and not os.path.isdir(parent)):
@@ -62,14 +72,17 @@ def init(dataset: str, out: str, overwrite: bool, as_json: bool) -> None:
 
 
 @command.command("show")
-@click.argument("schema")
+@click.argument("schema", type=PATH)
 @json_option
 def show(schema: str, as_json: bool) -> None:
-    """Show SCHEMA, a schema file or a dataset to infer it from, as a table.
+    """Show SCHEMA as a table.
+
+    SCHEMA is a schema file, or a dataset to infer it from.
 
     \b
-    Example:
+    Examples:
       feedline schema show schema.pbtxt
+      feedline schema show dataset
     """
     from components.schema.table import rows
 
@@ -82,15 +95,19 @@ def show(schema: str, as_json: bool) -> None:
 
 
 @command.command("diff")
-@click.argument("old")
-@click.argument("new")
+@click.argument("old", type=PATH)
+@click.argument("new", type=PATH)
 @json_option
 def diff(old: str, new: str, as_json: bool) -> None:
-    """Compare OLD and NEW, schema files or datasets. The exit code is 0 when they are equal and 3 when they are not.
+    """Compare the schemas OLD and NEW.
+
+    Each is a schema file, or a dataset to infer it from. The exit code is 0 when they are equal and 3 when they are
+    not.
 
     \b
-    Example:
+    Examples:
       feedline schema diff schema.pbtxt dataset
+      feedline schema diff old.pbtxt new.pbtxt
     """
     from components.schema.table import difference
 
@@ -107,6 +124,7 @@ def diff(old: str, new: str, as_json: bool) -> None:
 
 
 def _load(path: str) -> schema_pb2.Schema:
+    from beam_jobs import manifest
     from components.schema import files
 
     if os.path.isdir(path) or manifest.is_published(path):
@@ -115,6 +133,8 @@ def _load(path: str) -> schema_pb2.Schema:
 
 
 def _inferred(directory: str) -> schema_pb2.Schema:
+    from beam_jobs import manifest
+
     manifest.load(directory)
     say(f"reading {directory} for its statistics")
     from components.schema.infer import infer_from_dataset

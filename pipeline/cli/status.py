@@ -15,6 +15,8 @@ from beam_jobs.errors import FeedlineError
 from pipeline import jobs
 from pipeline.cli.bar import describe, watch
 from pipeline.cli.common import echo, json_option, print_json, program, say
+from pipeline.cli.grammar import Command
+from pipeline.cli.values import JOB
 from pipeline.hidden import HIDDEN, hide
 from pipeline.interrupt import TERMINATED
 from pipeline.jobs import DIED, RUNNING, STOPPED, Job, Stage
@@ -22,13 +24,13 @@ from pipeline.jobs import DIED, RUNNING, STOPPED, Job, Stage
 _POLL_S = 0.2
 
 
-@click.command("status")
-@click.argument("name", metavar="JOB", required=False)
+@click.command("status", cls=Command)
+@click.argument("name", metavar="[JOB]", type=JOB, required=False)
 @click.option("--follow", is_flag=True, help="Stay until the job ends, and end as it does.")
 @click.option("--stop", is_flag=True, help="Ask the job to stop; what is finished is kept.")
 @json_option
 def command(name: str | None, follow: bool, stop: bool, as_json: bool) -> None:
-    """Say how far the commands are that were started with --detach.
+    """Say how far commands started with --detach are.
 
     Without JOB it lists them with their commands, the newest first. A job that has ended shows what the
     command itself would have printed; one that was stopped or killed shows how to go on with it.
@@ -37,6 +39,7 @@ def command(name: str | None, follow: bool, stop: bool, as_json: bool) -> None:
     Examples:
       feedline status
       feedline status ingest-20260131-140509 --follow
+      feedline status ingest-20260131-140509 --stop
     """
     if name is None:
         if follow or stop:

@@ -8,33 +8,42 @@ from beam_jobs import visible
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.machine import cores
 from pipeline.cli.common import echo, json_option, print_json
+from pipeline.cli.grammar import Command
+from pipeline.cli.values import DIR
 
 _SHOWN = 20
 
 
-@click.command("verify")
-@click.argument("directory")
+@click.command("verify", cls=Command)
+@click.argument("dataset", type=DIR)
 @click.option(
-    "--threads", type=click.IntRange(min=0), default=0, help="Threads that decode; 0 is one a core.  [default: 0]"
+    "--threads",
+    type=click.IntRange(min=0),
+    metavar="INTEGER",
+    default=0,
+    help="Threads that decode; 0 is one a core.  [default: 0]",
 )
 @json_option
-def command(directory: str, threads: int, as_json: bool) -> None:
-    """Read the dataset in DIRECTORY back: every checksum, every count and a decode of every image.
+def command(dataset: str, threads: int, as_json: bool) -> None:
+    """Read DATASET back: every checksum, count and image.
+
+    Every image is decoded. The exit code is 0 when all is sound and 3 when something is not.
 
     \b
-    Example:
+    Examples:
       feedline verify dataset
+      feedline verify gs://bucket/dataset --json
     """
     from dataclasses import asdict
 
     from beam_jobs.verify import verify
 
-    result = verify(directory, threads or cores())
+    result = verify(dataset, threads or cores())
     if as_json:
         print_json(asdict(result))
     if result.problems:
         more = f"\n  and {len(result.problems) - _SHOWN} more" if len(result.problems) > _SHOWN else ""
         listed = "\n".join(f"  {visible.line(line)}" for line in result.problems[:_SHOWN])
-        raise CorruptDataset(f"{directory} has {len(result.problems)} problems:\n{listed}{more}")
+        raise CorruptDataset(f"{dataset} has {len(result.problems)} problems:\n{listed}{more}")
     if not as_json:
         echo(f"sound: {result.records:,} records in {result.shards} shards, {result.bytes:,} bytes")

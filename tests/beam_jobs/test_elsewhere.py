@@ -15,7 +15,9 @@ from PIL import Image
 
 from beam_jobs import ingest, manifest, tables
 from beam_jobs.decode import decode_rgb
+from beam_jobs.export.names import safe_name
 from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
+from tests.interop import page
 from tests.make_images import encode, jpeg
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "elsewhere.md"
@@ -114,25 +116,15 @@ def test_the_tfrecord_package_for_pytorch_reads_a_shard(dataset, photos):
         assert published.labels[label] == key.split("/")[0]
 
 
-def test_offsets_and_lengths_are_what_dali_wants_in_its_index(dataset):
-    """An index has a line a record: offset and length; the documentation says how they follow from images.parquet."""
-    import struct
-
-    assert "a record ends where the next one begins" in " ".join(DOCS.read_text(encoding="utf-8").split())
-    rows = sorted(row["offset"] for row in rows_of(dataset).values() if (row["split"], row["shard"]) == ("train", 1))
-    data = (dataset / "Split-train" / "data-00001-of-00002.tfrecord").read_bytes()
-    for start, end in zip(rows, [*rows[1:], len(data)], strict=True):
-        assert struct.unpack("<Q", data[start : start + 8])[0] + 16 == end - start
-
-
-def test_the_python_of_the_documentation_runs(dataset, photos, monkeypatch):
+def test_what_the_documentation_says_of_one_image_is_true(dataset, photos, monkeypatch):
+    """The other blocks of the page run with their clients, in `tests/interop`."""
     monkeypatch.chdir(dataset.parent)
-    code = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(code) == 3
-    tfds_code, torch_code, one = code
     values: dict = {}
-    exec(tfds_code, values)
-    assert len(list(values["train"])) == manifest.load("dataset").splits["train"].records
-    assert "TFRecordDataset(shard, index_path=None" in torch_code  # torch itself is not among the dependencies
-    exec(one.replace("cat/1.jpg", "china/000.jpg"), values)
+    exec(page.code("One image").replace("cat/1.jpg", "china/000.jpg"), values)
     assert values["record"]["image/encoded"] == [(photos / "china" / "000.jpg").read_bytes()]
+
+
+@pytest.mark.parametrize("key", ["cat/1.jpg", "cat/1.png", "../a b.jpg"])
+def test_the_names_in_the_documentation_are_those_of_the_exports(key):
+    table = dict(re.findall(r"^\| `(.+?)` \| `(.+?)`", DOCS.read_text(encoding="utf-8"), re.MULTILINE))
+    assert table[key] == safe_name(key)

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import gzip
 import re
+import tracemalloc
+import zlib
+from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
 import tensorflow as tf
 
-from beam_jobs import record, tables
+from beam_jobs import manifest, record, tables, tfrecord
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 from beam_jobs.ingest import run
-from beam_jobs.inspect import find_record, shown_value, summarise_file, viewable_image
+from beam_jobs.inspect import find_record, shown_value, summarise, summarise_file
+from beam_jobs.inspect.lookup import record_lengths
+from beam_jobs.inspect.records import LOOKED_BYTES
 from beam_jobs.options import IngestOptions
 from tests.make_images import class_folders, flipped, jpeg
 
@@ -129,13 +136,131 @@ def test_a_damaged_or_missing_shard_is_named(dataset):
         ([0.123456789, 2.0], "0.123457, 2"),
         ([1, 2, 3, 4, 5], "1, 2, 3, 4, ... (5 values)"),
         ([], ""),
+        ([b"a", b"b"], "a, b"),
+        ([jpeg(), b"b"], f"<{len(jpeg()):,} bytes>, b"),
     ],
 )
 def test_values_are_shown_short(values, shown):
     assert shown_value(values) == shown
 
 
-def test_only_a_record_with_an_image_has_one():
-    assert viewable_image({record.ENCODED: [b"x"]}) == b"x"
-    assert viewable_image({record.ENCODED: []}) is None
-    assert viewable_image({}) is None
+# --- damage, and what is too large
+
+
+def framed(*payloads: bytes) -> bytes:
+    return b"".join(piece for payload in payloads for piece in tfrecord.frame(payload))
+
+
+PACK = {"none": bytes, "gzip": gzip.compress, "zlib": zlib.compress}
+
+
+@pytest.mark.parametrize("compression", PACK)
+def test_what_stands_before_the_damage_is_summed_up_and_the_place_is_named(tmp_path, compression):
+    path = tmp_path / "torn"
+    offset = len(framed(*RECORDS[:2]))
+    path.write_bytes(PACK[compression](flipped(framed(*RECORDS), offset + 14)))
+    summary = summarise([str(path)])
+    assert (summary.records, summary.compression, len(summary.first)) == (2, compression, 2)
+    assert [str(error) for error in summary.errors] == [
+        f"{path} has a corrupt record at offset {offset}; it is damaged"
+    ]
+    with pytest.raises(CorruptDataset, match=f"at offset {offset};"):
+        summarise_file(str(path))
+
+
+@pytest.mark.parametrize("lost", [1, 5, 20])
+def test_a_file_that_ends_too_soon_says_in_which_record(tmp_path, lost):
+    path, whole = tmp_path / "torn", framed(*RECORDS)
+    path.write_bytes(whole[:-lost])
+    with pytest.raises(CorruptDataset, match=f"ends inside the record at offset {len(framed(*RECORDS[:2]))}: "):
+        summarise_file(str(path))
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zlib"])
+def test_a_compressed_file_that_ends_too_soon_says_in_which_record(tmp_path, compression):
+    path = tmp_path / "torn"
+    noise = [bytes(example(a=[seed], b=[jpeg(seed)])) for seed in range(3)]
+    path.write_bytes(PACK[compression](framed(*noise))[:-40])
+    summary = summarise([str(path)])
+    assert summary.records == 2
+    said = f"{path} cannot be unpacked: .*end-of-stream marker.*, in the record at offset {len(framed(*noise[:2]))}$"
+    assert re.match(said, str(summary.errors[0]))
+
+
+def test_a_length_that_is_forged_allocates_nothing(tmp_path):
+    length = (1 << 39).to_bytes(8, "little")
+    head = length + masked(length)
+    (tmp_path / "forged").write_bytes(framed(RECORDS[0]) + head + b"short")
+    tracemalloc.start()
+    try:
+        summary = summarise([str(tmp_path / "forged")])
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
+    assert summary.records == 1
+    assert f"at offset {len(framed(RECORDS[0]))}: 5 of {(1 << 39) + 4} bytes" in str(summary.errors[0])
+
+
+def masked(data: bytes) -> bytes:
+    """The checksum of the format, of some bytes: what stands behind them when they are a record."""
+    return tfrecord.frame(data)[2]
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zlib"])
+def test_a_record_that_unpacks_to_much_is_checked_and_not_held(tmp_path, compression):
+    path = tmp_path / "bomb"
+    huge = bytes(LOOKED_BYTES + 1)
+    path.write_bytes(PACK[compression](framed(RECORDS[0], huge, RECORDS[1])))
+    size = len(huge)
+    del huge
+    tracemalloc.start()
+    try:
+        summary = summarise([str(path)])
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
+    assert (summary.records, summary.long, len(summary.first), summary.errors) == (3, 1, 2, [])
+    assert summary.sizes["max"] == size
+
+
+@pytest.mark.parametrize("start", [b"\x78\x9c", b"\x1f\x8b"])
+def test_a_plain_file_whose_first_length_looks_like_a_packed_one_is_plain(tmp_path, start):
+    path = tmp_path / "plain"
+    path.write_bytes(framed(bytes(int.from_bytes(start, "little"))))
+    assert path.read_bytes().startswith(start)
+    summary = summarise_file(str(path))
+    assert (summary.records, summary.compression) == (1, "none")
+
+
+# --- sizes and several files
+
+
+def test_several_files_are_summed_up_together(tmp_path):
+    for place, payloads in enumerate((RECORDS[:1], RECORDS[1:])):
+        (tmp_path / str(place)).write_bytes(framed(*payloads))
+    summary = summarise([str(tmp_path / "0"), str(tmp_path / "1"), str(tmp_path / "no")], shown=2)
+    assert [file.records for file in summary.files] == [1, 2, 0]
+    assert summary.features["b"].records == 3
+    assert [values["b"] for values in summary.first] == [[b"x"], [b"y"]]
+    sizes = sorted(map(len, RECORDS))
+    assert summary.sizes == {"min": sizes[0], "median": sizes[1], "max": sizes[2]}
+    assert "no cannot be read: No such file" in str(summary.errors[0])
+
+
+def test_the_lengths_of_all_records_are_known_without_the_shards(dataset):
+    described = manifest.load(str(dataset))
+    paths = [Path(path) for name in described.splits for path in described.shard_paths(str(dataset), name)]
+    expected = []
+    for path in paths:
+        with open(path, "rb") as stream:
+            expected += [len(payload) for _, payload in tfrecord.read_records(stream, str(path))]
+        path.unlink()
+    assert record_lengths(str(dataset), described).tolist() == expected
+
+
+def test_a_table_of_another_dataset_is_found_out(dataset):
+    path = dataset / "images.parquet"
+    images = tables.read(str(path))
+    tables.write_table(str(path), images.filter(pc.not_equal(images["key"], "china/000.jpg")))
+    with pytest.raises(CorruptDataset, match=r"images.parquet is not the table of dataset.json"):
+        record_lengths(str(dataset), manifest.load(str(dataset)))

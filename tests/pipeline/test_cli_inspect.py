@@ -1,12 +1,49 @@
 from __future__ import annotations
 
+import fcntl
+import gzip
 import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
 
 import numpy as np
+import pytest
 from PIL import Image
 
+from beam_jobs import manifest, tfrecord, wire
 from pipeline.cli import execute as run
-from tests.make_images import class_folders
+from tests.make_images import class_folders, jpeg, png
+
+LONG = "a/name/of/a/feature/that/is/longer/than/most/of/them/are"
+
+
+def framed(*payloads: bytes) -> bytes:
+    return b"".join(piece for payload in payloads for piece in tfrecord.frame(payload))
+
+
+def example(index: int, image: bytes) -> bytes:
+    boxes = {f"objects/bbox/{edge}": ("float", (0.1, 0.9)) for edge in ("xmin", "xmax", "ymin", "ymax")}
+    caption = f"number {index}".encode()
+    return wire.example(
+        {"picture": ("bytes", (image,)), "label": ("int64", (index % 3,)), "caption": ("bytes", (caption,)), **boxes}
+    )
+
+
+@pytest.fixture
+def foreign(tmp_path, monkeypatch):
+    """A directory of two files of somebody else, one of them packed; every third image is broken."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "foreign"
+    folder.mkdir()
+    payloads = [example(n, png(n, 20, 30) if n % 3 else b"\x89PNG\r\n\x1a\nbroken") for n in range(12)]
+    (folder / "one.tfrecord").write_bytes(framed(*payloads[:7]))
+    (folder / "two.tfrecord.gz").write_bytes(gzip.compress(framed(*payloads[7:])))
+    return folder
 
 
 def test_a_dataset_a_shard_and_one_image_can_be_looked_at(tmp_path, capsys, monkeypatch):
@@ -18,21 +55,82 @@ def test_a_dataset_a_shard_and_one_image_can_be_looked_at(tmp_path, capsys, monk
     assert run("inspect dataset -n 1".split()) == 0
     shown = capsys.readouterr().out
     assert "classes    2: china, flower" in shown
-    assert shown.count("image/filename") == 1
+    assert re.search(r"\nrecord     min [\d,]+, median [\d,]+, max [\d,]+ bytes\n", shown)
+    assert re.search(r"\n  image/encoded +bytes +1 +\d+ +image, ", shown)
+    assert "(features of Split-train/data-00000-of-00001.tfrecord)" in shown
+    assert len(re.findall(r"\n  image/filename +\w+/\d+\.", shown)) == 1
 
     assert run("inspect dataset/Split-train/data-00000-of-00001.tfrecord -n 0 --json".split()) == 0
     values = json.loads(capsys.readouterr().out)
     assert values["compression"] == "none"
-    assert values["features"]["image/mean_rgb"] == {
-        "kind": "float",
-        "records": values["records"],
-        "least": 3,
-        "most": 3,
-    }
+    assert values["guess"]["looks_like"] == "Feedline: the records have its features"
+    mean = values["features"]["image/mean_rgb"]
+    assert (mean["kind"], mean["records"], mean["least"], mean["most"]) == ("float", values["records"], 3, 3)
+    assert values["bytes"] == values["payload_bytes"] + tfrecord.OVERHEAD * values["records"]
+
+    assert run("inspect dataset --json".split()) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values == json.loads(json.dumps(manifest.load("dataset").to_json()))
 
     assert run("inspect dataset --key china/002.png --export out".split()) == 0
-    assert "image/class/text                 china" in capsys.readouterr().out
+    assert "image/class/text              china" in capsys.readouterr().out
     assert (tmp_path / "out" / "00000.png").read_bytes() == (photos / "china" / "002.png").read_bytes()
+
+
+def test_files_of_others_are_summed_up_on_80_plain_columns(foreign, capsys):
+    assert run("inspect foreign -n 1".split()) == 0
+    shown = capsys.readouterr().out
+    size = sum(path.stat().st_size for path in foreign.iterdir())
+    for line in (
+        f"12 records in 2 files, {size:,} bytes, compression gzip, none",
+        "looks like tfrecord by hand",
+        "image      picture (png)",
+        "label      label",
+        "text       caption",
+        "boxes      objects/bbox",
+    ):
+        assert line in shown.splitlines()
+    assert re.search(r"\n  two\.tfrecord\.gz +5 +[\d,]+ +gzip\n", shown)
+    assert re.search(r"\n  label +int64 +1 +12 +label, 0 to 2, 3 values\n", shown)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.isascii()
+    assert "\x1b" not in shown
+
+
+def test_long_names_break_in_no_column_of_80(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x").write_bytes(framed(wire.example({LONG: ("int64", (1,)), "b": ("int64", (1,))})))
+    assert run("inspect x -n 0".split()) == 0
+    shown = capsys.readouterr().out
+    assert LONG in re.sub(r"\s+(int64\s+1\s+1\s+1)?", "", shown)
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_what_stands_before_the_damage_is_shown_and_the_exit_code_tells(foreign, capsys):
+    path = foreign / "one.tfrecord"
+    path.write_bytes(path.read_bytes()[:-9])
+    assert run("inspect foreign -n 0".split()) == 3
+    captured = capsys.readouterr()
+    assert captured.out.startswith("11 records in 2 files")
+    assert re.search(r"\n  one\.tfrecord +6 +[\d,]+ +damaged\n", captured.out)
+    assert re.fullmatch(
+        r"feedline: error: foreign/one\.tfrecord ends inside the record at offset \d+: .*\n", captured.err
+    )
+
+
+def test_images_of_others_are_exported_whatever_their_feature_is_called(foreign, capsys):
+    assert run("inspect foreign -n 3 --export out".split()) == 0
+    assert (foreign.parent / "out" / "00001.png").read_bytes() == png(1, 20, 30)
+
+
+def test_a_page_is_written_with_images_and_remarks(foreign, capsys):
+    assert run("inspect foreign -n 3 --html page.html".split()) == 0
+    assert capsys.readouterr().err == "page.html\n"
+    page = (foreign.parent / "page.html").read_text(encoding="utf-8")
+    assert page.count('src="data:image/png;base64,') == 2
+    assert page.count('<p class="blank">') == 1
+    assert "<script" not in page
+    assert "12 records in 2 files" in page
 
 
 def test_nothing_to_export_and_wrong_paths_are_one_line(tmp_path, capsys, monkeypatch):
@@ -45,6 +143,26 @@ def test_nothing_to_export_and_wrong_paths_are_one_line(tmp_path, capsys, monkey
     assert capsys.readouterr().err == "feedline: error: nowhere cannot be read: No such file or directory\n"
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("inspect foreign --html no/such/page.html", "--html no/such/page.html cannot be written"),
+        ("inspect foreign --html foreign", "--html foreign cannot be written"),
+        ("inspect foreign --draw --json", "--draw and --json exclude each other"),
+        ("inspect photos", "photos holds neither dataset.json nor a TFRecord file"),
+        ("inspect foreign/*.jpg", "matches no file"),
+    ],
+)
+def test_a_wrong_request_is_one_line(foreign, capsys, line, message):
+    (foreign.parent / "photos").mkdir()
+    (foreign.parent / "photos" / "1.jpg").write_bytes(jpeg())
+    assert run(line.split()) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
 def test_raw_pixels_are_exported_as_pictures(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     class_folders(tmp_path / "photos", per_class=2)
@@ -54,3 +172,55 @@ def test_raw_pixels_are_exported_as_pictures(tmp_path, capsys, monkeypatch):
     with Image.open(first) as image:
         assert (image.format, image.size, image.mode) == ("PNG", (20, 20), "RGB")
         assert np.asarray(image).std() > 1
+
+
+# --- on a terminal
+
+
+def on_a_terminal(*arguments: str, columns: int = 100, **environ: str) -> str:
+    """Returns what the command shows on a terminal of xterm's kind."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLORTERM", "COLUMNS")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipeline", *arguments],
+        stdout=theirs,
+        stderr=subprocess.STDOUT,
+        env={**plain, "TERM": "xterm-256color", "PYTHONPATH": os.pathsep.join(sys.path), **environ},
+    )
+    os.close(theirs)
+    said = b""
+    try:
+        while block := os.read(ours, 1 << 16):
+            said += block
+    except OSError:  # what Linux says when the other side is gone
+        pass
+    os.close(ours)
+    assert process.wait(60) == 0, said
+    return said.decode().replace("\r\n", "\n")
+
+
+def test_a_terminal_gets_a_ruled_table_and_drawings(foreign):
+    shown = on_a_terminal("inspect", "foreign", "-n", "2", "--draw", COLORTERM="truecolor")
+    assert "╭" in shown
+    assert "\x1b[1mfeature" in shown
+    assert "(undecodable: " in shown or "(bad_header: " in shown
+    drawn = [line for line in shown.split("\n") if "\x1b[38;2;" in line]
+    assert len(drawn) == 20  # 20 x 30 pixels, enlarged to half of the room
+    assert {line.count("▀") for line in drawn} == {60}
+
+
+def test_no_color_is_respected(foreign):
+    shown = on_a_terminal("inspect", "foreign", "-n", "1", "--draw", NO_COLOR="1", columns=60)
+    assert "\x1b[" not in shown
+    assert "--draw: NO_COLOR is set; --html FILE writes the images into a page" in shown
+    table = [line for line in shown.split("\n") if "│" in line]
+    assert table
+    assert max(map(len, table)) <= 60
+
+
+def test_a_pipe_gets_no_drawing_and_is_told_why(foreign, capsys):
+    assert run("inspect foreign -n 1 --draw".split()) == 0
+    captured = capsys.readouterr()
+    assert "\x1b" not in captured.out
+    assert captured.err.startswith("--draw: standard output is not a terminal")

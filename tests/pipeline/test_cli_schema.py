@@ -100,8 +100,8 @@ def test_a_reviewed_file_is_overwritten_on_demand_alone(place, capsys):
         ("schema show dataset/dataset.json", "schema dataset/dataset.json cannot be used: 1:1 : "),
         ("schema show .", ". is not a dataset"),
         ("schema diff old.pbtxt nowhere", "schema nowhere cannot be used"),
-        ("schema diff old.pbtxt", "Missing argument 'NEW'"),
-        ("schema drop old.pbtxt", "No such command 'drop'"),
+        ("schema diff old.pbtxt", "NEW is missing; see"),
+        ("schema drop old.pbtxt", "there is no command 'drop'"),
     ],
 )
 def test_a_wrong_request_is_one_line_with_code_2(place, capsys, line, message):

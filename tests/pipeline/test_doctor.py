@@ -225,7 +225,7 @@ def test_machines_are_told_the_same(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--target", "spark"], "'spark' is not one of 'local', 'flink'"),
+        (["--target", "spark"], "there is no --target 'spark'; known are local, flink"),
         (["--config", "nowhere.yaml"], "config nowhere.yaml cannot be read"),
         (["--set", "trian.epochs=3"], "there is no setting 'trian'; did you mean train?"),
     ],

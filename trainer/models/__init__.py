@@ -41,6 +41,13 @@ def check_model(name: str) -> None:
 def build_model(name: str, spec: ModelSpec) -> keras.Model:
     """Builds a model and gives it the weights of the spec.
 
+    Examples:
+      >>> from trainer import ModelSpec, build_model
+      >>> spec = ModelSpec(side_px=32, classes=2, mean_rgb=(125, 123, 114), std_rgb=(63, 62, 67))
+      >>> model = build_model("small_cnn", spec)
+      >>> model.input_shape, model.output_shape
+      ((None, 32, 32, 3), (None, 2))
+
     Args:
       name: of the model, see the module.
       spec: what it must fit.

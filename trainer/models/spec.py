@@ -9,6 +9,11 @@ from dataclasses import dataclass
 class ModelSpec:
     """What a model must fit.
 
+    Examples:
+      >>> from trainer import ModelSpec
+      >>> ModelSpec(side_px=32, classes=2, mean_rgb=(125, 123, 114), std_rgb=(63, 62, 67)).weights
+      ''
+
     Attributes:
       side_px: height and width of the images.
       classes: number of classes.

@@ -48,6 +48,20 @@ OPS: dict[str, type] = {
 def parse_ops(spec: str) -> tuple[Op, ...]:
     """Reads a chain of ops such as `"decode_random_crop(224, min_area=0.3)|flip"`.
 
+    Examples:
+      >>> from trainer import parse_ops
+      >>> parse_ops("decode_random_crop(224, min_area=0.3)|flip")
+      (DecodeRandomCrop(side=224, min_area=0.3, ...), Flip(probability=0.5))
+      >>> parse_ops("decode|resise(32)")
+      Traceback (most recent call last):
+      beam_jobs.errors.OptionError: ops 'decode|resise(32)': there is no op 'resise'; did you mean resize? known are ...
+
+    Args:
+      spec: ops in order, parted by `|`, arguments by position or by name; `docs/ops.md` has all of them.
+
+    Returns:
+      the ops, frozen dataclasses.
+
     Raises:
       OptionError: the text is not such a chain, names an unknown op or argument, or has them in a wrong order.
     """
@@ -69,6 +83,14 @@ def outputs(ops: Sequence[Op]) -> int:
 def apply_ops(ops: Sequence[Op], features: Features, draw: tf.Tensor, first: int = 0) -> dict[str, tf.Tensor]:
     """Runs a chain of ops on one image; each op draws its own numbers.
 
+    Examples:
+      >>> import tensorflow as tf
+      >>> from trainer import apply_ops, parse_ops
+      >>> ops = parse_ops("decode|resize(32)|flip")
+      >>> features = {"image": tf.io.read_file("photos/cat/000.jpg")}
+      >>> apply_ops(ops, features, draw=tf.constant([7, 0]))["image"].shape
+      TensorShape([32, 32, 3])
+
     Args:
       ops: the chain.
       features: `image` is an encoded string scalar; perhaps `boxes`, `box_labels` and `mask`, see `Op`.
@@ -79,6 +101,9 @@ def apply_ops(ops: Sequence[Op], features: Features, draw: tf.Tensor, first: int
       the features with `image` uint8[height, width, 3]; float32 behind `normalize`. A chain with `multi_crop` gives
       [outputs, height, width, 3], `mask` alike and `boxes` and `box_labels` ragged; image i of them is what the ops
       behind it make with the draw i of `chance.split(draw, outputs)`. Other features stay as they are.
+
+    Raises:
+      tf.errors.InvalidArgumentError: the bytes are no JPEG or PNG file, or the image does not fit an op.
     """
     numbers = _numbers(ops, features, draw, first)
     for position, op in enumerate(ops):

@@ -46,8 +46,13 @@ def make_file_stream(
     The order is a function of (seed, epoch), of the files and of the options. How many records there are, reading alone
     can tell, so starting within an epoch reads what lies before; it is not decoded.
 
-    Example:
-      train = make_file_stream("mnist/3.0.1/mnist-train.tfrecord-*", InputOptions(image_side_px=28), True, TFDS)
+    Examples:
+      >>> from trainer import TFDS, InputOptions, make_file_stream
+      >>> options = InputOptions(image_side_px=28, batch_size=16)
+      >>> train = make_file_stream("mnist/mnist-train.tfrecord-*", options, training=True, layout=TFDS)
+      >>> features, label = next(iter(train))
+      >>> features["image"].shape, label.dtype
+      (TensorShape([16, 28, 28, 3]), tf.int64)
 
     Args:
       files: a pattern, or paths.

@@ -18,6 +18,11 @@ from trainer.parsing import NO_LABEL
 class RecordLayout:
     """Which features of a `tf.train.Example` hold what.
 
+    Examples:
+      >>> from trainer import RecordLayout
+      >>> RecordLayout(image="jpeg", text="species", classes=("crow", "rook"), key="id").labelled
+      'species'
+
     Attributes:
       image: the JPEG or PNG file.
       label: the class index, from 0; empty for none.

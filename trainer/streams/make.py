@@ -30,6 +30,11 @@ _failures: deque[tuple[str, BaseException]] = deque(maxlen=16)
 class Reading:
     """How sources are read.
 
+    Examples:
+      >>> from trainer import Reading
+      >>> Reading(in_turn=False, buffer_mb=64)
+      Reading(in_turn=False, buffer_mb=64, multi=False)
+
     Attributes:
       in_turn: take one image of each source after the other, which is the same order every time; False takes whatever
         comes first, so that a slow receiver holds up no other.
@@ -64,12 +69,16 @@ def make_stream(
     waits until that much has come or the epoch ends; for a source that gives little use `none`. When the sources give
     the same images in the same order again, so does this: every draw derives from (seed, epoch, key).
 
-    Example:
-      def frames():
-          for path in sorted(glob("frames/*.jpg")):
-              yield path, open(path, "rb").read(), 0
-
-      train = make_stream(frames, InputOptions(image_side_px=224), classes=2, training=True, epochs=FOREVER)
+    Examples:
+      >>> from pathlib import Path
+      >>> from trainer import InputOptions, make_stream
+      >>> def frames():
+      ...     for path in sorted(Path("photos/dog").glob("*.jpg")):
+      ...         yield path.name, path.read_bytes(), 1
+      >>> options = InputOptions(image_side_px=32, batch_size=4)
+      >>> features, label = next(iter(make_stream(frames, options, classes=2, training=False)))
+      >>> features["key"].numpy()[0], features["image"].shape, label.numpy()
+      (b'000.jpg', TensorShape([4, 32, 32, 3]), array([1, 1, 1, 1]))
 
     Args:
       sources: one or several functions, each of which gives an iterator of (key, image bytes, label): the key text or

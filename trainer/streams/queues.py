@@ -149,10 +149,17 @@ class Pump:
 class QueueSource:
     """A source that reads a `queue.Queue` until its end marker comes; called again, it goes on after the marker.
 
-    Example:
-      received = queue.Queue(maxsize=1000)
-      threading.Thread(target=receive, args=(received,)).start()  # puts (key, image bytes, label), at last None
-      train = make_stream(QueueSource(received), options, classes=10, training=True)
+    Examples:
+      >>> import queue
+      >>> from pathlib import Path
+      >>> from trainer import InputOptions, QueueSource, make_stream
+      >>> received = queue.Queue(maxsize=1000)
+      >>> received.put(("first", Path("photos/cat/000.jpg").read_bytes(), 0))  # as a thread of yours would
+      >>> received.put(None)
+      >>> options = InputOptions(image_side_px=32, batch_size=1)
+      >>> stream = make_stream(QueueSource(received), options, classes=2, training=False)
+      >>> [features["key"].numpy()[0] for features, label in stream]
+      [b'first']
 
     Args:
       items: the queue. Bound it, and the thread that fills it waits when training is slower.

@@ -1,0 +1,92 @@
+"""ArrayRecord: the same serialised Examples in files with random access, as Grain and TFDS read them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+from beam_jobs import manifest, storage, tfds_info
+from beam_jobs.errors import CorruptDataset, OptionError
+from beam_jobs.export.formats import ExportedFile
+from beam_jobs.export.samples import Sample
+from beam_jobs.manifest import Manifest
+
+_GROUPED = "group_size:1"  # a record is read on its own; groups compress better, and images do not compress
+
+
+class ArrayRecord:
+    """`SPLIT-00000-of-00002.array_record`, ..., and what TFDS wants to open them by their directory."""
+
+    def __init__(self, directory: str, dataset: Manifest) -> None:
+        """Imports the package.
+
+        Raises:
+          OptionError: it is not installed.
+        """
+        self._module = _module()
+        self._directory = directory
+        self._splits = tuple(dataset.splits)
+        self._beside = tuple(name for name in tfds_info.NAMES if name in dataset.tables)
+
+    def file_name(self, split: str, index: int, count: int) -> str:
+        """Returns the name of a file."""
+        return f"{split}-{index:05d}-of-{count:05d}.array_record"
+
+    @contextlib.contextmanager
+    def open(self, path: str) -> Iterator[_Writer]:
+        """Writes a file that is complete under its name when the block ends, or not there."""
+        temporary = f"{path}.tmp"
+        writer = self._module.ArrayRecordWriter(temporary, _GROUPED)
+        try:
+            yield _Writer(writer)
+        finally:
+            writer.close()  # what it lacks after an error goes with the whole export
+        with open(temporary, "rb") as stream:
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+
+    def beside(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
+        """Returns the files of TFDS beside the dataset, turned to what was written."""
+        found = {name: self._read(name) for name in self._beside}
+        info = json.loads(found[tfds_info.INFO_NAME])
+        called = {split: said["name"] for split, said in zip(self._splits, info["splits"], strict=True)}
+        info["fileFormat"] = "array_record"
+        info["splits"] = [_split(called[split], split, written) for split, written in files.items()]
+        return {**found, tfds_info.INFO_NAME: manifest.serialise(info)}
+
+    def _read(self, name: str) -> bytes:
+        path = storage.join(self._directory, name)
+        try:
+            return storage.read_bytes(path)
+        except OSError as error:
+            raise CorruptDataset(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+class _Writer:
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def write(self, sample: Sample) -> None:
+        """Adds the record of a sample as it is."""
+        self._writer.write(sample.payload)
+
+
+def _split(name: str, split: str, files: tuple[ExportedFile, ...]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "filepathTemplate": f"{split}-{{SHARD_X_OF_Y}}.array_record",
+        "shardLengths": [str(file.samples) for file in files],
+        "numBytes": str(sum(file.bytes for file in files)),
+    }
+
+
+def _module() -> ModuleType:
+    try:
+        return importlib.import_module("array_record.python.array_record_module")
+    except ImportError as error:
+        raise OptionError("exports to array_record need a package: pip install array-record") from error

@@ -1,0 +1,127 @@
+"""Export: a published dataset, all of it or some splits, to another format; memory holds a few records at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from beam_jobs import disk, manifest, progress, shards, storage
+from beam_jobs.errors import CorruptDataset
+from beam_jobs.export import croissant, dali, formats, samples, staging
+from beam_jobs.export.formats import ExportedFile, Format
+from beam_jobs.export.options import STREAMED, ExportOptions
+from beam_jobs.manifest import Manifest, SplitInfo
+from beam_jobs.progress import Progress
+
+EXPORT_NAME = "export.json"
+
+# Shows how far it is: takes the stage, what it will have done, and how to ask what it has; see `jobs.Watch`.
+Watch = Callable[[str, Progress, Callable[[], Progress]], AbstractContextManager[object]]
+
+
+def _unwatched(*_: object) -> AbstractContextManager[object]:
+    return contextlib.nullcontext()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was exported.
+
+    Attributes:
+      format: one of `options.FORMATS`.
+      digest: of the dataset.
+      labels: class names; the index is the label.
+      splits: split -> the files of it; of `croissant` none.
+    """
+
+    format: str
+    digest: str
+    labels: tuple[str, ...]
+    splits: Mapping[str, tuple[ExportedFile, ...]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain JSON values, the content of `export.json`."""
+        splits = {name: {"files": [asdict(file) for file in files]} for name, files in self.splits.items()}
+        return {"format": self.format, "digest": self.digest, "labels": list(self.labels), "splits": splits}
+
+
+def export(options: ExportOptions, watch: Watch = _unwatched) -> Exported:
+    """Exports a dataset. Whatever goes wrong, `out` holds a whole export or is as it was.
+
+    Args:
+      options: what, to which format, where to.
+      watch: shows how far it is.
+
+    Raises:
+      SourceError: there is no published dataset.
+      OptionError: it has no such split, `out` cannot be used, or a package is missing.
+      CorruptDataset: a shard or a table is damaged.
+      DiskError: the disk takes no more.
+    """
+    dataset = manifest.load(options.dataset)
+    chosen = {_safe(name): dataset.split(name) for name in options.splits or dataset.splits}
+    if options.to == "croissant":
+        with disk.explained("exporting", options.out):
+            croissant.write(options.dataset, dataset, options.out)
+        return _exported(options, dataset, {})
+    out = staging.check(options.out)
+    with disk.explained("exporting", os.path.dirname(out)):
+        if options.to in STREAMED:
+            return _stream(options, dataset, chosen, out, watch)
+        with staging.staged(out) as stage:
+            return _exported(options, dataset, dali.write(options.dataset, dataset, tuple(chosen), stage))
+
+
+def _safe(split: str) -> str:
+    """Returns the name of a split, which becomes that of files; `dataset.json` is data too, and may be forged."""
+    if not (split.isidentifier() and split.isascii()):
+        raise CorruptDataset(f"the split {split!r} has no name that an ingest gives; write the dataset again")
+    return split
+
+
+def _exported(options: ExportOptions, dataset: Manifest, files: Mapping[str, tuple[ExportedFile, ...]]) -> Exported:
+    return Exported(format=options.to, digest=dataset.digest, labels=dataset.labels, splits=files)
+
+
+def _stream(
+    options: ExportOptions, dataset: Manifest, chosen: Mapping[str, SplitInfo], out: str, watch: Watch
+) -> Exported:
+    form = formats.make(options.to, options.dataset, dataset)
+    total = Progress(sum(info.records for info in chosen.values()), sum(info.bytes for info in chosen.values()))
+    disk.check_room(os.path.dirname(out), total.bytes, "the export")
+    progress.local.reset()
+    with staging.staged(out) as stage:
+        with watch("exporting", total, progress.local.read):
+            files = {
+                name: tuple(
+                    _write_split(form, name, info, options, samples.read(options.dataset, dataset, name), stage)
+                )
+                for name, info in chosen.items()
+            }
+        for name, content in form.beside(files).items():
+            storage.write_bytes(os.path.join(stage, name), content)
+        exported = _exported(options, dataset, files)
+        storage.write_bytes(os.path.join(stage, EXPORT_NAME), manifest.serialise(exported.to_json()))
+    return exported
+
+
+def _write_split(
+    form: Format, split: str, info: SplitInfo, options: ExportOptions, found: Iterator[samples.Sample], stage: str
+) -> Iterator[ExportedFile]:
+    size = options.shard_mb
+    count = len(info.shards) if size is None else shards.shard_count(info.bytes, info.records, size * 1e6)
+    for index, group in itertools.groupby(samples.numbered(found, info, count), key=lambda pair: pair[0]):
+        name = form.file_name(split, index, count)
+        path = os.path.join(stage, name)
+        written = 0
+        with form.open(path) as shard:
+            for _, sample in group:
+                shard.write(sample)
+                written += 1
+                progress.local.add(Progress(1, len(sample.payload), 0))
+        yield ExportedFile(name=name, samples=written, bytes=os.path.getsize(path))

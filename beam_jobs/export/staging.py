@@ -1,0 +1,97 @@
+"""Where an export is built: in a directory beside the one it is for, which it becomes by one rename when it is whole.
+
+For an export to `DIR/NAME` that is `DIR/.NAME.feedline-export`. Whoever kills the export leaves that directory behind,
+and nothing at `DIR/NAME`; the next export there begins anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+
+from beam_jobs import storage, writable
+from beam_jobs.errors import OptionError
+
+
+def check(out: str) -> str:
+    """Returns the absolute path of a directory that an export may become.
+
+    Raises:
+      OptionError: it is remote, holds something, or cannot be made.
+    """
+    if storage.is_remote(out):
+        raise OptionError(f"out is {out!r}, which cannot be renamed into place; export to a local directory, then copy")
+    path = os.path.realpath(out)
+    if os.path.lexists(path) and not os.path.isdir(path):
+        raise OptionError(f"out is {out!r}, which is a file; name a new or empty directory")
+    if os.path.isdir(path) and os.listdir(path):
+        raise OptionError(f"out is {out!r}, which holds files; name a new or empty directory")
+    if os.path.ismount(path):
+        raise OptionError(f"out is {out!r}, where a disk is mounted; name a directory on it")
+    refused = writable.refusal(os.path.dirname(path))
+    if refused:
+        remedy = refused.repair or "name another directory"
+        raise OptionError(f"out is {out!r}, which cannot be written: {refused.reason}; {remedy}")
+    return path
+
+
+@contextlib.contextmanager
+def staged(out: str) -> Iterator[str]:
+    """Yields an empty directory that takes the place of `out` when the block ends well, and goes when it does not.
+
+    Args:
+      out: what `check` returned.
+
+    Raises:
+      OptionError: another export is being written there, or something appeared there meanwhile.
+    """
+    folder, name = os.path.split(out)
+    stage = os.path.join(folder, f".{name}.feedline-export")
+    os.makedirs(stage, exist_ok=True)
+    handle = os.open(stage, os.O_RDONLY)
+    try:
+        _lock(handle, stage, out)
+        _clear(stage)
+        try:
+            yield stage
+            _publish(stage, out)
+        except BaseException:
+            shutil.rmtree(stage, ignore_errors=True)
+            raise
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, stage: str, out: str) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # What was opened may have been renamed into place since, by the export that held the lock.
+        same = os.path.samestat(os.fstat(handle), os.stat(stage))
+    except (BlockingIOError, FileNotFoundError):
+        same = False
+    if not same:
+        raise OptionError(f"another export to {out!r} is running; wait for its end, or name another directory")
+
+
+def _clear(stage: str) -> None:
+    """Removes what an export left that was killed."""
+    for entry in list(os.scandir(stage)):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        else:
+            os.remove(entry.path)
+
+
+def _publish(stage: str, out: str) -> None:
+    try:
+        os.rename(stage, out)  # takes the place of an empty directory, and of nothing else
+    except OSError as error:
+        raise OptionError(f"out is {out!r}, which cannot be taken: {error.strerror}; name a new directory") from error
+    parent = os.open(os.path.dirname(out), os.O_RDONLY)
+    try:
+        os.fsync(parent)  # the rename itself must survive a power cut
+    finally:
+        os.close(parent)

@@ -1,0 +1,17 @@
+"""Look inside: any TFRecord file, and one image of a dataset by its key."""
+
+from __future__ import annotations
+
+from beam_jobs.inspect.lookup import find_record
+from beam_jobs.inspect.summary import FeatureSummary, FileFacts, FileSummary, summarise, summarise_file
+from beam_jobs.inspect.values import shown_value
+
+__all__ = [
+    "FeatureSummary",
+    "FileFacts",
+    "FileSummary",
+    "find_record",
+    "shown_value",
+    "summarise",
+    "summarise_file",
+]

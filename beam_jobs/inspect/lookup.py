@@ -1,0 +1,81 @@
+"""One image of a dataset by its key, and what a dataset knows of its records without reading them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from beam_jobs import manifest, record, storage, tables, tfrecord
+from beam_jobs.errors import CorruptDataset, OptionError
+from beam_jobs.manifest import Manifest
+
+
+def find_record(directory: str, key: str) -> tuple[dict[str, Any], dict[str, list]]:
+    """Reads one image of a dataset: one look into `images.parquet`, one seek into a shard.
+
+    Examples:
+      >>> from beam_jobs import find_record
+      >>> row, record = find_record("dataset", "cat/000.jpg")
+      >>> row["label"], row["height"], row["width"], record["image/class/text"]
+      ('cat', 40, 90, [b'cat'])
+
+    Args:
+      directory: of a published dataset.
+      key: identity of the image.
+
+    Returns:
+      its row of `images.parquet`, and its record as feature name -> values.
+
+    Raises:
+      SourceError: the directory is not a dataset.
+      OptionError: no image of the dataset has this key, or it was dropped as a duplicate.
+      CorruptDataset: the table or the record is damaged.
+    """
+    dataset = manifest.load(directory)
+    images = tables.read_published(storage.join(directory, manifest.IMAGES_NAME))
+    rows = images.filter(pc.equal(images["key"], pa.scalar(key))).to_pylist()
+    if not rows:
+        raise OptionError(f"{directory} has no image with the key {key!r}; keys are listed in {manifest.IMAGES_NAME}")
+    row = rows[0]
+    if row["shard"] < 0:
+        kind, found = ("a near duplicate", row["near"]) if row["near"] else ("a copy", row["cluster"])
+        raise OptionError(f"the image {key!r} was dropped as {kind}; its duplicate set is {found}")
+    path = dataset.shard_paths(directory, row["split"])[row["shard"]]
+    try:
+        with storage.open_read(path) as stream:
+            return row, record.decode(tfrecord.read_record_at(stream, path, row["offset"]))
+    except OSError as error:
+        raise CorruptDataset(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def record_lengths(directory: str, dataset: Manifest) -> Any:
+    """Returns the bytes of every record of a dataset, int64[records]; no shard is opened for them.
+
+    Where a record begins is in `images.parquet`, and so where the one before it ends.
+
+    Args:
+      directory: of the dataset.
+      dataset: its manifest.
+
+    Raises:
+      CorruptDataset: the table is damaged, or is not that of the manifest.
+    """
+    import numpy as np
+
+    path = storage.join(directory, manifest.IMAGES_NAME)
+    images = tables.read_published(path, ["split", "shard", "offset"])
+    found = [np.empty(0, np.int64)]
+    for split, info in dataset.splits.items():
+        rows = images.filter(pc.equal(images["split"], split))
+        shard, offset = (rows[name].to_numpy().astype(np.int64) for name in ("shard", "offset"))
+        order = np.lexsort((offset, shard))
+        shard, offset = shard[order][shard[order] >= 0], offset[order][shard[order] >= 0]
+        if not np.array_equal(np.bincount(shard), [one.records for one in info.shards]):
+            raise CorruptDataset(f"{path} is not the table of {manifest.MANIFEST_NAME}; write the dataset again")
+        ends = np.append(offset[1:], 0)
+        last = np.flatnonzero(np.append(shard[1:] != shard[:-1], True))
+        ends[last] = [one.bytes for one in info.shards]
+        found.append(ends - offset - tfrecord.OVERHEAD)
+    return np.concatenate(found)

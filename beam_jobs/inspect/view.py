@@ -1,0 +1,224 @@
+"""What is shown of a path: the same on a terminal, on a page and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from beam_jobs import manifest, storage
+from beam_jobs.errors import CorruptDataset, FeedlineError
+from beam_jobs.inspect.files import find, name_below
+from beam_jobs.inspect.guess import Guess, guess
+from beam_jobs.inspect.lookup import find_record, record_lengths
+from beam_jobs.inspect.summary import FileSummary, of_record, sizes_of, summarise
+from beam_jobs.inspect.values import shown_name, shown_value
+
+_SHOWN_LABELS = 8
+_SHOWN_FILES = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What is shown of a path.
+
+    Attributes:
+      title: what it is called.
+      headline: counts in a line; empty where `facts` say them.
+      facts: name and value of what is known of the whole.
+      features: name, kind, values, records and guess of each feature, as text; empty for none.
+      features_of: what `features` were seen in; empty for all of it.
+      files: name, records, bytes and compression of each file, as text; empty for one file.
+      records: those that are shown, feature name -> values.
+      guessed: what the features are.
+      values: all of it as plain JSON values.
+      errors: why files were not read to their end.
+    """
+
+    title: str
+    headline: str = ""
+    facts: Sequence[tuple[str, str]] = ()
+    features: Sequence[tuple[str, ...]] = ()
+    features_of: str = ""
+    files: Sequence[tuple[str, ...]] = ()
+    records: Sequence[dict[str, list]]
+    guessed: Guess
+    values: Mapping[str, Any]
+    errors: Sequence[FeedlineError] = field(default_factory=tuple)
+
+
+FEATURE_COLUMNS = ("feature", "kind", "values", "records", "looks like")
+FILE_COLUMNS = ("file", "records", "bytes", "compression")
+
+
+def view_key(directory: str, key: str) -> View:
+    """Looks at one image of a dataset; raises what `find_record` does."""
+    row, values = find_record(directory, key)
+    place = f"{row['split']} shard {row['shard']} offset {row['offset']:,}"
+    plain = {"row": row, "features": _shown(values)}
+    return View(title=key, headline=place, records=[values], guessed=guess(of_record(values)), values=plain)
+
+
+def view_dataset(directory: str, shown: int) -> View:
+    """Looks at a published dataset: what its manifest says, and the features of its first shard.
+
+    Args:
+      directory: of the dataset.
+      shown: how many of the first records to show.
+
+    Raises:
+      SourceError: the directory is not a dataset.
+      CorruptDataset: `dataset.json` or `images.parquet` is damaged, or not one record of the first shard is sound.
+    """
+    dataset = manifest.load(directory)
+    sizes = sizes_of(record_lengths(directory, dataset))
+    path = next((path for name in dataset.splits for path in dataset.shard_paths(directory, name)), "")
+    summary = summarise([path] if path else [], shown)
+    if summary.errors and not summary.records:
+        raise summary.errors[0]
+    guessed = guess(summary)
+    labels = ", ".join(dataset.labels[:_SHOWN_LABELS]) + " ..." * (len(dataset.labels) > _SHOWN_LABELS)
+    facts = [("digest", dataset.digest), ("classes", f"{len(dataset.labels)}: {labels}")]
+    for name, info in dataset.splits.items():
+        facts.append((name, f"{info.records:,} images, {len(info.shards)} shards, {info.bytes:,} bytes"))
+    facts += _size_facts(sizes)
+    return View(
+        title=_title(directory),
+        facts=facts,
+        features=_feature_rows(summary, guessed),
+        features_of=name_below(path, directory),
+        records=summary.first,
+        guessed=guessed,
+        values=dataset.to_json(),
+        errors=summary.errors,
+    )
+
+
+def view_files(path: str, shown: int) -> View:
+    """Looks at a TFRecord file, or all that a directory or a pattern stands for.
+
+    Args:
+      path: of them.
+      shown: how many of the first records to show.
+
+    Raises:
+      SourceError: there is none, or none can be read.
+      CorruptDataset: not one sound record is in them, and one is damaged.
+    """
+    paths = find(path)
+    summary = summarise(paths, shown)
+    if summary.errors and not summary.records:
+        raise summary.errors[0]
+    guessed = guess(summary)
+    size = {one: _size(one) for one in paths}
+    many = f"records in {len(paths):,} files" if len(paths) > 1 else "records"
+    total = f"{sum(size.values()):,} bytes"
+    plain = [{**_file_json(one), "file": name_below(one.path, path), "bytes": size[one.path]} for one in summary.files]
+    return View(
+        title=_title(path),
+        headline=f"{summary.records:,} {many}, {total}, compression {summary.compression}",
+        facts=[*_size_facts(summary.sizes), *_remarks(summary), *_guess_facts(guessed)],
+        features=_feature_rows(summary, guessed),
+        files=_file_rows(plain) if len(paths) > 1 else (),
+        records=summary.first,
+        guessed=guessed,
+        values={
+            "path": path,
+            **_totals(summary),
+            "bytes": sum(size.values()),
+            "guess": _guess_json(guessed),
+            "features": {name: one.to_json() for name, one in sorted(summary.features.items())},
+            "files": plain,
+            "first": [_shown(values) for values in summary.first],
+        },
+        errors=summary.errors,
+    )
+
+
+def damage(view: View) -> CorruptDataset | None:
+    """Returns the one line about files that were not read to their end; None when all were."""
+    if not view.errors:
+        return None
+    more = f"; and {len(view.errors) - 1} more files are damaged" if len(view.errors) > 1 else ""
+    return CorruptDataset(f"{view.errors[0]}{more}")
+
+
+def _totals(summary: FileSummary) -> Mapping[str, Any]:
+    """Returns the counts of a summary as plain JSON values."""
+    return {
+        "compression": summary.compression,
+        "records": summary.records,
+        "payload_bytes": summary.payload_bytes,
+        "record_bytes": summary.sizes or None,
+        "no_examples": summary.unreadable,
+        "too_long": summary.long,
+    }
+
+
+def _title(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2] or path
+
+
+def _size(path: str) -> int:
+    try:
+        return storage.size(path)
+    except OSError:  # it was there when it was read
+        return 0
+
+
+def _size_facts(sizes: Mapping[str, float]) -> list[tuple[str, str]]:
+    if not sizes:
+        return []
+    return [("record", f"min {sizes['min']:,}, median {sizes['median']:,.0f}, max {sizes['max']:,} bytes")]
+
+
+def _remarks(summary: FileSummary) -> list[tuple[str, str]]:
+    said = []
+    if summary.unreadable:
+        said.append(f"{summary.unreadable:,} records are no tf.train.Example")
+    if summary.long:
+        said.append(f"{summary.long:,} records are over 64 MiB and were only checked")
+    if summary.left_out:
+        said.append(f"{summary.left_out:,} records are not shown: those before take 256 MiB")
+    return [("remark", line) for line in said]
+
+
+def _guess_facts(guessed: Guess) -> list[tuple[str, str]]:
+    facts = [("looks like", guessed.looks_like)]
+    if guessed.image:
+        facts.append(("image", f"{guessed.image} ({guessed.roles[guessed.image].partition(', ')[2]})"))
+    found = (("label", guessed.labels), ("text", guessed.text), ("boxes", guessed.boxes))
+    return facts + [(name, ", ".join(names)) for name, names in found if names]
+
+
+def _feature_rows(summary: FileSummary, guessed: Guess) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for name, one in sorted(summary.features.items()):
+        lengths = str(one.least) if one.least == one.most else f"{one.least}-{one.most}"
+        rows.append((shown_name(name), one.kind, lengths, f"{one.records:,}", guessed.roles.get(name, "")))
+    return rows
+
+
+def _file_rows(files: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    # Damaged ones first to be shown, each where it belongs.
+    damaged = [place for place, one in enumerate(files) if one["error"]][:_SHOWN_FILES]
+    others = [place for place, one in enumerate(files) if not one["error"]][: _SHOWN_FILES - len(damaged)]
+    rows: list[tuple[str, ...]] = []
+    for place in sorted(damaged + others):
+        one = files[place]
+        state = "damaged" if one["error"] else one["compression"]
+        rows.append((one["file"], f"{one['records']:,}", f"{one['bytes']:,}", state))
+    left = len(files) - len(rows)
+    return [*rows, (f"and {left:,} more", "", "", "")] if left else rows
+
+
+def _file_json(one: Any) -> dict[str, Any]:
+    return {**vars(one), "error": str(one.error) if one.error else ""}
+
+
+def _guess_json(guessed: Guess) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(guessed).items()}
+
+
+def _shown(values: Mapping[str, list]) -> dict[str, str]:
+    return {name: shown_value(found) for name, found in sorted(values.items())}

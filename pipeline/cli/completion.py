@@ -1,0 +1,34 @@
+"""`feedline completion`."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import BashComplete, FishComplete, ZshComplete
+
+from pipeline.cli.grammar import Command
+
+_CLASSES = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
+
+
+@click.command("completion", cls=Command)
+@click.argument("shell", type=click.Choice(tuple(_CLASSES)))
+@click.pass_context
+def command(context: click.Context, shell: str) -> None:
+    """Print a script that lets the shell complete commands and options.
+
+    Choices, paths, jobs and splits are completed, too. The script asks this program at every TAB, so it needs no
+    update. Bash must be 4.4 or newer; in zsh, compinit must have run.
+
+    \b
+    Examples:
+      feedline completion bash
+
+    \b
+    To have it in every shell from now on:
+      bash  echo 'eval "$(feedline completion bash)"' >> ~/.bashrc
+      zsh   echo 'eval "$(feedline completion zsh)"' >> ~/.zshrc
+      fish  feedline completion fish > ~/.config/fish/completions/feedline.fish
+    """
+    root = context.find_root()
+    script = _CLASSES[shell](root.command, {}, "feedline", "_FEEDLINE_COMPLETE")
+    click.echo((script.source_template % script.source_vars()).strip())  # `source` would ask which bash there is

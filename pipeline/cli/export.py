@@ -1,0 +1,52 @@
+"""`feedline export`."""
+
+from __future__ import annotations
+
+import click
+
+from beam_jobs.export.options import FORMATS, ExportOptions
+from pipeline import interrupt
+from pipeline.cli import mistakes
+from pipeline.cli.common import echo, json_option, print_json
+from pipeline.cli.grammar import Command
+from pipeline.cli.values import DIR, SPLIT
+
+
+@click.command("export", cls=Command)
+@click.argument("dataset", type=DIR)
+@click.option("--to", required=True, type=click.Choice(FORMATS), help="Format.")
+@click.option("--out", required=True, type=DIR, help="Directory that becomes the export; new or empty.")
+@click.option("--split", "splits", type=SPLIT, multiple=True, help="Split to export; repeatable.  [default: all]")
+@click.option("--shard-mb", type=float, help="Aimed size of a file in MB.  [default: as many files as DATASET has]")
+@json_option
+def command(dataset: str, to: str, out: str, splits: tuple[str, ...], shard_mb: float | None, as_json: bool) -> None:
+    """Copy DATASET to a format of others, or describe it for them.
+
+    webdataset, array_record and parquet (for Hugging Face) copy the records. croissant writes metadata, also into
+    DATASET itself; dali writes an index of each shard: both leave the records where they are.
+
+    \b
+    Examples:
+      feedline export dataset --to webdataset --out dataset_tar --shard-mb 256
+      feedline export dataset --to parquet --out dataset_parquet --split train
+      feedline export dataset --to croissant --out dataset
+    """
+    from beam_jobs.export.run import export
+    from pipeline.cli.bar import watch
+
+    options = ExportOptions(dataset=dataset, to=to, out=out, splits=splits, shard_mb=shard_mb)
+    try:
+        found = export(options, watch=watch)
+    except KeyboardInterrupt as stop:
+        # Other commands keep what is finished; an export is whole or not there.
+        said = f"interrupted; nothing was exported, {out} is as it was"
+        mistake = mistakes.Mistake(message=said, code=interrupt.code(), kind=mistakes.INTERRUPTED)
+        mistakes.tell(mistake, as_json)
+        raise click.exceptions.Exit(mistake.code) from stop
+    if as_json:
+        print_json(found.to_json())
+        return
+    for name, files in found.splits.items():
+        images, size = sum(file.samples for file in files), sum(file.bytes for file in files)
+        echo(f"{name:<10} {images:,} images, {len(files)} files, {size:,} bytes")
+    echo(f"{to:<10} {out}")

@@ -1,0 +1,204 @@
+"""Results of the commands that run the pipeline, and look at its models and its input."""
+
+from __future__ import annotations
+
+from pipeline.cli.json_schema.data import MANIFEST
+from pipeline.cli.json_schema.machine import STARTED
+from pipeline.cli.json_schema.parts import (
+    Schema,
+    anything,
+    either,
+    many,
+    named,
+    number,
+    one,
+    or_null,
+    share,
+    text,
+    truth,
+    whole,
+)
+
+_ACCURACY = one(
+    "Share of right answers on the held-back split.",
+    value=share("The share."),
+    low=share("Lower end of the 95 % interval."),
+    high=share("Upper end."),
+    images=whole("Number of images."),
+)
+_STEP = one(
+    "A component.",
+    component=text("Its id."),
+    state=text("`complete`, `cached`, or another state of ML Metadata."),
+    seconds=number("It took."),
+    outputs=named(text("Directory."), "Output key -> directory."),
+    properties=named(named(text("Value."), "Name -> value."), "Output key -> custom properties that are text."),
+)
+_SUMMARY = one(
+    "The run. When the model was not pushed the exit code is 3.",
+    dataset_dir=text("The published dataset."),
+    dataset=MANIFEST,
+    anomalies=named(whole("Features."), "Split -> anomalous features."),
+    findings=many(text("A sentence."), "What a gate that only reports found."),
+    accuracy=_ACCURACY,
+    baseline=or_null(
+        {**_ACCURACY, "description": "Of the model blessed before on the same images; null for a first one."}
+    ),
+    blessed=truth("Whether the accuracy reached its limits."),
+    model_dir=text("The pushed model; empty when it was not blessed."),
+    report=text("The HTML report."),
+    schema=text("File of the schema that was used."),
+    schema_inferred=truth("Whether this pipeline inferred it, so that it waits for a reader."),
+    steps=named(_STEP, "Component -> how it went."),
+    rates=one(
+        "Images per second of the input pipeline.",
+        feedline=number("Of this one."),
+        naive=number("Of the naive one."),
+        ratio=number("How many times faster it is."),
+    ),
+    input_wait=share("Share of the time of the training steps that they waited for input."),
+)
+_SETTINGS = one(
+    "With `--show-config`: every setting.",
+    settings=anything("Nested as in pipeline.yaml; secrets are `***`."),
+    origin=named(text("`default`, `file NAME`, `environment NAME` or `option NAME`."), "Dotted key -> its layer."),
+)
+_ARTIFACT = one(
+    "An artifact.",
+    id=whole("Its number in ML Metadata."),
+    type=text("Such as `Examples`."),
+    uri=text("Where it was written."),
+    maker=or_null(whole("Execution that made it; null when that is not part of the lineage.")),
+    role=text(
+        "`made` when the model came from it, `judged` when it says something about the model or its data, `compared` "
+        "when a judgement held it beside them.",
+        ("made", "judged", "compared"),
+    ),
+    facts=named(text("Value."), "What identifies it."),
+)
+_NUMBERS = named(many(whole("Artifact."), "Numbers of artifacts."), "Key -> numbers of artifacts.")
+_EXECUTION = one(
+    "An execution.",
+    id=whole("Its number in ML Metadata."),
+    component=text("Id of the component."),
+    type=text("Class of the component."),
+    state=text("`complete`, or another state of ML Metadata."),
+    cached=truth("Whether the run that made the model took the result from the cache."),
+    run=text("Name of the run that did the work."),
+    started_ms=whole("Since the epoch."),
+    seconds=number("It took."),
+    code=text("Version of the code; empty when it was told none."),
+    parameters=named({"description": "The value."}, "Name -> value."),
+    inputs={**_NUMBERS, "description": "Input key -> numbers of artifacts."},
+    outputs={**_NUMBERS, "description": "Output key -> numbers of artifacts."},
+)
+_LINEAGE = one(
+    "The graph.",
+    database=text("Of ML Metadata."),
+    note=text("What to know about how MODEL was found; empty for nothing."),
+    model=whole("Number of the artifact that was asked for."),
+    pipeline=text("Name of the pipeline that made it."),
+    run=text("Name of the run that made it."),
+    artifacts=many(_ARTIFACT, "In order of their making."),
+    executions=many(_EXECUTION, "In order of their start."),
+    edges=many(
+        one(
+            "An edge.",
+            from_=text("`artifact:ID` or `execution:ID`."),
+            to=text("The other."),
+            key=text("Of the input or output."),
+        ),
+        "From what was read or ran to what ran or was made.",
+    ),
+)
+_PREDICTION = one(
+    "What the model says about one file.",
+    path=text("Of the file."),
+    label=whole("Class index."),
+    text=text("Class name."),
+    probability=share("Of that class."),
+)
+_COST = {
+    "images_s": number("Images per second."),
+    "cpu_us": number("Microseconds of CPU an image."),
+    "wall_us": number("Microseconds an image."),
+}
+_FACTS = one(
+    "What was measured on what.",
+    dataset=text("Directory."),
+    split=text("Name of the split."),
+    records=whole("In the split."),
+    shards=whole("Of the split."),
+    record_bytes=number("Mean size of a record."),
+    policy=text("What the ingest made of the pixels.", ("copy", "resize", "raw")),
+    short_px=number("Mean short side of the stored images."),
+    side_px=whole("Height and width of what the model sees."),
+    batch_size=whole("Images a batch."),
+    ops=text("Chain of training."),
+    threads=whole("Of the input pipeline."),
+    cores=whole("That this process may use."),
+    readers=whole("Shards read at a time, at most."),
+    remote=truth("Whether the shards lie in an object store."),
+    parse_batch=whole("Records parsed by one op."),
+    steady_ops=whole("Ops before the first random one, the decode included."),
+    device=text("Of the step."),
+    model=text("Of the step; empty for none."),
+    in_memory=truth("Whether the shards were read into the page cache before."),
+    free_bytes=whole("Memory that is free."),
+)
+_ABLATED = one(
+    "The pipeline without one of its optimisations.",
+    name=text("What was removed."),
+    without=text("What is done instead."),
+    base=number("Images/s with it."),
+    rate=number("Images/s without it."),
+    base_cpu_us=number("Microseconds of CPU an image with it."),
+    cpu_us=number("Without it."),
+    note=text("What else it is worth; empty for nothing."),
+    worth=number("How many times faster the pipeline is with it."),
+)
+_BENCH = one(
+    "The measurements.",
+    facts=_FACTS,
+    stages=many(
+        one(
+            "A stage alone.",
+            name=text("Of the stage, or the op as it is spelled."),
+            kind=text("Of the stage."),
+            **_COST,
+            up_to_here_images_s=or_null(number("Of the pipeline up to this stage; null when it was not measured.")),
+        ),
+        "In order.",
+    ),
+    ops=one("All ops together.", **_COST),
+    pipeline=one("The whole input pipeline.", **_COST),
+    limit=one("What the machine does without a pipeline.", **_COST, is_=text("What that is.")),
+    efficiency=number("Rate of the pipeline as a share of the limit."),
+    cpu_efficiency=number("The same in CPU time."),
+    baselines=named(
+        one("A baseline.", **_COST, ratio=number("How many times faster the pipeline is.")),
+        "Name -> what people write without this project.",
+    ),
+    trained=or_null(one("Pipeline, transfer and step together; null without `--model`.", **_COST)),
+    ablation=many(_ABLATED, "Empty without `--ablation`."),
+    disturbed=truth("Whether other processes took part of the machine."),
+    advice=many(
+        one(
+            "One thing that holds the pipeline up.",
+            stage=text("The bottleneck: a kind of stage."),
+            sentence=text("That, with figures."),
+            remedy=text("What to do about it; empty when there is nothing to gain."),
+            option=text("The option to change, `name=value`; empty for none."),
+        ),
+        "What to change, the most important first.",
+    ),
+    html=text("File of the chart; empty without `--html`."),
+)
+
+SCHEMAS: dict[str, Schema] = {
+    "demo": _SUMMARY,
+    "run": either(_SUMMARY, _SETTINGS, STARTED),
+    "lineage": _LINEAGE,
+    "predict": one("The answers.", predictions=many(_PREDICTION, "In the order of the files.")),
+    "bench input": _BENCH,
+}

@@ -1,0 +1,247 @@
+"""Exports as a whole: what goes where, in bounded memory, and that nothing half stands where an export belongs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from beam_jobs import ingest, manifest, shards, storage
+from beam_jobs.errors import CorruptDataset, OptionError, SourceError
+from beam_jobs.export import samples, staging
+from beam_jobs.export.options import FORMATS, STREAMED, ExportOptions
+from beam_jobs.export.run import EXPORT_NAME, Exported, export
+from beam_jobs.options import IngestOptions
+from tests.make_images import encode
+
+
+def run(dataset: Path, to: str, out: Path, **given) -> Exported:
+    return export(ExportOptions(dataset=str(dataset), to=to, out=str(out), **given))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def images_of(exported: Exported) -> dict[str, int]:
+    return {split: sum(file.samples for file in files) for split, files in exported.splits.items()}
+
+
+@pytest.mark.parametrize("to", STREAMED)
+def test_a_copy_has_every_image_and_says_what_it_holds(dataset, tmp_path, to):
+    exported = run(dataset, to, tmp_path / "out")
+    published = manifest.load(str(dataset))
+    assert images_of(exported) == {name: info.records for name, info in published.splits.items()}
+    said = json.loads((tmp_path / "out" / EXPORT_NAME).read_text())
+    assert said == exported.to_json()
+    assert said["digest"] == published.digest
+    sizes = {file["name"]: file["bytes"] for part in said["splits"].values() for file in part["files"]}
+    assert sizes == {name: (tmp_path / "out" / name).stat().st_size for name in sizes}
+    assert len(sizes) == 4
+
+
+@pytest.mark.parametrize("to", STREAMED)
+def test_the_same_dataset_gives_the_same_bytes(dataset, tmp_path, to):
+    run(dataset, to, tmp_path / "one")
+    (tmp_path / "two").mkdir()  # empty, so it may be taken
+    run(dataset, to, tmp_path / "two")
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+    assert not any(name.endswith((".tmp", "feedline-export")) for name in os.listdir(tmp_path))
+
+
+@pytest.mark.parametrize("to", [*STREAMED, "dali"])
+def test_one_split_is_exported_alone(dataset, tmp_path, to):
+    exported = run(dataset, to, tmp_path / "out", splits=("eval",))
+    assert list(exported.splits) == ["eval"]
+    assert not any("train" in name for name in content(tmp_path / "out"))
+
+
+def test_files_are_as_large_as_asked(dataset, tmp_path):
+    info = manifest.load(str(dataset)).splits["train"]
+    exported = run(dataset, "webdataset", tmp_path / "out", splits=("train",), shard_mb=0.02)
+    count = shards.shard_count(info.bytes, info.records, 20_000)
+    assert count > len(info.shards)
+    assert [file.name for file in exported.splits["train"]] == [f"train-{index:06d}.tar" for index in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 20])
+def test_samples_are_cut_where_shards_would_be(dataset, count):
+    published = manifest.load(str(dataset))
+    info = published.splits["train"]
+    found = list(samples.numbered(samples.read(str(dataset), published, "train"), info, count))
+    sizes = [len(sample.payload) + 16 for _, sample in found]
+    edges = shards.cut(sizes, count)
+    assert [file for file, _ in found] == [n for n in range(count) for _ in range(edges[n], edges[n + 1])]
+
+
+def test_a_sample_at_a_time_is_read(dataset):
+    published = manifest.load(str(dataset))
+    stream = samples.read(str(dataset), published, "train")
+    first = next(stream)
+    for shard in published.shard_paths(str(dataset), "train")[1:]:
+        os.remove(shard)  # so nobody has looked at it yet
+    assert first.key
+    with pytest.raises(CorruptDataset, match=r"data-00001-of-00002.tfrecord cannot be read: No such file"):
+        list(stream)
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"to": "zip"}, "to is 'zip'; it must be one of webdataset, array_record, parquet, croissant, dali"),
+        ({"to": "parquet", "shard_mb": 0}, "shard_mb is 0; it must be a number of at least 0.001"),
+        ({"to": "dali", "shard_mb": 1}, "shard_mb is of no use to dali"),
+        ({"to": "croissant", "splits": ("train",)}, "splits are of no use to croissant"),
+        ({"to": "parquet", "splits": ("train", "train")}, "the split 'train' is named twice"),
+    ],
+)
+def test_options_that_cannot_be_are_named(given, message):
+    with pytest.raises(OptionError, match=message):
+        ExportOptions(dataset="dataset", out="out", **given)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_directory_that_holds_something_is_left_alone(dataset, tmp_path, to):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine").write_text("mine")
+    with pytest.raises(OptionError, match="which holds files; name a new or empty directory"):
+        run(dataset, to, out)
+    assert os.listdir(out) == ["mine"]
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_store_and_a_file_are_no_place_for_an_export(dataset, tmp_path, to):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OptionError, match="which is a file; name a new or empty directory"):
+        run(dataset, to, tmp_path / "file")
+    with pytest.raises(OptionError, match="export to a local directory, then copy"):
+        export(ExportOptions(dataset=str(dataset), to=to, out="gs://bucket/out"))
+
+
+def test_an_unknown_split_and_no_dataset_are_named(dataset, tmp_path):
+    with pytest.raises(OptionError, match="the dataset has no split 'tets'; it has train, eval"):
+        run(dataset, "webdataset", tmp_path / "out", splits=("tets",))
+    with pytest.raises(SourceError, match="is not a dataset"):
+        run(tmp_path, "webdataset", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_split_whose_name_leads_out_of_the_export_is_refused(dataset, tmp_path):
+    published = manifest.load(str(dataset))
+    forged = dataclasses.replace(published, splits={"../../evil": published.splits["train"]})
+    manifest.write(forged, str(dataset))
+    with pytest.raises(CorruptDataset, match=r"the split '../../evil' has no name that an ingest gives"):
+        run(dataset, "webdataset", tmp_path / "deep" / "er" / "out")
+    assert not (tmp_path / "deep").exists()
+
+
+# --- what goes wrong on the way
+
+
+@pytest.mark.parametrize("to", STREAMED)
+def test_a_damaged_shard_leaves_nothing_behind(dataset, tmp_path, to):
+    shard = dataset / "Split-eval" / "data-00001-of-00002.tfrecord"
+    data = bytearray(shard.read_bytes())
+    data[-20] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(CorruptDataset, match="data-00001-of-00002.tfrecord has a corrupt record at offset"):
+        run(dataset, to, tmp_path / "out")
+    assert sorted(os.listdir(tmp_path)) == ["dataset"]
+
+
+def test_a_shard_that_lost_records_is_noticed(dataset, tmp_path):
+    shard = dataset / "Split-train" / "data-00000-of-00002.tfrecord"
+    first = int.from_bytes(shard.read_bytes()[:8], "little") + 16
+    shard.write_bytes(shard.read_bytes()[:first])
+    with pytest.raises(CorruptDataset, match=r"holds 1 records, dataset.json says \d+"):
+        run(dataset, "webdataset", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_a_killed_export_left_is_cleared_by_the_next(dataset, tmp_path):
+    left = tmp_path / ".out.feedline-export" / "data"
+    left.mkdir(parents=True)
+    (left / "train-000000.tar").write_bytes(b"half")
+    run(dataset, "webdataset", tmp_path / "out")
+    assert "data/train-000000.tar" not in content(tmp_path / "out")
+    assert not left.exists()
+
+
+def test_two_exports_to_one_place_do_not_meet(tmp_path):
+    out = staging.check(str(tmp_path / "out"))
+    with staging.staged(out) as stage:
+        storage.write_bytes(os.path.join(stage, "first"), b"1")
+        with pytest.raises(OptionError, match="another export to .* is running"), staging.staged(out):
+            pass
+    assert os.listdir(out) == ["first"]
+
+
+def test_what_appears_at_the_place_meanwhile_is_kept(tmp_path):
+    out = staging.check(str(tmp_path / "out"))
+    with pytest.raises(OptionError, match="which cannot be taken: Directory not empty"), staging.staged(out):
+        storage.write_bytes(os.path.join(out, "mine"), b"1")
+    assert os.listdir(tmp_path) == ["out"]
+
+
+# Exports, and stops itself hard where a signal would: in the middle of the second file.
+KILLED = """
+import os, signal, sys
+from beam_jobs import progress
+from beam_jobs.export.options import ExportOptions
+from beam_jobs.export.run import export
+add, number = progress.local.add, getattr(signal, sys.argv[4])
+def counted(done):
+    add(done)
+    if progress.local.read().images == 15:
+        os.kill(os.getpid(), number)
+progress.local.add = counted
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+try:
+    export(ExportOptions(dataset=sys.argv[1], to=sys.argv[2], out=sys.argv[3]))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGKILL", -signal.SIGKILL)])
+def test_an_export_that_is_stopped_leaves_nothing_that_looks_whole(dataset, tmp_path, name, code):
+    out = tmp_path / "out"
+    command = [sys.executable, "-W", "ignore", "-c", KILLED, str(dataset), "webdataset", str(out), name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    assert done.returncode == code, done.stderr
+    assert not out.exists()
+    left = sorted(path for path in os.listdir(tmp_path) if path != "dataset")
+    assert left == ([] if name == "SIGINT" else [".out.feedline-export"])
+    run(dataset, "webdataset", out)
+    assert sorted(os.listdir(tmp_path)) == ["dataset", "out"]
+
+
+def test_memory_does_not_grow_with_the_dataset(tmp_path):
+    """Two exports, the second of eight times the images: what they hold at most differs by less than those images."""
+    peaks = []
+    for number, images in enumerate((10, 80)):
+        photos = tmp_path / f"photos{number}" / "noise"
+        photos.mkdir(parents=True)
+        for index in range(images):
+            noise = np.random.default_rng(index).integers(0, 256, (256, 256, 3), np.uint8)  # does not shrink
+            (photos / f"{index}.png").write_bytes(encode(noise, "PNG"))
+        dataset = tmp_path / f"dataset{number}"
+        ingest.run(IngestOptions(source=str(photos.parent), out=str(dataset), splits={"all": 1}, facts="basic"))
+        run(dataset, "webdataset", tmp_path / f"warm{number}")
+        tracemalloc.start()
+        run(dataset, "webdataset", tmp_path / f"out{number}")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 1_000_000

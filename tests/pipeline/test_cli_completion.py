@@ -1,0 +1,163 @@
+"""Completion in a shell: the scripts, and what real shells offer with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import execute as run
+
+PROGRAMS = Path(sys.executable).parent
+HEAVY = ("tensorflow", "apache_beam", "tfx", "numpy", "pyarrow", "ml_metadata")
+# Calls the function of the script as bash would, and prints what it offers.
+_IN_BASH = """
+eval "$(feedline completion bash)"
+COMP_WORDS=({words}); COMP_CWORD={place}
+_feedline_completion feedline 2>/dev/null
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a job and a dataset that says its splits."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("PATH", f"{PROGRAMS}:{os.environ['PATH']}")
+    job = tmp_path / "state" / "feedline" / "jobs" / "ingest-20260131-140509"
+    job.mkdir(parents=True)
+    (job / "job.json").write_text(json.dumps({"arguments": ["ingest"], "cwd": ".", "pid": 1, "started": 1.0}))
+    (job / "exit_code").write_text("0")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "phone.yaml").touch()
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset" / "dataset.json").write_text('{"splits": {"train": {}, "eval": {}}}')
+    return tmp_path
+
+
+def bash(script: str) -> str:
+    command = ["bash", "--norc", "--noprofile", "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+
+
+def offered(words: str) -> list[str]:
+    """What bash offers for the last word, which may be empty: `words` ends with a space then."""
+    typed = words.split(" ")
+    quoted = " ".join(f"'{word}'" for word in typed)
+    return bash(_IN_BASH.format(words=quoted, place=len(typed) - 1)).split()
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        ("feedline in", ["init", "ingest", "inspect"]),
+        ("feedline --v", ["--version"]),
+        ("feedline schema ", ["init", "show", "diff"]),
+        ("feedline ingest --http-", ["--http-timeout-s", "--http-retries", "--http-per-host", "--http-allow-private"]),
+        ("feedline ingest photos --near-duplicates ", ["off", "report", "group", "drop"]),
+        ("feedline ingest photos --policy r", ["resize", "raw"]),
+        ("feedline doctor --target f", ["flink"]),
+        ("feedline completion ", ["bash", "zsh", "fish"]),
+        ("feedline status ", ["ingest-20260131-140509"]),
+        ("feedline status run", []),
+        ("feedline bench input dataset --split ", ["train", "eval"]),
+        ("feedline bench input photos --split ", []),
+        ("feedline ingset --o", []),
+    ],
+)
+def test_bash_offers_names_and_values(place, words, values):
+    assert offered(words) == values
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("feedline ingest pho\\t\\t", ["phone.yaml", "photos"]),  # a source may be either
+        ("feedline verify pho\\t", ["photos/"]),  # a dataset is a directory
+        ("feedline run --config phon\\t", ["phone.yaml"]),
+    ],
+)
+def test_bash_completes_paths_from_the_files_it_sees(place, typed, line):
+    said = in_a_terminal(typed)
+    assert all(part in said for part in line), said
+    assert ("phone.yaml" in said) == ("phone.yaml" in line)
+
+
+def in_a_terminal(typed: str) -> str:
+    """What a terminal shows where somebody types into an interactive bash; Ctrl-U and `exit` end it."""
+    import pty
+
+    keys = typed.encode().decode("unicode_escape")
+    ours, theirs = pty.openpty()
+    command = ["bash", "--norc", "--noprofile", "-i"]
+    environment = {**os.environ, "TERM": "xterm", "PS1": "ready> ", "INPUTRC": os.devnull}
+    shell = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+    )
+    os.close(theirs)
+    _until(ours, "ready> ")
+    os.write(ours, b'eval "$(feedline completion bash)"; echo loa""ded\n')
+    _until(ours, "loaded.*ready> ")  # what is typed before the prompt is not read by readline
+    os.write(ours, keys.encode() + b"\x15exit\n")
+    shown = _until(ours, None)
+    shell.wait(timeout=60)
+    os.close(ours)
+    return shown
+
+
+def _until(terminal: int, end: str | None) -> str:
+    """What the terminal shows until a pattern appears, or until the shell is gone."""
+    shown = ""
+    while end is None or not re.search(end, shown, re.DOTALL):
+        try:
+            part = os.read(terminal, 4096)
+        except OSError:  # the terminal is gone with the shell
+            break
+        if not part:
+            break
+        shown += part.decode(errors="replace")
+    return shown
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_take_their_script(place, shell, capsys):
+    assert run(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert f"_FEEDLINE_COMPLETE={shell}_complete" in script
+    assert "feedline" in script
+    if not shutil.which(shell):
+        pytest.skip(f"{shell} is not installed; its script was printed and not run")
+    done = subprocess.run([shell, "--no-execute", "/dev/stdin"], input=script, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_the_program_answers_other_shells(place, shell):
+    words = {"zsh": ("feedline doctor --target f", "3"), "fish": ("feedline doctor --target f", "f")}[shell]
+    environment = {**os.environ, "COMP_WORDS": words[0], "COMP_CWORD": words[1]}
+    environment["_FEEDLINE_COMPLETE"] = f"{shell}_complete"
+    done = subprocess.run([str(PROGRAMS / "feedline")], capture_output=True, text=True, env=environment, timeout=60)
+    assert "flink" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("words", ["feedline ", "feedline ingest --p", "feedline run --gate ", "feedline status "])
+def test_a_completion_loads_nothing_heavy(place, words):
+    code = (
+        "import atexit, sys\n"
+        f"atexit.register(lambda: print([name for name in {HEAVY} if name in sys.modules]))\n"
+        "from pipeline.cli import main\nmain([])"
+    )
+    environment = {**os.environ, "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+    environment["_FEEDLINE_COMPLETE"] = "bash_complete"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "[]"
+    assert len(lines) > 1, done.stderr

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from beam_jobs import manifest
+from pipeline.cli import execute as run
+from tests.beam_jobs.test_diff import BASE, publish, row
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A directory with dataset `a`, an equal one `same`, and `b`, of which everything is different."""
+    monkeypatch.chdir(tmp_path)
+    publish(tmp_path / "a", BASE)
+    shutil.copytree("a", "same")
+    new = [row("a", label="dog"), row("b", "other"), row("z", "c", label="dog"), *(row(f"n{n:02d}") for n in range(14))]
+    publish(tmp_path / "b", [*new, row("e", split="eval")], {"seed": 7})
+    return tmp_path
+
+
+def test_equal_datasets_are_said_to_be_equal(place, capsys):
+    assert run("diff a same".split()) == 0
+    digest = manifest.load("a").digest[:16]
+    assert capsys.readouterr().out == f"A  {digest}  4 images  a\nB  {digest}  4 images  same\nequal\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [("diff a b", 0), ("diff a b --exit-code", 3), ("diff a same --exit-code", 0), ("diff a b --exit-code --json", 3)],
+)
+def test_the_exit_code_tells_only_when_asked(place, capsys, line, code):
+    assert run(line.split()) == code
+    assert capsys.readouterr().err == ""
+
+
+def test_every_change_is_a_line(place, capsys):
+    assert run("diff a b".split()) == 0
+    shown = capsys.readouterr().out
+    for line in (
+        "added                     15",
+        "removed                    1",
+        "relabelled                 1",
+        "other bytes                1",
+        "\nadded\n  + e  eval  cat\n  + n00  train  cat\n",
+        "  and 5 more; --limit 0 lists them all\n",
+        "\nremoved\n  - d  eval  cat\n",
+        "\nrenamed\n  ~ c -> z\n",
+        "\nrelabelled\n  ~ a  cat -> dog\n",
+        "\nother bytes\n  ~ b\n",
+        "\noptions\n  seed  0 -> 7\n",
+    ):
+        assert line in shown
+    assert "moved  " in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_all_are_listed_when_there_is_no_limit(place, capsys):
+    assert run("diff a b --limit 0".split()) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("  + ") == 15
+    assert "more;" not in shown
+
+
+def test_only_other_options_are_no_other_records(place, capsys):
+    publish(place / "c", BASE, {"seed": 1})
+    assert run("diff a c --exit-code".split()) == 3
+    shown = capsys.readouterr().out
+    assert "the records are equal, byte for byte\n\noptions\n  seed  0 -> 1\n" in shown
+    assert "added" not in shown
+
+
+def test_json_holds_all_of_it(place, capsys):
+    assert run("diff a b --json --limit 2".split()) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["equal"] is False
+    assert values["added"]["count"] == 15
+    assert [one["key"] for one in values["added"]["images"]] == ["e", "n00"]
+    assert values["options"] == {"seed": [0, 7]}
+    assert {one["name"] for one in values["facts"]["train"]} == {"height", "width", "bytes", "brightness"}
+
+
+def test_names_are_printed_without_controls(place, capsys):
+    title = "\x1b]0;title\x07\nforged"
+    publish(place / "c", [*BASE, row(title, label=title)])
+    assert run("diff a c".split()) == 0
+    shown = capsys.readouterr().out
+    assert "+ \\x1b]0;title\\x07\\x0aforged" in shown
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "message"), [("diff a nowhere", "nowhere is not a dataset"), ("diff a", "B is missing")]
+)
+def test_a_wrong_request_is_one_line(place, capsys, line, message):
+    assert run(line.split()) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""

@@ -1,0 +1,92 @@
+"""`feedline export`, through the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import execute as run
+
+
+@pytest.fixture
+def place(dataset, monkeypatch) -> Path:
+    """The directory that `dataset` lies in."""
+    monkeypatch.chdir(dataset.parent)
+    return dataset.parent
+
+
+def test_the_result_is_said_a_line_a_split(place, capsys):
+    assert run("export dataset --to webdataset --out tars".split()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(",")[:2] for line in lines[:2]] == [
+        ["train      20 images", " 2 files"],
+        ["eval       4 images", " 2 files"],
+    ]
+    assert lines[2] == "webdataset tars"
+    assert sorted(os.listdir(place)) == ["dataset", "tars"]
+
+
+def test_the_result_is_said_as_one_object(place, capsys):
+    assert run("export dataset --to parquet --out out --split eval --shard-mb 1 --json".split()) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said == json.loads((place / "out" / "export.json").read_text())
+    assert [file["name"] for file in said["splits"]["eval"]["files"]] == ["data/eval-00000-of-00001.parquet"]
+
+
+def test_metadata_goes_into_the_dataset_itself(place, capsys):
+    assert run("export dataset --to croissant --out dataset".split()) == 0
+    assert capsys.readouterr().out == "croissant  dataset\n"
+    assert (place / "dataset" / "croissant.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("dataset --to webdataset --out dataset", "out is 'dataset', which holds files; name a new or empty directory"),
+        ("dataset --to webdataset --out out --split tets", "the dataset has no split 'tets'; it has train, eval"),
+        ("dataset --to zip --out out", "there is no --to 'zip'"),
+        ("dataset --to dali --out out --shard-mb 8", "shard_mb is of no use to dali, which copies no records"),
+        ("dataset --to parquet --out out --shard-mb -1", "shard_mb is -1.0; it must be a number of at least 0.001"),
+        ("nowhere --to dali --out out", "nowhere is not a dataset: it has no dataset.json"),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_touches_nothing(place, capsys, arguments, message):
+    assert run(["export", *arguments.split()]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+    assert os.listdir(place) == ["dataset"]
+
+
+# The command itself, slowed down after the first image so that a signal finds it at work.
+SLOW = """
+import sys, time
+from beam_jobs import progress
+from pipeline import cli
+add = progress.local.add
+def slow(done):
+    add(done)
+    print("at work", flush=True)
+    time.sleep(60)
+progress.local.add = slow
+cli.main(["export", "dataset", "--to", "webdataset", "--out", "out"])
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_says_that_nothing_was_exported(place, number, code):
+    command = [sys.executable, "-W", "ignore", "-c", SLOW]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "at work\n"
+        process.send_signal(number)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == code
+    assert said.splitlines()[-1] == "feedline: error: interrupted; nothing was exported, out is as it was"
+    assert "Traceback" not in said
+    assert os.listdir(place) == ["dataset"]

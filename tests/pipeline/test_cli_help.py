@@ -1,0 +1,224 @@
+"""What a newcomer reads: the help of every command, on a terminal of 80 columns, and how soon it is there."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from pipeline.cli import cli
+from pipeline.cli import execute as run
+from pipeline.cli.grammar import summary
+from pipeline.cli_reference import every_command, examples, page
+from tests.doc_pages import check_feedline
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "cli-reference.md"
+HEAVY = ("tensorflow", "apache_beam", "tfx", "numpy", "pyarrow", "ml_metadata")
+COMMANDS = {context.command_path: command for command, context in every_command()}
+OPTIONS = [
+    pytest.param(path, option, id=f"{path} {option.opts[0]}")
+    for path, command in COMMANDS.items()
+    for option in command.params
+    if isinstance(option, click.Option)
+]
+# One thing, one name: option -> how every command that has it spells it, and what it takes.
+SAME = {
+    "--config": (["-c", "--config"], "FILE"),
+    "--set": (["--set"], "KEY=VALUE"),
+    "--root": (["--root"], "DIR"),
+    "--images": (["--images"], None),
+    "--threads": (["--threads"], "INTEGER"),
+    "--json": (["--json"], "BOOLEAN"),
+    "--json-schema": (["--json-schema"], "BOOLEAN"),
+}
+
+
+def shown(path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run([*path.split()[1:], "--help"]) == 0
+    return capsys.readouterr().out
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# --- every command
+
+
+def test_no_command_is_passed_over():
+    assert len(COMMANDS) >= 20
+    assert {"feedline", "feedline ingest", "feedline schema diff", "feedline bench input"} <= COMMANDS.keys()
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_the_help_fits_on_80_columns(path, capsys, monkeypatch):
+    text = shown(path, capsys, monkeypatch)
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+    assert "..." not in text.partition("Commands:")[2], "a summary is cut off"
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_a_command_says_in_one_line_what_it_does(path):
+    said = summary(COMMANDS[path])
+    assert said.endswith(".")
+    assert said == (COMMANDS[path].help or "").strip().partition("\n")[0].strip(), "the summary is no line of its own"
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_examples_are_of_the_command_and_parse(path, capsys, monkeypatch):
+    lines = examples(COMMANDS[path])
+    assert lines
+    text = shown(path, capsys, monkeypatch)
+    for line in lines:
+        assert f"\n    {line}\n" in text
+        assert f"{line} ".startswith(f"{path} ")
+        check_feedline(shlex.split(line)[1:])
+
+
+@pytest.mark.parametrize(("path", "option"), OPTIONS)
+def test_every_option_says_what_it_is_and_what_it_does_without(path, option):
+    assert option.help
+    assert option.help.endswith((".", "]")), option.help
+    record = option.get_help_record(click.Context(COMMANDS[path]))
+    assert record is not None
+    if option.type.name in ("integer", "float", "choice") or "RANGE" in record[0]:
+        named = re.search(r"\[default: .+\]|\[required\]|\[.*default: ", record[1])
+        assert named or "instead of" in option.help, f"{path} {option.opts[0]} names no default"
+
+
+@pytest.mark.parametrize(("path", "option"), OPTIONS)
+def test_the_same_thing_has_the_same_name(path, option):
+    name = max(option.opts, key=len) if "--images" not in option.opts else "--images"
+    if name not in SAME:
+        return
+    names, kind = SAME[name]
+    assert option.opts[: len(names)] == names
+    context = click.Context(COMMANDS[path])
+    assert kind in (None, option.make_metavar(context))
+
+
+def test_the_table_of_commands_says_what_each_of_them_says(capsys):
+    assert run(["--help"]) == 0
+    table = capsys.readouterr().out.partition("Commands:")[2].strip().splitlines()
+    assert [line.split()[0] for line in table] == list(cli.list_commands(click.Context(cli)))
+    assert all(re.fullmatch(r" *[a-z]+ {2,}\S.+\.", line) for line in table)
+
+
+def test_options_stand_under_headings(capsys, monkeypatch):
+    text = shown("feedline ingest", capsys, monkeypatch)
+    headings = [line for line in text.splitlines() if re.fullmatch(r"[A-Z].*:", line)]
+    assert headings == [
+        *("Options:", "Splits and shards:", "Duplicates:", "Pixels:"),
+        *("Columns of a table:", "Limits of an image:", "Images on web servers:"),
+    ]
+    assert "--quality" in text.partition("Pixels:")[2].partition("Columns of a table:")[0]
+    assert "--detach" in text.partition("Options:")[2].partition("Splits and shards:")[0]
+
+
+def test_exit_codes_are_in_the_help_and_on_the_page(capsys):
+    assert run(["--help"]) == 0
+    listed = re.findall(r"^ {4}(\d+)  ", capsys.readouterr().out, re.MULTILINE)
+    text = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    documented = re.findall(r"^\| (\d+) \|", text, re.MULTILINE)
+    assert listed == documented == ["0", "1", "2", "3", "130", "143"]
+
+
+# --- the page
+
+
+def test_the_page_is_up_to_date():
+    command = "python -m pipeline.cli_reference > docs/cli-reference.md"
+    assert PAGE.read_text(encoding="utf-8") == page(), f"run `{command}`"
+
+
+def test_the_page_has_every_command_and_option():
+    text = page()
+    for path, command in COMMANDS.items():
+        part = text.partition(f"\n## {path}\n")[2].partition("\n## ")[0]
+        assert part, path
+        missing = [
+            name for option in command.params for name in option.opts if name.startswith("--") and name not in part
+        ]
+        assert missing == [], path
+    assert "\x08" not in text
+
+
+# --- how soon
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_help_loads_nothing_heavy(path):
+    arguments = [*path.split()[1:], "--help"]
+    code = f"import sys\nfrom pipeline.cli import execute\nexecute({arguments})\n"
+    loaded = python(f"{code}print([name for name in {HEAVY} if name in sys.modules])").splitlines()[-1]
+    assert loaded == "[]"
+
+
+def test_the_list_of_commands_loads_no_command():
+    code = "import sys\nfrom pipeline.cli import execute\nexecute(['--help'])\n"
+    loaded = python(
+        f"{code}print([n for n in sys.modules if n in ('pipeline.cli.ingest', 'pipeline.cli.run', 'yaml')])"
+    )
+    assert loaded.splitlines()[-1] == "[]"
+
+
+# --- colours
+
+
+def on_a_terminal(*arguments: str, **environment: str) -> bytes:
+    """What the command writes to a terminal."""
+    ours, theirs = pty.openpty()
+    values = {**os.environ, "TERM": "xterm-256color", **environment}
+    values = {name: value for name, value in values.items() if value}
+    command = [str(Path(sys.executable).parent / "feedline"), *arguments]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env=values)
+    os.close(theirs)
+    found = b""
+    while True:
+        try:
+            part = os.read(ours, 4096)
+        except OSError:  # the terminal is gone when nobody writes to it any more
+            break
+        if not part:
+            break
+        found += part
+    os.close(ours)
+    process.wait(timeout=60)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("environment", "coloured"),
+    [({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": "", "TERM": "dumb"}, False)],
+)
+def test_errors_are_coloured_on_a_terminal_that_wants_it(environment, coloured):
+    said = on_a_terminal("ingset", **environment)
+    assert b"there is no command 'ingset'" in said
+    assert (b"\x1b[31m" in said) == coloured
+
+
+@pytest.mark.parametrize(("environment", "coloured"), [({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False)])
+def test_results_are_coloured_on_a_terminal_that_wants_it(environment, coloured):
+    said = on_a_terminal("doctor", "--target", "flink", **environment)
+    assert b"flink:" in said
+    assert (b"\x1b[" in said) == coloured
+
+
+def test_nothing_is_coloured_in_a_file():
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "feedline"), "ingset"],
+        capture_output=True,
+        env={**os.environ, "TERM": "xterm"},
+    )
+    assert b"\x1b" not in done.stderr

@@ -1,0 +1,289 @@
+"""What machines read: every result against its schema, and errors as one object."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from jsonschema import Draft202012Validator
+
+from beam_jobs.errors import FeedlineError
+from pipeline.cli import cli, mistakes
+from pipeline.cli import execute as run
+from pipeline.cli.json_schema import ERROR, RESULTS, schema_of
+from pipeline.cli.json_schema.page import commands, page
+from tests.command import feedline
+from tests.make_images import class_folders
+from tests.pipeline.ledger import Ledger
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+PAGE = Path(__file__).parents[2] / "docs" / "json.md"
+COMMANDS = list(commands())
+
+
+def check(command: str, values: Any) -> None:
+    """Fails with every difference between a result and the schema of its command."""
+    found = Draft202012Validator(schema_of(command)).iter_errors(values)
+    assert [f"{error.json_path}: {error.message[:200]}" for error in found] == []
+
+
+def result(capsys: pytest.CaptureFixture[str], command: str, *arguments: object, code: int = 0) -> Any:
+    """Runs a command with `--json` and returns what it prints on standard output."""
+    capsys.readouterr()
+    assert run([*command.split(), *map(str, arguments), "--json"]) == code, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+def error(capsys: pytest.CaptureFixture[str], line: str) -> dict[str, Any]:
+    """Runs a command that fails and returns the object that it prints on standard error."""
+    capsys.readouterr()
+    code = run(line.split())
+    values = json.loads(capsys.readouterr().err.splitlines()[-1])
+    assert list(Draft202012Validator(ERROR).iter_errors(values)) == []
+    assert values["error"]["code"] == code
+    return values["error"]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with images, and jobs of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    class_folders(tmp_path / "photos", per_class=6)
+    return tmp_path
+
+
+# --- schemas
+
+
+def test_every_command_with_a_result_has_a_schema():
+    assert set(COMMANDS) - RESULTS.keys() == set()
+    without = {"feedline", "completion", "schema", "bench"}
+    assert set(cli.list_commands(click.Context(cli))) - {command.split()[0] for command in COMMANDS} <= without
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_schema_is_printed_without_any_other_argument(capsys, command):
+    assert run([*command.split(), "--json-schema"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    printed = json.loads(captured.out)
+    assert printed["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert printed["title"] == f"feedline {command} --json"
+    Draft202012Validator.check_schema(printed)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_object_is_closed_and_every_key_has_a_meaning(command):
+    for where, schema in objects(schema_of(command), command):
+        assert schema["additionalProperties"] is False, where
+        assert schema["required"] == list(schema["properties"]), where
+        for name, value in schema["properties"].items():
+            assert value["description"].endswith("."), f"{where}.{name}"
+
+
+def objects(schema: dict[str, Any], where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if "properties" in schema:
+        yield where, schema
+    inner = [*schema.get("anyOf", []), *schema.get("properties", {}).values()]
+    inner += [schema[key] for key in ("items", "additionalProperties") if isinstance(schema.get(key), dict)]
+    for value in inner:
+        yield from objects(value, f"{where}.{value.get('description', '')}")
+
+
+@pytest.mark.parametrize(
+    ("schema", "cls", "more"),
+    [
+        (RESULTS["demo"], "pipeline.summary.RunSummary", set()),
+        (RESULTS["demo"]["properties"]["accuracy"], "components.evaluation.Accuracy", set()),
+        (RESULTS["demo"]["properties"]["steps"]["additionalProperties"], "pipeline.history.Step", set()),
+        (RESULTS["lineage"], "pipeline.lineage.Lineage", {"database", "note", "edges"}),
+        (RESULTS["lineage"]["properties"]["artifacts"]["items"], "pipeline.lineage.Artifact", set()),
+        (RESULTS["lineage"]["properties"]["executions"]["items"], "pipeline.lineage.Execution", set()),
+        (RESULTS["bench input"]["properties"]["facts"], "trainer.bench.figures.Facts", set()),
+        (RESULTS["bench input"]["properties"]["ablation"]["items"], "trainer.bench.figures.Ablated", {"worth"}),
+        (RESULTS["bench input"]["properties"]["advice"]["items"], "trainer.bench.rules.Advice", set()),
+        (RESULTS["diff"], "beam_jobs.diff.Difference", {"equal"}),
+        (RESULTS["predict"]["properties"]["predictions"]["items"], "trainer.predict.Prediction", set()),
+    ],
+)
+def test_a_schema_has_the_keys_of_what_it_describes(schema, cls, more):
+    module, _, name = cls.rpartition(".")
+    fields = {item.name for item in dataclasses.fields(getattr(importlib.import_module(module), name))}
+    assert set(schema["properties"]) == fields | more
+
+
+def test_the_page_is_up_to_date():
+    command = "python -m pipeline.cli.json_schema > docs/json.md"
+    assert PAGE.read_text(encoding="utf-8") == page(), f"run `{command}`"
+
+
+# --- results
+
+
+def test_results_of_an_ingest_and_of_looking_at_it(place, capsys):
+    line = ("photos", "--splits", "train=0.5,eval=0.5", "--shards", "1")
+    check("ingest", result(capsys, "ingest", *line, "--out", "dataset", "--dry-run"))
+    check("ingest", result(capsys, "ingest", *line, "--out", "dataset"))
+    check("verify", result(capsys, "verify", "dataset"))
+    check("inspect", result(capsys, "inspect", "dataset"))
+    check("inspect", result(capsys, "inspect", "dataset", "--key", "china/000.jpg"))
+    check("inspect", result(capsys, "inspect", "dataset/Split-train/data-00000-of-00001.tfrecord"))
+    check("report", result(capsys, "report", "dataset"))
+    check("diff", result(capsys, "diff", "dataset", "dataset"))
+    check("export", result(capsys, "export", "dataset", "--to", "webdataset", "--out", "tar"))
+    (place / "dataset" / "Split-train" / "data-00000-of-00001.tfrecord").write_bytes(b"")
+    broken = result(capsys, "verify", "dataset", code=3)
+    check("verify", broken)
+    assert broken["problems"]
+
+
+def test_results_about_schemas(dataset, tmp_path, capsys):
+    schema = tmp_path / "schema.pbtxt"
+    check("schema init", result(capsys, "schema init", dataset, "--out", schema))
+    check("schema show", result(capsys, "schema show", schema))
+    check("schema diff", result(capsys, "schema diff", schema, schema))
+    text = schema.read_text().replace('name: "image/format"', 'name: "image/shape"')
+    (tmp_path / "other.pbtxt").write_text(text)
+    different = result(capsys, "schema diff", schema, tmp_path / "other.pbtxt", code=3)
+    check("schema diff", different)
+    assert different["added"]
+    assert different["removed"]
+
+
+def test_results_about_this_machine(place, capsys):
+    check("init", result(capsys, "init", "project", "--images", "photos"))
+    check("run", result(capsys, "run", "--config", "project/pipeline.yaml", "--show-config"))
+    code = run(["doctor"])
+    checked = result(capsys, "doctor", code=code)
+    check("doctor", checked)
+    assert checked["ready"] == (code == 0)
+    check("status", result(capsys, "status"))
+
+
+def test_a_job_is_started_and_asked_about(place, capsys, monkeypatch):
+    monkeypatch.setattr("pipeline.cli.detach._LOOK_S", 100.0)  # a busy machine takes long to load Beam
+    started = result(capsys, "ingest", "photos", "--out", "dataset", "--detach")
+    check("ingest", started)
+    shown = result(capsys, "status", started["job"], "--follow")
+    check("status", shown)
+    assert shown["state"] == "done"
+    check("ingest", json.loads(shown["result"]))
+    check("status", result(capsys, "status"))
+
+
+def test_the_result_of_compile(photos, tmp_path, capsys):
+    config = tmp_path / "pipeline.yaml"
+    config.write_text(f"root: {tmp_path / 'work'}\ningest: {{source: {photos}}}\n")
+    out = tmp_path / "dag.py"
+    values = result(capsys, "compile", "--target", "airflow", "--config", config, "--out", out)
+    check("compile", values)
+    assert values["file"] == str(out)
+    assert "airflow" in out.read_text(encoding="utf-8")
+
+
+def test_the_result_of_bench(dataset, capsys, monkeypatch):
+    from trainer.bench import measure
+
+    monkeypatch.setattr(measure, "measure", functools.partial(measure.measure, rounds=1))  # what is measured stays
+    line = "--image-side 16 --batch-size 4 --threads 2 --seconds 0.05 --ablation --model small_cnn"
+    values = result(capsys, "bench input", dataset, *line.split())
+    check("bench input", values)
+    assert values["trained"]
+    assert values["ablation"]
+
+
+def test_the_result_of_lineage(tmp_path, capsys):
+    root = tmp_path / "work"
+    model = root / "artifacts" / "Trainer" / "model" / "2"
+    (model / "Format-Serving").mkdir(parents=True)
+    ledger = Ledger(root / "metadata.sqlite")
+    ledger.run("first")
+    examples = ("Examples", root / "artifacts" / "ImageExampleGen" / "examples" / "1", {"span": 1})
+    [number] = ledger.execute("first", "ImageExampleGen", {}, {"examples": examples}, options='{"seed": 3}')
+    ledger.execute("first", "Trainer", {"examples": number}, {"model": ("Model", model, {})})
+    values = result(capsys, "lineage", model)
+    check("lineage", values)
+    assert len(values["artifacts"]) == len(values["executions"]) == 2
+    assert len(values["edges"]) == 3
+
+
+@pytest.mark.e2e
+def test_results_of_a_run_and_of_its_model(photos, tmp_path):
+    small = ("--image-side", 32, "--epochs", 12, "--batch-size", 8, "--splits", "train=0.7,eval=0.3", "--shards", 1)
+    done = feedline("run", "--images", photos, "--root", tmp_path / "work", *small, "--json")
+    assert done.returncode == 0, done.stderr
+    check("run", json.loads(done.stdout))
+    check("demo", json.loads(done.stdout))  # the same pipeline, and the same summary
+    serving = tmp_path / "work" / "serving"
+    image = shutil.copy(next(photos.rglob("*.jpg")), tmp_path)
+    check("predict", json.loads(feedline("predict", serving, image, "--json").stdout))
+    check("lineage", json.loads(feedline("lineage", serving, "--json").stdout))
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "said"),
+    [
+        ("ingest nowhere --out o --json", "source_error", "nowhere does not exist; give a folder"),
+        ("ingest photos --out o --splits train --json", "option_error", "write it as train=0.9,eval=0.1"),
+        ("ingest photos --out o --polciy raw --json", "usage_error", "did you mean --policy?"),
+        ("ingest photos --json", "usage_error", "--out is missing"),
+        ("verify photos --json", "source_error", "photos is not a dataset"),
+    ],
+)
+def test_an_error_is_one_object(place, capsys, line, kind, said):
+    found = error(capsys, line)
+    assert (found["kind"], found["code"]) == (kind, 2)
+    assert said in found["message"]
+
+
+def test_a_failed_check_has_a_code_and_a_kind_of_its_own(place, capsys):
+    (place / "photos" / "china" / "bad.jpg").write_bytes(b"no")
+    found = error(capsys, "ingest photos --out o --json")
+    assert (found["kind"], found["code"]) == ("too_many_rejects", 3)
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "code"),
+    [
+        (KeyboardInterrupt(), "interrupted", 130),
+        (ZeroDivisionError("oops\x1b\x7f"), "unforeseen", 1),
+        (FeedlineError("line\nline"), "feedline_error", 1),
+    ],
+)
+def test_any_end_is_one_line(place, capsys, monkeypatch, raised, kind, code):
+    def broken(*_, **__):
+        raise raised
+
+    monkeypatch.setattr("beam_jobs.verify.verify", broken)
+    assert run("verify photos --json".split()) == code
+    captured = capsys.readouterr()
+    assert captured.err.strip().count("\n") == 0  # click ends the line in which a terminal shows ^C
+    assert not {"\x1b", "\x7f"} & set(captured.err)
+    assert json.loads(captured.err)["error"]["kind"] == kind
+    assert str(raised) in json.loads(captured.err)["error"]["message"]
+
+
+def test_only_the_option_asks_for_json(place, capsys):
+    assert run(["verify", "--", "--json"]) == 2
+    assert capsys.readouterr().err.startswith("feedline: error: --json is not a dataset")
+
+
+def test_every_kind_of_error_is_documented():
+    kinds = [kind for kind, _, _ in mistakes.kinds()]
+    assert len(kinds) == len(set(kinds))
+    assert {"usage_error", "gate_failed", "interrupted", "unforeseen"} <= set(kinds)
+    rows = PAGE.read_text(encoding="utf-8")
+    assert [kind for kind, code, _ in mistakes.kinds() if f"| `{kind}` | {code} |" not in rows] == []

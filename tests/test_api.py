@@ -1,0 +1,211 @@
+"""The Python API: what `import beam_jobs, trainer` gives, typed and explained, with examples that are true.
+
+Every example of a docstring runs in a directory of its own with what it takes for granted: `photos`, 24 pictures each
+of `cat` and `dog` and one file that is none; `dataset`, made of them; `drawings`, another dataset; `mnist`, TFRecord
+files as TFDS writes them; `model`, exported.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import doctest
+import enum
+import importlib
+import inspect
+import pkgutil
+import pydoc
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.make_images import class_folders, png
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("beam_jobs", "trainer")
+CONSTANTS = {"trainer.FOREVER", "trainer.TFDS"}
+HEAVY = ("apache_beam", "keras", "numpy", "pyarrow", "tensorflow", "tfx")
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def package(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+NAMES = [f"{name}.{public}" for name in PACKAGES for public in package(name).__all__]
+EXPLAINED = [name for name in NAMES if name not in CONSTANTS]
+
+
+def the(name: str) -> Any:
+    """The object that a name such as `trainer.Host` means."""
+    where, _, public = name.partition(".")
+    return getattr(package(where), public) if public else package(where)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import tensorflow as tf
+
+    from beam_jobs import IngestOptions, run
+    from trainer import ModelSpec, build_model, export, parse_ops
+
+    folder = tmp_path_factory.mktemp("examples")
+    photos = class_folders(folder / "photos", per_class=24, labels=("cat", "dog"))
+    (photos / "cat" / "broken.jpg").write_text("this is not an image")
+    run(IngestOptions(source=str(photos), out=str(folder / "dataset"), splits={"train": 0.8, "eval": 0.2}))
+    other = class_folders(folder / "drawn", per_class=6, labels=("cat", "owl"))
+    run(IngestOptions(source=str(other), out=str(folder / "drawings"), splits={"train": 1}))
+    (folder / "mnist").mkdir()
+    with tf.io.TFRecordWriter(str(folder / "mnist" / "mnist-train.tfrecord-00000-of-00001")) as writer:
+        for number in range(64):
+            image = tf.train.Feature(bytes_list=tf.train.BytesList(value=[png(number, 28, 28)]))
+            label = tf.train.Feature(int64_list=tf.train.Int64List(value=[number % 10]))
+            features = tf.train.Features(feature={"image": image, "label": label})
+            writer.write(tf.train.Example(features=features).SerializeToString())
+    spec = ModelSpec(side_px=16, classes=2, mean_rgb=(125, 123, 114), std_rgb=(63, 62, 67))
+    export(build_model("small_cnn", spec), parse_ops("decode|resize(16)"), ("cat", "dog"), 16, str(folder / "model"))
+    return folder
+
+
+def examples_of(name: str) -> doctest.DocTest:
+    text = inspect.getdoc(the(name)) or ""
+    return doctest.DocTestParser().get_doctest(text, {}, name, None, 0)
+
+
+# --- the packages
+
+
+def test_importing_the_packages_loads_nothing_heavy():
+    code = f"import sys, beam_jobs, trainer; dir(trainer); print([n for n in {HEAVY} if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_package_says_that_it_is_typed(name):
+    assert (ROOT / name / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_type_checker_sees_the_names_that_there_are(name):
+    tree = ast.parse((ROOT / name / "__init__.py").read_text(encoding="utf-8"))
+    guarded = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    seen = {
+        alias.asname or alias.name: (node.module.removeprefix(f"{name}."), alias.name)
+        for node in guarded.body
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }
+    assert seen == package(name)._PLACES
+    assert sorted(seen) == sorted(package(name).__all__)
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_no_public_name_stands_in_the_way_of_a_module(name):
+    modules = {found.name for found in pkgutil.iter_modules(package(name).__path__)}
+    assert set(package(name).__all__) & modules == set()
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_modules_stay_what_they_are_once_the_names_are_loaded(name):
+    modules = {module for module, _ in package(name)._PLACES.values()}
+    assert [getattr(package(name), public) for public in package(name).__all__]
+    for module in modules:
+        assert getattr(package(name), module) is sys.modules[f"{name}.{module}"]
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_an_unknown_name_is_an_attribute_error(name):
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
+        package(name).no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_help_tells_what_there_is(name):
+    listed = re.findall(r"\w+", package(name).__doc__)
+    assert [public for public in package(name).__all__ if public not in listed] == []
+    story, _, rest = pydoc.plain(pydoc.render_doc(package(name))).partition("PACKAGE CONTENTS")
+    assert ">>> " in story
+    assert [
+        public for public in package(name).__all__ if not re.search(rf"^    .*\b{public}\b", rest, re.MULTILINE)
+    ] == []
+
+
+@pytest.mark.parametrize("name", ["components", "pipeline"])
+def test_what_the_other_packages_name_is_there(name):
+    named = [
+        place
+        for line in re.findall(r"^  (\w+\.[\w., ]+): ", package(name).__doc__, re.MULTILINE)
+        for place in line.split(", ")
+    ]
+    assert len(named) > 5
+    for place in named:
+        module, _, public = place.rpartition(".")
+        path = ROOT / name / Path(*module.split("."))
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        defined = {getattr(node, "name", "") for node in ast.parse(path.read_text(encoding="utf-8")).body}
+        assert public in defined, place
+
+
+# --- the names
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_it_is_explained_with_an_example(name):
+    text = inspect.getdoc(the(name)) or ""
+    assert re.search(r"^Examples:\n  >>> ", text, re.MULTILINE), text
+    missing = [word for word in described(the(name)) if not re.search(rf"^  {word}: \S", text, re.MULTILINE)]
+    assert missing == []
+    if inspect.isfunction(the(name)) and inspect.signature(the(name), eval_str=False).return_annotation != "None":
+        assert re.search(r"^Returns:\n  \S", text, re.MULTILINE), text
+
+
+def described(thing: Any) -> list[str]:
+    """The parameters of a function, or the fields of a dataclass."""
+    if dataclasses.is_dataclass(thing):
+        return [field.name for field in dataclasses.fields(thing)]
+    return list(inspect.signature(thing).parameters) if inspect.isfunction(thing) else []
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_it_is_typed(name):
+    thing = the(name)
+    if isinstance(thing, type) and issubclass(thing, (BaseException, enum.Enum)):
+        return  # made as their bases are
+    if dataclasses.is_dataclass(thing):
+        assert all(field.type for field in dataclasses.fields(thing))
+        return
+    function = thing.__init__ if isinstance(thing, type) else thing
+    signature = inspect.signature(function)
+    untyped = [p.name for p in signature.parameters.values() if p.annotation is p.empty and p.name != "self"]
+    assert untyped == []
+    assert signature.return_annotation is not signature.empty
+
+
+@pytest.mark.parametrize("name", [*PACKAGES, *EXPLAINED])
+def test_its_example_is_true(prepared, tmp_path, monkeypatch, name):
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    test = examples_of(name)
+    assert test.examples
+    assert doctest.DocTestRunner(optionflags=FLAGS).run(test, out=said.append).failed == 0, "".join(said)
+
+
+def test_an_example_that_is_wrong_is_found():
+    test = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "wrong", None, 0)
+    said: list[str] = []
+    assert doctest.DocTestRunner(optionflags=FLAGS).run(test, out=said.append).failed == 1
+
+
+def test_the_page_of_the_reference_has_every_name_once():
+    page = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^::: (\S+)$", page, re.MULTILINE)) == sorted(NAMES)

@@ -1,0 +1,68 @@
+"""Every message of the troubleshooting page still stands in the source, and with the exit code that the page gives."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+
+import pytest
+
+from beam_jobs import errors
+from tests.doc_pages import ROOT, text_of
+
+PACKAGES = ("beam_jobs", "components", "pipeline", "trainer")
+VARIABLE = "…"  # on the page, for what changes
+_ROW = re.compile(r"^\| `(?P<message>.+?)` \| (?P<code>\d) \| (?P<cause>.+?) \| (?P<remedy>.+?) \|$", re.MULTILINE)
+ROWS = [found.groupdict() for found in _ROW.finditer(text_of("troubleshooting"))]
+
+
+def text_of_node(node: ast.expr) -> str:
+    """The text of a string, joined parts together; what is put in is one NUL."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text_of_node(part) for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return text_of_node(node.left) + text_of_node(node.right)
+    return "\0"
+
+
+@functools.cache
+def raised() -> tuple[tuple[str, str], ...]:
+    """Name of the class and text of everything that is raised, and, without a class, of every other text."""
+    found = []
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and node.args:
+                found += [(ast.unparse(node.func).split(".")[-1], text_of_node(argument)) for argument in node.args]
+            elif isinstance(node, ast.JoinedStr):
+                found.append(("", text_of_node(node)))
+    return tuple(found)
+
+
+def classes(message: str) -> set[str]:
+    """What a message is raised as; what changes may be anything, also nothing."""
+    fixed = message.replace("\\|", "|").split(VARIABLE)
+    longest, pattern = max(fixed, key=len), re.compile("[^\n]*?".join(map(re.escape, fixed)))
+    return {name for name, text in raised() if longest in text and pattern.search(text)}
+
+
+def test_the_page_is_read():
+    lines = [line for line in text_of("troubleshooting").splitlines() if line.startswith("| `")]
+    assert len(ROWS) == len(lines) > 80
+    assert len({row["message"] for row in ROWS}) == len(ROWS)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row["message"] for row in ROWS])
+def test_a_message_stands_in_the_source_and_ends_with_this_code(row):
+    assert max(map(len, row["message"].split(VARIABLE))) >= 10, "too little of it is fixed to be found"
+    found = classes(row["message"])
+    assert found, "no such message is in the source"
+    codes = {getattr(getattr(errors, name, None), "exit_code", 0) for name in found} - {0}
+    assert not codes or int(row["code"]) in codes
+
+
+def test_a_message_that_is_gone_is_found():
+    assert classes("the disk has enough room for …, about … are needed") == set()
+    assert classes("… holds no dataset to add to; leave … out to make one") == {"OptionError", ""}
