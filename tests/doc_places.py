@@ -81,9 +81,9 @@ def furnish(folder: Path, everything: Path, code: str) -> None:
     Args:
       folder: where the page will be run.
       everything: what there is to copy.
-      code: all code of the page; a path behind `--out` or `--root` is made by it.
+      code: all code of the page; a path behind `--out`, or the `--root` of a run, is made by it.
     """
-    made = set(re.findall(r"--(?:out|root)[ =](\w+)", code))
+    made = set(re.findall(r"--out[ =](\w+)", code)) | set(re.findall(r"feedline run\b.*--root[ =](\w+)", code))
     for path in everything.iterdir():
         named = re.search(rf"(?<![\w/-]){re.escape(path.name)}\b", code)
         if path.name in made or not (named or path.is_file()):
@@ -99,6 +99,9 @@ def prepare(page: str, folder: Path, everything: Path) -> None:
             shutil.copytree(photos, folder / "photos" / place)
     if page in ("recipes/26-tfds", "from-tfds"):
         shutil.copytree(everything / "dataset", folder / "tensorflow_datasets/mnist/3.0.1")
+    if page == "inspect":
+        shutil.rmtree(folder / "dataset")
+        run(IngestOptions(source=str(everything / "photos"), out=str(folder / "dataset"), splits={"train": 1}))
     if page == "lineage":
         shutil.copytree(max((folder / "work/serving").iterdir()), folder / "deployed/model")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,7 +24,6 @@ QUICK = {
     "FEEDLINE_TRAIN__EPOCHS": "1",
     "FEEDLINE_INPUT__BATCH_SIZE": "8",
     "FEEDLINE_INPUT__IMAGE_SIDE_PX": "32",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
 }
 SHORTER = {
     "feedline bench input ": "feedline bench input --seconds 0.05 ",
@@ -79,7 +79,8 @@ def run_shell(block: Block, folder: Path) -> str:
     for shown, short in SHORTER.items():
         code = code.replace(shown, short)
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**QUICK, **os.environ, "PATH": programs, "XDG_STATE_HOME": str(folder / "state")}
+    settings = QUICK if re.search(r"feedline (?:run|demo)\b", code) else {}  # what only looks would look at them too
+    environment = {**settings, **os.environ, "PATH": programs, "XDG_STATE_HOME": str(folder / "state")}
     command = ["bash", "-eu", "-o", "pipefail", "-c", code]
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **streams) as shell:

@@ -48,7 +48,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def place(page: str, everything: Path, tmp_path: Path) -> Path:
     """The directory of a page."""
     code = code_of(page)
-    if re.search(r"\bwork/|--root work\b", code) and not re.search(r"feedline run\b", code):
+    if re.search(r"\bwork/|--root work\b", code.partition("feedline run")[0]):  # before the page makes it
         (everything / "work").is_dir() or make_run(everything)
     furnish(tmp_path, everything, code)
     make_modules(tmp_path, to_run(page))
