@@ -62,7 +62,14 @@ def sandbox(tmp_path_factory) -> Sandbox:
         source, keys[kind] = make(home / "source" / kind, NAMES)
         commands += list(_commands(kind, source, home / "out"))
     before = dict(below(home, "out"))
-    env = {"HOME": home / "home", "TMPDIR": home / "tmp", "PYTHONPATH": ROOT, "PYTHONDONTWRITEBYTECODE": "1"}
+    fonts = tmp_path_factory.mktemp("fonts")  # where libraries import Matplotlib, it keeps a list of them
+    env = {
+        "HOME": home / "home",
+        "MPLCONFIGDIR": fonts,
+        "TMPDIR": home / "tmp",
+        "PYTHONPATH": ROOT,
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     command = [sys.executable, "-W", "ignore", "-m", "tests.faults.many", json.dumps(commands)]
     outcome = process.run(command, 600, env={name: str(value) for name, value in env.items()}, cwd=home / "cwd")
     after = dict(below(home, "out"))
