@@ -6,6 +6,7 @@ What it cannot stand in for: starting machines, containers, autoscaling, permiss
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -57,6 +58,10 @@ class Job:
             return "JOB_STATE_CANCELLED"
         return "JOB_STATE_RUNNING" if code is None else "JOB_STATE_FAILED" if code else "JOB_STATE_DONE"
 
+    def freeze(self) -> None:
+        """Has it make no progress until it is stopped."""
+        self._process.send_signal(signal.SIGSTOP)
+
     def stop(self) -> None:
         if self._process.poll() is None:
             self.stopped = True
@@ -71,6 +76,7 @@ class Service(ThreadingHTTPServer):
       jobs: that were sent, in order.
       refusal: status and message to answer every new job with; None takes it.
       python: interpreter of the workers.
+      freezes: whether new jobs never end by themselves.
     """
 
     daemon_threads = True
@@ -81,6 +87,7 @@ class Service(ThreadingHTTPServer):
         self.refusal: tuple[int, str] | None = None
         self.python = python
         self.directory = directory
+        self.freezes = False
 
     @property
     def url(self) -> str:
@@ -100,6 +107,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer({"error": {"code": status, "message": message}}, status)
             return
         job = Job(description, self.server.python, self.server.directory)
+        if self.server.freezes:
+            job.freeze()
         self.server.jobs.append(job)
         self._answer(self._described(job) | {"currentState": "JOB_STATE_PENDING"})
 
