@@ -79,7 +79,8 @@ def run_shell(block: Block, folder: Path) -> str:
     for shown, short in SHORTER.items():
         code = code.replace(shown, short)
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    settings = QUICK if re.search(r"feedline (?:run|demo)\b", code) else {}  # what only looks would look at them too
+    runs = re.search(r"^[^#\n]*feedline (?:run|demo)\b", code, re.MULTILINE)
+    settings = QUICK if runs else {}  # what only looks would look at them too
     environment = {**settings, **os.environ, "PATH": programs, "XDG_STATE_HOME": str(folder / "state")}
     command = ["bash", "-eu", "-o", "pipefail", "-c", code]
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
