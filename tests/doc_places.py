@@ -99,6 +99,8 @@ def prepare(page: str, folder: Path, everything: Path) -> None:
             shutil.copytree(photos, folder / "photos" / place)
     if page in ("recipes/26-tfds", "from-tfds"):
         shutil.copytree(everything / "dataset", folder / "tensorflow_datasets/mnist/3.0.1")
+    if page == "doctor":  # the source of its settings, which the page does not name
+        shutil.copytree(everything / "photos", folder / "photos")
     if page == "inspect":
         shutil.rmtree(folder / "dataset")
         run(IngestOptions(source=str(everything / "photos"), out=str(folder / "dataset"), splits={"train": 1}))
