@@ -43,7 +43,6 @@ others build on: `record` (what a record holds), `tfrecord` (how it is framed), 
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -118,18 +117,8 @@ _MODULES = {
 }
 # A name of its own for what is called like its module, which `PACKAGE.NAME` must go on to mean.
 _ALIASES = {"verify_dataset": ("verify", "verify")}
-_PLACES = {name: (module, name) for module, names in _MODULES.items() for name in names} | _ALIASES
 
 if not TYPE_CHECKING:  # or a type checker would take every name for one of these
+    from beam_jobs.lazy import lazy_names
 
-    def __getattr__(name: str) -> object:
-        """Loads a public name when it is first asked for."""
-        if name not in _PLACES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module, attribute = _PLACES[name]
-        globals()[name] = value = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
-        return value
-
-    def __dir__() -> list[str]:
-        """Returns the public names, loaded or not, and what else is there."""
-        return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = lazy_names(globals(), _MODULES, _ALIASES)

@@ -7,6 +7,7 @@ ingest runs in a process of its own, in turn with the bare decode, and the media
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.resident import FamilyPeak, family_bytes
 from benchmarks.sources import subset, write_photographs
 
 ROUNDS = 3
@@ -36,12 +38,14 @@ class Case:
       options: fields of `IngestOptions`, pixels as a mapping.
       cores: cores it may use; 0 for all.
       goal: ratio to the bare decode that it should reach.
+      watched: whether memory is looked at, which takes time.
     """
 
     name: str
     options: dict
     cores: int = 0
     goal: float = 0.0
+    watched: bool = False
 
 
 CASES = (
@@ -102,8 +106,11 @@ def worker(case: Case, *sources: Path) -> list[dict]:
 
 
 def memory(few: Path, many: Path) -> dict:
-    """Returns peak resident MB above the start-up level for both, each in a process of its own, and their ratio."""
-    case = Case(name="", options={})
+    """Returns peak resident MB above the start-up level for both, each in a process of its own, and their ratio.
+
+    The decoders count too; memory that several processes share counts once.
+    """
+    case = Case(name="", options={}, watched=True)
     peaks = {name: worker(case, source)[0] for name, source in (("few", few), ("many", many))}
     above = {name: found["peak_mb"] - found["start_mb"] for name, found in peaks.items()}
     return {
@@ -136,28 +143,18 @@ def bare_decode(files: Sequence[str], threads: int) -> None:
 def _work(case: Case, sources: Sequence[str]) -> list[dict]:
     if case.cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: case.cores])
-    import psutil
-
     run = _bare if case.name == _BARE.name else _ingest
     run(case, str(subset(Path(sources[0]), Path(tempfile.mkdtemp()), _WARM_UP_IMAGES)))
-    process = psutil.Process()
-    start = process.memory_info().rss
     results = []
     for source in sources:
+        watch = FamilyPeak() if case.watched else contextlib.nullcontext()
+        start = family_bytes() if case.watched else 0
         started = time.perf_counter()
-        images = run(case, source)
-        seconds = time.perf_counter() - started
-        results.append({"images": images, "seconds": seconds, "start_mb": start / 1e6, "peak_mb": peak_bytes() / 1e6})
+        with watch as peak:
+            images = run(case, source)
+        found = {"images": images, "seconds": time.perf_counter() - started}
+        results.append(found | ({"start_mb": start / 1e6, "peak_mb": peak.most / 1e6} if peak else {}))
     return results
-
-
-def peak_bytes() -> int:
-    """Returns the largest resident memory of this process so far.
-
-    Not `ru_maxrss`: on Linux a process starts with that of the one that started it.
-    """
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))) * 1024
 
 
 def _bare(_: Case, source: str) -> int:

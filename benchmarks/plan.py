@@ -21,7 +21,7 @@ from beam_jobs.options import IngestOptions
 from beam_jobs.plan import make_plan
 from beam_jobs.scan import scan
 from beam_jobs.types import ImageRef
-from benchmarks.ingest import peak_bytes
+from benchmarks.resident import peak_bytes
 
 _CLASSES = 1000
 _BUCKET = 2048

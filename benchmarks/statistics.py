@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.ingest import peak_bytes
+from benchmarks.resident import peak_bytes
 from benchmarks.sources import write_photographs
 
 LIMIT_MB = 1500

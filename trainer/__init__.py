@@ -50,7 +50,6 @@ Nothing is loaded before it is used: importing the package costs no TensorFlow a
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -139,18 +138,8 @@ _ALIASES = {
     "fit_job": ("job", "fit"),
     "predict_files": ("predict", "predict"),
 }
-_PLACES = {name: (module, name) for module, names in _MODULES.items() for name in names} | _ALIASES
 
 if not TYPE_CHECKING:  # or a type checker would take every name for one of these
+    from beam_jobs.lazy import lazy_names
 
-    def __getattr__(name: str) -> object:
-        """Loads a public name when it is first asked for."""
-        if name not in _PLACES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module, attribute = _PLACES[name]
-        globals()[name] = value = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
-        return value
-
-    def __dir__() -> list[str]:
-        """Returns the public names, loaded or not, and what else is there."""
-        return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = lazy_names(globals(), _MODULES, _ALIASES)
