@@ -33,10 +33,11 @@ test-interop: setup  ## datasets and exports opened by the real clients of other
 	$(BIN)/python -m pytest -n0 -m interop tests/interop
 
 test-faults: setup  ## kills, full disks, flipped bits, hostile files and servers; prints the matrix (FAULTS=short: few tries)
+	command -v mkfs.btrfs >/dev/null || (apt-get update -q && apt-get install -yq btrfs-progs) || echo "no btrfs-progs: quotas are not tried"
 	FEEDLINE_FAULTS=$(FAULTS) $(BIN)/python -m pytest -m faults tests/faults
 
 fuzz: setup  ## search every parser of foreign bytes for errors, guided by coverage (SECONDS=600 for each)
-	for target in headers images records tables; do \
+	for target in archives examples headers images records tables; do \
 		TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -W ignore -m tests.fuzz.$$target --seconds $(SECONDS) || exit 1; done
 
 advisories: setup  ## ask for advisories of the versions in constraints.txt (AUDIT="-s osv": of another service)

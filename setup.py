@@ -14,6 +14,7 @@ CORE = [
     "jinja2>=3.1",
     "numpy>=1.26,<2",
     "opencv-python-headless>=4.8",
+    "packaging>=24.2",  # the list of SPDX licences
     "pillow>=10.3",
     "psutil>=5.9",
     "pyarrow>=10,<19",
@@ -88,7 +89,7 @@ setup(
     # The names are generic, so they are listed: `tests` and `benchmarks` must never be installed.
     packages=find_packages(include=["pipeline*", "components*", "beam_jobs*", "trainer*"]),
     package_data={
-        "beam_jobs": ["py.typed", "inspect/templates/*"],
+        "beam_jobs": ["py.typed", "inspect/templates/*", "templates/*"],
         "components": ["py.typed", "dataset_report/templates/*"],
         "pipeline": ["py.typed"],
         "trainer": ["py.typed", "bench/templates/*"],
@@ -97,7 +98,7 @@ setup(
     extras_require=EXTRAS,
     entry_points={
         "console_scripts": [
-            "feedline = pipeline.cli:main",
+            "feedline = pipeline.entry:main",
             "feedline-worker = beam_jobs.engines.flink_worker:main",  # called by Flink's task managers
         ]
     },

@@ -43,7 +43,11 @@ others build on: `record` (what a record holds), `tfrecord` (how it is framed), 
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
+
+# Google's clients, which Beam imports, say it of the newest Python that TFX runs on.
+warnings.filterwarnings("ignore", "You are using a non-supported Python version", FutureWarning)
 
 if TYPE_CHECKING:
     from beam_jobs.errors import (

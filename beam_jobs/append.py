@@ -80,8 +80,10 @@ def load(options: IngestOptions, label_kind: str, described: dict) -> Existing:
         raise OptionError(f"the images in {options.out} have {old}, those of the source {new}")
     for name in _MUST_AGREE:
         if found.options.get(name) != described[name]:
+            was, asked = found.options.get(name), described[name]
             raise OptionError(
-                f"{options.out} was made with {name} {found.options.get(name)!r}, not {described[name]!r}"
+                f"{options.out} was made with {name} {was!r}, not {asked!r}; leave it out: what is added is treated "
+                "like the rest"
             )
     return Existing(
         directory=options.out,

@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 
 from beam_jobs import storage
@@ -18,7 +19,7 @@ _AGAIN = "then run the same command again: what is finished is kept"
 # What helps.
 _HELP = {
     errno.ENOSPC: f"make room, {_AGAIN}",
-    errno.EDQUOT: f"make room, {_AGAIN}",
+    errno.EDQUOT: f"raise the quota or remove what counts against it, {_AGAIN}",
     errno.EFBIG: f"raise the limit, see `ulimit -f`, {_AGAIN}",
     errno.EROFS: f"mount it for writing, {_AGAIN}",
     errno.EACCES: f"grant it, {_AGAIN}",
@@ -33,6 +34,9 @@ _QUOTED = re.compile(r"\[Errno (\d+)\][^:]*(?:: '([^']*)')?")  # in what Beam ma
 # Libraries in C++ have errors of their own, with the words of the system in them.
 _WORDS = {os.strerror(number): number for number in (*FULL, errno.EFBIG, errno.EROFS)}
 _WORDS["database or disk is full"] = errno.ENOSPC
+# What SQLite says of any other error of the system; which it was, the next write tells.
+_UNSAID = ("unable to open database file", "disk I/O error")
+_PROBE = bytes(1 << 16)
 
 
 def free_bytes(path: str) -> int | None:
@@ -101,10 +105,13 @@ def explanation(error: BaseException, doing: str, *places: str, needed: int = 0)
     """Returns one line about an error that a local disk is the cause of; empty for any other; see `explained`."""
     places = tuple(os.path.abspath(place) for place in places if not storage.is_remote(place))
     number, name = _cause(error)
+    if not number and places and _unsaid(error):
+        number = _refusal(places[0])
     ours = not name or any(_inside(name, place) for place in places)
     if not places or number not in _HELP or not ours or (number in _OF_A_FILE and not name):
         return ""
-    free = free_bytes(places[0])
+    # A quota leaves less than the disk has free, and no call that every file system answers says how much.
+    free = free_bytes(places[0]) if number != errno.EDQUOT else None
     room = [f"about {megabytes(needed)} are needed"] if needed else []
     room += [f"{megabytes(free)} are free"] if free is not None else []
     said = f" ({', '.join(room)})" if number in (*FULL, errno.EFBIG) and room else f" ({name})" if name else ""
@@ -124,12 +131,35 @@ def _inside(name: str, place: str) -> bool:
 def _cause(error: BaseException | None) -> tuple[int, str]:
     """Returns number and file of the innermost error of the system; 0 for none."""
     found = (0, "")
+    for one in _chain(error):
+        found = _number(one) or found
+    return found
+
+
+def _unsaid(error: BaseException | None) -> bool:
+    """Returns whether a library says that something is wrong with the disk, and not what."""
+    return any(words in str(one) for one in _chain(error) for words in _UNSAID)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yields an error and what it comes from, the innermost last."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        found = _number(error) or found
+        yield error
         error = error.__cause__ or error.__context__
-    return found
+
+
+def _refusal(place: str) -> int:
+    """Returns the number of the error with which a directory refuses a small file; 0 when it takes it."""
+    try:
+        with tempfile.TemporaryFile(dir=place) as stream:
+            stream.write(_PROBE)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        return error.errno or 0
+    return 0
 
 
 def _number(error: BaseException) -> tuple[int, str] | None:

@@ -27,6 +27,19 @@ _MAGIC = (
     (b"MM\x00*", "tiff", "TIFF"),
     (b"RIFF", "webp", "WEBP"),
 )
+# Offset and magic bytes -> images that others read: phones make the first, and their owners wonder.
+_FOREIGN = (
+    (4, b"ftyphei", "HEIC"),
+    (4, b"ftyphev", "HEIC"),
+    (4, b"ftypmif1", "HEIF"),
+    (4, b"ftypavif", "AVIF"),
+    (0, b"\x00\x00\x00\x0cjP  ", "JPEG 2000"),
+    (0, b"\x00\x00\x00\x0cJXL ", "JPEG XL"),
+    (0, b"\xff\x0a", "JPEG XL"),
+    (0, b"8BPS", "a Photoshop file"),
+    (0, b"%PDF-", "PDF"),
+    (0, b"<svg", "SVG"),
+)
 _PILLOW_NAME = {ours: theirs for _, ours, theirs in _MAGIC}
 
 # A baseline JPEG spends at least two bits (DC and EOB code) on each 8x8 block: fewer bytes prove a lying header.
@@ -50,7 +63,10 @@ def sniff(data: bytes) -> str:
     for magic, name, _ in _MAGIC:
         if data.startswith(magic) and (name != "webp" or data[8:12] == b"WEBP"):
             return name
-    raise BadImage(RejectReason.NOT_AN_IMAGE, f"it starts with {data[:8]!r}; known are {', '.join(_PILLOW_NAME)}")
+    known = ", ".join(_PILLOW_NAME)
+    if foreign := next((name for place, magic, name in _FOREIGN if data.startswith(magic, place)), ""):
+        raise BadImage(RejectReason.NOT_AN_IMAGE, f"it is {foreign}, which is not read; convert it to one of {known}")
+    raise BadImage(RejectReason.NOT_AN_IMAGE, f"it starts with {data[:8]!r}; known are {known}")
 
 
 def gate(data: bytes, limits: ImageLimits) -> Header:

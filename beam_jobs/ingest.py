@@ -30,6 +30,7 @@ from beam_jobs.scan import Scan, scan
 from beam_jobs.sources import Source, open_source
 from beam_jobs.transforms import ExamineBuckets, WriteShards
 from beam_jobs.types import ImageRef, Reject
+from beam_jobs.wording import plural
 from beam_jobs.write import ShardTask, WriteTask, failures, shard_tasks
 
 _SHOWN_REJECTS = 3
@@ -191,7 +192,7 @@ class _Ingest:
         except Exception:
             workplace.take_back(refs)
             raise
-        self.say(f"scanned   {found.found:,} images, {found.bytes / 1e6:,.1f} MB {_took(started)}")
+        self.say(f"scanned   {plural(found.found, 'image')}, {found.bytes / 1e6:,.1f} MB {_took(started)}")
         return found
 
     def _examine(self, found: Scan) -> tuple[pa.Table, pa.Table]:
@@ -253,7 +254,7 @@ class _Ingest:
             storage.remove_tree(storage.join(self.work, examine.DIRECTORY))
             more = f" (and {len(notes) - 1} more shards)" if len(notes) > 1 else ""
             raise SourceChanged(notes[0] + more)
-        self.say(f"wrote     {images:,} records in {len(tasks)} shards {_took(started, images)}")
+        self.say(f"wrote     {plural(images, 'record')} in {plural(len(tasks), 'shard')} {_took(started, images)}")
 
 
 def _silent(line: str) -> None:

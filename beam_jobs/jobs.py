@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -59,10 +60,18 @@ def run_job(stage: str, total: Progress, transform: beam.PTransform, make_pipeli
     """
     progress.local.reset()
     job = _Job(transform)
-    with _one_line_errors(stage, job), watch(stage, total, job.done):
-        pipeline = make_pipeline()
+    with _one_line_errors(stage, job), watch(stage, total, job.done), _tidied(make_pipeline()) as pipeline:
         pipeline | transform.label >> transform
         job.follow(pipeline.run())
+
+
+@contextlib.contextmanager
+def _tidied(pipeline: beam.Pipeline) -> Iterator[beam.Pipeline]:
+    """Removes the temporary directory of a pipeline, which Beam leaves when it does not come to run it."""
+    try:
+        yield pipeline
+    finally:
+        shutil.rmtree(pipeline.local_tempdir, ignore_errors=True)
 
 
 class Tally:

@@ -275,7 +275,9 @@ class IngestOptions:
         validate.choice("facts", self.facts, FACTS)
         validate.whole("near_distance", self.near_distance, 0)
         if self.near_distance > 8:
-            raise OptionError(f"near_distance is {self.near_distance}; over 8 of 64 bits unlike images meet")
+            raise OptionError(
+                f"near_distance is {self.near_distance}; give 0 to 8: over 8 of 64 bits unlike images meet"
+            )
         modes = [name for name in ("overwrite", "append", "retry_rejects") if getattr(self, name)]
         if len(modes) > 1:
             raise OptionError(f"{' and '.join(modes)} exclude one another; give one of them")

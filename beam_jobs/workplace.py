@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 
 from beam_jobs import disk, manifest, shards, storage, tfds_info
 from beam_jobs.errors import OptionError
@@ -12,6 +13,7 @@ from beam_jobs.publish import taken
 
 DIRECTORY = "_work"
 _MARKER_NAME = "feedline.json"  # in the work directory: without it, a directory of that name is somebody else's
+_TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp")  # a file that `storage.atomic_writer` has begun
 
 
 def check_out(options: IngestOptions) -> None:
@@ -36,9 +38,17 @@ def check_out(options: IngestOptions) -> None:
     if not os.path.isdir(out):
         raise OptionError(f"{out} is a file; --out must be a new or empty directory")
     foreign = sorted(name for name in os.listdir(out) if not _is_ours(name))
-    if foreign or (os.listdir(out) and not os.path.isfile(os.path.join(out, DIRECTORY, _MARKER_NAME))):
+    if foreign or (os.listdir(out) and not _is_rest(out)):
         held = f"holds {foreign[0]!r}" if foreign else "is not empty"
         raise OptionError(f"{out} {held} and is not the rest of an earlier ingest; choose another --out")
+
+
+def _is_rest(out: str) -> bool:
+    """Returns whether a directory is what an ingest left: marked, or empty but for a mark that was not finished."""
+    work = os.path.join(out, DIRECTORY)
+    if os.path.isfile(os.path.join(work, _MARKER_NAME)):
+        return True
+    return os.listdir(out) == [DIRECTORY] and os.path.isdir(work) and all(map(_TEMPORARY.fullmatch, os.listdir(work)))
 
 
 def _is_ours(name: str) -> bool:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator
-from typing import TextIO
 
 from ml_metadata.metadata_store import MetadataStore
 from ml_metadata.proto import metadata_store_pb2
@@ -16,8 +14,8 @@ from beam_jobs.errors import OptionError
 from components.model_pusher.names import PARTIAL_PREFIX
 from pipeline import history
 from pipeline.config import PipelineConfig
+from pipeline.root_lock import locked
 
-LOCK_NAME = ".lock"
 _SYSTEM_DIR = ".system"  # where TFX keeps what passes between a component and its launcher
 _STATES = metadata_store_pb2.Execution
 _ABANDONED = (_STATES.NEW, _STATES.RUNNING)
@@ -37,8 +35,7 @@ def alone(config: PipelineConfig) -> Iterator[None]:
     Raises:
       OptionError: another run holds the root, or it holds artifacts of a database that is gone.
     """
-    with _open_lock(config.root) as stream:
-        _lock(stream, config.root)
+    with locked(config.root):
         _check_known(config)
         clear(config)
         try:
@@ -68,30 +65,6 @@ def clear(config: PipelineConfig) -> None:
         # By number, never by the paths of the database: those are of another place when somebody moved the root.
         if number in dead:
             storage.remove_tree(path)
-
-
-def _open_lock(root: str) -> TextIO:
-    try:
-        return open(os.path.join(root, LOCK_NAME), "a+", encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"root {root} cannot be written: {error.strerror}; choose another --root") from error
-
-
-def _lock(stream: TextIO, root: str) -> None:
-    try:
-        # The system lets go of it when the process dies, however it dies.
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        stream.seek(0)
-        holder = stream.read().strip() or "unknown"
-        raise OptionError(
-            f"root {root} is in use by another run (process {holder}); wait for it, or choose another root"
-        ) from None
-    except OSError:  # a filesystem without locks: better unguarded than not at all
-        return
-    stream.truncate(0)
-    stream.write(str(os.getpid()))
-    stream.flush()
 
 
 def _check_known(config: PipelineConfig) -> None:

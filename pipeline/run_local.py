@@ -18,6 +18,7 @@ from beam_jobs.user_columns import check_column
 from pipeline import interrupt
 from pipeline.conclusion import Say, conclude, images_dir, keep_what_there_is
 from pipeline.config import DataShape, PipelineConfig
+from pipeline.root_lock import check_free
 
 if TYPE_CHECKING:
     from pipeline.summary import RunSummary
@@ -86,6 +87,7 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
     preflight(config)
     if config.schema and not config.schema_is_reviewed:
         say(f"schema {config.schema} is not there: it will be inferred and written, for you to review")
+    check_free(config.root)  # before what takes long
     say("loading TensorFlow and TFX")
     from tfx.orchestration.local.local_dag_runner import LocalDagRunner
 

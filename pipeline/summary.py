@@ -16,6 +16,7 @@ from components.dataset_gate.findings import Finding
 from components.dataset_report.executor import REPORT_NAME
 from components.evaluation import Accuracy, load_evaluation
 from components.previous_span.resolver import NODE_ID as PREVIOUS_SPAN
+from pipeline.dataset_lines import aligned, dataset_lines
 from pipeline.history import Step
 from trainer.bench import Rates
 from trainer.run_fn import HISTORY_NAME
@@ -109,15 +110,10 @@ def _input_wait(steps: Mapping[str, Step]) -> float:
 
 def text(summary: RunSummary) -> str:
     """Returns the summary as aligned lines for a terminal."""
-    counts = summary.dataset.counts
-    rejected = ", ".join(f"{count} {reason}" for reason, count in counts.rejects.items()) or "none"
     steps = {name: step for name, step in summary.steps.items() if name not in _RESOLVERS}
     cached = [name for name, step in steps.items() if step.state == "cached"]
     lines = [
-        ("images", f"{counts.found:,} found, {counts.written:,} written"),
-        ("rejected", f"{counts.rejected:,} ({rejected})" if counts.rejected else rejected),
-        ("duplicates", _duplicates(summary.dataset)),
-        *((f"split {name}", _split(summary.dataset, name)) for name in summary.dataset.splits),
+        *dataset_lines(summary.dataset),
         ("anomalies", ", ".join(f"{count} in {split}" for split, count in summary.anomalies.items())),
         *(("gate", f"only reports: {finding}") for finding in summary.findings),
         ("schema", "inferred: review it, then name it under schema:" if summary.schema_inferred else "as reviewed"),
@@ -131,7 +127,7 @@ def text(summary: RunSummary) -> str:
         ("report", summary.report),
         ("model", summary.model_dir or f"not pushed: {refusal(summary)}"),
     ]
-    return "\n".join(f"{name:<12} {value}" for name, value in lines)
+    return aligned(lines)
 
 
 def refusal(summary: RunSummary) -> str:
@@ -140,21 +136,6 @@ def refusal(summary: RunSummary) -> str:
     if not summary.baseline:
         return under
     return f"{under}, or evaluate.max_drop under the {summary.baseline.value:.4f} of the model before"
-
-
-def _duplicates(dataset: Manifest) -> str:
-    counts = dataset.counts
-    if not counts.duplicate_clusters:
-        return "none"
-    conflicts = f", label conflicts in {counts.label_conflicts}" if counts.label_conflicts else ""
-    dropped = f", {counts.duplicates_dropped} dropped" if counts.duplicates_dropped else ""
-    return f"{counts.duplicate_images} images in {counts.duplicate_clusters} sets{dropped}{conflicts}"
-
-
-def _split(dataset: Manifest, name: str) -> str:
-    info = dataset.splits[name]
-    shards = "1 shard" if len(info.shards) == 1 else f"{len(info.shards)} shards"
-    return f"{info.records:,} images, {shards}, {info.bytes:,} bytes"
 
 
 def _accuracy(accuracy: Accuracy) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import json
 import queue
 import re
 import shutil
+import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,6 @@ import numpy as np
 
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
-from tests.command import feedline
 from tests.doc_pages import Block
 from tests.make_images import class_folders, encode, jpeg, png
 
@@ -45,6 +46,23 @@ train: {epochs: 1, learning_rate: 0.002}
 # --- places
 
 
+def common(own: Path, worker: str) -> Path:
+    """The temporary directory of all processes that run these tests, by that of one, `master` when it is alone."""
+    return own if worker == "master" else own.parent
+
+
+def once(folder: Path, make: Callable[[Path], Any]) -> Path:
+    """Lets one of the processes that run tests make a folder, and the others wait for it; returns the folder."""
+    made = folder.with_suffix(".made")
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            folder.mkdir()
+            make(folder)
+            made.touch()
+    return folder
+
+
 def make_everything(folder: Path) -> Path:
     """Makes all that takes no run of the pipeline."""
     _photographs(folder)
@@ -69,9 +87,10 @@ def make_modules(folder: Path, blocks: Iterable[Block]) -> None:
         path.write_text(block.code)
 
 
-def make_run(folder: Path) -> None:
+def make_run(folder: Path, programs: Path) -> None:
     """Makes the root of a finished `feedline run`, `work`, of the photographs there."""
-    done = feedline("run", "--config", "pipeline.yaml", cwd=folder)
+    command = [str(programs / "feedline"), "run", "--config", "pipeline.yaml"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

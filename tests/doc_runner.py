@@ -38,9 +38,10 @@ class Page:
       printed: what the Python before printed.
     """
 
-    def __init__(self, page: str, folder: Path) -> None:
+    def __init__(self, page: str, folder: Path, programs: Path) -> None:
         self._names: dict[str, Any] = {"__name__": page, **given(page)}
         self._folder = folder
+        self._programs = programs
         self.printed = ""
 
     def run(self, block: Block) -> None:
@@ -53,7 +54,7 @@ class Page:
         if block.file:
             write(block, self._folder)
         elif block.language in SHELL:
-            self.printed = run_shell(block, self._folder)
+            self.printed = run_shell(block, self._folder, self._programs)
         elif block.language == "python":
             self.printed = run_apart(block) if block.fresh else run_python(block, self._names)
         elif block.language == "yaml":
@@ -73,15 +74,21 @@ def write(block: Block, folder: Path) -> None:
 # --- shell
 
 
-def run_shell(block: Block, folder: Path) -> str:
-    """Runs a block of shell commands as they stand; the first one that fails ends it. Returns what it prints."""
+def run_shell(block: Block, folder: Path, programs: Path) -> str:
+    """Runs a block of shell commands as they stand; the first one that fails ends it. Returns what it prints.
+
+    Args:
+      block: the commands.
+      folder: where they are run.
+      programs: the directory of the `feedline` that they find.
+    """
     code = block.code
     for shown, short in SHORTER.items():
         code = code.replace(shown, short)
-    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     runs = re.search(r"^[^#\n]*feedline (?:run|demo)\b", code, re.MULTILINE)
     settings = QUICK if runs else {}  # what only looks would look at them too
-    environment = {**settings, **os.environ, "PATH": programs, "XDG_STATE_HOME": str(folder / "state")}
+    environment = {**settings, **os.environ, "PATH": path, "XDG_STATE_HOME": str(folder / "state")}
     command = ["bash", "-eu", "-o", "pipefail", "-c", code]
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **streams) as shell:

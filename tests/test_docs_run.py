@@ -5,19 +5,27 @@ What cannot run here says why before its block, see `test_docs_commands.py`.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tests import doc_warm
 from tests.doc_pages import SHELL, Block, blocks, every_page
-from tests.doc_places import furnish, make_everything, make_modules, make_run, prepare
+from tests.doc_places import common, furnish, make_everything, make_modules, make_run, once, prepare
 from tests.doc_runner import Page
 
 pytestmark = [pytest.mark.docs, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(1200)]
 
 RUN = {*SHELL, "python", "yaml"}
+BY_ITSELF = {"index", "json"}  # by `feedline` itself, not by a fork of `doc_warm`
 ELSEWHERE = {
     "README": "test_readme.py",
     "elsewhere": "interop",  # each reader in an environment of its own
@@ -40,16 +48,28 @@ def code_of(page: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_everything(tmp_path_factory.mktemp("docs"))
+def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    return common(tmp_path_factory.getbasetemp(), worker_id)
+
+
+@pytest.fixture(scope="session")
+def everything(shared: Path) -> Path:
+    return once(shared / "everything", make_everything)
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The directory of a `feedline` that need not import anything."""
+    with doc_warm.programs(tmp_path_factory.mktemp("warm")) as programs:
+        yield programs
 
 
 @pytest.fixture
-def place(page: str, everything: Path, tmp_path: Path) -> Path:
+def place(page: str, everything: Path, warm: Path, shared: Path, tmp_path: Path) -> Path:
     """The directory of a page."""
     code = code_of(page)
     if re.search(r"\bwork/|--root work\b", code.partition("feedline run")[0]):  # before the page makes it
-        (everything / "work").is_dir() or make_run(everything)
+        once(shared / "run", lambda _: make_run(everything, warm))
     furnish(tmp_path, everything, code)
     make_modules(tmp_path, to_run(page))
     prepare(page, tmp_path, everything)
@@ -61,11 +81,36 @@ def test_pages_that_are_run_elsewhere_are(page):
     assert (Path(__file__).parent / ELSEWHERE[page]).exists()
 
 
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [("feedline --version | cat", 0), ("echo '{}' | feedline verify /dev/stdin", 2), ("feedline bench outptu", 2)],
+)
+def test_a_fork_says_and_ends_as_the_program_does(line, code, warm):
+    itself = Path(sys.executable).parent
+    found = [in_shell(line, programs) for programs in (warm, itself)]
+    said = [(done.returncode, done.stdout, done.stderr) for done in found]
+    assert said[0] == said[1]
+    assert said[0][0] == code
+
+
+def test_a_fork_is_interrupted_and_goes_with_whoever_asked_for_it(warm, photos, tmp_path):
+    line = f"cd {tmp_path}; timeout --preserve-status -s %s 3 feedline run --images {photos} --root work"
+    assert in_shell(line % "INT", warm).returncode == 130
+    in_shell(line % "KILL", warm)
+    time.sleep(2)
+    assert [one for one in psutil.process_iter(["cwd"]) if one.info["cwd"] == str(tmp_path)] == []
+
+
+def in_shell(line: str, programs: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment)
+
+
 @pytest.mark.parametrize("page", pages())
-def test_the_page_does_what_it_shows(page, place, monkeypatch):
+def test_the_page_does_what_it_shows(page, place, warm, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(str(place))
-    shown = Page(page, place)
+    shown = Page(page, place, Path(sys.executable).parent if page in BY_ITSELF else warm)
     for block in to_run(page):
         shown.run(block)
     monkeypatch.undo()

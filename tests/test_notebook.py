@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.docs, pytest.mark.filterwarnings("ignore")]
+from tests.doc_places import common, once
+
+pytestmark = [pytest.mark.docs, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(1200)]
 
 NOTEBOOK = Path(__file__).parent.parent / "docs" / "tutorial.ipynb"
+PLAYED = "played.ipynb"
 PLOTS = 5
 
 
@@ -24,8 +27,19 @@ def tutorial() -> Any:
 
 
 @pytest.fixture(scope="module")
-def played(tutorial: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The notebook after all of it has run, in the Python of this test, whatever kernels the machine knows."""
+def played(tutorial: Any, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Any:
+    """The notebook after all of it has run, once for all processes of this run of the tests."""
+    import nbformat
+
+    def make(folder: Path) -> None:
+        nbformat.write(play(tutorial, folder), folder / PLAYED)
+
+    folder = once(common(tmp_path_factory.getbasetemp(), worker_id) / "notebook", make)
+    return nbformat.read(folder / PLAYED, as_version=4)
+
+
+def play(tutorial: Any, folder: Path) -> Any:
+    """Runs the notebook in the Python of this test, whatever kernels the machine knows."""
     from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
@@ -35,7 +49,6 @@ def played(tutorial: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
             arguments = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
             return KernelSpec(argv=arguments, display_name=kernel_name, language="python")
 
-    folder = tmp_path_factory.mktemp("notebook")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("IPYTHONDIR", str(folder / ".ipython"))  # settings of whoever runs the test change nothing
         environment.setenv("MPLCONFIGDIR", str(folder / ".matplotlib"))
@@ -60,7 +73,6 @@ def printed(notebook: Any, stream: str = "stdout") -> str:
     return "".join(output["text"] for output in outputs(notebook) if output.get("name") == stream)
 
 
-@pytest.mark.timeout(900)
 def test_every_cell_runs_without_an_error(played):
     assert [output for output in outputs(played) if output["output_type"] == "error"] == []
     code = [cell for cell in played.cells if cell.cell_type == "code"]

@@ -84,7 +84,7 @@ def test_the_wheel_starts_the_command_line(wheel):
     (text,) = (data.decode() for name, data in wheel.items() if name.endswith("entry_points.txt"))
     points = configparser.ConfigParser()
     points.read_string(text)
-    assert points["console_scripts"]["feedline"] == "pipeline.cli:main"
+    assert points["console_scripts"]["feedline"] == "pipeline.entry:main"
 
 
 def test_the_wheel_of_the_installed_code_is_the_same_code(wheel, tmp_path):

@@ -12,6 +12,7 @@ checksum, and then the checkpoint before counts.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -149,9 +150,9 @@ def _name(group: str, index: int, variable: keras.Variable) -> str:
 
 def _write_arrays(path: str, arrays: Mapping[str, np.ndarray]) -> str:
     with storage.atomic_writer(path, durable=False) as stream:
-        hashed = _Hashed(stream)
         names = np.array([f"{value.dtype.name} {name}" for name, value in arrays.items()])
-        np.savez(hashed, names, *map(_as_bytes, arrays.values()))
+        with contextlib.closing(_Hashed(stream)) as hashed:
+            np.savez(hashed, names, *map(_as_bytes, arrays.values()))
     return hashed.digest.hexdigest()
 
 
@@ -191,14 +192,22 @@ class _Hashed:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
+        self._closed = False
         self.digest = hashlib.sha256()
 
     def write(self, data: Any) -> int:
+        if self._closed:
+            return len(data)
         self.digest.update(data)
         return self._stream.write(data)
 
     def flush(self) -> None:
-        self._stream.flush()
+        if not self._closed:
+            self._stream.flush()
+
+    def close(self) -> None:
+        """Takes no more: when a write fails, NumPy leaves its archive open, and it writes its end when it is freed."""
+        self._closed = True
 
     def read(self, _: int = -1) -> bytes:
         """Not there to be called: by it NumPy tells a stream from the name of a file."""

@@ -10,37 +10,44 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from beam_jobs import record
-from beam_jobs.errors import OptionError
 from trainer import cache, windows
+from trainer.batch_count import counted, even
 from trainer.choices import Choices, evaluation_ops, make_choices, records_before
 from trainer.columns_parse import batch_ragged, decode_mask, deliver_columns
+from trainer.input_checks import check_options, check_shape
 from trainer.ops import (
     BOX_LABELS,
     BOXES,
     IMAGE,
     MASK,
     MixingOp,
-    Normalize,
     apply_batch_ops,
     apply_ops,
     chance,
     draw_numbers,
     mix_batch_labels,
-    parse_ops,
-    split_position,
 )
 from trainer.options import InputOptions
-from trainer.padding import VALID, padded
+from trainer.padding import VALID
 from trainer.parsing import DRAW, KEY, LABEL, Features, draw_of, parse
 from trainer.position import Host, Position
-from trainer.raw import raw_ops
 from trainer.windows import FOREVER
 
 _OF_CROPS = (IMAGE, MASK, BOXES, BOX_LABELS, DRAW)
 # Each window goes to one worker, so that together they deliver each record once.
 _DEALT = tf.data.experimental.service.ShardingPolicy.DYNAMIC
 Batch: TypeAlias = tuple[Features, tf.Tensor]
-__all__ = ["DRAW", "FOREVER", "KEY", "VALID", "check_options", "epoch_records", "evaluation_ops", "make_dataset"]
+__all__ = [
+    "DRAW",
+    "FOREVER",
+    "KEY",
+    "VALID",
+    "check_options",
+    "check_shape",
+    "epoch_records",
+    "evaluation_ops",
+    "make_dataset",
+]
 
 
 def make_dataset(
@@ -79,7 +86,8 @@ def make_dataset(
     Returns:
       dataset of (features, label), see `parsing`: `features["image"]` is uint8[batch, side, side, 3], sRGB, 0-255,
       `features["key"]` string[batch] and `features["draw"]` int32[batch, 2]; label is int64[batch], or
-      float32[batch, classes] of images with any number of labels. A batch is `batch_size / host.count` images.
+      float32[batch, classes] of images with any number of labels. A batch is `batch_size / host.count` images. `len`
+      says how many batches there are, but for `FOREVER` and where a tf.data service deals them out.
 
     Raises:
       UsageError: there is no such dataset or split, or the options do not fit it.
@@ -100,10 +108,11 @@ def make_dataset(
         stream = batch_ragged(stream, choices.batch, training)  # uint8: a quarter of what float32 would move
     if choices.batch_ops or options.columns_form != "ragged":
         stream = _map(stream, partial(_finish, choices=choices), choices)
-    stream = _even(stream, choices, start, epochs)
+    stream = even(stream, choices, start, epochs)
     check_shape(stream.element_spec[0][IMAGE].shape[1:], options, training)
     if choices.served:
         stream = stream.apply(tf.data.experimental.service.distribute(_DEALT, options.service))
+    stream = counted(stream, choices, start, epochs)  # or Keras would begin a step more, to find the end
     stream = stream.prefetch(options.prefetch_batches)  # bounded: each is a whole batch, and AUTOTUNE knows no budget
     return stream.with_options(tf_options(options))
 
@@ -147,45 +156,6 @@ def epoch_records(path: str, split: str, options: InputOptions, training: bool) 
     return make_choices(
         path, split, dataclasses.replace(options, cache="none", cache_dir="", cache_mb=0), training
     ).epoch_images
-
-
-def check_options(options: InputOptions, raw_side: int | None = None) -> None:
-    """Builds both chains of ops without data, so that what cannot work is known before anything runs.
-
-    Args:
-      options: how shards become batches.
-      raw_side: height and width of stored pixels, of the policy `raw`; None for JPEG and PNG files.
-
-    Raises:
-      OptionError: an op is unknown, does not fit, leaves images of another size than `image_side_px`, or floats.
-    """
-    _check_device_ops(options)
-    row = {IMAGE: "", record.HEIGHT: 0, record.WIDTH: 0, KEY: "", LABEL: 0}
-    types = {name: tf.string if value == "" else tf.int64 for name, value in row.items()}
-    parsed = {name: tf.constant(value, types[name]) for name, value in row.items()}
-    parsed[DRAW] = tf.zeros([2], tf.int32)
-    for training in (True, False):
-        ops = parse_ops(options.train_spec) if training else evaluation_ops(options)
-        split_position(ops)  # refuses what mixes images of different sizes
-        if any(isinstance(op, Normalize) for op in ops):
-            spec = options.train_spec if training else options.eval_spec
-            raise OptionError(f"ops {spec!r} hold normalize; leave it out: every model normalises its images itself")
-        ops = raw_ops(ops, raw_side) if raw_side else ops
-        steady = [op for op in ops if not isinstance(op, MixingOp)]
-        prepared = tf.data.Dataset.from_tensors(parsed).map(lambda row, ops=steady: apply_ops(ops, row, row[DRAW]))
-        # Crops of one image come together here; in a batch they are rows like all others.
-        check_shape(prepared.element_spec[IMAGE].shape[-3:], options, training)
-
-
-def _check_device_ops(options: InputOptions) -> None:
-    from trainer.ops.device import output_side, parse_device_ops
-
-    side = output_side(parse_device_ops(options.device_ops), options.image_side_px)
-    if side != options.image_side_px:
-        raise OptionError(
-            f"device_ops {options.device_ops!r} end at {side} pixels; image_side_px is {options.image_side_px}, so it "
-            f"must be {options.image_side_px}"
-        )
 
 
 def parsed(choices: Choices, start: Position, epochs: int) -> tf.data.Dataset:
@@ -279,31 +249,6 @@ def _spread(stream: tf.data.Dataset, choices: Choices, skipped: int) -> tf.data.
         return tf.data.Dataset.range(choices.crops).map(lambda number: crop(number, features, label)).unbatch()
 
     return batch_ragged(stream, choices.group, False).flat_map(group).skip(skipped)
-
-
-def _even(stream: tf.data.Dataset, choices: Choices, start: Position, epochs: int) -> tf.data.Dataset:
-    """Gives every host the same number of batches."""
-    if choices.training:
-        if choices.host.count == 1 or epochs == FOREVER:
-            return stream
-        first, end = (epoch * choices.epoch_images for epoch in (start.epoch, start.epoch + epochs))
-        if choices.crops > 1:  # what the last records lack to one for each host would be whole sets of crops
-            end -= end // choices.crops % choices.host.count * choices.crops
-        return stream.take((end - first - start.records) // choices.options.batch_size)
-    if choices.host.count == 1 and not choices.options.pad_batches:
-        return stream
-    largest = -(-choices.total // choices.host.count) * choices.crops * epochs
-    return padded(stream, choices.batch, -(-largest // choices.batch))
-
-
-def check_shape(shape: tf.TensorShape, options: InputOptions, training: bool) -> None:
-    """Raises `OptionError` unless images of this shape are what the model takes."""
-    side = options.image_side_px
-    if shape != (side, side, 3):
-        name, text = ("train_ops", options.train_spec) if training else ("eval_ops", options.eval_spec)
-        raise OptionError(
-            f"{name} {text!r} end at the shape {shape}; image_side_px is {side}, so it must be {side}x{side}"
-        )
 
 
 def tf_options(given: InputOptions) -> tf.data.Options:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -38,7 +38,9 @@ class Prediction:
     probability: float
 
 
-def predict(model: str, paths: Sequence[str]) -> list[Prediction]:
+def predict(
+    model: str, paths: Sequence[str], refuse: Callable[[str, SourceError], object] | None = None
+) -> list[Prediction]:
     """Classifies files, in order.
 
     Examples:
@@ -49,23 +51,29 @@ def predict(model: str, paths: Sequence[str]) -> list[Prediction]:
     Args:
       model: directory of a SavedModel exported by `trainer.serving`, or of numbered versions of one.
       paths: image files of any format the ingest takes.
+      refuse: takes the path and the error of a file that cannot be used, which is then left out; without it, the first
+        such file raises.
 
     Returns:
-      one prediction a file, in the order of `paths`.
+      one prediction a file that can be used, in the order of `paths`.
 
     Raises:
       OptionError: there is no such model.
       SourceError: a file cannot be read or is not a usable image.
     """
-    encoded = [_load(path) for path in paths]
+    newest_version(model)  # or a long list of files would be read for nothing
+    usable = list(_loaded(paths, refuse))
+    if not usable and paths:
+        return []
     serve = _load_model(model)
     predictions = []
-    for start in range(0, len(paths), _BATCH):
-        outputs = serve(image_bytes=tf.constant(encoded[start : start + _BATCH]))
+    for start in range(0, len(usable), _BATCH):
+        batch = usable[start : start + _BATCH]
+        outputs = serve(image_bytes=tf.constant([encoded for _, encoded in batch]))
         predictions += [
             Prediction(path=path, label=int(label), text=text.decode(), probability=float(probability))
-            for path, label, text, probability in zip(
-                paths[start : start + _BATCH],
+            for (path, _), label, text, probability in zip(
+                batch,
                 outputs["class"].numpy(),
                 outputs["text"].numpy(),
                 outputs["probability"].numpy(),
@@ -100,6 +108,21 @@ def _load_model(model: str) -> tf.types.experimental.ConcreteFunction:
     # The signature does not keep the object alive, and its variables die with it.
     serve._feedline_model = loaded
     return serve
+
+
+def _loaded(paths: Sequence[str], refuse: Callable[[str, SourceError], object] | None) -> Iterator[tuple[str, bytes]]:
+    for path in paths:
+        loaded = _load(path) if not refuse else _load_or_refuse(path, refuse)
+        if loaded is not None:
+            yield path, loaded
+
+
+def _load_or_refuse(path: str, refuse: Callable[[str, SourceError], object]) -> bytes | None:
+    try:
+        return _load(path)
+    except SourceError as error:
+        refuse(path, error)
+        return None
 
 
 def _load(path: str) -> bytes:

@@ -6,6 +6,8 @@ import contextlib
 import importlib
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
@@ -40,15 +42,28 @@ class ArrayRecord:
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[_Writer]:
         """Writes a file that is complete under its name when the block ends, or not there."""
+        if storage.is_remote(path):  # the package writes local files alone
+            with tempfile.TemporaryDirectory() as folder:
+                scratch = os.path.join(folder, "part")
+                with self._open(scratch) as writer:
+                    yield writer
+                with open(scratch, "rb") as stream, storage.atomic_writer(path) as target:
+                    shutil.copyfileobj(stream, target, 1 << 20)
+            return
         temporary = f"{path}.tmp"
-        writer = self._module.ArrayRecordWriter(temporary, _GROUPED)
+        with self._open(temporary) as writer:
+            yield writer
+        with open(temporary, "rb") as stream:
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+
+    @contextlib.contextmanager
+    def _open(self, path: str) -> Iterator[_Writer]:
+        writer = self._module.ArrayRecordWriter(path, _GROUPED)
         try:
             yield _Writer(writer)
         finally:
             writer.close()  # what it lacks after an error goes with the whole export
-        with open(temporary, "rb") as stream:
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
 
     def beside(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
         """Returns the files of TFDS beside the dataset, turned to what was written."""

@@ -12,8 +12,9 @@ from typing import Any
 import pyarrow as pa
 
 from beam_jobs import manifest, shards, storage, tables
-from beam_jobs.errors import CorruptDataset
+from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.export import staging
+from beam_jobs.export.about import About
 from beam_jobs.manifest import Manifest
 
 CROISSANT_NAME = "croissant.json"
@@ -72,36 +73,41 @@ _CONTEXT: dict[str, Any] = {
 }
 
 
-def write(directory: str, dataset: Manifest, out: str) -> None:
+def write(directory: str, dataset: Manifest, out: str, about: About) -> None:
     """Writes `croissant.json` into the dataset itself, or into a directory of its own that points to the dataset.
 
     Args:
       directory: of the dataset.
       dataset: its manifest.
-      out: the same directory, or a new or empty local one.
+      out: the same directory, or a new or empty one.
+      about: what the owner says of it.
 
     Raises:
-      OptionError: `out` is another directory that holds something, or is remote.
+      OptionError: `out` is another directory that holds something, or a store from which nobody finds the dataset.
       CorruptDataset: a file of the dataset cannot be read.
       OSError: it cannot be written.
     """
     if _same(directory, out):
-        storage.write_bytes(storage.join(out, CROISSANT_NAME), manifest.serialise(describe(directory, dataset, "")))
+        content = manifest.serialise(describe(directory, dataset, "", about))
+        storage.write_bytes(storage.join(out, CROISSANT_NAME), content)
         return
+    if storage.is_remote(out) and not storage.is_remote(directory):
+        raise OptionError(f"out is {out!r}, from where nobody finds {directory!r}; export into the dataset itself")
     path = staging.check(out)
     base = directory if storage.is_remote(directory) else os.path.relpath(os.path.realpath(directory), path)
-    content = manifest.serialise(describe(directory, dataset, base))
+    content = manifest.serialise(describe(directory, dataset, base, about))
     with staging.staged(path) as stage:
-        storage.write_bytes(os.path.join(stage, CROISSANT_NAME), content)
+        storage.write_bytes(storage.join(stage.path, CROISSANT_NAME), content)
 
 
-def describe(directory: str, dataset: Manifest, base: str) -> dict[str, Any]:
+def describe(directory: str, dataset: Manifest, base: str, about: About) -> dict[str, Any]:
     """Returns the JSON-LD.
 
     Args:
       directory: of the dataset; its `dataset.json` is hashed.
       dataset: its manifest.
       base: where the dataset lies as seen from the file; empty for the same directory.
+      about: what the owner says of it.
     """
     counts = ", ".join(f"{info.records} of {name}" for name, info in dataset.splits.items())
     return {
@@ -111,6 +117,7 @@ def describe(directory: str, dataset: Manifest, base: str) -> dict[str, Any]:
         "name": re.sub(r"[^\w-]+", "_", os.path.basename(dataset.source.rstrip("/"))) or "dataset",
         "description": f"{dataset.counts.written} images ({counts}) in TFRecord shards, digest {dataset.digest}.",
         "version": f"{dataset.format_version}.0.0",
+        **about.to_jsonld(),
         "distribution": _files(directory, dataset, base),
         "recordSet": [_images(dataset), _splits(dataset), *([_labels(dataset)] if dataset.labels else [])],
     }

@@ -43,7 +43,7 @@ def write(directory: str, dataset: Manifest, splits: tuple[str, ...], out: str) 
             stem = os.path.splitext(shards.shard_name(number, len(listed)))[0]
             name = f"{shards.split_dir(split)}/{stem}.idx"
             content = _index(starts, shard.bytes)
-            storage.write_bytes(os.path.join(out, name), content)
+            storage.write_bytes(storage.join(out, name), content)
             written[split] += (ExportedFile(name=name, samples=shard.records, bytes=len(content)),)
     return written
 

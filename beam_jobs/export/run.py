@@ -15,10 +15,9 @@ from beam_jobs.errors import CorruptDataset
 from beam_jobs.export import croissant, dali, formats, samples, staging
 from beam_jobs.export.formats import ExportedFile, Format
 from beam_jobs.export.options import STREAMED, ExportOptions
+from beam_jobs.export.remote import EXPORT_NAME
 from beam_jobs.manifest import Manifest, SplitInfo
 from beam_jobs.progress import Progress
-
-EXPORT_NAME = "export.json"
 
 # Shows how far it is: takes the stage, what it will have done, and how to ask what it has; see `jobs.Watch`.
 Watch = Callable[[str, Progress, Callable[[], Progress]], AbstractContextManager[object]]
@@ -62,19 +61,25 @@ def export(options: ExportOptions, watch: Watch = _unwatched) -> Exported:
       OptionError: it has no such split, `out` cannot be used, or a package is missing.
       CorruptDataset: a shard or a table is damaged.
       DiskError: the disk takes no more.
+      FeedlineError: a store takes no more.
     """
     dataset = manifest.load(options.dataset)
     chosen = {_safe(name): dataset.split(name) for name in options.splits or dataset.splits}
     if options.to == "croissant":
         with disk.explained("exporting", options.out):
-            croissant.write(options.dataset, dataset, options.out)
+            croissant.write(options.dataset, dataset, options.out, options.about)
         return _exported(options, dataset, {})
     out = staging.check(options.out)
-    with disk.explained("exporting", os.path.dirname(out)):
+    with disk.explained("exporting", _parent(out)):
         if options.to in STREAMED:
             return _stream(options, dataset, chosen, out, watch)
         with staging.staged(out) as stage:
-            return _exported(options, dataset, dali.write(options.dataset, dataset, tuple(chosen), stage))
+            return _exported(options, dataset, dali.write(options.dataset, dataset, tuple(chosen), stage.path))
+
+
+def _parent(out: str) -> str:
+    """Returns the directory that the export is built in; a store is one place."""
+    return out if storage.is_remote(out) else os.path.dirname(out)
 
 
 def _safe(split: str) -> str:
@@ -93,20 +98,20 @@ def _stream(
 ) -> Exported:
     form = formats.make(options.to, options.dataset, dataset)
     total = Progress(sum(info.records for info in chosen.values()), sum(info.bytes for info in chosen.values()))
-    disk.check_room(os.path.dirname(out), total.bytes, "the export")
+    disk.check_room(_parent(out), total.bytes, "the export")
     progress.local.reset()
     with staging.staged(out) as stage:
         with watch("exporting", total, progress.local.read):
             files = {
                 name: tuple(
-                    _write_split(form, name, info, options, samples.read(options.dataset, dataset, name), stage)
+                    _write_split(form, name, info, options, samples.read(options.dataset, dataset, name), stage.path)
                 )
                 for name, info in chosen.items()
             }
         for name, content in form.beside(files).items():
-            storage.write_bytes(os.path.join(stage, name), content)
+            storage.write_bytes(storage.join(stage.path, name), content)
         exported = _exported(options, dataset, files)
-        storage.write_bytes(os.path.join(stage, EXPORT_NAME), manifest.serialise(exported.to_json()))
+        stage.write_last(EXPORT_NAME, manifest.serialise(exported.to_json()))
     return exported
 
 
@@ -117,11 +122,11 @@ def _write_split(
     count = len(info.shards) if size is None else shards.shard_count(info.bytes, info.records, size * 1e6)
     for index, group in itertools.groupby(samples.numbered(found, info, count), key=lambda pair: pair[0]):
         name = form.file_name(split, index, count)
-        path = os.path.join(stage, name)
+        path = storage.join(stage, name)
         written = 0
         with form.open(path) as shard:
             for _, sample in group:
                 shard.write(sample)
                 written += 1
                 progress.local.add(Progress(1, len(sample.payload), 0))
-        yield ExportedFile(name=name, samples=written, bytes=os.path.getsize(path))
+        yield ExportedFile(name=name, samples=written, bytes=storage.size(path))

@@ -1,7 +1,7 @@
 """Where an export is built: in a directory beside the one it is for, which it becomes by one rename when it is whole.
 
 For an export to `DIR/NAME` that is `DIR/.NAME.feedline-export`. Whoever kills the export leaves that directory behind,
-and nothing at `DIR/NAME`; the next export there begins anew.
+and nothing at `DIR/NAME`; the next export there begins anew. Of object stores see `remote`.
 """
 
 from __future__ import annotations
@@ -11,19 +11,44 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from beam_jobs import storage, writable
 from beam_jobs.errors import OptionError
+from beam_jobs.export import remote
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Where the files of an export are written.
+
+    Attributes:
+      path: directory, local or remote.
+      token: of a remote one, what tells it from another export to the same place.
+    """
+
+    path: str
+    token: bytes = b""
+
+    def write_last(self, name: str, data: bytes) -> None:
+        """Writes the file that says that the export is whole.
+
+        Raises:
+          FeedlineError: another export to the same place began meanwhile.
+        """
+        if self.token:
+            remote.check_ours(self.path, self.token)
+        storage.write_bytes(storage.join(self.path, name), data)
 
 
 def check(out: str) -> str:
-    """Returns the absolute path of a directory that an export may become.
+    """Returns the absolute path, or the URL, of a directory that an export may become.
 
     Raises:
-      OptionError: it is remote, holds something, or cannot be made.
+      OptionError: it holds something, or cannot be made.
     """
     if storage.is_remote(out):
-        raise OptionError(f"out is {out!r}, which cannot be renamed into place; export to a local directory, then copy")
+        return remote.check(out)
     path = os.path.realpath(out)
     if os.path.lexists(path) and not os.path.isdir(path):
         raise OptionError(f"out is {out!r}, which is a file; name a new or empty directory")
@@ -39,15 +64,20 @@ def check(out: str) -> str:
 
 
 @contextlib.contextmanager
-def staged(out: str) -> Iterator[str]:
+def staged(out: str) -> Iterator[Stage]:
     """Yields an empty directory that takes the place of `out` when the block ends well, and goes when it does not.
 
     Args:
       out: what `check` returned.
 
     Raises:
-      OptionError: another export is being written there, or something appeared there meanwhile.
+      OptionError: another export is being written there, something appeared there meanwhile, or it takes no files.
+      FeedlineError: a store takes no more.
     """
+    if storage.is_remote(out):
+        with remote.claimed(out) as token:
+            yield Stage(path=out, token=token)
+        return
     folder, name = os.path.split(out)
     stage = os.path.join(folder, f".{name}.feedline-export")
     os.makedirs(stage, exist_ok=True)
@@ -56,7 +86,7 @@ def staged(out: str) -> Iterator[str]:
         _lock(handle, stage, out)
         _clear(stage)
         try:
-            yield stage
+            yield Stage(path=stage)
             _publish(stage, out)
         except BaseException:
             shutil.rmtree(stage, ignore_errors=True)

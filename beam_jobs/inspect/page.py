@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import jinja2
-
 from beam_jobs import visible
+from beam_jobs.html_page import render_page
 from beam_jobs.inspect.pictures import Picture
 from beam_jobs.inspect.values import shown_name, shown_value
 from beam_jobs.inspect.view import FEATURE_COLUMNS, FILE_COLUMNS, View
@@ -18,7 +15,6 @@ from beam_jobs.inspect.view import FEATURE_COLUMNS, FILE_COLUMNS, View
 SIDE_PX = 320  # long side of a picture
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_NOTHING_ELSE = "base-uri 'none'; form-action 'none'"
 _ROOM_BYTES = 8 << 20  # of all pictures together, so that the page stays under 10 MB
 _SHOWN_FEATURES = 40  # of a record
 _SHOWN_RECORDS = 500
@@ -50,16 +46,6 @@ def render(view: View, seen: Iterable[Picture]) -> str:
       view: what is shown.
       seen: the picture of each record; taken only as far as there is room.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["line"] = visible.line
-    style = (_TEMPLATES / "inspect.css").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     cards = _cards(view, seen)
     values = {
         "view": view,
@@ -67,10 +53,8 @@ def render(view: View, seen: Iterable[Picture]) -> str:
         "left_out": len(view.records) - len(cards),
         "feature_columns": FEATURE_COLUMNS,
         "file_columns": FILE_COLUMNS,
-        "style": style,
-        "policy": f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; {_NOTHING_ELSE}",
     }
-    return environment.get_template("inspect.html").render(**values)
+    return render_page(_TEMPLATES, "inspect", values, {"line": visible.line})
 
 
 def _cards(view: View, seen: Iterable[Picture]) -> list[Card]:

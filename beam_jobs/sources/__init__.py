@@ -74,7 +74,7 @@ def open_source(options: IngestOptions) -> Source:
     Raises:
       SourceError: there is no such source, or it cannot be ingested as it stands.
     """
-    kind = options.source_kind if options.source_kind != "auto" else _guess(options.source)
+    kind = options.source_kind if options.source_kind != "auto" else guess_kind(options.source)
     _check_columns(kind, options)
     source = _KINDS[kind](options.source, options.columns)
     source.check()
@@ -93,7 +93,12 @@ def _check_columns(kind: str, options: IngestOptions) -> None:
         )
 
 
-def _guess(path: str) -> str:
+def guess_kind(path: str) -> str:
+    """Returns what kind of source a path is, by what is there and by its name.
+
+    Raises:
+      SourceError: there is nothing, or it is not a source.
+    """
     if os.path.isdir(path):
         return "tfds" if os.path.isfile(os.path.join(path, "features.json")) else "folder"
     known = _by_suffix(path)

@@ -14,8 +14,23 @@ from components.dataset_gate.names import CLASS
 
 def check_classes(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
     """Runs every check of the classes; an image of several classes counts in each."""
+    yield from check_several(dataset)
     yield from check_missing(dataset, limits)
     yield from check_sizes(dataset, limits)
+
+
+def check_several(dataset: GateDataset) -> Iterator[Finding]:
+    """Finds a single class, of which a model learns nothing and an evaluation cannot say anything."""
+    labels = dataset.manifest.labels
+    if dataset.manifest.label_kind == "single" and len(labels) == 1:
+        yield Finding(
+            check="one class",
+            split="all splits",
+            feature=CLASS,
+            value=f"{some(labels)} alone",
+            limit="at least two classes",
+            remedy="add images of another class",
+        )
 
 
 def check_missing(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:

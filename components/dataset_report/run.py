@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,8 @@ _MOST_ARTIFACTS = 60
 _ROW_HEIGHT = 34
 _ARC_STEP, _ARC_LEAST, _ARC_MOST = 11, 16, 130
 _MOST_LETTERS = 40  # of a name in a row
-_MOST_FACT_LETTERS = 90
+_MOST_FACT_LETTERS = 80
+_DIGEST = re.compile(r"\b([0-9a-f]{16})[0-9a-f]{16,}\b")  # its beginning tells it from others; the table has all of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +150,8 @@ def lineage(artifacts: Sequence[ArtifactDetail]) -> Lineage:
 
 
 def _facts(artifact: ArtifactDetail) -> str:
-    return ", ".join(f"{name} {shown.place(value)}" for name, value in artifact.facts.items() if value)
+    facts = ((name, _DIGEST.sub(r"\1", shown.place(value))) for name, value in artifact.facts.items() if value)
+    return ", ".join(f"{name} {value}" for name, value in facts)
 
 
 def _middle(place: int) -> int:

@@ -14,6 +14,7 @@ import click
 from beam_jobs import storage
 from beam_jobs.errors import OptionError
 from pipeline.cli.common import config_option, echo, json_option, print_json, say
+from pipeline.cli.completion_values import OP_CHAIN
 from pipeline.cli.grammar import Group
 from pipeline.cli.values import DIR, FILE, SPLIT
 
@@ -38,7 +39,7 @@ def command() -> None:
 @config_option("YAML file of settings, of which the section input counts.")
 @click.option("--image-side", type=int, help="Height and width, in pixels.  [default: 224]")
 @click.option("--batch-size", type=int, help="Images a batch.  [default: 64]")
-@click.option("--ops", metavar="OPS", help="Ops of training.  [default: decode_random_crop(SIDE)|flip]")
+@click.option("--ops", type=OP_CHAIN, metavar="OPS", help="Ops of training.  [default: decode_random_crop(SIDE)|flip]")
 @click.option("--threads", type=int, help="Threads of the input pipeline; 0 is one a core.  [default: 0]")
 @click.option(
     "--model", metavar="NAME", default="", help="Measure the training step of this model too, such as small_cnn."

@@ -22,6 +22,7 @@ from beam_jobs.options import (
     SOURCE_KINDS,
     parse_splits,
 )
+from pipeline.cli.completion_values import ASSIGNMENT
 from pipeline.cli.grammar import Option
 from pipeline.cli.values import FILE
 
@@ -44,7 +45,12 @@ def config_option(meaning: str, *, required: bool = False) -> Callable[[F], F]:
 
 
 set_option = click.option(
-    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any setting, as train.epochs=20; repeatable."
+    "--set",
+    "assignments",
+    type=ASSIGNMENT,
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Any setting, as train.epochs=20; repeatable.",
 )
 
 
@@ -162,7 +168,11 @@ _INGEST_OPTIONS = (
     click.option(
         "--max-reject-ratio", type=float, help="Share of bad images, 0-1, that stops the run.  [default: 0.05]"
     ),
-    _split("--splits", metavar="NAME=SHARE,...", help="Splits and their shares.  [default: train=0.9,eval=0.1]"),
+    _split(
+        "--splits",
+        metavar="NAME=SHARE,...",
+        help="Splits and their shares, scaled to a sum of 1.  [default: train=0.9,eval=0.1]",
+    ),
     _split("--stratify", is_flag=True, default=None, help="Cut every class by the shares on its own."),
     _split("--seed", type=int, help="Salt of the split and of the order.  [default: 0]"),
     _split("--shard-mb", type=float, help="Aimed size of a shard in MB.  [default: 128]"),

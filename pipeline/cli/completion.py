@@ -7,7 +7,28 @@ from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
 from pipeline.cli.grammar import Command
 
-_CLASSES = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
+
+class _Bash(BashComplete):
+    """Without a blank behind what wants a value, as `train.epochs=`; fish knows that by itself."""
+
+    source_template = BashComplete.source_template.replace(
+        "    return 0\n",
+        "    [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *= ]] && compopt -o nospace\n\n    return 0\n",
+    )
+
+
+class _Zsh(ZshComplete):
+    """The same for zsh, which adds what `-S` says."""
+
+    source_template = ZshComplete.source_template.replace(
+        "        compadd -U -V unsorted -a completions\n",
+        "        local end=' '\n"
+        "        [[ $completions[1] == *= ]] && end=''\n"
+        '        compadd -U -S "$end" -V unsorted -a completions\n',
+    )
+
+
+_CLASSES = {"bash": _Bash, "zsh": _Zsh, "fish": FishComplete}
 
 
 @click.command("completion", cls=Command)
@@ -16,8 +37,8 @@ _CLASSES = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 def command(context: click.Context, shell: str) -> None:
     """Print a script that lets the shell complete commands and options.
 
-    Choices, paths, jobs and splits are completed, too. The script asks this program at every TAB, so it needs no
-    update. Bash must be 4.4 or newer; in zsh, compinit must have run.
+    Choices, paths, jobs, splits, ops and settings are completed, too. The script asks this program at every TAB, so it
+    needs no update. Bash must be 4.4 or newer; in zsh, compinit must have run.
 
     \b
     Examples:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
+from beam_jobs.export.about import About
 from beam_jobs.export.options import FORMATS, ExportOptions
 from pipeline import interrupt
 from pipeline.cli import mistakes
 from pipeline.cli.common import echo, json_option, print_json
-from pipeline.cli.grammar import Command
+from pipeline.cli.grammar import Command, Option
 from pipeline.cli.values import DIR, SPLIT
+
+_ABOUT = "Croissant metadata"
 
 
 @click.command("export", cls=Command)
@@ -18,8 +23,41 @@ from pipeline.cli.values import DIR, SPLIT
 @click.option("--out", required=True, type=DIR, help="Directory that becomes the export; new or empty.")
 @click.option("--split", "splits", type=SPLIT, multiple=True, help="Split to export; repeatable.  [default: all]")
 @click.option("--shard-mb", type=float, help="Aimed size of a file in MB.  [default: as many files as DATASET has]")
+@click.option(
+    "--license", cls=Option, heading=_ABOUT, default="", help="URL of the licence or SPDX identifier, as CC-BY-4.0."
+)
+@click.option(
+    "--creator",
+    "creators",
+    cls=Option,
+    heading=_ABOUT,
+    multiple=True,
+    metavar="NAME",
+    help="Person who made the dataset; repeatable.",
+)
+@click.option(
+    "--organization",
+    "organizations",
+    cls=Option,
+    heading=_ABOUT,
+    multiple=True,
+    metavar="NAME",
+    help="Organisation that made the dataset; repeatable.",
+)
+@click.option("--citation", cls=Option, heading=_ABOUT, default="", help="How to cite it, best as BibTeX.")
+@click.option("--url", cls=Option, heading=_ABOUT, default="", metavar="URL", help="Page of the dataset.")
+@click.option(
+    "--date-published",
+    cls=Option,
+    heading=_ABOUT,
+    default="",
+    metavar="DAY",
+    help="Day on which it was published, as 2026-01-31.",
+)
 @json_option
-def command(dataset: str, to: str, out: str, splits: tuple[str, ...], shard_mb: float | None, as_json: bool) -> None:
+def command(
+    dataset: str, to: str, out: str, splits: tuple[str, ...], shard_mb: float | None, as_json: bool, **about: Any
+) -> None:
     """Copy DATASET to a format of others, or describe it for them.
 
     webdataset, array_record and parquet (for Hugging Face) copy the records. croissant writes metadata, also into
@@ -29,15 +67,18 @@ def command(dataset: str, to: str, out: str, splits: tuple[str, ...], shard_mb: 
     Examples:
       feedline export dataset --to webdataset --out dataset_tar --shard-mb 256
       feedline export dataset --to parquet --out dataset_parquet --split train
-      feedline export dataset --to croissant --out dataset
+      feedline export dataset --to croissant --out dataset --license CC-BY-4.0
     """
     from beam_jobs.export.run import export
     from pipeline.cli.bar import watch
 
-    options = ExportOptions(dataset=dataset, to=to, out=out, splits=splits, shard_mb=shard_mb)
+    options = ExportOptions(dataset=dataset, to=to, out=out, splits=splits, shard_mb=shard_mb, about=About(**about))
     try:
         found = export(options, watch=watch)
-    except KeyboardInterrupt as stop:
+    except (KeyboardInterrupt, Exception) as stop:
+        # Libraries turn an interruption into an error of their own.
+        if not isinstance(stop, KeyboardInterrupt) and not interrupt.requested():
+            raise
         # Other commands keep what is finished; an export is whole or not there.
         said = f"interrupted; nothing was exported, {out} is as it was"
         mistake = mistakes.Mistake(message=said, code=interrupt.code(), kind=mistakes.INTERRUPTED)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from beam_jobs.storage import is_remote
+from beam_jobs.storage import is_remote, join
 from pipeline.cli.common import echo, ingest_options, ingest_settings, json_option, print_json, say
 from pipeline.cli.detach import detachable
 from pipeline.cli.engines import engine_of, engine_options
 from pipeline.cli.grammar import Command
 from pipeline.cli.run import option_names
 from pipeline.cli.values import DIR, PATH
+from pipeline.dataset_lines import aligned, dataset_lines
 
 if TYPE_CHECKING:
     from beam_jobs.engines import Engine
@@ -56,7 +57,7 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
       feedline ingest photos --out dataset --runner flink --dry-run
       feedline ingest gs://bucket/photos --out gs://bucket/set -c pipeline.yaml
     """
-    from beam_jobs import append, manifest, spans
+    from beam_jobs import append, manifest, sources, spans
     from beam_jobs.options import IngestOptions
     from pipeline.mapping import from_mapping
     from pipeline.settings import gather
@@ -76,6 +77,8 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
         settings = append.settings_of(out) | settings
     with gathered.explained():
         options = spans.resolve_options(from_mapping(IngestOptions, settings, "ingest"), *numbers)
+    if options.source_kind == "auto":
+        sources.guess_kind(options.source)  # before Beam is imported, which takes longer
     if dry_run:
         _show_estimate(options, engine, as_json)
         return
@@ -90,11 +93,9 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
     if as_json:
         print_json(result.to_json())
         return
-    for name, info in result.splits.items():
-        echo(f"{name:<10} {info.records:,} images, {len(info.shards)} shards, {info.bytes:,} bytes")
-    for reason, count in result.counts.rejects.items():
-        echo(f"rejected   {count:,} {reason}")
-    echo(f"dataset    {out if is_remote(out) else os.path.abspath(out)}")
+    place = out if is_remote(out) else os.path.abspath(out)
+    listed = [("rejects", join(place, manifest.REJECTS_NAME))] if result.counts.rejected else []
+    echo(aligned([*dataset_lines(result), *listed, ("dataset", place)]))
 
 
 def _kept(section: Any) -> dict[str, Any]:

@@ -2,35 +2,69 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
 from beam_jobs import visible
-from pipeline.cli.common import echo, json_option, print_json
+from beam_jobs.errors import SourceError
+from pipeline.cli.common import echo, json_option, print_json, say
 from pipeline.cli.grammar import Command
 from pipeline.cli.values import DIR, FILE
+
+if TYPE_CHECKING:
+    from trainer.predict import Prediction
+
+_SOME_REFUSED = 3
 
 
 @click.command("predict", cls=Command)
 @click.argument("model", type=DIR)
 @click.argument("images", type=FILE, metavar="IMAGE...", nargs=-1, required=True)
 @json_option
-def command(model: str, images: tuple[str, ...], as_json: bool) -> None:
+@click.pass_context
+def command(context: click.Context, model: str, images: tuple[str, ...], as_json: bool) -> None:
     """Classify image files with a pushed model.
 
-    MODEL is a version of a pushed model, or the folder of all versions, of which the newest is taken.
+    MODEL is a version of a pushed model, or the folder of all versions, of which the newest is taken. A file that is no
+    usable image is named with the reason and left out, and the exit code is 3.
 
     \b
     Examples:
       feedline predict work/serving photos/cat/1.jpg
       feedline predict work/serving/7 new/*.jpg --json
     """
+    for path in images:
+        _check_file(path)
     from trainer.predict import predict
 
-    predictions = predict(model, images)
+    refused: dict[str, str] = {}
+
+    def refuse(path: str, error: SourceError) -> None:
+        refused[path] = str(error)
+        say(f"left out: {visible.line(error)}")
+
+    predictions = predict(model, images, refuse)
     if as_json:
-        print_json({"predictions": [asdict(prediction) for prediction in predictions]})
-        return
+        answers = [asdict(prediction) for prediction in predictions]
+        print_json({"predictions": answers, "refused": refused})
+    else:
+        echo_all(predictions)
+    if refused:
+        context.exit(_SOME_REFUSED)
+
+
+def echo_all(predictions: list[Prediction]) -> None:
+    """Prints a line for each answer."""
     for prediction in predictions:
         echo(f"{visible.line(prediction.path)}  {visible.line(prediction.text)}  {prediction.probability:.4f}")
+
+
+def _check_file(path: str) -> None:
+    """Says at once, before TensorFlow is loaded, that a path is mistyped."""
+    if os.path.isdir(path):
+        raise SourceError(f"{path} is a directory; give the image files in it, such as {os.path.join(path, '*.jpg')}")
+    if not os.path.exists(path):
+        raise SourceError(f"{path} does not exist; give image files")

@@ -7,6 +7,7 @@ import click
 from beam_jobs import visible
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.machine import cores
+from beam_jobs.wording import plural
 from pipeline.cli.common import echo, json_option, print_json
 from pipeline.cli.grammar import Command
 from pipeline.cli.values import DIR
@@ -44,6 +45,6 @@ def command(dataset: str, threads: int, as_json: bool) -> None:
     if result.problems:
         more = f"\n  and {len(result.problems) - _SHOWN} more" if len(result.problems) > _SHOWN else ""
         listed = "\n".join(f"  {visible.line(line)}" for line in result.problems[:_SHOWN])
-        raise CorruptDataset(f"{dataset} has {len(result.problems)} problems:\n{listed}{more}")
+        raise CorruptDataset(f"{dataset} has {plural(len(result.problems), 'problem')}:\n{listed}{more}")
     if not as_json:
-        echo(f"sound: {result.records:,} records in {result.shards} shards, {result.bytes:,} bytes")
+        echo(f"sound: {plural(result.records, 'record')} in {plural(result.shards, 'shard')}, {result.bytes:,} bytes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 
 import pytest
 
@@ -27,6 +28,14 @@ def test_a_full_disk_is_told_with_the_bytes_needed_and_free(tmp_path):
     assert said.endswith(" are free); make room, then run the same command again: what is finished is kept")
 
 
+def test_a_quota_is_told_without_the_bytes_that_the_disk_has_free(tmp_path):
+    said = explained(os_error(errno.EDQUOT), tmp_path, 800_000)
+    assert said == (
+        f"{tmp_path}: Disk quota exceeded while writing (about 800,000 bytes are needed); raise the quota or remove "
+        "what counts against it, then run the same command again: what is finished is kept"
+    )
+
+
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EIO, errno.ENOENT])
 def test_another_error_names_its_file(tmp_path, number):
     said = explained(os_error(number, tmp_path / "a" / "b"), tmp_path)
@@ -43,6 +52,18 @@ def test_another_error_names_its_file(tmp_path, number):
 )
 def test_the_words_of_other_libraries_are_known(tmp_path, text):
     assert "No space left on device while writing" in explained(RuntimeError(text), tmp_path)
+
+
+@pytest.mark.parametrize("text", ["unable to open database file", "Error when executing query: disk I/O error"])
+def test_where_a_library_does_not_say_what_is_wrong_the_next_write_tells(tmp_path, text):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        assert f"{os.strerror(errno.EFBIG)} while writing" in explained(RuntimeError(text), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with pytest.raises(RuntimeError, match=text), disk.explained("writing", str(tmp_path)):
+        raise RuntimeError(text)
 
 
 def test_the_innermost_error_counts(tmp_path):

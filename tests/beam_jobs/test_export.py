@@ -17,6 +17,7 @@ import pytest
 from beam_jobs import ingest, manifest, shards, storage
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 from beam_jobs.export import samples, staging
+from beam_jobs.export.about import About
 from beam_jobs.export.options import FORMATS, STREAMED, ExportOptions
 from beam_jobs.export.run import EXPORT_NAME, Exported, export
 from beam_jobs.options import IngestOptions
@@ -104,6 +105,7 @@ def test_a_sample_at_a_time_is_read(dataset):
         ({"to": "dali", "shard_mb": 1}, "shard_mb is of no use to dali"),
         ({"to": "croissant", "splits": ("train",)}, "splits are of no use to croissant"),
         ({"to": "parquet", "splits": ("train", "train")}, "the split 'train' is named twice"),
+        ({"to": "parquet", "about": About(citation="@misc{a}")}, "citation is of no use to parquet"),
     ],
 )
 def test_options_that_cannot_be_are_named(given, message):
@@ -122,12 +124,10 @@ def test_a_directory_that_holds_something_is_left_alone(dataset, tmp_path, to):
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_a_store_and_a_file_are_no_place_for_an_export(dataset, tmp_path, to):
+def test_a_file_is_no_place_for_an_export(dataset, tmp_path, to):
     (tmp_path / "file").write_text("")
     with pytest.raises(OptionError, match="which is a file; name a new or empty directory"):
         run(dataset, to, tmp_path / "file")
-    with pytest.raises(OptionError, match="export to a local directory, then copy"):
-        export(ExportOptions(dataset=str(dataset), to=to, out="gs://bucket/out"))
 
 
 def test_an_unknown_split_and_no_dataset_are_named(dataset, tmp_path):
@@ -182,7 +182,7 @@ def test_what_a_killed_export_left_is_cleared_by_the_next(dataset, tmp_path):
 def test_two_exports_to_one_place_do_not_meet(tmp_path):
     out = staging.check(str(tmp_path / "out"))
     with staging.staged(out) as stage:
-        storage.write_bytes(os.path.join(stage, "first"), b"1")
+        storage.write_bytes(os.path.join(stage.path, "first"), b"1")
         with pytest.raises(OptionError, match="another export to .* is running"), staging.staged(out):
             pass
     assert os.listdir(out) == ["first"]

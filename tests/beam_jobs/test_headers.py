@@ -72,6 +72,12 @@ def test_the_header_tells_what_the_file_holds(data, expected):
 REJECTED = {
     "empty": (b"", RejectReason.EMPTY_FILE, "^the file has 0 bytes$"),
     "text": (b"hello world", RejectReason.NOT_AN_IMAGE, "^it starts with b'hello wo'; known are jpeg, png, gif"),
+    "photo of a phone": (
+        b"\0\0\0\x18ftypheic" + bytes(9),
+        RejectReason.NOT_AN_IMAGE,
+        "^it is HEIC, which is not read; convert it to one of jpeg, png, gif, bmp, tiff, webp$",
+    ),
+    "avif": (b"\0\0\0\x1cftypavif" + bytes(9), RejectReason.NOT_AN_IMAGE, "^it is AVIF, which is not read; convert"),
     "wave in riff": (b"RIFF\x24\x00\x00\x00WAVEfmt ", RejectReason.NOT_AN_IMAGE, "^it starts with b'RIFF"),
     "two bytes of jpeg": (JPEG[:2], RejectReason.NOT_AN_IMAGE, r"xff\\xd8"),
     "three bytes of jpeg": (JPEG[:3], RejectReason.BAD_HEADER, "^jpeg: it ends at 3 bytes, before its first scan$"),

@@ -146,7 +146,7 @@ def test_stages_are_reported_in_a_line_each(tmp_path):
     assert [re.sub(r"[\d.]+ MB|in [\d.]+ s\b|\([\d,]+ images/s\)", "N", line) for line in lines] == [
         "scanned   8 images, N N",
         "examined  8 good, 0 rejected N N",
-        "wrote     8 records in 1 shards N N",
+        "wrote     8 records in 1 shard N N",
     ]
 
 
@@ -304,6 +304,16 @@ def test_an_output_with_other_files_is_refused(options):
     ):
         ingest.run(options)
     assert list(files_under(Path(options.out))) == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("begun", [[], [f".{0:032x}.tmp"]], ids=["nothing", "the mark"])
+def test_an_ingest_goes_on_that_was_ended_before_its_work_directory_was_marked(options, begun):
+    work = Path(options.out, "_work")
+    work.mkdir(parents=True)
+    for name in begun:
+        (work / name).write_bytes(b"")
+    assert ingest.run(options).counts.written
+    assert not work.exists()
 
 
 def test_a_work_directory_of_somebody_else_is_left_alone(options):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import replace
 
 import apache_beam as beam
@@ -205,6 +206,21 @@ def test_a_job_that_ends_otherwise_than_done_has_failed():
     with pytest.raises(FeedlineError, match="^examining failed: the job ended as CANCELLED; what was finished is kept"):
         run(nothing, watch, lambda: beam.Pipeline(runner=Cancelled()))
     assert watch.ended == Progress()  # metrics that cannot be had break nothing
+
+
+def test_a_job_that_cannot_be_built_leaves_no_temporary_directory():
+    made = []
+
+    def make():
+        made.append(local_pipeline())
+        return made[-1]
+
+    def refuse(_):
+        raise ValueError("the graph cannot be built")
+
+    with pytest.raises(FeedlineError, match="cannot be built"):
+        run_job("working", Progress(), beam.ptransform_fn(refuse)(), make, unwatched)
+    assert not os.path.exists(made[0].local_tempdir)
 
 
 def test_a_local_pipeline_runs_in_this_process():

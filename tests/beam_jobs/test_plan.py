@@ -9,6 +9,7 @@ import pytest
 
 from beam_jobs import shards, tables
 from beam_jobs.errors import EmptySplit
+from beam_jobs.options import TableColumns
 from beam_jobs.plan import channel_statistics, make_plan
 from beam_jobs.types import Annotations
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref, many, sha
@@ -145,6 +146,12 @@ def test_the_order_is_by_hash_and_then_by_key():
 def test_an_empty_split_is_named():
     with pytest.raises(EmptySplit, match=r"^split 'eval' would hold no image; give it a larger share in --splits, or "):
         make_plan(examined(*many(5)), make_options(splits={"train": 1, "eval": 1e-9}))
+
+
+def test_an_empty_split_of_groups_says_that_groups_are_the_cause():
+    options = make_options(splits={"train": 1, "eval": 1e-9}, columns=TableColumns(group="owner"))
+    with pytest.raises(EmptySplit, match=r"no image; groups are never cut, .*: give it .*, or add groups$"):
+        make_plan(examined(*many(5)), options)
 
 
 def test_no_image_at_all_is_an_empty_split():

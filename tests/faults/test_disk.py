@@ -1,6 +1,7 @@
 """Disks that are too small, become full, read-only or forbidden, or whose directories are removed, under an ingest.
 
-The small disks are memory disks, which only root may mount. Commands run by `trials`, where file modes bind root too.
+The small disks are memory disks, and directories with a quota come from `quota`; only root may mount either. Commands
+run by `trials`, where file modes bind root too.
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from beam_jobs.errors import DiskError
 from tests.beam_jobs.runs import files_under
+from tests.faults import quota
 from tests.faults.matrix import Row
 from tests.faults.process import feedline
 from tests.faults.trials import Trial
-from tests.make_images import encode
+from tests.make_images import class_folders, encode
+
+if TYPE_CHECKING:  # it imports Keras
+    from trainer.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -32,6 +38,9 @@ LARGE = 64 << 20
 ARGUMENTS = ("--shards", 2, "--threads", 2)
 # What is full, for the arguments that leave the room for the dataset to be found out by writing it.
 UNKNOWN = ("--duplicates", "drop")
+QUOTA_HELP = "raise the quota or remove what counts against it, then run the same command again"
+# Bytes with which `feedline run` comes no further than the database of its root, or the first checkpoint.
+AT_THE_START, IN_THE_TRAINING = 96 << 10, 2 << 20
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
 
@@ -96,6 +105,15 @@ def judge(
     about = f"{about}: {first.code}, {first.err[-400:]!r}; then {again.code}, {again.err[-300:]!r}, lost {lost[:3]}"
     wrong = not good or kept != wanted
     row.tried(about, hang=first.hang or again.hang, lost=again.code == 0 and bool(lost), wrong=wrong)
+
+
+@pytest.fixture
+def quotas(tmp_path) -> Iterator[quota.Quotas]:
+    """A file system whose directories have quotas."""
+    if reason := quota.missing():
+        pytest.skip(reason)
+    with quota.mounted(tmp_path) as found:
+        yield found
 
 
 @needs_root
@@ -189,17 +207,20 @@ def test_a_directory_that_is_removed(fault, ingests, source, clean, tmp_path, tr
         judge(row, about, first, again, clean[()], str(out), codes=(1, 2, 3))
 
 
-@needs_root
-def test_a_checkpoint_that_does_not_fit(fault, disk):
-    from trainer.checkpoint import Checkpoint, Checkpoints
+def checkpoint(step: int) -> Checkpoint:
+    """Returns a checkpoint of 800,000 bytes."""
+    from trainer.checkpoint import Checkpoint
     from trainer.position import Position
 
+    values = np.arange(200_000, dtype=np.float32)
+    return Checkpoint(arrays={"model/00000/w": values}, state={"step": step}, position=Position.after(0, 1))
+
+
+@needs_root
+def test_a_checkpoint_that_does_not_fit(fault, disk):
+    from trainer.checkpoint import Checkpoints
+
     row = fault("disk", "a checkpoint that does not fit", "one line with the bytes needed; the one before counts")
-
-    def checkpoint(step: int) -> Checkpoint:
-        values = np.arange(200_000, dtype=np.float32)
-        return Checkpoint(arrays={"model/00000/w": values}, state={"step": step}, position=Position.after(0, 1))
-
     saved = Checkpoints(str(disk(1_000_000) / "checkpoints"))
     saved.save(1, checkpoint(1))
     said = ""
@@ -213,6 +234,68 @@ def test_a_checkpoint_that_does_not_fit(fault, disk):
     disk(LARGE)
     saved.save(2, checkpoint(2))
     row.tried("again, with room", lost=saved.latest().state != {"step": 2})
+
+
+def test_a_quota(fault, ingests, source, clean, quotas, tries):
+    row = fault("disk", "a quota that is used up", "one line names the quota; with a larger one, a rerun ends")
+    choose = random.Random(SEED)
+    for index in range(tries(10, 2)):
+        arguments = UNKNOWN if index % 2 else ()
+        limit = choose.randrange(64 << 10, sum(map(len, clean[arguments].values())), 4096)
+        place = quotas.directory(str(index), limit)
+        out = place / "out"
+        first = ingests.ingest(source, out, *ARGUMENTS, *arguments)
+        assert not (out / "dataset.json").exists() or first.code == 0
+        quotas.limit(place, None)
+        again = ingests.ingest(source, out, *ARGUMENTS, *arguments)
+        said = (os.strerror(errno.EDQUOT), QUOTA_HELP)
+        judge(row, f"{limit} bytes, {arguments}", first, again, clean[arguments], *said)
+
+
+def test_a_checkpoint_over_the_quota(fault, quotas):
+    from trainer.checkpoint import Checkpoints
+
+    row = fault("disk", "a checkpoint over the quota", "one line names the quota; the one before counts")
+    place = quotas.directory("training", 1_000_000)
+    saved = Checkpoints(str(place / "checkpoints"))
+    saved.save(1, checkpoint(1))
+    said = ""
+    try:
+        saved.save(2, checkpoint(2))
+    except DiskError as error:
+        said = str(error)
+    told = f"{os.strerror(errno.EDQUOT)} while writing a checkpoint (about 800,000 bytes are needed)" in said
+    found = saved.latest()
+    wrong = not told or QUOTA_HELP not in said or "\n" in said or found is None or found.state != {"step": 1}
+    row.tried(said, lost=found is None, wrong=wrong)
+    quotas.limit(place, None)
+    saved.save(2, checkpoint(2))
+    row.tried("again, with a larger one", lost=saved.latest().state != {"step": 2})
+
+
+def test_a_run_over_the_quota(fault, short, quotas, tmp_path):
+    if short:
+        pytest.skip("full form only: it imports TFX, which takes half a minute")
+    row = fault("disk", "`feedline run` over the quota", "one line names the quota; with a larger one, a rerun ends")
+    source = class_folders(tmp_path / "photos", per_class=24)
+    place = quotas.directory("run", AT_THE_START)
+    root = place / "root"
+    shape = ("--splits", "train=0.7,eval=0.3", "--epochs", 1, "--image-side", 32)
+    arguments = ("--images", source, "--root", root, *shape)
+    for limit, found in ((AT_THE_START, 0), (IN_THE_TRAINING, 1)):
+        quotas.limit(place, limit)
+        outcome = feedline("run", *arguments, timeout=600)
+        last = outcome.err.splitlines()[-1]
+        told = outcome.err.count("feedline: error: ") == 1 and os.strerror(errno.EDQUOT) in last and QUOTA_HELP in last
+        whole = len(list(root.rglob("dataset.json"))) == found and not (root / "serving").exists()
+        good = outcome.code == 1 and told and whole and not outcome.shows_traceback
+        about = f"{limit} bytes: {outcome.code}, {outcome.err[-600:]!r}"
+        row.tried(about, hang=outcome.hang, wrong=not good or bool(outcome.left))
+    quotas.limit(place, None)
+    outcome = feedline("run", *arguments, timeout=600)
+    pushed = list(root.glob("serving/*/saved_model.pb"))
+    about = f"again: {outcome.code}, {outcome.err[-600:]!r}"
+    row.tried(about, hang=outcome.hang, lost=not pushed, wrong=outcome.code != 0 or outcome.shows_traceback)
 
 
 @needs_root

@@ -14,6 +14,8 @@ from tests.fuzz.drive import corpus
 _SECONDS = 60.0  # what takes longer hangs; nothing takes a tenth of a second
 _OUTCOME = "read, or refused with an error of the product"
 TARGETS = {
+    "archives": ("tar and zip archives", 4000, 300),
+    "examples": ("TFRecord and TFDS files of others", 4000, 300),
     "headers": ("gate in front of the decoders", 20_000, 2000),
     "images": ("examining images", 6000, 200),
     "records": ("shards and records", 6000, 400),

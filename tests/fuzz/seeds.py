@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
 import io
 import json
+import lzma
+import tarfile
+import zipfile
+import zlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -97,7 +103,96 @@ def tables() -> Iterator[bytes]:
     ).encode()  # fmt: skip
 
 
-SEEDS = {"headers": images, "images": images, "records": records, "tables": tables}
+def archives() -> Iterator[bytes]:
+    """Yields an archive of each kind and compression, of class folders and of samples with sidecars."""
+    image = encode(_SMALL[:4, :4], "PNG")
+    fields = {"label": "cat", "weight": 0.5, "group": "g", "split": "train", "key": "k", "age": 7}
+    folders = {"cat/1.png": image, "dog/2.png": image, "dog/3.txt": b"no image"}
+    samples = {"000.png": image, "000.cls": b"3", "000.json": json.dumps(fields).encode(), "000.txt": b"a cat"}
+    odd = {"../1.png": image, "cat/1.png": image, "cat/./1.png": image, "/2.png": image, "long/" + "n" * 120: image}
+    for pack in (bytes, gzip.compress, bz2.compress, lzma.compress):
+        yield b"a" + pack(_tar(folders))
+    yield b"a" + _tar(odd, tarfile.PAX_FORMAT)
+    yield b"b" + _tar(samples, tarfile.GNU_FORMAT)
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2):
+        yield b"c" + _zip(folders, method)
+    yield b"c" + _zip(odd, zipfile.ZIP_DEFLATED)
+    yield b"d" + _zip(samples, zipfile.ZIP_DEFLATED)
+
+
+def examples() -> Iterator[bytes]:
+    """Yields TFRecord files as others write them, and prepared datasets with their files in a row."""
+    from tests.fuzz.examples import TFDS_FILES
+
+    image = encode(_SMALL[:4, :4], "PNG")
+    whole = {"weight": 0.5, "group": b"g", "split": b"train", "key": b"k", "age": 7}
+    plain = _shard({"image": image, "label": b"cat"}, {"image": image, "label": b"dog"})
+    for pack in (bytes, gzip.compress, zlib.compress):
+        yield b"a" + pack(plain)
+    yield b"a" + _shard({record.ENCODED: image, record.LABEL: 1, record.TEXT: b"cat"}, {"image": b""}, {})
+    yield b"b" + _shard({"image": image, "label": 3, **whole})
+    yield b"c" + _shard({"image": image, "labels": [b"a", b"b"], "age": [1.5, 2.5]})
+    features = {"image": "Image", "label": "ClassLabel", "age": "Scalar"}
+    described = {
+        name: {"pythonClassName": f"tensorflow_datasets.core.features.{kind}"} for name, kind in features.items()
+    }
+    tree = {"pythonClassName": "x.FeaturesDict", "featuresDict": {"features": described}}
+    old = {"type": "x.FeaturesDict", "content": {name: {"type": f"x.{kind}"} for name, kind in features.items()}}
+    shard = _shard({"image": image, "label": 0, "age": 7}, {"image": image, "label": -1, "age": 8})
+    info = {"name": "mnist", "fileFormat": "tfrecord", "splits": [{"name": "train", "shardLengths": ["2"]}]}
+    template = {"filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"}
+    for head, splits, kinds in ((b"e", {}, tree), (b"f", template, tree), (b"f", {}, old)):
+        listed = {**info, "splits": [{**info["splits"][0], **splits}]}
+        files = (json.dumps(listed).encode(), json.dumps(kinds).encode(), b"cat\ndog\n", shard)
+        assert len(files) == len(TFDS_FILES)
+        yield head + b"\0".join(files)
+
+
+SEEDS = {
+    "archives": archives,
+    "examples": examples,
+    "headers": images,
+    "images": images,
+    "records": records,
+    "tables": tables,
+}
+
+
+def _tar(members: dict[str, bytes], form: int = tarfile.USTAR_FORMAT) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=form) as archive:
+        for name, data in members.items():
+            header = tarfile.TarInfo(name)
+            header.size = len(data)
+            archive.addfile(header, io.BytesIO(data))
+    written = out.getvalue().rstrip(b"\0")  # tarfile fills ten kilobytes
+    return written + bytes(-len(written) % 512 + 1024)
+
+
+def _zip(members: dict[str, bytes], method: int) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as archive:
+        for name, data in members.items():
+            archive.writestr(zipfile.ZipInfo(name), data, method)
+    return out.getvalue()
+
+
+def _shard(*rows: dict[str, object]) -> bytes:
+    import tensorflow as tf
+
+    def feature(value: object) -> tf.train.Feature:
+        values = value if isinstance(value, list) else [value]
+        if isinstance(values[0], bytes):
+            return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
+        if isinstance(values[0], float):
+            return tf.train.Feature(float_list=tf.train.FloatList(value=values))
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+
+    shard = b""
+    for row in rows:
+        held = tf.train.Features(feature={name: feature(value) for name, value in row.items()})
+        shard += b"".join(tfrecord.frame(tf.train.Example(features=held).SerializeToString(deterministic=True)))
+    return shard
 
 
 def _parquet(columns: dict[str, list]) -> bytes:

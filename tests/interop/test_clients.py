@@ -71,11 +71,21 @@ found["means"] = [[float(one) for one in row["images/mean_rgb"]] for row in rows
 found["offsets"] = [int(row["images/offset"]) for row in rows]
 found["splits"] = [[text(row["splits/name"]), int(row["splits/images"])] for row in described.records("splits")]
 found["labels"] = [text(row["labels/name"]) for row in described.records("labels")]
+about = described.metadata
+found["said"] = {"license": about.license, "url": about.url, "cite_as": about.cite_as,
+    "creators": [[type(one).__name__, one.name] for one in about.creators],
+    "date_published": str(about.date_published.date())}
 """
     found = run("mlcroissant", place, page.code("Croissant"), probe)
     assert found["errors"] == []
-    recommended = {re.search(r'"\S+[/#](\w+)" is recommended', line)[1] for line in found["warnings"]}
-    assert recommended == {"license", "citeAs", "datePublished"}  # which nobody but the owner knows
+    assert found["warnings"] == []
+    assert found["said"] == {
+        "license": ["https://spdx.org/licenses/CC-BY-4.0.html"],
+        "creators": [["Organization", "Example Lab"]],
+        "url": "https://example.org/photos",
+        "cite_as": "@misc{photos, title={Photos}, year={2026}}",
+        "date_published": "2026-01-31",
+    }
     assert {tuple(one) for one in found["rows"]} == {
         (key, row["split"], row["label"], row["sha256"]) for key, row in rows.items()
     }
@@ -84,6 +94,20 @@ found["labels"] = [text(row["labels/name"]) for row in described.records("labels
     published = manifest.load(str(place / "dataset"))
     assert found["splits"] == [[name, info.records] for name, info in published.splits.items()]
     assert found["labels"] == list(published.labels)
+
+
+def test_mlcroissant_takes_metadata_of_which_nobody_said_more_and_warns_of_what_is_missing(place):
+    from beam_jobs.export.options import ExportOptions
+    from beam_jobs.export.run import export
+
+    if not (place / "plain").exists():
+        export(ExportOptions(dataset=str(place / "dataset"), to="croissant", out=str(place / "plain")))
+    code = "import mlcroissant\nissues = mlcroissant.Dataset('plain/croissant.json').metadata.issues"
+    probe = 'found = {"errors": sorted(issues.errors), "warnings": sorted(issues.warnings)}'
+    found = run("mlcroissant", place, code, probe)
+    assert found["errors"] == []
+    recommended = {re.search(r'"\S+[/#](\w+)" is recommended', line)[1] for line in found["warnings"]}
+    assert recommended == {"license", "citeAs", "datePublished"}
 
 
 def test_dali_reads_every_record_by_its_index(place, rows):

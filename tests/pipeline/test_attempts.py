@@ -12,6 +12,7 @@ from beam_jobs.errors import GateFailed, OptionError
 from pipeline.attempts import alone, clear
 from pipeline.config import PipelineConfig, build
 from pipeline.history import open_store
+from pipeline.root_lock import check_free
 from tests.pipeline.ledger import FAILED, RUNNING, Ledger
 
 HOLD = """
@@ -125,8 +126,11 @@ def test_a_root_is_held_by_one_process_until_it_dies(config):
         assert process.stdout.readline() == b"held\n"
         with pytest.raises(OptionError, match=rf"work is in use by another run \(process {process.pid}\); wait for it"):
             enter(config)
+        with pytest.raises(OptionError, match=rf"work is in use by another run \(process {process.pid}\); wait for it"):
+            check_free(config.root)
         process.kill()
     enter(config)
+    check_free(config.root)
 
 
 def test_a_root_is_free_again_after_a_run(config):

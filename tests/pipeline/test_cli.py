@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,7 +53,10 @@ WRONG = [
         "there is no --duplicates 'maybe'; known are keep, drop, report; see `feedline ingest --help`",
     ),
     ("ingest photos --out o --near-duplicates maybe", "there is no --near-duplicates 'maybe'; known are off, report"),
-    ("ingest photos --out o --near-distance 9", "near_distance is 9; over 8 of 64 bits unlike images meet"),
+    (
+        "ingest photos --out o --near-distance 9",
+        "near_distance is 9; give 0 to 8: over 8 of 64 bits unlike",
+    ),
     (
         "ingest photos --out o --policy crop",
         "there is no --policy 'crop'; did you mean copy? known are copy, resize, raw",
@@ -225,7 +230,7 @@ def test_every_option_reaches_its_setting(asked_for):
     )
 
 
-def test_what_is_not_given_is_left_to_the_defaults(asked_for):
+def test_what_is_not_given_is_left_to_the_defaults(asked_for, place):
     assert asked_for("ingest photos --out o") == IngestOptions(source="photos", out="o")
     assert asked_for("ingest photos --out o --append") == IngestOptions(source="photos", out="o", append=True)
     retry = IngestOptions(source="photos", out="o", retry_rejects=True)
@@ -316,10 +321,31 @@ def test_the_unforeseen_is_code_1_with_a_traceback_only_under_debug(place, capsy
 def test_an_image_that_cannot_be_classified_is_named(place, capsys):
     os.makedirs("model/1")
     (place / "model" / "1" / "saved_model.pb").write_bytes(b"")
-    assert run("predict model table.csv".split()) == 2
-    assert "table.csv is not a usable image: not_an_image" in capsys.readouterr().err
+    assert run("predict model table.csv --json".split()) == 3
+    shown = capsys.readouterr()
+    assert "left out: table.csv is not a usable image: not_an_image" in shown.err
+    answers = json.loads(shown.out)
+    assert answers["predictions"] == []
+    assert list(answers["refused"]) == ["table.csv"]
     assert run("predict empty photos/china/000.jpg".split()) == 2
     assert "empty holds no model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("ingest nowhere --out o", "nowhere does not exist"),
+        ("predict model nowhere.jpg", "nowhere.jpg does not exist; give image files"),
+        ("predict model photos", "photos is a directory; give the image files in it, such as photos/*.jpg"),
+    ],
+)
+def test_a_path_that_is_not_there_is_told_before_what_takes_long_is_imported(place, line, message):
+    program = "import sys; from pipeline.cli import execute as run; print(run(sys.argv[1:]), sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program, *line.split()], capture_output=True, text=True)
+    assert message in done.stderr
+    assert done.stdout.startswith("2 ")
+    assert "'tensorflow'" not in done.stdout
+    assert "'apache_beam'" not in done.stdout
 
 
 @pytest.mark.parametrize(

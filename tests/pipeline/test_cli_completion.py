@@ -90,24 +90,35 @@ def test_bash_completes_paths_from_the_files_it_sees(place, typed, line):
     assert ("phone.yaml" in said) == ("phone.yaml" in line)
 
 
-def in_a_terminal(typed: str) -> str:
-    """What a terminal shows where somebody types into an interactive bash; Ctrl-U and `exit` end it."""
+STARTED = {"bash": ["bash", "--norc", "--noprofile", "-i"], "zsh": ["zsh", "-f", "-i"]}
+LOADED = {
+    "bash": 'eval "$(feedline completion bash)"; echo loa""ded\n',
+    "zsh": 'autoload -Uz compinit; compinit -u -D; eval "$(feedline completion zsh)"; echo loa""ded\n',
+}
+# What is typed runs this in the place of the program, which the script still asks by its path.
+STAND_IN = 'feedline() { printf "ran <%s>\\n" "$*"; }; echo read""y\n'
+
+
+def in_a_terminal(typed: str, shell: str = "bash", before: str = "") -> str:
+    """What a terminal shows where somebody types into an interactive shell; Ctrl-U and `exit` end it."""
     import pty
 
     keys = typed.encode().decode("unicode_escape")
     ours, theirs = pty.openpty()
-    command = ["bash", "--norc", "--noprofile", "-i"]
     environment = {**os.environ, "TERM": "xterm", "PS1": "ready> ", "INPUTRC": os.devnull}
-    shell = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+    process = subprocess.Popen(
+        STARTED[shell], stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
     )
     os.close(theirs)
     _until(ours, "ready> ")
-    os.write(ours, b'eval "$(feedline completion bash)"; echo loa""ded\n')
-    _until(ours, "loaded.*ready> ")  # what is typed before the prompt is not read by readline
+    os.write(ours, LOADED[shell].encode())
+    _until(ours, "loaded.*ready> ")  # what is typed before the prompt is not read by the editor of the line
+    if before:
+        os.write(ours, before.encode())
+        _until(ours, r"ready\r?\n.*ready> ")
     os.write(ours, keys.encode() + b"\x15exit\n")
     shown = _until(ours, None)
-    shell.wait(timeout=60)
+    process.wait(timeout=60)
     os.close(ours)
     return shown
 
@@ -126,15 +137,53 @@ def _until(terminal: int, end: str | None) -> str:
     return shown
 
 
+def needs(shell: str) -> None:
+    if not shutil.which(shell):
+        pytest.skip(f"{shell} is not installed")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("feedline ver\\t", "verify"),
+        ("feedline doctor --target fl\\t", "doctor --target flink"),
+        ("feedline ingest photos --near-dup\\t", "ingest photos --near-duplicates"),
+        ("feedline bench input dataset --split ev\\t", "bench input dataset --split eval"),
+        ("feedline verify datas\\t", "verify dataset"),  # zsh takes the slash back
+        ("feedline status inge\\t", "status ingest-20260131-140509"),
+    ],
+)
+def test_a_tab_completes_the_line_that_runs(place, shell, typed, line):
+    needs(shell)
+    shown = in_a_terminal(f"{typed}\\n", shell, STAND_IN)
+    assert [words.rstrip(" /") for words in re.findall(r"ran <([^>]*)>", shown)] == [line], shown
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        ("feedline in", {"init", "ingest", "inspect"}),
+        ("feedline doctor --target f", {"flink"}),
+        ("feedline bench input dataset --split ", {"train", "eval"}),
+        ("feedline schema ", {"init", "show", "diff"}),
+        ("feedline verify datas", {"dataset/"}),
+    ],
+)
+def test_fish_offers_names_and_values(place, words, values):
+    needs("fish")
+    script = f"feedline completion fish | source; complete -C '{words}'"
+    done = subprocess.run(["fish", "--no-config", "-c", script], capture_output=True, text=True, timeout=120)
+    assert {line.partition("\t")[0] for line in done.stdout.splitlines()} == values, done.stderr
+
+
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_take_their_script(place, shell, capsys):
     assert run(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert f"_FEEDLINE_COMPLETE={shell}_complete" in script
-    assert "feedline" in script
-    if not shutil.which(shell):
-        pytest.skip(f"{shell} is not installed; its script was printed and not run")
-    done = subprocess.run([shell, "--no-execute", "/dev/stdin"], input=script, capture_output=True, text=True)
+    needs(shell)
+    done = subprocess.run([shell, "-n", "/dev/stdin"], input=script, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

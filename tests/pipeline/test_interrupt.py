@@ -63,6 +63,44 @@ class Command:
 cli.cli = Command
 cli.main([])
 """
+# The signal comes where nobody can answer it, and the interpreter drops what a handler raises.
+KEPT = """
+import os, signal, time
+from pipeline import interrupt
+interrupt.hold()
+os.kill(os.getpid(), signal.{name})
+print("kept", interrupt.requested(), interrupt.code())
+try:
+    interrupt.install()
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("struck")
+"""
+DROPPED = """
+import os, signal, time
+from pipeline import interrupt
+class Finalised:
+    def __del__(self):
+        os.kill(os.getpid(), signal.{name})
+        time.sleep(60)
+interrupt.install()
+try:
+    one = Finalised()
+    del one
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("struck")
+"""
+# What is imported when the program begins to take signals.
+LIGHT = """
+import os, sys
+from pipeline import entry, interrupt
+def hold():
+    print(sorted({"click", "beam_jobs", "psutil", "pipeline.cli"} & sys.modules.keys()), flush=True)
+    os._exit(0)
+interrupt.hold = hold
+entry.main()
+"""
 CODES = [("SIGINT", 130), ("SIGTERM", 143)]
 
 
@@ -93,3 +131,20 @@ def test_an_interruption_that_a_library_makes_an_error_of_is_one():
     run = python(SWALLOWED)
     assert run.returncode == 128 + signal.SIGTERM
     assert run.stderr.strip().endswith("run the same command again to continue")
+
+
+@pytest.mark.parametrize(("name", "code"), CODES)
+def test_a_signal_that_came_too_early_strikes_when_it_can_be_answered(name, code):
+    run = python(KEPT.format(name=name))
+    assert run.stdout.splitlines() == [f"kept True {code}", "struck"], run.stderr
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_that_the_interpreter_drops_comes_again_and_is_not_printed(name):
+    run = python(DROPPED.format(name=name))
+    assert (run.stdout, run.stderr) == ("struck\n", "")
+
+
+def test_the_program_takes_signals_before_it_imports_what_takes_time():
+    run = python(LIGHT)
+    assert run.stdout == "[]\n", run.stderr

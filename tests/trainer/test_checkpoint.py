@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import logging
 import resource
+import sys
 
 import keras
 import ml_dtypes
@@ -99,7 +101,9 @@ def test_a_writer_that_dies_leaves_the_one_before(saved, monkeypatch):
     assert saved.latest().state == {"step": 20}
 
 
-def test_a_disk_that_does_not_take_a_checkpoint_is_said_in_one_line(saved):
+def test_a_disk_that_does_not_take_a_checkpoint_is_said_in_one_line(saved, monkeypatch):
+    printed = []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     large = dataclasses.replace(checkpoint(120), arrays={"model/a": np.zeros(250_000, np.float32)})
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
@@ -112,6 +116,9 @@ def test_a_disk_that_does_not_take_a_checkpoint_is_said_in_one_line(saved):
     assert said.startswith(f"{saved.directory}: File too large while writing a checkpoint (about 1.0 MB are needed, ")
     assert "\n" not in said
     assert saved.latest().state == {"step": 100}
+    del caught
+    gc.collect()
+    assert not printed, printed
 
 
 def test_without_any_there_is_none_and_clearing_leaves_none(saved, tmp_path):

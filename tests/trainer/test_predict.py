@@ -61,6 +61,20 @@ def test_more_files_than_one_batch_keep_their_order(sky_model, write):
     assert predict(str(sky_model), []) == []
 
 
+def test_files_that_cannot_be_used_are_told_and_the_others_classified(sky_model, write, tmp_path):
+    light, broken = write("light.png", encode(sky(255, 0), "PNG")), write("broken.jpg", b"hello")
+    refused: list[tuple[str, str]] = []
+    found = predict(
+        str(sky_model),
+        [broken, light, str(tmp_path / "absent.png"), light],
+        lambda path, error: refused.append((path, str(error))),
+    )
+    assert [prediction.path for prediction in found] == [light, light]
+    assert [path for path, _ in refused] == [broken, str(tmp_path / "absent.png")]
+    assert "not_an_image" in refused[0][1]
+    assert "No such file" in refused[1][1]
+
+
 def test_the_folder_of_versions_serves_its_newest(sky_model, tmp_path, write):
     assert newest_version(str(sky_model)) == str(sky_model)
     assert newest_version(str(sky_model.parent)) == str(sky_model)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import jinja2
-
+from beam_jobs.html_page import render_page
 from trainer.bench.figures import STEP, TRANSFER, Figures
 from trainer.bench.meter import Cost
 from trainer.bench.rules import advise
 from trainer.bench.text import title, totals
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_NOTHING_ELSE = "base-uri 'none'; form-action 'none'"
 _ROOM = 1.06  # right of the longest bar
 
 
@@ -58,15 +54,6 @@ class Rates:
 
 def render(figures: Figures) -> str:
     """Returns the page. Every name in it comes from outside and is escaped."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    style = (_TEMPLATES / "bench.css").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     values = {
         "figures": figures,
         "facts": figures.facts,
@@ -76,10 +63,8 @@ def render(figures: Figures) -> str:
         "stages": [(title(stage, figures), stage) for stage in figures.stages],
         "totals": totals(figures),
         "ablation": sorted(figures.ablation, key=lambda row: -row.worth),
-        "style": style,
-        "policy": f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; {_NOTHING_ELSE}",
     }
-    return environment.get_template("bench.html").render(**values)
+    return render_page(_TEMPLATES, "bench", values)
 
 
 def _rates(figures: Figures) -> Rates:

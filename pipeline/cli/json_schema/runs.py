@@ -199,6 +199,10 @@ SCHEMAS: dict[str, Schema] = {
     "demo": _SUMMARY,
     "run": either(_SUMMARY, _SETTINGS, STARTED),
     "lineage": _LINEAGE,
-    "predict": one("The answers.", predictions=many(_PREDICTION, "In the order of the files.")),
+    "predict": one(
+        "The answers. When files are left out the exit code is 3.",
+        predictions=many(_PREDICTION, "In the order of the files."),
+        refused=named(text("Reason."), "Path of a file that was left out -> why."),
+    ),
     "bench input": _BENCH,
 }

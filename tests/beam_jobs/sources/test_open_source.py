@@ -4,7 +4,7 @@ import pytest
 
 from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.options import IngestOptions, TableColumns
-from beam_jobs.sources import _guess, open_source
+from beam_jobs.sources import guess_kind, open_source
 from tests.make_images import class_folders
 
 
@@ -29,14 +29,14 @@ def options(source, **fields) -> IngestOptions:
 )
 def test_a_file_is_known_by_the_end_of_its_name(tmp_path, name, kind):
     (tmp_path / name).write_bytes(b"")
-    assert _guess(str(tmp_path / name)) == kind
-    assert _guess(f"s3://bucket/{name}") == kind  # nobody has to look there to know
+    assert guess_kind(str(tmp_path / name)) == kind
+    assert guess_kind(f"s3://bucket/{name}") == kind  # nobody has to look there to know
 
 
 def test_a_directory_with_the_files_of_tfds_is_a_tfds_source(tmp_path):
-    assert _guess(str(tmp_path)) == "folder"
+    assert guess_kind(str(tmp_path)) == "folder"
     (tmp_path / "features.json").write_bytes(b"{}")
-    assert _guess(str(tmp_path)) == "tfds"
+    assert guess_kind(str(tmp_path)) == "tfds"
 
 
 def test_what_is_none_of_them_is_refused_with_what_is_allowed(tmp_path):

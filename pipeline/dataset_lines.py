@@ -1,0 +1,49 @@
+"""What became of the images of a dataset, as lines for a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from beam_jobs.wording import plural
+
+if TYPE_CHECKING:
+    from beam_jobs.manifest import Manifest
+
+
+def dataset_lines(dataset: Manifest) -> list[tuple[str, str]]:
+    """Returns heading and text of each line."""
+    counts = dataset.counts
+    rejected = ", ".join(f"{count:,} {reason}" for reason, count in counts.rejects.items()) or "none"
+    return [
+        ("images", f"{counts.found:,} found, {counts.written:,} written"),
+        ("rejected", f"{counts.rejected:,} ({rejected})" if counts.rejected else rejected),
+        ("duplicates", _duplicates(dataset)),
+        *([("lookalikes", _lookalikes(dataset))] if counts.near_clusters else []),
+        *((f"split {name}", _split(dataset, name)) for name in dataset.splits),
+    ]
+
+
+def aligned(lines: list[tuple[str, str]]) -> str:
+    """Returns lines with their headings in a column of one width."""
+    return "\n".join(f"{name:<12} {value}" for name, value in lines)
+
+
+def _duplicates(dataset: Manifest) -> str:
+    counts = dataset.counts
+    if not counts.duplicate_clusters:
+        return "none"
+    conflicts = f", label conflicts in {counts.label_conflicts:,}" if counts.label_conflicts else ""
+    dropped = f", {counts.duplicates_dropped:,} dropped" if counts.duplicates_dropped else ""
+    sets = f"{plural(counts.duplicate_images, 'image')} in {plural(counts.duplicate_clusters, 'set')}"
+    return f"{sets}{dropped}{conflicts}"
+
+
+def _lookalikes(dataset: Manifest) -> str:
+    counts = dataset.counts
+    dropped = f", {counts.near_dropped:,} dropped" if counts.near_dropped else ""
+    return f"{plural(counts.near_images, 'image')} in {plural(counts.near_clusters, 'set')}{dropped}"
+
+
+def _split(dataset: Manifest, name: str) -> str:
+    info = dataset.splits[name]
+    return f"{plural(info.records, 'image')}, {plural(len(info.shards), 'shard')}, {info.bytes:,} bytes"

@@ -1,0 +1,72 @@
+"""Archives as sources: tar, plain or of gzip, bzip2 or xz, and zip. The first byte of an input says which it is."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from tests.fuzz import drive
+
+with drive.instrumented(__name__):
+    from beam_jobs import plain, tables
+    from beam_jobs.errors import BadImage, SourceError
+    from beam_jobs.options import TableColumns
+    from beam_jobs.reader import Reader
+    from beam_jobs.sources.archives import TarSource, ZipSource
+    from beam_jobs.types import ImageRef
+
+_SIDECARS = TableColumns(weight="weight", group="group", split="split", key="key", extra=("age", "txt"))
+KINDS = {
+    ord("a"): (TarSource, TableColumns()),
+    ord("b"): (TarSource, _SIDECARS),
+    ord("c"): (ZipSource, TableColumns()),
+    ord("d"): (ZipSource, _SIDECARS),
+}
+MAX_BYTES = 4096  # of a member that is read
+_FOLDER = tempfile.TemporaryDirectory(prefix="feedline-fuzz-")
+
+
+def target(data: bytes) -> None:
+    """Lists an archive; each member becomes a reject, or a reference whose bytes can be read or are refused."""
+    if not data or data[0] not in KINDS:
+        return
+    kind, columns = KINDS[data[0]]
+    path = Path(_FOLDER.name) / "archive"
+    path.write_bytes(data[1:])
+    try:
+        read_all(kind(str(path), columns))
+    except SourceError:
+        return
+    finally:
+        forget_copies()
+
+
+def read_all(source) -> None:
+    """Checks a source, then lists it and reads what it lists."""
+    source.check()
+    reader = Reader(base=source.base, max_bytes=MAX_BYTES)
+    for entry in source.entries():
+        if not isinstance(entry, ImageRef):
+            tables.pa.Table.from_pylist([tables.reject_row(entry)], tables.REJECTS)
+            continue
+        row = tables.ref_row(entry)
+        tables.pa.Table.from_pylist([row], tables.REFS)
+        assert tables.ref_row(tables.ref_of(row)) == row, row
+        try:
+            found = reader.read(entry.uri, row["slice"])
+        except BadImage:
+            continue
+        assert len(found) <= MAX_BYTES + 1, entry
+
+
+def forget_copies() -> None:
+    """Removes what compressed containers were unpacked to, which a process otherwise keeps until its end."""
+    plain._copies.clear()
+    plain._newest.clear()
+    for folder in plain._directories.values():
+        for copy in Path(folder).iterdir():
+            copy.unlink()
+
+
+if __name__ == "__main__":
+    drive.main(target)

@@ -1,0 +1,102 @@
+"""Ops and settings in a shell: what is offered is what the program takes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import click
+import pytest
+from click.shell_completion import BashComplete
+
+from pipeline import setting_names
+from pipeline.cli.completion import _CLASSES
+from pipeline.cli.completion_values import ASSIGNMENT, OP_CHAIN, OPS
+
+
+@click.command()
+@click.option("--ops", type=OP_CHAIN)
+@click.option("--set", "assignments", type=ASSIGNMENT, multiple=True)
+def command(ops: str, assignments: tuple[str, ...]) -> None:
+    click.echo(repr((ops, assignments)))
+
+
+def offered(option: str, typed: str) -> list[str]:
+    """What a shell is told for a value that was typed so far."""
+    return [item.value for item in BashComplete(command, {}, "x", "_X").get_completions([option], typed)]
+
+
+def test_the_ops_are_those_there_are():
+    from trainer import ops
+
+    assert tuple(ops.OPS) == OPS
+
+
+@pytest.mark.parametrize(
+    ("typed", "values"),
+    [
+        ("", list(OPS)),
+        ("decode", ["decode", "decode_random_crop"]),
+        ("decode|fl", ["decode|flip", "decode|flip_vertical"]),
+        ("decode_random_crop(32, min_area=0.3)|flip|cutm", ["decode_random_crop(32, min_area=0.3)|flip|cutmix"]),
+        ("decode(", []),
+        ("nothing", []),
+    ],
+)
+def test_the_last_op_of_a_chain_is_completed(typed, values):
+    assert offered("--ops", typed) == values
+
+
+@pytest.mark.parametrize(
+    ("typed", "values"),
+    [
+        ("train.ep", ["train.epochs="]),
+        ("gate.max_skew", ["gate.max_skew_l_infinity=", "gate.max_skew_jensen_shannon="]),
+        ("roo", ["root="]),
+        ("kubeflow.im", ["kubeflow.image="]),
+        ("input.train_ops=decode|rot", ["input.train_ops=decode|rotate"]),
+        ("train.epochs=2", []),
+        ("nothing", []),
+    ],
+)
+def test_a_setting_is_completed_up_to_its_value(typed, values):
+    assert offered("--set", typed) == values
+
+
+def test_every_setting_is_offered_once_and_taken():
+    every = offered("--set", "")
+    assert len(set(every)) == len(every) > 100
+    for name in every:
+        key = tuple(name.removesuffix("=").split("."))
+        assert name.endswith("=")
+        assert not setting_names.is_section(".".join(key))
+        assert setting_names.hint(key) is not None, name
+
+
+def test_values_are_taken_as_they_are_typed(capsys):
+    command.main(["--ops", "no such|op", "--set", "no.such=1"], standalone_mode=False)
+    assert capsys.readouterr().out == "('no such|op', ('no.such=1',))\n"
+
+
+def test_neither_completion_loads_tensorflow():
+    code = (
+        "import sys\n"
+        "from tests.pipeline.test_cli_completion_values import offered\n"
+        "assert offered('--set', '') and offered('--ops', '')\n"
+        "print([name for name in ('tensorflow', 'apache_beam', 'tfx', 'ml_metadata') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_scripts_put_no_blank_behind_what_wants_a_value(shell):
+    classes = {"bash": "compopt -o nospace", "zsh": """compadd -U -S "$end" """}
+    script = _CLASSES[shell](command, {}, "x", "_X_COMPLETE")
+    text = script.source_template % script.source_vars()
+    assert classes[shell] in text
+    if not shutil.which(shell):
+        pytest.skip(f"{shell} is not installed")
+    done = subprocess.run([shell, "-n", "/dev/stdin"], input=text, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

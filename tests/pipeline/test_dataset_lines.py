@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from beam_jobs import manifest
+from beam_jobs.ingest import run
+from beam_jobs.options import IngestOptions
+from pipeline.dataset_lines import aligned, dataset_lines
+from tests.make_images import class_folders
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    place = tmp_path_factory.mktemp("lines")
+    class_folders(place / "photos", per_class=3)
+    run(IngestOptions(source=str(place / "photos"), out=str(place / "out"), splits={"all": 1}, shards=1))
+    return manifest.load(str(place / "out"))
+
+
+def counted(dataset, **counts):
+    return dict(dataset_lines(replace(dataset, counts=replace(dataset.counts, **counts))))
+
+
+def test_a_dataset_without_rejects_and_copies(dataset):
+    (shard,) = dataset.splits["all"].shards
+    assert dataset_lines(dataset) == [
+        ("images", f"{dataset.counts.found} found, {dataset.counts.written} written"),
+        ("rejected", "none"),
+        ("duplicates", "none"),
+        ("split all", f"{dataset.counts.written} images, 1 shard, {shard.bytes:,} bytes"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("counts", "line", "text"),
+    [
+        ({"rejects": {"too_small": 1200, "no_label": 1}}, "rejected", "1,201 (1,200 too_small, 1 no_label)"),
+        ({"duplicate_images": 2, "duplicate_clusters": 1}, "duplicates", "2 images in 1 set"),
+        (
+            {"duplicate_images": 5, "duplicate_clusters": 2, "duplicates_dropped": 3, "label_conflicts": 1},
+            "duplicates",
+            "5 images in 2 sets, 3 dropped, label conflicts in 1",
+        ),
+        ({"near_images": 4, "near_clusters": 2}, "lookalikes", "4 images in 2 sets"),
+        ({"near_images": 4, "near_clusters": 1, "near_dropped": 3}, "lookalikes", "4 images in 1 set, 3 dropped"),
+    ],
+)
+def test_what_became_of_images_is_said(dataset, counts, line, text):
+    assert counted(dataset, **counts)[line] == text
+
+
+def test_lines_are_aligned():
+    assert aligned([("images", "3"), ("split train", "4")]) == "images       3\nsplit train  4"

@@ -1,0 +1,215 @@
+"""Looking into, comparing and exporting datasets of buckets: the same as of folders, byte for byte."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from beam_jobs import storage
+from beam_jobs.errors import FeedlineError
+from beam_jobs.export import remote
+from beam_jobs.export.options import STREAMED
+from pipeline.cli import execute
+
+pytestmark = [pytest.mark.stores, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def said(capsys) -> Callable[..., str]:
+    """Runs a command that succeeds, and returns its output."""
+
+    def run(*arguments: object) -> str:
+        code = execute([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert code == 0, err
+        return out
+
+    return run
+
+
+@pytest.fixture
+def refused(capsys) -> Callable[..., tuple[int, str]]:
+    """Runs a command that fails, and returns its exit code and the one line that it says."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        code = execute([str(argument) for argument in arguments])
+        (line,) = capsys.readouterr().err.splitlines()
+        return code, line
+
+    return run
+
+
+def content(place: str | Path) -> dict[str, bytes]:
+    """Name -> bytes of all files of a directory, here or in a bucket."""
+    if isinstance(place, Path):
+        return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    return {name: storage.read_bytes(f"{place}/{name}") for name, _, _ in storage.walk_files(place)}
+
+
+def test_a_record_and_its_picture_come_out_of_a_bucket(said, bucket, dataset, tmp_path):
+    there = bucket.put_tree("dataset", dataset)
+    shown = said("inspect", there, "-n", 2, "--export", tmp_path / "pictures", "--html", tmp_path / "page.html")
+    assert shown == said("inspect", dataset, "-n", 2, "--export", tmp_path / "local")
+    assert content(tmp_path / "pictures") == content(tmp_path / "local") != {}
+    assert "data:image/" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    said("inspect", there, "-n", 1, "--export", f"{bucket.url}/pictures", "--html", f"{bucket.url}/page.html")
+    assert bucket.names("pictures") == [name for name in sorted(content(tmp_path / "local")) if "00000" in name]
+    assert b"data:image/" in storage.read_bytes(f"{bucket.url}/page.html")
+
+
+def test_datasets_are_compared_wherever_they_lie(said, bucket, dataset, photos, tmp_path):
+    there = bucket.put_tree("dataset", dataset)
+    assert "\nequal\n" in said("diff", there, dataset)
+    fewer = tmp_path / "photos"
+    shutil.copytree(photos, fewer)
+    (fewer / "china" / "000.jpg").unlink()
+    newer = f"{bucket.url}/newer"
+    said("ingest", fewer, "--out", newer, "--splits", "train=0.7,eval=0.3", "--shards", 2)
+    for one in (dataset, there):
+        found = json.loads(said("diff", one, newer, "--json"))
+        assert [image["key"] for image in found["removed"]["images"]] == ["china/000.jpg"]
+        assert found["added"]["count"] == 0
+
+
+@pytest.mark.parametrize("to", [*STREAMED, "dali"])
+def test_exports_from_and_into_a_bucket_are_those_of_folders(said, bucket, dataset, tmp_path, to):
+    there = bucket.put_tree("dataset", dataset)
+    said("export", dataset, "--to", to, "--out", tmp_path / "out")
+    expected = content(tmp_path / "out")
+    said("export", there, "--to", to, "--out", tmp_path / "from_bucket")
+    assert content(tmp_path / "from_bucket") == expected
+    said("export", there, "--to", to, "--out", f"{bucket.url}/out/")
+    assert content(f"{bucket.url}/out") == expected
+
+
+def test_croissant_points_to_the_bucket(said, refused, bucket, dataset):
+    there = bucket.put_tree("dataset", dataset)
+    said("export", there, "--to", "croissant", "--out", there)
+    beside = json.loads(storage.read_bytes(f"{there}/croissant.json"))
+    said("export", there, "--to", "croissant", "--out", f"{bucket.url}/meta")
+    apart = json.loads(storage.read_bytes(f"{bucket.url}/meta/croissant.json"))
+    assert bucket.names("meta") == ["croissant.json"]
+    urls = [file["contentUrl"] for file in apart["distribution"]]
+    assert urls == [f"{there}/{file['contentUrl']}" for file in beside["distribution"]]
+    assert storage.exists(urls[0])
+    code, line = refused("export", dataset, "--to", "croissant", "--out", f"{bucket.url}/lost")
+    assert code == 2
+    assert "from where nobody finds" in line
+
+
+def test_an_export_takes_no_place_that_holds_files(refused, bucket, dataset):
+    storage.write_bytes(f"{bucket.url}/full/mine", b"mine")
+    code, line = refused("export", dataset, "--to", "webdataset", "--out", f"{bucket.url}/full")
+    assert code == 2
+    assert line.endswith("/full', which holds files; name a new or empty directory")
+    assert bucket.names("full") == ["mine"]
+    code, line = refused("export", dataset, "--to", "webdataset", "--out", f"{bucket.url}-not/out")
+    assert code == 2
+    assert "-not/out'" in line
+
+
+def test_what_a_killed_export_left_in_a_bucket_is_no_export_and_is_cleared_by_the_next(said, bucket, dataset):
+    url = f"{bucket.url}/out"
+    for name in (remote.MARK, "train-000007.tar", ".0123.tmp"):
+        storage.write_bytes(f"{url}/{name}", b"half")
+    said("export", dataset, "--to", "webdataset", "--out", url)
+    assert bucket.names("out") == [
+        "eval-000000.tar",
+        "eval-000001.tar",
+        "export.json",
+        "train-000000.tar",
+        "train-000001.tar",
+    ]
+
+
+def test_a_bucket_that_takes_no_more_is_one_line_and_the_same_command_ends(said, refused, bucket, dataset):
+    """The store refuses everything after the first file, so nothing can be removed either: as if it was killed."""
+    writes = []
+
+    def refuse(asked) -> int:
+        if asked.method in ("PUT", "POST", "DELETE"):
+            writes.append(asked)
+        return 403 if any("train-000000.tar" in one.path for one in writes) else 0
+
+    url = f"{bucket.url}/out"
+    bucket.tap.refuse = refuse
+    code, line = refused("export", dataset, "--to", "webdataset", "--out", url)
+    assert (code, "cannot be written" in line, "run the same command again" in line) == (1, True, True)
+    bucket.tap.refuse = lambda _: 0
+    left = bucket.names("out")
+    assert remote.MARK in left
+    assert remote.EXPORT_NAME not in left
+    said("export", dataset, "--to", "webdataset", "--out", url)
+    assert remote.EXPORT_NAME in bucket.names("out")
+    assert remote.MARK not in bucket.names("out")
+
+
+def test_an_export_that_fails_leaves_nothing_in_the_bucket(refused, bucket, dataset):
+    shard = dataset / "Split-eval" / "data-00001-of-00002.tfrecord"
+    data = bytearray(shard.read_bytes())
+    data[-20] ^= 1
+    shard.write_bytes(data)
+    code, line = refused("export", dataset, "--to", "webdataset", "--out", f"{bucket.url}/out")
+    assert code == 3
+    assert "corrupt record" in line
+    assert bucket.names("out") == []
+
+
+def test_of_two_exports_to_one_place_the_later_one_stays(bucket):
+    url = remote.check(f"{bucket.url}/out")
+
+    def both() -> None:
+        with remote.claimed(url), remote.claimed(url) as later:
+            storage.write_bytes(f"{url}/a", b"1")
+            remote.check_ours(url, later)
+            storage.write_bytes(f"{url}/{remote.EXPORT_NAME}", b"{}")
+
+    with pytest.raises(FeedlineError, match="another export to .* began meanwhile"):
+        both()
+    assert bucket.names("out") == ["a", remote.EXPORT_NAME]
+
+
+# The command itself, stopped in the second of its files until a signal comes.
+STOPPED = """
+import sys, time
+from beam_jobs import progress
+from pipeline import cli
+add = progress.local.add
+def stop(done):
+    add(done)
+    if progress.local.read().images == 15:
+        print("at work", flush=True)
+        time.sleep(600)
+progress.local.add = stop
+cli.main(["export", sys.argv[1], "--to", "webdataset", "--out", sys.argv[2]])
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_an_export_into_a_bucket_that_is_stopped_leaves_nothing_that_looks_whole(
+    said, s3_bucket, dataset, number, code
+):
+    url = f"{s3_bucket.url}/out"
+    command = [sys.executable, "-W", "ignore", "-c", STOPPED, str(dataset), url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "at work\n"
+        process.send_signal(number)
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == code, err
+    left = s3_bucket.names("out")
+    assert remote.EXPORT_NAME not in left
+    if code > 0:
+        assert left == []
+        assert err.splitlines()[-1] == f"feedline: error: interrupted; nothing was exported, {url} is as it was"
+    else:
+        assert {remote.MARK, "train-000000.tar"} <= set(left)
+    said("export", dataset, "--to", "webdataset", "--out", url)
+    assert remote.EXPORT_NAME in s3_bucket.names("out")
+    assert not [name for name in s3_bucket.names("out") if name.startswith(".")]

@@ -1,0 +1,62 @@
+"""What is refused before anything is read: ops that do not fit each other, the model or the size of its images."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from beam_jobs import record
+from beam_jobs.errors import OptionError
+from trainer.choices import evaluation_ops
+from trainer.ops import IMAGE, MixingOp, Normalize, apply_ops, parse_ops, split_position
+from trainer.options import InputOptions
+from trainer.parsing import DRAW, KEY, LABEL
+from trainer.raw import raw_ops
+
+
+def check_options(options: InputOptions, raw_side: int | None = None) -> None:
+    """Builds both chains of ops without data, so that what cannot work is known before anything runs.
+
+    Args:
+      options: how shards become batches.
+      raw_side: height and width of stored pixels, of the policy `raw`; None for JPEG and PNG files.
+
+    Raises:
+      OptionError: an op is unknown, does not fit, leaves images of another size than `image_side_px`, or floats.
+    """
+    _check_device_ops(options)
+    row = {IMAGE: "", record.HEIGHT: 0, record.WIDTH: 0, KEY: "", LABEL: 0}
+    types = {name: tf.string if value == "" else tf.int64 for name, value in row.items()}
+    parsed = {name: tf.constant(value, types[name]) for name, value in row.items()}
+    parsed[DRAW] = tf.zeros([2], tf.int32)
+    for training in (True, False):
+        ops = parse_ops(options.train_spec) if training else evaluation_ops(options)
+        split_position(ops)  # refuses what mixes images of different sizes
+        if any(isinstance(op, Normalize) for op in ops):
+            spec = options.train_spec if training else options.eval_spec
+            raise OptionError(f"ops {spec!r} hold normalize; leave it out: every model normalises its images itself")
+        ops = raw_ops(ops, raw_side) if raw_side else ops
+        steady = [op for op in ops if not isinstance(op, MixingOp)]
+        prepared = tf.data.Dataset.from_tensors(parsed).map(lambda row, ops=steady: apply_ops(ops, row, row[DRAW]))
+        # Crops of one image come together here; in a batch they are rows like all others.
+        check_shape(prepared.element_spec[IMAGE].shape[-3:], options, training)
+
+
+def check_shape(shape: tf.TensorShape, options: InputOptions, training: bool) -> None:
+    """Raises `OptionError` unless images of this shape are what the model takes."""
+    side = options.image_side_px
+    if shape != (side, side, 3):
+        name, text = ("train_ops", options.train_spec) if training else ("eval_ops", options.eval_spec)
+        raise OptionError(
+            f"{name} {text!r} end at the shape {shape}; image_side_px is {side}, so it must be {side}x{side}"
+        )
+
+
+def _check_device_ops(options: InputOptions) -> None:
+    from trainer.ops.device import output_side, parse_device_ops
+
+    side = output_side(parse_device_ops(options.device_ops), options.image_side_px)
+    if side != options.image_side_px:
+        raise OptionError(
+            f"device_ops {options.device_ops!r} end at {side} pixels; image_side_px is {options.image_side_px}, so it "
+            f"must be {options.image_side_px}"
+        )
