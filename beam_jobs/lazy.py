@@ -10,6 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
+def places(modules: Mapping[str, Sequence[str]], aliases: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
+    """Returns module and name there, by the public name; see `lazy_names`."""
+    return {name: (module, name) for module, names in modules.items() for name in names} | dict(aliases)
+
+
 def lazy_names(
     package: dict[str, Any], modules: Mapping[str, Sequence[str]], aliases: Mapping[str, tuple[str, str]]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
@@ -20,14 +25,14 @@ def lazy_names(
       modules: Public names by the module, relative to the package, that holds them.
       aliases: Module and name there, by the public name, where the two differ.
     """
-    places = {name: (module, name) for module, names in modules.items() for name in names} | dict(aliases)
+    found = places(modules, aliases)
     name_of_package = package["__name__"]
 
     def get(name: str) -> object:
         """Loads a public name when it is first asked for."""
-        if name not in places:
+        if name not in found:
             raise AttributeError(f"module {name_of_package!r} has no attribute {name!r}")
-        module, attribute = places[name]
+        module, attribute = found[name]
         package[name] = value = getattr(importlib.import_module(f"{name_of_package}.{module}"), attribute)
         return value
 

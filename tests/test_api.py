@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 
+from beam_jobs import lazy
 from tests.make_images import class_folders, png
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -38,6 +39,10 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 def package(name: str) -> ModuleType:
     return importlib.import_module(name)
+
+
+def places_of(name: str) -> dict[str, tuple[str, str]]:
+    return lazy.places(package(name)._MODULES, package(name)._ALIASES)
 
 
 NAMES = [f"{name}.{public}" for name in PACKAGES for public in package(name).__all__]
@@ -104,7 +109,7 @@ def test_a_type_checker_sees_the_names_that_there_are(name):
         if isinstance(node, ast.ImportFrom) and node.module
         for alias in node.names
     }
-    assert seen == package(name)._PLACES
+    assert seen == places_of(name)
     assert sorted(seen) == sorted(package(name).__all__)
 
 
@@ -116,7 +121,7 @@ def test_no_public_name_stands_in_the_way_of_a_module(name):
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_modules_stay_what_they_are_once_the_names_are_loaded(name):
-    modules = {module for module, _ in package(name)._PLACES.values()}
+    modules = {module for module, _ in places_of(name).values()}
     assert [getattr(package(name), public) for public in package(name).__all__]
     for module in modules:
         assert getattr(package(name), module) is sys.modules[f"{name}.{module}"]

@@ -85,6 +85,7 @@ RECIPES: dict[str, Callable[[], tuple[list[Row], dict]]] = {
     "copy": lambda: (_with(Row("twin.jpg", sound_rows()[7].data, "b", "eval")), {}),
     "copy in one split": lambda: (_with(Row("twin.jpg", sound_rows()[7].data, "b", "train")), {}),
     "look-alike": lambda: (_with(Row("alike.jpg", photograph(7, quality=70), "b", "eval")), {}),
+    "one class": lambda: (_all(lambda row, _: replace(row, label="a")), {}),
     "lost class": lambda: (_with(Row("z.jpg", sound_rows()[7].data, "c", "train")), {"duplicates": "drop"}),
     "unseen class": lambda: (_with(Row("new.jpg", photograph(900), "c", "eval")), {}),
     "rare class": lambda: (_with(*(Row(f"rare{i}.jpg", photograph(900 + i), "c", "train") for i in (0, 1))), {}),

@@ -118,7 +118,10 @@ def test_leaks_are_found_in_the_table_of_the_dataset(tmp_path):
     (tmp_path / "one.png").write_bytes(png(1))
     (tmp_path / "copy.png").write_bytes(png(1))
     table = tmp_path / "table.csv"
-    table.write_text("image,label,split\none.png,cat,train\ncopy.png,cat,eval\n")
+    for number, name in enumerate(("dog", "hound"), 2):
+        (tmp_path / f"{name}.png").write_bytes(png(number))
+    rows = ["one.png,cat,train", "copy.png,cat,eval", "dog.png,dog,train", "hound.png,dog,eval"]
+    table.write_text("\n".join(["image,label,split", *rows]))
     run(IngestOptions(source=str(table), out=str(tmp_path / "leaky"), columns=TableColumns(split="split")))
     anomalies = anomalies_artifact(tmp_path / "anomalies", train=(), eval=())
     with pytest.raises(GateFailed, match=r"1 images shared between splits \(such as one.png in train and copy.png in"):
