@@ -192,16 +192,18 @@ def _classes(rows: Rows, stay: np.ndarray, settled: np.ndarray, label_kind: str)
     return classes
 
 
-def _fuller(options: IngestOptions) -> str:
-    """Returns what gives an empty split its images."""
+def _empty(name: str, options: IngestOptions) -> EmptySplit:
     if options.columns.group:
-        return "groups are never cut, and each fell into another one: give it a larger share in --splits, or add groups"
-    return "give it a larger share in --splits, or add images"
+        return EmptySplit(
+            f"split {name!r} would hold no image; groups are never cut, and each fell into another one: give it a larger "
+            "share in --splits, or add groups"
+        )
+    return EmptySplit(f"split {name!r} would hold no image; give it a larger share in --splits, or add images")
 
 
 def _split_plan(name: str, rows: Rows, marks: pa.Table, places: np.ndarray, options: IngestOptions) -> SplitPlan:
     if not len(places) and not len(rows.old):
-        raise EmptySplit(f"split {name!r} would hold no image; {_fuller(options)}")
+        raise _empty(name, options)
     keys = rows.new["key"].take(pa.array(rows.new_order[places])).combine_chunks()
     order = shards.hashes64(shards.ORDER, options.seed, shards.texts(keys))
     # Rows are in order of key and the sort is stable, so equal hashes are ordered by key.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def test_what_is_done_small_stands_on_the_page(page):
 def test_python_runs_in_the_order_of_the_page(page, workplace, monkeypatch):
     monkeypatch.chdir(workplace)
     monkeypatch.syspath_prepend(str(workplace))
-    shown = Page(page, workplace)
+    shown = Page(page, workplace, Path(sys.executable).parent)
     for block in blocks(page):
         if block.language in ("python", "text") and not block.excuse and not block.file:
             shown.run(block)

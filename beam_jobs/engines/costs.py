@@ -12,15 +12,15 @@ from beam_jobs.options import IngestOptions
 # facts: the sections `ingest` (500x375 pixels) and `large` (2000x1500 pixels) of that file, as `make bench` left them.
 # Two busy cores are the right measure of a cloud vCPU, which is one of the two hardware threads of a core.
 RATES_SMALL = {
-    ("copy", "basic"): 2043.0,
-    ("copy", "all"): 1571.0,
-    ("resize", "basic"): 1211.0,
-    ("resize", "all"): 1002.0,
-    ("raw", "all"): 1000.0,
+    ("copy", "basic"): 1518.0,
+    ("copy", "all"): 1348.0,
+    ("resize", "basic"): 1004.0,
+    ("resize", "all"): 852.0,
+    ("raw", "all"): 621.0,
 }
-RATES_LARGE = {("resize", "basic"): 367.0, ("resize", "all"): 393.0}
+RATES_LARGE = {("resize", "basic"): 299.0, ("resize", "all"): 269.0}
 # A bare decode of the same files: what `copy` adds for every further pixel, for it decodes at full size.
-DECODE_SMALL, DECODE_LARGE = 2818.0, 382.0
+DECODE_SMALL, DECODE_LARGE = 2216.0, 316.0
 CORES = 2
 SMALL_MEGAPIXELS, LARGE_MEGAPIXELS = 0.1875, 3.0
 

@@ -97,7 +97,10 @@ def _records(stream: BinaryIO, path: str) -> Iterator[Found]:
 
 def _length(head: bytes, path: str, offset: int) -> int:
     if len(head) < _HEAD.size:
-        raise CorruptDataset(f"{path} ends inside the record at offset {offset}: {len(head)} of 12 header bytes")
+        perhaps = "" if offset else "; it is cut off, or no TFRecord file"
+        raise CorruptDataset(
+            f"{path} ends inside the record at offset {offset}: {len(head)} of 12 header bytes{perhaps}"
+        )
     if not _begins_a_record(head):
         raise CorruptDataset(f"{path} has a corrupt length at offset {offset}; it is damaged, or no TFRecord file")
     return int(_HEAD.unpack(head)[0])

@@ -95,7 +95,9 @@ class GateLimits:
         if 0 < self.max_imbalance < 1:
             raise OptionError(f"max_imbalance is {self.max_imbalance}; it must be 0 for off, or at least 1")
         if self.near_distance > 8:
-            raise OptionError(f"near_distance is {self.near_distance}; over 8 of 64 bits unlike images meet")
+            raise OptionError(
+                f"near_distance is {self.near_distance}; give 0 to 8: over 8 of 64 bits unlike images meet"
+            )
         for kind in KINDS:
             _check_features(f"{kind}_limits", getattr(self, f"{kind}_limits"))
 

@@ -176,6 +176,12 @@ def test_a_file_that_ends_too_soon_says_in_which_record(tmp_path, lost):
         summarise_file(str(path))
 
 
+def test_a_short_text_is_perhaps_no_tfrecord_file(tmp_path):
+    (tmp_path / "note").write_text("hi\n")
+    with pytest.raises(CorruptDataset, match="offset 0: 3 of 12 header bytes; it is cut off, or no TFRecord file$"):
+        summarise_file(str(tmp_path / "note"))
+
+
 @pytest.mark.parametrize("compression", ["gzip", "zlib"])
 def test_a_compressed_file_that_ends_too_soon_says_in_which_record(tmp_path, compression):
     path = tmp_path / "torn"

@@ -94,7 +94,7 @@ def test_the_digest_is_64_hex_digits_and_repeatable():
         ("duplicates", "maybe", "^duplicates is 'maybe'; it must be one of keep, drop, report$"),
         ("near_duplicates", "keep", "^near_duplicates is 'keep'; it must be one of off, report, group, drop$"),
         ("near_distance", -1, "^near_distance is -1; it must be a whole number of at least 0$"),
-        ("near_distance", 9, "^near_distance is 9; over 8 of 64 bits unlike images meet$"),
+        ("near_distance", 9, "^near_distance is 9; give 0 to 8: over 8 of 64 bits unlike images meet$"),
         ("facts", "none", "^facts is 'none'; it must be one of all, basic$"),
         ("shard_mb", 0, "^shard_mb is 0; it must be a number of at least 0.001$"),
         ("shard_mb", float("nan"), "^shard_mb is nan;"),

@@ -101,13 +101,20 @@ class Stage(beam.PTransform):
         return Tally(str(self._folder), ["a", "b"], read)
 
 
+def appear(path: Path, content: bytes) -> None:
+    """A file of a worker is never seen before it is whole."""
+    written = path.parent.with_suffix(".written")
+    written.write_bytes(content)
+    written.replace(path)
+
+
 def test_a_job_elsewhere_is_followed_by_the_files_it_leaves(tmp_path):
     half, seen = threading.Event(), []
 
     def work():
-        (tmp_path / "a").write_bytes(b"12")
+        appear(tmp_path / "a", b"12")
         assert half.wait(30)
-        (tmp_path / "b").write_bytes(b"123")
+        appear(tmp_path / "b", b"123")
 
     class Half(Watched):
         def __call__(self, stage, total, ask):

@@ -41,7 +41,7 @@ def test_a_share_is_from_0_to_1(name, value):
     ("values", "message"),
     [
         ({"mode": "warn"}, "^mode is 'warn'; it must be one of stop, report$"),
-        ({"near_distance": 9}, "^near_distance is 9; over 8 of 64 bits unlike images meet$"),
+        ({"near_distance": 9}, "^near_distance is 9; give 0 to 8: over 8 of 64 bits unlike images meet$"),
         ({"max_imbalance": 0.5}, "^max_imbalance is 0.5; it must be 0 for off, or at least 1$"),
         ({"max_imbalance": -1}, "^max_imbalance is -1; it must be a number of at least 0$"),
         ({"blank_variance": -1}, "^blank_variance is -1; it must be a number of at least 0$"),
