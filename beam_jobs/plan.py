@@ -195,8 +195,8 @@ def _classes(rows: Rows, stay: np.ndarray, settled: np.ndarray, label_kind: str)
 def _empty(name: str, options: IngestOptions) -> EmptySplit:
     if options.columns.group:
         return EmptySplit(
-            f"split {name!r} would hold no image; groups are never cut, and each fell into another one: give it a larger "
-            "share in --splits, or add groups"
+            f"split {name!r} would hold no image; groups are never cut, and each fell into another one: give it a "
+            "larger share in --splits, or add groups"
         )
     return EmptySplit(f"split {name!r} would hold no image; give it a larger share in --splits, or add images")
 
