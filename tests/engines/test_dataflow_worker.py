@@ -143,6 +143,15 @@ def test_a_job_that_fails_is_told_in_one_line_with_the_place_of_its_logs(photos,
     assert "\n" not in text
 
 
+@pytest.fixture
+def interruptible():
+    """SIGINT counts in this process; what a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_stops_the_job_that_would_go_on_and_be_paid_for(photos, bucket, service):
     source, out = bucket.put_tree("photos", photos), f"{bucket.url}/out"
     service.freezes = True  # a job that ends by itself meanwhile would need no stop
