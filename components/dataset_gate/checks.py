@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from tensorflow_metadata.proto.v0 import anomalies_pb2
 
+from beam_jobs.wording import plural
 from components.dataset_gate import comparisons
 from components.dataset_gate.class_checks import check_classes
 from components.dataset_gate.dataset import GateDataset
-from components.dataset_gate.findings import Finding, Outcome, counted
+from components.dataset_gate.findings import Finding, Outcome
 from components.dataset_gate.image_checks import check_images
 from components.dataset_gate.limits import GateLimits
 
@@ -91,7 +92,7 @@ def check_rejects(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]
             check="rejects",
             split="all splits",
             feature="source",
-            value=f"{counted(counts.rejected)} of {counts.found} rejected, {share} ({reasons})",
+            value=f"{plural(counts.rejected, 'image')} of {counts.found} rejected, {share} ({reasons})",
             limit=f"{limits.max_reject_ratio:.1%}",
             remedy="repair or remove the files that rejects.parquet names, or raise gate.max_reject_ratio",
         )

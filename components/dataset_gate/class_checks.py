@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pyarrow.compute as pc
 
+from beam_jobs.wording import plural
 from components.dataset_gate.dataset import GateDataset
-from components.dataset_gate.findings import Finding, counted, some
+from components.dataset_gate.findings import Finding, some
 from components.dataset_gate.limits import GateLimits
 from components.dataset_gate.names import CLASS
 
@@ -81,8 +82,8 @@ def check_sizes(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
             check="small classes",
             split=first,
             feature=CLASS,
-            value=some([f"{label} with {counted(counts[label])}" for label in small]),
-            limit=f"at least {counted(limits.min_images_per_class)} a class",
+            value=some([f"{label} with {plural(counts[label], 'image')}" for label in small]),
+            limit=f"at least {plural(limits.min_images_per_class, 'image')} a class",
             remedy="add images of these classes, or lower gate.min_images_per_class",
         )
     if not counts or not limits.max_imbalance:
@@ -90,11 +91,12 @@ def check_sizes(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
     largest, smallest = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
     if counts[largest] > limits.max_imbalance * counts[smallest]:
         ratio = counts[largest] / counts[smallest]
+        most = f"{largest} with {plural(counts[largest], 'image')}"
         yield Finding(
             check="imbalance",
             split=first,
             feature=CLASS,
-            value=f"{ratio:.1f} : 1 ({largest} with {counted(counts[largest])}, {smallest} with {counts[smallest]})",
+            value=f"{ratio:.1f} : 1 ({most}, {smallest} with {counts[smallest]})",
             limit=f"{limits.max_imbalance:g} : 1",
             remedy="add images of the small classes, leave out images of the large, or raise gate.max_imbalance",
         )

@@ -15,9 +15,10 @@ from tfx.types import artifact_utils
 
 from beam_jobs import storage
 from beam_jobs.errors import CorruptDataset, GateFailed, SourceError
+from beam_jobs.wording import plural
 from components.dataset_gate.checks import Baseline, check_dataset, count_anomalies
 from components.dataset_gate.dataset import GateDataset, load
-from components.dataset_gate.findings import Outcome, counted
+from components.dataset_gate.findings import Outcome
 from components.dataset_gate.limits import GateLimits
 from components.dataset_gate.names import FINDINGS_KEY
 from components.image_example_gen.names import DIGEST_KEY
@@ -56,7 +57,7 @@ class Executor(base_executor.BaseExecutor):
         notes = (*reasons, *outcome.notes)
         for note in notes:
             logging.info("dataset gate: %s", note)
-        count, listed = counted(len(outcome.findings), "problem"), "".join(f"\n  - {one}" for one in outcome.findings)
+        count, listed = plural(len(outcome.findings), "problem"), "".join(f"\n  - {one}" for one in outcome.findings)
         values = verdict(dataset, anomalies, limits, outcome, notes)
         if outcome.findings and limits.mode == "stop":
             raise GateFailed(f"the dataset gate found {count}, the pipeline stops here:{listed}", values)

@@ -82,8 +82,3 @@ def some(names: Iterable[str], most: int = _MOST) -> str:
     """Returns the first names, and how many more there are."""
     listed = list(names)
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
-
-
-def counted(number: int, what: str = "image") -> str:
-    """Returns `1 image`, `2 images`."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

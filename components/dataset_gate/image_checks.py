@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from beam_jobs import near
+from beam_jobs.wording import plural
 from components.dataset_gate.dataset import GateDataset
 from components.dataset_gate.features import triples
-from components.dataset_gate.findings import Finding, counted, some
+from components.dataset_gate.findings import Finding, some
 from components.dataset_gate.limits import GateLimits
 
 _CONTENT = "image content"
@@ -73,7 +74,7 @@ def check_near_leaks(dataset: GateDataset, limits: GateLimits) -> Iterator[Findi
         check="near leakage",
         split=", ".join(splits),
         feature=_CONTENT,
-        value=f"{counted(len(leaks))} like one of an earlier split (such as {shown})",
+        value=f"{plural(len(leaks), 'image')} like one of an earlier split (such as {shown})",
         limit=f"{limits.max_near_leaks}, up to {limits.near_distance} bits apart",
         remedy="set ingest.near_duplicates to group or drop, mend the split column, or raise gate.max_near_leaks",
     )
@@ -125,7 +126,7 @@ def _shares(dataset: GateDataset, bad: np.ndarray, pattern: Finding, limit: floa
         found = np.flatnonzero(rows & bad)
         if len(found) > limit * rows.sum():
             keys = dataset.images["key"].take(pa.array(found)).to_pylist()
-            value = f"{pattern.value} in {len(found)} of {counted(int(rows.sum()))} ({some(sorted(keys), 3)})"
+            value = f"{pattern.value} in {len(found)} of {plural(int(rows.sum()), 'image')} ({some(sorted(keys), 3)})"
             yield Finding(**{**vars(pattern), "split": split, "value": f"{value}, {len(found) / rows.sum():.1%}"})
 
 

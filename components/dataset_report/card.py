@@ -8,6 +8,7 @@ from typing import Any
 
 from beam_jobs.manifest import Manifest
 from beam_jobs.types import LABEL_KINDS
+from beam_jobs.wording import plural
 from components.dataset_report import shown
 
 _MOST_SPLITS = 50
@@ -73,11 +74,11 @@ def card(dataset: Manifest) -> Card:
     counts, channels = dataset.counts, dataset.channels
     facts = [
         ("Content", dataset.digest),
-        ("Labels", f"{LABEL_KINDS[dataset.label_kind]}, {shown.plural(len(dataset.labels), 'class', 'classes')}"),
-        ("Found", shown.plural(counts.found, "image")),
-        ("Written", shown.plural(counts.written, "image")),
-        ("Rejected", shown.plural(counts.rejected, "image")),
-        ("Dropped", shown.plural(counts.dropped, "image")),
+        ("Labels", f"{LABEL_KINDS[dataset.label_kind]}, {plural(len(dataset.labels), 'class', 'classes')}"),
+        ("Found", plural(counts.found, "image")),
+        ("Written", plural(counts.written, "image")),
+        ("Rejected", plural(counts.rejected, "image")),
+        ("Dropped", plural(counts.dropped, "image")),
         ("Re-encoded", ", ".join(f"{count:,} {reason}" for reason, count in counts.normalised.items()) or "none"),
         ("Options", dataset.options_digest),
         ("Format", f"version {dataset.format_version}"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from components.dataset_report import shown
+from beam_jobs.wording import plural
 from components.dataset_report.mistakes import Predictions
 from components.evaluation import Accuracy, Bin, Calibration, Evaluation
 from components.evaluation import Confusion as Counts
@@ -229,5 +229,5 @@ def _slices(slices: Mapping[str, Mapping[str, Accuracy]]) -> dict[str, dict[str,
 def _note(predictions: Predictions) -> str:
     asked = len(predictions.said)
     if asked == predictions.images:
-        return f"Measured for this page on all {shown.plural(asked, 'image')} of {predictions.split}."
+        return f"Measured for this page on all {plural(asked, 'image')} of {predictions.split}."
     return f"Measured for this page on {asked:,} of the {predictions.images:,} images of {predictions.split}."

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from beam_jobs.wording import plural
 from components.dataset_report import shown
 from components.dataset_report.images import Images
 
@@ -165,7 +166,7 @@ def histogram(title: str, values: Mapping[str, np.ndarray], limits: tuple[float,
     finite = {split: found[np.isfinite(found)] for split, found in values.items()}
     ignored = sum(len(values[split]) - len(found) for split, found in finite.items())
     finite = {split: found for split, found in finite.items() if len(found)}
-    note = f"{shown.plural(ignored, 'value')} not finite" if ignored else ""
+    note = f"{plural(ignored, 'value')} not finite" if ignored else ""
     if not finite:
         return Histogram(title=title, lines=(), bins=(), ticks=("", "", ""), is_log=False, note=note)
     edges, is_log = _edges(np.concatenate(list(finite.values())), limits)
@@ -259,7 +260,7 @@ def _bins(edges: np.ndarray, counts: Mapping[str, np.ndarray]) -> list[Bin]:
     for place, (low, high) in enumerate(itertools.pairwise(edges)):
         between = shown.number(_short(low)) + ("" if low == high else f" to {shown.number(_short(high))}")
         lines = [
-            f"{split}: {shown.plural(int(found[place]), 'image')}, {shown.percent(found[place] / found.sum())}"
+            f"{split}: {plural(int(found[place]), 'image')}, {shown.percent(found[place] / found.sum())}"
             for split, found in counts.items()
         ]
         bins.append(Bin(x=round(place * step, 1), width=round(step, 1), title="\n".join([between, *lines])))

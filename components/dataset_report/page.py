@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from beam_jobs.html_page import render_page
+from beam_jobs.wording import plural
 from components.dataset_report import shown
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -16,7 +17,7 @@ _FILTERS: Mapping[str, Callable[..., Any]] = {
     "number": shown.number,
     "percent": shown.percent,
     "weight": shown.size,
-    "plural": shown.plural,
+    "plural": plural,
 }
 
 

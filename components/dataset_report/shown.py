@@ -61,8 +61,3 @@ def size(count: float) -> str:
         if count >= limit:
             return f"{count / limit:,.1f} {unit}"
     return "1 byte" if count == 1 else f"{count:,.0f} bytes"
-
-
-def plural(count: int, one: str, many: str = "") -> str:
-    """Returns `1 image` or `1,234 images`."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"

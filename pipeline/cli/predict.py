@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from beam_jobs import visible
-from beam_jobs.errors import SourceError
+from beam_jobs.errors import DataError, SourceError
 from pipeline.cli.common import echo, json_option, print_json, say
 from pipeline.cli.grammar import Command
 from pipeline.cli.values import DIR, FILE
 
 if TYPE_CHECKING:
     from trainer.predict import Prediction
-
-_SOME_REFUSED = 3
 
 
 @click.command("predict", cls=Command)
@@ -51,13 +49,12 @@ def command(context: click.Context, model: str, images: tuple[str, ...], as_json
         answers = [asdict(prediction) for prediction in predictions]
         print_json({"predictions": answers, "refused": refused})
     else:
-        echo_all(predictions)
+        _show(predictions)
     if refused:
-        context.exit(_SOME_REFUSED)
+        context.exit(DataError.exit_code)
 
 
-def echo_all(predictions: list[Prediction]) -> None:
-    """Prints a line for each answer."""
+def _show(predictions: list[Prediction]) -> None:
     for prediction in predictions:
         echo(f"{visible.line(prediction.path)}  {visible.line(prediction.text)}  {prediction.probability:.4f}")
 

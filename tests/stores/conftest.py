@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from pipeline.cli import execute
 from tests.stores import emulators
 
 
@@ -25,3 +28,16 @@ def s3_bucket(monkeypatch):
 def gs_bucket(monkeypatch, tmp_path):
     with emulators.gcs(monkeypatch, tmp_path) as made:
         yield made
+
+
+@pytest.fixture
+def said(capsys) -> Callable[..., str]:
+    """Runs a command that succeeds, and returns its output."""
+
+    def run(*arguments: object) -> str:
+        code = execute([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert code == 0, err
+        return out
+
+    return run

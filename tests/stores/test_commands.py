@@ -26,19 +26,6 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def said(capsys) -> Callable[..., str]:
-    """Runs a command that succeeds, and returns its output."""
-
-    def run(*arguments: object) -> str:
-        code = execute([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        assert code == 0, err
-        return out
-
-    return run
-
-
-@pytest.fixture
 def refused(capsys) -> Callable[..., str]:
     """Runs a command whose request is wrong, and returns the one line that it says."""
 

@@ -22,19 +22,6 @@ pytestmark = [pytest.mark.stores, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
-def said(capsys) -> Callable[..., str]:
-    """Runs a command that succeeds, and returns its output."""
-
-    def run(*arguments: object) -> str:
-        code = execute([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        assert code == 0, err
-        return out
-
-    return run
-
-
-@pytest.fixture
 def refused(capsys) -> Callable[..., tuple[int, str]]:
     """Runs a command that fails, and returns its exit code and the one line that it says."""
 

@@ -68,8 +68,3 @@ def test_numbers_have_the_digits_a_reader_wants(value, expected):
 )
 def test_sizes_have_a_unit(value, expected):
     assert shown.size(value) == expected
-
-
-def test_counts_have_their_noun():
-    assert [shown.plural(count, "image") for count in (0, 1, 1234)] == ["0 images", "1 image", "1,234 images"]
-    assert shown.plural(2, "class", "classes") == "2 classes"
