@@ -15,7 +15,8 @@ from beam_jobs.errors import DiskError, FeedlineError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
-_AGAIN = "then run the same command again: what is finished is kept"
+_KEPT = ": what is finished is kept"
+_AGAIN = f"then run the same command again{_KEPT}"
 # What helps.
 _HELP = {
     errno.ENOSPC: f"make room, {_AGAIN}",
@@ -60,13 +61,14 @@ def used_bytes(path: str) -> int:
     return found
 
 
-def check_room(path: str, needed: int, what: str) -> None:
+def check_room(path: str, needed: int, what: str, *, kept: bool = True) -> None:
     """Checks that so many bytes can be written below a path; remote ones are taken for endless.
 
     Args:
       path: directory, or one that will be made.
       needed: bytes.
       what: that is to be written, in a few words.
+      kept: whether the next try finds what this one has finished.
 
     Raises:
       DiskError: they cannot.
@@ -75,18 +77,19 @@ def check_room(path: str, needed: int, what: str) -> None:
     if free is not None and needed > free:
         raise DiskError(
             f"{path}: the disk has not enough room for {what}, about {megabytes(needed)} are needed and "
-            f"{megabytes(free)} are free; {_HELP[errno.ENOSPC]}"
+            f"{megabytes(free)} are free; {_help(errno.ENOSPC, kept)}"
         )
 
 
 @contextlib.contextmanager
-def explained(doing: str, *places: str, needed: Callable[[], int] = lambda: 0) -> Iterator[None]:
+def explained(doing: str, *places: str, needed: Callable[[], int] = lambda: 0, kept: bool = True) -> Iterator[None]:
     """Turns what a local disk says while its block runs into one line; other errors pass.
 
     Args:
       doing: what the block does, such as `writing`.
       places: directories that are written to.
       needed: returns about how many bytes it writes; 0 when nobody knows.
+      kept: whether the next try finds what this one has finished.
 
     Raises:
       DiskError: instead of an error that comes from the disk.
@@ -96,12 +99,12 @@ def explained(doing: str, *places: str, needed: Callable[[], int] = lambda: 0) -
     except Exception as error:
         if isinstance(error, FeedlineError) and type(error) is not FeedlineError:
             raise  # it is explained already
-        if line := explanation(error, doing, *places, needed=needed()):
+        if line := explanation(error, doing, *places, needed=needed(), kept=kept):
             raise DiskError(line) from error
         raise
 
 
-def explanation(error: BaseException, doing: str, *places: str, needed: int = 0) -> str:
+def explanation(error: BaseException, doing: str, *places: str, needed: int = 0, kept: bool = True) -> str:
     """Returns one line about an error that a local disk is the cause of; empty for any other; see `explained`."""
     places = tuple(os.path.abspath(place) for place in places if not storage.is_remote(place))
     number, name = _cause(error)
@@ -115,12 +118,16 @@ def explanation(error: BaseException, doing: str, *places: str, needed: int = 0)
     room = [f"about {megabytes(needed)} are needed"] if needed else []
     room += [f"{megabytes(free)} are free"] if free is not None else []
     said = f" ({', '.join(room)})" if number in (*FULL, errno.EFBIG) and room else f" ({name})" if name else ""
-    return f"{places[0]}: {os.strerror(number)} while {doing}{said}; {_HELP[number]}"
+    return f"{places[0]}: {os.strerror(number)} while {doing}{said}; {_help(number, kept)}"
 
 
 def megabytes(count: int) -> str:
     """Returns a number of bytes in words: exact below a megabyte."""
     return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count:,} bytes"
+
+
+def _help(number: int, kept: bool) -> str:
+    return _HELP[number] if kept else _HELP[number].removesuffix(_KEPT)
 
 
 def _inside(name: str, place: str) -> bool:

@@ -202,6 +202,11 @@ class HttpOptions:
         validate.whole("per_host", self.per_host, 1)
 
 
+def default_splits() -> dict[str, float]:
+    """Returns the splits of an ingest that names none, and the share of each, 0-1."""
+    return {"train": 0.9, "eval": 0.1}
+
+
 @dataclass(frozen=True, kw_only=True)
 class IngestOptions:
     """One ingest: where from, where to, and how.
@@ -249,7 +254,7 @@ class IngestOptions:
     out: str
     source_kind: str = "auto"
     columns: TableColumns = field(default_factory=TableColumns)
-    splits: Mapping[str, float] = field(default_factory=lambda: {"train": 0.9, "eval": 0.1})
+    splits: Mapping[str, float] = field(default_factory=default_splits)
     seed: int = 0
     shard_mb: float = 128.0
     shards: int = 0

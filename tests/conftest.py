@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before anything imports TensorFlow
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the files that take longest first, or one worker would wait at the end for the other one's."""
+    longest = {item.path for item in items if item.get_closest_marker("e2e")}
+    items.sort(key=lambda item: item.path not in longest)
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +41,12 @@ def _dataset(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dataset(_dataset: Path, tmp_path: Path) -> Path:
     """A published dataset of `photos`: splits train and eval, two shards each. A copy of one's own."""
     return Path(shutil.copytree(_dataset, tmp_path / "dataset"))
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The directory of a `feedline` that need not import anything; see `doc_warm`."""
+    from tests import doc_warm
+
+    with doc_warm.programs(tmp_path_factory.mktemp("warm")) as programs:
+        yield programs

@@ -11,13 +11,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests import doc_warm
 from tests.doc_pages import SHELL, Block, blocks, every_page
 from tests.doc_places import common, furnish, make_everything, make_modules, make_run, once, prepare
 from tests.doc_runner import Page
@@ -55,13 +53,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 @pytest.fixture(scope="session")
 def everything(shared: Path) -> Path:
     return once(shared / "everything", make_everything)
-
-
-@pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The directory of a `feedline` that need not import anything."""
-    with doc_warm.programs(tmp_path_factory.mktemp("warm")) as programs:
-        yield programs
 
 
 @pytest.fixture

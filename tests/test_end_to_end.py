@@ -1,4 +1,4 @@
-"""From a folder of photographs to a pushed model, and from bad data to a stop. Each command in its own process."""
+"""From a folder of photographs to a pushed model, and from bad data to a stop. Each command in its own process, the first of them cold."""
 
 from __future__ import annotations
 
@@ -69,28 +69,28 @@ def test_outputs_lie_where_the_summary_says(workplace, first_run):
     assert list((workplace / "work" / "artifacts" / "Trainer" / "model_run").rglob("events.out.tfevents.*"))
 
 
-def test_the_pushed_model_classifies_image_files(workplace, first_run):
+def test_the_pushed_model_classifies_image_files(workplace, warm, first_run):
     (workplace / "new.jpg").write_bytes(encode(crop(77, 60, 60, "flower.jpg"), "JPEG", quality=90))
-    result = feedline("predict", workplace / "work" / "serving", workplace / "new.jpg", "--json")
+    result = feedline("predict", workplace / "work" / "serving", workplace / "new.jpg", "--json", programs=warm)
     assert result.returncode == 0, result.stderr
     [prediction] = json.loads(result.stdout)["predictions"]
     assert prediction["text"] in ("china", "flower")
     assert 0.5 <= prediction["probability"] <= 1
 
 
-def test_verify_finds_the_dataset_sound_and_a_changed_byte(workplace, first_run):
+def test_verify_finds_the_dataset_sound_and_a_changed_byte(workplace, warm, first_run):
     dataset = workplace / "copy_of_dataset"
     shutil.copytree(first_run["dataset_dir"], dataset)
-    assert feedline("verify", dataset).returncode == 0
+    assert feedline("verify", dataset, programs=warm).returncode == 0
     shard = dataset / "Split-train" / "data-00001-of-00002.tfrecord"
     shard.write_bytes(flipped(shard.read_bytes(), 5000))
-    result = feedline("verify", dataset)
+    result = feedline("verify", dataset, programs=warm)
     assert result.returncode == 3
     assert "data-00001-of-00002.tfrecord" in result.stderr
     assert "data-00000-of-00002.tfrecord" not in result.stderr
 
 
-def test_a_second_run_comes_from_the_cache_and_a_relabelled_image_does_not(workplace, first_run):
+def test_a_second_run_comes_from_the_cache_and_a_relabelled_image_does_not(workplace, warm, first_run):
     shutil.rmtree(workplace / "work" / "serving")  # the cache of the Pusher does not know
     again = feedline("run", "--images", workplace / "photos", "--root", workplace / "work", *SMALL, "--json")
     assert again.returncode == 0, again.stderr
@@ -103,9 +103,8 @@ def test_a_second_run_comes_from_the_cache_and_a_relabelled_image_does_not(workp
 
     (workplace / "photos" / "china" / "039.jpg").rename(workplace / "photos" / "flower" / "039b.jpg")
     reviewed = workplace / "work" / "schema.inferred.pbtxt"
-    moved = feedline(
-        "run", "--images", workplace / "photos", "--root", workplace / "work", *SMALL, "--json", "--schema", reviewed
-    )
+    arguments = ("run", "--images", workplace / "photos", "--root", workplace / "work", *SMALL, "--schema", reviewed)
+    moved = feedline(*arguments, "--json", programs=warm)
     assert moved.returncode == 0, moved.stderr
     summary = json.loads(moved.stdout)
     assert summary["steps"]["ImageExampleGen"]["state"] == "complete"
@@ -114,16 +113,16 @@ def test_a_second_run_comes_from_the_cache_and_a_relabelled_image_does_not(workp
     assert summary["schema_inferred"] is False
 
 
-def test_an_edited_schema_is_read_again_and_a_model_that_is_too_weak_is_not_pushed(workplace, first_run):
+def test_an_edited_schema_is_read_again_and_a_model_that_is_too_weak_is_not_pushed(workplace, warm, first_run):
     reviewed = workplace / "reviewed.pbtxt"
     text = (workplace / "work" / "schema.inferred.pbtxt").read_text(encoding="utf-8")
     arguments = ("run", "--images", workplace / "photos", "--root", workplace / "work", *SMALL, "--schema", reviewed)
     reviewed.write_text(text, encoding="utf-8")
-    weak = feedline(*arguments, "--min-accuracy", 1, "--epochs", 1)
+    weak = feedline(*arguments, "--min-accuracy", 1, "--epochs", 1, programs=warm)
     assert weak.returncode == 3
     assert "is under evaluate.min_accuracy; the model was not pushed" in weak.stderr
     demanded = 'feature { name: "extra/age" type: INT presence { min_fraction: 1.0 min_count: 1 } }'
     reviewed.write_text(text + demanded, encoding="utf-8")
-    edited = feedline(*arguments)
+    edited = feedline(*arguments, programs=warm)
     assert edited.returncode == 3
     assert "anomaly: extra/age in train" in edited.stderr

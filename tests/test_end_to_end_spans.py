@@ -26,10 +26,10 @@ def darken(folder: Path) -> None:
         Image.fromarray((pixels * 0.12).astype(np.uint8)).save(path, quality=90)
 
 
-def run(workplace: Path, *more: object) -> dict:
+def run(workplace: Path, warm: Path, *more: object) -> dict:
     arguments = ("run", "--images", workplace / "photos" / "{SPAN}", "--root", workplace / "work")
     schema = ("--schema", workplace / "schema.pbtxt")
-    result = feedline(*arguments, *SMALL, *LIMITS, *schema, "--gate", "report", "--json", *more)
+    result = feedline(*arguments, *SMALL, *LIMITS, *schema, "--gate", "report", "--json", *more, programs=warm)
     assert result.returncode == 0, result.stderr
     return {**json.loads(result.stdout), "said": result.stderr}
 
@@ -46,11 +46,11 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(workplace: Path) -> tuple[dict, dict]:
-    first = run(workplace)
+def runs(workplace: Path, warm: Path) -> tuple[dict, dict]:
+    first = run(workplace, warm)
     shutil.copytree(workplace / "photos" / "1", workplace / "photos" / "2")
     darken(workplace / "photos" / "2")
-    return first, run(workplace)
+    return first, run(workplace, warm)
 
 
 def test_the_first_span_has_nothing_to_be_compared_with_and_leaves_its_schema(workplace, runs):
@@ -84,15 +84,15 @@ def test_the_second_span_is_read_under_the_reviewed_schema_and_its_report_shows_
     assert "drift" in page
 
 
-def test_a_span_that_is_asked_for_comes_from_the_cache(workplace, runs):
-    again = run(workplace, "--span", 1)
+def test_a_span_that_is_asked_for_comes_from_the_cache(workplace, warm, runs):
+    again = run(workplace, warm, "--span", 1)
     assert again["dataset"]["digest"] == runs[0]["dataset"]["digest"]
     assert again["steps"]["ImageExampleGen"]["state"] == "cached"
 
 
-def test_a_gate_that_stops_names_the_drift_and_leaves_a_page(workplace, runs):
+def test_a_gate_that_stops_names_the_drift_and_leaves_a_page(workplace, warm, runs):
     arguments = ("run", "--images", workplace / "photos" / "{SPAN}", "--root", workplace / "work")
-    result = feedline(*arguments, *SMALL, *LIMITS)
+    result = feedline(*arguments, *SMALL, *LIMITS, programs=warm)
     assert result.returncode == 3
     assert "drift: image/brightness in train" in result.stderr
     assert "Traceback" not in result.stderr

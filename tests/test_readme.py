@@ -54,10 +54,10 @@ def test_the_readme_shows_both_commands_and_they_are_targets():
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("command", [line for line in COMMANDS if not line.startswith("make ")])
-def test_command(workplace, command):
+def test_command(workplace, warm, command):
     program, *arguments = shlex.split(command)
     assert program == "feedline"
-    result = feedline(*arguments, cwd=workplace)
+    result = feedline(*arguments, cwd=workplace, programs=warm)
     assert result.returncode == 0, result.stderr
     assert "Traceback" not in result.stderr
 

@@ -66,11 +66,11 @@ def export(options: ExportOptions, watch: Watch = _unwatched) -> Exported:
     dataset = manifest.load(options.dataset)
     chosen = {_safe(name): dataset.split(name) for name in options.splits or dataset.splits}
     if options.to == "croissant":
-        with disk.explained("exporting", options.out):
+        with disk.explained("exporting", options.out, kept=False):
             croissant.write(options.dataset, dataset, options.out, options.about)
         return _exported(options, dataset, {})
     out = staging.check(options.out)
-    with disk.explained("exporting", _parent(out)):
+    with disk.explained("exporting", _parent(out), kept=False):
         if options.to in STREAMED:
             return _stream(options, dataset, chosen, out, watch)
         with staging.staged(out) as stage:
@@ -98,7 +98,7 @@ def _stream(
 ) -> Exported:
     form = formats.make(options.to, options.dataset, dataset)
     total = Progress(sum(info.records for info in chosen.values()), sum(info.bytes for info in chosen.values()))
-    disk.check_room(_parent(out), total.bytes, "the export")
+    disk.check_room(_parent(out), total.bytes, "the export", kept=False)
     progress.local.reset()
     with staging.staged(out) as stage:
         with watch("exporting", total, progress.local.read):

@@ -24,6 +24,8 @@ def _shown_number(value: float) -> str:
 
 
 def _shown_bytes(value: bytes) -> str:
+    if not value:
+        return "<empty>"
     text = value[: 4 * _SHOWN_CHARACTERS + 1].decode("utf-8", "replace")
     if len(text) > _SHOWN_CHARACTERS or not text.isprintable():
         return f"<{len(value):,} bytes>"

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from beam_jobs.export.about import About
-from beam_jobs.export.options import FORMATS, ExportOptions
+from beam_jobs.export.options import FORMATS, STREAMED, ExportOptions
 from pipeline import interrupt
 from pipeline.cli import mistakes
 from pipeline.cli.common import echo, json_option, print_json
@@ -79,9 +79,7 @@ def command(
         # Libraries turn an interruption into an error of their own.
         if not isinstance(stop, KeyboardInterrupt) and not interrupt.requested():
             raise
-        # Other commands keep what is finished; an export is whole or not there.
-        said = f"interrupted; nothing was exported, {out} is as it was"
-        mistake = mistakes.Mistake(message=said, code=interrupt.code(), kind=mistakes.INTERRUPTED)
+        mistake = mistakes.Mistake(message=_stopped(options), code=interrupt.code(), kind=mistakes.INTERRUPTED)
         mistakes.tell(mistake, as_json)
         raise click.exceptions.Exit(mistake.code) from stop
     if as_json:
@@ -91,3 +89,15 @@ def command(
         images, size = sum(file.samples for file in files), sum(file.bytes for file in files)
         echo(f"{name:<10} {images:,} images, {len(files)} files, {size:,} bytes")
     echo(f"{to:<10} {out}")
+
+
+def _stopped(options: ExportOptions) -> str:
+    """Returns what an interruption leaves; other commands keep what is finished, an export is whole or not there."""
+    from beam_jobs import storage
+    from beam_jobs.export.remote import EXPORT_NAME
+
+    if options.to not in STREAMED:
+        return f"interrupted; {options.out} is whole or as it was"
+    if storage.exists(storage.join(options.out, EXPORT_NAME)):  # written last
+        return f"interrupted; the export in {options.out} is whole"
+    return f"interrupted; nothing was exported, {options.out} is as it was"

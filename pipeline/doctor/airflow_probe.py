@@ -48,7 +48,7 @@ def main(timeout_s: float) -> None:
 
 def _unreachable(url: Any, timeout_s: float) -> str:
     """Returns why the server cannot be reached; empty when it can, or when there is none."""
-    port = url.port or _PORTS.get(url.get_backend_name())
+    port = url.port or _default_port(url.get_backend_name())
     if not url.host or not port:
         return ""
     try:
@@ -56,6 +56,12 @@ def _unreachable(url: Any, timeout_s: float) -> str:
     except OSError as error:
         return f"{url.host}:{port} cannot be reached: {error}"
     return ""
+
+
+def _default_port(backend: str) -> int | None:
+    """Returns the port of a URL that names none; libpq, which connects to PostgreSQL, asks the environment first."""
+    named = os.environ.get("PGPORT", "") if backend == "postgresql" else ""
+    return int(named) if named.isdecimal() else _PORTS.get(backend)
 
 
 def _is_missing_file(url: Any) -> bool:

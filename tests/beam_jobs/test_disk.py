@@ -28,6 +28,14 @@ def test_a_full_disk_is_told_with_the_bytes_needed_and_free(tmp_path):
     assert said.endswith(" are free); make room, then run the same command again: what is finished is kept")
 
 
+def test_who_keeps_nothing_does_not_say_so(tmp_path):
+    with pytest.raises(DiskError) as caught, disk.explained("exporting", str(tmp_path), kept=False):
+        raise os_error(errno.ENOSPC)
+    assert str(caught.value).endswith(" are free); make room, then run the same command again")
+    with pytest.raises(DiskError, match=r"; make room, then run the same command again$"):
+        disk.check_room(str(tmp_path), 1 << 60, "the export", kept=False)
+
+
 def test_a_quota_is_told_without_the_bytes_that_the_disk_has_free(tmp_path):
     said = explained(os_error(errno.EDQUOT), tmp_path, 800_000)
     assert said == (

@@ -136,6 +136,8 @@ def test_a_damaged_or_missing_shard_is_named(dataset):
         ([0.123456789, 2.0], "0.123457, 2"),
         ([1, 2, 3, 4, 5], "1, 2, 3, 4, ... (5 values)"),
         ([], ""),
+        ([b""], "<empty>"),
+        ([b"", b"b"], "<empty>, b"),
         ([b"a", b"b"], "a, b"),
         ([jpeg(), b"b"], f"<{len(jpeg()):,} bytes>, b"),
     ],

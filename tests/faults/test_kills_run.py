@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.process import finish, start
 
-pytestmark = pytest.mark.timeout(2400)
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
 
 SEED = 25
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")

@@ -79,6 +79,31 @@ cli.main(["export", "dataset", "--to", "webdataset", "--out", "out"])
 """
 
 
+# The same, ended by whoever waits for the export, which is whole by then.
+LATE = """
+from beam_jobs.export import run
+from pipeline import cli
+export = run.export
+def late(*arguments, **options):
+    export(*arguments, **options)
+    raise KeyboardInterrupt
+run.export = late
+cli.main(["export", "dataset", "--to", "{}", "--out", "out"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("to", "left"), [("webdataset", "the export in out is whole"), ("dali", "out is whole or as it was")]
+)
+def test_an_interruption_of_a_whole_export_does_not_say_that_nothing_was_exported(place, to, left):
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LATE.format(to)], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 130
+    assert run.stderr.splitlines()[-1] == f"feedline: error: interrupted; {left}"
+    assert sorted(os.listdir(place)) == ["dataset", "out"]
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interruption_says_that_nothing_was_exported(place, number, code):
     command = [sys.executable, "-W", "ignore", "-c", SLOW]

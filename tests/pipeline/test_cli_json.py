@@ -218,16 +218,16 @@ def test_the_result_of_lineage(tmp_path, capsys):
 
 
 @pytest.mark.e2e
-def test_results_of_a_run_and_of_its_model(photos, tmp_path):
+def test_results_of_a_run_and_of_its_model(photos, warm, tmp_path):
     small = ("--image-side", 32, "--epochs", 12, "--batch-size", 8, "--splits", "train=0.7,eval=0.3", "--shards", 1)
-    done = feedline("run", "--images", photos, "--root", tmp_path / "work", *small, "--json")
+    done = feedline("run", "--images", photos, "--root", tmp_path / "work", *small, "--json", programs=warm)
     assert done.returncode == 0, done.stderr
     check("run", json.loads(done.stdout))
     check("demo", json.loads(done.stdout))  # the same pipeline, and the same summary
     serving = tmp_path / "work" / "serving"
     image = shutil.copy(next(photos.rglob("*.jpg")), tmp_path)
-    check("predict", json.loads(feedline("predict", serving, image, "--json").stdout))
-    check("lineage", json.loads(feedline("lineage", serving, "--json").stdout))
+    check("predict", json.loads(feedline("predict", serving, image, "--json", programs=warm).stdout))
+    check("lineage", json.loads(feedline("lineage", serving, "--json", programs=warm).stdout))
 
 
 # --- errors

@@ -292,11 +292,13 @@ def test_airflow_is_asked_without_leaving_anything_behind_and_is_ready_when_it_i
     assert (migrated["database"].mark, migrated["executor"].detail) == ("warn", "SequentialExecutor")
 
 
-def test_a_database_that_cannot_be_reached_is_named_without_its_password(tmp_path, monkeypatch):
+@pytest.mark.parametrize("named", [True, False])
+def test_a_database_that_cannot_be_reached_is_named_without_its_password(tmp_path, monkeypatch, named):
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    address = f"postgresql+psycopg2://me:secret@127.0.0.1:{port}/airflow"
+    address = f"postgresql+psycopg2://me:secret@127.0.0.1{f':{port}' if named else ''}/airflow"
+    monkeypatch.setenv("PGPORT", "1" if named else str(port))  # what a URL without a port means
     monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", address)
     check = by_name(airflow.checks(SETTINGS))["database"]
     assert check.mark == "missing"
