@@ -1,4 +1,4 @@
-"""From a folder of photographs to a pushed model, and from bad data to a stop. Each command in its own process, the first of them cold."""
+"""From a folder of photographs to a pushed model, and from bad data to a stop. Only the first command starts cold."""
 
 from __future__ import annotations
 
