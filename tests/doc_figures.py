@@ -29,6 +29,8 @@ def row(part: str, name: str) -> str:
     found = results()[part][name]
     if "of_budget" in found:
         cells = [f"{found['peak_above_mb']:.0f} MB", f"{found['budget_mb']:.0f} MB", found["of_budget"], "byte budget"]
+    elif "megabytes" in found:
+        cells = [f"{found['megabytes']:,.1f} MB", f"{found['base']:,.1f} MB", found["ratio"], found["base_is"]]
     else:
         cells = [f"{found['rate']:,.0f}/s", f"{found['base']:,.0f}/s", found["ratio"], found["base_is"]]
     cells[2] = f"{cells[2]:.2f}" if cells[2] < 10 else f"{cells[2]:.1f}"

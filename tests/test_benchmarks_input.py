@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from benchmarks import input as input_bench
-from benchmarks import input_memory, input_turns
+from benchmarks import input_memory, input_turns, options
 from benchmarks.input_peers import compare, pillow_ops, registry, script
 from benchmarks.input_sources import DATASETS, Sources, cifar_arrays
 from benchmarks.input_turns import Effort, Feed, Row
@@ -126,9 +126,20 @@ def test_device_ops_run_on_the_batches(sources: Sources) -> None:
 
 
 def test_the_rate_of_a_row_is_the_median_of_its_rounds() -> None:
-    row = Row(name="a", feed=Feed(dataset="photos"), base=Feed(dataset="photos", kind="bare"), base_is="bare", goal=1)
-    found = input_turns.row_of(row, [10.0, 90.0, 30.0], [5.0, 10.0, 100.0])
+    found = input_turns.row_of("bare", [10.0, 90.0, 30.0], [5.0, 10.0, 100.0])
     assert (found["rate"], found["base"], found["ratio"]) == (30, 10, 3)
+
+
+def test_every_option_is_measured_beside_the_same_without_it(sources: Sources) -> None:
+    said: list[str] = []
+    found = options.measure(sources, Effort(seconds=0.01, rounds=1, batch=8), said.append)
+    assert [name for name in found if "size of" not in name] == [pair.name for pair in options.PAIRS]
+    assert all(row["ratio"] > 0 for row in found.values())
+    assert len(said) == len(found)
+    size = found["size of gzip files"]
+    assert size["ratio"] == pytest.approx(size["megabytes"] / size["base"])
+    tags = [json.loads(row)["tags"] for row in (sources.scratch / "options/pairs/pairs.jsonl").read_text().splitlines()]
+    assert {len(row) for row in tags} == set(range(8))
 
 
 def test_memory_is_summed_up_by_quarters() -> None:

@@ -1,0 +1,342 @@
+"""`python -m benchmarks.options`: what options of the input cost or bring, each beside the same work without it.
+
+All pipelines take turns in one process and the median of the rounds counts. The photographs are those of
+`benchmarks.input`; masks, tags and compressed copies are made of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image, ImageDraw
+
+from benchmarks.input import CROP, add_arguments, effort_of, line, write
+from benchmarks.input_sources import SPLIT, Sources
+from benchmarks.input_turns import Effort, encoded, row_of
+from trainer.allocator import keep_buffers
+
+if TYPE_CHECKING:
+    from trainer.bench.meter import Counts, Subject
+
+SIDE_PX = 224
+TEN_CROPS = "decode|resize_short(256)|multi_crop(5, 224)"
+ONE_CROP = "decode|resize_short(256)|random_crop(224)|flip"
+FEW, SOME, MANY = 1, 8, 500  # shards
+_TAGS = ("red", "round", "near", "old", "wet", "tall", "soft")
+_COMPRESSION = {"gzip": "GZIP", "zlib": "ZLIB"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A line of the table.
+
+    Attributes:
+      name: in the table.
+      what: makes what is measured.
+      base: makes what stands beside it.
+      base_is: what that is, in words.
+    """
+
+    name: str
+    what: Callable[[Place], Subject]
+    base: Callable[[Place], Subject]
+    base_is: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Datasets and files that the pipelines read; each is made when it is first asked for.
+
+    Attributes:
+      sources: of the photographs.
+      batch: images per batch.
+    """
+
+    sources: Sources
+    batch: int
+
+    def photos(self, shards: int = SOME) -> str:
+        """Returns a dataset of the photographs in so many shards."""
+        return self._ingested(f"photos in {shards}", self.sources.files("photographs"), shards)
+
+    def pairs(self) -> str:
+        """Returns a dataset of the photographs with a mask and up to seven tags each."""
+        table = self._file("pairs", lambda path: write_pairs(self.sources.files("photographs"), path))
+        return self._ingested("pairs dataset", table / "pairs.jsonl", SOME, extra=("tags",), mask="mask")
+
+    def compressed(self, form: str) -> list[str]:
+        """Returns copies of the shards of the photographs, compressed as `gzip` or `zlib`."""
+        folder = self._file(form, lambda path: compress(self.shards(), path, _COMPRESSION[form]))
+        return sorted(str(path) for path in folder.iterdir())
+
+    def shards(self) -> list[str]:
+        """Returns the shards of the photographs."""
+        from beam_jobs import manifest
+
+        return manifest.load(self.photos()).shard_paths(self.photos(), SPLIT)
+
+    def _file(self, name: str, make: Callable[[Path], object]) -> Path:
+        path = self.sources.scratch / "options" / name
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            making = path.with_name(f"making {name}")
+            make(making)
+            making.rename(path)
+        return path
+
+    def _ingested(self, name: str, source: Path, shards: int, **columns: Any) -> str:
+        from beam_jobs import IngestOptions, TableColumns, run
+
+        def make(path: Path) -> None:
+            run(
+                IngestOptions(
+                    source=str(source),
+                    out=str(path),
+                    splits={SPLIT: 1},
+                    shards=shards,
+                    columns=TableColumns(**columns),
+                    facts="basic",
+                )
+            )
+
+        return str(self._file(name, make))
+
+
+def write_pairs(photos: Path, folder: Path) -> None:
+    """Writes a table of photographs, each with a mask, an ellipse of its size, and with zero to seven tags.
+
+    Args:
+      photos: class folders.
+      folder: gets links to the photographs, the masks and the table, `pairs.jsonl`.
+    """
+    folder.mkdir()
+    with (folder / "pairs.jsonl").open("w", encoding="utf-8") as table:
+        for index, path in enumerate(sorted(photos.rglob("*.jpg"))):
+            os.link(path, folder / f"{index}.jpg")
+            _mask(path).save(folder / f"{index}.png")
+            tags = _TAGS[: index % (len(_TAGS) + 1)]
+            row = {"image": f"{index}.jpg", "label": path.parent.name, "mask": f"{index}.png", "tags": tags}
+            table.write(json.dumps(row) + "\n")
+
+
+def _mask(photograph: Path) -> Image.Image:
+    with Image.open(photograph) as image:
+        width, height = image.size
+    mask = Image.new("L", (width, height))
+    ImageDraw.Draw(mask).ellipse((width // 4, height // 4, 3 * width // 4, 3 * height // 4), fill=1)
+    return mask
+
+
+def compress(shards: Sequence[str], folder: Path, kind: str) -> None:
+    """Writes each TFRecord file once more, compressed."""
+    import tensorflow as tf
+
+    folder.mkdir()
+    for path in shards:
+        with tf.io.TFRecordWriter(str(folder / os.path.basename(path)), kind) as writer:
+            for serialized in tf.data.TFRecordDataset(path):
+                writer.write(serialized.numpy())
+
+
+# --- subjects
+
+
+def fed(place: Place, path: str, **options: Any) -> Subject:
+    """Returns the subject that takes training batches of a dataset."""
+    from trainer import FOREVER, InputOptions, make_dataset
+    from trainer.bench.meter import of_dataset
+
+    chosen = {"train_ops": CROP, "cache": "none", **options}
+    made = InputOptions(image_side_px=SIDE_PX, batch_size=place.batch, **chosen)
+    dataset = make_dataset(path, SPLIT, made, training=True, epochs=FOREVER)
+    return of_dataset(f"{path} {options}", dataset)
+
+
+def of_files(place: Place, files: Sequence[str]) -> Subject:
+    """Returns the subject that takes training batches of TFRecord files."""
+    from trainer import FOREVER, InputOptions, make_file_stream
+    from trainer.bench.meter import of_dataset
+
+    options = InputOptions(image_side_px=SIDE_PX, batch_size=place.batch, train_ops=CROP)
+    dataset = make_file_stream(files, options, training=True, epochs=FOREVER)
+    return of_dataset(f"files {files[0]}", dataset)
+
+
+def of_generator(place: Place) -> Subject:
+    """Returns the subject that takes training batches of a generator, which has all images in memory."""
+    from trainer import FOREVER, InputOptions, make_stream
+    from trainer.bench.meter import of_dataset
+
+    images = encoded(place.photos())
+
+    def source() -> Iterator[tuple[str, bytes, int]]:
+        for index, image in enumerate(images):
+            yield str(index), image, 0
+
+    options = InputOptions(image_side_px=SIDE_PX, batch_size=place.batch, train_ops=CROP)
+    return of_dataset("generator", make_stream(source, options, classes=1, training=True, epochs=FOREVER))
+
+
+def verified(place: Place) -> Subject:
+    """Returns the subject that reads a dataset back, over and over, with every check, on all cores."""
+    from beam_jobs import verify_dataset
+    from beam_jobs.machine import cores
+    from trainer.bench.meter import Subject
+
+    path = place.photos()
+
+    def start() -> Counts:
+        while True:
+            found = verify_dataset(path, threads=cores())
+            if found.problems:
+                raise RuntimeError(found.problems[0])
+            yield float(found.records)
+
+    return Subject(name="verify", start=start)
+
+
+def decoded(place: Place) -> Subject:
+    """Returns the subject that decodes the photographs on all cores, from memory."""
+    from trainer.bench.limit import bare_decode
+
+    return bare_decode("bare decode", encoded(place.photos()))
+
+
+_WITHOUT = "the same without it"
+_PLAIN = "the same files, not compressed"
+PAIRS = (
+    Pair(
+        name="ten crops of each image",
+        what=lambda place: fed(place, place.photos(), train_ops=TEN_CROPS),
+        base=lambda place: fed(place, place.photos(), train_ops=ONE_CROP),
+        base_is="one crop of each image, which is decoded for each",
+    ),
+    Pair(
+        name="masks beside the images",
+        what=lambda place: fed(place, place.pairs(), targets=("mask",)),
+        base=lambda place: fed(place, place.pairs()),
+        base_is=_WITHOUT,
+    ),
+    *(
+        Pair(
+            name=f"{form} files",
+            what=lambda place, form=form: of_files(place, place.compressed(form)),
+            base=lambda place: of_files(place, place.shards()),
+            base_is=_PLAIN,
+        )
+        for form in _COMPRESSION
+    ),
+    Pair(
+        name=f"classes balanced, {MANY} shards",
+        what=lambda place: fed(place, place.photos(MANY), balance="uniform"),
+        base=lambda place: fed(place, place.photos(MANY)),
+        base_is=_WITHOUT,
+    ),
+    Pair(
+        name="images of a generator",
+        what=of_generator,
+        base=lambda place: of_files(place, place.shards()),
+        base_is="the same images in TFRecord files",
+    ),
+    *(
+        Pair(
+            name=f"a {form} column of tags",
+            what=lambda place, form=form: fed(place, place.pairs(), columns=("tags",), columns_form=form),
+            base=lambda place: fed(place, place.pairs()),
+            base_is=_WITHOUT,
+        )
+        for form in ("ragged", "dense")
+    ),
+    Pair(
+        name="verify",
+        what=verified,
+        base=decoded,
+        base_is="bare decode of the same images, all cores, from memory",
+    ),
+    *(
+        Pair(
+            name=f"{shards} shard" + "s" * (shards > 1),
+            what=lambda place, shards=shards: fed(place, place.photos(shards)),
+            base=lambda place: fed(place, place.photos()),
+            base_is=f"{SOME} shards",
+        )
+        for shards in (FEW, MANY)
+    ),
+)
+
+
+def measure(
+    sources: Sources, effort: Effort, say: Callable[[str], object] = print, pairs: Sequence[Pair] = PAIRS
+) -> dict[str, dict[str, Any]]:
+    """Measures every pair, all in turn, and says each line.
+
+    Returns:
+      name -> rate, base, ratio, base_is and rounds, and what `sizes` returns.
+    """
+    from trainer.bench.meter import in_turn
+
+    place = Place(sources=sources, batch=effort.batch)
+    subjects: dict[str, Subject] = {}
+    names = []
+    for pair in pairs:
+        both = (pair.what(place), pair.base(place))
+        subjects |= {subject.name: subject for subject in both}
+        names.append([subject.name for subject in both])
+    found = [in_turn(list(subjects.values()), effort.seconds, rounds=1) for _ in range(effort.rounds)]
+    results = {}
+    for pair, (what, base) in zip(pairs, names, strict=True):
+        rates = [[costs[name].rate for costs in found] for name in (what, base)]
+        results[pair.name] = row_of(pair.base_is, *rates)
+        say(line(pair.name, results[pair.name]))
+    return results | sizes(place, say)
+
+
+def sizes(place: Place, say: Callable[[str], object] = print) -> dict[str, dict[str, Any]]:
+    """Returns name -> megabytes (1e6 bytes) of the shards when they are compressed and when not, and their ratio."""
+    results = {}
+    plain = _megabytes(place.shards())
+    for form in _COMPRESSION:
+        size = _megabytes(place.compressed(form))
+        results[name := f"size of {form} files"] = {
+            "megabytes": size,
+            "base": plain,
+            "ratio": size / plain,
+            "base_is": _PLAIN,
+        }
+        say(f"{name:<46}{size:>9,.1f} MB         base {plain:>8,.1f}   ratio {size / plain:6.3f}   {_PLAIN}")
+    return results
+
+
+def _megabytes(files: Sequence[str]) -> float:
+    return sum(map(os.path.getsize, files)) / 1e6
+
+
+def main() -> None:
+    """Measures, prints it and writes it where it is told."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.options", description=__doc__)
+    add_arguments(parser)
+    arguments = parser.parse_args()
+    logging.disable(logging.WARNING)
+    keep_buffers()
+    with tempfile.TemporaryDirectory() as scratch:
+        photos = arguments.photos and arguments.photos.absolute()
+        try:
+            results = measure(
+                Sources(scratch=Path(scratch), photos=photos, images=arguments.images), effort_of(arguments)
+            )
+        except ValueError as error:
+            parser.error(str(error))
+    if arguments.out:
+        write(arguments.out, "options", results)
+
+
+if __name__ == "__main__":
+    main()
