@@ -20,12 +20,22 @@ _MODULES |= {"jsonpickle", "lxml", "xml", "xmlrpc"}
 _CALLS = re.compile(
     r"(builtins\.)?(eval|exec|compile|__import__)"
     r"|os\.(system|popen|exec\w+|spawn\w+|posix_spawnp?)|pty\.spawn|subprocess\.(getoutput|getstatusoutput)"
+    r"|asyncio\.(\w+\.)?create_subprocess_shell|airflow\.(\w+\.)+BashOperator"
+    r"|pandas\.(read_pickle|read_hdf|HDFStore|eval)|logging\.config\.(fileConfig|listen)"
     r"|yaml\.(load|load_all|full_load|full_load_all|unsafe_load|unsafe_load_all)"
     r"|csv\.(writer|DictWriter)|pyarrow\.csv\.write_csv"  # a cell may be a formula to who opens the table
     r"|shutil\.unpack_archive|tempfile\.mktemp|markupsafe\.Markup|jinja2\.(Template|from_string)"
     r"|(tensorflow\.)?(keras\.)?(saving|models)\.load_model|tensorflow\.saved_model\.load|tensorflow\.py_function"
 )
-_METHODS = {"extractall", "extract"}  # of tar and zip archives, whatever they are called
+# Of tar and zip archives, whatever they are called, and of the loops of asyncio.
+_METHODS = {"extractall", "extract", "subprocess_shell"}
+# Where an argument that is judged stands when it is not given by name.
+_PLACES = {"numpy.load": ("allow_pickle", 2)}
+_PLACES |= {f"subprocess.{name}": ("shell", 8) for name in ("Popen", "run", "call", "check_call", "check_output")}
+_SHELL = re.compile(r"(.*[/\\])?((ba|da|a|z|k|mk|c|tc|fi)?sh|cmd|powershell|pwsh)(\.exe)?", re.IGNORECASE)
+_SHELL_LINE = re.compile(r"\s*(\S*/)?(env\s+)?(ba|da|a|z|k|mk|c|tc|fi)?sh\s+(-\S+\s+)*-\w*c\b")
+_RUN = re.compile(r"-\w*c|/c|-command", re.IGNORECASE)  # what follows is code
+_OUR_OWN = re.compile(r"_?[A-Z][A-Z_]*")  # the name of a constant
 
 
 def unsafe(source: str) -> Iterator[str]:
@@ -40,10 +50,30 @@ def unsafe(source: str) -> Iterator[str]:
                 yield str(node.module)
         elif isinstance(node, ast.Call):
             yield from _judged(node, _dotted(node.func, names))
+            yield from _run_by_program(node.args)
+        elif isinstance(node, (ast.List, ast.Tuple)):
+            yield from _run_by_program(node.elts)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _SHELL_LINE.match(node.value):
+            yield "a shell"
+
+
+def _run_by_program(parts: list[ast.expr]) -> Iterator[str]:
+    """Yields what runs code, of a command or a piece of one: a shell, or any program with code of who knows whom."""
+    words = [part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else "" for part in parts]
+    shells = [place for place, word in enumerate(words) if _SHELL.fullmatch(word)]
+    if shells and any(_RUN.fullmatch(word) for word in words[shells[0] + 1 :]):
+        yield "a shell"
+    elif any(word == "-c" and not _is_ours(code) for word, code in zip(words, parts[1:], strict=False)):
+        yield "-c"
+
+
+def _is_ours(code: ast.expr) -> bool:
+    """Returns whether an argument is text in the source, there or as a constant of the module."""
+    return isinstance(code, ast.Constant) or (isinstance(code, ast.Name) and bool(_OUR_OWN.fullmatch(code.id)))
 
 
 def _judged(call: ast.Call, name: str) -> Iterator[str]:
-    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    given = dict(_given(call, name))
     if _CALLS.fullmatch(name):
         yield name
     if isinstance(call.func, ast.Attribute) and call.func.attr in _METHODS:
@@ -56,8 +86,19 @@ def _judged(call: ast.Call, name: str) -> Iterator[str]:
         yield f"{name}, any format"
     if name == "jinja2.Environment" and not _is(given.get("autoescape"), True):
         yield f"{name}, no escaping"
-    if name in ("importlib.import_module", "__import__") and not isinstance(call.args[0], ast.Constant):
-        yield name
+    if name == "importlib.import_module":
+        module = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
+        if not isinstance(module, str) or module.partition(".")[0] in _MODULES:
+            yield name
+
+
+def _given(call: ast.Call, name: str) -> Iterator[tuple[str, ast.expr]]:
+    """Yields the arguments with their names; of some calls all that are judged, `**` may be any of them."""
+    argument, place = _PLACES.get(name, ("", len(call.args)))
+    if place < len(call.args):
+        yield argument, call.args[place]
+    for keyword in call.keywords:
+        yield keyword.arg or argument, keyword.value
 
 
 def _is(node: ast.expr | None, *allowed: object) -> bool:
