@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -35,6 +36,8 @@ MANIFEST_NAME = "dataset.json"
 IMAGES_NAME = "images.parquet"
 REJECTS_NAME = "rejects.parquet"
 TABLE_NAMES = (IMAGES_NAME, REJECTS_NAME)
+
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +132,18 @@ class Manifest:
         )
         if manifest.digest != digest:
             raise ValueError(f"its digest is {digest}, its content gives {manifest.digest}")
+        _check_names(manifest)
         return manifest
+
+
+def _check_names(manifest: Manifest) -> None:
+    """Raises a `ValueError` for a name that leads elsewhere: exports and copies are written under the same names."""
+    for split in manifest.splits:
+        if not split.isidentifier() or not split.isascii():
+            raise ValueError(f"{split!r} is no name of a split")
+    for name in (*manifest.tables, *(shard.name for info in manifest.splits.values() for shard in info.shards)):
+        if not _FILE.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of a file of a dataset")
 
 
 def checksum_of(values: Mapping[str, Any]) -> str:

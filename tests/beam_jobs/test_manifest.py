@@ -124,6 +124,11 @@ def changed(**fields):
     return sealed({**SOUND.to_json(), **fields})
 
 
+def named(split, shard):
+    """A manifest that is sound, but for the names in it: they come from whoever made the dataset, and become paths."""
+    return replace(SOUND, splits={split: SplitInfo(shards=(replace(ONLY, name=shard),), classes={})}).to_json()
+
+
 DAMAGED = {
     "no json": (b"{", "Expecting property name"),
     "empty": (b"", "Expecting value"),
@@ -143,6 +148,11 @@ DAMAGED = {
     "an unknown count": (changed(counts={**SOUND.to_json()["counts"], "lost": 1}), "lost"),
     "splits of another shape": (changed(splits=[]), "items"),
     "no checksum": ({k: v for k, v in SOUND.to_json().items() if k != "checksum"}, "checksum"),
+    "a split that climbs": (named("a/../../b", "c.tfrecord"), "'a/../../b' is no name of a split"),
+    "a shard that climbs": (named("a", "../../c.tfrecord"), "'../../c.tfrecord' is no name of a file of a dataset"),
+    "a shard that is absolute": (named("a", "/etc/passwd"), "'/etc/passwd' is no name of a file of a dataset"),
+    "a shard without a name": (named("a", ".."), "'..' is no name of a file of a dataset"),
+    "a table that climbs": (replace(SOUND, tables={"../x": "e" * 64}).to_json(), "'../x' is no name of a file"),
     "another source": ({**SOUND.to_json(), "source": "pictures"}, "its checksum is not that of its content"),
     "another label": (changed(labels=["cat", "dog"]), f"its digest is {SOUND.digest}, its content gives "),
 }
