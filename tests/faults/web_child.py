@@ -1,21 +1,61 @@
-"""The command line with a name server of its own: `python -m tests.faults.web_child NAMES ingest ...`.
+"""The command line, watched: `python -m tests.faults.web_child NAMES RECORD ingest ...`.
 
 NAMES is JSON: name -> the answers to the first look-up, the second and so on, each a list of addresses; the last answer
 stays. 127.0.0.1 counts as an address of the open internet, and no other of this machine does.
+
+RECORD is a file that is made, of JSON lines: `["asked", host, port]` for every address of a network that is connected
+or sent to, whichever library does it, and `["fetched", url, seconds]` for every image, whatever became of it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
+import time
 
-from beam_jobs import connections
+from beam_jobs import connections, web
 from pipeline import cli
+
+_ASKING = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg"})
+_NETWORKS = frozenset({socket.AF_INET, socket.AF_INET6})
 
 
 def main() -> None:
-    answers: dict[str, list[list[str]]] = json.loads(sys.argv[1])
+    record = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    _watch(record)
+    _time(record)
+    _answer(json.loads(sys.argv[1]))
+    cli.main(sys.argv[3:])
+
+
+def _note(record: int, *values: object) -> None:
+    os.write(record, f"{json.dumps(values)}\n".encode())  # at once, so that lines of two threads do not mix
+
+
+def _watch(record: int) -> None:
+    def asked(event: str, values: tuple) -> None:
+        if event in _ASKING and values[0].family in _NETWORKS and values[1]:
+            _note(record, "asked", *values[1][:2])
+
+    sys.addaudithook(asked)
+
+
+def _time(record: int) -> None:
+    fetch = web.fetch
+
+    def timed(url, *arguments):
+        started = time.monotonic()
+        try:
+            return fetch(url, *arguments)
+        finally:
+            _note(record, "fetched", url, time.monotonic() - started)
+
+    web.fetch = timed
+
+
+def _answer(answers: dict[str, list[list[str]]]) -> None:
     look_up, is_public = socket.getaddrinfo, connections.is_public
 
     def answered(host, port, *arguments, **options):
@@ -26,7 +66,6 @@ def main() -> None:
 
     socket.getaddrinfo = answered
     connections.is_public = lambda address: address == "127.0.0.1" or is_public(address)
-    cli.main(sys.argv[2:])
 
 
 if __name__ == "__main__":

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import email.utils
 import gzip
+import itertools
 import random
 import socket
 import struct
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tests.beam_jobs.web_server import Handler, Page, body, dripping, status
@@ -20,6 +21,7 @@ REFUSED = frozenset({"address_refused"})
 TOO_MANY_BYTES = frozenset({"too_many_bytes"})
 NO_IMAGE = frozenset({"not_an_image", "bad_header", "undecodable", "empty_file"})
 ANYTHING = IMAGE | NOT_FETCHED | REFUSED | NO_IMAGE
+OUR_WAIT_S = 0.5  # before the second attempt, where the server names no wait that makes sense
 
 _OK = b"HTTP/1.1 200 OK\r\n"
 _CHUNKED = _OK + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -34,12 +36,38 @@ class Trap:
       name: of the try.
       page: serves it.
       expected: `image`, or the reasons that it may be rejected for.
+      wait_s: seconds between two requests for it, the least of them; None where that is not looked at.
     """
 
     fault: str
     name: str
     page: Page
     expected: frozenset[str]
+    wait_s: float | None = None
+
+    def is_waited_for(self, requests: int, slack_s: float) -> bool:
+        """Returns whether it was asked for so often, after the wait that it wished for or a little later."""
+        if self.wait_s is None:
+            return True
+        assert isinstance(self.page, Asked)
+        waits = [after - before for before, after in itertools.pairwise(self.page.at)]
+        return len(waits) == requests - 1 and all(self.wait_s <= wait <= self.wait_s + slack_s for wait in waits)
+
+
+class Asked:
+    """A page that behaves otherwise each time; the last way stays.
+
+    Attributes:
+      at: seconds of a clock at which it was asked for.
+    """
+
+    def __init__(self, *pages: Page) -> None:
+        self._pages = pages
+        self.at: list[float] = []
+
+    def __call__(self, handler: Handler) -> None:
+        self.at.append(time.monotonic())
+        self._pages[min(len(self.at), len(self._pages)) - 1](handler)
 
 
 def traps(image: bytes, patient: bool) -> Iterator[Trap]:
@@ -49,12 +77,10 @@ def traps(image: bytes, patient: bool) -> Iterator[Trap]:
       image: a JPEG file, to be served.
       patient: whether there may be one that takes a minute.
     """
-    for make in (_silent, _dripping, _broken, _busy, _lengths, _endless, _onward, _encoded, _headers):
+    for make in (_silent, _dripping, _broken, _lengths, _endless, _onward, _encoded, _headers):
         for name, page, expected in make(image):
             yield Trap(fault=make.__name__[1:], name=name, page=page, expected=expected)
-    if patient:
-        page = first(status(503, Retry_After="86400"), body(image))
-        yield Trap(fault="busy", name="503 once, wish is a day", page=page, expected=IMAGE)
+    yield from _busy(image, patient)
 
 
 def garbled(image: bytes, count: int) -> Iterator[Trap]:
@@ -91,16 +117,6 @@ def raw(answer: bytes) -> Page:
     return page
 
 
-def first(*pages: Page) -> Page:
-    """Behaves otherwise each time; the last one stays."""
-    left = list(pages)
-
-    def page(handler: Handler) -> None:
-        (left.pop(0) if len(left) > 1 else left[0])(handler)
-
-    return page
-
-
 def _sized(image: bytes, length: object) -> bytes:
     return _OK + f"Content-Length: {length}\r\n\r\n".encode() + image
 
@@ -109,7 +125,7 @@ def _silent(image: bytes) -> Iterator[tuple[str, Page, frozenset[str]]]:
     yield "silent at once", _pausing(b"", b""), NOT_FETCHED
     yield "silent in the headers", _pausing(_OK, b"\r\n" + image), NOT_FETCHED
     yield "silent in the body", _pausing(_sized(image[:99], len(image)), image[99:]), NOT_FETCHED
-    yield "silent once", first(_pausing(b"", b""), body(image)), IMAGE
+    yield "silent once", Asked(_pausing(b"", b""), body(image)), IMAGE
 
 
 def _dripping(image: bytes) -> Iterator[tuple[str, Page, frozenset[str]]]:
@@ -117,13 +133,13 @@ def _dripping(image: bytes) -> Iterator[tuple[str, Page, frozenset[str]]]:
     yield "drips a body", dripping(_OK + b"Content-Length: 100000\r\n\r\n", b"x"), NOT_FETCHED
     yield "drips chunks", dripping(_CHUNKED, b"1\r\nx\r\n"), NOT_FETCHED
     yield "drips 100 Continue", dripping(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), NOT_FETCHED
-    yield "drips once", first(dripping(_OK + b"X: ", b"x"), body(image)), IMAGE
+    yield "drips once", Asked(dripping(_OK + b"X: ", b"x"), body(image)), IMAGE
 
 
 def _broken(image: bytes) -> Iterator[tuple[str, Page, frozenset[str]]]:
     yield "reset at once", _reset(b""), NOT_FETCHED
     yield "reset in the body", _reset(_sized(image[:99], len(image))), NOT_FETCHED
-    yield "reset once", first(_reset(b""), body(image)), IMAGE
+    yield "reset once", Asked(_reset(b""), body(image)), IMAGE
     yield "hangs up at once", raw(b""), NOT_FETCHED
     yield "hangs up in the headers", raw(_OK + b"Content-Le"), NOT_FETCHED | NO_IMAGE
     yield "hangs up in the body", raw(_sized(image[:99], len(image))), NOT_FETCHED
@@ -136,14 +152,30 @@ def _broken(image: bytes) -> Iterator[tuple[str, Page, frozenset[str]]]:
     yield "plain image", body(image), IMAGE
 
 
-def _busy(image: bytes) -> Iterator[tuple[str, Page, frozenset[str]]]:
-    soon = email.utils.formatdate(time.time() + 2, usegmt=True)
-    wishes = {"a second": "1", "a date": soon, "a date gone by": "Wed, 21 Oct 2015 07:28:00 GMT", "words": "soon"}
-    wishes |= {"5,000 digits": "9" * 5000, "a year of 8 digits": "Wed, 21 Oct 99999999 07:28:00 GMT", "nothing": ""}
+def _busy(image: bytes, patient: bool) -> Iterator[Trap]:
+    wishes = {"3 seconds": (_wish("3"), 3.0), "no time": (_wish("0"), 0.0), "4 seconds as a date": (_date(4), 3.0)}
+    wishes["a date gone by"] = (_wish("Wed, 21 Oct 2015 07:28:00 GMT"), 0.0)
+    for name in ("soon", "1.5", "inf", "-1", "-86400", "Wed, 21 Oct 99999999 07:28:00 GMT", "9" * 5000, ""):
+        wishes[repr(name[:40])] = (_wish(name), OUR_WAIT_S)
+    if patient:
+        wishes |= {"a day": (_wish("86400"), 60.0), "a day as a date": (_date(86400), 60.0)}
     for code in (429, 503):
-        for name, wish in wishes.items():
-            yield f"{code} once, wish is {name}", first(status(code, Retry_After=wish), body(image)), IMAGE
-        yield f"{code} for ever", status(code, Retry_After="0"), NOT_FETCHED
+        for name, (make, wait_s) in wishes.items():
+            page = Asked(make(code), body(image))
+            yield Trap(fault="busy", name=f"{code} once, wish is {name}", page=page, expected=IMAGE, wait_s=wait_s)
+        page = Asked(status(code, Retry_After="1"))
+        yield Trap(fault="busy", name=f"{code} for ever", page=page, expected=NOT_FETCHED, wait_s=1.0)
+
+
+def _wish(text: str) -> Callable[[int], Page]:
+    return lambda code: status(code, Retry_After=text)
+
+
+def _date(ahead_s: float) -> Callable[[int], Page]:
+    """Wishes for a moment so far ahead of the answer, less the part of a second that a date cannot say."""
+    return lambda code: (
+        lambda handler: handler.answer(code, Retry_After=email.utils.formatdate(time.time() + ahead_s, usegmt=True))
+    )
 
 
 def _lengths(image: bytes) -> Iterator[tuple[str, Page, frozenset[str]]]:
