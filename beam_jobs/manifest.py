@@ -137,13 +137,13 @@ class Manifest:
 
 
 def _check_names(manifest: Manifest) -> None:
-    """Raises a `ValueError` for a name that leads elsewhere: exports and copies are written under the same names."""
+    """Raises a `ValueError` for a name that may lead elsewhere: a forged one too becomes that of copies and exports."""
     for split in manifest.splits:
         if not split.isidentifier() or not split.isascii():
-            raise ValueError(f"{split!r} is no name of a split")
+            raise ValueError(f"the split {split!r} has no name that an ingest gives")
     for name in (*manifest.tables, *(shard.name for info in manifest.splits.values() for shard in info.shards)):
         if not _FILE.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of a file of a dataset")
+            raise ValueError(f"the file {name!r} has no name that an ingest gives")
 
 
 def checksum_of(values: Mapping[str, Any]) -> str:

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from beam_jobs import disk, manifest, progress, shards, storage
-from beam_jobs.errors import CorruptDataset
 from beam_jobs.export import croissant, dali, formats, samples, staging
 from beam_jobs.export.formats import ExportedFile, Format
 from beam_jobs.export.options import STREAMED, ExportOptions
@@ -64,7 +63,7 @@ def export(options: ExportOptions, watch: Watch = _unwatched) -> Exported:
       FeedlineError: a store takes no more.
     """
     dataset = manifest.load(options.dataset)
-    chosen = {_safe(name): dataset.split(name) for name in options.splits or dataset.splits}
+    chosen = {name: dataset.split(name) for name in options.splits or dataset.splits}
     if options.to == "croissant":
         with disk.explained("exporting", options.out, kept=False):
             croissant.write(options.dataset, dataset, options.out, options.about)
@@ -80,13 +79,6 @@ def export(options: ExportOptions, watch: Watch = _unwatched) -> Exported:
 def _parent(out: str) -> str:
     """Returns the directory that the export is built in; a store is one place."""
     return out if storage.is_remote(out) else os.path.dirname(out)
-
-
-def _safe(split: str) -> str:
-    """Returns the name of a split, which becomes that of files; `dataset.json` is data too, and may be forged."""
-    if not (split.isidentifier() and split.isascii()):
-        raise CorruptDataset(f"the split {split!r} has no name that an ingest gives; write the dataset again")
-    return split
 
 
 def _exported(options: ExportOptions, dataset: Manifest, files: Mapping[str, tuple[ExportedFile, ...]]) -> Exported:

@@ -44,7 +44,7 @@ def _in_table(folder: Path, names: tuple[str, ...]) -> tuple[Path, set[str]]:
     with open(folder / "table.jsonl", "w", encoding="utf-8") as rows:
         for place, name in enumerate(names):
             (folder / f"{place}.jpg").write_bytes(_image(place))
-            row = {"image": f"{place}.jpg", "label": name, "key": name, "group": name, "note": name}
+            row = {"image": f"{place}.jpg", "label": name, "key": name, "group": name, "note": name, "split": name}
             rows.write(f"{json.dumps(row)}\n{json.dumps({**row, 'key': _BAD + name, 'image': f'{name}.png'})}\n")
     return folder / "table.jsonl", {key.strip() for name in names for key in (name, _BAD + name)}
 
