@@ -23,23 +23,23 @@ _DEBUG, _JSON = "--debug", "--json"
 
 # Name -> (module, one line of help). The help stands here so that listing the commands imports none of them.
 _COMMANDS = {
-    "demo": ("pipeline.cli.demo", "Real handwritten digits, end to end."),
-    "init": ("pipeline.cli.init", "A commented pipeline.yaml to start from."),
-    "ingest": ("pipeline.cli.ingest", "Raw images to a published dataset of TFRecord shards."),
-    "run": ("pipeline.cli.run", "The whole TFX pipeline, here: raw images to a pushed model."),
-    "status": ("pipeline.cli.status", "How far the commands are that run in the background."),
-    "compile": ("pipeline.cli.compile", "The pipeline as a file that Airflow or Kubeflow runs."),
-    "doctor": ("pipeline.cli.doctor", "What is missing for a target, and the command that repairs it."),
+    "demo": ("pipeline.cli.demo", "Run the whole pipeline on real handwritten digits."),
+    "init": ("pipeline.cli.init", "Write a commented pipeline.yaml to start from."),
+    "ingest": ("pipeline.cli.ingest", "Turn raw images into a published dataset of TFRecord shards."),
+    "run": ("pipeline.cli.run", "Run the whole TFX pipeline here: raw images to a pushed model."),
+    "status": ("pipeline.cli.status", "Show the progress of commands that run in the background."),
+    "compile": ("pipeline.cli.compile", "Write the pipeline as a file that Airflow or Kubeflow runs."),
+    "doctor": ("pipeline.cli.doctor", "Say what is missing for a target, and how to repair it."),
     "verify": ("pipeline.cli.verify", "Read a dataset back: every checksum, count and image."),
     "inspect": ("pipeline.cli.inspect", "Look inside a dataset or any TFRecord file."),
-    "diff": ("pipeline.cli.diff", "What changed between two datasets."),
-    "export": ("pipeline.cli.export", "A dataset in the formats of others."),
-    "report": ("pipeline.cli.report", "One self-contained HTML page about a dataset."),
+    "diff": ("pipeline.cli.diff", "Say what changed between two datasets."),
+    "export": ("pipeline.cli.export", "Copy a dataset to another format, or describe it for one."),
+    "report": ("pipeline.cli.report", "Write one self-contained HTML page about a dataset."),
     "schema": ("pipeline.cli.schema", "Infer, read and compare schemas."),
-    "lineage": ("pipeline.cli.lineage", "What a model was made of, back to the source."),
+    "lineage": ("pipeline.cli.lineage", "Print what a model was made of, back to the source."),
     "predict": ("pipeline.cli.predict", "Classify image files with a pushed model."),
-    "bench": ("pipeline.cli.bench", "Find what holds up the input pipeline."),
-    "completion": ("pipeline.cli.completion", "A script that lets the shell complete commands and options."),
+    "bench": ("pipeline.cli.bench", "Find the bottleneck of the input pipeline."),
+    "completion": ("pipeline.cli.completion", "Print a script that completes commands in bash, zsh or fish."),
 }
 
 
@@ -61,7 +61,7 @@ class _LazyGroup(grammar.Group):
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option(_DEBUG, is_flag=True, help="Show tracebacks and library warnings; also behind COMMAND.")
+@click.option(_DEBUG, is_flag=True, help="Show tracebacks and library warnings; may follow COMMAND.")
 @click.version_option(package_name="feedline", prog_name="feedline")
 @click.pass_context
 def cli(context: click.Context, debug: bool) -> None:
@@ -80,7 +80,7 @@ def cli(context: click.Context, debug: bool) -> None:
       0    done
       1    anything unforeseen; --debug shows the traceback
       2    the request is wrong; nothing was touched
-      3    a check failed: of the data, which is not published, or of `doctor`
+      3    a check failed: of the data, of the model, or of `doctor`
       130  interrupted by Ctrl-C; run the same command again to continue
       143  asked to end by SIGTERM; run the same command again to continue
     """

@@ -36,30 +36,32 @@ def command() -> None:
 @command.command("input")
 @click.argument("dataset", type=DIR)
 @click.option("--split", type=SPLIT, default="train", show_default=True, help="Split to read.")
-@config_option("YAML file of settings, of which the section input counts.")
+@config_option("YAML file of settings; its section input is read.")
 @click.option("--image-side", type=int, help="Height and width, in pixels.  [default: 224]")
-@click.option("--batch-size", type=int, help="Images a batch.  [default: 64]")
-@click.option("--ops", type=OP_CHAIN, metavar="OPS", help="Ops of training.  [default: decode_random_crop(SIDE)|flip]")
-@click.option("--threads", type=int, help="Threads of the input pipeline; 0 is one a core.  [default: 0]")
+@click.option("--batch-size", type=int, help="Images per batch.  [default: 64]")
+@click.option(
+    "--ops", type=OP_CHAIN, metavar="OPS", help="Image ops, as in training.  [default: decode_random_crop(SIDE)|flip]"
+)
+@click.option("--threads", type=int, help="Threads of the input pipeline; 0 is one per core.  [default: 0]")
 @click.option(
     "--model", metavar="NAME", default="", help="Measure the training step of this model too, such as small_cnn."
 )
-@click.option("--ablation", is_flag=True, help="Also take out one optimisation at a time.")
+@click.option("--ablation", is_flag=True, help="Also measure without each optimisation in turn.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0.05),
     metavar="FLOAT",
     default=1.0,
     show_default=True,
-    help="Length of one measurement in seconds; there are some 16, three times each.",
+    help="Length of one measurement in seconds; there are about 16, each made three times.",
 )
-@click.option("--html", type=FILE, help="File to write the chart into.")
+@click.option("--html", type=FILE, help="HTML file to write, with the chart.")
 @json_option
 def bench_input(dataset: str, **values: Any) -> None:
-    """Find what holds the input pipeline of DATASET up.
+    """Find the bottleneck of the input pipeline of DATASET.
 
-    It measures each stage alone and all together, beside what the machine can decode without any pipeline, beside the
-    naive pipeline and that of the tutorials, and says which option to change.
+    It measures each stage alone and all together, compares that with bare decoding on this machine, with a naive
+    pipeline and with that of the tutorials, and says which option to change.
 
     \b
     Examples:

@@ -50,7 +50,7 @@ set_option = click.option(
     type=ASSIGNMENT,
     multiple=True,
     metavar="KEY=VALUE",
-    help="Any setting, as train.epochs=20; repeatable.",
+    help="Any setting, such as train.epochs=20; repeatable.",
 )
 
 
@@ -164,19 +164,21 @@ _INGEST_OPTIONS = (
         metavar="KIND",
         help=f"What the source is: {', '.join(SOURCE_KINDS)}.  [default: auto]",
     ),
-    click.option("--threads", type=int, help="Threads a worker; 0 is one a core.  [default: 0]"),
+    click.option("--threads", type=int, help="Threads per worker; 0 is one per core.  [default: 0]"),
     click.option(
-        "--max-reject-ratio", type=float, help="Share of bad images, 0-1, that stops the run.  [default: 0.05]"
+        "--max-reject-ratio",
+        type=float,
+        help="Share of bad images, 0-1, above which nothing is published.  [default: 0.05]",
     ),
     _split(
         "--splits",
         metavar="NAME=SHARE,...",
         help="Splits and their shares, scaled to a sum of 1.  [default: train=0.9,eval=0.1]",
     ),
-    _split("--stratify", is_flag=True, default=None, help="Cut every class by the shares on its own."),
-    _split("--seed", type=int, help="Salt of the split and of the order.  [default: 0]"),
-    _split("--shard-mb", type=float, help="Aimed size of a shard in MB.  [default: 128]"),
-    _split("--shards", type=int, help="Shards a split; 0 goes by --shard-mb.  [default: 0]"),
+    _split("--stratify", is_flag=True, default=None, help="Apply the shares to every class on its own."),
+    _split("--seed", type=int, help="Seed of the split and of the order; another seed is another split.  [default: 0]"),
+    _split("--shard-mb", type=float, help="Target size of a shard in MB.  [default: 128]"),
+    _split("--shards", type=int, help="Shards per split; 0 lets --shard-mb decide.  [default: 0]"),
     _twins(
         "--duplicates",
         type=click.Choice(DUPLICATE_POLICIES),
@@ -187,30 +189,34 @@ _INGEST_OPTIONS = (
         type=click.Choice(NEAR_DUPLICATE_POLICIES),
         help="Images that look alike: report them, group them in one split, or drop all but one.  [default: off]",
     ),
-    _twins("--near-distance", type=int, help="Bits of 64, 0-8, in which the hashes of such may differ.  [default: 3]"),
+    _twins("--near-distance", type=int, help="How many of the 64 hash bits may differ, 0-8.  [default: 3]"),
     _pixels(
         "--policy",
         type=click.Choice(PIXEL_POLICIES),
         help="Copy files as they are, resize them, or store raw pixels of one size.  [default: copy]",
     ),
-    _pixels("--side-px", type=int, help="Side in pixels that resize and raw aim at.  [default: 256]"),
+    _pixels("--side-px", type=int, help="Side of the images that resize and raw store, in pixels.  [default: 256]"),
     _pixels(
         "--fit",
         type=click.Choice(RESIZE_FITS),
-        help="Whether --side-px is the short side that resize makes, or, with inside, the long one.  [default: short]",
+        help="Side that resize brings to --side-px: short, or inside for the long one.  [default: short]",
     ),
-    _pixels("--quality", type=int, help="Of the JPEG files that resize writes, 1-100.  [default: 90]"),
-    _pixels("--facts", type=click.Choice(FACTS), help="basic leaves out channel statistics.  [default: all]"),
+    _pixels("--quality", type=int, help="JPEG quality of resized images, 1-100.  [default: 90]"),
+    _pixels(
+        "--facts",
+        type=click.Choice(FACTS),
+        help="What to measure of each image; basic leaves out channel statistics.  [default: all]",
+    ),
     _column("--image-column", metavar="NAME", help="Column with the path or URL.  [default: image]"),
     _column("--label-column", metavar="NAME", help="Column with the class name; '' for none.  [default: label]"),
     _column(
         "--labels-column", metavar="NAME", help="Column with any number of class names, instead of --label-column."
     ),
-    _column("--label-separator", metavar="TEXT", help="What parts the names in --labels-column.  [default: |]"),
+    _column("--label-separator", metavar="TEXT", help="Separator of the names in --labels-column.  [default: |]"),
     _column("--mask-column", metavar="NAME", help="Column with the path of a class mask, a PNG."),
     _column("--weight-column", metavar="NAME", help="Column with the weight of the image in the loss."),
     _column("--key-column", metavar="NAME", help="Column with the identity of the image.  [default: its path]"),
-    _column("--group-column", metavar="NAME", help="Column whose equal values stay in one split."),
+    _column("--group-column", metavar="NAME", help="Column with a group; images of one group stay in one split."),
     _column("--split-column", metavar="NAME", help="Column that names the split."),
     _column(
         "--extra-column",
@@ -220,15 +226,18 @@ _INGEST_OPTIONS = (
         help="Column to copy into the records; repeatable.",
     ),
     _limit("--max-bytes", type=int, help="Largest file in bytes.  [default: 52428800]"),
-    _limit("--max-pixels", type=int, help="Largest height x width.  [default: 64000000]"),
+    _limit("--max-pixels", type=int, help="Largest height x width, in pixels.  [default: 64000000]"),
     _limit("--max-side-px", type=int, help="Longest side in pixels.  [default: 32768]"),
     _limit("--min-side-px", type=int, help="Shortest side in pixels.  [default: 8]"),
     _limit("--max-aspect", type=float, help="Longest side divided by shortest.  [default: 20]"),
-    _limit("--max-seconds", type=float, help="Computing time that decoding may take.  [default: 60]"),
-    _http("--http-timeout-s", type=float, help="Seconds without a byte that end an attempt.  [default: 20]"),
-    _http("--http-retries", type=int, help="Further attempts to fetch an image.  [default: 3]"),
+    _limit("--max-seconds", type=float, help="Longest computing time of decoding, in seconds.  [default: 60]"),
+    _http("--http-timeout-s", type=float, help="Seconds without a byte after which an attempt ends.  [default: 20]"),
+    _http("--http-retries", type=int, help="Further attempts after a failed one.  [default: 3]"),
     _http("--http-per-host", type=int, help="Requests to one host at a time.  [default: 8]"),
     _http(
-        "--http-allow-private", is_flag=True, default=None, help="Ask loopback, link-local and private addresses too."
+        "--http-allow-private",
+        is_flag=True,
+        default=None,
+        help="Fetch from loopback, link-local and private addresses too.",
     ),
 )

@@ -15,13 +15,13 @@ from pipeline.cli.values import DIR
 
 @click.command("demo", cls=Command)
 @click.option(
-    "--root", type=DIR, default="demo_run", show_default=True, help="Directory of everything the demo writes."
+    "--root", type=DIR, default="demo_run", show_default=True, help="Directory for everything the demo writes."
 )
 @json_option
 def command(root: str, as_json: bool) -> None:
     """Run the whole pipeline on real handwritten digits.
 
-    They are the 1,797 images that ship inside scikit-learn. A few broken files and copies are put among them, so that
+    They are the 1,797 images that come with scikit-learn. A few broken files and copies are put among them, so that
     rejects and duplicates show.
 
     \b

@@ -31,9 +31,9 @@ _WORDS = {"changed": "other bytes", "annotated": "other annotations"}
     type=click.IntRange(min=0),
     metavar="INTEGER",
     default=10,
-    help="Lines of each kind; 0 for all of them.  [default: 10]",
+    help="Most lines to show of each kind of change; 0 is all.  [default: 10]",
 )
-@click.option("--exit-code", is_flag=True, help="End with 3 when the datasets differ.")
+@click.option("--exit-code", is_flag=True, help="Exit with code 3 when the datasets differ.")
 @json_option
 def command(old: str, new: str, limit: int, exit_code: bool, as_json: bool) -> None:
     """Say what changed between two datasets.

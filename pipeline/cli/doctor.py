@@ -17,15 +17,15 @@ _COLOURS = {"ok": "green", "warn": "yellow", "missing": "red"}
 
 @click.command("doctor", cls=Command)
 @click.option(
-    "--target", type=click.Choice(tuple(doctor.TARGETS)), default="local", show_default=True, help="Where it is to run."
+    "--target", type=click.Choice(tuple(doctor.TARGETS)), default="local", show_default=True, help="Where to run."
 )
-@config_option("YAML file of settings; checks what they need too.")
+@config_option("YAML file of settings; what they need is checked too.")
 @set_option
 @json_option
 def command(target: str, config_path: str | None, assignments: tuple[str, ...], as_json: bool) -> None:
     """Say what is missing for a target, and the command that repairs it.
 
-    Nothing is changed. The exit code is 0 when nothing is missing, warnings or not, and 3 when something is.
+    Nothing is changed. The exit code is 3 when something is missing, else 0, even with warnings.
 
     \b
     Examples:

@@ -64,7 +64,7 @@ def _parsed(assignment: str, hints: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 _OPTIONS = (
-    config_option("YAML file of settings, of which engine and ingest count; options given here win over it."),
+    config_option("YAML file of settings; its sections engine and ingest are read, and options win over them."),
     click.option(
         "--runner",
         type=click.Choice(ENGINES),
@@ -75,6 +75,6 @@ _OPTIONS = (
         "runner_options",
         multiple=True,
         metavar="KEY=VALUE",
-        help="Any setting of the runner, as parallelism=4; repeatable.",
+        help="Any setting of the runner, such as parallelism=4; repeatable.",
     ),
 )

@@ -19,10 +19,12 @@ _ABOUT = "Croissant metadata"
 
 @click.command("export", cls=Command)
 @click.argument("dataset", type=DIR)
-@click.option("--to", required=True, type=click.Choice(FORMATS), help="Format.")
-@click.option("--out", required=True, type=DIR, help="Directory that becomes the export; new or empty.")
+@click.option("--to", required=True, type=click.Choice(FORMATS), help="Format to write.")
+@click.option(
+    "--out", required=True, type=DIR, help="Directory to write; new or empty, except that croissant may name DATASET."
+)
 @click.option("--split", "splits", type=SPLIT, multiple=True, help="Split to export; repeatable.  [default: all]")
-@click.option("--shard-mb", type=float, help="Aimed size of a file in MB.  [default: as many files as DATASET has]")
+@click.option("--shard-mb", type=float, help="Target size of a file in MB.  [default: as many files as DATASET has]")
 @click.option(
     "--license", cls=Option, heading=_ABOUT, default="", help="URL of the licence or SPDX identifier, as CC-BY-4.0."
 )
@@ -44,7 +46,7 @@ _ABOUT = "Croissant metadata"
     metavar="NAME",
     help="Organisation that made the dataset; repeatable.",
 )
-@click.option("--citation", cls=Option, heading=_ABOUT, default="", help="How to cite it, best as BibTeX.")
+@click.option("--citation", cls=Option, heading=_ABOUT, default="", help="How to cite it, preferably BibTeX.")
 @click.option("--url", cls=Option, heading=_ABOUT, default="", metavar="URL", help="Page of the dataset.")
 @click.option(
     "--date-published",
@@ -52,21 +54,23 @@ _ABOUT = "Croissant metadata"
     heading=_ABOUT,
     default="",
     metavar="DAY",
-    help="Day on which it was published, as 2026-01-31.",
+    help="Day on which it was published, such as 2026-01-31.",
 )
 @json_option
 def command(
     dataset: str, to: str, out: str, splits: tuple[str, ...], shard_mb: float | None, as_json: bool, **about: Any
 ) -> None:
-    """Copy DATASET to a format of others, or describe it for them.
+    """Copy DATASET to another format, or describe it for other readers.
 
-    webdataset, array_record and parquet (for Hugging Face) copy the records. croissant writes metadata, also into
-    DATASET itself; dali writes an index of each shard: both leave the records where they are.
+    webdataset, array_record and parquet (for Hugging Face) copy the records. croissant writes metadata and dali an
+    index of each shard; both leave the records where they are.
 
     \b
     Examples:
       feedline export dataset --to webdataset --out dataset_tar --shard-mb 256
       feedline export dataset --to parquet --out dataset_parquet --split train
+      feedline export dataset --to array_record --out dataset_array_record
+      feedline export dataset --to dali --out dataset_dali
       feedline export dataset --to croissant --out dataset --license CC-BY-4.0
     """
     from beam_jobs.export.run import export

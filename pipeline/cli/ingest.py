@@ -24,13 +24,18 @@ if TYPE_CHECKING:
 
 @click.command("ingest", cls=Command)
 @click.argument("source", type=PATH)
-@click.option("--out", type=DIR, required=True, help="Directory that becomes the dataset; new or empty.")
+@click.option(
+    "--out",
+    type=DIR,
+    required=True,
+    help="Directory to write; new or empty, except for --overwrite, --append and --retry-rejects.",
+)
 @click.option("--span", type=int, help="Number for {SPAN} in SOURCE.  [default: the newest]")
 @click.option("--span-version", type=int, help="Number for {VERSION} in SOURCE.  [default: the newest of the span]")
-@click.option("--overwrite", is_flag=True, help="Replace the dataset in --out once the new one is whole.")
-@click.option("--append", is_flag=True, help="Add the images that the dataset in --out does not know yet.")
+@click.option("--overwrite", is_flag=True, help="Replace the dataset in --out once the new one is complete.")
+@click.option("--append", is_flag=True, help="Add the images that the dataset in --out does not have yet.")
 @click.option("--retry-rejects", is_flag=True, help="Add the images that were rejected before and are good now.")
-@click.option("--dry-run", is_flag=True, help="Only say what would run, how long and at what cost.")
+@click.option("--dry-run", is_flag=True, help="Only say what would run, how long it would take and what it would cost.")
 @engine_options
 @ingest_options
 @json_option
@@ -39,12 +44,12 @@ if TYPE_CHECKING:
 def command(context: click.Context, source: str, out: str, as_json: bool, **values: Any) -> None:
     """Turn SOURCE into a published dataset.
 
-    SOURCE is a folder with one sub-folder a class, a glob, a table with a row an image (CSV, JSON lines, Parquet) whose
-    images are files or URLs, a COCO json, tar or zip archives, TFRecord files or a prepared TFDS directory. {SPAN} in
-    it stands for the newest numbered batch.
+    SOURCE is a folder with one sub-folder per class, a glob, a table with one row per image (CSV, JSON lines, Parquet)
+    whose images are files or URLs, a COCO json, tar or zip archives, TFRecord files or a prepared TFDS directory.
+    {SPAN} in it stands for the number of a batch, the newest unless --span is given.
 
-    Settings come from the sections `ingest` (but for its source) and `engine` of --config, then from the environment
-    (FEEDLINE_INGEST__SEED=7, FEEDLINE_ENGINE__RUNNER=flink), then from here; the last one wins.
+    Settings come from the sections `ingest` (except its source) and `engine` of --config, then from the environment
+    (FEEDLINE_INGEST__SEED=7, FEEDLINE_ENGINE__RUNNER=flink), then from the options; the last one wins.
 
     \b
     Examples:

@@ -23,7 +23,7 @@ from pipeline.starter import CONFIG_NAME, DEFAULT_SOURCE, files
 def command(directory: str, images: str | None, as_json: bool) -> None:
     """Write a commented pipeline.yaml, and what goes with it, into DIRECTORY.
 
-    Without DIRECTORY that is the one you are in. It may hold files of yours, such as the images; none is ever replaced.
+    DIRECTORY is the current one unless given. It may hold files of yours, such as the images; none is ever replaced.
 
     \b
     Examples:

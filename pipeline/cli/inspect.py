@@ -33,6 +33,7 @@ _DRAWN_COLUMNS, _DRAWN_ROWS = 64, 24
 @click.argument("path", type=PATH)
 @click.option(
     "-n",
+    "--records",
     "shown",
     type=click.IntRange(min=0),
     metavar="INTEGER",
@@ -41,16 +42,16 @@ _DRAWN_COLUMNS, _DRAWN_ROWS = 64, 24
 )
 @click.option("--key", help="Show the one image of a dataset that has this key.")
 @click.option("--draw", is_flag=True, help="Draw the images that are shown, on a terminal with colours.")
-@click.option("--export", "export_dir", type=DIR, help="Directory to write the images that are shown to.")
-@click.option("--html", type=FILE, help="File to write all of it into, as one page with the images.")
+@click.option("--export", "export_dir", type=DIR, help="Directory to write the shown images to.")
+@click.option("--html", type=FILE, help="HTML file to write: one page with all that is shown, images too.")
 @json_option
 def command(
     path: str, shown: int, key: str | None, draw: bool, export_dir: str | None, html: str | None, as_json: bool
 ) -> None:
     """Look inside a dataset or any TFRecord file.
 
-    PATH is a dataset, a TFRecord file of anybody, or a directory or pattern of such files. Of those it says counts,
-    sizes, compression and features, and guesses which of them are image, label, text and boxes.
+    PATH is a dataset, a TFRecord file from anywhere, or a directory or pattern of such files. For files it shows
+    counts, sizes, compression and features, and guesses which features hold image, label, text and boxes.
 
     \b
     Examples:

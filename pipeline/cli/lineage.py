@@ -13,7 +13,7 @@ from pipeline.cli.values import DIR
 
 @click.command("lineage", cls=Command)
 @click.argument("model", type=DIR)
-@click.option("--root", type=DIR, default="", help="Root of the pipeline.  [default: looked for above MODEL]")
+@click.option("--root", type=DIR, default="", help="Root directory of the pipeline.  [default: looked for above MODEL]")
 @json_option
 def command(model: str, root: str, as_json: bool) -> None:
     """Print what MODEL was made of, back to the source.

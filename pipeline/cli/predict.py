@@ -27,7 +27,7 @@ def command(context: click.Context, model: str, images: tuple[str, ...], as_json
     """Classify image files with a pushed model.
 
     MODEL is a version of a pushed model, or the folder of all versions, of which the newest is taken. A file that is no
-    usable image is named with the reason and left out, and the exit code is 3.
+    usable image is left out, the reason is printed, and the exit code is 3.
 
     \b
     Examples:

@@ -16,9 +16,9 @@ from pipeline.cli.values import DIR, FILE
 
 @click.command("report", cls=Command)
 @click.argument("dataset", type=DIR)
-@click.option("--model", type=DIR, help="Pushed model; shows its accuracy and its worst mistakes.")
-@click.option("--images", "--source", "source", type=DIR, help="Folder of the images; shows what was rejected.")
-@config_option("YAML file of settings; shows what a model trained with them sees.")
+@click.option("--model", type=DIR, help="Pushed model; adds its accuracy and its worst mistakes.")
+@click.option("--images", "--source", "source", type=DIR, help="Folder of the images; adds those that were rejected.")
+@config_option("YAML file of settings; adds what a model trained with them sees.")
 @click.option("--out", type=FILE, default="report.html", show_default=True, help="File to write.")
 @json_option
 def command(

@@ -35,23 +35,23 @@ if TYPE_CHECKING:
 @click.option(
     "--images",
     type=PATH,
-    help="Your images: a folder with one sub-folder a class, or any other SOURCE of `feedline ingest`.",
+    help="Your images: a folder with one sub-folder per class, or any other SOURCE of `feedline ingest`.",
 )
 @click.option("--dataset", type=DIR, help="Published dataset to take as it is, instead of --images.")
 @click.option("--span", type=int, help="Number for {SPAN} in --images or --dataset.  [default: the newest]")
 @click.option("--span-version", type=int, help="Number for {VERSION} in them.  [default: the newest of the span]")
-@click.option("--root", type=DIR, help="Directory of everything the pipeline writes.")
+@click.option("--root", type=DIR, help="Directory for everything the pipeline writes.")
 @config_option("YAML file of settings; options given here win over it.")
 @click.option(
     "--schema",
     type=FILE,
-    help="Reviewed schema file; the first run writes one that is not there.  [default: infer one]",
+    help="Reviewed schema file; if there is none yet, the first run writes it.  [default: infer one]",
 )
 @click.option("--image-side", type=int, help="Height and width the model sees, in pixels.  [default: 224]")
-@click.option("--batch-size", type=int, help="Images a step.  [default: 64]")
+@click.option("--batch-size", type=int, help="Images per step.  [default: 64]")
 @click.option("--epochs", type=int, help="Passes over the training split.  [default: 10]")
-@click.option("--min-accuracy", type=float, help="Accuracy below which no model is pushed.  [default: 0]")
-@click.option("--gate", type=click.Choice(MODES), help="What a crossed limit of the data does.  [default: stop]")
+@click.option("--min-accuracy", type=float, help="Accuracy, 0-1, below which no model is pushed.  [default: 0]")
+@click.option("--gate", type=click.Choice(MODES), help="What to do when the data crosses a limit.  [default: stop]")
 @set_option
 @click.option("--show-config", is_flag=True, help="Print every setting and where it came from; run nothing.")
 @ingest_options
@@ -68,8 +68,8 @@ def command(
 ) -> None:
     """Run the whole TFX pipeline on your own images, in this process.
 
-    What did not change since the last run in --root is served from the cache. Settings are taken from the
-    file, then from the environment (FEEDLINE_TRAIN__EPOCHS=20), then from here; the last one wins.
+    What has not changed since the last run in --root is not done again. Settings come from --config, then from the
+    environment (FEEDLINE_TRAIN__EPOCHS=20), then from the options; the last one wins.
 
     \b
     Examples:

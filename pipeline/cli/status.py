@@ -26,11 +26,11 @@ _POLL_S = 0.2
 
 @click.command("status", cls=Command)
 @click.argument("name", metavar="[JOB]", type=JOB, required=False)
-@click.option("--follow", is_flag=True, help="Stay until the job ends, and end as it does.")
+@click.option("--follow", is_flag=True, help="Wait until the job ends, and exit with its exit code.")
 @click.option("--stop", is_flag=True, help="Ask the job to stop; what is finished is kept.")
 @json_option
 def command(name: str | None, follow: bool, stop: bool, as_json: bool) -> None:
-    """Say how far commands started with --detach are.
+    """Show the progress of commands that were started with --detach.
 
     Without JOB it lists them with their commands, the newest first. A job that has ended shows what the
     command itself would have printed; one that was stopped or killed shows how to go on with it.

@@ -22,7 +22,7 @@ _SHOWN = 20
     type=click.IntRange(min=0),
     metavar="INTEGER",
     default=0,
-    help="Threads that decode; 0 is one a core.  [default: 0]",
+    help="Threads that decode; 0 is one per core.  [default: 0]",
 )
 @json_option
 def command(dataset: str, threads: int, as_json: bool) -> None:
