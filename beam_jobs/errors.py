@@ -153,6 +153,32 @@ class RejectReason(str, enum.Enum):
       >>> from beam_jobs import RejectReason, load
       >>> [RejectReason(reason).name for reason in load("dataset").counts.rejects]
       ['NOT_AN_IMAGE']
+
+    Attributes:
+      NO_LABEL: it lies in no class folder, or its label cell is empty.
+      BAD_ANNOTATION: labels, boxes, segmentations or weights are not what they can be, or not of this image.
+      BAD_MASK: the class mask is missing, damaged, of another size, or holds colours instead of class indices.
+      UNKNOWN_SPLIT: the split column names a split that is not among the splits of the options.
+      NAME_NOT_UTF8: the name of the file is not UTF-8.
+      DUPLICATE_KEY: another entry of the source has the same key.
+      BAD_MEMBER: a member of an archive, or a record, cannot be read: encrypted, damaged, a link, outside the archive.
+      NOT_A_FILE: it is a pipe, a socket, a device or a directory, or the cell that should name it is empty.
+      OUTSIDE_ROOT: it is a link that leads out of the source folder.
+      UNREADABLE: it is missing, may not be read, or reading it fails.
+      NOT_FETCHED: the web server gave no answer, or not this image; the next run tries again.
+      ADDRESS_REFUSED: the URL leads to a private address, or is not http(s).
+      EMPTY_FILE: it has 0 bytes.
+      TOO_MANY_BYTES: it has more than `max_bytes`.
+      NOT_AN_IMAGE: it does not start like JPEG, PNG, GIF, BMP, TIFF or WebP, whatever its name says.
+      BAD_HEADER: the header cannot be parsed, or names more tags, chunks or segments than an honest file has.
+      TOO_SMALL: a side is shorter than `min_side_px`.
+      TOO_LARGE: it has more than `max_pixels`, a side longer than `max_side_px`, or over 100 scans.
+      BAD_ASPECT: the long side is more than `max_aspect` times the short one.
+      FORGED_SIZE: it has fewer bytes than an image of the size it claims can have.
+      UNKNOWN_RANGE: pixels are 32-bit, signed or floating-point: nothing says which value is white.
+      UNDECODABLE: the decoder refuses it: truncated or damaged.
+      TOO_SLOW: decoding takes more computing time than `max_seconds`.
+      DECODER_CRASHED: the decoder died of it three times, or ran out of its 2 GiB of memory.
     """
 
     NO_LABEL = "no_label"

@@ -51,6 +51,8 @@ class Manifest:
       (('cat', 'dog'), 48)
       >>> manifest.shard_paths("dataset", "train")
       ['dataset/Split-train/data-00000-of-00001.tfrecord']
+      >>> sorted(manifest.split("eval").classes)
+      ['cat', 'dog']
 
     Attributes:
       source: the source as it was named; the last part of it for a local one.

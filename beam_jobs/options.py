@@ -239,7 +239,7 @@ class IngestOptions:
       facts: `all`, or `basic` for no channel statistics, which makes `copy` faster.
       max_reject_ratio: share of bad images, 0-1, over which nothing is published.
       limits: what an image may be.
-      threads: threads of one unit of work; 0 means one a core.
+      threads: threads of one unit of work; 0 means one per core.
       http: how images are fetched from web servers.
       overwrite: replace the dataset that `out` holds, by rename, once the new one is whole.
       append: add the images whose key the dataset in `out` does not know; its shards keep their bytes.

@@ -33,7 +33,7 @@ class Verification:
       shards: shards read.
       records: records read and decoded.
       bytes: bytes read.
-      problems: one line a problem; empty when the dataset is sound.
+      problems: one line per problem; empty when the dataset is sound.
     """
 
     shards: int = 0
@@ -56,7 +56,7 @@ def verify(directory: str, threads: int = 1) -> Verification:
 
     Args:
       directory: of a published dataset.
-      threads: threads that decode.
+      threads: threads that decode, at least 1.
 
     Returns:
       what was found. Problems are collected, not raised, so that one run names them all.

@@ -58,8 +58,16 @@ class Checkpoints:
     """The checkpoints of one training.
 
     Examples:
-      >>> from trainer import Checkpoints
-      >>> Checkpoints("checkpoints").latest() is None
+      >>> import numpy as np
+      >>> from trainer import Checkpoints, Position
+      >>> from trainer.checkpoint import Checkpoint
+      >>> checkpoints = Checkpoints("checkpoints")
+      >>> arrays = {"model/kernel": np.zeros((3, 3), "float32")}
+      >>> checkpoints.save(120, Checkpoint(arrays=arrays, state={"step": 120}, position=Position(records=7_680)))
+      >>> checkpoints.latest().position
+      Position(epoch=0, records=7680)
+      >>> checkpoints.clear()
+      >>> checkpoints.latest() is None
       True
 
     Args:

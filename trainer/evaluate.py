@@ -101,8 +101,11 @@ class Evaluation:
       >>> from trainer import Evaluation
       >>> from trainer.intervals import Figure
       >>> accuracy = Figure(value=0.98, error=0.01, low=0.96, high=0.99, count=324, method="wilson")
-      >>> Evaluation(figures={"accuracy": accuracy}).value("accuracy", choose_by="lower_bound")
+      >>> evaluation = Evaluation(figures={"accuracy": accuracy})
+      >>> evaluation.value("accuracy", choose_by="lower_bound")
       0.96
+      >>> evaluation.logs()
+      {'accuracy': 0.98, 'accuracy_error': 0.01, 'accuracy_low': 0.96, 'accuracy_high': 0.99}
 
     Attributes:
       figures: name -> figure.

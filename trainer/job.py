@@ -72,7 +72,7 @@ class Job:
       train_split: the split to learn from.
       eval_split: the split to validate on.
       mean_rgb: mean of each channel of the training split, 0-255.
-      std_rgb: standard deviation of each channel.
+      std_rgb: standard deviation of each channel of the training split, 0-255.
     """
 
     config: TrainerConfig

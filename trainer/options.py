@@ -37,7 +37,7 @@ class InputOptions:
 
     Attributes:
       image_side_px: height and width of the images the model sees.
-      batch_size: images a step, over all hosts and replicas.
+      batch_size: images per step, over all hosts and replicas.
       train_ops: ops of training, such as `decode_random_crop(224)|flip`; empty takes that with `image_side_px`.
       eval_ops: ops of evaluation and serving, never random; empty takes a resize and a centre crop.
       device_ops: ops of training that run on the device, on whole batches, such as `flip|mixup(0.2)`; empty for none.
@@ -62,7 +62,7 @@ class InputOptions:
         up exact repetition.
       autotune: let tf.data choose how many threads a stage gets and how much it buffers, within `shuffle_mb` more.
       readers: shards read at a time; bounds open files and read buffers whatever the number of shards.
-      threads: threads for parsing and image ops; 0 means one a core.
+      threads: threads for parsing and image ops; 0 means one per core.
       parse_batch: records parsed by one op. Parsing 64 at a time and taking them apart again costs half of
         parsing one by one (`benchmarks.micro`).
       prefetch_batches: finished batches kept ready; each holds batch_size x side^2 x 3 bytes.

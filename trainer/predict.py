@@ -27,7 +27,7 @@ class Prediction:
 
     Attributes:
       path: of the file.
-      label: class index.
+      label: 0-based index of the class among the labels of the model.
       text: class name.
       probability: of that class, 0-1.
     """
@@ -55,7 +55,7 @@ def predict(
         such file raises.
 
     Returns:
-      one prediction a file that can be used, in the order of `paths`.
+      one prediction per file that can be used, in the order of `paths`.
 
     Raises:
       OptionError: there is no such model.

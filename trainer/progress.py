@@ -25,9 +25,9 @@ class Progress:
       best_epoch: the epoch it is of, from 0.
       stale: epochs since then.
       stopped: early stopping has ended the training.
-      train_seconds: time of the steps of the epoch under way.
-      counted_seconds: the part of it that `waited_seconds` is a share of: without first executions, which compile.
-      waited_seconds: how long those steps waited for input.
+      train_seconds: seconds that the steps of the epoch under way took.
+      counted_seconds: seconds of those that `waited_seconds` is a share of: without first executions, which compile.
+      waited_seconds: seconds that those steps waited for input.
     """
 
     step: int = 0

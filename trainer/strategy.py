@@ -102,7 +102,7 @@ def check_batch(strategy: tf.distribute.Strategy | None, batch_size: int) -> int
 
     Args:
       strategy: who shares the batch.
-      batch_size: images a step, over all replicas.
+      batch_size: images per step, over all replicas.
 
     Raises:
       OptionError: the replicas cannot share it equally; the message names the nearest sizes they can.

@@ -37,7 +37,11 @@ def for_keras(classes: int, multi: bool, draws: bool = False) -> Any:
 
     Returns:
       (features, label) -> (images, targets float32[batch, classes]), and `valid` as sample weights where it is given;
-      images are uint8[batch, side, side, 3], or a dict of them and `draw`.
+      images are uint8[batch, side, side, 3], or a dict of them and `draw`. A label that is no class, such as -1, has
+      targets of zeros.
+
+    Raises:
+      KeyError: by that function: features without `image`, or, where `draws` asks for it, without `draw`.
     """
 
     def convert(features: Mapping[str, tf.Tensor], label: tf.Tensor) -> tuple[Any, ...]:

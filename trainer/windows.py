@@ -14,6 +14,16 @@ from trainer.order import WINDOWS_HELD, Order
 from trainer.position import Host, Position
 
 FOREVER = -1
+"""For `epochs`: read without end, one epoch after the other, each in an order of its own.
+
+Examples:
+  >>> from trainer import FOREVER, InputOptions, make_dataset
+  >>> options = InputOptions(image_side_px=32, batch_size=8)
+  >>> train = make_dataset("dataset", "train", options, training=True, epochs=FOREVER)
+  >>> sum(len(label) for _, label in train.take(100))  # of some 40 images
+  800
+"""
+
 _LOCAL_BUFFER_BYTES = 1 << 18  # more is no faster on local files (`benchmarks.micro`)
 _REMOTE_BUFFER_BYTES = 1 << 21  # a request costs as much time as a megabyte
 

@@ -18,7 +18,7 @@ class ModelSpec:
       side_px: height and width of the images.
       classes: number of classes.
       mean_rgb: mean of each channel of the training split, 0-255.
-      std_rgb: standard deviation of each channel.
+      std_rgb: standard deviation of each channel of the training split, 0-255.
       multi_label: an image may have several classes or none, so each gets a probability of its own.
       weights: what to begin with: a file (`.weights.h5`, `.keras` or `.h5`, see `transfer.load_weights`), `imagenet`
         for a model of `keras.applications`, or empty for random weights.

@@ -72,7 +72,17 @@ class RecordLayout:
         return found
 
 
-TFDS = RecordLayout(image="image", label="label", key="")  # what TensorFlow Datasets prepares for classification
+TFDS = RecordLayout(image="image", label="label", key="")
+"""The layout of what TensorFlow Datasets prepares for classification: `image` and `label`, and no key.
+
+Examples:
+  >>> from trainer import TFDS, InputOptions, make_file_stream
+  >>> options = InputOptions(image_side_px=28, batch_size=16)
+  >>> train = make_file_stream("mnist/mnist-train.tfrecord-*", options, training=True, layout=TFDS)
+  >>> for features, label in train.take(1):
+  ...     print(features["image"].shape, label.dtype)
+  (16, 28, 28, 3) <dtype: 'int64'>
+"""
 
 
 def labels_of(parsed: Mapping[str, Any], layout: RecordLayout, count: tf.Tensor) -> tf.Tensor:
