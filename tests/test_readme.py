@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
 from pipeline.config import build
 from tests.command import feedline
@@ -26,6 +27,8 @@ def blocks(language: str) -> list[str]:
 
 
 COMMANDS = [line for block in blocks("bash") for line in block.splitlines()]
+FEEDLINE = [line for line in COMMANDS if line.startswith("feedline ")]
+PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/index.md", "docs/start.md")}
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +48,36 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_readme_shows_both_commands_and_they_are_targets():
+def test_a_stranger_is_told_every_command_before_feedline_and_make_knows_the_targets():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    shown = [line.split()[1] for line in COMMANDS if line.startswith("make ")]
-    assert shown[:2] == ["demo", "test"]
-    assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in shown)
+    before = COMMANDS[: COMMANDS.index(FEEDLINE[0])]
+    clone, *rest = before
+    assert re.fullmatch(r"git clone \S+ feedline", clone)
+    assert rest == ["cd feedline", "make demo", "make test", "source .venv/bin/activate"]
+    assert before + FEEDLINE == COMMANDS
+    assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in ("demo", "test"))
+
+
+def test_a_stranger_is_told_first_whether_it_is_for_them():
+    head = README.partition("## ")[0]
+    assert 0 < head.index("**Use it if**") < head.index("**It is not for you if**") < 800
+    assert [
+        word for word in ("PyTorch", "GPU", "TPU", "Dataflow", "Kubernetes", "3.10", "Linux") if word not in head
+    ] == []
+
+
+def test_as_many_tests_are_run_as_it_says(request):
+    (shown,) = re.findall(r"`make test` runs ([\d,]+) tests", README)
+    found = len(request.session.items)
+    if found < 5000:
+        pytest.skip(f"{found} tests were chosen; only `make test` knows how many there are")
+    assert int(shown.replace(",", "")) <= found
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("command", [line for line in COMMANDS if not line.startswith("make ")])
+@pytest.mark.parametrize("command", FEEDLINE)
 def test_command(workplace, warm, command):
-    program, *arguments = shlex.split(command)
-    assert program == "feedline"
+    arguments = shlex.split(command)[1:]
     result = feedline(*arguments, cwd=workplace, programs=warm)
     assert result.returncode == 0, result.stderr
     assert "Traceback" not in result.stderr
@@ -84,3 +105,26 @@ def test_links_lead_somewhere():
     local = [target for target in re.findall(r"\]\(([^)]+)\)", README) if not target.startswith("http")]
     assert local
     assert [target for target in local if not (ROOT / target).is_file()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_imports_public_names_alone(page):
+    imports = re.findall(r"^from ((?:beam_jobs|trainer)\S*) import", PAGES[page], flags=re.MULTILINE)
+    assert set(imports) <= {"beam_jobs", "trainer"}
+    assert not re.search(r"`(?:trainer|beam_jobs)\.\w+\.\w+`", PAGES[page])
+
+
+def pictures() -> list[Path]:
+    return sorted({Path(name) for name in re.findall(r"!\[[^\]]+\]\((\S+\.png)\)", README)})
+
+
+def test_the_readme_shows_the_report_and_the_bench():
+    assert [path.name for path in pictures()] == ["report.png"]
+
+
+@pytest.mark.parametrize("path", pictures(), ids=str)
+def test_a_picture_is_readable_and_small(path):
+    with Image.open(ROOT / path) as image:
+        assert image.format == "PNG"
+        assert image.width >= 1000
+    assert (ROOT / path).stat().st_size < 200_000
