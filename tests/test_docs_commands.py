@@ -118,11 +118,49 @@ def test_what_python_imports_of_ours_is_there(page):
     assert missing == []
 
 
+@pytest.mark.parametrize("page", pages_with("python"))
+def test_python_imports_public_names_from_their_package_and_no_others(page):
+    movable = {f"{module}.{name}" for module, name in names_that_may_move()}
+    imported = [found for block in blocks(page) if block.language == "python" for found in own_imports(block.code)]
+    assert [said for module, name in imported if (said := unstable(module, name)) and said not in movable] == []
+
+
+def test_names_that_may_move_are_those_that_pages_import():
+    shown = [block for page in PAGES for block in blocks(page) if block.language == "python"]
+    imported = {found for block in shown for found in own_imports(block.code)}
+    assert names_that_may_move() == {(module, name) for module, name in imported if unstable(module, name)}
+
+
+def names_that_may_move() -> set[tuple[str, str]]:
+    """Module and name of what the page of the API lists as not public."""
+    listed = re.findall(r"`([\w.]+)\.(\w+)`", text_of("python-api").partition("\n## Names that may move\n")[2])
+    assert listed
+    return set(listed)
+
+
+def unstable(module: str, name: str) -> str:
+    """What an import takes that is not of the public API, or takes from another place; empty when it is right."""
+    package = importlib.import_module(module.partition(".")[0])
+    if name in getattr(package, "__all__", ()):
+        return "" if module == package.__name__ else f"{package.__name__}.{name}, taken from {module}"
+    alias = [public for public, place in getattr(package, "_ALIASES", {}).items() if place == (module_in(module), name)]
+    return f"{package.__name__}.{alias[0]}, taken from {module}" if alias else f"{module}.{name}"
+
+
+def module_in(module: str) -> str:
+    """The path of a module within its package."""
+    return module.partition(".")[2]
+
+
 def missing_imports(code: str) -> list[str]:
     """The names that a block imports from this repository and that are not there; the code must be Python."""
+    return [f"{module}.{name}" for module, name in own_imports(code) if not is_there(module, name)]
+
+
+def own_imports(code: str) -> list[tuple[str, str]]:
+    """Module and name of what a block imports from this repository."""
     nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom) and node.module]
-    wanted = [(node.module, name.name) for node in nodes if node.module.split(".")[0] in OWN for name in node.names]
-    return [f"{module}.{name}" for module, name in wanted if not is_there(module, name)]
+    return [(node.module, name.name) for node in nodes if node.module.split(".")[0] in OWN for name in node.names]
 
 
 def is_there(module: str, name: str) -> bool:
@@ -191,6 +229,21 @@ def test_a_mention_may_leave_things_open(mention):
 )
 def test_a_wrong_yaml_is_found(text, message):
     assert message in complaint(check_yaml, yaml.safe_load(text))
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "said"),
+    [
+        ("trainer", "make_dataset", ""),
+        ("trainer.input_fn", "make_dataset", "trainer.make_dataset, taken from trainer.input_fn"),
+        ("trainer.streams", "FOREVER", "trainer.FOREVER, taken from trainer.streams"),
+        ("trainer.job", "fit", "trainer.fit_job, taken from trainer.job"),
+        ("beam_jobs", "manifest", "beam_jobs.manifest"),
+        ("pipeline.lineage", "trace", "pipeline.lineage.trace"),
+    ],
+)
+def test_an_import_that_may_move_is_found(module, name, said):
+    assert unstable(module, name) == said
 
 
 def test_an_import_of_nothing_is_found():
