@@ -116,7 +116,7 @@ def prepare(page: str, folder: Path, everything: Path) -> None:
         photos = shutil.move(folder / "photos", folder / "whole")
         for place in ("span-001/v1", "span-002/v1", "span-002/v2"):
             shutil.copytree(photos, folder / "photos" / place)
-    if page in ("recipes/26-tfds", "from-tfds"):
+    if page in ("recipes/26-tfds", "from-tfds", "inspect"):
         shutil.copytree(everything / "dataset", folder / "tensorflow_datasets/mnist/3.0.1")
     if page == "doctor":  # the source of its settings, which the page does not name
         shutil.copytree(everything / "photos", folder / "photos")

@@ -12,6 +12,7 @@ import pytest
 from beam_jobs import manifest
 from pipeline.cli import execute
 from tests.command import feedline
+from tests.doc_pages import blocks
 from tests.make_images import class_folders
 
 pytestmark = [pytest.mark.stores, pytest.mark.timeout(600)]
@@ -57,6 +58,18 @@ def test_a_bucket_is_ingested_verified_inspected_and_reported(said, photos, buck
     said("report", out, "--out", tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.count("data:image/") > 10
+
+
+def test_the_page_shows_commands_that_do_it(said, photos, s3_bucket, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    s3_bucket.put_tree("photos", photos)
+    (block,) = [block for block in blocks("object-stores") if "feedline verify" in block.code]
+    *commands, training = block.commands
+    assert [words[1] for words in commands] == ["ingest", "verify", "inspect", "report"]
+    assert training[1] == "run"  # which a test below does, with fewer and smaller images
+    for words in commands:
+        assert said(*(word.replace("s3://bucket", s3_bucket.url) for word in words[1:]))
+    assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
 def test_what_cannot_be_reached_is_one_line(refused, bucket, tmp_path):
