@@ -1,10 +1,10 @@
 """The real command line, ended by signals at chosen moments and run again; see `test_kills.py`.
 
-`python -m tests.faults.killing SOURCE FOLDER SEED COUNT SIGNAL...` ends COUNT ingests by each signal and prints what it
-saw as one JSON object. Moments and processes are those of `tests.beam_jobs.kill`: forked from one that has imported the
-command line. Half of the signals come at a moment exactly, the others up to 30 ms later, wherever the ingest is then.
-Every fourth ingest replaces a dataset. Beside all of them runs a reader, who compares whatever is published with what
-it should be.
+`python -m tests.faults.killing SOURCE FOLDER SEED COUNT WAY...` ends COUNT ingests in each way, a key of `WAYS`, and
+prints what it saw as one JSON object. Moments and processes are those of `tests.beam_jobs.kill`: forked from one that
+has imported the command line. Half of the signals come at a moment exactly, the others up to 30 ms later, wherever the
+ingest is then. Every fourth ingest replaces a dataset. Beside all of them runs a reader, who compares whatever is
+published with what it should be.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import shutil
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -26,12 +27,45 @@ import psutil
 from pipeline import cli
 from tests.beam_jobs import kill
 from tests.beam_jobs.runs import files_under
+from tests.faults.leaving import seconds_of, tried_again
 
 _LATE_S = 0.03
+_SECOND_S = 0.2
 _LEAVE_S = 20.0  # for decoders to see that nobody wants them any more
 # Where a moment lies -> the stage that it belongs to; the last that fits counts.
 _STAGES = {"": "write", "refs": "scan", "examined": "examine", "plan": "plan", "written": "write"}
 _PUBLISHED = ("images.parquet", "rejects.parquet", "features.json", "dataset_info.json", "dataset.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How an ingest is ended.
+
+    Attributes:
+      number: the signal.
+      terminal: whether it goes to all processes of the group, as a terminal sends it; or to the driver alone.
+      twice: whether it comes again while the first is answered.
+    """
+
+    number: signal.Signals
+    terminal: bool = False
+    twice: bool = False
+
+    def strike(self) -> None:
+        """Sends the signal."""
+        if self.terminal:
+            os.killpg(0, self.number)
+        else:
+            os.kill(os.getpid(), self.number)
+
+
+WAYS = {
+    "SIGKILL": Way(number=signal.SIGKILL),
+    "SIGTERM": Way(number=signal.SIGTERM),
+    "SIGINT": Way(number=signal.SIGINT),
+    "Ctrl-C": Way(number=signal.SIGINT, terminal=True),
+    "Ctrl-C twice": Way(number=signal.SIGINT, terminal=True, twice=True),
+}
 
 
 def arguments(source: str, out: Path, *more: str) -> list[str]:
@@ -56,6 +90,21 @@ def command(line: list[str], said: Path) -> None:
     cli.main(line)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """When an ingest is ended.
+
+    Attributes:
+      moment: as `kill.on_each_moment` counts them.
+      late: seconds after it.
+      second: seconds from there to the second signal, in ways that have one.
+    """
+
+    moment: int
+    late: float
+    second: float
+
+
 def whole(line: list[str], said: Path, source: str, out: Path, report: Path) -> None:
     """Runs the command line to its end, and writes down its exit code and what it read."""
 
@@ -69,20 +118,27 @@ def whole(line: list[str], said: Path, source: str, out: Path, report: Path) -> 
     kill.counted((source, str(out)), source, report, work)
 
 
-def ended(line: list[str], said: Path, places: tuple[str, ...], moment: int, late: float, number: int) -> None:
-    """Runs the command line and sends it a signal; where and when is written down beside what it says."""
+def ended(line: list[str], said: Path, places: tuple[str, ...], drawn: Drawn, way: Way) -> None:
+    """Runs the command line and ends it; where and when is written down beside what it says."""
     moments = itertools.count(1)
 
     def send(path: str) -> None:
-        if next(moments) != moment:
+        if next(moments) != drawn.moment:
             return
 
         def now() -> None:
-            time.sleep(late)
+            time.sleep(drawn.late)
             said.with_suffix(".sent").write_text(json.dumps({"path": path, "at": time.monotonic()}))
-            os.kill(os.getpid(), number)
+            way.strike()
 
-        _thread.start_new_thread(now, ()) if late else now()
+        def once_more() -> None:
+            time.sleep(drawn.late + drawn.second)
+            said.with_suffix(".second").touch()
+            way.strike()
+
+        if way.twice:
+            _thread.start_new_thread(once_more, ())
+        _thread.start_new_thread(now, ()) if drawn.late else now()
 
     kill.on_each_moment(places, send)
     command(line, said)
@@ -118,11 +174,13 @@ def read_on(folder: Path, good: list[dict[str, bytes]], until: int) -> int:
 
 
 def main(source: str, folder: Path, seed: int, count: int, *names: str) -> dict[str, dict]:
+    # What a terminal sends reaches this process too. A handler, for what is ignored would stay so in the nursery.
+    signal.signal(signal.SIGINT, lambda *_: None)
     kill.share_decoders()
-    return {name: _try_all(source, folder / name, seed, count, signal.Signals[name]) for name in names}
+    return {name: _try_all(source, folder / name, f"{seed} {name}", count, WAYS[name]) for name in names}
 
 
-def _try_all(source: str, folder: Path, seed: int, count: int, number: signal.Signals) -> dict:
+def _try_all(source: str, folder: Path, seed: str, count: int, way: Way) -> dict:
     for other, more in (("clean", ()), ("old", ("--seed", "1"))):
         (folder / other).mkdir(parents=True)
         line = arguments(source, folder / other / "out", *more)
@@ -134,12 +192,17 @@ def _try_all(source: str, folder: Path, seed: int, count: int, number: signal.Si
     parent, reader = os.getpid(), os.fork()
     if not reader:
         os._exit(read_on(folder, [clean, old], parent))
-    choose = random.Random(f"{seed} {number.name}")
+    choose = random.Random(seed)
     tries = []
     for index, moment in enumerate(kill.chosen(choose, known["moments"], count)):
-        replaces = index % 4 == 3
-        one = _Try(source, folder / str(index), replaces, clean, old)
-        tries.append(one.run(moment, choose.choice([0.0, choose.uniform(0.001, _LATE_S)]), number))
+        late = choose.choice([0.0, choose.uniform(0.001, _LATE_S)])
+        drawn = Drawn(moment=moment, late=late, second=choose.uniform(0, _SECOND_S))
+
+        def attempt(before: int, index: int = index, drawn: Drawn = drawn) -> dict:
+            place = folder / f"{index}-{before}"
+            return _Try(source, place, index % 4 == 3, clean, old).run(drawn, way)
+
+        tries.append(tried_again(attempt, seconds_of))
     wrong = folder / "reader.txt"
     os.kill(reader, signal.SIGKILL)
     os.waitpid(reader, 0)
@@ -165,21 +228,21 @@ class _Try:
         self._line = arguments(source, self._out, *(("--overwrite",) if replaces else ()))
         self._said = folder / "said.txt"
 
-    def run(self, moment: int, late: float, number: int) -> dict:
+    def run(self, drawn: Drawn, way: Way) -> dict:
         places = (self._source, str(self._work.parent))
-        code = kill.in_a_child(lambda: ended(self._line, self._said, places, moment, late, number))
+        code = kill.in_a_child(lambda: ended(self._line, self._said, places, drawn, way))
         gone = time.monotonic()
         sent = self._sent()
         left = kill.left_behind(self._work.parent)
         found = {
-            "moment": moment,
-            "late": late,
+            **vars(drawn),
             "replaces": self._replaces,
             "code": code,
             "said": self._said.read_text(),
             "seconds": gone - sent["at"] if sent else 0.0,
-            "stage": stage_of(sent["path"], self._work, left, _BUCKETS) if sent else "after",
-            "left": left,
+            "stage": stage_of(sent["path"], self._work, left, BUCKETS) if sent else "after",
+            "left": {name: [] for name in left} if self._begins_anew() else left,
+            "twice": self._said.with_suffix(".second").exists(),
             "between": self._state(),
             "orphans": _decoders_left(),
         }
@@ -188,6 +251,10 @@ class _Try:
     def _sent(self) -> dict:
         path = self._said.with_suffix(".sent")
         return json.loads(path.read_text()) if path.exists() else {}
+
+    def _begins_anew(self) -> bool:
+        """Returns whether a new generation was whole, but not in its place: nothing of it is taken up."""
+        return self._replaces and (self._work.parent / "dataset.json").exists()
 
     def _state(self) -> str:
         """Returns what a reader sees."""
@@ -207,7 +274,7 @@ class _Try:
         return after | {"read": json.loads(report.read_text())["read"] if report.exists() else {}}
 
 
-_BUCKETS = 7
+BUCKETS = 7
 
 
 def _decoders_left() -> int:

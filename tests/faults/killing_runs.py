@@ -30,6 +30,7 @@ from components.model_pusher.names import PARTIAL_PREFIX
 from pipeline import conclusion, pipeline
 from tests.beam_jobs import kill
 from tests.faults.killing import command
+from tests.faults.leaving import seconds_of, tried_again
 from tests.faults.process import session
 from tests.make_images import encode
 from trainer import run_fn
@@ -175,7 +176,12 @@ def main(folder: Path, seed: int, count: int, *names: str) -> dict:
         choose = random.Random(f"{seed} {name}")
         for index, moment in enumerate(kill.chosen(choose, clean["moments"], count)):
             late = choose.uniform(0.01, _LATE_S) if index % 2 else 0.0
-            tries.append(tried(place, weights, moment, late, signal.Signals[name]))
+            number = signal.Signals[name]
+
+            def attempt(_: int, moment: int = moment, late: float = late, number: signal.Signals = number) -> dict:
+                return tried(place, weights, moment, late, number)
+
+            tries.append(tried_again(attempt, seconds_of))
     return {"clean": clean, "tries": tries}
 
 

@@ -25,6 +25,7 @@ from beam_jobs.errors import BadImage
 from beam_jobs.options import IngestOptions
 from pipeline import interrupt
 from tests.beam_jobs import kill
+from tests.faults.leaving import seconds_of, tried_again
 from tests.make_images import encode
 from tests.trainer.test_resume import CONFIG
 from trainer.checkpoint import INDEX_NAME, Checkpoints
@@ -117,7 +118,7 @@ def same(one: Path, other: Path) -> bool:
         return sorted(left) == sorted(right) and all(np.array_equal(left[name], right[name]) for name in left)
 
 
-def main(folder: Path, seed: int, count: int) -> list[dict]:
+def main(folder: Path, seed: int, count: int) -> list[list[dict]]:
     assert kill.in_a_child(lambda: make_dataset(folder)) == 0
     clean = folder / "clean"
     clean.mkdir()
@@ -125,20 +126,29 @@ def main(folder: Path, seed: int, count: int) -> list[dict]:
     choose = random.Random(seed)
     tries = []
     for index in range(count):
-        place = folder / str(index)
-        place.mkdir()
         number = _SIGNALS[index % len(_SIGNALS)]
         when = {"at": choose.randint(1, STEPS)} if index % 2 else {"file": choose.randint(1, _FILES)}
-        late = choose.uniform(0, _LATE_S)
-        code = kill.in_a_child(lambda p=place, w=when, x=late, n=number: train(folder, p, **w, late=x, number=n))
-        gone = time.monotonic()
-        seconds = gone - float((place / "sent").read_text()) if (place / "sent").exists() else 0.0
-        found = {"signal": number.name, **when, "late": late, "code": code, "seconds": seconds, "kept": newest(place)}
-        found["again"] = kill.in_a_child(lambda p=place: train(folder, p))
-        found["same"] = found["again"] == 0 and same(place, clean)
-        found["steps"] = int((place / "steps").read_text()) if found["again"] == 0 else -1
-        tries.append(found)
+        when["late"] = choose.uniform(0, _LATE_S)
+
+        def attempt(before: int, index: int = index, number: signal.Signals = number, when: dict = when) -> dict:
+            return _tried(folder, f"{index}-{before}", number, when)
+
+        tries.append(tried_again(attempt, seconds_of))
     return tries
+
+
+def _tried(folder: Path, name: str, number: signal.Signals, when: dict) -> dict:
+    """Ends a training, runs it again and returns what became of both."""
+    place = folder / name
+    place.mkdir()
+    code = kill.in_a_child(lambda: train(folder, place, **when, number=number))
+    gone = time.monotonic()
+    seconds = gone - float((place / "sent").read_text()) if (place / "sent").exists() else 0.0
+    found = {"signal": number.name, **when, "code": code, "seconds": seconds, "kept": newest(place)}
+    found["again"] = kill.in_a_child(lambda: train(folder, place))
+    found["same"] = found["again"] == 0 and same(place, folder / "clean")
+    found["steps"] = int((place / "steps").read_text()) if found["again"] == 0 else -1
+    return found
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Ingests whose workers are killed under them; see `test_kills.py`.
+"""Ingests whose workers are sent signals; see `test_kills.py`.
 
 `python -m tests.faults.killing_workers SOURCE FOLDER SEED COUNT` runs COUNT ingests for each kind of worker and each
-signal that may end it, and prints what it saw as one JSON object. Processes are those of `tests.beam_jobs.kill`.
+signal, and prints what it saw as one JSON object. Processes are those of `tests.beam_jobs.kill`. Every ingest has a
+nursery of its own, so that it can die; all of them are forked, at the first line of their `main`, from one process that
+has imported what they import.
 """
 
 from __future__ import annotations
@@ -13,72 +15,168 @@ import json
 import os
 import random
 import signal
+import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
 
 from beam_jobs import decoders
+from beam_jobs.decoders import pool
 from tests.beam_jobs import kill
-from tests.faults.killing import arguments, command, dataset
+from tests.faults.killing import BUCKETS, arguments, command, dataset, stage_of, whole
 
-IMAGES = 28
-# The nursery that all share comes last: after it, each ingest starts one of its own.
-KINDS = [("decoder", "SIGKILL"), ("decoder", "SIGTERM"), ("nursery", "SIGTERM"), ("nursery", "SIGKILL")]
+KINDS = {"decoder": "a decoder process", "nursery": "the process that decoders are forked from"}
+SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
+FATAL = ("SIGKILL",)  # a terminal and a cluster send the others to all processes; the driver decides what they mean
+_LATE_S = 0.02
+_DIES_S = 5.0
+_LIVES_S = 0.03
+
+
+class Nurseries:
+    """The process that nurseries are forked from."""
+
+    def __init__(self) -> None:
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if not os.fork():
+            self._requests.close()
+            _fork_nurseries(theirs)
+        theirs.close()
+        self.start([], pass_fds=[], stderr=sys.stderr).kill()  # the imports are done when it answers
+
+    def serve_all(self) -> None:
+        """Has all ingests that are forked from now on take their nurseries from here."""
+        pool.subprocess = SimpleNamespace(
+            Popen=self.start, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
+        )
+
+    def start(self, _: list[str], *, pass_fds: list[int], stderr: Any, **_others: Any) -> Nursery:
+        """Starts one; takes what `pool` gives to `subprocess.Popen`."""
+        answer, theirs = os.pipe()
+        socket.send_fds(self._requests, [b"1"], [theirs, stderr.fileno(), *pass_fds])
+        os.close(theirs)
+        with open(answer, "rb") as said:
+            return Nursery(int(said.read()))
+
+
+class Nursery:
+    """What `pool` needs of a `subprocess.Popen`."""
+
+    returncode = None
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> None:
+        with contextlib.suppress(psutil.Error):
+            psutil.Process(self.pid).wait(timeout)
+
+
+def _fork_nurseries(requests: socket.socket) -> None:
+    """Forks a nursery for each request, until nobody can ask any more."""
+    from beam_jobs.decoders import nursery
+
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while (request := socket.recv_fds(requests, 1, 3))[0]:
+        answer, errors, *control = request[1]
+        pid = os.fork()
+        if not pid:
+            requests.close()
+            os.close(answer)
+            os.dup2(errors, 2)
+            os.close(errors)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            sys.argv = ["-c", *map(str, control)]
+            try:
+                nursery.main()
+            finally:
+                os._exit(0)
+        os.write(answer, str(pid).encode())
+        for descriptor in request[1]:
+            os.close(descriptor)
+    os._exit(0)
 
 
 def workers(kind: str) -> list[int]:
     """Returns the process ids of the workers of this process."""
-    pool = decoders._pool
+    found = decoders._pool
     if kind == "nursery":
-        return [pool._nursery._process.pid] if pool._nursery else []
-    return [one.pid for one in (*pool._idle, *pool._busy)]
+        return [found._nursery._process.pid] if found._nursery else []
+    return [one.pid for one in (*found._idle, *found._busy)]
 
 
-def struck(line: list[str], said: Path, source: str, kind: str, number: int, moment: int, late: float) -> None:
-    """Runs the command line, and sends a worker a signal once so many images were read and there is one."""
-    reads, hit = itertools.count(1), []
+def struck(line: list[str], said: Path, source: str, out: Path, drawn: dict[str, Any]) -> None:
+    """Runs the command line, and sends a worker a signal at a moment, or the next one at which there is one."""
+    moments, hit = itertools.count(1), []
+    number = signal.Signals[drawn["signal"]]
 
-    def strike(_: str) -> None:
-        if hit or next(reads) < moment or not (found := workers(kind)):
+    def strike(path: str) -> None:
+        if next(moments) < drawn["moment"] or hit or not (found := workers(drawn["kind"])):
             return
         hit.append(found[-1])
+        stage = stage_of(path, out / "_work", kill.left_behind(out), BUCKETS)
 
         def now() -> None:
-            time.sleep(late)
+            time.sleep(drawn["late"])
             with contextlib.suppress(ProcessLookupError):
                 os.kill(hit[0], number)
-            said.with_suffix(".sent").write_text(str(hit[0]))
+            gone = dies(hit[0], _DIES_S if drawn["signal"] in FATAL else _LIVES_S)
+            said.with_suffix(".sent").write_text(json.dumps({"stage": stage, "gone": gone}))
 
         _thread.start_new_thread(now, ())
 
-    kill.on_each_moment((source,), strike)
+    kill.on_each_moment((source, str(out)), strike)
     command(line, said)
 
 
+def dies(pid: int, seconds: float) -> bool:
+    """Returns whether a process ends in time."""
+    end = time.monotonic() + seconds
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.002)
+    return True
+
+
 def main(source: str, folder: Path, seed: int, count: int) -> list[dict]:
-    kill.share_decoders()
+    Nurseries().serve_all()
     (folder / "clean").mkdir(parents=True)
-    clean, said = folder / "clean" / "out", folder / "clean" / "said.txt"
-    assert kill.in_a_child(lambda: command(arguments(source, clean), said)) == 0, said.read_text()
+    clean, said, report = (folder / "clean" / name for name in ("out", "said.txt", "report.json"))
+    assert kill.in_a_child(lambda: whole(arguments(source, clean), said, source, clean, report)) == 0, said.read_text()
+    moments = json.loads(report.read_text())["moments"]
     choose = random.Random(seed)
-    tries = []
-    for kind, name in KINDS:
-        for index in range(count):
-            place = folder / f"{kind}-{name}-{index}"
-            place.mkdir()
-            out, said = place / "out", place / "said.txt"
-            drawn = choose.randrange(5, IMAGES // 2), choose.uniform(0, 0.02)
-            line, number = arguments(source, out), signal.Signals[name]
-            code = kill.in_a_child(
-                lambda line=line, said=said, drawn=drawn, kind=kind, number=number: struck(
-                    line, said, source, kind, number, *drawn
-                )
-            )
-            same = (out / "dataset.json").exists() and dataset(out) == dataset(clean)
-            hit = said.with_suffix(".sent").exists()
-            tries.append({"kind": kind, "signal": name, "drawn": drawn, "code": code, "same": same, "hit": hit})
-            tries[-1]["said"] = said.read_text()
-    return tries
+    return [
+        _tried(source, folder / f"{kind}-{name}-{index}", dataset(clean), drawn)
+        for kind in KINDS
+        for name in SIGNALS
+        for index, moment in enumerate(kill.chosen(choose, moments, count))
+        if (drawn := {"kind": kind, "signal": name, "moment": moment, "late": choose.uniform(0, _LATE_S)})
+    ]
+
+
+def _tried(source: str, place: Path, clean: dict[str, bytes], drawn: dict[str, Any]) -> dict:
+    place.mkdir()
+    out, said = place / "out", place / "said.txt"
+    code = kill.in_a_child(lambda: struck(arguments(source, out), said, source, out, drawn))
+    same = (out / "dataset.json").exists() and dataset(out) == clean
+    sent = said.with_suffix(".sent")
+    hit = json.loads(sent.read_text()) if sent.exists() else {"stage": "none", "gone": None}
+    return {**drawn, **hit, "code": code, "same": same, "said": said.read_text()}
 
 
 if __name__ == "__main__":
