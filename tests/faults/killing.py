@@ -30,7 +30,7 @@ from tests.beam_jobs.runs import files_under
 from tests.faults.leaving import seconds_of, tried_again
 
 _LATE_S = 0.03
-_SECOND_S = 0.2
+_SECOND_S = 0.05
 _LEAVE_S = 20.0  # for decoders to see that nobody wants them any more
 # Where a moment lies -> the stage that it belongs to; the last that fits counts.
 _STAGES = {"": "write", "refs": "scan", "examined": "examine", "plan": "plan", "written": "write"}
