@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from pipeline import interrupt
 
 
@@ -13,4 +15,4 @@ def main() -> None:
     try:
         cli.main()
     except KeyboardInterrupt:  # it came between two lines of `main`, where nothing has begun
-        interrupt.end(interrupt.code())
+        interrupt.end(cli.stopped(sys.argv[1:]))

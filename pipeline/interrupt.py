@@ -59,6 +59,12 @@ def check() -> None:
         raise KeyboardInterrupt
 
 
+def ignore() -> None:
+    """Hears no further signal."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def end(code: int) -> None:
     """Ends the process, its output flushed; after a signal without waiting for threads that still read or compute.
 
@@ -70,8 +76,7 @@ def end(code: int) -> None:
     Raises:
       SystemExit: no signal came, so everything may end in its own time.
     """
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # all is done or said; one more signal would only add a traceback
+    ignore()  # all is done or said; one more signal would only add a traceback
     if not _number:
         sys.exit(code)
     atexit._run_exitfuncs()  # temporary files go; unlike the end of the interpreter it waits for no thread

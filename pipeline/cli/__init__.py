@@ -101,8 +101,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = execute(arguments)
     except KeyboardInterrupt:  # one more, while the first was answered
-        code = interrupt.code()
+        code = stopped(arguments)
     interrupt.end(code)
+
+
+def stopped(arguments: Sequence[str]) -> int:
+    """Says how to go on after a signal that nobody below has answered; returns the exit code."""
+    interrupt.ignore()
+    return _fail(_interrupted(""), _JSON in _options(arguments))
 
 
 def execute(arguments: list[str]) -> int:

@@ -63,6 +63,30 @@ class Command:
 cli.cli = Command
 cli.main([])
 """
+# It comes before the first line of the command line that answers it, and once more while it is answered.
+BETWEEN = """
+import os, signal
+from pipeline import entry, interrupt
+install = interrupt.install
+def struck():
+    install()
+    os.kill(os.getpid(), signal.{name})
+interrupt.install = struck
+entry.main()
+"""
+TWICE = """
+import os, signal
+from pipeline import cli
+class Command:
+    def main(*_, **__):
+        os.kill(os.getpid(), signal.{name})
+answer = cli._interrupted
+def struck(remark):
+    cli._interrupted = answer
+    os.kill(os.getpid(), signal.{name})
+cli.cli, cli._interrupted = Command, struck
+cli.main([])
+"""
 # The signal comes where nobody can answer it, and the interpreter drops what a handler raises.
 KEPT = """
 import os, signal, time
@@ -121,6 +145,16 @@ def test_who_is_asked_to_stop_waits_for_no_thread_and_leaves_with_the_code_of_th
     assert run.stdout.split() == ["unflushed", "tidied", "up"]
     assert "interrupted; what is finished is kept, run the same command again to continue" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(("name", "code"), CODES)
+@pytest.mark.parametrize("struck", [BETWEEN, TWICE], ids=["between two lines", "twice"])
+def test_the_line_is_said_wherever_the_signal_strikes(struck, name, code):
+    run = python(struck.format(name=name))
+    assert run.returncode == code
+    assert run.stderr.splitlines() == [
+        "feedline: error: interrupted; what is finished is kept, run the same command again to continue"
+    ]
 
 
 def test_decoders_are_ended_at_once():
