@@ -50,8 +50,8 @@ class ImageLimits:
       max_side_px: longest side, in pixels.
       min_side_px: shortest side, in pixels.
       max_aspect: longest side divided by shortest.
-      max_seconds: computing time of its decoding. 64 megapixels take a second or two; whatever takes a minute was made
-        to take long.
+      max_seconds: computing time of its decoding, which may take ten times as long by the clock. 64 megapixels take a
+        second or two; whatever takes a minute was made to take long.
 
     Raises:
       OptionError: a value is out of range; the message names it and what is allowed.

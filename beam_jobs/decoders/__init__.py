@@ -110,9 +110,8 @@ class _Request:
             try:
                 self._ask([data], found)
                 return found[0]
-            except TooSlow:
-                limit = f"{self.seconds:g}"
-                return BadImage(RejectReason.TOO_SLOW, f"it took more than {limit} s; max_seconds is {limit}")
+            except TooSlow as slow:
+                return BadImage(RejectReason.TOO_SLOW, str(slow))
             except Died as died:
                 others += died.blameless
                 crashes += not died.blameless

@@ -5,6 +5,7 @@ A decoder that a hostile image has taken over can answer nonsense, and no more t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import struct
@@ -20,35 +21,48 @@ class Gone(Exception):
     """The other side has ended, or has broken off in the middle of a frame."""
 
 
+class Nonsense(Gone):
+    """The other side has sent what is no frame, and may still be there."""
+
+
 class Silent(Exception):
     """The other side has said nothing for as long as the socket waits."""
 
 
 def wait_at_most(connection: socket.socket, seconds: float) -> None:
-    """Sets how long `receive` waits for a frame to begin, and for each part of it to come."""
+    """Sets how long `receive` waits for a frame to begin, and `receive` and `send` for each part of one to go on."""
     whole = int(seconds)
     # Not `settimeout`, which makes the socket non-blocking: MSG_WAITALL would not wait any more.
     timeval = struct.pack("@ll", whole, max(0 if whole else 1, int((seconds - whole) * 1e6)))
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connection.setsockopt(socket.SOL_SOCKET, option, timeval)
 
 
 def send(connection: socket.socket, header: dict[str, Any], *bodies: bytes) -> None:
     """Sends a frame.
 
     Raises:
-      Gone: nobody is there to take it.
+      Gone: nobody is there to take it, or who is has taken nothing for long: it is stopped.
     """
     text = json.dumps({**header, _BODIES: [len(body) for body in bodies]}).encode()
     parts = [memoryview(part) for part in (_SIZE.pack(len(text)) + text, *bodies)]
+    while parts:  # nothing is joined: a copy of all images would cost as much as sending them
+        sent = _send_some(connection, parts)
+        while parts and sent >= len(parts[0]):
+            sent -= len(parts.pop(0))
+        if sent:
+            parts[0] = parts[0][sent:]
+
+
+def _send_some(connection: socket.socket, parts: list[memoryview]) -> int:
+    """Sends as many bytes as there is room for, and returns how many those were."""
     try:
-        while parts:  # nothing is joined: a copy of all images would cost as much as sending them
-            sent = connection.sendmsg(parts)
-            while parts and sent >= len(parts[0]):
-                sent -= len(parts.pop(0))
-            if sent:
-                parts[0] = parts[0][sent:]
+        for _ in range(_PAUSES):
+            with contextlib.suppress(BlockingIOError):  # the time that the socket waits is over
+                return connection.sendmsg(parts)
     except OSError as error:
         raise Gone(str(error)) from error
+    raise Gone("it takes nothing")
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
@@ -56,6 +70,7 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
 
     Raises:
       Silent: none has begun in time.
+      Nonsense: what has come is none.
       Gone: there will be none, or not all of it.
     """
     (size,) = _SIZE.unpack(_exactly(connection, _SIZE.size, may_wait=False))
@@ -63,14 +78,14 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
         header = json.loads(_exactly(connection, size, may_wait=True))
         sizes = [int(size) for size in header.pop(_BODIES)]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise Gone("nonsense") from error
+        raise Nonsense("nonsense") from error
     return header, [_exactly(connection, size, may_wait=True) for size in sizes]
 
 
 def _exactly(connection: socket.socket, size: int, may_wait: bool) -> bytes:
     """Returns so many bytes; inside a frame, the time the socket waits is given again and again."""
     if size > _MOST_BYTES:
-        raise Gone(f"nonsense: {size:,} bytes")
+        raise Nonsense(f"nonsense: {size:,} bytes")
     data = b""
     pauses = 0
     while len(data) < size:

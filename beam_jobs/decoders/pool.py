@@ -18,12 +18,13 @@ from typing import Any
 
 import psutil
 
-from beam_jobs.decoders.frames import Gone, Silent, receive, send, wait_at_most
+from beam_jobs.decoders.frames import Gone, Nonsense, Silent, receive, send, wait_at_most
 from beam_jobs.errors import FeedlineError
 
 _STARTING_S = 300.0  # importing TensorFlow, on a machine that is busy with other things
 _LOOK_S = 1.0
-_PATIENCE = 10  # times the limit, of wall-clock time: a machine that swaps or sleeps is not the fault of the image
+_PATIENCE = 10  # times the limit, by the clock: a machine that swaps or is busy is not the fault of the image
+_ENDING_S = 10.0  # from the end of a decoder to the word of the nursery
 _STATUS_BYTES = 4  # `nursery.STATUS`, which is not imported: this process needs no TensorFlow
 _ENDED = "it was ended"
 _IDLE = "exit code 0"
@@ -45,7 +46,7 @@ class Died(Exception):
 
 
 class TooSlow(Exception):
-    """The decoder took more than its time, and was ended."""
+    """The decoder took more than its time; the message says which, and its limit."""
 
 
 class Closed(FeedlineError):
@@ -87,19 +88,19 @@ class Decoder:
         """Returns its next answer.
 
         Args:
-          seconds: of computing time that it may take, and a tenth of what it may take by the clock.
+          seconds: of computing time that it may take; by the clock it may take ten times as many.
 
         Raises:
           Died: it has ended without one.
           TooSlow: its time is up.
         """
-        started = time.monotonic()
-        before = None
+        started, computed = time.monotonic(), self._computed()
         while (answer := self._next()) is None:
-            computed = self._computed()
-            before = computed - _LOOK_S if before is None else before
-            if computed - before >= seconds or time.monotonic() - started > _PATIENCE * seconds:
-                raise TooSlow
+            if self._computed() - computed >= seconds:
+                raise TooSlow(f"it took more than {seconds:g} s; max_seconds is {seconds:g}")
+            if time.monotonic() - started > _PATIENCE * seconds:
+                waited = f"it gave no answer for {_PATIENCE * seconds:g} s of the clock"
+                raise TooSlow(f"{waited}; max_seconds is {seconds:g} s of computing time")
         return answer
 
     def kill(self) -> None:
@@ -118,6 +119,8 @@ class Decoder:
     def _next(self) -> tuple[dict[str, Any], list[bytes]] | None:
         try:
             return receive(self._connection)
+        except Nonsense as error:
+            raise Died("it answered nonsense") from error
         except Gone as error:
             raise Died(self._cause()) from error
         except Silent:
@@ -130,18 +133,17 @@ class Decoder:
             return 0.0
         return times.user + times.system
 
-    def _has_ended(self) -> bool:
-        """Whether the nursery has said how it ended."""
+    def _has_ended(self, seconds: float = 0.0) -> bool:
+        """Whether the nursery says, within so many seconds, how it ended."""
         look = select.poll()
         look.register(self._status, select.POLLIN)
-        if not self._ended and look.poll(0):
+        if not self._ended and look.poll(seconds * 1000):
             self._ended = os.read(self._status, _STATUS_BYTES)
         return len(self._ended) == _STATUS_BYTES
 
     def _cause(self) -> str:
-        """Returns what it died of; the nursery knows, unless it died too."""
-        self._ended = self._ended or os.read(self._status, _STATUS_BYTES)
-        if len(self._ended) < _STATUS_BYTES:
+        """Returns what it died of; the nursery knows, unless it died too, or one of them is stopped."""
+        if not self._has_ended(_ENDING_S):
             return _ENDED
         status = int.from_bytes(self._ended, "little", signed=True)
         if os.WIFSIGNALED(status):

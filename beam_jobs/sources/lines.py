@@ -36,13 +36,13 @@ def lines(stream: io.TextIOBase, path: str) -> Iterator[str]:
 
 
 def swallowed_row(row: Mapping[str, Any], column: str, base: str) -> str:
-    """Returns the first line inside a quoted cell that is a row of its own; empty when there is none.
+    """Returns the first line inside a quoted cell that is a row of its own, or begins one; empty when there is none.
 
     A quote that nobody closed reaches to the next one, and the images of the rows between them would be lost without a
     word. Texts of several lines are fine; a line that names an image where rows do is none of a text.
 
     Args:
-      row: column -> cell.
+      row: column -> cell; cells beyond the header are a list.
       column: the image column.
       base: directory that the paths of images are relative to.
     """
@@ -50,11 +50,26 @@ def swallowed_row(row: Mapping[str, Any], column: str, base: str) -> str:
     for text in row.values():
         for line in text.splitlines()[1:] if isinstance(text, str) else ():
             cells = next(csv.reader([line]), [])
-            if len(cells) > place and len(cells) >= min(2, len(row)) and _names_image(cells[place].strip(), base):
+            if len(cells) >= min(2, len(row)) and _names_image(cells, place, base):
                 return line
+    return _second_row(row, place, base)
+
+
+def _second_row(row: Mapping[str, Any], place: int, base: str) -> str:
+    """Returns the last line of a cell that parts what was read as one row into two whole ones."""
+    beyond = [cell for cells in row.values() if isinstance(cells, list) for cell in cells]
+    held = [cell for cell in row.values() if isinstance(cell, str)]
+    width, cells = len(row) - bool(beyond), [*held, *beyond]
+    for number, text in enumerate(cells):
+        first, *_, last = text.splitlines() if "\n" in text.strip() else ("", "")
+        # Neither holds a quoted cell: its quotes would have ended this one.
+        both = ([*cells[:number], *first.split(",")], [*last.split(","), *cells[number + 1 :]])
+        if all(len(one) == width and _names_image(one, place, base) for one in both):
+            return last
     return ""
 
 
-def _names_image(path: str, base: str) -> bool:
+def _names_image(cells: list[str], place: int, base: str) -> bool:
+    path = cells[place].strip(' "') if len(cells) > place else ""
     suffix = path.rpartition(".")[2].lower()
     return suffix in IMAGE_SUFFIXES or (bool(path) and os.path.isfile(storage.join(base, path)))

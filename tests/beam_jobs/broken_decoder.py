@@ -1,4 +1,4 @@
-"""Decoders that do what some bytes say: abort, spin, eat memory. They are broken from outside, by a `sitecustomize`."""
+"""Decoders that do what some bytes say: abort, spin, sleep, eat memory. They are broken from outside, by a `sitecustomize`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from beam_jobs import decoders
 
 # Python imports a module of this name at its start; this one waits for the import of the decoder to break its parts.
 _SITE = """
-import os, signal, sys
+import os, signal, sys, time
 
 class Breaker:
     def find_spec(self, name, path=None, target=None):
@@ -51,6 +51,8 @@ ACTS = {
     b"<abort>": os.abort,
     b"<segv>": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     b"<spin>": spin,
+    b"<sleep>": lambda: time.sleep(3600),
+    b"<stop>": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     b"<once>": once,
     b"<eat>": eat,
     b"<bug>": bug,

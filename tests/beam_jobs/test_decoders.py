@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from beam_jobs import decoders, images, masks
-from beam_jobs.decoders import frames
-from beam_jobs.decoders.pool import Closed, Decoder, Pool
+from beam_jobs.decoders import frames, pool
+from beam_jobs.decoders.pool import Closed, Decoder, Died, Pool
 from beam_jobs.errors import BadImage, FeedlineError
 from beam_jobs.geometry import geometry
 from beam_jobs.options import ImageLimits, PixelOptions
@@ -95,6 +95,73 @@ def test_an_image_that_takes_too_long_is_rejected_and_its_decoder_ended():
     answers = looked_at([GOOD[0], GOOD[1] + b"<spin>", GOOD[2]], limits)
     assert (answers[1].reason.value, answers[1].detail) == ("too_slow", "it took more than 1 s; max_seconds is 1")
     assert [answers[0], answers[2]] == expected([GOOD[0], GOOD[2]])
+
+
+@pytest.mark.parametrize("marker", [b"<sleep>", b"<stop>"])
+def test_an_image_whose_decoder_waits_without_computing_is_rejected_by_the_clock(marker, monkeypatch):
+    monkeypatch.setattr(pool, "_PATIENCE", 2)
+    answers = looked_at([GOOD[0], GOOD[1] + marker, GOOD[2]], ImageLimits(max_seconds=1))
+    told = "it gave no answer for 2 s of the clock; max_seconds is 1 s of computing time"
+    assert (answers[1].reason.value, answers[1].detail) == ("too_slow", told)
+    assert [answers[0], answers[2]] == expected([GOOD[0], GOOD[2]])
+
+
+def test_time_in_which_a_decoder_does_not_compute_is_none_of_its_seconds():
+    """A second of waiting, for a busy machine say, is not the second that an image has."""
+    ours, theirs = socket.socketpair()
+    status, write_end = os.pipe()
+    with subprocess.Popen(["sleep", "100"]) as other:
+        decoder = Decoder(ours, status, other.pid)
+        late = threading.Timer(2.5, frames.send, (theirs, {"answers": []}))
+        late.start()
+        assert decoder.answer(1) == ({"answers": []}, [])
+        late.join()
+        decoder.end()
+    theirs.close()
+    os.close(write_end)
+
+
+def test_a_decoder_that_is_stopped_while_it_has_no_work_costs_nothing(monkeypatch):
+    """More than its socket holds, so that sending would never end."""
+    monkeypatch.setattr(frames, "_PAUSES", 2)
+    monkeypatch.setattr(pool, "_ENDING_S", 0.1)
+    looked_at(GOOD)
+    (idle,) = own_decoders()
+    idle.suspend()
+    large = [data + bytes(4 << 20) for data in GOOD]
+    assert looked_at(large) == expected(large)
+    assert not idle.is_running()
+
+
+def test_a_decoder_that_is_stopped_in_the_middle_of_an_answer_is_taken_for_ended(monkeypatch):
+    monkeypatch.setattr(frames, "_PAUSES", 1)
+    monkeypatch.setattr(pool, "_ENDING_S", 0.1)
+    ours, theirs = socket.socketpair()
+    status, write_end = os.pipe()
+    with subprocess.Popen(["sleep", "100"]) as other:
+        decoder = Decoder(ours, status, other.pid)
+        theirs.sendall(frames._SIZE.pack(16) + b'{"bodies"')
+        with pytest.raises(Died, match="it was ended") as died:
+            decoder.answer(60)
+        assert died.value.blameless
+        decoder.end()
+        assert other.wait(60) == -signal.SIGKILL
+    theirs.close()
+    os.close(write_end)
+
+
+def test_a_decoder_that_sends_nonsense_and_stays_is_to_blame():
+    ours, theirs = socket.socketpair()
+    status, write_end = os.pipe()
+    decoder = Decoder(ours, status, os.getpid())
+    theirs.sendall(frames._SIZE.pack(2) + b"[]")
+    with pytest.raises(Died, match="it answered nonsense") as died:
+        decoder.answer(60)
+    assert not died.value.blameless
+    for descriptor in (status, write_end):
+        os.close(descriptor)
+    ours.close()
+    theirs.close()
 
 
 def test_a_decoder_that_is_ended_from_outside_costs_nothing():

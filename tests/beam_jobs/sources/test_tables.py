@@ -289,6 +289,11 @@ def test_a_table_that_breaks_off_is_refused_with_its_line(table):
         '"1.jpg,cat\n2.jpg,"\n',
         '1.jpg,"cat\ngone.jpg,"\n',  # a row that would be a reject must not be lost either
         '1.jpg,"cat\nnosuffix,dog"\n',
+        '1.jpg,"cat\n2.jpg",dog\n',  # the next one stands in the cell that names the image of the next row
+        '1.jpg,"cat""\n2.jpg",dog\n',
+        '"1.jpg,cat\n2.jpg",dog\n',
+        '"1.jpg"",cat\ngone.jpg",dog\n',
+        '"""1.jpg,cat\nnosuffix",dog\n',
     ],
 )
 def test_a_quote_out_of_place_swallows_no_row(table, tmp_path, text):
@@ -304,6 +309,11 @@ def test_a_quote_out_of_place_swallows_no_row(table, tmp_path, text):
 def test_a_text_of_several_lines_holds_no_row(table, caption):
     (entry,) = table(f'image,label,caption\n1.jpg,cat,"{caption}"\n', extra=("caption",)).entries()
     assert entry.extra == {"caption": caption.strip()}
+
+
+def test_a_text_before_the_image_is_no_row_with_it(table):
+    (entry,) = table('caption,image,label\n"a cat, a dog\n2.jpg, they say",1.jpg,cat\n', extra=("caption",)).entries()
+    assert entry.extra == {"caption": "a cat, a dog\n2.jpg, they say"}
 
 
 def test_a_line_without_end_is_not_read_to_it(table, monkeypatch):
