@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 from PIL import Image
 
 from beam_jobs import decoders
+from beam_jobs.errors import FeedlineError
 from beam_jobs.ingest import run
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
 from tests.beam_jobs.broken_decoder import broken_decoders
@@ -23,6 +26,8 @@ from tests.beam_jobs.runs import files_under
 from tests.make_images import jpeg, png
 
 THREADS = 4
+TIME_S = 240.0  # after which an ingest counts as a hang, and is ended
+MEMORY_BYTES = 2 << 30  # of addresses, above what a decoder starts with
 GOOD = {f"good{number}": (jpeg if number % 2 else png)(number) for number in range(12)}
 ROWS = [row for rows in SECTIONS.values() for row in rows]
 POLICIES = {
@@ -32,6 +37,9 @@ POLICIES = {
 }
 
 
+pytestmark = pytest.mark.timeout(900)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def broken(tmp_path_factory) -> Iterator[None]:
     """Decoders that act on markers, see `broken_decoder`; to other bytes they are as ever."""
@@ -39,17 +47,68 @@ def broken(tmp_path_factory) -> Iterator[None]:
         yield
 
 
-def ingest(files: dict[str, bytes], folder: Path, **options) -> tuple[set[str], dict[str, str]]:
-    """Returns the names in the dataset, and those rejected with their reasons."""
+@dataclass(frozen=True)
+class Ended:
+    """How an ingest ended.
+
+    Attributes:
+      kept: names in the dataset.
+      rejected: name -> reason.
+      hang: whether it had to be ended.
+      busy: most decoders that were seen at work at a time.
+    """
+
+    kept: set[str] = field(default_factory=set)
+    rejected: Mapping[str, str] = field(default_factory=dict)
+    hang: bool = False
+    busy: int = 0
+
+
+class Watch:
+    """Counts the decoders at work, and ends them when the time is up."""
+
+    def __init__(self) -> None:
+        self.busy, self.hang = 0, False
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        end = time.monotonic() + TIME_S
+        while not self._over.wait(0.002):
+            self.busy = max(self.busy, len(decoders._pool._busy))
+            if time.monotonic() > end:
+                self.hang = True
+                decoders.stop()
+                return
+
+
+def ingest(files: dict[str, bytes], folder: Path, **options) -> Ended:
+    """Ingests files of one class in threads."""
     source, out = folder / "source" / "all", folder / "out"
     source.mkdir(parents=True)
     for name, data in files.items():
         (source / name).write_bytes(data)
     given = {"splits": {"all": 1.0}, "max_reject_ratio": 0.999, "threads": THREADS, **options}
-    run(IngestOptions(source=str(source.parent), out=str(out), **given))
+    with Watch() as watch:
+        try:
+            run(IngestOptions(source=str(source.parent), out=str(out), **given))
+        except FeedlineError:
+            if not watch.hang:
+                raise
+            decoders.close()
+            return Ended(hang=True)
     kept = {Path(key).name for key in pq.read_table(out / "images.parquet", columns=["key"])["key"].to_pylist()}
     rejects = pq.read_table(out / "rejects.parquet").to_pylist()
-    return kept, {Path(row["key"]).name: row["reason"] for row in rejects}
+    rejected = {Path(row["key"]).name: row["reason"] for row in rejects}
+    return Ended(kept, rejected, watch.hang, watch.busy)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -58,17 +117,19 @@ def test_bombs_forged_headers_and_all_other_hostile_files_at_once(fault, tmp_pat
     names = [f"{number:03d}" for number in range(len(ROWS))]
     # The same file twice, so that the decoders meet them in several mixtures.
     files = {f"{name}{turn}": kind.make() for turn in "ab" for name, kind in zip(names, ROWS, strict=True)} | GOOD
-    kept, rejected = ingest(files, tmp_path, pixels=POLICIES[policy])
+    found = ingest(files, tmp_path, pixels=POLICIES[policy])
+    kept, rejected = found.kept, found.rejected
+    row.tried(f"{found.busy} decoders at work", hang=found.hang, wrong=found.busy != THREADS)
     for turn in "ab":
         for name, kind in zip((f"{name}{turn}" for name in names), ROWS, strict=True):
             wanted = kind.reason if kind.outcome == REJECTED else None
             lost = name not in kept and name not in rejected
             row.tried(f"{kind.name}: {rejected.get(name)}", lost=lost, wrong=rejected.get(name) != wanted)
     row.tried("good images between them", lost=not set(GOOD) <= kept)
-    reached = [decoder.memory_maps() and decoder.memory_info().vms for decoder in own_decoders()]
-    limits = [decoder.rlimit(psutil.RLIMIT_AS)[0] for decoder in own_decoders()]
+    limits = [decoder.rlimit(psutil.RLIMIT_AS) for decoder in own_decoders()]
+    start = psutil.Process(decoders._pool._nursery._process.pid).memory_info().vms
     assert limits
-    assert all(vms <= limit for vms, limit in zip(reached, limits, strict=True))
+    assert all(abs(limit - start - MEMORY_BYTES) < 64 << 20 for limit, _ in limits), (limits, start)
 
 
 def test_the_largest_images_allowed_fit_all_decoders_at_once(fault, tmp_path, tries):
@@ -77,9 +138,10 @@ def test_the_largest_images_allowed_fit_all_decoders_at_once(fault, tmp_path, tr
     plain = io.BytesIO()
     Image.fromarray(np.zeros((side, side), np.uint8)).convert("1").save(plain, "PNG")
     files = {f"{number}": plain.getvalue() + b"\0" * number for number in range(tries(12, 4))} | GOOD
-    kept, rejected = ingest(files, tmp_path)
+    found = ingest(files, tmp_path)
+    row.tried(f"{found.busy} decoders at work", hang=found.hang, wrong=found.busy != THREADS)
     for name in files:
-        row.tried(f"{name}: {rejected.get(name)}", lost=name not in kept)
+        row.tried(f"{name}: {found.rejected.get(name)}", lost=name not in found.kept)
 
 
 @pytest.mark.parametrize(
@@ -90,16 +152,50 @@ def test_the_largest_images_allowed_fit_all_decoders_at_once(fault, tmp_path, tr
         (b"<eat>", "a decoder that takes all memory it can get", "decoder_crashed"),
         (b"<bug>", "a decoder that raises what nobody expects", "decoder_crashed"),
         (b"<spin>", "a decoder that never ends", "too_slow"),
+        (b"<sleep>", "a decoder that waits for ever and computes nothing", "too_slow"),
+        (b"<stop>", "a decoder that stops itself (SIGSTOP)", "too_slow"),
     ],
 )
 def test_an_image_that_breaks_its_decoder_costs_itself_alone(fault, tmp_path, tries, marker, what, reason):
     row = fault("images", what, f"the image is rejected as `{reason}`, all others are in the dataset")
     bad = {f"bad{number}": data + marker for number, data in enumerate(list(GOOD.values())[: tries(3, 1)])}
-    kept, rejected = ingest({**bad, **GOOD}, tmp_path, limits=ImageLimits(max_seconds=1 if marker == b"<spin>" else 60))
+    limits = ImageLimits(max_seconds=1 if reason == "too_slow" else 60)
+    found = ingest({**bad, **GOOD}, tmp_path, limits=limits)
+    row.tried("the ingest", hang=found.hang)
     for name in bad:
-        row.tried(name, lost=name not in rejected, wrong=rejected.get(name) != reason)
+        row.tried(name, lost=name not in found.rejected, wrong=found.rejected.get(name) != reason)
     for name in GOOD:
-        row.tried(name, lost=name not in kept)
+        row.tried(name, lost=name not in found.kept)
+
+
+def test_decoders_that_somebody_stops_cost_time_alone(fault, tmp_path):
+    row = fault(
+        "images", "SIGSTOP of all decoders at work", "after ten times `--max-seconds` others take over; same bytes"
+    )
+    files = {f"{number:03d}": png(number) + bytes(number << 10) for number in range(200)}
+    limits = ImageLimits(max_seconds=1)
+    ingest(files, tmp_path / "peace", limits=limits)
+    over, stopped = threading.Event(), []
+    stopper = threading.Thread(target=stop_all, args=(over, stopped))
+    stopper.start()
+    try:
+        found = ingest(files, tmp_path / "stopped", limits=limits)
+    finally:
+        over.set()
+        stopper.join()
+    assert stopped
+    same = files_under(tmp_path / "stopped" / "out") == files_under(tmp_path / "peace" / "out")
+    row.tried(f"{found.rejected}", hang=found.hang, lost=len(found.kept) < len(files), wrong=not same)
+
+
+def stop_all(over: threading.Event, stopped: list[int]) -> None:
+    """Stops the decoders of the moment in which some are at work, once."""
+    while not stopped and not over.wait(0.002):
+        if decoders._pool._busy:
+            for one in own_decoders():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.suspend()
+                    stopped.append(one.pid)
 
 
 def test_decoders_that_somebody_kills_cost_nothing(fault, tmp_path, tries):
@@ -112,13 +208,14 @@ def test_decoders_that_somebody_kills_cost_nothing(fault, tmp_path, tries):
         killer = threading.Thread(target=kill_some, args=(number, over, killed))
         killer.start()
         try:
-            kept, rejected = ingest(files, folder)
+            found = ingest(files, folder)
         finally:
             over.set()
             killer.join()
         assert killed
-        about = f"try {number}: {sorted(rejected.items())[:3]}"
-        row.tried(about, lost=len(kept) < len(files), wrong=files_under(folder / "out") != wanted)
+        about = f"try {number}: {sorted(found.rejected.items())[:3]}"
+        lost, same = len(found.kept) < len(files), files_under(folder / "out") == wanted
+        row.tried(about, hang=found.hang, lost=lost, wrong=not same)
 
 
 def kill_some(seed: int, over: threading.Event, killed: list[int]) -> None:

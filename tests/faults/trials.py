@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import io
 import itertools
 import json
 import os
-import resource
 import select
 import signal
 import subprocess
@@ -29,7 +29,8 @@ from tests.faults.process import ROOT
 _CAPBSET_DROP, _DAC_OVERRIDE, _DAC_READ_SEARCH = 24, 1, 2  # linux/prctl.h, linux/capability.h
 _BOUND = "bound"
 _MESSAGE = "feedline: error: "
-_TIMEOUT = 240.0
+_TIMEOUT = 120.0  # a few of them fit into the time of a test, so that a hang is counted and does not end it
+_FORGET_PEAK = "5"  # to /proc/<pid>/clear_refs, see proc(5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +42,14 @@ class Trial:
       code: exit code of the command line; -1 when it did not end in time or its process died.
       hang: whether it did not end in time.
       err: standard error.
-      peak_mib: the most memory its process ever held, this try and those before.
+      grown_mib: by how much more memory its process held, at most, than it did before the try.
     """
 
     out: Path
     code: int
     hang: bool = False
     err: str = ""
-    peak_mib: float = 0.0
+    grown_mib: float = 0.0
 
     @property
     def error(self) -> str:
@@ -88,18 +89,32 @@ class Trial:
         unexpected = "--debug" in self.err or "Traceback" in self.err
         return self.code in (2, 3) and not published and not unexpected and len(self.error.splitlines()) == 1
 
-    def judge(self, row: Row, about: str, names: Iterable[str] = (), *, wrong: bool = False) -> None:
+    def judge(
+        self,
+        row: Row,
+        about: str,
+        names: Iterable[str] = (),
+        *,
+        code: int | tuple[int, ...] = 0,
+        says: str = "",
+        wrong: bool = False,
+    ) -> None:
         """Enters the try in a row of the matrix.
 
         Args:
           row: of the fault.
           about: names the try.
           names: keys of which none may be lost.
+          code: the exit code that is right, or those of which each may be.
+          says: what its error must hold, if there is one.
           wrong: whether something else was seen to be wrong.
         """
         lost = self.lost(names)
-        said = f"{about} (exit {self.code}, {self.err[-300:]!r}, lost {sorted(lost)[:3]})"
-        row.tried(said, hang=self.hang, lost=bool(lost), wrong=wrong or not self.told_well())
+        right = self.code in (code if isinstance(code, tuple) else (code,)) and (not self.code or says in self.error)
+        wrong = wrong or not right or not self.told_well()
+        rejects = list(self.rejects.items())[:9] if wrong else "..."
+        said = f"{about} (exit {self.code}, {self.err[-300:]!r}, {rejects}, lost {sorted(lost)[:3]})"
+        row.tried(said, hang=self.hang, lost=bool(lost), wrong=wrong)
 
     def _column(self, table: str, name: str) -> set[str]:
         return {row[name] for row in self._rows(table)}
@@ -203,10 +218,18 @@ def _answer(arguments: list[str], between: tuple[int, str] | None) -> dict:
     from pipeline import cli
 
     out, err = io.StringIO(), io.StringIO()
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text(_FORGET_PEAK)
+    before = _memory_mib("VmRSS")
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _jobs(between):
         code = cli.execute(arguments)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"code": code, "err": err.getvalue(), "peak_mib": peak}
+    return {"code": code, "err": err.getvalue(), "grown_mib": _memory_mib("VmHWM") - before}
+
+
+def _memory_mib(name: str) -> float:
+    """Returns what the system says of the memory of this process: `VmRSS` now, `VmHWM` at most."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 @contextlib.contextmanager
