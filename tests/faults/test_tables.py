@@ -297,7 +297,7 @@ def _right_image(field: str, value: Any) -> dict[str, str]:
 
 
 def _right_name(value: Any) -> dict[str, str]:
-    if value in (None, "", "gone"):
+    if value in (None, "", "gone") or repr(value) == "nan":
         return {"image 2": "not_a_file"}
     if value == "double":
         return {"0.jpg": "duplicate_key"}
