@@ -126,10 +126,11 @@ def test_bombs_forged_headers_and_all_other_hostile_files_at_once(fault, tmp_pat
             lost = name not in kept and name not in rejected
             row.tried(f"{kind.name}: {rejected.get(name)}", lost=lost, wrong=rejected.get(name) != wanted)
     row.tried("good images between them", lost=not set(GOOD) <= kept)
-    limits = [decoder.rlimit(psutil.RLIMIT_AS) for decoder in own_decoders()]
-    start = psutil.Process(decoders._pool._nursery._process.pid).memory_info().vms
-    assert limits
-    assert all(abs(limit - start - MEMORY_BYTES) < 64 << 20 for limit, _ in limits), (limits, start)
+    if not found.hang:
+        limits = [decoder.rlimit(psutil.RLIMIT_AS)[0] for decoder in own_decoders()]
+        start = psutil.Process(decoders._pool._nursery._process.pid).memory_info().vms
+        right = bool(limits) and all(abs(limit - start - MEMORY_BYTES) < 64 << 20 for limit in limits)
+        row.tried(f"limits of {limits} where they start with {start}", wrong=not right)
 
 
 def test_the_largest_images_allowed_fit_all_decoders_at_once(fault, tmp_path, tries):
