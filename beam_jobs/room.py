@@ -13,21 +13,27 @@ from beam_jobs.scan import Scan
 def to_examine(options: IngestOptions, found: Scan, work: str) -> int:
     """Returns the least bytes that a whole ingest writes from here on; 0 when they depend on what is in the images.
 
+    Of `copy`, what is stored in another format counts nothing: a BMP of one colour becomes a PNG of a few bytes. Of
+    `resize` nothing is known: what a smaller image takes depends on what it shows. When duplicates are dropped, nobody
+    knows how many images are left; raw pixels of all of them lie in the spool nevertheless. What is rejected is taken
+    to be as large as the rest.
+
     Args:
       options: of the ingest.
       found: what the scan found; URLs and members of compressed archives may have no size yet, and count nothing.
       work: directory of what passes between the stages.
     """
-    if storage.is_remote(options.out) or "drop" in (options.duplicates, options.near_duplicates):
+    if storage.is_remote(options.out):
         return 0
     share, pixels = 1 - options.max_reject_ratio, options.pixels
-    if pixels.policy == "copy":
-        least = int(share * found.bytes)
-    elif pixels.policy == "raw":  # first in the spool, then in the shards
-        least = int(share * (found.found - len(found.rejects)) * 2 * 3 * pixels.side_px**2)
-    else:
-        return 0
-    return max(0, least - _written(options.out) - disk.used_bytes(work))
+    drops = "drop" in (options.duplicates, options.near_duplicates)
+    if pixels.policy == "copy" and not drops:
+        return max(0, int(share * found.kept_bytes) - _written(options.out))
+    if pixels.policy == "raw":  # first in the spool, then in the shards
+        copies = 1 if drops else 2
+        least = int(share * (found.found - len(found.rejects)) * copies * 3 * pixels.side_px**2)
+        return max(0, least - _written(options.out) - disk.used_bytes(work))
+    return 0
 
 
 def to_write(options: IngestOptions, plan: Plan) -> int:

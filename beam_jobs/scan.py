@@ -14,6 +14,9 @@ from beam_jobs import storage, tables
 from beam_jobs.errors import RejectReason
 from beam_jobs.types import ImageRef, Reject
 
+# Ends of names of images that are stored as JPEG or PNG, see `normalise`.
+_STORED_AS_OTHERS = (".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
@@ -36,12 +39,14 @@ class Scan:
       buckets: files of references.
       found: images and rejects together.
       bytes: sum of the file sizes.
+      kept_bytes: of files but those whose names say that they are stored in another format, and so perhaps smaller.
       rejects: what was rejected without opening it.
     """
 
     buckets: tuple[Bucket, ...]
     found: int
     bytes: int
+    kept_bytes: int
     rejects: tuple[Reject, ...]
 
 
@@ -59,7 +64,7 @@ def scan(
     """
     rejects: list[Reject] = []
     buckets: list[Bucket] = []
-    found = total = 0
+    found = total = kept = 0
     for index, chunk in enumerate(_chunks(_good(entries, rejects, splits), bucket_images)):
         columns = _columns(chunk)
         path = storage.join(directory, f"refs-{index:06d}.parquet")
@@ -67,7 +72,10 @@ def scan(
         buckets.append(Bucket(path=path, name=f"{index:06d}-{_digest(columns, salt)}"))
         found += len(chunk)
         total += sum(ref.bytes for ref in chunk)
-    return Scan(buckets=tuple(buckets), found=found + len(rejects), bytes=total, rejects=tuple(rejects))
+        kept += sum(ref.bytes for ref in chunk if not ref.key.lower().endswith(_STORED_AS_OTHERS))
+    return Scan(
+        buckets=tuple(buckets), found=found + len(rejects), bytes=total, kept_bytes=kept, rejects=tuple(rejects)
+    )
 
 
 def _good(

@@ -1,14 +1,24 @@
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import apache_beam as beam
+import numpy as np
 import pytest
 
 from beam_jobs import disk, ingest, room
 from beam_jobs.errors import DiskError
+from beam_jobs.jobs import local_pipeline
 from beam_jobs.options import IngestOptions, PixelOptions
 from beam_jobs.scan import Scan
 from tests.beam_jobs.runs import shards_under
+from tests.make_images import encode
 
-FOUND = Scan(buckets=(), found=100, bytes=1_000_000, rejects=())
+FOUND = Scan(buckets=(), found=100, bytes=1_200_000, kept_bytes=1_000_000, rejects=())
 
 
 def options(tmp_path, **values) -> IngestOptions:
@@ -27,6 +37,11 @@ def test_raw_pixels_lie_in_the_spool_and_in_the_shards(tmp_path):
     assert to_examine(tmp_path, pixels=PixelOptions(policy="raw", side_px=10)) == 90 * 2 * 300
 
 
+@pytest.mark.parametrize("kind", ["duplicates", "near_duplicates"])
+def test_raw_pixels_of_what_is_dropped_lie_in_the_spool(tmp_path, kind):
+    assert to_examine(tmp_path, pixels=PixelOptions(policy="raw", side_px=10), **{kind: "drop"}) == 90 * 300
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -42,11 +57,12 @@ def test_nothing_is_asked_for_that_nobody_knows(tmp_path, values):
 
 
 def test_what_an_earlier_run_wrote_needs_no_room_again(tmp_path):
-    for name, size in (("out/Split-train/data", 300_000), ("out/_work/examined/spool.bin", 100_000)):
+    for name, size in (("out/Split-train/data", 30_000), ("out/_work/examined/spool.bin", 10_000)):
         path = tmp_path / name
         path.parent.mkdir(parents=True)
         path.write_bytes(bytes(size))
-    assert to_examine(tmp_path) == 500_000
+    assert to_examine(tmp_path) == 900_000 - 30_000  # the spool holds what is changed, and that is not counted
+    assert to_examine(tmp_path, pixels=PixelOptions(policy="raw", side_px=10)) == 90 * 2 * 300 - 40_000
 
 
 def test_shards_take_about_what_was_planned(stages, tmp_path):
@@ -68,3 +84,61 @@ def test_an_ingest_stops_before_the_stage_that_there_is_no_room_for(photos, tmp_
     assert any(out.glob("_work/examined/facts-*")) == has_facts
     assert ingest.run(asked).counts.written == 24
     assert disk.used_bytes(str(out / "_work")) == 0
+
+
+@pytest.fixture
+def place(tmp_path) -> Iterator[Callable[[int], Path]]:
+    """Makes a disk of so many bytes, or changes the one there is."""
+    found = tmp_path / "disk"
+    found.mkdir()
+
+    def make(size: int) -> Path:
+        again = ["-o", f"remount,size={size}"] if os.path.ismount(found) else ["-t", "tmpfs", "-o", f"size={size}"]
+        subprocess.run(["mount", *again, "feedline-test", found], check=True)
+        return found
+
+    yield make
+    if os.path.ismount(found):
+        subprocess.run(["umount", "--lazy", found], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+@pytest.mark.parametrize(
+    ("duplicates", "what", "jobs"), [("report", "the dataset", 0), ("drop", "the shards", 1)], ids=["copy", "drop"]
+)
+def test_a_dataset_that_no_small_disk_holds_is_not_begun(photos, place, duplicates, what, jobs):
+    size = sum(path.stat().st_size for path in photos.rglob("*.*"))
+    out = place(size) / "out"
+    asked = IngestOptions(
+        source=str(photos), out=str(out), splits={"all": 1}, max_reject_ratio=0, duplicates=duplicates
+    )
+    made = []
+
+    def make_pipeline() -> beam.Pipeline:
+        made.append(local_pipeline())
+        return made[-1]
+
+    with pytest.raises(DiskError) as caught:
+        ingest.run(asked, make_pipeline)
+    told = re.search(
+        rf"not enough room for {what}, about ([\d,]+) bytes are needed and ([\d,]+) bytes are free", str(caught.value)
+    )
+    assert told, caught.value
+    needed, free = (int(number.replace(",", "")) for number in told.groups())
+    assert free < size <= needed < size + 1000 * 24
+    assert len(made) == jobs  # no image is opened but in a job
+    assert not shards_under(out)
+    assert any(out.glob("_work/examined/*")) == bool(jobs)
+    place(16 << 20)
+    assert ingest.run(asked).counts.written == 24
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+def test_images_that_become_smaller_are_not_refused(place, tmp_path):
+    source = tmp_path / "source" / "grey"
+    source.mkdir(parents=True)
+    for number in range(10):
+        (source / f"{number}.bmp").write_bytes(encode(np.full((200, 300, 3), number, np.uint8), "BMP"))
+    size = sum(path.stat().st_size for path in source.iterdir())
+    asked = IngestOptions(source=str(source.parent), out=str(place(size // 4) / "out"), splits={"all": 1})
+    assert ingest.run(asked).counts.written == 10

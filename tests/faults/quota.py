@@ -33,8 +33,8 @@ class Quotas:
     def __init__(self, place: Path) -> None:
         self._place = place
 
-    def directory(self, name: str, limit: int) -> Path:
-        """Makes a directory that takes so many bytes, names of files included."""
+    def directory(self, name: str, limit: int | None) -> Path:
+        """Makes a directory that takes so many bytes, names of files included; None for no limit."""
         found = self._place / name
         _run("btrfs", "subvolume", "create", found)
         self.limit(found, limit)

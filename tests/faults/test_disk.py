@@ -9,10 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import random
+import re
 import resource
 import shlex
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,29 +23,58 @@ import numpy as np
 import pytest
 
 from beam_jobs.errors import DiskError
+from tests.beam_jobs.kill import chosen
 from tests.beam_jobs.runs import files_under
 from tests.faults import quota
 from tests.faults.matrix import Row
 from tests.faults.process import feedline
-from tests.faults.trials import Trial
+from tests.faults.trials import Trial, Worker, worker
 from tests.make_images import class_folders, encode
 
 if TYPE_CHECKING:  # it imports Keras
     from trainer.checkpoint import Checkpoint
+
+Files = dict[str, "bytes | None"]
 
 pytestmark = pytest.mark.timeout(900)
 
 SEED = 22
 IMAGES = 30
 LARGE = 64 << 20
-ARGUMENTS = ("--shards", 2, "--threads", 2)
-# What is full, for the arguments that leave the room for the dataset to be found out by writing it.
+# No reject is allowed, so that the room for the dataset is known before an image is opened.
+ARGUMENTS = ("--shards", 2, "--threads", 2, "--max-reject-ratio", 0)
+# With these it is known only when all images were examined.
 UNKNOWN = ("--duplicates", "drop")
+# Kind -> fault and outcome, as the matrix has them.
+ROWS = {
+    "filled": (
+        "a disk that others fill meanwhile",
+        "one line with the bytes free, and those needed where they can be known; a rerun with room ends",
+    ),
+    "read-only": ("a disk that becomes read-only", "one line says so; a rerun ends when it can be written again"),
+    "forbidden": ("the right to write is lost half way", "one line names the file; a rerun ends with the right"),
+    "removed": ("the output is removed half way", "one line names what is gone; a rerun begins anew and ends"),
+}
+NEEDED = re.compile(r"about [\d,.]+ (bytes|MB) are needed")
+LATE_S = 0.03
 QUOTA_HELP = "raise the quota or remove what counts against it, then run the same command again"
 # Bytes with which `feedline run` comes no further than the database of its root, or the first checkpoint.
 AT_THE_START, IN_THE_TRAINING = 96 << 10, 2 << 20
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+TOO_SMALL = "a disk with too little room"
+CHECKPOINT = "a checkpoint that does not fit"
+FULL_RUN = "`feedline run` on a full disk"
+FULL_TEMPORARY = "a full disk of temporary files"
+# Test -> fault.
+OVER_QUOTA = {
+    "test_a_quota": "a quota that is used up",
+    "test_a_checkpoint_over_the_quota": "a checkpoint over the quota",
+    "test_a_run_over_the_quota": "`feedline run` over the quota",
+}
+
+
+def needs_root(fault: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(os.geteuid() != 0, reason=f"{fault}: only root may mount a small disk")
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +91,25 @@ def source(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def clean(source, ingests, tmp_path_factory) -> dict[str, dict[str, bytes]]:
-    """The files of datasets that nothing came in the way of, by their further arguments."""
-    found = {}
-    for arguments in ((), UNKNOWN):
-        out = tmp_path_factory.mktemp("clean") / "out"
-        assert ingests.ingest(source, out, *ARGUMENTS, *arguments).code == 0
-        found[arguments] = files_under(out)
-    return found
+def ingests(tmp_path_factory) -> Iterator[Worker]:
+    """The process that runs `feedline ingest`, with a directory of its own for temporary files."""
+    with pytest.MonkeyPatch.context() as patch, worker() as found:
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))
+        yield found
+
+
+@pytest.fixture(scope="module")
+def clean(source, ingests, tmp_path_factory) -> dict[tuple[str, ...], Files]:
+    """What nothing came in the way of leaves around its output, by the further arguments."""
+    return {further: built(ingests, source, tmp_path_factory, *further) for further in ((), UNKNOWN)}
+
+
+@pytest.fixture(scope="module")
+def older(source, ingests, tmp_path_factory) -> Path:
+    """A dataset that others replace: the images are in another order."""
+    out = tmp_path_factory.mktemp("older") / "out"
+    assert ingests.ingest(source, out, *ARGUMENTS, "--seed", 1).code == 0
+    return out
 
 
 @pytest.fixture
@@ -85,126 +128,315 @@ def disk(tmp_path) -> Iterator[Callable[[int], Path]]:
         subprocess.run(["umount", "--lazy", place], check=True)
 
 
-def judge(
-    row: Row,
-    about: str,
-    first: Trial,
-    again: Trial,
-    wanted: dict[str, bytes],
-    *said: str,
-    codes: tuple[int, ...] = (1, 2),
-) -> None:
-    """Enters a try: it had to end with one line that says something, and the run after it with the whole dataset."""
-    lines = first.error.splitlines()
-    told = len(lines) == 1 and all(part in lines[0] for part in said)
-    unexpected = "Traceback" in first.err or "--debug" in first.err
-    published = first.code == 0
-    kept = files_under(again.out)
-    good = first.code in codes and told and not unexpected and not published and again.code == 0
-    lost = sorted(wanted.keys() - kept.keys())
-    about = f"{about}: {first.code}, {first.err[-400:]!r}; then {again.code}, {again.err[-300:]!r}, lost {lost[:3]}"
-    wrong = not good or kept != wanted
-    row.tried(about, hang=first.hang or again.hang, lost=again.code == 0 and bool(lost), wrong=wrong)
+def built(ingests: Worker, source: Path, factory: pytest.TempPathFactory, *further: str) -> Files:
+    out = factory.mktemp("clean") / "out"
+    assert ingests.ingest(source, out, *ARGUMENTS, *further).code == 0
+    return around(out)
+
+
+def around(out: Path) -> Files:
+    """Returns what lies in the directory that holds an output: relative path -> content of a file, None of others."""
+    found = sorted(out.parent.rglob("*"))
+    return {str(path.relative_to(out.parent)): path.read_bytes() if path.is_file() else None for path in found}
+
+
+def temporary() -> list[str]:
+    """Returns names of the temporary files of the process that ingests."""
+    return sorted(os.listdir(os.environ["TMPDIR"]))
+
+
+def tells_needed(line: str, further: tuple[str, ...]) -> bool:
+    """Whether a line says how much room is needed, if it is of a stage where that is known.
+
+    Nobody knows it while the source is scanned, when tables and manifest are published, and before `drop` has seen all
+    images.
+    """
+    known = ("enough room for", "while writing", *(() if further else ("while examining",)))
+    return bool(NEEDED.search(line)) or not any(part in line for part in known)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ingest:
+    """An ingest that something comes in the way of, in a directory of its own.
+
+    Attributes:
+      worker: runs it.
+      source: of the images.
+      out: of the dataset.
+      wanted: what has to be around it in the end.
+      further: arguments.
+      older: the dataset that it replaces; None for none.
+    """
+
+    worker: Worker
+    source: Path
+    out: Path
+    wanted: Files
+    further: tuple[str, ...] = ()
+    older: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.out.parent.mkdir(parents=True)
+        if self.older:
+            shutil.copytree(self.older, self.out)
+
+    @property
+    def folder(self) -> str:
+        """The directory that holds the output, quoted for a shell."""
+        return shlex.quote(str(self.out.parent))
+
+    def run(self, **strike: object) -> Trial:
+        over = ("--overwrite",) if self.older else ()
+        return self.worker.ingest(self.source, self.out, *ARGUMENTS, *self.further, *over, **strike)
+
+    def stands(self) -> bool:
+        """Whether the output holds what it held before: the older dataset, or none."""
+        if self.older:
+            return files_under(self.out) == files_under(self.older)
+        return not (self.out / "dataset.json").exists()
+
+    def judge(
+        self,
+        row: Row,
+        about: str,
+        *said: str,
+        mend: Callable[[], object],
+        codes: tuple[int, ...] = (1, 2),
+        **strike: object,
+    ) -> Trial:
+        """Enters a try: one line that says something and nothing published, then a run that leaves the dataset alone.
+
+        Args:
+          row: of the fault.
+          about: names the try.
+          said: parts of the line.
+          mend: takes away what is in the way.
+          codes: of the first run; with 0 among them it may also have been faster, and then the dataset has to be there.
+          strike: see `Worker.ingest`.
+        """
+        held = temporary()
+        first = self.run(**strike)
+        through = first.code == 0 and 0 in codes
+        good = first.code in codes and (through or (self._is_told(first, said) and self.stands()))
+        mend()
+        again = first if through and (self.out / "dataset.json").exists() else self.run()
+        kept = around(self.out)
+        lost = sorted(self.wanted.keys() - kept.keys())
+        left = sorted(kept.keys() - self.wanted.keys()) + [name for name in temporary() if name not in held]
+        about = f"{about} {self.further}: {first.code}, {first.err[-400:]!r}; then {again.code}, {again.err[-300:]!r}"
+        wrong = not good or again.code != 0 or kept != self.wanted or bool(left)
+        hang = first.hang or again.hang
+        row.tried(f"{about}, lost {lost[:3]}, left {left[:3]}", hang=hang, lost=bool(lost), wrong=wrong)
+        return first
+
+    def _is_told(self, first: Trial, said: tuple[str, ...]) -> bool:
+        lines = first.error.splitlines()
+        shown = "Traceback" in first.err or "--debug" in first.err
+        return len(lines) == 1 and all(part in lines[0] for part in said) and not shown and self._tells(lines[0])
+
+    def _tells(self, line: str) -> bool:
+        room = any(os.strerror(number) in line for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+        return not (room or "enough room" in line) or tells_needed(line, self.further)
 
 
 @pytest.fixture
-def quotas(tmp_path) -> Iterator[quota.Quotas]:
+def quotas(request, tmp_path) -> Iterator[quota.Quotas]:
     """A file system whose directories have quotas."""
     if reason := quota.missing():
-        pytest.skip(reason)
+        pytest.skip(f"{OVER_QUOTA[request.function.__name__]}: {reason}")
     with quota.mounted(tmp_path) as found:
         yield found
 
 
-@needs_root
-def test_a_disk_that_is_too_small(fault, ingests, source, clean, disk, tries):
-    row = fault("disk", "a disk with too little room", "one line with the bytes needed; with room, a rerun ends")
+@pytest.fixture(scope="module")
+def ingest(ingests, source, clean, older) -> Callable[..., Ingest]:
+    """Makes ingests of the source: output, further arguments, and whether it replaces a dataset."""
+
+    def make(out: Path, further: tuple[str, ...] = (), *, over: bool = False) -> Ingest:
+        older_ = older if over else None
+        return Ingest(worker=ingests, source=source, out=out, wanted=clean[further], further=further, older=older_)
+
+    return make
+
+
+@pytest.fixture
+def place(kind, request, tmp_path) -> Path:
+    """A directory of one's own for each kind of `KINDS`, or a disk."""
+    return request.getfixturevalue("disk")(LARGE) if kind in ("filled", "read-only") else tmp_path
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """What comes in the way.
+
+    Attributes:
+      command: of a shell, that puts it there.
+      mend: takes it away.
+      said: parts of what the user is told.
+    """
+
+    command: str
+    mend: Callable[[], object]
+    said: tuple[str, ...]
+
+
+def filled(place: Path, ingest: Ingest) -> How:
+    filler = place / "filler"
+    fill = f"dd if=/dev/zero of={shlex.quote(str(filler))} bs=64k 2>/dev/null || true"
+    return How(command=fill, mend=lambda: filler.unlink(missing_ok=True), said=("are free", "make room"))
+
+
+def read_only(place: Path, ingest: Ingest) -> How:
+    # As long as a file is open for writing, it fails.
+    lock = f"mount -o remount,ro {shlex.quote(str(place))} 2>/dev/null"
+    return How(command=lock, mend=lambda: remount(place, "rw"), said=(os.strerror(errno.EROFS),))
+
+
+def forbidden(place: Path, ingest: Ingest) -> How:
+    said = (os.strerror(errno.EACCES), str(ingest.out.parent))
+    return How(command=f"chmod -R a-w {ingest.folder}", mend=lambda: permit(ingest), said=said)
+
+
+def removed(place: Path, ingest: Ingest) -> How:
+    # What this run makes; an older dataset is not its own.
+    made = ".out.feedline-*" if ingest.older else "out"
+    return How(command=f"rm -rf {ingest.folder}/{made}", mend=list, said=(str(ingest.out.parent),))
+
+
+HOW = {"filled": filled, "read-only": read_only, "forbidden": forbidden, "removed": removed}
+
+
+def remount(place: Path, how: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{how}", place], check=True)
+
+
+def permit(ingest: Ingest) -> None:
+    subprocess.run(["chmod", "-R", "u+rwX", ingest.out.parent], check=True)
+
+
+def size_of(files: Files) -> int:
+    return sum(len(data or b"") for data in files.values())
+
+
+@needs_root(TOO_SMALL)
+def test_a_disk_that_is_too_small(fault, ingest, clean, older, disk, tries):
+    told = "one line with the bytes free, and those needed as soon as they can be known; with room, a rerun ends"
+    row = fault("disk", TOO_SMALL, told)
     choose = random.Random(SEED)
-    for index in range(tries(16, 3)):
-        arguments = UNKNOWN if index % 3 else ()
-        size = choose.randrange(64 << 10, sum(map(len, clean[arguments].values())), 4096)
-        out = disk(size) / f"out{index}"
-        first = ingests.ingest(source, out, *ARGUMENTS, *arguments)
-        published = (out / "dataset.json").exists()
-        disk(LARGE)
-        again = ingests.ingest(source, out, *ARGUMENTS, *arguments)
-        said = ["free", "make room, then run the same command again"]
-        assert not published or first.code == 0
-        judge(row, f"{size} bytes, {arguments}", first, again, clean[arguments], *said)
-        subprocess.run(["rm", "-rf", out], check=True)
+    before = 0
+    for index in range(tries(20, 4)):
+        further = UNKNOWN if index % 3 else ()
+        over = index % 4 == 3
+        size = choose.randrange(64 << 10, size_of(clean[further]), 4096)
+        place = disk(size + (size_of(around(older)) if over else 0))
+        one = ingest(place / f"{index}/out", further, over=over)
+        said = ("free", "make room, then run the same command again")
+        first = one.judge(row, f"{size} bytes", *said, mend=lambda: disk(LARGE))
+        before += "enough room for the dataset, about" in first.error
+        shutil.rmtree(one.out.parent)
+    assert before, "no try was stopped before it began"
 
 
-@needs_root
-def test_a_disk_that_others_fill(fault, ingests, source, clean, disk, tries):
-    row = fault("disk", "a disk that others fill meanwhile", "one line with the bytes free; a rerun with room ends")
+@needs_root(ROWS["filled"][0])
+def test_a_disk_that_others_fill(fault, ingest, disk, tries):
+    row = fault("disk", *ROWS["filled"])
     for index in range(tries(4, 1)):
         place = disk(LARGE)
-        out, filler = place / f"out{index}", place / "filler"
-        fill = f"dd if=/dev/zero of={shlex.quote(str(filler))} bs=64k 2>/dev/null || true"
-        first = ingests.ingest(source, out, *ARGUMENTS, between=(2 - index % 2, fill))
-        filler.unlink()
-        again = ingests.ingest(source, out, *ARGUMENTS)
-        said = (os.strerror(errno.ENOSPC), "0 bytes are free")
-        judge(row, f"before job {2 - index % 2}", first, again, clean[()], *said)
+        one = ingest(place / f"{index}/out")
+        said = (os.strerror(errno.ENOSPC), "are needed", "0 bytes are free")
+        how = filled(place, one)
+        between = (2 - index % 2, how.command)
+        one.judge(row, f"before job {2 - index % 2}", *said, mend=how.mend, between=between)
 
 
-def test_a_limit_of_files(fault, ingests, source, clean, tmp_path, tries):
-    row = fault("disk", "a limit of the size of files", "one line names the limit; a rerun without it ends")
+def test_a_limit_of_files(fault, ingests, ingest, tmp_path, tries):
+    told = "one line names the limit, and the bytes needed where they can be known; a rerun without it ends"
+    row = fault("disk", "a limit of the size of files", told)
     choose = random.Random(SEED)
     for index in range(tries(6, 1)):
-        size, out = choose.randrange(2000, 200_000), tmp_path / str(index)
-        pid = ingests._process.pid
-        before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, before[1]))
-        first = ingests.ingest(source, out, *ARGUMENTS)
-        resource.prlimit(ingests._process.pid, resource.RLIMIT_FSIZE, before)
-        again = ingests.ingest(source, out, *ARGUMENTS)
-        judge(row, f"{size} bytes", first, again, clean[()], os.strerror(errno.EFBIG), "ulimit -f")
+        size = choose.randrange(2000, 200_000)
+        one = ingest(tmp_path / f"{index}/out")
+        before = resource.prlimit(ingests._process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(ingests._process.pid, resource.RLIMIT_FSIZE, (size, before[1]))
+
+        def lift(before: tuple[int, int] = before) -> None:
+            resource.prlimit(ingests._process.pid, resource.RLIMIT_FSIZE, before)
+
+        one.judge(row, f"{size} bytes", os.strerror(errno.EFBIG), "ulimit -f", mend=lift)
 
 
-@needs_root
-def test_a_disk_that_becomes_read_only(fault, ingests, source, clean, disk, tries):
-    row = fault("disk", "a disk that becomes read-only", "one line says so; a rerun ends when it can be written again")
+@needs_root(ROWS["read-only"][0])
+def test_a_disk_that_becomes_read_only(fault, ingest, disk, tries):
+    row = fault("disk", *ROWS["read-only"])
     for index in range(tries(4, 1)):
         place = disk(LARGE)
-        out = place / f"out{index}"
-        lock = f"mount -o remount,ro {shlex.quote(str(place))}"
+        one = ingest(place / f"{index}/out")
+        how = read_only(place, one)
         if index == 3:
-            subprocess.run(["sh", "-c", lock], check=True)
-        first = ingests.ingest(source, out, *ARGUMENTS, between=None if index == 3 else (2 - index % 2, lock))
-        subprocess.run(["mount", "-o", "remount,rw", place], check=True)
-        again = ingests.ingest(source, out, *ARGUMENTS)
-        judge(row, f"try {index}", first, again, clean[()], os.strerror(errno.EROFS))
+            remount(place, "ro")
+        between = None if index == 3 else (2 - index % 2, how.command)
+        one.judge(row, f"try {index}", *how.said, mend=how.mend, between=between)
 
 
-def test_a_right_that_is_lost(fault, ingests, source, clean, tmp_path, tries):
-    row = fault("disk", "the right to write is lost half way", "one line names the file; a rerun ends with the right")
+def test_a_right_that_is_lost(fault, ingest, tmp_path, tries):
+    row = fault("disk", *ROWS["forbidden"])
     for index in range(tries(4, 1)):
-        out = tmp_path / str(index)
-        forbid = f"find {shlex.quote(str(out))} -type d -exec chmod a-w {{}} +"
-        first = ingests.ingest(source, out, *ARGUMENTS, between=(2 - index % 2, forbid))
-        subprocess.run(["find", out, "-type", "d", "-exec", "chmod", "u+w", "{}", "+"], check=True)
-        again = ingests.ingest(source, out, *ARGUMENTS)
-        judge(row, f"before job {2 - index % 2}", first, again, clean[()], os.strerror(errno.EACCES), str(out))
+        one = ingest(tmp_path / f"{index}/out")
+        forbid = f"find {one.folder} -type d -exec chmod a-w {{}} +"
+        said = (os.strerror(errno.EACCES), str(one.out))
+        between = (2 - index % 2, forbid)
+        one.judge(row, f"before job {2 - index % 2}", *said, mend=lambda one=one: permit(one), between=between)
 
 
-def test_a_directory_that_is_removed(fault, ingests, source, clean, tmp_path, tries):
-    row = fault("disk", "the output is removed half way", "one line names what is gone; a rerun begins anew and ends")
-    choose = random.Random(SEED)
-    for index in range(tries(8, 1)):
-        out = tmp_path / str(index)
-        late = choose.uniform(0.0, 0.3) if index > 1 else 0.0
-        remove = f"rm -rf {shlex.quote(str(out))}"
-        between = f"(sleep {late}; {remove}) > /dev/null 2>&1 &" if late else remove
-        first = ingests.ingest(source, out, *ARGUMENTS, between=(2 - index % 2, between))
-        if first.code == 0:  # it was faster, or nothing that was removed was needed any more
-            subprocess.run(["sh", "-c", f"sleep 1; {remove}"], check=True)
-            continue
-        subprocess.run(["sleep", "0.5"], check=True)
-        again = ingests.ingest(source, out, *ARGUMENTS)
-        about = f"before job {2 - index % 2}, {late:.2f} s later"
-        # 3: a shard was written and is not there when it is looked at.
-        judge(row, about, first, again, clean[()], str(out), codes=(1, 2, 3))
+def test_a_directory_that_is_removed(fault, ingest, tmp_path, tries):
+    row = fault("disk", *ROWS["removed"])
+    for index in range(tries(2, 1)):
+        one = ingest(tmp_path / f"{index}/out")
+        between = (2 - index % 2, f"rm -rf {one.folder}/out")
+        about = f"before job {2 - index % 2}"
+        one.judge(row, about, str(one.out), mend=list, codes=(1, 2, 3), between=between)
+
+
+@pytest.fixture(scope="module")
+def moments(ingest, tmp_path_factory) -> dict[bool, int]:
+    """How many moments an ingest in peace has; by whether it replaces a dataset."""
+    found = {}
+    for over in (False, True):
+        out = tmp_path_factory.mktemp("moments") / "0/out"
+        one = ingest(out, over=over)
+        trial = one.run(at=(0, 0.0, ""))
+        assert trial.code == 0
+        assert around(out) == one.wanted
+        found[over] = trial.moments
+    return found
+
+
+KINDS = [
+    pytest.param("filled", marks=needs_root(ROWS["filled"][0])),
+    pytest.param("read-only", marks=needs_root(ROWS["read-only"][0])),
+    "forbidden",
+    "removed",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_a_random_moment(fault, ingest, moments, tries, kind, place):
+    """Half of the tries replace a dataset, and of each half one in two is struck up to 30 ms after the moment."""
+    row = fault("disk", *ROWS[kind])
+    choose = random.Random(f"{SEED} {kind}")
+    struck = 0
+    for over in (False, True):
+        for index, moment in enumerate(chosen(choose, moments[over], tries(6, 1))):
+            out = place / f"{over}{index}/out"
+            one = ingest(out, over=over)
+            how = HOW[kind](place, one)
+            late = choose.uniform(0.0, LATE_S) if index % 2 else 0.0
+            about = (
+                f"moment {moment} of {moments[over]}, {late:.3f} s late, {'replaces, ' if over else ''}{how.command}"
+            )
+            first = one.judge(row, about, *how.said, mend=how.mend, codes=(0, 1, 2, 3), at=(moment, late, how.command))
+            struck += first.struck and first.code != 0
+    assert struck, "every ingest was faster"
 
 
 def checkpoint(step: int) -> Checkpoint:
@@ -216,11 +448,11 @@ def checkpoint(step: int) -> Checkpoint:
     return Checkpoint(arrays={"model/00000/w": values}, state={"step": step}, position=Position.after(0, 1))
 
 
-@needs_root
+@needs_root(CHECKPOINT)
 def test_a_checkpoint_that_does_not_fit(fault, disk):
     from trainer.checkpoint import Checkpoints
 
-    row = fault("disk", "a checkpoint that does not fit", "one line with the bytes needed; the one before counts")
+    row = fault("disk", CHECKPOINT, "one line with the bytes needed; the one before counts")
     saved = Checkpoints(str(disk(1_000_000) / "checkpoints"))
     saved.save(1, checkpoint(1))
     said = ""
@@ -236,26 +468,27 @@ def test_a_checkpoint_that_does_not_fit(fault, disk):
     row.tried("again, with room", lost=saved.latest().state != {"step": 2})
 
 
-def test_a_quota(fault, ingests, source, clean, quotas, tries):
-    row = fault("disk", "a quota that is used up", "one line names the quota; with a larger one, a rerun ends")
+def test_a_quota(fault, ingest, clean, older, quotas, tries):
+    told = "one line names the quota, and the bytes needed where they can be known; with a larger one, a rerun ends"
+    row = fault("disk", OVER_QUOTA["test_a_quota"], told)
     choose = random.Random(SEED)
     for index in range(tries(10, 2)):
-        arguments = UNKNOWN if index % 2 else ()
-        limit = choose.randrange(64 << 10, sum(map(len, clean[arguments].values())), 4096)
-        place = quotas.directory(str(index), limit)
-        out = place / "out"
-        first = ingests.ingest(source, out, *ARGUMENTS, *arguments)
-        assert not (out / "dataset.json").exists() or first.code == 0
-        quotas.limit(place, None)
-        again = ingests.ingest(source, out, *ARGUMENTS, *arguments)
+        further = UNKNOWN if index % 2 else ()
+        over = index % 4 == 3
+        limit = choose.randrange(64 << 10, size_of(clean[further]), 4096)
+        place = quotas.directory(str(index), None)
+        one = ingest(place / "0/out", further, over=over)
+        quotas.limit(place, limit + (size_of(around(older)) if over else 0))
         said = (os.strerror(errno.EDQUOT), QUOTA_HELP)
-        judge(row, f"{limit} bytes, {arguments}", first, again, clean[arguments], *said)
+        one.judge(row, f"{limit} bytes", *said, mend=lambda place=place: quotas.limit(place, None))
 
 
 def test_a_checkpoint_over_the_quota(fault, quotas):
     from trainer.checkpoint import Checkpoints
 
-    row = fault("disk", "a checkpoint over the quota", "one line names the quota; the one before counts")
+    row = fault(
+        "disk", OVER_QUOTA["test_a_checkpoint_over_the_quota"], "one line names the quota; the one before counts"
+    )
     place = quotas.directory("training", 1_000_000)
     saved = Checkpoints(str(place / "checkpoints"))
     saved.save(1, checkpoint(1))
@@ -275,8 +508,12 @@ def test_a_checkpoint_over_the_quota(fault, quotas):
 
 def test_a_run_over_the_quota(fault, short, quotas, tmp_path):
     if short:
-        pytest.skip("full form only: it imports TFX, which takes half a minute")
-    row = fault("disk", "`feedline run` over the quota", "one line names the quota; with a larger one, a rerun ends")
+        pytest.skip(
+            f"{OVER_QUOTA['test_a_run_over_the_quota']}: full form only: it imports TFX, which takes half a minute"
+        )
+    row = fault(
+        "disk", OVER_QUOTA["test_a_run_over_the_quota"], "one line names the quota; with a larger one, a rerun ends"
+    )
     source = class_folders(tmp_path / "photos", per_class=24)
     place = quotas.directory("run", AT_THE_START)
     root = place / "root"
@@ -298,11 +535,11 @@ def test_a_run_over_the_quota(fault, short, quotas, tmp_path):
     row.tried(about, hang=outcome.hang, lost=not pushed, wrong=outcome.code != 0 or outcome.shows_traceback)
 
 
-@needs_root
+@needs_root(FULL_RUN)
 def test_a_run_on_a_full_disk(fault, source, short, disk, tmp_path):
     if short:
-        pytest.skip("full form only: it imports TFX, which takes half a minute")
-    row = fault("disk", "`feedline run` on a full disk", "one line with the bytes free; nothing is published")
+        pytest.skip(f"{FULL_RUN}: full form only: it imports TFX, which takes half a minute")
+    row = fault("disk", FULL_RUN, "one line with the bytes free; nothing is published")
     root = disk(600 << 10) / "root"
     found = feedline("run", "--images", source, "--root", root, "--splits", "train=0.7,eval=0.3", "--epochs", 1)
     told = found.err.count("feedline: error: ") == 1 and "free" in found.err.splitlines()[-1]
@@ -310,15 +547,15 @@ def test_a_run_on_a_full_disk(fault, source, short, disk, tmp_path):
     row.tried(f"{found.code}, {found.err[-600:]!r}", hang=found.hang, wrong=not good or bool(found.left))
 
 
-@needs_root
+@needs_root(FULL_TEMPORARY)
 def test_a_full_disk_of_temporary_files(fault, source, clean, short, disk, tmp_path):
     if short:
-        pytest.skip("full form only: the program itself has to start, which takes ten seconds")
-    row = fault("disk", "a full disk of temporary files", "the ingest needs none of it and ends with the same bytes")
+        pytest.skip(f"{FULL_TEMPORARY}: full form only: the program itself has to start, which takes ten seconds")
+    row = fault("disk", FULL_TEMPORARY, "the ingest needs none of it and ends with the same bytes")
     place = disk(64 << 10)
     subprocess.run(["dd", "if=/dev/zero", f"of={place / 'filler'}", "bs=4k"], stderr=subprocess.DEVNULL)
-    out = tmp_path / "out"
-    command = ("ingest", source, "--out", out, "--max-reject-ratio", 1, "--splits", "all=1", *ARGUMENTS)
+    out = tmp_path / "dataset" / "out"
+    command = ("ingest", source, "--out", out, "--splits", "all=1", *ARGUMENTS)
     found = feedline(*command, env={"TMPDIR": str(place)})
-    good = found.code == 0 and files_under(out) == clean[()]
+    good = found.code == 0 and around(out) == clean[()]
     row.tried(f"{found.code}, {found.err[-300:]!r}", hang=found.hang, wrong=not good or bool(found.left))

@@ -17,6 +17,8 @@ import select
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +46,8 @@ class Trial:
       hang: whether it did not end in time.
       err: standard error.
       grown_mib: by how much more memory its process held, at most, than it did before the try.
+      moments: files that were opened and renamed in the directory that holds the output, if they were counted.
+      struck: whether what was to happen at one of these moments did.
     """
 
     out: Path
@@ -51,6 +55,8 @@ class Trial:
     hang: bool = False
     err: str = ""
     grown_mib: float = 0.0
+    moments: int = 0
+    struck: bool = False
 
     @property
     def error(self) -> str:
@@ -140,6 +146,7 @@ class Worker:
         out: Path,
         *arguments: object,
         between: tuple[int, str] | None = None,
+        at: tuple[int, float, str] | None = None,
         timeout: float = _TIMEOUT,
     ) -> Trial:
         """Runs `feedline ingest`, every reject allowed, into a single split: few images are enough.
@@ -149,11 +156,14 @@ class Worker:
           out: directory of the dataset.
           arguments: further ones.
           between: a shell command, and before which job of the ingest it runs: 1 examines, 2 writes.
+          at: a shell command, at which of `Trial.moments` it runs, and how many seconds later; as long as it fails,
+            it runs again at the moments that follow. Moment 0 never comes: they are counted.
           timeout: seconds after which it hangs.
         """
         usual = ["--max-reject-ratio", "1", "--splits", "all=1"]
         command = ["ingest", os.fsdecode(source), "--out", str(out), *usual, *map(str, arguments)]
-        answer = self.ask({"arguments": command, "between": between}, timeout)
+        place = f"{out.parent}{os.sep}"
+        answer = self.ask({"arguments": command, "between": between, "at": at and (place, *at)}, timeout)
         if answer is None:
             hang = self._process is not None and self._process.poll() is None
             self.close()
@@ -215,14 +225,16 @@ def _bind() -> None:
         libc.prctl(_CAPBSET_DROP, capability, 0, 0, 0)
 
 
-def _answer(arguments: list[str], between: tuple[int, str] | None) -> dict:
+def _answer(arguments: list[str], between: tuple[int, str] | None, at: tuple[str, int, float, str] | None) -> dict:
     from pipeline import cli
 
     out, err = io.StringIO(), io.StringIO()
     before = _least_memory_mib()
+    strike = _Strike(*at) if at else None
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _jobs(between):
         code = cli.execute(arguments)
-    return {"code": code, "err": err.getvalue(), "grown_mib": _memory_mib("VmHWM") - before}
+    grown = _memory_mib("VmHWM") - before
+    return {"code": code, "err": err.getvalue(), "grown_mib": grown, **(strike.over() if strike else {})}
 
 
 def _least_memory_mib() -> float:
@@ -238,6 +250,45 @@ def _memory_mib(name: str) -> float:
     """Returns what the system says of the memory of this process: `VmRSS` now, `VmHWM` at most."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+class _Strike:
+    """Runs a shell command at a moment; see `Worker.ingest`."""
+
+    def __init__(self, place: str, moment: int, late: float, command: str) -> None:
+        from tests.beam_jobs import kill
+
+        self._moment, self._late, self._command = moment, late, command
+        self._moments, self._last = itertools.count(1), 0
+        self._struck = self._is_over = False
+        self._later: threading.Thread | None = None
+        self._acts = threading.Lock()
+        kill.on_each_moment((place,), self._count)
+
+    def over(self) -> dict:
+        """Counts no more, and returns what became of it."""
+        self._is_over = True
+        if self._later:
+            self._later.join()
+        return {"moments": self._last, "struck": self._struck}
+
+    def _count(self, _: str) -> None:
+        if self._is_over:
+            return
+        self._last = number = next(self._moments)
+        if not self._moment or number < self._moment or self._struck:
+            return
+        if number == self._moment and self._late:
+            self._later = threading.Thread(target=self._act, args=(self._late,))
+            self._later.start()
+        else:
+            self._act()
+
+    def _act(self, late: float = 0.0) -> None:
+        if self._acts.acquire(blocking=False):  # or another thread does
+            time.sleep(late)
+            self._struck = subprocess.run(["sh", "-ec", self._command], check=False).returncode == 0
+            self._acts.release()
 
 
 @contextlib.contextmanager
