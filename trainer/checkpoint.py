@@ -17,6 +17,7 @@ import hashlib
 import io
 import json
 import logging
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -77,6 +78,22 @@ class Checkpoints:
     def __init__(self, directory: str) -> None:
         self.directory = directory
 
+    def check_room(self, size: int, count: int) -> None:
+        """Checks that the checkpoints of a training fit: those that are kept, and one more while it is written.
+
+        Args:
+          size: bytes of one.
+          count: how many are still to be written.
+
+        Raises:
+          DiskError: a local disk has not enough room for them.
+        """
+        if storage.is_remote(self.directory):
+            return
+        whole = [name for name in self._names() if storage.exists(storage.join(self.directory, name, INDEX_NAME))]
+        needed = min(len(whole) + count, _KEPT + 1) * size
+        disk.check_room(self.directory, needed - disk.used_bytes(self.directory), "the checkpoints")
+
     def save(self, step: int, checkpoint: Checkpoint) -> None:
         """Writes a checkpoint, and removes all but the newest two once it is complete.
 
@@ -128,6 +145,11 @@ def arrays_of(variables: Sequence[keras.Variable], group: str) -> dict[str, np.n
     """
     values = [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
     return {_name(group, index, variables[index]): value for index, value in enumerate(values)}
+
+
+def bytes_of(variables: Sequence[keras.Variable]) -> int:
+    """Returns the bytes that the values of variables take in a checkpoint."""
+    return sum(math.prod(variable.shape) * np.dtype(variable.dtype).itemsize for variable in variables)
 
 
 def assign(variables: Sequence[keras.Variable], arrays: Mapping[str, np.ndarray], group: str) -> None:

@@ -6,6 +6,7 @@ Nothing here is TensorFlow's but the input dataset; the steps, their compilation
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 
 from trainer import transfer
 from trainer.callbacks import Clock, History, Profile
-from trainer.checkpoint import Checkpoint, Checkpoints, arrays_of, assign
+from trainer.checkpoint import Checkpoint, Checkpoints, arrays_of, assign, bytes_of
 from trainer.fit import fit
 from trainer.input_wait import WaitMeter
 from trainer.interruption import Interruption, held
@@ -123,6 +124,7 @@ def train(task: Task, options: TrainOptions) -> Progress:
 
     Raises:
       OptionError: the monitored figure does not exist, or the checkpoint is of another model.
+      DiskError: a local disk does not take the checkpoints; known before the first step where it is too small.
     """
     with held() as interruption, scope(task.strategy):
         return _Training(task, options, interruption).run()
@@ -188,6 +190,7 @@ class _Training:
     def _fit(self, segment: Segment) -> None:
         task = self._task
         self._compile(segment.epoch)
+        self._check_room()
         start = Position.after(segment.first_step * task.batch_size, task.epoch_records)
         batches = task.train(start, self._meter)
         if segment.first_step % task.steps and not task.strategy:
@@ -202,6 +205,17 @@ class _Training:
             validation=self._validate if task.validate else None,
             callbacks=self._callbacks(),
         )
+
+    def _check_room(self) -> None:
+        """Checks that the checkpoints that are still to be written fit, before a step is made."""
+        task, model, options = self._task, self._task.model, self._options
+        if not task.checkpoints or not task.writes:
+            return
+        size = bytes_of(_state(model)) + bytes_of(model.optimizer.variables)
+        size += bytes_of(model.weights) if options.keep == "best" else 0
+        left = options.epochs * task.steps - self._progress.step
+        within_epochs = left // options.checkpoint_steps if options.checkpoint_steps else 0
+        task.checkpoints.check_room(size, math.ceil(left / task.steps) + within_epochs)
 
     def _validate(self) -> Mapping[str, float]:
         assert self._task.validate  # noqa: S101 - or it is not asked

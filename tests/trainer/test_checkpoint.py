@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from beam_jobs import disk
 from beam_jobs.errors import DiskError, OptionError
 from trainer.checkpoint import (
     INDEX_NAME,
@@ -64,6 +65,24 @@ def test_the_newest_two_are_kept(saved, tmp_path):
         STATE_NAME,
         VARIABLES_NAME,
     }
+
+
+@pytest.mark.parametrize(("count", "needed"), [(1, 3), (9, 3)])
+def test_room_is_needed_for_those_that_are_kept_and_the_one_that_is_written(saved, tmp_path, count, needed):
+    there, free = disk.used_bytes(str(tmp_path)), disk.free_bytes(str(tmp_path))
+    (tmp_path / "training" / "checkpoint-00000130").mkdir()  # one that was begun: nothing of it counts
+    saved.check_room((free + there) // needed - (1 << 28), count)
+    with pytest.raises(DiskError, match="not enough room for the checkpoints"):
+        saved.check_room((free + there) // needed + (1 << 28), count)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_more_is_asked_for_than_a_short_training_writes(tmp_path, count):
+    free = disk.free_bytes(str(tmp_path))
+    new = Checkpoints(str(tmp_path / "new"))
+    new.check_room(free // count - (1 << 28), count)
+    with pytest.raises(DiskError, match="not enough room for the checkpoints"):
+        new.check_room(free // count + (1 << 28), count)
 
 
 def test_the_position_is_a_file_of_its_own_of_a_few_bytes(saved, tmp_path):

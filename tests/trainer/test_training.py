@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from beam_jobs.errors import OptionError
+from beam_jobs.errors import DiskError, OptionError
 from trainer.callbacks import Profile, epoch_line
 from trainer.checkpoint import Checkpoints
 from trainer.input_wait import timed
@@ -361,3 +362,38 @@ def test_worker_that_does_not_write_writes_nothing(tmp_path):
     options = told(epochs=1, profile_steps="1-2")
     trained(options, log_dir=str(tmp_path / "log"), checkpoints=Checkpoints(str(tmp_path / "saved")), writes=False)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+def test_checkpoints_that_a_small_disk_cannot_hold_are_refused_before_the_first_step(tmp_path):
+    place = tmp_path / "disk"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "feedline-test", place], check=True)
+    steps = []
+    try:
+        layers = [keras.layers.Dense(20_000, name="base"), keras.layers.Dense(2, activation="softmax", name="head")]
+        model = keras.Sequential([keras.Input([2]), *layers])
+        task = task_of(told(), model=model, checkpoints=Checkpoints(str(place / "training")), callbacks=[Steps(steps)])
+        # 100,002 values and as many of each of the two slots of the optimizer, in three checkpoints at a time.
+        wanted = r"not enough room for the checkpoints, about 3\.6 MB are needed and 2\.\d MB are free; make room"
+        with pytest.raises(DiskError, match=wanted):
+            train(task, told(epochs=3))
+        assert not steps
+        assert not (place / "training").exists()
+        subprocess.run(["mount", "-o", "remount,size=4m", place], check=True)
+        train(task, told(epochs=3))
+        assert len(steps) == 3 * STEPS
+        assert sum(path.stat().st_size for path in place.rglob("*.npz")) == pytest.approx(2.4e6, rel=0.01)
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+class Steps(keras.callbacks.Callback):
+    """Counts the steps that were begun."""
+
+    def __init__(self, seen: list[int]) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._seen.append(batch)
