@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections import Counter
@@ -74,6 +75,7 @@ def publish(options: IngestOptions, plan: Plan, tasks: list[ShardTask], rejects:
 
     Raises:
       CorruptDataset: a shard is not what its sidecar says.
+      FileNotFoundError: somebody removes the output meanwhile; nothing is published.
     """
     sidecars = {(task.split, task.index): _checked(options.out, found.work, task) for task in tasks}
     images = _images(plan, sidecars, found)
@@ -109,6 +111,7 @@ def publish(options: IngestOptions, plan: Plan, tasks: list[ShardTask], rejects:
         },
     )
     manifest.write(result, options.out, scratch)
+    _check_whole(result, options.out)
     return result
 
 
@@ -142,6 +145,21 @@ def _checked(out: str, work: str, task: ShardTask) -> Sidecar:
             return sidecar
     storage.remove(sidecar_path(work, task))  # or the next run would take the shard for finished
     raise CorruptDataset(f"{path} is not what was written to it; check the disk, then run the ingest again")
+
+
+def _check_whole(result: Manifest, out: str) -> None:
+    """Takes a manifest back whose files were removed while it was made: writing makes the directories anew.
+
+    Raises:
+      FileNotFoundError: one of them is not there.
+    """
+    if storage.is_remote(out):  # a request each, and nobody removes a bucket half way by accident
+        return
+    paths = [path for split in result.splits for path in result.shard_paths(out, split)]
+    for path in [*paths, *(storage.join(out, name) for name in result.tables)]:
+        if not os.path.isfile(path):
+            storage.remove(storage.join(out, manifest.MANIFEST_NAME))
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
 def _tfds_files(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -16,6 +17,7 @@ from beam_jobs.options import HttpOptions
 from beam_jobs.publish import Found, producer, publish, reason_counts, rejects_table
 from beam_jobs.types import Annotations, Reject
 from beam_jobs.write import shard_path, sidecar_path, write_shard
+from tests.beam_jobs import kill
 from tests.beam_jobs.conftest import OPTIONS
 from tests.beam_jobs.make_rows import make_ref
 from tests.beam_jobs.runs import files_under
@@ -52,6 +54,19 @@ def test_the_manifest_describes_the_files(written):
         "china": 12,
         "flower": 12,
     }
+
+
+def test_of_an_output_that_is_removed_meanwhile_nothing_is_published(written):
+    out = Path(written.task.out)
+
+    def remove(path: str) -> None:
+        if path.endswith(manifest.IMAGES_NAME):  # it is read once more for its checksum
+            shutil.rmtree(out / "Split-train", ignore_errors=True)
+
+    kill.on_each_moment((str(out),), remove)
+    with pytest.raises(FileNotFoundError, match="Split-train"):
+        publish_it(written)
+    assert not manifest.is_published(str(out))
 
 
 def test_the_image_table_leads_to_every_record(written):
