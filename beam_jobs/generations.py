@@ -12,6 +12,7 @@ somebody's backup.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 
@@ -49,7 +50,12 @@ def replace_dataset(out: str, build: Callable[[str], Manifest]) -> Manifest:
     if not manifest.is_published(following):
         return result  # there was nothing to build, and the old generation stays
     os.rename(out, previous)
-    os.rename(following, out)
+    try:
+        os.rename(following, out)
+    except OSError:
+        with contextlib.suppress(OSError):  # of a disk that takes nothing any more: the next call does it
+            os.rename(previous, out)
+        raise
     storage.remove_tree(previous)
     return result
 

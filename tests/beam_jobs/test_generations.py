@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 
 from beam_jobs import manifest
 from beam_jobs.errors import OptionError, TooManyRejects
+from beam_jobs.generations import replace_dataset
 from beam_jobs.ingest import run
 from beam_jobs.jobs import local_pipeline
 from beam_jobs.options import IngestOptions
 from beam_jobs.verify import verify
+from tests.beam_jobs import kill
 from tests.make_images import class_folders, jpeg
 
 
@@ -53,6 +57,26 @@ def test_the_old_generation_is_there_until_the_new_one_is_whole(photos, out, tmp
     assert (before.counts.written, after.counts.written) == (6, 7)
     assert verify(str(out)).problems == []
     assert names(tmp_path) == ["out"]
+
+
+def test_a_new_generation_that_is_removed_leaves_the_old_one_where_it_was(tmp_path):
+    place = tmp_path / "out"
+    following = tmp_path / ".out.feedline-next"
+
+    def build(there: str) -> None:
+        os.mkdir(there)
+        Path(there, manifest.MANIFEST_NAME).write_text(f"of {os.path.basename(there)}")
+
+    def remove(path: str) -> None:
+        if path == str(place):  # about to take its place
+            shutil.rmtree(following, ignore_errors=True)
+
+    build(str(place))
+    kill.on_each_moment((str(place),), remove)
+    with pytest.raises(FileNotFoundError):
+        replace_dataset(str(place), build)
+    assert (place / manifest.MANIFEST_NAME).read_text() == "of out"
+    assert os.listdir(tmp_path) == ["out"]
 
 
 def test_bad_data_leaves_the_old_generation_alone(photos, out):
