@@ -527,13 +527,14 @@ def test_a_run_over_the_quota(fault, short, quotas, tmp_path):
     root = place / "root"
     shape = ("--splits", "train=0.7,eval=0.3", "--epochs", 1, "--image-side", 32)
     arguments = ("--images", source, "--root", root, *shape)
-    for limit, found in ((AT_THE_START, 0), (IN_THE_TRAINING, 1)):
+    strikes = ((AT_THE_START, 0, "while running the pipeline"), (IN_THE_TRAINING, 1, "writing a checkpoint (about "))
+    for limit, found, where in strikes:
         quotas.limit(place, limit)
         outcome = feedline("run", *arguments, timeout=600)
         last = outcome.err.splitlines()[-1]
         told = outcome.err.count("feedline: error: ") == 1 and os.strerror(errno.EDQUOT) in last and QUOTA_HELP in last
         whole = len(list(root.rglob("dataset.json"))) == found and not (root / "serving").exists()
-        good = outcome.code == 1 and told and whole and not outcome.shows_traceback
+        good = outcome.code == 1 and told and where in last and whole and not outcome.shows_traceback
         about = f"{limit} bytes: {outcome.code}, {outcome.err[-600:]!r}"
         row.tried(about, hang=outcome.hang, wrong=not good or bool(outcome.left))
     quotas.limit(place, None)
