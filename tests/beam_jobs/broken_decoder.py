@@ -1,4 +1,4 @@
-"""Decoders that do what some bytes say: abort, spin, sleep, eat memory. They are broken from outside, by a `sitecustomize`."""
+"""Decoders that do what some bytes say: abort, spin, sleep, eat memory; broken from outside, by a `sitecustomize`."""
 
 from __future__ import annotations
 
