@@ -1,12 +1,13 @@
 """The fault matrix: what was broken, how often, and how often something hung, got lost or came out wrong.
 
 A test asks the fixture `fault` for a row, breaks things, and says of each try how it went. A row that is not all zeros
-fails its test. The rows of a run are printed at its end; `python -m tests.faults.page` puts them into the docs.
+fails its test. The rows of a run are printed at its end, with what could not be tried on this machine and how long it
+all took; `python -m tests.faults.page` puts those of a full run into the docs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,6 +24,8 @@ GROUPS = {
     "untrusted": "Untrusted names and values",
     "fuzz": "Random input",
 }
+# Form -> the minutes that all of it may take on two cores; a run that takes longer says so.
+MINUTES = {"full": 20, "short": 5}
 _HEAD = ("fault", "tries", "hangs", "losses", "wrong bytes", "what happens")
 
 
@@ -76,6 +79,52 @@ class Row:
     def to_json(self) -> dict[str, Any]:
         """Returns what the page needs."""
         return {name: value for name, value in asdict(self).items() if name != "failures"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run of the tests.
+
+    Attributes:
+      form: key of `MINUTES`.
+      whole: whether all tests of `tests/faults` were run, or skipped for a reason.
+      passed: whether none failed.
+      seconds: that it took.
+      rows: of the matrix, in its order.
+      skipped: test -> why it was not tried.
+    """
+
+    form: str
+    whole: bool
+    passed: bool
+    seconds: float
+    rows: tuple[Row, ...]
+    skipped: dict[str, str]
+
+    def problem(self) -> str:
+        """Returns why it is not for the page; empty when it is."""
+        if self.form != "full":
+            return f"the last run was of the {self.form} form"
+        if not self.whole:
+            return "the last run left tests out"
+        return "" if self.passed else "the last run failed"
+
+    def summary(self) -> list[str]:
+        """Returns the lines below the matrix: what was not tried, and how long it took."""
+        lines = [f"not tried: {reason} ({test})" for test, reason in sorted(self.skipped.items())]
+        lines.append(f"{self.form} form, {self.seconds:,.0f} seconds")
+        if self.seconds > 60 * MINUTES[self.form]:
+            lines.append(f"that is more than the {MINUTES[self.form]} minutes of the {self.form} form")
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what the page needs."""
+        return {**vars(self), "rows": [row.to_json() for row in self.rows]}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Run:
+        """Returns the run that `to_json` told of."""
+        return cls(**{**values, "rows": tuple(merged(values["rows"]))})
 
 
 def merged(rows: Iterable[dict[str, Any]]) -> list[Row]:

@@ -3,25 +3,49 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
-from tests.faults.matrix import markdown, merged
+from tests.faults.matrix import GROUPS, Run, markdown
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
 RESULTS = ROOT / "build" / "faults.json"
 START, END = "<!-- matrix: start -->", "<!-- matrix: end -->"
+_NOT_TRIED = re.compile(r"^- not tried: .+ \((?P<test>\S+)\)$", re.MULTILINE)
 
 
 def main() -> None:
     if not RESULTS.exists():
         sys.exit("there is no matrix; run `make test-faults` first")
-    rows = merged(json.loads(RESULTS.read_text(encoding="utf-8")))
-    text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(START)
-    after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{START}\n\n{markdown(rows)}\n\n{END}{after}", encoding="utf-8")
+    run = Run.from_json(json.loads(RESULTS.read_text(encoding="utf-8")))
+    if problem := run.problem():
+        sys.exit(f"{problem}; run `make test-faults` first")
+    before, after = PAGE.read_text(encoding="utf-8").split(START)[0], PAGE.read_text(encoding="utf-8").split(END)[1]
+    PAGE.write_text(f"{before}{START}\n\n{written(run)}\n\n{END}{after}", encoding="utf-8")
+
+
+def written(run: Run) -> str:
+    """Returns what stands between the marks: the matrix, and the lines below it as a list."""
+    return "\n".join([markdown(run.rows), "", *(f"- {line}" for line in run.summary())])
+
+
+def rows_of(text: str) -> list[tuple[str, str]]:
+    """Returns group and fault of every row of a page, in order."""
+    groups = {title: group for group, title in GROUPS.items()}
+    found, group = [], ""
+    for line in text.partition(START)[2].partition(END)[0].splitlines():
+        if line.startswith("### "):
+            group = groups[line.removeprefix("### ")]
+        elif line.startswith("| ") and not line.startswith(("| fault |", "| --- |")):
+            found.append((group, line.removeprefix("| ").partition(" | ")[0]))
+    return found
+
+
+def not_tried(text: str) -> set[str]:
+    """Returns the tests, with their parameters, that a page says were not tried."""
+    return {found["test"] for found in _NOT_TRIED.finditer(text)}
 
 
 if __name__ == "__main__":
