@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,7 +9,7 @@ from typing import Any
 
 import google_crc32c
 
-from beam_jobs import decoders, storage, tables, web
+from beam_jobs import decoders, sealed, storage, tables, web
 from beam_jobs.annotations import check
 from beam_jobs.errors import BadImage, RejectReason
 from beam_jobs.geometry import geometry
@@ -85,15 +84,13 @@ def rejects_path(work: str, bucket: Bucket) -> str:
 def examine_bucket(bucket: Bucket, task: ExamineTask) -> Examined:
     """Examines every image of a bucket, unless an earlier run did. Idempotent: equal inputs write equal files."""
     work = task.reader.work
-    marker = _marker_path(work, bucket)
-    if storage.exists(marker):
-        earlier = Examined(**{**json.loads(storage.read_bytes(marker)), "resumed": True})
+    if earlier := _earlier(work, bucket):
         local.add(Progress(earlier.good + earlier.rejected, 0, earlier.rejected))
         return earlier
     good: list[dict[str, Any]] = []
     bad: list[dict[str, Any]] = []
     read = 0
-    with SpoolWriter(work, f"{DIRECTORY}/spool-{bucket.name}.bin") as spool:
+    with SpoolWriter(work, _spool_name(bucket)) as spool:
         for ref, outcome in _outcomes(bucket, task):
             if isinstance(outcome, Reject):
                 done = Progress(1, outcome.bytes, 1)
@@ -106,7 +103,9 @@ def examine_bucket(bucket: Bucket, task: ExamineTask) -> Examined:
     tables.write(facts_path(work, bucket), good, tables.EXAMINED)
     tables.write(rejects_path(work, bucket), bad, tables.REJECTS)
     counts = {"good": len(good), "rejected": len(bad), "bytes": read}
-    storage.write_bytes(marker, json.dumps(counts).encode())  # last: a bucket without it is done again
+    files = _checksums(work, bucket, spool.size)
+    # Last: a bucket without it is done again.
+    sealed.write(_marker_path(work, bucket), {**counts, "files": files})
     return Examined(**counts, resumed=False)
 
 
@@ -121,10 +120,40 @@ def marker_name(bucket: Bucket) -> str:
     return f"done-{bucket.name}.json"
 
 
-def done_by(marker: bytes) -> Progress:
-    """Returns what the content of such a file says was done."""
-    counts = json.loads(marker)
+def done_by(marker: bytes) -> Progress | None:
+    """Returns what the content of such a file says was done; None when it is damaged."""
+    try:
+        counts = sealed.loads(marker)
+    except ValueError:  # of an earlier run: its bucket is being examined again
+        return None
     return Progress(counts["good"] + counts["rejected"], counts["bytes"], counts["rejected"])
+
+
+def _earlier(work: str, bucket: Bucket) -> Examined | None:
+    """Returns what an earlier run found in a bucket; None when there was none, or its files are no longer those."""
+    if not storage.exists(_marker_path(work, bucket)):
+        return None
+    try:
+        counts = sealed.read(_marker_path(work, bucket))
+        files = counts.pop("files")
+        spooled = storage.size(storage.join(work, _spool_name(bucket))) if files["spool"] else 0
+        whole = files == _checksums(work, bucket, spooled)
+    except (OSError, ValueError):
+        return None
+    return Examined(**counts, resumed=True) if whole else None
+
+
+def _checksums(work: str, bucket: Bucket, spooled: int) -> dict[str, int]:
+    """Returns what tells the files of a bucket: crc32c of its tables, and the bytes of its spool.
+
+    The spool may be as large as the source, and each image in it has a checksum that is compared when it is written.
+    """
+    facts, rejects = facts_path(work, bucket), rejects_path(work, bucket)
+    return {"facts": storage.checksum(facts), "rejects": storage.checksum(rejects), "spool": spooled}
+
+
+def _spool_name(bucket: Bucket) -> str:
+    return f"{DIRECTORY}/spool-{bucket.name}.bin"
 
 
 def _marker_path(work: str, bucket: Bucket) -> str:

@@ -139,7 +139,7 @@ def described(options: IngestOptions) -> dict[str, Any]:
 
 def _checked(out: str, work: str, task: ShardTask) -> Sidecar:
     path = shard_path(out, task)
-    with contextlib.suppress(OSError):  # one of the two is missing
+    with contextlib.suppress(OSError, ValueError):  # one of the two is missing, or the sidecar damaged
         sidecar = load_sidecar(work, task)
         if storage.checksum(path) == sidecar.crc32c:
             return sidecar

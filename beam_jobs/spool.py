@@ -38,6 +38,11 @@ class SpoolWriter:
         self._position += len(data)
         return piece.text
 
+    @property
+    def size(self) -> int:
+        """Bytes added so far; there is no file while there are none."""
+        return self._position
+
     def __enter__(self) -> SpoolWriter:
         """Opens nothing yet."""
         return self

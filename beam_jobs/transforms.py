@@ -5,7 +5,6 @@ Expected failures travel as values, because a runner turns an exception into tex
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 import apache_beam as beam
 from apache_beam.metrics import Metrics
 
-from beam_jobs import examine, storage
+from beam_jobs import examine, sealed, storage
 from beam_jobs.errors import FeedlineError
 from beam_jobs.examine import Examined, ExamineTask, examine_bucket
 from beam_jobs.jobs import Tally
@@ -65,7 +64,10 @@ class WriteShards(beam.PTransform):
         digests = {os.path.basename(sidecar_path("", shard)): shard.digest for shard in self.shards}
 
         def done_by(name: str, sidecar: bytes) -> Progress | None:
-            found = json.loads(sidecar)
+            try:
+                found = sealed.loads(sidecar)
+            except ValueError:  # a damaged one of an earlier run: its shard is being written again
+                return None
             return Progress(found["records"], found["bytes"]) if found["digest"] == digests[name] else None
 
         return Tally(storage.join(self.task.work, "written"), digests, done_by)

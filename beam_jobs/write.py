@@ -13,7 +13,7 @@ import google_crc32c
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from beam_jobs import record, shards, storage, tables, tfrecord
+from beam_jobs import record, sealed, shards, storage, tables, tfrecord
 from beam_jobs.annotations import record_objects
 from beam_jobs.errors import BadImage, FeedlineError, SourceChanged
 from beam_jobs.geometry import geometry
@@ -177,8 +177,7 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
         crc32c=sink.crc32c,
         offsets=tuple(offsets),
     )
-    text = json.dumps(asdict(sidecar))
-    storage.write_bytes(sidecar_path(task.work, shard), text.encode(), durable=False)  # a torn one has the shard redone
+    sealed.write(sidecar_path(task.work, shard), asdict(sidecar), durable=False)  # a torn one has the shard redone
     return True
 
 
@@ -187,9 +186,9 @@ def load_sidecar(work: str, shard: ShardTask) -> Sidecar:
 
     Raises:
       OSError: there is none.
-      ValueError, KeyError, TypeError: it is damaged.
+      ValueError: it is damaged.
     """
-    values = json.loads(storage.read_bytes(sidecar_path(work, shard)))
+    values = sealed.read(sidecar_path(work, shard))
     return Sidecar(**{**values, "offsets": tuple(values["offsets"])})
 
 
@@ -210,8 +209,8 @@ def _written(shard: ShardTask, task: WriteTask) -> Sidecar | None:
     try:
         sidecar = load_sidecar(task.work, shard)
         whole = sidecar.digest == shard.digest and sidecar.bytes == storage.size(shard_path(task.out, shard))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # no sidecar, or a torn one: the shard is written again
+    except (OSError, ValueError):
+        return None  # no sidecar, or a damaged one: the shard is written again
     return sidecar if whole else None
 
 

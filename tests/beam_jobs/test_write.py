@@ -150,6 +150,13 @@ def tear_sidecar(task, stages):
     return task
 
 
+def flip_sidecar(task, stages):
+    path = Path(sidecar_path(stages.task.work, task))
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps({**found, "offsets": [found["offsets"][0] + 1, *found["offsets"][1:]]}))
+    return task
+
+
 def lose_a_field(task, stages):
     path = Path(sidecar_path(stages.task.work, task))
     path.write_text(json.dumps({"offsets": [], "digest": task.digest}))
@@ -172,7 +179,9 @@ def change_digest(task, stages):
 
 
 @pytest.mark.parametrize(
-    "harm", [lose_sidecar, tear_sidecar, lose_a_field, lose_shard, cut_shard, change_digest], ids=lambda f: f.__name__
+    "harm",
+    [lose_sidecar, tear_sidecar, flip_sidecar, lose_a_field, lose_shard, cut_shard, change_digest],
+    ids=lambda f: f.__name__,
 )
 def test_a_shard_that_is_not_known_to_be_whole_is_written_again(stages, harm):
     task = stages.shards[0]

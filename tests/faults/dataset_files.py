@@ -28,7 +28,7 @@ class Files:
         return self._whole[name]
 
     def change(self, name: str, data: bytes) -> None:
-        (self.root / name).parent.mkdir(exist_ok=True)
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
         (self.root / name).write_bytes(data)
 
     def restore(self) -> None:

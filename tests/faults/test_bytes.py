@@ -1,4 +1,7 @@
-"""Torn, flipped, lost, added and exchanged bytes of a published dataset: `verify` names every one, training ends."""
+"""Torn, flipped, lost, added and exchanged bytes: of a published dataset, and of what an interrupted ingest leaves.
+
+`verify` names every one of a dataset, and training ends; an ingest that is run again never publishes other bytes.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,19 @@ import itertools
 import random
 import re
 import shutil
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
-from beam_jobs import ingest, tables, tfrecord
+from beam_jobs import ingest, tfrecord
 from beam_jobs.errors import FeedlineError
 from beam_jobs.options import IngestOptions
 from beam_jobs.verify import verify
+from tests.beam_jobs import kill
+from tests.beam_jobs.runs import KilledAfterWriting, files_under
+from tests.faults.bounded import Ended, bounded
 from tests.faults.dataset_files import Files
 from tests.faults.process import feedline
 from tests.make_images import class_folders
@@ -52,15 +56,21 @@ def files(published, tmp_path) -> Files:
 
 def judge(row, files: Files, about: str, name: str, offset: int | None = None) -> None:
     """Verifies a damaged dataset: a line must name the file, and the offset of the record where there is one."""
-    start = time.monotonic()
-    try:
-        lines = verify(str(files.root)).problems
-    except FeedlineError as error:
-        lines = [str(error)]
+    ended = bounded(lambda: _problems(files.root), _SECONDS)
+    if ended.error:
+        raise ended.error
+    lines = ended.value or []
     named = [line for line in lines if name in line]
     right = named if offset is None else [line for line in named if re.search(rf"offset {offset}\b", line)]
-    row.tried(about, hang=time.monotonic() - start > _SECONDS, lost=not lines, wrong=bool(lines) and not right)
+    row.tried(about, hang=ended.hang, lost=not ended.hang and not lines, wrong=bool(lines) and not right)
     files.restore()
+
+
+def _problems(root: Path) -> list[str]:
+    try:
+        return verify(str(root)).problems
+    except FeedlineError as error:
+        return [str(error)]
 
 
 def test_a_shard_that_is_cut_anywhere(fault, files):
@@ -155,16 +165,94 @@ def test_training_on_a_cut_shard_ends_and_is_told_where(fault, files, tries):
             _judge_training(row, files, f"{name} cut between records at {place}", name, place)
 
 
-def test_training_with_an_index_that_is_not_of_the_shards(fault, files, tries):
-    row = fault("bytes", "training on a damaged images.parquet", "an error that names the file, or the right images")
-    whole = tables.read(str(files.root / _INDEX)).to_pylist()
-    for _, position, bit in _flips(files, [_INDEX], tries(40, 3)):
-        files.change(_INDEX, _flipped(files[_INDEX], position, bit))
-        hang, error, keys = _bounded(lambda: _read(files.root))
-        expected = {row["key"] for row in whole if row["split"] == "train" and row["shard"] >= 0}
-        told = error is not None and _names(files, error, _INDEX)
-        row.tried(f"byte {position} bit {bit}", hang=hang, wrong=not hang and not told and set(keys or ()) != expected)
+@pytest.mark.parametrize("name", ["dataset.json", "images.parquet"])
+def test_training_with_a_table_that_is_not_of_the_shards(fault, files, tries, name):
+    row = fault("bytes", f"training on a damaged {name}", "an error that names the file, or the very same epoch")
+    whole = _read(files.root)
+    assert len({key for key, _ in whole}) == len(whole) > 10
+    for _, position, bit in _flips(files, [name], tries(40, 3)):
+        files.change(name, _flipped(files[name], position, bit))
+        ended = bounded(lambda: _read(files.root), _SECONDS)
+        right = ended.value == whole or _names(files, ended.error, name)
+        row.tried(
+            f"byte {position} bit {bit}: {ended.error!r:.300}", hang=ended.hang, wrong=not ended.hang and not right
+        )
         files.restore()
+
+
+# Of the files that an interrupted ingest leaves, those of one kind, by a pattern.
+LEFT = {
+    "what is done of a bucket": "_work/examined/done-*",
+    "facts": "_work/examined/facts-*",
+    "rejects": "_work/examined/rejects-*",
+    "images that were changed": "_work/examined/spool-*",
+    "what is known of a shard": "_work/written/*",
+    "shards": "Split-*/*",
+    "references": "_work/refs/*",
+    "plans": "_work/plan/*",
+    "the mark": "_work/feedline.json",
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> tuple[Path, dict[str, bytes]]:
+    """Images of which four are changed and one is rejected, and the dataset that becomes of them."""
+    folder = tmp_path_factory.mktemp("resumed")
+    source = kill.make_source(folder / "source")
+    (source / "china" / "broken.jpg").write_bytes(b"no image")
+    ingest.run(_resumable(source, folder / "out"))
+    return source, files_under(folder / "out")
+
+
+@pytest.fixture
+def interrupted(undisturbed, tmp_path) -> Files:
+    """What an ingest leaves that ends half way through writing its shards."""
+    source, _ = undisturbed
+    with pytest.raises(KeyboardInterrupt):
+        ingest.run(_resumable(source, tmp_path / "out"), KilledAfterWriting())
+    for path in (*tmp_path.glob("out/_work/written/*-00001-*"), *tmp_path.glob("out/Split-*/*-00001-*")):
+        path.unlink()
+    return Files(tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", LEFT)
+def test_an_ingest_goes_on_from_what_is_damaged(fault, undisturbed, interrupted, tries, kind):
+    row = fault(
+        "bytes",
+        "flipped and cut files of an interrupted ingest",
+        "a rerun ends with the bytes of a run in peace, or with one line; then the next one does",
+    )
+    source, wanted = undisturbed
+    names = [name for name in interrupted.names if Path(name).match(LEFT[kind])]
+    assert names
+    draw = random.Random(kind)
+    for number in range(tries(6, 1)):
+        name = draw.choice(names)
+        data = interrupted[name]
+        place = draw.randrange(len(data))
+        damaged = data[:place] if number % 3 == 2 else _flipped(data, place, draw.randrange(8))
+        interrupted.change(name, damaged)
+        first = _again(source, interrupted.root)
+        second = _again(source, interrupted.root) if isinstance(first.error, FeedlineError) else first
+        told = not first.error or (isinstance(first.error, FeedlineError) and len(str(first.error).splitlines()) == 1)
+        right = told and not second.error and files_under(interrupted.root) == wanted
+        about = (
+            f"{name} {'cut' if number % 3 == 2 else 'flipped'} at {place}: {first.error!r:.300} {second.error!r:.300}"
+        )
+        hang = first.hang or second.hang
+        row.tried(about, hang=hang, wrong=not hang and not right)
+        shutil.rmtree(interrupted.root)
+        interrupted.root.mkdir()
+        interrupted.restore()
+
+
+def _resumable(source: Path, out: Path) -> IngestOptions:
+    splits = {"train": 0.6, "eval": 0.4}
+    return IngestOptions(source=str(source), out=str(out), splits=splits, shards=2, bucket_images=10, threads=2)
+
+
+def _again(source: Path, out: Path) -> Ended:
+    return bounded(lambda: ingest.run(_resumable(source, out)), _SECONDS)
 
 
 def _flips(files: Files, names: list[str], count: int) -> Iterator[tuple[str, int, int]]:
@@ -183,8 +271,9 @@ def _flipped(data: bytes, position: int, bit: int) -> bytes:
 
 
 def _judge_training(row, files: Files, about: str, name: str, offset: int) -> None:
-    hang, error, keys = _bounded(lambda: _read(files.root))
-    row.tried(about, hang=hang, lost=keys is not None, wrong=not hang and not _names(files, error, name, offset))
+    ended = bounded(lambda: _read(files.root), _SECONDS)
+    named = _names(files, ended.error, name, offset)
+    row.tried(about, hang=ended.hang, lost=ended.value is not None, wrong=not ended.hang and not named)
     files.restore()
 
 
@@ -195,25 +284,13 @@ def _names(files: Files, error: BaseException | None, name: str, offset: int | N
     return found and (offset is None or re.search(rf"offset {offset}\b", str(error)) is not None)
 
 
-def _read(root: Path) -> list[str]:
-    """Returns the keys of an epoch of training."""
+def _read(root: Path) -> list[tuple[str, int]]:
+    """Returns key and label of every image of an epoch of training, in its order."""
     options = InputOptions(image_side_px=8, batch_size=4, threads=2, cache="none")
     dataset = make_dataset(str(root), "train", options, training=True)
-    return [key.decode() for features, _ in dataset.as_numpy_iterator() for key in features["key"] if key]
-
-
-def _bounded(call: Callable[[], list[str]]) -> tuple[bool, BaseException | None, list[str] | None]:
-    """Runs in a thread; returns whether it hangs, what it raised and what it returned."""
-    raised: list[BaseException] = []
-    returned: list[list[str]] = []
-
-    def run() -> None:
-        try:
-            returned.append(call())
-        except (FeedlineError, tf.errors.OpError) as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(_SECONDS)
-    return thread.is_alive(), next(iter(raised), None), next(iter(returned), None)
+    return [
+        (key.decode(), int(label))
+        for features, labels in dataset.as_numpy_iterator()
+        for key, label in zip(features["key"], labels, strict=True)
+        if key
+    ]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import random
-import time
 import zlib
 
 import pytest
 
+from tests.faults.bounded import bounded
 from tests.fuzz.drive import corpus
 
 _SECONDS = 60.0  # what takes longer hangs; nothing takes a tenth of a second
@@ -39,12 +39,9 @@ def test_nothing_but_errors_of_the_product(fault, tries, name):
 
 
 def _try(row, target, about: str, data: bytes) -> None:
-    start, failure = time.monotonic(), ""
-    try:
-        target(data)
-    except Exception as error:  # noqa: BLE001 - any that the target lets out is a find
-        failure = repr(error)
-    row.tried(f"{about} {failure} {data[:200].hex()}", hang=time.monotonic() - start > _SECONDS, wrong=bool(failure))
+    ended = bounded(lambda: target(data), _SECONDS)
+    said = repr(ended.error) if ended.error else ""  # any that the target lets out is a find
+    row.tried(f"{about} {said} {data[:200].hex()}", hang=ended.hang, wrong=bool(said))
 
 
 def _mutated(draw: random.Random, data: bytes, others: list[bytes]) -> bytes:
