@@ -37,8 +37,9 @@ test-faults: setup  ## kills, full disks, flipped bits, hostile files and server
 	FEEDLINE_FAULTS=$(FAULTS) $(BIN)/python -m pytest -m faults tests/faults
 
 fuzz: setup  ## search every parser of foreign bytes for errors, guided by coverage (SECONDS=600 for each)
-	for target in archives examples headers images records tables; do \
-		TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -W ignore -m tests.fuzz.$$target --seconds $(SECONDS) || exit 1; done
+	code=0; for target in archives examples headers images records tables; do \
+		TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -W ignore -m tests.fuzz.$$target --seconds $(SECONDS) || { code=$$?; break; }; \
+		done; $(BIN)/python -m tests.fuzz.report; exit $$code
 
 advisories: setup  ## ask for advisories of the versions in constraints.txt (AUDIT="-s osv": of another service)
 	$(UV) tool run --quiet pip-audit==2.10.1 --requirement constraints.txt --no-deps --disable-pip --format json \
