@@ -6,10 +6,12 @@ import json
 import os
 import shutil
 import sys
+import threading
 
 import pytest
 
 from tests.faults import process
+from tests.faults.bounded import bounded
 from tests.faults.matrix import Row, markdown, merged
 
 
@@ -40,6 +42,13 @@ def test_a_command_that_does_not_end_is_a_hang_and_is_ended_with_its_children():
 def test_what_outlives_a_command_is_counted_and_ended():
     found = process.run(["sh", "-c", "sleep 300 > /dev/null 2>&1 & exit 3"], timeout=20)
     assert (found.code, found.hang, found.left) == (3, False, 1)
+
+
+def test_a_call_that_does_not_return_is_a_hang_and_others_tell_what_came_of_them():
+    assert bounded(threading.Event().wait, 0.05).hang
+    assert bounded(lambda: 7, 20).value == 7
+    failed = bounded(lambda: {}["none"], 20)
+    assert (failed.hang, type(failed.error), failed.value) == (False, KeyError, None)
 
 
 TESTS = """
