@@ -139,7 +139,7 @@ class _Ingest:
         with self._on_disk("planning"):
             tasks = shard_tasks(plan, storage.join(self.work, "plan"), salt, old.shard_counts() if old else None)
         disk.check_room(self.options.out, room.to_write(self.options, plan), "the shards")
-        with self._on_disk("writing", lambda: room.to_write(self.options, plan)):
+        with self._on_disk("writing", lambda: max(room.BLOCK_BYTES, room.to_write(self.options, plan))):
             self._write(plan, tasks)
         held = Found(
             images=found.found,

@@ -9,6 +9,8 @@ from beam_jobs.options import IngestOptions
 from beam_jobs.plan import RECORD_OVERHEAD_BYTES, Plan
 from beam_jobs.scan import Scan
 
+BLOCK_BYTES = 4096  # what even a small file takes on most disks
+
 
 def to_examine(options: IngestOptions, found: Scan, work: str) -> int:
     """Returns the least bytes that a whole ingest writes from here on; 0 when they depend on what is in the images.

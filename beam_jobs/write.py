@@ -23,6 +23,7 @@ from beam_jobs.pool import chunk_of, map_ordered
 from beam_jobs.progress import Progress, local
 from beam_jobs.reader import Reader
 from beam_jobs.sink import Sink
+from beam_jobs.slices import SPOOL, Slice
 from beam_jobs.types import Annotations, ImageFacts, ImageRecord, RecordObject
 
 # What decides the bytes of a record, besides the options.
@@ -152,6 +153,7 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
 
     Raises:
       SourceChanged: an image is not the one that was examined.
+      OSError: what was kept of one between the stages is gone, or the disk takes no more.
     """
     if earlier := _written(shard, task):
         local.add(Progress(earlier.records, 0, 0))
@@ -233,12 +235,17 @@ def _record_pieces(row: Mapping[str, Any], task: WriteTask, indices: Mapping[str
 
 
 def _read(uri: str, place: str, crc32c: int, reader: Reader) -> bytes:
+    spooled = bool(place) and Slice.parse(place).method == SPOOL
     try:
         data = reader.read(uri, place)
     except BadImage as bad:
+        if spooled and isinstance(bad.__cause__, OSError):
+            raise bad.__cause__ from None  # of the disk of the output, not of the source
         raise SourceChanged(f"{uri} changed while it was being ingested ({bad.detail}); run it again") from bad
     # A checksum is enough here: it has to notice an edit between two reads, not to withstand an adversary.
     if google_crc32c.value(data) != crc32c:
+        if spooled:
+            raise SourceChanged(f"{uri} is not as it was kept in the work directory; check the disk and run it again")
         detail = "the file is not the one that was examined"
         raise SourceChanged(f"{uri} changed while it was being ingested ({detail}); run it again")
     return data
