@@ -8,7 +8,6 @@ has imported what they import.
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import itertools
 import json
@@ -128,14 +127,12 @@ def struck(line: list[str], said: Path, source: str, out: Path, drawn: dict[str,
         hit.append(found[-1])
         stage = stage_of(path, out / "_work", kill.left_behind(out), BUCKETS)
 
-        def now() -> None:
-            time.sleep(drawn["late"])
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(hit[0], number)
-            gone = dies(hit[0], _DIES_S if drawn["signal"] in FATAL else _LIVES_S)
-            said.with_suffix(".sent").write_text(json.dumps({"stage": stage, "gone": gone}))
-
-        _thread.start_new_thread(now, ())
+        # In the thread that came to the moment, or an ingest that is nearly done would end before it is seen.
+        time.sleep(drawn["late"])
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(hit[0], number)
+        gone = dies(hit[0], _DIES_S if drawn["signal"] in FATAL else _LIVES_S)
+        said.with_suffix(".sent").write_text(json.dumps({"stage": stage, "gone": gone}))
 
     kill.on_each_moment((source, str(out)), strike)
     command(line, said)

@@ -88,7 +88,8 @@ def suite(tmp_path):
 
 def test_a_run_says_what_it_could_not_try_and_how_long_it_took(suite):
     said, kept = suite("-m", "faults", "-n", "2", "tests/faults")
-    assert [(row["fault"], row["tries"]) for row in kept.pop("rows")] == [("a disk of one", 1), ("a disk of two", 1)]
+    rows = sorted((row["fault"], row["tries"]) for row in kept.pop("rows"))  # two workers, whichever ends first
+    assert rows == [("a disk of one", 1), ("a disk of two", 1)]
     seconds = kept.pop("seconds")
     assert 0 < seconds < 240
     assert kept == {"form": "full", "whole": True, "passed": True, "skipped": {NOT_TRIED: "no btrfs (yet)"}}

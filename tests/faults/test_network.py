@@ -292,6 +292,7 @@ def test_what_was_not_fetched_is_added_once_the_server_is_well(tmp_path, fault, 
         assert len(before.images) == len(pages) // 4
         server.pages |= pages
         after = ingest(tmp_path, urls, **options, retry_rejects="")
+    after = dataclasses.replace(after, seconds=before.seconds | after.seconds)
     for key, picture in pictures.items():
         after.judge(row, key, IMAGE, image=picture)
         assert key in before.images or before.rejects[key][0] == "not_fetched"
