@@ -108,7 +108,7 @@ def test_an_image_whose_decoder_waits_without_computing_is_rejected_by_the_clock
 
 def test_time_in_which_a_decoder_does_not_compute_is_none_of_its_seconds():
     """A second of waiting, for a busy machine say, is not the second that an image has."""
-    ours, theirs = socket.socketpair()
+    ours, theirs = pool._connected()
     status, write_end = os.pipe()
     with subprocess.Popen(["sleep", "100"]) as other:
         decoder = Decoder(ours, status, other.pid)
@@ -136,7 +136,7 @@ def test_a_decoder_that_is_stopped_while_it_has_no_work_costs_nothing(monkeypatc
 def test_a_decoder_that_is_stopped_in_the_middle_of_an_answer_is_taken_for_ended(monkeypatch):
     monkeypatch.setattr(frames, "_PAUSES", 1)
     monkeypatch.setattr(pool, "_ENDING_S", 0.1)
-    ours, theirs = socket.socketpair()
+    ours, theirs = pool._connected()
     status, write_end = os.pipe()
     with subprocess.Popen(["sleep", "100"]) as other:
         decoder = Decoder(ours, status, other.pid)
@@ -151,7 +151,7 @@ def test_a_decoder_that_is_stopped_in_the_middle_of_an_answer_is_taken_for_ended
 
 
 def test_a_decoder_that_sends_nonsense_and_stays_is_to_blame():
-    ours, theirs = socket.socketpair()
+    ours, theirs = pool._connected()
     status, write_end = os.pipe()
     decoder = Decoder(ours, status, os.getpid())
     theirs.sendall(frames._SIZE.pack(2) + b"[]")
@@ -197,7 +197,7 @@ def test_decoders_that_ended_because_they_had_no_work_cost_nothing(monkeypatch, 
 def test_a_decoder_that_has_ended_is_not_killed_again():
     """Its number may be that of another process by then; here it is, and that process goes on."""
     with subprocess.Popen(["sleep", "100"]) as other:
-        ours, theirs = socket.socketpair()
+        ours, theirs = pool._connected()
         status, write_end = os.pipe()
         decoder = Decoder(ours, status, other.pid)
         os.write(write_end, bytes(4))
@@ -315,7 +315,7 @@ def test_decoders_that_cannot_start_are_one_clear_error(tmp_path, monkeypatch):
 
 
 def test_a_frame_is_taken_whole_or_not_at_all():
-    ours, theirs = socket.socketpair()
+    ours, theirs = pool._connected()
     frames.wait_at_most(ours, 0.05)
     with pytest.raises(frames.Silent):
         frames.receive(ours)
@@ -366,7 +366,7 @@ def test_a_decoder_that_answers_nonsense_is_taken_for_dead(frame, monkeypatch):
     "text", [b"[]", b"{}", b"no json", b'{"bodies": 1}', b'{"bodies": ["a"]}', b'{"bodies": [1e18]}']
 )
 def test_a_frame_of_nonsense_is_the_end(text):
-    ours, theirs = socket.socketpair()
+    ours, theirs = pool._connected()
     with ours, theirs:
         theirs.sendall(frames._SIZE.pack(len(text)) + text)
         with pytest.raises(frames.Gone, match="nonsense"):

@@ -20,6 +20,8 @@ from tests.beam_jobs.make_rows import make_record
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)  # half a surrogate pair is no UTF-8
 INT64 = st.integers(-(2**63), 2**63 - 1)
 FLOAT32 = st.floats(width=32, allow_nan=False)
+SPLITS = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,9}", fullmatch=True)
+FILES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,9}", fullmatch=True)
 EXTRA = st.one_of(
     *(INT64, FLOAT32, NAMES),
     *(st.lists(values, max_size=4) for values in (INT64, FLOAT32, NAMES)),
@@ -208,7 +210,7 @@ def test_every_number_as_python_writes_it_counts_as_one(number):
 
 # The manifest.
 
-SHARDS = st.builds(Shard, name=NAMES, records=st.integers(0, 2**40), bytes=st.integers(0, 2**60), sha256=HEX)
+SHARDS = st.builds(Shard, name=FILES, records=st.integers(0, 2**40), bytes=st.integers(0, 2**60), sha256=HEX)
 COUNTS = st.dictionaries(NAMES, st.integers(0, 2**40), max_size=4)
 MANIFESTS = st.builds(
     Manifest,
@@ -218,7 +220,7 @@ MANIFESTS = st.builds(
     label_kind=st.sampled_from(["single", "multi", "none"]),
     labels=st.lists(NAMES, unique=True, max_size=5).map(tuple),
     splits=st.dictionaries(
-        NAMES, st.builds(SplitInfo, shards=st.lists(SHARDS, max_size=3).map(tuple), classes=COUNTS), max_size=3
+        SPLITS, st.builds(SplitInfo, shards=st.lists(SHARDS, max_size=3).map(tuple), classes=COUNTS), max_size=3
     ),
     counts=st.builds(ImageCounts, found=st.integers(0, 99), written=st.integers(0, 99), rejects=COUNTS),
     channels=st.none()
@@ -229,7 +231,7 @@ MANIFESTS = st.builds(
         std_rgb=st.tuples(FLOAT32, FLOAT32, FLOAT32),
     ),
     producer=st.dictionaries(NAMES, NAMES, max_size=3),
-    tables=st.dictionaries(NAMES, HEX, max_size=3),
+    tables=st.dictionaries(FILES, HEX, max_size=3),
 )
 
 

@@ -74,8 +74,12 @@ OVER_QUOTA = {
 }
 
 
+NOT_ROOT = "only root may mount a small disk"
+MOUNTED = ("filled", "read-only")
+
+
 def needs_root(fault: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(os.geteuid() != 0, reason=f"{fault}: only root may mount a small disk")
+    return pytest.mark.skipif(os.geteuid() != 0, reason=f"{fault}: {NOT_ROOT}")
 
 
 @pytest.fixture(scope="module")
@@ -268,8 +272,12 @@ def ingest(ingests, source, clean, older) -> Callable[..., Ingest]:
 
 @pytest.fixture
 def place(kind, request, tmp_path) -> Path:
-    """A directory of one's own for each kind of `KINDS`, or a disk."""
-    return request.getfixturevalue("disk")(LARGE) if kind in ("filled", "read-only") else tmp_path
+    """A disk of one's own for the kinds of `MOUNTED`, for the others a directory."""
+    if kind not in MOUNTED:
+        return tmp_path
+    if os.geteuid():
+        pytest.skip(f"{ROWS[kind][0]}: {NOT_ROOT}")
+    return request.getfixturevalue("disk")(LARGE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,15 +426,7 @@ def moments(ingest, tmp_path_factory) -> dict[bool, int]:
     return found
 
 
-KINDS = [
-    pytest.param("filled", marks=needs_root(ROWS["filled"][0])),
-    pytest.param("read-only", marks=needs_root(ROWS["read-only"][0])),
-    "forbidden",
-    "removed",
-]
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*MOUNTED, "forbidden", "removed"])
 def test_at_a_random_moment(fault, ingest, moments, tries, kind, place):
     """Half of the tries replace a dataset, and of each half one in two is struck up to 30 ms after the moment."""
     row = fault("disk", *ROWS[kind])
