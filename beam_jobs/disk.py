@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 
 from beam_jobs import storage
-from beam_jobs.errors import DiskError, FeedlineError
+from beam_jobs.errors import DiskError, FeedlineError, chain
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -138,23 +138,14 @@ def _inside(name: str, place: str) -> bool:
 def _cause(error: BaseException | None) -> tuple[int, str]:
     """Returns number and file of the innermost error of the system; 0 for none."""
     found = (0, "")
-    for one in _chain(error):
+    for one in chain(error):
         found = _number(one) or found
     return found
 
 
 def _unsaid(error: BaseException | None) -> bool:
     """Returns whether a library says that something is wrong with the disk, and not what."""
-    return any(words in str(one) for one in _chain(error) for words in _UNSAID)
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an error and what it comes from, the innermost last."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
+    return any(words in str(one) for one in chain(error) for words in _UNSAID)
 
 
 def _refusal(place: str) -> int:

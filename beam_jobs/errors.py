@@ -18,7 +18,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 
@@ -223,3 +223,12 @@ class BadImage(Exception):
     def __reduce__(self) -> tuple[type[BadImage], tuple[RejectReason, str]]:
         # Exceptions pickle through `args`, which holds the joined message here, not the two parts.
         return type(self), (self.reason, self.detail)
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yields an error and what it comes from, the innermost last; each once, for two can be the cause of each other."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

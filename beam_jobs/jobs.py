@@ -17,7 +17,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineState
 
 from beam_jobs import progress, storage
-from beam_jobs.errors import FeedlineError
+from beam_jobs.errors import FeedlineError, chain
 from beam_jobs.options import LOCAL_BEAM_ARGS
 from beam_jobs.progress import Progress
 
@@ -184,8 +184,4 @@ def _last_words(error: Exception) -> str:
 
 def _was_interrupted(error: BaseException | None) -> bool:
     # The in-process runner works in the main thread and wraps what it meets there, Ctrl-C included.
-    while error is not None:
-        if isinstance(error, KeyboardInterrupt):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return any(isinstance(one, KeyboardInterrupt) for one in chain(error))

@@ -236,12 +236,15 @@ def _record_pieces(row: Mapping[str, Any], task: WriteTask, indices: Mapping[str
 
 def _read(uri: str, place: str, crc32c: int, reader: Reader) -> bytes:
     spooled = bool(place) and Slice.parse(place).method == SPOOL
+    lost = None
     try:
         data = reader.read(uri, place)
     except BadImage as bad:
-        if spooled and isinstance(bad.__cause__, OSError):
-            raise bad.__cause__ from None  # of the disk of the output, not of the source
-        raise SourceChanged(f"{uri} changed while it was being ingested ({bad.detail}); run it again") from bad
+        lost = bad.__cause__ if spooled else None
+        if not isinstance(lost, OSError):
+            raise SourceChanged(f"{uri} changed while it was being ingested ({bad.detail}); run it again") from bad
+    if lost:  # out of the block, or each of the two errors would be the cause of the other
+        raise lost  # of the disk of the output, not of the source
     # A checksum is enough here: it has to notice an edit between two reads, not to withstand an adversary.
     if google_crc32c.value(data) != crc32c:
         if spooled:

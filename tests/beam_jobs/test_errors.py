@@ -74,3 +74,11 @@ def test_reject_reasons_are_the_ones_that_are_on_disk():
         "too_slow",
         "decoder_crashed",
     ]
+
+
+def test_errors_that_are_the_cause_of_each_other_come_once():
+    first, second = OSError("gone"), ValueError("bad")
+    first.__context__, second.__cause__ = second, first
+    assert list(errors.chain(first)) == [first, second]
+    assert list(errors.chain(second)) == [second, first]
+    assert list(errors.chain(None)) == []

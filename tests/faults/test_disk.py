@@ -313,9 +313,13 @@ def forbidden(place: Path, ingest: Ingest) -> How:
 
 
 def removed(place: Path, ingest: Ingest) -> How:
-    # What this run makes; an older dataset is not its own.
+    # What this run makes; an older dataset is not its own. By a rename first, for `rm` alone would race with the run.
     made = ".out.feedline-next" if ingest.older else "out"
-    return How(command=f"rm -rf {ingest.folder}/{made}", mend=list, said=(str(ingest.out.parent),))
+    return How(
+        command=f"mv {ingest.folder}/{made} {ingest.folder}/gone && rm -rf {ingest.folder}/gone",
+        mend=list,
+        said=(str(ingest.out.parent),),
+    )
 
 
 HOW = {"filled": filled, "read-only": read_only, "forbidden": forbidden, "removed": removed}
