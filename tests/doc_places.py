@@ -118,7 +118,7 @@ def prepare(page: str, folder: Path, everything: Path) -> None:
             shutil.copytree(photos, folder / "photos" / place)
     if page in ("recipes/26-tfds", "from-tfds", "inspect"):
         shutil.copytree(everything / "dataset", folder / "tensorflow_datasets/mnist/3.0.1")
-    if page == "doctor":  # the source of its settings, which the page does not name
+    if page in ("doctor", "models"):  # the source of the settings, which the page does not name
         shutil.copytree(everything / "photos", folder / "photos")
     if page == "inspect":
         shutil.rmtree(folder / "dataset")

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from beam_jobs.options import IngestOptions, PixelOptions
 from beam_jobs.scan import Scan
 from tests.beam_jobs.runs import shards_under
 from tests.make_images import encode
+from tests.small_disk import small_disk
 
 FOUND = Scan(buckets=(), found=100, bytes=1_200_000, kept_bytes=1_000_000, rejects=())
 
@@ -89,17 +89,8 @@ def test_an_ingest_stops_before_the_stage_that_there_is_no_room_for(photos, tmp_
 @pytest.fixture
 def place(tmp_path) -> Iterator[Callable[[int], Path]]:
     """Makes a disk of so many bytes, or changes the one there is."""
-    found = tmp_path / "disk"
-    found.mkdir()
-
-    def make(size: int) -> Path:
-        again = ["-o", f"remount,size={size}"] if os.path.ismount(found) else ["-t", "tmpfs", "-o", f"size={size}"]
-        subprocess.run(["mount", *again, "feedline-test", found], check=True)
-        return found
-
-    yield make
-    if os.path.ismount(found):
-        subprocess.run(["umount", "--lazy", found], check=True)
+    with small_disk(tmp_path / "disk") as make:
+        yield make
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")

@@ -30,6 +30,7 @@ from tests.faults.matrix import Row
 from tests.faults.process import feedline
 from tests.faults.trials import Trial, Worker, worker
 from tests.make_images import class_folders, encode
+from tests.small_disk import small_disk
 
 if TYPE_CHECKING:  # it imports Keras
     from trainer.checkpoint import Checkpoint
@@ -120,17 +121,8 @@ def older(source, ingests, tmp_path_factory) -> Path:
 @pytest.fixture
 def disk(tmp_path) -> Iterator[Callable[[int], Path]]:
     """Makes a disk of so many bytes, or changes the one there is."""
-    place = tmp_path / "disk"
-    place.mkdir()
-
-    def make(size: int) -> Path:
-        again = ["-o", f"remount,size={size}"] if os.path.ismount(place) else ["-t", "tmpfs", "-o", f"size={size}"]
-        subprocess.run(["mount", *again, "feedline-test", place], check=True)
-        return place
-
-    yield make
-    if os.path.ismount(place):
-        subprocess.run(["umount", "--lazy", place], check=True)
+    with small_disk(tmp_path / "disk") as make:
+        yield make
 
 
 def built(ingests: Worker, source: Path, factory: pytest.TempPathFactory, *further: str) -> Files:
