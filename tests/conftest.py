@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the files that take longest first, or one worker would wait at the end for the other one's."""
     longest = {item.path for item in items if item.get_closest_marker("e2e")}
     items.sort(key=lambda item: item.path not in longest)
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """Puts back the handlers that a command called in this process leaves, or the next test would find them."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")
