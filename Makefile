@@ -32,10 +32,10 @@ test-docs: setup  ## the commands and blocks of the documentation that can run h
 test-interop: setup  ## datasets and exports opened by the real clients of others, in environments of their own
 	$(BIN)/python -m pytest -n0 -m interop tests/interop
 
-# Three workers on two cores: much of a fault is waiting for servers, deadlines and stopped processes.
+# Four workers on two cores: much of a fault is waiting for servers, deadlines and stopped processes.
 test-faults: setup  ## kills, full disks, flipped bits, hostile files and servers; prints the matrix (FAULTS=short: few tries)
 	command -v mkfs.btrfs >/dev/null || (apt-get update -q && apt-get install -yq btrfs-progs) || echo "no btrfs-progs: quotas are not tried"
-	FEEDLINE_FAULTS=$(FAULTS) $(BIN)/python -m pytest -n 3 -m faults tests/faults
+	FEEDLINE_FAULTS=$(FAULTS) $(BIN)/python -m pytest -n 4 -m faults tests/faults
 
 fuzz: setup  ## search every parser of foreign bytes for errors, guided by coverage (SECONDS=600 for each)
 	code=0; for target in archives examples headers images records tables; do \
