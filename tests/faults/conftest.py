@@ -17,15 +17,30 @@ from tests.faults.trials import Worker, worker
 _PROPERTY = "fault"  # a property of a report travels from the workers of xdist to the one that prints
 _RESULTS = Path(__file__).parents[2] / "build" / "faults.json"
 _FOLDER = "tests/faults/"
+# A worker takes a file at a time: with a long one at the end, the others would wait for it.
+_LONGEST = (
+    "test_kills_run.py",
+    "test_kills.py",
+    "test_disk.py",
+    "test_archives.py",
+    "test_network.py",
+    "test_kills_training.py",
+    "test_images.py",
+    "test_tables.py",
+    "test_untrusted.py",
+    "test_bytes.py",
+)
 _STARTED = time.monotonic()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks everything here, so that it runs by `make test-faults` alone."""
+    """Marks everything here, so that it runs by `make test-faults` alone; the longest files come first."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
             item.add_marker("faults")
+    places = {here / name: place for place, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture

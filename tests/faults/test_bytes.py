@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tensorflow as tf
 
 from beam_jobs import ingest, tfrecord
 from beam_jobs.errors import FeedlineError
@@ -25,9 +24,6 @@ from tests.faults.bounded import Ended, bounded
 from tests.faults.dataset_files import Files
 from tests.faults.process import feedline
 from tests.make_images import class_folders
-from trainer.damage import explain
-from trainer.input_fn import make_dataset
-from trainer.options import InputOptions
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -278,6 +274,10 @@ def _judge_training(row, files: Files, about: str, name: str, offset: int) -> No
 
 
 def _names(files: Files, error: BaseException | None, name: str, offset: int | None = None) -> bool:
+    import tensorflow as tf  # takes seconds, in each of the workers that collect
+
+    from trainer.damage import explain
+
     if isinstance(error, tf.errors.OpError):
         error = explain(str(files.root), "train", error)  # as `feedline train` does
     found = isinstance(error, FeedlineError) and str(files.root / name) in str(error)
@@ -286,6 +286,9 @@ def _names(files: Files, error: BaseException | None, name: str, offset: int | N
 
 def _read(root: Path) -> list[tuple[str, int]]:
     """Returns key and label of every image of an epoch of training, in its order."""
+    from trainer.input_fn import make_dataset
+    from trainer.options import InputOptions
+
     options = InputOptions(image_side_px=8, batch_size=4, threads=2, cache="none")
     dataset = make_dataset(str(root), "train", options, training=True)
     return [
