@@ -173,8 +173,8 @@ class _Ingest:
         images = len(plan.existing) + sum(len(split.images) for split in plan.splits)
         if plan.near_largest > _LARGE_NEAR_SET * images:
             self.say(
-                f"warning   one set of near duplicates holds {plan.near_largest:,} images: chains of lookalikes, each "
-                "a little different, ended in one set; a smaller --near-distance takes it apart"
+                f"warning   one set of near duplicates holds {plan.near_largest:,} images: chains of images, each a "
+                "little different from the next, ended in one set; a smaller --near-distance takes it apart"
             )
 
     @property

@@ -9,6 +9,8 @@ from beam_jobs.wording import plural
 if TYPE_CHECKING:
     from beam_jobs.manifest import Manifest
 
+_WIDTH = 12  # of the headings that nearly every dataset has
+
 
 def dataset_lines(dataset: Manifest) -> list[tuple[str, str]]:
     """Returns heading and text of each line."""
@@ -18,14 +20,15 @@ def dataset_lines(dataset: Manifest) -> list[tuple[str, str]]:
         ("images", f"{counts.found:,} found, {counts.written:,} written"),
         ("rejected", f"{counts.rejected:,} ({rejected})" if counts.rejected else rejected),
         ("duplicates", _duplicates(dataset)),
-        *([("lookalikes", _lookalikes(dataset))] if counts.near_clusters else []),
+        *([("near duplicates", _near_duplicates(dataset))] if counts.near_clusters else []),
         *((f"split {name}", _split(dataset, name)) for name in dataset.splits),
     ]
 
 
 def aligned(lines: list[tuple[str, str]]) -> str:
     """Returns lines with their headings in a column of one width."""
-    return "\n".join(f"{name:<12} {value}" for name, value in lines)
+    width = max(_WIDTH, *(len(name) for name, _ in lines))
+    return "\n".join(f"{name:<{width}} {value}" for name, value in lines)
 
 
 def _duplicates(dataset: Manifest) -> str:
@@ -38,7 +41,7 @@ def _duplicates(dataset: Manifest) -> str:
     return f"{sets}{dropped}{conflicts}"
 
 
-def _lookalikes(dataset: Manifest) -> str:
+def _near_duplicates(dataset: Manifest) -> str:
     counts = dataset.counts
     dropped = f", {counts.near_dropped:,} dropped" if counts.near_dropped else ""
     return f"{plural(counts.near_images, 'image')} in {plural(counts.near_clusters, 'set')}{dropped}"

@@ -43,8 +43,8 @@ def test_a_dataset_without_rejects_and_copies(dataset):
             "duplicates",
             "5 images in 2 sets, 3 dropped, label conflicts in 1",
         ),
-        ({"near_images": 4, "near_clusters": 2}, "lookalikes", "4 images in 2 sets"),
-        ({"near_images": 4, "near_clusters": 1, "near_dropped": 3}, "lookalikes", "4 images in 1 set, 3 dropped"),
+        ({"near_images": 4, "near_clusters": 2}, "near duplicates", "4 images in 2 sets"),
+        ({"near_images": 4, "near_clusters": 1, "near_dropped": 3}, "near duplicates", "4 images in 1 set, 3 dropped"),
     ],
 )
 def test_what_became_of_images_is_said(dataset, counts, line, text):
@@ -53,3 +53,4 @@ def test_what_became_of_images_is_said(dataset, counts, line, text):
 
 def test_lines_are_aligned():
     assert aligned([("images", "3"), ("split train", "4")]) == "images       3\nsplit train  4"
+    assert aligned([("images", "3"), ("near duplicates", "4")]) == "images          3\nnear duplicates 4"
