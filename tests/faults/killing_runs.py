@@ -10,6 +10,7 @@ the pushed model, or up to half a second later.
 from __future__ import annotations
 
 import _thread
+import functools
 import itertools
 import json
 import os
@@ -33,7 +34,7 @@ from tests.faults.killing import command
 from tests.faults.leaving import seconds_of, tried_again
 from tests.faults.process import session
 from tests.make_images import encode
-from trainer import run_fn
+from trainer import bench, run_fn
 
 LOADED = (LocalDagRunner, conclusion, pipeline, run_fn, tfma)  # what a run would spend half a minute on
 IMAGES = 64
@@ -43,6 +44,7 @@ SETTINGS = {
     "train": {"epochs": 3, "deterministic": True, "checkpoint_steps": 2},
 }
 _LATE_S = 0.5
+_BENCH_S = 0.05
 _PATIENCE_S = 400.0
 _LEAVE_S = 5.0
 
@@ -161,6 +163,7 @@ def processes_left() -> int:
 
 def main(folder: Path, seed: int, count: int, *names: str) -> dict:
     kill._PATIENCE_S = _PATIENCE_S
+    bench.compare = functools.partial(bench.compare, seconds=_BENCH_S)  # a third of a run, and behind every moment
     make_source(folder / "source")
     place = Place(folder)
     code = place.run(lambda moment: os.kill(os.getpid(), signal.SIGKILL))
