@@ -27,7 +27,7 @@ def dataset_lines(dataset: Manifest) -> list[tuple[str, str]]:
 
 def aligned(lines: list[tuple[str, str]]) -> str:
     """Returns lines with their headings in a column of one width."""
-    width = max(_WIDTH, *(len(name) for name, _ in lines))
+    width = max([_WIDTH, *(len(name) for name, _ in lines)])
     return "\n".join(f"{name:<{width}} {value}" for name, value in lines)
 
 

@@ -292,7 +292,10 @@ def test_very_many_members(fault, ingests: Worker, place: Path, tries):
     row = fault("archives", "200,000 members that are no images", "each is a reject; the images are in")
     for form in ("tar.gz", "zip"):
         source = place / f"x.{form}"
-        _pack(source, {**{f"cat/{number}.jpg": b"no image" for number in range(3, count)}, **_GOOD}, form)
+        bad = {
+            f"cat/{number}.jpg": b"no image" * (number % 2) for number in range(3, count)
+        }  # every other one is empty
+        _pack(source, {**bad, **_GOOD}, form)
         found = ingests.ingest(source, place / f"out-{form}", timeout=500)
         counted = found.count("rejects.parquet") == count - 3
         found.judge(row, form, set(_GOOD), wrong=found.images != set(_GOOD) or not counted)

@@ -43,7 +43,7 @@ def ended(source, tries, short) -> dict[str, dict]:
     """Way -> what `killing` says of ingests that were ended so; where they are many, in several processes at once."""
     module = [sys.executable, "-W", "ignore", "-m", "tests.faults.killing", source]
     terminal = [name for name in WAYS if name not in SIGNALS]
-    parts = [(WAYS, 2)] if short else [*(((name,), 50) for name in SIGNALS), (terminal, 8)]
+    parts = [(WAYS, 3)] if short else [*(((name,), 50) for name in SIGNALS), (terminal, 8)]
     running = [start([*module, source.parent / "ended", SEED, count, *names]) for names, count in parts]
     found: dict[str, dict] = {}
     for outcome in [finish(process, TIMEOUT_S) for process in running]:
