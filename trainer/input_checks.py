@@ -13,6 +13,7 @@ from trainer.parsing import DRAW, KEY, LABEL
 from trainer.raw import raw_ops
 
 
+@tf.autograph.experimental.do_not_convert
 def check_options(options: InputOptions, raw_side: int | None = None) -> None:
     """Builds both chains of ops without data, so that what cannot work is known before anything runs.
 

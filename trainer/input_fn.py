@@ -50,6 +50,8 @@ __all__ = [
 ]
 
 
+# Branches on tensors are written as such everywhere, and rewriting all functions in search of others takes 3 s.
+@tf.autograph.experimental.do_not_convert
 def make_dataset(
     path: str,
     split: str,
@@ -117,6 +119,7 @@ def make_dataset(
     return stream.with_options(tf_options(options))
 
 
+@tf.autograph.experimental.do_not_convert
 def images(choices: Choices, start: Position) -> tf.data.Dataset:
     """Returns the images of one host before they are batched, endlessly, one by one: dataset of (features, label)."""
     start, skipped = records_before(choices, start)
@@ -125,6 +128,7 @@ def images(choices: Choices, start: Position) -> tf.data.Dataset:
     return _spread(prepared, choices, skipped)
 
 
+@tf.autograph.experimental.do_not_convert
 def batches(stream: tf.data.Dataset, choices: Choices) -> tf.data.Dataset:
     """Returns batches of such images, finished by the ops that run on batches."""
     stream = batch_ragged(stream, choices.batch, choices.training)

@@ -43,6 +43,7 @@ class WaitMeter:
         return seconds
 
 
+@tf.autograph.experimental.do_not_convert
 def timed(dataset: tf.data.Dataset, meter: WaitMeter) -> tf.data.Dataset:
     """Returns the same dataset, which tells a meter how long each of its elements was waited for.
 

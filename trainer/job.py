@@ -229,6 +229,7 @@ def _precision(options: TrainOptions) -> Iterator[None]:
         keras.config.set_dtype_policy(before)
 
 
+@tf.autograph.experimental.do_not_convert
 def _train_batches(job: Job, start: Position, meter: WaitMeter, host: Host) -> tf.data.Dataset:
     options = job.config.input
     batches = make_dataset(job.path, job.train_split, options, training=True, epochs=FOREVER, start=start, host=host)

@@ -20,6 +20,7 @@ _BLOCK = 4096  # draws made by one op
 _PURPOSE = 1 << 62  # keeps the draws of the mixture apart from those of the orders
 
 
+@tf.autograph.experimental.do_not_convert
 def make_mixture(
     parts: Mapping[str, float],
     split: str,

@@ -88,6 +88,7 @@ def export(
     _write_description(labels, (record_ops or ops)[0], path)
 
 
+@tf.autograph.experimental.do_not_convert
 def decode_batch(encoded: tf.Tensor, ops: tuple[Op, ...], side_px: int) -> tf.Tensor:
     """Runs the ops of evaluation over a batch of encoded images.
 

@@ -11,6 +11,7 @@ forked from one nursery: each would start its own, and spend ten seconds on the 
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
@@ -62,6 +63,7 @@ def in_a_child(work: Callable[[], object]) -> int | None:
     Returns:
       its exit code, or the signal that ended it, negative; None when it did not end in time, and was ended.
     """
+    gc.freeze()  # a collection in the child would copy the pages that both share
     child = os.fork()
     if not child:
         status = 1

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -327,3 +328,21 @@ def test_chains_over_stored_pixels_are_checked_by_their_size(chain):
     check_options(options(train_ops=chain, eval_ops="decode"), raw_side=8)
     with pytest.raises(OptionError, match="end at the shape"):
         check_options(options(train_ops=chain, eval_ops="decode"), raw_side=16 if "crop" not in chain else None)
+
+
+def test_no_function_of_ours_is_rewritten(shades):
+    before = set(sys.modules)
+    make_dataset(str(shades), "train", options(train_ops="decode_random_crop(8)|flip|cutout(3)"), training=True)
+    assert not [name for name in sys.modules.keys() - before if "autograph" in name]
+
+
+def test_a_function_of_the_user_is_rewritten_as_ever(shades):
+    def brighter(features, label):
+        if tf.reduce_any(label > 0):  # a branch on a tensor
+            label = label + 10
+        return features[KEY], label
+
+    batches = make_dataset(str(shades), "train", options(batch_size=96), training=False).map(brighter)
+    ((keys, labels),) = batches
+    assert sorted({int(label) for label in labels}) == [10, 11]
+    assert len(keys) == 96

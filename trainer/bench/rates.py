@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import tensorflow as tf
+
 from trainer.bench.baselines import naive_dataset
 from trainer.bench.meter import in_turn, of_dataset
 from trainer.input_fn import FOREVER, make_dataset
@@ -28,6 +30,7 @@ class Rates:
         return self.feedline / self.naive
 
 
+@tf.autograph.experimental.do_not_convert
 def compare(path: str, split: str, options: InputOptions, seconds: float = 1.5) -> Rates:
     """Measures both pipelines of training, in turn.
 

@@ -75,6 +75,7 @@ class Stages:
     source: Source
     pool: Pool
 
+    @tf.autograph.experimental.do_not_convert
     def alone(self) -> list[Subject]:
         """Returns read, parse, the call of a map that does nothing, each op, all ops, batch, each op of batches."""
         choices, count = self.source.choices, len(self.pool.serialized)
@@ -97,6 +98,7 @@ class Stages:
         subjects.append(of_dataset(BATCH, self._with_options(made.map(_image_of)), self._few()))
         return [*subjects, *self._on_batches(made)]
 
+    @tf.autograph.experimental.do_not_convert
     def together(self) -> dict[str, Subject]:
         """Returns the name of a stage -> the pipeline from the shards up to it, as far as it ends before batches."""
         ops = self.source.choices.image_ops

@@ -31,6 +31,7 @@ _SAMPLED_RECORDS = 32  # for the average size of a record
 _REQUESTS = 16  # files looked at at a time: object stores take tens of milliseconds to answer
 
 
+@tf.autograph.experimental.do_not_convert
 def make_file_stream(
     files: str | Sequence[str],
     options: InputOptions,

@@ -53,6 +53,7 @@ class Reading:
         validate.above("buffer_mb", self.buffer_mb, 0)
 
 
+@tf.autograph.experimental.do_not_convert
 def make_stream(
     sources: Source | Sequence[Source],
     options: InputOptions,
