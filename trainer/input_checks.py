@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from beam_jobs import record
 from beam_jobs.errors import OptionError
+from trainer.autograph import as_written
 from trainer.choices import evaluation_ops
 from trainer.ops import IMAGE, MixingOp, Normalize, apply_ops, parse_ops, split_position
 from trainer.options import InputOptions
@@ -13,7 +14,7 @@ from trainer.parsing import DRAW, KEY, LABEL
 from trainer.raw import raw_ops
 
 
-@tf.autograph.experimental.do_not_convert
+@as_written
 def check_options(options: InputOptions, raw_side: int | None = None) -> None:
     """Builds both chains of ops without data, so that what cannot work is known before anything runs.
 

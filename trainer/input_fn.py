@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from beam_jobs import record
 from trainer import cache, windows
+from trainer.autograph import as_written
 from trainer.batch_count import counted, even
 from trainer.choices import Choices, evaluation_ops, make_choices, records_before
 from trainer.columns_parse import batch_ragged, decode_mask, deliver_columns
@@ -50,8 +51,7 @@ __all__ = [
 ]
 
 
-# Branches on tensors are written as such everywhere, and rewriting all functions in search of others takes 3 s.
-@tf.autograph.experimental.do_not_convert
+@as_written
 def make_dataset(
     path: str,
     split: str,
@@ -119,7 +119,7 @@ def make_dataset(
     return stream.with_options(tf_options(options))
 
 
-@tf.autograph.experimental.do_not_convert
+@as_written
 def images(choices: Choices, start: Position) -> tf.data.Dataset:
     """Returns the images of one host before they are batched, endlessly, one by one: dataset of (features, label)."""
     start, skipped = records_before(choices, start)
@@ -128,7 +128,7 @@ def images(choices: Choices, start: Position) -> tf.data.Dataset:
     return _spread(prepared, choices, skipped)
 
 
-@tf.autograph.experimental.do_not_convert
+@as_written
 def batches(stream: tf.data.Dataset, choices: Choices) -> tf.data.Dataset:
     """Returns batches of such images, finished by the ops that run on batches."""
     stream = batch_ragged(stream, choices.batch, choices.training)

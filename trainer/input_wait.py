@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from trainer.autograph import as_written
+
 
 class WaitMeter:
     """Adds up seconds; from any thread."""
@@ -43,7 +45,7 @@ class WaitMeter:
         return seconds
 
 
-@tf.autograph.experimental.do_not_convert
+@as_written
 def timed(dataset: tf.data.Dataset, meter: WaitMeter) -> tf.data.Dataset:
     """Returns the same dataset, which tells a meter how long each of its elements was waited for.
 

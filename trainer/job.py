@@ -18,6 +18,7 @@ import tensorflow as tf
 from beam_jobs.errors import OptionError
 from beam_jobs.manifest import Manifest
 from trainer.augment import Augmented
+from trainer.autograph import as_written
 from trainer.callbacks import IMAGES_PER_SECOND, INPUT_WAIT, TRAIN_SECONDS
 from trainer.checkpoint import Checkpoints
 from trainer.damage import explain, said
@@ -229,7 +230,7 @@ def _precision(options: TrainOptions) -> Iterator[None]:
         keras.config.set_dtype_policy(before)
 
 
-@tf.autograph.experimental.do_not_convert
+@as_written
 def _train_batches(job: Job, start: Position, meter: WaitMeter, host: Host) -> tf.data.Dataset:
     options = job.config.input
     batches = make_dataset(job.path, job.train_split, options, training=True, epochs=FOREVER, start=start, host=host)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from beam_jobs import validate
 from beam_jobs.errors import OptionError
+from trainer.autograph import as_written
 from trainer.choices import Choices, make_choices
 from trainer.input_fn import FOREVER, Batch, batches, check_shape, images, tf_options
 from trainer.ops import IMAGE, Normalize, parse_ops
@@ -20,7 +21,7 @@ _BLOCK = 4096  # draws made by one op
 _PURPOSE = 1 << 62  # keeps the draws of the mixture apart from those of the orders
 
 
-@tf.autograph.experimental.do_not_convert
+@as_written
 def make_mixture(
     parts: Mapping[str, float],
     split: str,

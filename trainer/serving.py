@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from beam_jobs import record
 from beam_jobs.errors import OptionError
+from trainer.autograph import as_written
 from trainer.ops import IMAGE, Op, apply_ops
 from trainer.transfer import leaves
 
@@ -88,7 +89,7 @@ def export(
     _write_description(labels, (record_ops or ops)[0], path)
 
 
-@tf.autograph.experimental.do_not_convert
+@as_written
 def decode_batch(encoded: tf.Tensor, ops: tuple[Op, ...], side_px: int) -> tf.Tensor:
     """Runs the ops of evaluation over a batch of encoded images.
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import tensorflow as tf
-
+from trainer.autograph import as_written
 from trainer.bench.baselines import naive_dataset
 from trainer.bench.meter import in_turn, of_dataset
 from trainer.input_fn import FOREVER, make_dataset
@@ -30,7 +29,7 @@ class Rates:
         return self.feedline / self.naive
 
 
-@tf.autograph.experimental.do_not_convert
+@as_written
 def compare(path: str, split: str, options: InputOptions, seconds: float = 1.5) -> Rates:
     """Measures both pipelines of training, in turn.
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from beam_jobs import record
 from trainer import windows
+from trainer.autograph import as_written
 from trainer.bench.chain import Source, names_of, open_source
 from trainer.bench.meter import Subject, of_dataset
 from trainer.input_fn import batches, images, tf_options
@@ -75,7 +76,7 @@ class Stages:
     source: Source
     pool: Pool
 
-    @tf.autograph.experimental.do_not_convert
+    @as_written
     def alone(self) -> list[Subject]:
         """Returns read, parse, the call of a map that does nothing, each op, all ops, batch, each op of batches."""
         choices, count = self.source.choices, len(self.pool.serialized)
@@ -98,7 +99,7 @@ class Stages:
         subjects.append(of_dataset(BATCH, self._with_options(made.map(_image_of)), self._few()))
         return [*subjects, *self._on_batches(made)]
 
-    @tf.autograph.experimental.do_not_convert
+    @as_written
     def together(self) -> dict[str, Subject]:
         """Returns the name of a stage -> the pipeline from the shards up to it, as far as it ends before batches."""
         ops = self.source.choices.image_ops

@@ -14,6 +14,7 @@ from beam_jobs import record, validate
 from beam_jobs.errors import CorruptDataset, FeedlineError, SourceError
 from beam_jobs.inspect import summarise_file
 from beam_jobs.pool import map_ordered
+from trainer.autograph import as_written
 from trainer.ops import IMAGE
 from trainer.options import InputOptions
 from trainer.parsing import DRAW, KEY, LABEL, Features, draw_of
@@ -31,7 +32,7 @@ _SAMPLED_RECORDS = 32  # for the average size of a record
 _REQUESTS = 16  # files looked at at a time: object stores take tens of milliseconds to answer
 
 
-@tf.autograph.experimental.do_not_convert
+@as_written
 def make_file_stream(
     files: str | Sequence[str],
     options: InputOptions,

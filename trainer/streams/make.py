@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from beam_jobs import validate
 from beam_jobs.errors import SourceError
+from trainer.autograph import as_written
 from trainer.ops import IMAGE
 from trainer.options import InputOptions
 from trainer.parsing import DRAW, KEY, LABEL, NO_LABEL, Features, draw_of
@@ -53,7 +54,7 @@ class Reading:
         validate.above("buffer_mb", self.buffer_mb, 0)
 
 
-@tf.autograph.experimental.do_not_convert
+@as_written
 def make_stream(
     sources: Source | Sequence[Source],
     options: InputOptions,
