@@ -150,7 +150,7 @@ class _Ingest:
         )
         with self._on_disk("publishing"):
             result = publish(self.options, plan, tasks, rejects, held)
-        storage.remove_tree(self.work)
+        workplace.remove(self.work)
         return result
 
     def _on_disk(self, doing: str, needed: Callable[[], int] = lambda: 0) -> contextlib.AbstractContextManager[None]:

@@ -24,9 +24,7 @@ def check_out(options: IngestOptions) -> None:
     except OSError as error:
         raise OptionError(f"{out} cannot be looked at: {error}; correct --out, or what its store asks for") from error
     if published:
-        # Of a run that died in its last step; without its marker, a directory of that name is somebody else's.
-        if not storage.is_remote(out) and os.path.isfile(os.path.join(out, DIRECTORY, _MARKER_NAME)):
-            storage.remove_tree(os.path.join(out, DIRECTORY))
+        _remove_rest(storage.join(out, DIRECTORY))
         raise OptionError(taken(out))
     if storage.is_remote(out):
         return
@@ -41,6 +39,31 @@ def check_out(options: IngestOptions) -> None:
     if foreign or (os.listdir(out) and not _is_rest(out)):
         held = f"holds {foreign[0]!r}" if foreign else "is not empty"
         raise OptionError(f"{out} {held} and is not the rest of an earlier ingest; choose another --out")
+
+
+def remove(work: str) -> None:
+    """Removes a work directory; its mark goes last, so that what a kill leaves of it is known as ours."""
+    if not storage.is_remote(work) and os.path.isdir(work):
+        for entry in list(os.scandir(work)):
+            if entry.is_dir(follow_symlinks=False):
+                storage.remove_tree(entry.path)
+            elif entry.name != _MARKER_NAME:
+                storage.remove(entry.path)
+    storage.remove_tree(work)
+
+
+def _remove_rest(work: str) -> None:
+    """Removes what a run that died in its last step left beside its dataset.
+
+    Without its mark, a directory of that name is somebody else's, unless nothing is in it.
+    """
+    if storage.is_remote(work):
+        return
+    if os.path.isfile(os.path.join(work, _MARKER_NAME)):
+        remove(work)
+    else:
+        with contextlib.suppress(OSError):  # there is none, or it is not empty
+            os.rmdir(work)
 
 
 def _is_rest(out: str) -> bool:

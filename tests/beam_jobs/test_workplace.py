@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from beam_jobs import workplace
+from beam_jobs.errors import OptionError
+from beam_jobs.options import IngestOptions
+from tests.beam_jobs import kill
+
+DIED = 77
+
+
+@pytest.fixture
+def out(tmp_path) -> Path:
+    """A published dataset that still has its work directory."""
+    made = tmp_path / "out"
+    workplace.open_at(str(made), str(made / "_work"))
+    for name in ("examined/a/part", "plan/0", "written/train/0", "begun.tmp"):
+        path = made / "_work" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (made / "dataset.json").write_text("{}")
+    return made
+
+
+def removed(work: Path, dies_at: int) -> int | None:
+    """Removes a work directory in a child that ends before it removes so many files and directories."""
+
+    def hook(event: str, _: tuple, number: itertools.count = itertools.count(1)) -> None:  # noqa: B008 - of this call
+        if event in ("os.remove", "os.rmdir") and next(number) == dies_at:
+            os._exit(DIED)
+
+    return kill.in_a_child(lambda: (sys.addaudithook(hook), workplace.remove(str(work))))
+
+
+def test_what_is_left_of_a_work_directory_at_any_moment_is_removed_by_the_next_run(out):
+    whole = out.with_name("whole")
+    shutil.copytree(out, whole)
+    moments = 0
+    for dies_at in itertools.count(1):
+        shutil.rmtree(out)
+        shutil.copytree(whole, out)
+        code = removed(out / "_work", dies_at)
+        if code == 0:
+            break
+        assert (code, (out / "_work").exists()) == (DIED, True)
+        moments += 1
+        with pytest.raises(OptionError, match="already holds a dataset"):
+            workplace.check_out(IngestOptions(source=str(out.parent / "photos"), out=str(out)))
+        assert os.listdir(out) == ["dataset.json"]
+    assert moments == 5 + 6  # files, directories
+
+
+def test_a_directory_of_that_name_that_is_not_ours_is_kept(out):
+    (out / "_work" / "feedline.json").unlink()
+    with pytest.raises(OptionError, match="already holds a dataset"):
+        workplace.check_out(IngestOptions(source=str(out.parent / "photos"), out=str(out)))
+    assert (out / "_work" / "plan" / "0").exists()
+
+
+def test_a_work_directory_that_somebody_removed_is_no_error(out):
+    shutil.rmtree(out / "_work")
+    workplace.remove(str(out / "_work"))
+    assert os.listdir(out) == ["dataset.json"]
