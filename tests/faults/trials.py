@@ -319,7 +319,7 @@ def main() -> None:
     os.dup2(2, 1)  # whatever libraries print is no answer
     for line in sys.stdin:
         print(json.dumps(_answer(**json.loads(line))), file=answers, flush=True)
-        if not gc.get_freeze_count():  # what the first try imported stays, and is not looked at after each of the others
+        if not gc.get_freeze_count():  # what the first try imported stays
             gc.collect()
             gc.freeze()
 
