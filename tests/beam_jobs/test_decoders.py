@@ -278,6 +278,13 @@ def test_the_process_that_decoders_come_from_may_end(name):
     assert looked_at(GOOD) == expected(GOOD)
 
 
+def test_a_decoder_holds_tensorflow_and_nothing_of_keras():
+    looked_at(GOOD)
+    mapped = {entry.path for entry in psutil.Process(decoders._pool._idle[0].pid).memory_maps()}
+    assert any("/tensorflow/" in path for path in mapped)
+    assert not [path for path in mapped if "/jaxlib/" in path or "/sklearn/" in path or "/matplotlib/" in path]
+
+
 def test_no_decoder_outlives_the_process_it_works_for(tmp_path):
     code = (
         "import os, signal; from beam_jobs import decoders; from beam_jobs.options import *; "
