@@ -21,15 +21,17 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-import keras
 import ml_dtypes
 import numpy as np
 
 from beam_jobs import disk, storage
 from beam_jobs.errors import OptionError
 from trainer.position import Position
+
+if TYPE_CHECKING:
+    import keras
 
 INDEX_NAME = "checkpoint.json"
 POSITION_NAME = "position.json"
@@ -143,6 +145,8 @@ def arrays_of(variables: Sequence[keras.Variable], group: str) -> dict[str, np.n
       variables: of a model or an optimizer.
       group: first part of the names, which keeps several lists apart.
     """
+    import keras  # whoever has variables has it; who looks at checkpoints needs none of it
+
     values = [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
     return {_name(group, index, variables[index]): value for index, value in enumerate(values)}
 
