@@ -48,7 +48,8 @@ def remove(work: str) -> None:
             if entry.is_dir(follow_symlinks=False):
                 storage.remove_tree(entry.path)
             elif entry.name != _MARKER_NAME:
-                storage.remove(entry.path)
+                with contextlib.suppress(OSError):  # the dataset is published, whatever becomes of this
+                    storage.remove(entry.path)
     storage.remove_tree(work)
 
 
