@@ -14,7 +14,7 @@ def as_written(function: F) -> F:
     """Returns a function in which nothing is rewritten, nor in the functions that it hands to tf.data.
 
     AutoGraph turns branches on tensors into ops. Ours are ops already, and the search for others took most of the time
-    of building an input pipeline: 3.5 s of CPU time for the first of a process, and 0.4 s without.
+    of building an input pipeline: 3 s of CPU time for the first of a process, and 0.3 s without.
 
     Args:
       function: has no branch or loop on a tensor, and calls none that has.
