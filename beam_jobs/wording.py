@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def plural(count: int, one: str, many: str = "") -> str:
     """Returns `1 image` or `1,234 images`.
@@ -12,3 +14,13 @@ def plural(count: int, one: str, many: str = "") -> str:
       many: what several are called; `one` with an s when not given.
     """
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Returns `2: cat, dog`: how many names there are, and the first of them.
+
+    Args:
+      names: of classes or the like.
+      most: how many of them to name.
+    """
+    return f"{len(names):,}: {', '.join(names[:most])}" + " ..." * (len(names) > most)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from beam_jobs.wording import plural
+from beam_jobs.wording import listed, plural
 
 if TYPE_CHECKING:
     from beam_jobs.manifest import Manifest
@@ -21,6 +21,7 @@ def dataset_lines(dataset: Manifest) -> list[tuple[str, str]]:
         ("rejected", f"{counts.rejected:,} ({rejected})" if counts.rejected else rejected),
         ("duplicates", _duplicates(dataset)),
         *([("near duplicates", _near_duplicates(dataset))] if counts.near_clusters else []),
+        *([("classes", listed(dataset.labels))] if dataset.labels else []),
         *((f"split {name}", _split(dataset, name)) for name in dataset.splits),
     ]
 

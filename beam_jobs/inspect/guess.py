@@ -176,7 +176,8 @@ def _numbers(one: FeatureSummary) -> str:
 
 
 def _label_role(one: FeatureSummary) -> str:
-    return f"class name, {_distinct(one)}" if one.kind == "bytes" else f"label, {_numbers(one)}, {_distinct(one)}"
+    role = "class name" if one.kind == "bytes" else f"label, {_numbers(one)}"
+    return f"{role}, {_distinct(one)}" if one.most == 1 else role  # only first values are told apart
 
 
 def _text_role(one: FeatureSummary) -> str:

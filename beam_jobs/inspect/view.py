@@ -13,8 +13,8 @@ from beam_jobs.inspect.guess import Guess, guess
 from beam_jobs.inspect.lookup import find_record, record_lengths
 from beam_jobs.inspect.summary import FileSummary, of_record, sizes_of, summarise
 from beam_jobs.inspect.values import shown_name, shown_value
+from beam_jobs.wording import listed, plural
 
-_SHOWN_LABELS = 8
 _SHOWN_FILES = 20
 
 
@@ -77,10 +77,11 @@ def view_dataset(directory: str, shown: int) -> View:
     if summary.errors and not summary.records:
         raise summary.errors[0]
     guessed = guess(summary)
-    labels = ", ".join(dataset.labels[:_SHOWN_LABELS]) + " ..." * (len(dataset.labels) > _SHOWN_LABELS)
-    facts = [("digest", dataset.digest), ("classes", f"{len(dataset.labels)}: {labels}")]
+    facts = [("digest", dataset.digest), ("classes", listed(dataset.labels))]
     for name, info in dataset.splits.items():
-        facts.append((name, f"{info.records:,} images, {len(info.shards)} shards, {info.bytes:,} bytes"))
+        facts.append(
+            (name, f"{plural(info.records, 'image')}, {plural(len(info.shards), 'shard')}, {info.bytes:,} bytes")
+        )
     facts += _size_facts(sizes)
     return View(
         title=_title(directory),

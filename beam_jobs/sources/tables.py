@@ -80,6 +80,7 @@ class Table(ABC):
     def check(self) -> None:
         """Raises `SourceError` unless every named column exists, once, and there is at least one row."""
         try:
+            self._check_layout()
             header = self.header()
         except (OSError, ValueError, csv.Error, pa.ArrowException) as error:
             raise SourceError(f"{self.path} cannot be read as a {self.kind} table: {_told(error)}") from error
@@ -104,6 +105,9 @@ class Table(ABC):
         reader = RowReader(columns=self.columns, base=self.base, kinds=kinds)
         for number, row in self.rows():
             yield reader.entry(row, f"{self.unit} {number}", self._fault(row))
+
+    def _check_layout(self) -> None:  # noqa: B027 - most formats have but one
+        """Raises `SourceError` if the table is laid out in a way that is known and not read."""
 
     def _fault(self, row: Row) -> str:
         """Returns what is wrong with a row as a whole; empty when nothing is."""
@@ -138,6 +142,16 @@ class CsvTable(Table):
                     yield last, row
             except (UnicodeDecodeError, csv.Error, OSError) as error:
                 raise SourceError(f"{self.path} cannot be read past line {last}: {_told(error)}") from error
+
+    def _check_layout(self) -> None:
+        # Said before anything is parsed: to the csv module it looks like a quote that is not closed.
+        with self._open() as stream:
+            first = next(lines(stream, self.path), "").strip()
+        if "," in first or first.strip('"') in self.columns.named().values():
+            return
+        for separator, name in ((";", "semicolons"), ("\t", "tabs")):
+            if separator in first:
+                raise SourceError(f"{self.path} has {name} between its cells; save it with commas")
 
     def _check_quotes(self, row: Row, first: int, last: int) -> None:
         if line := swallowed_row(row, self.columns.image, self.base):
@@ -182,7 +196,7 @@ class JsonlTable(Table):
                     if line.strip():
                         yield number, self._object(line, number)
             except (UnicodeDecodeError, OSError) as error:
-                raise SourceError(f"{self.path} cannot be read past line {number}: {error}") from error
+                raise SourceError(f"{self.path} cannot be read past line {number}: {_told(error)}") from error
 
     def _object(self, line: str, number: int) -> Row:
         try:
@@ -221,8 +235,12 @@ class ParquetTable(Table):
 
 def _told(error: Exception) -> str:
     """Returns what an error says in one line, of which Arrow takes several."""
-    unclosed = isinstance(error, csv.Error) and "NUL" not in str(error)
-    return " ".join(str(error).split()) + (f"; {_QUOTE}" if unclosed else "")
+    remedy = ""
+    if isinstance(error, UnicodeDecodeError):
+        remedy = "; save it as UTF-8"
+    elif isinstance(error, csv.Error) and "NUL" not in str(error):
+        remedy = f"; {_QUOTE}"
+    return " ".join(str(error).split()) + remedy
 
 
 TABLES: dict[str, type[Table]] = {"csv": CsvTable, "jsonl": JsonlTable, "parquet": ParquetTable}

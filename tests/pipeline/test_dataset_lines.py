@@ -29,6 +29,7 @@ def test_a_dataset_without_rejects_and_copies(dataset):
         ("images", f"{dataset.counts.found} found, {dataset.counts.written} written"),
         ("rejected", "none"),
         ("duplicates", "none"),
+        ("classes", f"{len(dataset.labels)}: {', '.join(dataset.labels)}"),
         ("split all", f"{dataset.counts.written} images, 1 shard, {shard.bytes:,} bytes"),
     ]
 
@@ -49,6 +50,12 @@ def test_a_dataset_without_rejects_and_copies(dataset):
 )
 def test_what_became_of_images_is_said(dataset, counts, line, text):
     assert counted(dataset, **counts)[line] == text
+
+
+def test_classes_are_named_so_that_two_in_one_cell_show(dataset):
+    lines = dict(dataset_lines(replace(dataset, labels=("sea", "sky", "sky,sea"))))
+    assert lines["classes"] == "3: sea, sky, sky,sea"
+    assert "classes" not in dict(dataset_lines(replace(dataset, labels=())))
 
 
 def test_lines_are_aligned():

@@ -249,7 +249,10 @@ def test_a_path_may_be_absolute_or_a_link_and_lead_anywhere(table, tmp_path):
         ("image\n1.jpg\n", "has no column 'label' for the label; it has 'image'$"),
         ("", "has no column 'image' for the image; it has none$"),
         ("image,label\n", "has columns and no row; add one row an image$"),
-        (b"image,label\n\xff,cat\n", "cannot be read as a CSV table: .*0xff"),
+        (b"image,label\n\xff,cat\n", "cannot be read as a CSV table: .*0xff.*; save it as UTF-8$"),
+        ('"image";"label"\r\n"1.jpg";"cat"\r\n', "has semicolons between its cells; save it with commas$"),
+        ("file;kind\n1.jpg;cat\n", "has semicolons between its cells; save it with commas$"),
+        ("image\tlabel\n1.jpg\tcat\n", "has tabs between its cells; save it with commas$"),
         ("image,label\n1.jpg,\0\n", "cannot be read past line 1: .*NUL"),
     ],
 )
