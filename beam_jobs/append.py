@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from beam_jobs import manifest, shards, storage, tables
-from beam_jobs.errors import OptionError
+from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.manifest import ImageCounts, Manifest, Shard, SplitInfo
 from beam_jobs.options import IngestOptions
 from beam_jobs.types import LABEL_KINDS, ImageRef, Reject
@@ -69,7 +69,7 @@ def load(options: IngestOptions, label_kind: str, described: dict) -> Existing:
 
     Raises:
       OptionError: there is no dataset, or it was made with other options.
-      CorruptDataset: its tables cannot be read.
+      CorruptDataset: its tables cannot be read, or a shard is missing or was cut.
     """
     mode = "--append" if options.append else "--retry-rejects"
     if not manifest.is_published(options.out):
@@ -79,18 +79,40 @@ def load(options: IngestOptions, label_kind: str, described: dict) -> Existing:
         old, new = LABEL_KINDS[found.label_kind], LABEL_KINDS[label_kind]
         raise OptionError(f"the images in {options.out} have {old}, those of the source {new}")
     for name in _MUST_AGREE:
-        if found.options.get(name) != described[name]:
-            was, asked = found.options.get(name), described[name]
-            raise OptionError(
-                f"{options.out} was made with {name} {was!r}, not {asked!r}; leave it out: what is added is treated "
-                "like the rest"
-            )
+        _check_agrees(options.out, name, found.options.get(name), described[name])
+    _check_shards(options.out, found)
     return Existing(
         directory=options.out,
         manifest=found,
         images=tables.read_published(storage.join(options.out, manifest.IMAGES_NAME)),
         rejects=tables.read_published(storage.join(options.out, manifest.REJECTS_NAME)),
     )
+
+
+def _check_agrees(out: str, name: str, was: Any, asked: Any) -> None:
+    # Shares of splits stand as they were given: one of them alone says nothing.
+    if isinstance(was, Mapping) and isinstance(asked, Mapping) and name != "splits":
+        for inner in asked:
+            _check_agrees(out, f"{name}.{inner}", was.get(inner), asked[inner])
+    elif was != asked:
+        raise OptionError(
+            f"{out} was made with {name} {was!r}, not {asked!r}; leave it out: what is added is treated like the rest"
+        )
+
+
+def _check_shards(out: str, found: Manifest) -> None:
+    """Looks at the length of every old shard, without reading it: what is missing or cut is not published again."""
+    for split, info in found.splits.items():
+        for shard, path in zip(info.shards, found.shard_paths(out, split), strict=True):
+            try:
+                size = storage.size(path)
+            except FileNotFoundError as error:
+                raise CorruptDataset(f"{path} is missing; write the dataset again, with --overwrite") from error
+            if size != shard.bytes:
+                raise CorruptDataset(
+                    f"{path} has {size} bytes, {manifest.MANIFEST_NAME} says {shard.bytes}; write the dataset again, "
+                    "with --overwrite"
+                )
 
 
 def fresh(entries: Iterable[ImageRef | Reject], existing: Existing, retry: bool) -> Iterator[ImageRef | Reject]:

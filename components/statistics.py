@@ -82,13 +82,23 @@ def dataset_statistics(directory: str, dataset: Manifest) -> dict[str, statistic
         try:
             _generate(examples, statistics, statistics_options(extra_columns(dataset)), scratch)
         except (OSError, ValueError) as error:
-            what = str(error).partition(": b'")[0]  # the rest is the record, in hex
-            raise CorruptDataset(f"{directory} cannot be read: {what}; `feedline verify` says more") from error
+            raise unreadable(directory, error) from error
         found = load_statistics(statistics)
     for name, info in dataset.splits.items():
         if (read := found[name].datasets[0].num_examples) != info.records:
             raise CorruptDataset(f"{directory} has {read:,} records in {name}, its manifest says {info.records:,}")
     return found
+
+
+def unreadable(directory: str, error: Exception) -> CorruptDataset:
+    """Returns what it means that Beam fails at a shard.
+
+    Args:
+      directory: of the dataset.
+      error: what Beam raised, with the whole record in its message.
+    """
+    what = str(error).partition(": b'")[0]  # the rest is the record, in hex
+    return CorruptDataset(f"{directory} cannot be read: {what}; `feedline verify` says more")
 
 
 def _generate(examples: Artifact, statistics: Artifact, options: tfdv.StatsOptions, scratch: str) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pipeline.summary import RunSummary
 
 LOG_NAME = "run.log"
+_BAD_RECORD = "Not a valid TFRecord"  # how Beam begins what it says of one
 
 
 def preflight(config: PipelineConfig) -> None:
@@ -108,6 +109,12 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
         except GateFailed as stopped:
             keep_what_there_is(config, images, stopped, say)
             raise
+        except ValueError as error:
+            if not str(error).startswith(_BAD_RECORD):
+                raise
+            from components.statistics import unreadable
+
+            raise unreadable(config.dataset or "the dataset", error) from error
         interrupt.check()
         return conclude(config, images, say)
 

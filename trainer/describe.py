@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from beam_jobs.storage import is_remote
+from beam_jobs.wording import plural
 from trainer.cache import WHILE_FILLED
 from trainer.choices import Choices, make_choices
 from trainer.options import InputOptions
@@ -92,7 +93,7 @@ def mixing(order: Order) -> tuple[float, float]:
 
 def _records(choices: Choices) -> str:
     kilobytes = choices.index.record_bytes / 1e3
-    text = f"{len(choices.index):,} of {kilobytes:,.1f} kB in {len(choices.index.files):,} files"
+    text = f"{len(choices.index):,} of {kilobytes:,.1f} kB in {plural(len(choices.index.files), 'file')}"
     part = f", host {choices.host.index} of {choices.host.count}" if choices.host.count > 1 else ""
     left_out = f", {choices.left_out} damaged ones left out" if choices.left_out else ""
     return text + part + left_out

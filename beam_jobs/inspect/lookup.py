@@ -47,7 +47,9 @@ def find_record(directory: str, key: str) -> tuple[dict[str, Any], dict[str, lis
         with storage.open_read(path) as stream:
             return row, record.decode(tfrecord.read_record_at(stream, path, row["offset"]))
     except OSError as error:
-        raise CorruptDataset(f"{path} cannot be read: {error.strerror or error}") from error
+        raise CorruptDataset(
+            f"{path} cannot be read: {error.strerror or error}; `feedline verify` says more"
+        ) from error
 
 
 def record_lengths(directory: str, dataset: Manifest) -> Any:

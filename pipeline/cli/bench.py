@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from beam_jobs import storage
-from beam_jobs.errors import OptionError
+from beam_jobs.errors import CorruptDataset, OptionError
 from pipeline.cli.common import config_option, echo, json_option, print_json, say
 from pipeline.cli.completion_values import OP_CHAIN
 from pipeline.cli.grammar import Group
@@ -81,9 +81,10 @@ def bench_input(dataset: str, **values: Any) -> None:
     from trainer.bench.rules import advise
     from trainer.bench.text import report
 
-    bench = prepare(dataset, values["split"], options, values["model"], values["ablation"])
-    with _progress(bench, values["seconds"]) as on_sample:
-        figures = measure(bench, values["seconds"], on_sample)
+    with _explained(dataset, values["split"]):
+        bench = prepare(dataset, values["split"], options, values["model"], values["ablation"])
+        with _progress(bench, values["seconds"]) as on_sample:
+            figures = measure(bench, values["seconds"], on_sample)
     if values["as_json"]:
         advice = [dataclasses.asdict(item) for item in advise(figures)]
         print_json({**figures.to_json(), "advice": advice, "html": values["html"] or ""})
@@ -104,6 +105,23 @@ def _options(values: Mapping[str, Any]) -> InputOptions:
     names = {"image_side": "image_side_px", "batch_size": "batch_size", "ops": "train_ops", "threads": "threads"}
     given = {field: values[name] for name, field in names.items() if values[name] is not None}
     return dataclasses.replace(options, **given)
+
+
+@contextlib.contextmanager
+def _explained(dataset: str, split: str) -> Iterator[None]:
+    """Turns what TensorFlow says of a damaged shard into which record it is."""
+    import tensorflow as tf
+
+    from trainer.damage import find_damage
+
+    try:
+        yield
+    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError, tf.errors.NotFoundError, OSError) as error:
+        found = find_damage(dataset, split)
+        if not found:
+            raise
+        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        raise CorruptDataset(f"{found[0]}{more}; see `feedline verify {dataset}`, ingest again") from error
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from beam_jobs.errors import FeedlineError, UsageError
 from beam_jobs.suggest import unknown
 from pipeline.cli.common import colour
 
+_LONGEST = 1000  # characters of a message that nobody foresaw
 INTERRUPTED, UNFORESEEN = "interrupted", "unforeseen"
 _NOT_A_CHOICE = re.compile(r"(?P<value>'.*'|\".*\") is not (?:one of )?['\"]", re.DOTALL)
 
@@ -40,8 +41,14 @@ def of(error: Exception) -> Mistake:
         return Mistake(message=_of_click(error), code=UsageError.exit_code, kind=_kind(UsageError))
     if isinstance(error, FeedlineError):
         return Mistake(message=str(error), code=error.exit_code, kind=_kind(type(error)))
-    message = f"{type(error).__name__}: {error} (run again with --debug for the traceback)"
+    message = f"{type(error).__name__}: {_bounded(str(error))} (run again with --debug for the traceback)"
     return Mistake(message=message, code=1, kind=UNFORESEEN)
+
+
+def _bounded(text: str) -> str:
+    """Returns a message of a library without its end, where it holds data: a record in hex fills any screen."""
+    more = len(text) - _LONGEST
+    return f"{text[:_LONGEST]}... and {more:,} more characters" if more > 0 else text
 
 
 def tell(mistake: Mistake, as_json: bool) -> None:
@@ -94,7 +101,8 @@ def _said(error: click.ClickException) -> str:
     found = _NOT_A_CHOICE.match(error.message)
     if found and choices:
         return unknown(name, ast.literal_eval(found["value"]), choices)
-    return f"{name}: {error.message.rstrip('.')}"
+    said = error.message.rstrip(".").removesuffix(" range")  # `is not a valid integer range` names a class of click
+    return f"{name}: {said}"
 
 
 def _name(parameter: click.Parameter) -> str:

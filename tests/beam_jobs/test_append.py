@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from beam_jobs import manifest, tables
-from beam_jobs.errors import OptionError, TooManyRejects
+from beam_jobs.errors import CorruptDataset, OptionError, TooManyRejects
 from beam_jobs.ingest import run
 from beam_jobs.inspect import find_record
 from beam_jobs.options import IngestOptions, PixelOptions
@@ -191,9 +191,28 @@ def test_there_must_be_a_dataset_made_with_the_same_options(options, mode):
     with pytest.raises(OptionError, match=f"holds no dataset to add to; leave {flag} out to make one"):
         run(replace(options, **{mode: True}))
     run(options)
-    for change in ({"seed": 1}, {"splits": {"train": 1}}, {"pixels": PixelOptions(policy="raw")}, {"facts": "basic"}):
+    for change in ({"seed": 1}, {"splits": {"train": 1}}, {"facts": "basic"}):
         with pytest.raises(OptionError, match=f"was made with {next(iter(change))} "):
             run(replace(options, **{mode: True}, **change))
+    with pytest.raises(OptionError, match=r"was made with pixels\.policy 'copy', not 'raw'; leave it out"):
+        run(replace(options, **{mode: True}, pixels=PixelOptions(policy="raw")))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda shard: shard.write_bytes(shard.read_bytes()[:-9]), r"has \d+ bytes, dataset\.json says \d+; write"),
+        (lambda shard: shard.unlink(), "is missing; write the dataset again, with --overwrite"),
+    ],
+    ids=["cut", "missing"],
+)
+def test_a_dataset_that_lost_a_shard_is_not_published_again(options, damage, message):
+    run(options)
+    damage(next(Path(options.out).glob("Split-train/*")))
+    before = files_under(Path(options.out))
+    with pytest.raises(CorruptDataset, match=message):
+        run(replace(options, append=True))
+    assert files_under(Path(options.out)) == before
 
 
 def test_the_three_ways_to_meet_a_dataset_exclude_one_another(options):

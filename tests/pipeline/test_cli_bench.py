@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 
 import pytest
 
@@ -75,3 +76,25 @@ def test_a_wrong_request_is_one_line_with_code_2(dataset, tmp_path, monkeypatch,
     assert captured.err.count("\n") == 1
     assert captured.out == ""
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda data: data[:40] + bytes([data[40] ^ 255]) + data[41:],
+            r"offset 0: the record of '.*' has changed: its checksum .*",
+        ),
+        (None, "offset 0: the record of '.*' is gone: the shard is missing"),
+    ],
+    ids=["flipped", "missing"],
+)
+def test_a_damaged_shard_is_named_with_its_record(dataset, capsys, damage, message):
+    for shard in (dataset / "Split-train").iterdir():
+        data = shard.read_bytes()
+        shard.unlink()
+        if damage:
+            shard.write_bytes(damage(data))
+    assert run(["bench", "input", str(dataset), *SHORT.split()]) == 3
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(f"{message}.*; see `feedline verify .*`, ingest again$", said)

@@ -69,3 +69,15 @@ def test_errors_are_printed_without_controls(monkeypatch, capsys, flags):
 def test_lines_of_progress_are_printed_without_controls(capsys):
     common.say(f"reading {TITLE}")
     assert capsys.readouterr().err == "reading \\x1b]0;title\\x07\n"
+
+
+def test_a_message_of_a_library_that_holds_data_is_cut(monkeypatch, capsys):
+    def fail(*_, **__):
+        raise ValueError("Not a valid record: " + "00" * 50_000)
+
+    monkeypatch.setattr(cli, "main", fail)
+    assert run(["verify", "x"]) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("feedline: error: ValueError: Not a valid record: 00")
+    assert shown.endswith("... and 99,020 more characters (run again with --debug for the traceback)\n")
+    assert len(shown) < 1200

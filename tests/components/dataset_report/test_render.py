@@ -180,6 +180,13 @@ def test_no_dataset_and_a_damaged_one_are_refused(dataset, tmp_path):
         render(str(dataset))
 
 
+def test_a_missing_shard_is_damage_of_the_dataset(dataset):
+    for shard in (dataset / "Split-train").iterdir():
+        shard.unlink()
+    with pytest.raises(CorruptDataset, match=r"tfrecord cannot be read: No such file.*; `feedline verify` says more"):
+        render(str(dataset))
+
+
 @pytest.mark.parametrize("name", ["images.parquet", "rejects.parquet"])
 def test_a_damaged_table_is_refused_by_name(dataset, name):
     (dataset / name).write_bytes(b"not parquet")
