@@ -92,8 +92,8 @@ def load(options: IngestOptions, label_kind: str, described: dict) -> Existing:
 def _check_agrees(out: str, name: str, was: Any, asked: Any) -> None:
     # Shares of splits stand as they were given: one of them alone says nothing.
     if isinstance(was, Mapping) and isinstance(asked, Mapping) and name != "splits":
-        for inner in asked:
-            _check_agrees(out, f"{name}.{inner}", was.get(inner), asked[inner])
+        for inner in {**was, **asked}:
+            _check_agrees(out, f"{name}.{inner}", was.get(inner), asked.get(inner))
     elif was != asked:
         raise OptionError(
             f"{out} was made with {name} {was!r}, not {asked!r}; leave it out: what is added is treated like the rest"

@@ -4,11 +4,13 @@ import logging
 
 import pytest
 
-from beam_jobs.errors import OptionError, SourceError
+from beam_jobs import ingest
+from beam_jobs.errors import CorruptDataset, OptionError, SourceError
+from beam_jobs.options import IngestOptions
 from pipeline.conclusion import images_dir, keep_schema
 from pipeline.config import build
 from pipeline.history import Step
-from pipeline.run_local import _logging_to, _make_root, preflight
+from pipeline.run_local import _logging_to, _make_root, preflight, run
 from tests.make_images import class_folders
 
 
@@ -33,7 +35,7 @@ def test_a_source_that_is_not_there_is_refused_first(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ingest", "message"),
+    ("section", "message"),
     [
         (
             {"columns": {"labels": "tags"}},
@@ -43,13 +45,31 @@ def test_a_source_that_is_not_there_is_refused_first(tmp_path):
         ({"columns": {"label": "tags"}, "facts": "basic"}, "^facts is basic; statistics and normalisation need"),
     ],
 )
-def test_what_a_model_cannot_be_trained_on_is_refused_at_once(tmp_path, ingest, message):
+def test_what_a_model_cannot_be_trained_on_is_refused_at_once(tmp_path, section, message):
     (tmp_path / "0.jpg").write_bytes(b"never looked at")
     (tmp_path / "table.csv").write_text("image,tags\n0.jpg,a")
-    settings = {"root": str(tmp_path / "work"), "ingest": {"source": str(tmp_path / "table.csv"), **ingest}}
+    settings = {"root": str(tmp_path / "work"), "ingest": {"source": str(tmp_path / "table.csv"), **section}}
     with pytest.raises(OptionError, match=message):
         preflight(build(settings))
     assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.e2e
+@pytest.mark.filterwarnings("ignore")
+def test_a_record_that_beam_cannot_read_is_damage_of_the_dataset(tmp_path):
+    photos, out = class_folders(tmp_path / "photos", per_class=8), tmp_path / "dataset"
+    ingest.run(IngestOptions(source=str(photos), out=str(out), splits={"train": 1, "eval": 1}))
+    shard = next((out / "Split-train").glob("*.tfrecord"))
+    data = bytearray(shard.read_bytes())
+    data[40] ^= 255  # inside the first record
+    shard.write_bytes(data)
+    settings = build({"root": str(tmp_path / "work"), "dataset": str(out)})
+    with pytest.raises(
+        CorruptDataset, match="dataset cannot be read: Not a valid .* mask; `feedline verify` says"
+    ) as said:
+        run(settings, lambda _: None)
+    assert len(str(said.value)) < 1000  # Beam shows the whole record
+    assert not (tmp_path / "work" / "serving").exists()
 
 
 def test_a_root_that_cannot_be_made_is_named():
