@@ -84,6 +84,7 @@ class Script:
         with serve.serving(source) if kind in self.served else contextlib.nullcontext("") as url:
             job = Job(source=source.absolute(), out=result.absolute(), url=url, kind=kind)
             work = self.prepare(job)
+            os.sync()  # what the run before left to be written to the disk is not this one's time
             started = time.perf_counter()
             images = work()
             seconds = time.perf_counter() - started
