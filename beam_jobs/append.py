@@ -25,6 +25,7 @@ from beam_jobs.types import LABEL_KINDS, ImageRef, Reject
 
 # Options that all images of a dataset must have in common.
 _MUST_AGREE = ("splits", "seed", "stratify", "pixels", "facts")
+_SECTIONS = ("pixels", "limits")
 _MAY_DIFFER = ("duplicates", "near_duplicates", "near_distance", "limits", "shard_mb", "shards")
 
 
@@ -49,14 +50,24 @@ class Existing:
         return {name: len(info.shards) for name, info in self.manifest.splits.items()}
 
 
-def settings_of(out: str) -> dict[str, Any]:
-    """Returns the settings that a dataset was made with, as far as they say how; what is added is treated alike.
+def completed(out: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings of an ingest that adds to a dataset: those given, and for the rest what it was made with.
+
+    Args:
+      out: directory of the dataset.
+      settings: nested, as given; one of a section leaves the others of that section to the dataset.
 
     Raises:
       SourceError, CorruptDataset: there is no sound dataset in `out`.
     """
     found = manifest.load(out).options
-    return {**{name: found[name] for name in (*_MUST_AGREE, *_MAY_DIFFER)}, "splits": dict(found["splits"])}
+    was = {**{name: found[name] for name in (*_MUST_AGREE, *_MAY_DIFFER)}, "splits": dict(found["splits"])}
+    sections = {
+        name: {**was[name], **given}
+        for name, given in settings.items()
+        if name in _SECTIONS and isinstance(given, Mapping)
+    }
+    return {**was, **settings, **sections}
 
 
 def load(options: IngestOptions, label_kind: str, described: dict) -> Existing:

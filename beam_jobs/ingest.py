@@ -28,6 +28,7 @@ from beam_jobs.publish import Found, described, producer, publish, reason_counts
 from beam_jobs.reader import Reader
 from beam_jobs.scan import Scan, scan
 from beam_jobs.sources import Source, open_source
+from beam_jobs.sources.folders import ClassFolders
 from beam_jobs.transforms import ExamineBuckets, WriteShards
 from beam_jobs.types import ImageRef, Reject
 from beam_jobs.wording import plural
@@ -35,6 +36,7 @@ from beam_jobs.write import ShardTask, WriteTask, failures, shard_tasks
 
 _SHOWN_REJECTS = 3
 _SHOWN_CHARACTERS = 300  # of a name; a cell of a table may hold a megabyte
+_SHOWN_CLASSES = 8
 _LARGE_NEAR_SET = 0.05  # share of all images from which a set of near duplicates looks like an accident
 
 Report = Callable[[str], None]
@@ -170,12 +172,21 @@ class _Ingest:
         if self.options.duplicates == "report":
             for keys in plan.duplicate_sets:
                 self.say(f"copies    {', '.join(keys)}")
+        self._say_empty_classes(plan)
         images = len(plan.existing) + sum(len(split.images) for split in plan.splits)
         if plan.near_largest > _LARGE_NEAR_SET * images:
             self.say(
                 f"warning   one set of near duplicates holds {plan.near_largest:,} images: chains of images, each a "
                 "little different from the next, ended in one set; a smaller --near-distance takes it apart"
             )
+
+    def _say_empty_classes(self, plan: Plan) -> None:
+        folders = self.source.classes() if isinstance(self.source, ClassFolders) else ()
+        empty = sorted(set(folders) - set(plan.labels))
+        if empty:
+            named = ", ".join(empty[:_SHOWN_CLASSES]) + " ..." * (len(empty) > _SHOWN_CLASSES)
+            held = plural(len(empty), "class folder holds", "class folders hold")
+            self.say(f"warning   {held} no good image, so the dataset has no such class: {named}")
 
     @property
     def _reader(self) -> Reader:

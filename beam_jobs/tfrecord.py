@@ -41,9 +41,9 @@ def read_records(stream: BinaryIO, name: str, max_bytes: int = 1 << 30) -> Itera
       CorruptDataset: a checksum is wrong or the file ends inside a record; the message gives the offset.
     """
     offset = 0
-    while payload := _read_record(stream, name, offset, max_bytes):
-        yield offset, payload[0]
-        offset += len(payload[0]) + OVERHEAD
+    while (payload := read_record(stream, name, offset, max_bytes)) is not None:
+        yield offset, payload
+        offset += len(payload) + OVERHEAD
 
 
 def read_record_at(stream: BinaryIO, name: str, offset: int, max_bytes: int = 1 << 30) -> bytes:
@@ -53,13 +53,24 @@ def read_record_at(stream: BinaryIO, name: str, offset: int, max_bytes: int = 1 
       CorruptDataset: no sound record starts there.
     """
     stream.seek(offset)
-    found = _read_record(stream, name, offset, max_bytes)
+    found = read_record(stream, name, offset, max_bytes)
     if found is None:
         raise CorruptDataset(f"{name} ends before offset {offset}; the manifest names a record there")
-    return found[0]
+    return found
 
 
-def _read_record(stream: BinaryIO, name: str, offset: int, max_bytes: int) -> tuple[bytes] | None:
+def read_record(stream: BinaryIO, name: str, offset: int, max_bytes: int = 1 << 30) -> bytes | None:
+    """Returns the payload of the record at which a stream stands; None at the end of the file.
+
+    Args:
+      stream: binary stream, at `offset`.
+      name: what to call the file in errors.
+      offset: what to call the place in errors.
+      max_bytes: longest payload believed.
+
+    Raises:
+      CorruptDataset: the record is not sound.
+    """
     head = stream.read(_HEAD.size)
     if not head:
         return None
@@ -74,7 +85,7 @@ def _read_record(stream: BinaryIO, name: str, offset: int, max_bytes: int) -> tu
     payload = body[:length]
     if _masked_crc(payload) != _TAIL.unpack(body[length:])[0]:
         raise CorruptDataset(f"{name} has a corrupt record at offset {offset}; write the dataset again")
-    return (payload,)
+    return payload
 
 
 def _masked_crc(data: bytes) -> int:

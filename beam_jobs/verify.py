@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
@@ -154,25 +155,71 @@ def _check_shard(
     try:
         yield from _check_file(path, shard)
         with storage.open_read(path) as stream:
-            records = tfrecord.read_records(stream, path)
-            checked = map_ordered(lambda item: (*item, verify_record.check(item[1], dataset)), records, threads)
-            count = 0
-            for count, (offset, payload, seen) in enumerate(checked, 1):
+            found = _records(stream, path, rows or [])
+            checked = map_ordered(lambda one: (one, _seen(one, dataset)), found, threads)
+            count, whole = 0, True
+            for one, seen in checked:
+                if isinstance(one.payload, CorruptDataset):
+                    whole = False
+                    yield f"{one.payload}{_image_at(rows, one)}"
+                    continue
+                count += 1
                 labels.update(seen.labels)
                 if seen.problem:
-                    yield f"{path} offset {offset}: {seen.problem}"
-                if rows is not None and (count > len(rows) or not _is_row_of(rows[count - 1], offset, seen)):
-                    yield f"{path} offset {offset}: {manifest.IMAGES_NAME} has no row for {seen.key!r} there"
-                result.bytes += len(payload) + tfrecord.OVERHEAD
+                    yield f"{path} offset {one.offset}: {seen.problem}"
+                if rows is not None and not (one.number < len(rows) and _is_row_of(rows[one.number], one.offset, seen)):
+                    yield f"{path} offset {one.offset}: {manifest.IMAGES_NAME} has no row for {seen.key!r} there"
+                result.bytes += len(one.payload) + tfrecord.OVERHEAD
         result.records += count
-        if count != shard.records:
+        if whole and count != shard.records:
             yield f"{path} holds {count} records, {manifest.MANIFEST_NAME} says {shard.records}"
-        if rows is not None and count < len(rows):
+        if whole and rows is not None and count < len(rows):
             yield f"{path} holds {count} records, {manifest.IMAGES_NAME} has {len(rows)} rows for it"
-    except CorruptDataset as error:
-        yield str(error)
     except OSError as error:
         yield f"{path} cannot be read: {error.strerror or error}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Record:
+    """A record of a shard: its place among them, where it begins, and its payload or what is wrong with it."""
+
+    number: int
+    offset: int
+    payload: bytes | CorruptDataset
+
+
+def _records(stream: BinaryIO, path: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[_Record]:
+    """Yields every record; past a damaged one it goes on where a row says that another begins."""
+    starts = sorted({row["offset"] for row in rows})
+    number = offset = 0
+    while True:
+        try:
+            payload = tfrecord.read_record(stream, path, offset)
+        except CorruptDataset as error:
+            yield _Record(number=number, offset=offset, payload=error)
+            number = bisect.bisect_right(starts, offset)
+            if number == len(starts):
+                return
+            offset = starts[number]
+            stream.seek(offset)
+            continue
+        if payload is None:
+            return
+        yield _Record(number=number, offset=offset, payload=payload)
+        number, offset = number + 1, offset + len(payload) + tfrecord.OVERHEAD
+
+
+def _seen(one: _Record, dataset: Manifest) -> Seen:
+    if isinstance(one.payload, CorruptDataset):
+        return Seen(key="", labels=(), sha256="", problem=str(one.payload))
+    return verify_record.check(one.payload, dataset)
+
+
+def _image_at(rows: list[dict[str, Any]] | None, one: _Record) -> str:
+    """Returns which image a damaged record holds, as far as it is known."""
+    if not rows or one.number >= len(rows) or rows[one.number]["offset"] != one.offset:
+        return ""
+    return f" (the image {rows[one.number]['key']!r})"
 
 
 def _check_file(path: str, shard: Shard) -> Iterator[str]:

@@ -49,7 +49,7 @@ def test_the_gate_stops_a_leaking_split_column(tmp_path):
     columns = ("--image-column", "file", "--label-column", "kind", "--split-column", "part")
     result = feedline("run", "--images", tmp_path / "table.csv", "--root", tmp_path / "work", *columns, *SMALL)
     assert result.returncode == 3
-    assert "leakage: image content in eval, train is 1 images shared between splits" in result.stderr
+    assert "leakage: image content in eval, train: 1 images shared between splits" in result.stderr
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "work" / "serving").exists()
 

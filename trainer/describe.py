@@ -66,13 +66,12 @@ def memory_bytes(choices: Choices) -> dict[str, float]:
     options = choices.options
     image = options.image_side_px**2 * 3
     decoded = choices.index.size[0] * choices.index.size[1] * 3 if choices.index.size else 4 * image
-    batches = options.prefetch_batches + 2
     window = min(options.shuffle_mb * 1e6, 2 * choices.index.record_bytes * len(choices.index))
     return {
         "windows": 0.0 if choices.cache.kind == "memory" else window,
         "parsed": (options.thread_count + 1) * options.parse_batch * choices.index.record_bytes,
         "images": options.thread_count * (decoded + image * choices.crops) + choices.group * choices.crops * image,
-        "batches": batches * choices.batch * image,
+        "batches": choices.batches_held * choices.batch_bytes,
         "index": 64.0 * len(choices.index),  # 20 bytes, once more in the graph, and the order with what makes it
         "cache": float(WHILE_FILLED * choices.cache.bytes) if choices.cache.kind == "memory" else 0.0,
     }
@@ -130,7 +129,7 @@ def _ops(choices: Choices) -> str:
 
 
 def _batch(choices: Choices) -> str:
-    megabytes = choices.batch * choices.options.image_side_px**2 * 3 / 1e6
+    megabytes = choices.batch_bytes / 1e6
     whole = f" of {choices.options.batch_size} over all hosts" if choices.host.count > 1 else ""
     return f"{choices.batch} images{whole}, uint8, {megabytes:,.1f} MB; {choices.options.prefetch_batches} kept ready"
 

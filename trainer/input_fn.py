@@ -15,7 +15,7 @@ from trainer.autograph import as_written
 from trainer.batch_count import counted, even
 from trainer.choices import Choices, evaluation_ops, make_choices, records_before
 from trainer.columns_parse import batch_ragged, decode_mask, deliver_columns
-from trainer.input_checks import check_options, check_shape
+from trainer.input_checks import check_options, check_room, check_shape
 from trainer.ops import (
     BOX_LABELS,
     BOXES,
@@ -96,6 +96,7 @@ def make_dataset(
       CorruptDataset: the dataset is damaged.
     """
     choices = make_choices(path, split, options, training, epochs, host)
+    check_room(choices)
     begin, skipped = records_before(choices, start)
     passes = epochs if epochs == FOREVER else start.epoch + epochs - begin.epoch
 

@@ -95,7 +95,9 @@ def newest_version(model: str) -> str:
     # A version without the graph is one that is being pushed right now, or whose push broke off.
     versions = [name for name in names if os.path.isfile(os.path.join(model, name, "saved_model.pb"))]
     if not versions:
-        raise OptionError(f"{model} holds no model; give the folder that `feedline run` pushed to")
+        pushed = os.path.join(model, "serving")
+        place = f"give {pushed}" if os.path.isdir(pushed) else "give the folder that `feedline run` pushed to"
+        raise OptionError(f"{model} holds no model; {place}")
     return os.path.join(model, max(versions, key=int))
 
 

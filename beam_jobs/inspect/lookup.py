@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -42,10 +43,24 @@ def find_record(directory: str, key: str) -> tuple[dict[str, Any], dict[str, lis
     if row["shard"] < 0:
         kind, found = ("a near duplicate", row["near"]) if row["near"] else ("a copy", row["cluster"])
         raise OptionError(f"the image {key!r} was dropped as {kind}; its duplicate set is {found}")
+    return row, record_of(directory, dataset, row)
+
+
+def record_of(directory: str, dataset: Manifest, row: Mapping[str, Any]) -> dict[str, list]:
+    """Reads the record of a row of `images.parquet` that was written, as feature name -> values.
+
+    Args:
+      directory: of the dataset.
+      dataset: its manifest.
+      row: with `split`, `shard` and `offset`.
+
+    Raises:
+      CorruptDataset: there is no sound record.
+    """
     path = dataset.shard_paths(directory, row["split"])[row["shard"]]
     try:
         with storage.open_read(path) as stream:
-            return row, record.decode(tfrecord.read_record_at(stream, path, row["offset"]))
+            return record.decode(tfrecord.read_record_at(stream, path, row["offset"]))
     except OSError as error:
         raise CorruptDataset(
             f"{path} cannot be read: {error.strerror or error}; `feedline verify` says more"

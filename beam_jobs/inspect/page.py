@@ -10,7 +10,7 @@ from beam_jobs import visible
 from beam_jobs.html_page import render_page
 from beam_jobs.inspect.pictures import Picture
 from beam_jobs.inspect.values import shown_name, shown_value
-from beam_jobs.inspect.view import FEATURE_COLUMNS, FILE_COLUMNS, View
+from beam_jobs.inspect.view import FILE_COLUMNS, View
 
 SIDE_PX = 320  # long side of a picture
 
@@ -51,7 +51,6 @@ def render(view: View, seen: Iterable[Picture]) -> str:
         "view": view,
         "cards": cards,
         "left_out": len(view.records) - len(cards),
-        "feature_columns": FEATURE_COLUMNS,
         "file_columns": FILE_COLUMNS,
     }
     return render_page(_TEMPLATES, "inspect", values, {"line": visible.line})

@@ -15,6 +15,9 @@ from beam_jobs.inspect.summary import FileSummary, of_record, sizes_of, summaris
 from beam_jobs.inspect.values import shown_name, shown_value
 from beam_jobs.wording import listed, plural
 
+FEATURE_COLUMNS = ("feature", "kind", "values", "records", "looks like")
+FILE_COLUMNS = ("file", "records", "bytes", "compression")
+
 _SHOWN_FILES = 20
 
 
@@ -26,7 +29,8 @@ class View:
       title: what it is called.
       headline: counts in a line; empty where `facts` say them.
       facts: name and value of what is known of the whole.
-      features: name, kind, values, records and guess of each feature, as text; empty for none.
+      features: what is known of each feature, as text, under `feature_columns`; empty for none.
+      feature_columns: what the parts of `features` are.
       features_of: what `features` were seen in; empty for all of it.
       files: name, records, bytes and compression of each file, as text; empty for one file.
       records: those that are shown, feature name -> values.
@@ -39,16 +43,13 @@ class View:
     headline: str = ""
     facts: Sequence[tuple[str, str]] = ()
     features: Sequence[tuple[str, ...]] = ()
+    feature_columns: Sequence[str] = FEATURE_COLUMNS
     features_of: str = ""
     files: Sequence[tuple[str, ...]] = ()
     records: Sequence[dict[str, list]]
     guessed: Guess
     values: Mapping[str, Any]
     errors: Sequence[FeedlineError] = field(default_factory=tuple)
-
-
-FEATURE_COLUMNS = ("feature", "kind", "values", "records", "looks like")
-FILE_COLUMNS = ("file", "records", "bytes", "compression")
 
 
 def view_key(directory: str, key: str) -> View:
@@ -84,7 +85,7 @@ def view_dataset(directory: str, shown: int) -> View:
         )
     facts += _size_facts(sizes)
     return View(
-        title=_title(directory),
+        title=title_of(directory),
         facts=facts,
         features=_feature_rows(summary, guessed),
         features_of=name_below(path, directory),
@@ -116,7 +117,7 @@ def view_files(path: str, shown: int) -> View:
     total = f"{sum(size.values()):,} bytes"
     plain = [{**_file_json(one), "file": name_below(one.path, path), "bytes": size[one.path]} for one in summary.files]
     return View(
-        title=_title(path),
+        title=title_of(path),
         headline=f"{summary.records:,} {many}, {total}, compression {summary.compression}",
         facts=[*_size_facts(summary.sizes), *_remarks(summary), *_guess_facts(guessed)],
         features=_feature_rows(summary, guessed),
@@ -156,7 +157,8 @@ def _totals(summary: FileSummary) -> Mapping[str, Any]:
     }
 
 
-def _title(path: str) -> str:
+def title_of(path: str) -> str:
+    """Returns what to call a path: its last part."""
     return path.rstrip("/").rpartition("/")[2] or path
 
 

@@ -21,6 +21,7 @@ from beam_jobs.types import ImageRef, Reject
 _TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _SUFFIXES = {
     ".csv": "csv",
+    ".tsv": "csv",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".parquet": "parquet",

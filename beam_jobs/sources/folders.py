@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from beam_jobs import storage
 from beam_jobs.errors import SourceError
 from beam_jobs.sources import walk
+from beam_jobs.sources.local import printable
 from beam_jobs.sources.patterns import EVERYTHING, is_hidden
 from beam_jobs.types import ImageRef, Reject
 
@@ -44,7 +45,7 @@ class ClassFolders:
             entries = list(os.scandir(self.root))
         except OSError as error:
             raise SourceError(f"{self.root} cannot be read: {os.strerror(error.errno or 0)}") from error
-        classes = [entry for entry in entries if walk.is_dir(entry) and not is_hidden(entry.name)]
+        classes = [entry for entry in entries if _is_class(entry)]
         if not classes:
             found = "no visible folder" if entries else "nothing"
             raise SourceError(f"{self.root} holds {found}; {_WANTED}")
@@ -62,8 +63,22 @@ class ClassFolders:
         """
         return walk.entries(self.root, EVERYTHING, self.label_kind)
 
+    def classes(self) -> tuple[str, ...]:
+        """Returns the names of the class folders, those without an image too; object stores have no such folders."""
+        if storage.is_remote(self.root):
+            return ()
+        try:
+            with os.scandir(self.root) as entries:
+                return tuple(sorted(printable(entry.name) for entry in entries if _is_class(entry)))
+        except OSError:  # gone since it was checked; whoever reads the images says so
+            return ()
+
     def _check_remote(self) -> None:
         usable, reject = walk.first_usable(self.entries())
         if not usable:
             found = "files in no folder only" if reject else "nothing"
             raise SourceError(f"{self.root} holds {found}; {_WANTED}")
+
+
+def _is_class(entry: os.DirEntry) -> bool:
+    return walk.is_dir(entry) and not is_hidden(entry.name)

@@ -12,6 +12,7 @@ from beam_jobs import storage
 from beam_jobs.errors import SourceError
 from beam_jobs.sources.samples import IMAGE_SUFFIXES
 
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 _MAX_LINE = 16 << 20  # characters; lines of polygons have a few hundred thousand
 
 
@@ -35,7 +36,20 @@ def lines(stream: io.TextIOBase, path: str) -> Iterator[str]:
         yield line
 
 
-def swallowed_row(row: Mapping[str, Any], column: str, base: str) -> str:
+def delimiter_of(header: str, column: str) -> str:
+    """Returns what parts the cells of a table, by its first line.
+
+    It is the one of `DELIMITERS` with which the line has the column; without such a one, that which parts it most.
+
+    Args:
+      header: the line.
+      column: that the table has to have.
+    """
+    cells = {mark: _cells(header, mark) for mark in DELIMITERS}
+    return next((mark for mark in DELIMITERS if column in cells[mark]), max(cells, key=lambda mark: len(cells[mark])))
+
+
+def swallowed_row(row: Mapping[str, Any], column: str, base: str, delimiter: str) -> str:
     """Returns the first line inside a quoted cell that is a row of its own, or begins one; empty when there is none.
 
     A quote that nobody closed reaches to the next one, and the images of the rows between them would be lost without a
@@ -45,17 +59,18 @@ def swallowed_row(row: Mapping[str, Any], column: str, base: str) -> str:
       row: column -> cell; cells beyond the header are a list.
       column: the image column.
       base: directory that the paths of images are relative to.
+      delimiter: what parts the cells of the table.
     """
     place = list(row).index(column)
     for text in row.values():
         for line in text.splitlines()[1:] if isinstance(text, str) else ():
-            cells = next(csv.reader([line]), [])
+            cells = _cells(line, delimiter)
             if len(cells) >= min(2, len(row)) and _names_image(cells, place, base):
                 return line
-    return _second_row(row, place, base)
+    return _second_row(row, place, base, delimiter)
 
 
-def _second_row(row: Mapping[str, Any], place: int, base: str) -> str:
+def _second_row(row: Mapping[str, Any], place: int, base: str, delimiter: str) -> str:
     """Returns the last line of a cell that parts what was read as one row into two whole ones."""
     beyond = [cell for cells in row.values() if isinstance(cells, list) for cell in cells]
     held = [cell for cell in row.values() if isinstance(cell, str)]
@@ -63,10 +78,17 @@ def _second_row(row: Mapping[str, Any], place: int, base: str) -> str:
     for number, text in enumerate(cells):
         first, *_, last = text.splitlines() if "\n" in text.strip() else ("", "")
         # Neither holds a quoted cell: its quotes would have ended this one.
-        both = ([*cells[:number], *first.split(",")], [*last.split(","), *cells[number + 1 :]])
+        both = ([*cells[:number], *first.split(delimiter)], [*last.split(delimiter), *cells[number + 1 :]])
         if all(len(one) == width and _names_image(one, place, base) for one in both):
             return last
     return ""
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    try:
+        return next(csv.reader([line], delimiter=delimiter), [])
+    except csv.Error:  # whoever reads the table says so, and where
+        return []
 
 
 def _names_image(cells: list[str], place: int, base: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import os
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 from beam_jobs import arrow_types, storage  # noqa: F401 - importing the first makes Parquet safe to open
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
-from beam_jobs.sources.lines import lines, swallowed_row
+from beam_jobs.sources.lines import DELIMITERS, delimiter_of, lines, swallowed_row
 from beam_jobs.sources.rows import NUMBER, Row, RowReader, extra_kinds, value_kind
 from beam_jobs.types import ImageRef, Reject
 
@@ -80,7 +81,6 @@ class Table(ABC):
     def check(self) -> None:
         """Raises `SourceError` unless every named column exists, once, and there is at least one row."""
         try:
-            self._check_layout()
             header = self.header()
         except (OSError, ValueError, csv.Error, pa.ArrowException) as error:
             raise SourceError(f"{self.path} cannot be read as a {self.kind} table: {_told(error)}") from error
@@ -106,9 +106,6 @@ class Table(ABC):
         for number, row in self.rows():
             yield reader.entry(row, f"{self.unit} {number}", self._fault(row))
 
-    def _check_layout(self) -> None:  # noqa: B027 - most formats have but one
-        """Raises `SourceError` if the table is laid out in a way that is known and not read."""
-
     def _fault(self, row: Row) -> str:
         """Returns what is wrong with a row as a whole; empty when nothing is."""
         return ""
@@ -121,7 +118,10 @@ class Table(ABC):
 
 
 class CsvTable(Table):
-    """A UTF-8 CSV file with a header row; a byte order mark and quoted commas are fine."""
+    """A UTF-8 CSV file with a header row, its cells parted by commas, semicolons or tabs.
+
+    A byte order mark and quoted cells are fine.
+    """
 
     def header(self) -> list[str]:
         """See `Table`."""
@@ -143,24 +143,19 @@ class CsvTable(Table):
             except (UnicodeDecodeError, csv.Error, OSError) as error:
                 raise SourceError(f"{self.path} cannot be read past line {last}: {_told(error)}") from error
 
-    def _check_layout(self) -> None:
-        # Said before anything is parsed: to the csv module it looks like a quote that is not closed.
+    @functools.cached_property
+    def _delimiter(self) -> str:
         with self._open() as stream:
-            first = next(lines(stream, self.path), "").strip()
-        if "," in first or first.strip('"') in self.columns.named().values():
-            return
-        for separator, name in ((";", "semicolons"), ("\t", "tabs")):
-            if separator in first:
-                raise SourceError(f"{self.path} has {name} between its cells; save it with commas")
+            return delimiter_of(next(lines(stream, self.path), ""), self.columns.image)
 
     def _check_quotes(self, row: Row, first: int, last: int) -> None:
-        if line := swallowed_row(row, self.columns.image, self.base):
+        if line := swallowed_row(row, self.columns.image, self.base, self._delimiter):
             where = f"{self.path} has a cell between the lines {first} and {last}"
             raise SourceError(f"{where} that holds the row {line[:60]!r}; {_QUOTE}")
 
     def _reader(self, stream: io.TextIOBase) -> csv.DictReader:
         # Strict: otherwise a quote that is never closed takes the rest of the table into its cell.
-        return csv.DictReader(lines(stream, self.path), restkey=_MORE, strict=True)
+        return csv.DictReader(lines(stream, self.path), restkey=_MORE, delimiter=self._delimiter, strict=True)
 
     def _open(self) -> io.TextIOWrapper:
         return io.TextIOWrapper(storage.open_read(self.path), encoding="utf-8-sig", newline="")
@@ -169,7 +164,8 @@ class CsvTable(Table):
         # Nobody knows which cell is missing or too many, so each of them may be in the wrong column.
         names = len(row) - (_MORE in row)
         cells = names + len(row.get(_MORE, ())) - sum(value is None for value in row.values())
-        return "" if cells == names else f"the row has {cells} cells, the header {names}; quote cells that hold commas"
+        held = DELIMITERS[self._delimiter]
+        return "" if cells == names else f"the row has {cells} cells, the header {names}; quote cells that hold {held}"
 
     def _kind_of(self, value: Any) -> type:
         # A leading zero or an underscore makes a code of it, not a number.

@@ -120,7 +120,10 @@ def notes(dataset: GateDataset, limits: GateLimits, baseline: Baseline | None) -
 
 def _describe(anomalies: anomalies_pb2.Anomalies) -> Iterator[tuple[str, str]]:
     for name, info in anomalies.anomaly_info.items():
-        yield name, info.description or info.short_description
+        yield name, _sentence(info)
     if anomalies.HasField("dataset_anomaly_info"):
-        info = anomalies.dataset_anomaly_info
-        yield "dataset", info.description or info.short_description
+        yield "dataset", _sentence(anomalies.dataset_anomaly_info)
+
+
+def _sentence(info: anomalies_pb2.AnomalyInfo) -> str:
+    return (info.description or info.short_description).strip().removesuffix(".")

@@ -47,7 +47,7 @@ def check_missing(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]
             value=f"without an image of {some(nowhere)}",
             limit="an image of every class that the labels name",
             remedy="add images of these classes, see whether they were dropped as copies, "
-            "or set gate.allow_missing_classes",
+            "or set gate.allow_missing_classes to true",
         )
     for name in others:
         unseen = sorted(classes[name] - classes[first])
@@ -58,7 +58,7 @@ def check_missing(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]
                 feature=CLASS,
                 value=f"{some(unseen)}, absent from {first}",
                 limit="classes that the first split has",
-                remedy="add images of these classes, or set gate.allow_missing_classes",
+                remedy="add images of these classes, or set gate.allow_missing_classes to true",
             )
         absent = sorted(classes[first] - classes[name])
         if absent and limits.require_all_classes:

@@ -30,7 +30,7 @@ class Finding:
 
     def __str__(self) -> str:
         """Returns the finding as one sentence."""
-        return f"{self.check}: {self.feature} in {self.split} is {self.value}, allowed is {self.limit}; {self.remedy}"
+        return f"{self.check}: {self.feature} in {self.split}: {self.value}; allowed: {self.limit}; {self.remedy}"
 
 
 @dataclass(frozen=True, kw_only=True)

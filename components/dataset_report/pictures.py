@@ -10,8 +10,8 @@ from typing import Any
 
 from PIL import Image
 
-from beam_jobs import record, storage, tfrecord
-from beam_jobs.errors import CorruptDataset
+from beam_jobs import record
+from beam_jobs.inspect.lookup import record_of
 from beam_jobs.manifest import Manifest
 
 _TINY_PX = 64  # up to here the pixels themselves are shown: enlarged without blur, stored without loss
@@ -76,14 +76,7 @@ class Album:
         Raises:
           CorruptDataset: there is no sound record.
         """
-        path = self._dataset.shard_paths(self._directory, row["split"])[row["shard"]]
-        try:
-            with storage.open_read(path) as stream:
-                return record.decode(tfrecord.read_record_at(stream, path, row["offset"]))
-        except OSError as error:
-            raise CorruptDataset(
-                f"{path} cannot be read: {error.strerror or error}; `feedline verify` says more"
-            ) from error
+        return record_of(self._directory, self._dataset, row)
 
     def draw(self, row: Mapping[str, Any], side_px: int, room: Room) -> Picture | None:
         """Returns the picture of a row, its long side `side_px` at most; None when the section is full.

@@ -8,6 +8,7 @@ from tensorflow_metadata.proto.v0 import schema_pb2
 from beam_jobs import storage
 from beam_jobs.errors import OptionError
 
+_REMEDY = "`feedline schema init DATASET --out FILE` writes one"
 SCHEMA_NAME = "schema.pbtxt"  # inside a `Schema` artifact, where the components of TFX look for it
 
 
@@ -41,7 +42,10 @@ def write(schema: schema_pb2.Schema, path: str) -> None:
 def _read(path: str) -> tuple[str, schema_pb2.Schema]:
     try:
         text = storage.read_bytes(path).decode()
-        return text, text_format.Parse(text, schema_pb2.Schema())
+        schema = text_format.Parse(text, schema_pb2.Schema())
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
         what = getattr(error, "strerror", None) or " ".join(str(error).split())  # without the path once more
-        raise OptionError(f"schema {path} cannot be used: {what}") from error
+        raise OptionError(f"schema {path} cannot be used: {what}; {_REMEDY}") from error
+    if not schema.feature:
+        raise OptionError(f"schema {path} names no feature; {_REMEDY}")
+    return text, schema

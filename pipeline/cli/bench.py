@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from beam_jobs import storage
-from beam_jobs.errors import CorruptDataset, OptionError
+from beam_jobs.errors import CorruptDataset
+from pipeline.cli import written
 from pipeline.cli.common import config_option, echo, json_option, print_json, say
 from pipeline.cli.completion_values import OP_CHAIN
 from pipeline.cli.grammar import Group
@@ -72,7 +71,7 @@ def bench_input(dataset: str, **values: Any) -> None:
     """
     options = _options(values)
     if values["html"]:
-        _check_place(values["html"])
+        written.check_place("--html", values["html"])
     from trainer.allocator import keep_buffers
 
     keep_buffers()  # as in training
@@ -91,7 +90,7 @@ def bench_input(dataset: str, **values: Any) -> None:
     else:
         echo(report(figures))
     if values["html"]:
-        _write(values["html"], render(figures))
+        written.write("--html", values["html"], render(figures).encode())
         say(values["html"])
 
 
@@ -147,19 +146,3 @@ def _progress(bench: Bench, seconds: float) -> Iterator[Callable[[str], None]]:
 
 def _plain(name: str) -> str:
     return name.replace("[", r"\[")  # which rich takes for markup
-
-
-def _check_place(path: str) -> None:
-    """Raises `OptionError` when a file cannot be written there: better now than after minutes of measuring."""
-    if storage.is_remote(path):
-        return
-    folder = os.path.dirname(os.path.abspath(path))
-    if os.path.isdir(path) or not os.access(folder, os.W_OK):
-        raise OptionError(f"--html {path} cannot be written; name a file in a directory that exists")
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        storage.write_bytes(path, text.encode())
-    except OSError as error:
-        raise OptionError(f"--html {path} cannot be written: {error.strerror}") from error

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from beam_jobs import visible
-from beam_jobs.errors import GateFailed
+from beam_jobs.errors import GateFailed, OptionError
 from beam_jobs.options import (
     DUPLICATE_POLICIES,
     FACTS,
@@ -27,6 +27,7 @@ from pipeline.cli.grammar import Option
 from pipeline.cli.values import FILE
 
 if TYPE_CHECKING:
+    from beam_jobs.options import IngestOptions
     from pipeline.summary import RunSummary
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -113,6 +114,34 @@ def program() -> str:
     return "feedline" if shutil.which("feedline") else sys.argv[0]
 
 
+def terminal_columns(unknown: int = 80) -> int:
+    """Returns how wide the terminal is, in characters; `unknown` for one that does not say, which may call that 0."""
+    return shutil.get_terminal_size((unknown, 24)).columns or unknown
+
+
+def check_useful(values: Mapping[str, Any], options: IngestOptions) -> None:
+    """Refuses what was typed and would change nothing.
+
+    Args:
+      values: of `ingest_options`, as they were given.
+      options: what they and all other layers come to.
+
+    Raises:
+      OptionError: an option belongs to another one that is not set so.
+    """
+    chosen = {"policy": options.pixels.policy, "near_duplicates": options.near_duplicates}
+    for name, (other, wanted) in _PARTS.items():
+        if values.get(name) is not None and chosen[other] not in wanted:
+            asked = f"{_flag(other)} {' or '.join(wanted)}"
+            raise OptionError(
+                f"{_flag(name)} is of no use to {_flag(other)} {chosen[other]}; give {asked} too, or leave it out"
+            )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def check_pushed(summary: RunSummary) -> None:
     """Raises `GateFailed` when the model was not pushed; called last, so that the summary is printed all the same."""
     if summary.blessed:
@@ -136,6 +165,13 @@ _COLUMNS = (
     *("key_column", "group_column", "split_column"),
 )
 _PIXELS = ("policy", "side_px", "fit", "quality")
+# Option -> another, and the values of that one with which it does something.
+_PARTS = {
+    "side_px": ("policy", ("resize", "raw")),
+    "fit": ("policy", ("resize",)),
+    "quality": ("policy", ("resize",)),
+    "near_distance": ("near_duplicates", NEAR_DUPLICATE_POLICIES[1:]),
+}
 _HTTP = ("http_timeout_s", "http_retries", "http_per_host", "http_allow_private")
 _LIMITS = ("max_bytes", "max_pixels", "max_side_px", "min_side_px", "max_aspect", "max_seconds")
 _JSON_OPTIONS = (

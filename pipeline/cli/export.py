@@ -8,6 +8,7 @@ import click
 
 from beam_jobs.export.about import About
 from beam_jobs.export.options import FORMATS, STREAMED, ExportOptions
+from beam_jobs.wording import plural
 from pipeline import interrupt
 from pipeline.cli import mistakes
 from pipeline.cli.common import echo, json_option, print_json
@@ -91,7 +92,7 @@ def command(
         return
     for name, files in found.splits.items():
         images, size = sum(file.samples for file in files), sum(file.bytes for file in files)
-        echo(f"{name:<10} {images:,} images, {len(files)} files, {size:,} bytes")
+        echo(f"{name:<10} {plural(images, 'image')}, {plural(len(files), 'file')}, {size:,} bytes")
     echo(f"{to:<10} {out}")
 
 

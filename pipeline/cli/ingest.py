@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from beam_jobs.storage import is_remote, join
-from pipeline.cli.common import echo, ingest_options, ingest_settings, json_option, print_json, say
+from pipeline.cli.common import check_useful, echo, ingest_options, ingest_settings, json_option, print_json, say
 from pipeline.cli.detach import detachable
 from pipeline.cli.engines import engine_of, engine_options
 from pipeline.cli.grammar import Command
@@ -79,9 +79,10 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
         engine = engine_of(runner, runner_options, configured.get("engine"))
     settings = {"source": source, "out": out, **modes, **_kept(configured.get("ingest", {}))}
     if (modes["append"] or modes["retry_rejects"]) and manifest.is_published(out):
-        settings = append.settings_of(out) | settings
+        settings = append.completed(out, settings)
     with gathered.explained():
         options = spans.resolve_options(from_mapping(IngestOptions, settings, "ingest"), *numbers)
+    check_useful(values, options)
     if options.source_kind == "auto":
         sources.guess_kind(options.source)  # before Beam is imported, which takes longer
     if dry_run:

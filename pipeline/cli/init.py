@@ -10,7 +10,7 @@ import click
 
 from beam_jobs import storage
 from beam_jobs.errors import OptionError
-from pipeline.cli.common import json_option, print_json, program
+from pipeline.cli.common import json_option, print_json, program, say
 from pipeline.cli.grammar import Command
 from pipeline.cli.values import DIR, PATH
 from pipeline.starter import CONFIG_NAME, DEFAULT_SOURCE, files
@@ -44,8 +44,10 @@ def command(directory: str, images: str | None, as_json: bool) -> None:
         return
     for name in written:
         click.echo(os.path.join(directory, name))
+    config = os.path.join(directory, CONFIG_NAME)
+    if images and _is_missing(images):
+        say(f"{images} does not exist yet; put the images there, or correct ingest.source in {config}")
     if not images and not os.path.exists(os.path.join(directory, DEFAULT_SOURCE)):
-        config = os.path.join(directory, CONFIG_NAME)
         click.echo(f"\nName your images in {config}, where ingest.source is {DEFAULT_SOURCE}.")
     click.echo(f"\nTry next:  {following}")
 
@@ -60,6 +62,10 @@ def _check(directory: str, written: Iterable[str]) -> None:
         raise OptionError(
             f"{directory} has {', '.join(found)} already; move what is in the way, or name another directory"
         )
+
+
+def _is_missing(images: str) -> bool:
+    return not (storage.is_remote(images) or set(images) & set("*?[{") or os.path.exists(images))
 
 
 def _from_anywhere(images: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,8 @@ import click
 
 from beam_jobs import storage, visible
 from beam_jobs.errors import BadImage, OptionError, SourceError
-from pipeline.cli.common import echo, json_option, print_json, say
+from pipeline.cli import written
+from pipeline.cli.common import echo, json_option, print_json, say, terminal_columns
 from pipeline.cli.grammar import Command
 from pipeline.cli.values import DIR, FILE, PATH
 
@@ -48,22 +48,24 @@ _DRAWN_COLUMNS, _DRAWN_ROWS = 64, 24
 def command(
     path: str, shown: int, key: str | None, draw: bool, export_dir: str | None, html: str | None, as_json: bool
 ) -> None:
-    """Look inside a dataset or any TFRecord file.
+    """Look inside a dataset, any TFRecord file, or a Parquet table.
 
     PATH is a dataset, a TFRecord file from anywhere, or a directory or pattern of such files. For files it shows
-    counts, sizes, compression and features, and guesses which features hold image, label, text and boxes.
+    counts, sizes, compression and features, and guesses which features hold image, label, text and boxes. Of a
+    Parquet table, such as the rejects of an ingest, it shows columns and rows.
 
     \b
     Examples:
       feedline inspect dataset
       feedline inspect dataset --key cat/1.jpg --export pictures
+      feedline inspect dataset/rejects.parquet -n 20
       feedline inspect other.tfrecord.gz -n 2 --draw
       feedline inspect tensorflow_datasets/mnist/3.0.1 --html mnist.html
     """
     if draw and as_json:
         raise click.UsageError("--draw and --json exclude each other: one is for people, one for machines")
     if html:
-        _check_place(html)
+        written.check_place("--html", html)
     from beam_jobs.inspect.view import damage
 
     view = _look(path, shown, key)
@@ -82,28 +84,33 @@ def command(
 
 def _look(path: str, shown: int, key: str | None) -> View:
     from beam_jobs import manifest
+    from beam_jobs.inspect.parquet import is_parquet, view_table
     from beam_jobs.inspect.view import view_dataset, view_files, view_key
 
+    if key is not None and os.path.isfile(path):
+        raise OptionError(f"--key finds an image of a dataset, and {path} is a file; name the directory of the dataset")
     if key is not None:
         return view_key(path, key)
     try:
         published = manifest.is_published(path)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
-    return view_dataset(path, shown) if published else view_files(path, shown)
+    if published:
+        return view_dataset(path, shown)
+    return view_table(path, shown) if is_parquet(path) else view_files(path, shown)
 
 
 # --- as text
 
 
 def _print(view: View, colours: str) -> None:
-    from beam_jobs.inspect.view import FEATURE_COLUMNS, FILE_COLUMNS
+    from beam_jobs.inspect.view import FILE_COLUMNS
 
     if view.headline:
         echo(view.headline)
     for name, value in view.facts:
         _print_fact(name, visible.line(value))
-    for columns, rows in ((FILE_COLUMNS, view.files), (FEATURE_COLUMNS, view.features)):
+    for columns, rows in ((FILE_COLUMNS, view.files), (view.feature_columns, view.features)):
         if rows:
             echo("")
             _print_table(columns, rows)
@@ -171,7 +178,7 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _width() -> int:
-    return shutil.get_terminal_size((_WIDTH, 24)).columns if sys.stdout.isatty() else _WIDTH
+    return terminal_columns(_WIDTH) if sys.stdout.isatty() else _WIDTH
 
 
 # --- as pictures
@@ -220,7 +227,7 @@ def _pictures(view: View, side_px: int) -> Iterator[Picture]:
 def _export(view: View, directory: str) -> None:
     from beam_jobs.inspect.pictures import image_file
 
-    written = 0
+    count = 0
     for index, values in enumerate(view.records):
         try:
             suffix, data = image_file(values, view.guessed)
@@ -230,31 +237,15 @@ def _export(view: View, directory: str) -> None:
             continue
         # Named by number: a key comes from data and could lead out of the directory.
         target = storage.join(directory, f"{index:05d}.{suffix}")
-        _write(target, data, "--export")
-        written += 1
+        written.write("--export", target, data)
+        count += 1
         say(target)
-    if not written:
+    if not count:
         raise OptionError("none of the records shown holds an image; there is nothing to export")
 
 
 def _write_page(view: View, path: str) -> None:
     from beam_jobs.inspect.page import SIDE_PX, render
 
-    _write(path, render(view, _pictures(view, SIDE_PX)).encode("utf-8", "backslashreplace"), "--html")
+    written.write("--html", path, render(view, _pictures(view, SIDE_PX)).encode("utf-8", "backslashreplace"))
     say(path)
-
-
-def _check_place(path: str) -> None:
-    """Raises `OptionError` when a file cannot be written there: better now than after a long read."""
-    if storage.is_remote(path):
-        return
-    folder = os.path.dirname(os.path.abspath(path))
-    if os.path.isdir(path) or not os.access(folder, os.W_OK):
-        raise OptionError(f"--html {path} cannot be written; name a file in a directory that exists")
-
-
-def _write(path: str, data: bytes, option: str) -> None:
-    try:
-        storage.write_bytes(path, data)
-    except OSError as error:
-        raise OptionError(f"{option} {path} cannot be written: {error.strerror or error}") from error

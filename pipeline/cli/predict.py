@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,7 @@ def _show(predictions: list[Prediction]) -> None:
 def _check_file(path: str) -> None:
     """Says at once, before TensorFlow is loaded, that a path is mistyped."""
     if os.path.isdir(path):
-        raise SourceError(f"{path} is a directory; give the image files in it, such as {os.path.join(path, '*.jpg')}")
+        pattern = os.path.join(shlex.quote(path), "*.jpg")
+        raise SourceError(f"{path} is a directory; give the image files in it, such as {pattern}")
     if not os.path.exists(path):
         raise SourceError(f"{path} does not exist; give image files")

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from beam_jobs import storage
-from beam_jobs.errors import OptionError, SourceError
+from beam_jobs.errors import SourceError
+from pipeline.cli import written
 from pipeline.cli.common import config_option, echo, json_option, print_json
 from pipeline.cli.grammar import Command
 from pipeline.cli.values import DIR, FILE
@@ -34,13 +34,11 @@ def command(
     options = _input_options(config_path) if config_path else None
     if source and not os.path.isdir(source):
         raise SourceError(f"--images {source} is not a directory; give the folder that the images came from")
+    written.check_place("--out", out)
     from components.dataset_report.render import render
 
     page = render(dataset, model=_newest(model) if model else "", input_options=options, source=source or "").encode()
-    try:
-        storage.write_bytes(out, page)
-    except OSError as error:
-        raise OptionError(f"--out {out} cannot be written: {error.strerror}") from error
+    written.write("--out", out, page)
     if as_json:
         print_json({"report": os.path.abspath(out), "bytes": len(page)})
     else:

@@ -12,6 +12,7 @@ from beam_jobs.errors import OptionError
 from components.dataset_gate.limits import MODES
 from pipeline.cli.common import (
     check_pushed,
+    check_useful,
     config_option,
     echo,
     ingest_options,
@@ -94,6 +95,8 @@ def command(
     if "engine" in settings.values:
         say(f"engine ({settings.layer('engine')}) is left out: `run` does all its work in this process")
     config = settings.build()
+    if config.ingest:
+        check_useful(values, config.ingest)
     with settings.explained():
         summary = run_local.run(config, say)
     from pipeline.summary import text

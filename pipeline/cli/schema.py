@@ -9,6 +9,7 @@ import click
 
 from beam_jobs import storage
 from beam_jobs.errors import DataError, OptionError
+from pipeline.cli import written
 from pipeline.cli.common import echo, json_option, print_json, say
 from pipeline.cli.grammar import Group
 from pipeline.cli.values import DIR, FILE, PATH
@@ -50,9 +51,7 @@ def init(dataset: str, out: str, overwrite: bool, as_json: bool) -> None:
     from beam_jobs import manifest
 
     manifest.load(dataset)  # says in no time what is wrong with it
-    parent = os.path.dirname(os.path.abspath(out))
-    if os.path.isdir(out) or (os.path.exists(parent) and not os.path.isdir(parent)):
-        raise OptionError(f"--out {out} cannot be written; name a file in a directory")
+    written.check_place("--out", out)
     if storage.exists(out) and not overwrite:
         raise OptionError(
             f"--out {out} exists, and somebody may have reviewed it; name another file or give --overwrite"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import shutil
 import sys
 import time
 from typing import Any
@@ -14,7 +13,7 @@ import click
 from beam_jobs.errors import FeedlineError
 from pipeline import jobs
 from pipeline.cli.bar import describe, watch
-from pipeline.cli.common import echo, json_option, print_json, program, say
+from pipeline.cli.common import echo, json_option, print_json, program, say, terminal_columns
 from pipeline.cli.grammar import Command
 from pipeline.cli.values import JOB
 from pipeline.hidden import HIDDEN, hide
@@ -69,7 +68,7 @@ def _list(as_json: bool) -> None:
     if as_json:
         print_json({"jobs": [_to_json(job) for job in found]})
         return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    width = terminal_columns() if sys.stdout.isatty() else None
     for job in found:
         echo(f"{job.name:<26} {_state(job)}")
         echo(_shortened(f"  {_command(job)}", width))

@@ -45,6 +45,9 @@ def command(dataset: str, threads: int, as_json: bool) -> None:
     if result.problems:
         more = f"\n  and {len(result.problems) - _SHOWN} more" if len(result.problems) > _SHOWN else ""
         listed = "\n".join(f"  {visible.line(line)}" for line in result.problems[:_SHOWN])
-        raise CorruptDataset(f"{dataset} has {plural(len(result.problems), 'problem')}:\n{listed}{more}")
+        raise CorruptDataset(
+            f"{dataset} has {plural(len(result.problems), 'problem')}; remove what is not part of it, and for all else "
+            f"write the dataset again, with --overwrite:\n{listed}{more}"
+        )
     if not as_json:
         echo(f"sound: {plural(result.records, 'record')} in {plural(result.shards, 'shard')}, {result.bytes:,} bytes")

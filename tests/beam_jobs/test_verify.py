@@ -79,6 +79,30 @@ def test_a_flipped_byte_names_its_shard(dataset, position):
     assert all(NAME in problem for problem in problems)
 
 
+@pytest.mark.parametrize("position", [2, 40], ids=["length", "payload"])
+def test_damaged_records_hide_no_other_and_are_named_with_their_images(dataset, position):
+    rows = [row for row in tables.read(str(dataset / "images.parquet")).to_pylist() if row["split"] == "train"]
+    rows = sorted((row for row in rows if row["shard"] == 1), key=lambda row: row["offset"])
+    data = (dataset / NAME).read_bytes()
+    for row in (rows[0], rows[2]):
+        data = flipped(data, row["offset"] + position)
+    (dataset / NAME).write_bytes(data)
+    result = verify(str(dataset))
+    assert [(problem.split(" (the image ")[1:]) for problem in result.problems] == [
+        [],  # the checksum of the file
+        [f"{rows[0]['key']!r})"],
+        [f"{rows[2]['key']!r})"],
+    ]
+    assert result.records == 22
+
+
+def test_past_damage_nothing_is_read_when_nobody_knows_where_records_begin(dataset):
+    (dataset / NAME).write_bytes(flipped((dataset / NAME).read_bytes(), 2))
+    (dataset / "images.parquet").unlink()
+    problems = verify(str(dataset)).problems
+    assert problems[-1] == f"{dataset / NAME} has a corrupt length at offset 0; write the dataset again"
+
+
 def test_a_missing_shard_is_named(dataset):
     (dataset / NAME).unlink()
     result = verify(str(dataset))

@@ -63,6 +63,16 @@ WRONG = [
     ),
     ("ingest photos --out o --side-px 0", "side_px is 0; it must be a whole number of at least 1"),
     ("ingest photos --out o --quality 101", "quality is 101; it must be from 1 to 100"),
+    (
+        "ingest photos --out o --side-px 64",
+        "--side-px is of no use to --policy copy; give --policy resize or raw too, or leave it out",
+    ),
+    ("ingest photos --out o --policy raw --fit short", "--fit is of no use to --policy raw; give --policy resize too"),
+    ("run --images photos --root o --quality 80", "--quality is of no use to --policy copy; give --policy resize too"),
+    (
+        "ingest photos --out o --near-distance 2",
+        "--near-distance is of no use to --near-duplicates off; give --near-duplicates report or group or drop too",
+    ),
     ("ingest photos --out o --facts none", "there is no --facts 'none'; known are all, basic"),
     ("ingest photos --out o --http-timeout-s 0", "timeout_s is 0.0; it must be a number above 0"),
     (
@@ -288,6 +298,30 @@ def test_images_are_added_to_a_dataset(place, capsys):
     assert json.loads((place / "o" / "dataset.json").read_text())["counts"]["written"] == 13
 
 
+def test_one_option_of_a_section_leaves_the_others_to_the_dataset_that_is_added_to(place, capsys):
+    resized = "--splits train=0.5,eval=0.5 --policy resize --side-px 24 --quality 71 --min-side-px 9"
+    assert run(["ingest", "photos", "--out", "o", *resized.split()]) == 0
+    (place / "photos" / "china" / "new.jpg").write_bytes(jpeg(99))
+    assert run("ingest photos --out o --append --side-px 24 --max-side-px 900".split()) == 0, capsys.readouterr().err
+    options = json.loads((place / "o" / "dataset.json").read_text())["options"]
+    assert options["pixels"] == {"policy": "resize", "side_px": 24, "fit": "short", "quality": 71}
+    capsys.readouterr()
+    assert run("ingest photos --out o --append --side-px 25".split()) == 2
+    assert "o was made with pixels.side_px 24, not 25; leave it out" in capsys.readouterr().err
+
+
+def test_class_folders_without_a_good_image_are_named(place, capsys):
+    (place / "photos" / "bare").mkdir()
+    (place / "photos" / ".hidden").mkdir()
+    (place / "photos" / "spoilt").mkdir()
+    (place / "photos" / "spoilt" / "1.jpg").write_bytes(b"no")
+    assert run("ingest photos --out o --max-reject-ratio 0.5".split()) == 0
+    said = capsys.readouterr().err
+    assert "warning   2 class folders hold no good image, so the dataset has no such class: bare, spoilt\n" in said
+    assert run("ingest photos/*/*.jpg --out another --max-reject-ratio 0.5".split()) == 0
+    assert "class folder" not in capsys.readouterr().err
+
+
 def test_too_many_bad_images_are_code_3(place, capsys):
     (place / "photos" / "china" / "bad.jpg").write_bytes(b"no")
     assert run("ingest photos --out o".split()) == 3
@@ -328,7 +362,10 @@ def test_an_image_that_cannot_be_classified_is_named(place, capsys):
     assert answers["predictions"] == []
     assert list(answers["refused"]) == ["table.csv"]
     assert run("predict empty photos/china/000.jpg".split()) == 2
-    assert "empty holds no model" in capsys.readouterr().err
+    assert "empty holds no model; give the folder that `feedline run` pushed to" in capsys.readouterr().err
+    os.makedirs("work/serving")
+    assert run("predict work photos/china/000.jpg".split()) == 2
+    assert "work holds no model; give work/serving" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

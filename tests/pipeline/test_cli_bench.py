@@ -60,7 +60,9 @@ WRONG = [
     ("DATASET --model small_cn", "there is no model 'small_cn'; did you mean small_cnn"),
     ("DATASET --seconds 0", "0.0 is not in the range x>=0.05"),
     ("DATASET --config no.yaml", "config no.yaml cannot be read"),
-    ("DATASET --html no/where.html", "--html no/where.html cannot be written; name a file in a directory that exists"),
+    ("DATASET --html DATASET", "is a directory; name a file"),
+    ("DATASET --html DATASET/dataset.json/a.html", "dataset.json is a file; name a file in a directory"),
+    ("DATASET --batch-size 100000000", "batch_size is 100000000: 4 batches of 307.20 GB are in memory at a time"),
 ]
 
 

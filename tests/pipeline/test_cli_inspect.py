@@ -12,6 +12,8 @@ import sys
 import termios
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -143,11 +145,57 @@ def test_nothing_to_export_and_wrong_paths_are_one_line(tmp_path, capsys, monkey
     assert capsys.readouterr().err == "feedline: error: nowhere cannot be read: No such file or directory\n"
 
 
+def test_rejects_are_counted_by_reason_and_shown_in_full(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    photos = class_folders(tmp_path / "photos", per_class=12)
+    (photos / "china" / "note.jpg").write_text("no image")
+    (photos / "china" / "tiny.png").write_bytes(png(1, 2, 2))
+    (photos / "flower" / "note.jpg").write_text("no image either")
+    assert run("ingest photos --out dataset --max-reject-ratio 0.5".split()) == 0
+    capsys.readouterr()
+
+    assert run("inspect dataset/rejects.parquet -n 1".split()) == 0
+    shown = capsys.readouterr().out
+    assert re.match(r"3 rows, [\d,]+ bytes, Parquet\nreasons    2 not_an_image, 1 too_small\n", shown)
+    assert re.search(r"\n  detail  string\n", shown)
+    assert re.search(r"\n  key +china/note.jpg\n", shown)
+    assert "flower" not in shown
+
+    assert run("inspect dataset/rejects.parquet -n 9 --json --html page.html".split()) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert (values["rows"], values["reasons"]) == (3, {"not_an_image": 2, "too_small": 1})
+    assert values["columns"]["bytes"] == "int64"
+    assert [row["key"] for row in values["first"]] == ["china/note.jpg", "china/tiny.png", "flower/note.jpg"]
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<h2>Columns</h2>" in page
+    assert "not_an_image" in page
+
+
+def test_any_parquet_table_is_shown_and_a_damaged_one_is_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(
+        pa.table({"image": [b"\x89PNG\r\n", None], "note": ["a" * 60, ""], "box": [[1, 2], []]}), "t.parquet"
+    )
+    assert run("inspect t.parquet --json".split()) == 0
+    first = json.loads(capsys.readouterr().out)["first"]
+    assert first == [{"image": "<6 bytes>", "note": "a" * 60, "box": "[1, 2]"}, {"image": "", "note": "", "box": "[]"}]
+    assert run("inspect t.parquet -n 0".split()) == 0
+    assert "note    string" in capsys.readouterr().out
+
+    data = (tmp_path / "t.parquet").read_bytes()
+    (tmp_path / "cut.parquet").write_bytes(data[:-20])
+    assert run("inspect cut.parquet".split()) == 3
+    said = capsys.readouterr().err
+    assert said.startswith("feedline: error: cut.parquet cannot be read as Parquet: ")
+    assert said.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("inspect foreign --html no/such/page.html", "--html no/such/page.html cannot be written"),
-        ("inspect foreign --html foreign", "--html foreign cannot be written"),
+        ("inspect foreign --html foreign/one.tfrecord/a.html", "one.tfrecord is a file; name a file in a directory"),
+        ("inspect foreign --html foreign", "--html foreign is a directory; name a file"),
+        ("inspect foreign/one.tfrecord --key 1.jpg", "one.tfrecord is a file; name the directory of the dataset"),
         ("inspect foreign --draw --json", "--draw and --json exclude each other"),
         ("inspect photos", "photos holds neither dataset.json nor a TFRecord file"),
         ("inspect foreign/*.jpg", "matches no file"),

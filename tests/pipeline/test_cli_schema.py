@@ -94,8 +94,9 @@ def test_a_reviewed_file_is_overwritten_on_demand_alone(place, capsys):
     [
         ("schema init .", ". is not a dataset: it has no dataset.json"),
         ("schema init nowhere", "nowhere is not a dataset"),
-        ("schema init dataset --out old.pbtxt/schema.pbtxt", "--out old.pbtxt/schema.pbtxt cannot be written; name"),
-        ("schema init dataset --out dataset --overwrite", "--out dataset cannot be written; name a file"),
+        ("schema init dataset --out old.pbtxt/schema.pbtxt", "--out old.pbtxt/schema.pbtxt cannot be written: "),
+        ("schema init dataset --out dataset --overwrite", "--out dataset is a directory; name a file"),
+        ("schema show empty.pbtxt", "schema empty.pbtxt names no feature; `feedline schema init DATASET --out FILE`"),
         ("schema show nowhere", "schema nowhere cannot be used: No such file or directory"),
         ("schema show dataset/dataset.json", "schema dataset/dataset.json cannot be used: 1:1 : "),
         ("schema show .", ". is not a dataset"),
@@ -105,6 +106,7 @@ def test_a_reviewed_file_is_overwritten_on_demand_alone(place, capsys):
     ],
 )
 def test_a_wrong_request_is_one_line_with_code_2(place, capsys, line, message):
+    (place / "empty.pbtxt").touch()
     before = sorted(path.name for path in place.iterdir())
     assert run(line.split()) == 2
     error = capsys.readouterr().err.splitlines()[-1]

@@ -103,8 +103,15 @@ def test_named_images_are_found_from_the_project(place, capsys):
     assert build(gather("pipeline.yaml", {}, (), {}).values).ingest.source == str(place / "my: photos")
 
 
-def test_a_remote_source_is_written_as_it_is(place):
+def test_images_that_are_not_there_are_named(place, capsys):
+    assert execute(["init", "project", "--images", "nowhere"]) == 0
+    said = "nowhere does not exist yet; put the images there, or correct ingest.source in project/pipeline.yaml\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_remote_source_is_written_as_it_is(place, capsys):
     assert execute(["init", "project", "--images", "s3://bucket/{SPAN}"]) == 0
+    assert capsys.readouterr().err == ""
     assert gather("project/pipeline.yaml", {}, (), {}).values["ingest"]["source"] == "s3://bucket/{SPAN}"
 
 

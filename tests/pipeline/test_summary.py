@@ -65,8 +65,8 @@ def test_a_soft_gate_and_the_model_before_are_told(summary):
     from pipeline.summary import text
 
     before = Accuracy(value=0.75, low=0.6, high=0.9, images=100)
-    told = text(replace(summary, findings=("drift: image/brightness in train is 0.4",), baseline=before))
-    assert "gate         only reports: drift: image/brightness in train is 0.4" in told
+    told = text(replace(summary, findings=("drift: image/brightness in train: 0.4",), baseline=before))
+    assert "gate         only reports: drift: image/brightness in train: 0.4" in told
     assert "before       0.7500, 95 % interval" in told
     refused = text(replace(summary, baseline=before, blessed=False, model_dir=""))
     assert "is under evaluate.min_accuracy, or evaluate.max_drop under the 0.7500 of the model before" in refused

@@ -13,10 +13,12 @@ from trainer.bench.baselines import naive_dataset, tutorial_dataset
 from trainer.bench.chain import Source, names_of, open_source
 from trainer.bench.figures import AUGMENT, CALL, DECODE, Facts, Figures, Stage
 from trainer.bench.meter import Cost, Subject, of_dataset
+from trainer.input_checks import check_room
 from trainer.models import check_model
 from trainer.ops.device import DEVICE_OPS
 from trainer.options import InputOptions
 
+_FLOAT_BYTES = 4  # of a number in the baselines, which move floats
 PIPELINE, LIMIT, TRAINED, NAIVE, TUTORIAL = "input pipeline", "limit", "with the model", "naive", "tutorial"
 
 
@@ -64,6 +66,7 @@ def prepare(path: str, split: str, options: InputOptions, model: str = "", ablat
     if options.cache == "auto":
         options = dataclasses.replace(options, cache="none")
     source = open_source(path, split, options)
+    check_room(source.choices, _FLOAT_BYTES)
     whole = ablation.pipeline(source, options)
     info = source.choices.dataset.split(split)
     in_memory = limit.warm_page_cache(source.files, info.bytes)

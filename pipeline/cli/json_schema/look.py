@@ -68,6 +68,15 @@ _FILES = one(
     ),
     first=many(_SHOWN, "The first records."),
 )
+_TABLE = one(
+    "Of a Parquet table.",
+    path=text("As it was given."),
+    rows=whole("Number of rows."),
+    bytes=whole("Of the file."),
+    columns=named(text("Type, as Arrow calls it."), "Name of a column -> its type."),
+    reasons=named(whole("Images."), "Reason -> rejects, of the rejects of an ingest; empty for other tables."),
+    first=many(named(text("The value, shortened where it is long."), "Column -> its value."), "The first rows."),
+)
 _CHANGES = {
     "count": whole("Images."),
     "images": many(anything("An image; values of B are named `new_...`."), "The first of them by their key."),
@@ -115,4 +124,4 @@ _DIFFERENCE = one(
     labels=named(many(text("Class."), "Classes."), "`added`, `removed`, `renumbered` -> classes."),
 )
 
-SCHEMAS: dict[str, Schema] = {"inspect": either(MANIFEST, _RECORD, _FILES), "diff": _DIFFERENCE}
+SCHEMAS: dict[str, Schema] = {"inspect": either(MANIFEST, _RECORD, _FILES, _TABLE), "diff": _DIFFERENCE}

@@ -45,7 +45,7 @@ def test_every_anomalous_feature_of_a_split_is_a_finding_of_its_own():
     found = {"train": anomalies(), "eval": anomalies(height="out of range: 99", width="missing")}
     first, second = sorted(check_anomalies(found, GateLimits()), key=lambda finding: finding.feature)
     assert str(first) == (
-        "anomaly: height in eval is out of range: 99, allowed is 0 anomalous features a split; "
+        "anomaly: height in eval: out of range: 99; allowed: 0 anomalous features a split; "
         "repair the data, or change the schema if the data is right"
     )
     assert (second.split, second.feature, second.value) == ("eval", "width", "missing")
@@ -69,6 +69,11 @@ def test_the_dataset_as_a_whole_counts_as_one_more_anomaly():
     ]
 
 
+def test_the_end_of_a_sentence_of_tfdv_is_not_doubled():
+    (finding,) = check_anomalies({"train": anomalies(height="Examples contain values: 99.")}, GateLimits())
+    assert finding.value == "Examples contain values: 99"
+
+
 def test_an_anomaly_without_description_shows_its_short_one():
     found = anomalies_pb2.Anomalies()
     found.anomaly_info["height"].short_description = "Short"
@@ -79,8 +84,8 @@ def test_an_anomaly_without_description_shows_its_short_one():
 def test_images_shared_between_splits_are_one_finding_with_an_example():
     (finding,) = check_leaks(SHARED, GateLimits())
     assert str(finding) == (
-        "leakage: image content in eval, train is 2 images shared between splits (such as a in train and b in eval), "
-        "allowed is 0; mend the split column, or leave the split to the hash, which keeps copies together"
+        "leakage: image content in eval, train: 2 images shared between splits (such as a in train and b in eval); "
+        "allowed: 0; mend the split column, or leave the split to the hash, which keeps copies together"
     )
 
 
@@ -98,8 +103,8 @@ def test_classes_that_only_a_later_split_has_are_found():
     dataset = classes(train={"cat": 5}, eval={"cat": 1}, test={"dog": 1, "eel": 2})
     (finding,) = check_classes(dataset, GateLimits())
     assert str(finding) == (
-        "unseen classes: image/class/text in test is dog, eel, absent from train, allowed is classes that the first "
-        "split has; add images of these classes, or set gate.allow_missing_classes"
+        "unseen classes: image/class/text in test: dog, eel, absent from train; allowed: classes that the first "
+        "split has; add images of these classes, or set gate.allow_missing_classes to true"
     )
     assert list(check_classes(dataset, GateLimits(allow_missing_classes=True))) == []
 
@@ -120,7 +125,7 @@ def test_a_small_class_is_named_with_its_count_and_limit():
     dataset = classes(train={"cat": 2, "dog": 1}, eval={"cat": 1})
     (finding,) = check_classes(dataset, GateLimits(min_images_per_class=3))
     assert str(finding) == (
-        "small classes: image/class/text in train is cat with 2 images, dog with 1 image, allowed is at least 3 "
+        "small classes: image/class/text in train: cat with 2 images, dog with 1 image; allowed: at least 3 "
         "images a class; add images of these classes, or lower gate.min_images_per_class"
     )
 

@@ -104,9 +104,9 @@ def test_findings_of_every_check_stop_the_pipeline_without_a_verdict(dataset, tm
         do(dataset, anomalies, GateLimits(min_images_per_class=100), tmp_path / "verdict")
     lines = str(caught.value).splitlines()
     assert lines[0] == "the dataset gate found 3 problems, the pipeline stops here:"
-    assert lines[1].startswith("  - anomaly: image/height in train is image/height is odd, allowed is 0 anomalous")
-    assert lines[2].startswith("  - anomaly: image/width in eval is image/width is odd")
-    assert lines[3].startswith("  - small classes: image/class/text in train is china with ")
+    assert lines[1].startswith("  - anomaly: image/height in train: image/height is odd; allowed: 0 anomalous")
+    assert lines[2].startswith("  - anomaly: image/width in eval: image/width is odd")
+    assert lines[3].startswith("  - small classes: image/class/text in train: china with ")
     assert list((tmp_path / "verdict").iterdir()) == []
 
 

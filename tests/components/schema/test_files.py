@@ -23,6 +23,7 @@ def test_a_schema_survives_its_file_and_people_can_read_it(tmp_path):
         (b"feature {", 'cannot be used: 1:9 : Expected "}"'),
         (b'feature { nam: "a" }', 'has no field named "nam"'),
         (b"\xff", "can't decode"),
+        (b"# nothing but a remark\n", "names no feature; `feedline schema init DATASET --out FILE` writes one"),
     ],
 )
 def test_what_is_no_schema_is_refused_in_one_line(tmp_path, content, message):

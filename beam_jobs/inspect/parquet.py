@@ -1,0 +1,110 @@
+"""A Parquet table, as the rejects of an ingest are: its columns and its first rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from beam_jobs import arrow_types, storage, visible  # noqa: F401 - importing the first makes Parquet safe to open
+from beam_jobs.errors import CorruptDataset
+from beam_jobs.inspect.guess import Guess
+from beam_jobs.inspect.values import shown_value
+from beam_jobs.inspect.view import View, title_of
+from beam_jobs.tables import REJECTS
+from beam_jobs.wording import plural
+
+COLUMNS = ("column", "type")
+
+_MAGIC = b"PAR1"
+_BATCH_ROWS = 1024
+_SHOWN_CHARACTERS = 300  # the details of a reject are sentences
+_SHOWN_ITEMS = 8
+_UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError)
+
+
+def is_parquet(path: str) -> bool:
+    """Returns whether a file begins like one of Parquet; False also when it cannot be read."""
+    try:
+        with storage.open_read(path) as stream:
+            return bool(stream.read(len(_MAGIC)) == _MAGIC)
+    except OSError:
+        return False
+
+
+def view_table(path: str, shown: int) -> View:
+    """Looks at a Parquet file.
+
+    Args:
+      path: of it.
+      shown: how many of the first rows to show.
+
+    Raises:
+      CorruptDataset: it cannot be read.
+    """
+    try:
+        with storage.open_read(path) as stream:
+            # Arrow's own threads abort other processes that end soon after, see `tables.read`.
+            table = pq.ParquetFile(stream)
+            rows, schema = table.metadata.num_rows, table.schema_arrow
+            reasons = _reasons(table) if schema.names == REJECTS.names else {}
+            first = _first(table, shown)
+        size = storage.size(path)
+    except _UNREADABLE as error:
+        raise CorruptDataset(f"{path} cannot be read as Parquet: {' '.join(str(error).split())}") from error
+    columns = [(field.name, str(field.type)) for field in schema]
+    return View(
+        title=title_of(path),
+        headline=f"{plural(rows, 'row')}, {size:,} bytes, Parquet",
+        facts=[("reasons", ", ".join(f"{count:,} {reason}" for reason, count in reasons.items()))] if reasons else [],
+        features=columns,
+        feature_columns=COLUMNS,
+        records=first,
+        guessed=Guess(looks_like="Parquet"),
+        values={
+            "path": path,
+            "rows": rows,
+            "bytes": size,
+            "columns": dict(columns),
+            "reasons": reasons,
+            "first": [{name: shown_value(found) for name, found in row.items()} for row in first],
+        },
+    )
+
+
+def _reasons(table: pq.ParquetFile) -> dict[str, int]:
+    """Returns reason -> rejects, the most frequent first."""
+    found = table.read(["reason"], use_threads=False)["reason"].value_counts().to_pylist()
+    return {one["values"]: one["counts"] for one in sorted(found, key=lambda one: (-one["counts"], one["values"]))}
+
+
+def _first(table: pq.ParquetFile, shown: int) -> list[dict[str, list[Any]]]:
+    rows: list[dict[str, list[Any]]] = []
+    if not shown:
+        return rows
+    for batch in table.iter_batches(min(shown, _BATCH_ROWS), use_threads=False):
+        rows += ({name: _values(cell) for name, cell in row.items()} for row in batch.to_pylist())
+        if len(rows) >= shown:
+            break
+    return rows[:shown]
+
+
+def _values(cell: Any) -> list[Any]:
+    """Returns a cell as the values of a feature: none, bytes or a number as they are, all else as a line of text."""
+    if cell is None:
+        return []
+    if isinstance(cell, bytes | int | float):
+        return [cell]
+    text = visible.line(str(_short(cell)))
+    return [text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"]
+
+
+def _short(cell: Any) -> Any:
+    if isinstance(cell, bytes):
+        return f"<{len(cell):,} bytes>"
+    if isinstance(cell, dict):
+        return {name: _short(value) for name, value in cell.items()}
+    if isinstance(cell, list):
+        return [*map(_short, cell[:_SHOWN_ITEMS]), *(["..."] if len(cell) > _SHOWN_ITEMS else [])]
+    return cell
