@@ -241,7 +241,7 @@ class _Ingest:
         listed = storage.join(self.work, manifest.REJECTS_NAME)
         tables.write_table(listed, rejects)
         raise TooManyRejects(
-            f"{rejected} of {found} images are bad ({rejected / found:.1%}), max_reject_ratio is "
+            f"{rejected} of {found} {'new ' * bool(self.existing)}images are bad ({rejected / found:.1%}), max_reject_ratio is "
             f"{allowed:.1%}: {reasons}. First: {first}. All of them are in {listed}. "
             "Repair or remove them, or raise --max-reject-ratio"
         )

@@ -21,6 +21,7 @@ from pipeline.history import Step
 from trainer.bench import Rates
 from trainer.run_fn import HISTORY_NAME
 
+_INFERRED = "inferred; review it, then name it by --schema, or in pipeline.yaml under schema:"
 _RESOLVERS = (PREVIOUS_SPAN, BLESSED_MODEL)  # they look at what there is, every time
 
 
@@ -116,7 +117,7 @@ def text(summary: RunSummary) -> str:
         *dataset_lines(summary.dataset),
         ("anomalies", ", ".join(f"{count} in {split}" for split, count in summary.anomalies.items())),
         *(("gate", f"only reports: {finding}") for finding in summary.findings),
-        ("schema", "inferred: review it, then name it under schema:" if summary.schema_inferred else "as reviewed"),
+        ("schema", _INFERRED if summary.schema_inferred else "as reviewed"),
         ("", summary.schema),
         ("accuracy", _accuracy(summary.accuracy)),
         *([("before", _accuracy(summary.baseline))] if summary.baseline else []),

@@ -130,8 +130,10 @@ class Spread:
 
     def __str__(self) -> str:
         """Returns it in words: `0.9876 +- 0.0012 over 10 evaluations (0.9851 to 0.9890)`."""
-        evaluations = "1 evaluation" if self.count == 1 else f"{self.count} evaluations"
-        return f"{self.mean:.4f} +- {self.deviation:.4f} over {evaluations} ({self.least:.4f} to {self.most:.4f})"
+        if self.count == 1:
+            return f"{self.mean:.4f} in 1 evaluation"
+        spread = f"{self.mean:.4f} +- {self.deviation:.4f}"
+        return f"{spread} over {self.count} evaluations ({self.least:.4f} to {self.most:.4f})"
 
 
 def spreads_of(history: Mapping[str, Sequence[float]], last: int = 10) -> dict[str, Spread]:

@@ -17,6 +17,7 @@ _TFX_NAME = re.compile(r"(?:^|/)Split-[^/]+/[^/]+\.gz$")
 _LABEL = re.compile(
     r"(?:^|[/_.-])(?:fine_|coarse_)?(?:labels?|class(?:es)?|targets?|category|categories|y)(?:$|[/_.-])"
 )
+_FORMAT = re.compile(r"(?:^|[/_.-])(?:format|encoding)$")  # of a file, whatever comes before
 _KEY = re.compile(r"(?:^|[/_.-])(?:file_?name|key|id|uri|url|path|name)$")
 _MASK = re.compile(r"mask|segmentation|annotation|alpha")
 _EDGE = re.compile(r"(?P<box>.*?)(?P<edge>[xy]_?(?:min|max))$")
@@ -119,7 +120,11 @@ def channels_of(pixels: bytes, values: Mapping[str, list], sides: Mapping[str, s
 
 
 def _labels(features: Mapping[str, FeatureSummary]) -> list[str]:
-    named = [name for name, one in features.items() if _LABEL.search(name) and _may_be_label(one)]
+    named = [
+        name
+        for name, one in features.items()
+        if _LABEL.search(name) and not _FORMAT.search(name) and _may_be_label(one)
+    ]
     # Of an object, and names instead of numbers, come after the class of the image.
     named.sort(key=lambda name: (any(part in name for part in _OBJECTS), features[name].kind == "bytes", name))
     if named:
@@ -137,7 +142,8 @@ def _may_be_label(one: FeatureSummary) -> bool:
 
 
 def _is_text(one: FeatureSummary) -> bool:
-    return one.kind == "bytes" and 10 * one.texts >= 9 * one.records > 0
+    filled = one.records - one.empty  # an image without a label has an empty list of names
+    return one.kind == "bytes" and 10 * one.texts >= 9 * filled > 0
 
 
 def _is_key(name: str, one: FeatureSummary) -> bool:

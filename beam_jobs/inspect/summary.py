@@ -37,6 +37,7 @@ class FeatureSummary:
       records: records that have it.
       least: shortest list of values.
       most: longest list of values.
+      empty: records whose list of values is empty.
       low: smallest finite number; None without any.
       high: largest finite number.
       value_bytes: of the first values, all records together.
@@ -48,6 +49,7 @@ class FeatureSummary:
     records: int = 0
     least: int = 0
     most: int = 0
+    empty: int = field(default=0, repr=False)
     low: float | None = field(default=None, repr=False)
     high: float | None = field(default=None, repr=False)
     value_bytes: int = field(default=0, repr=False)
@@ -68,6 +70,7 @@ class FeatureSummary:
         self.most = max(self.most, len(values))
         self.records += 1
         if not values:
+            self.empty += 1
             return
         kind = _KINDS[type(values[0])]
         self.kind = kind if self.kind in ("none", kind) else "mixed"

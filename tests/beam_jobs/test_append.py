@@ -145,7 +145,7 @@ def test_bad_new_images_are_rejects_and_too_many_change_nothing(source, options)
     run(options)
     before = files_under(Path(options.out))
     (source / "china" / "bad.jpg").write_bytes(b"text")
-    with pytest.raises(TooManyRejects, match="1 of 1 images are bad"):
+    with pytest.raises(TooManyRejects, match="^1 of 1 new images are bad"):
         run(replace(options, append=True))
     assert files_under(Path(options.out)) == before
     for index in range(9):

@@ -89,6 +89,14 @@ def test_labels_are_known_by_their_name_or_by_few_small_numbers(features, labels
     assert guess(many(**features)).labels == labels
 
 
+def test_a_format_is_no_label_and_labels_may_be_missing_here_and_there():
+    values = [{"class/format": [b"png"], "class/text": [b"cat"]}] * 10 + [{"class/format": [], "class/text": []}] * 5
+    guessed = guess(summary_of(*values))
+    assert guessed.labels == ("class/text",)
+    assert guessed.roles["class/text"].startswith("class name, 1 value")
+    assert guess(summary_of({"class/text": []})).labels == ()
+
+
 def test_each_kind_of_value_is_described():
     caption = [f"a picture of {n} things".encode() for n in range(20)]
     names = [f"{n}.jpg".encode() for n in range(20)]

@@ -46,7 +46,7 @@ def test_text_says_what_a_user_wants_to_know(summary):
     assert lines["images"] == "24 found, 24 written"
     assert lines["rejected"] == "none"
     assert lines["duplicates"] == "none"
-    assert lines["schema"] == "inferred: review it, then name it under schema:"
+    assert lines["schema"] == "inferred; review it, then name it by --schema, or in pipeline.yaml under schema:"
     assert lines["anomalies"] == "0 in train, 2 in eval"
     assert lines["accuracy"] == "0.5000, 95 % interval 0.4038 to 0.5962, on 100 images"
     assert lines["input"] == "3,000 images/s, naive pipeline 1,500 images/s, ratio 2.00"
