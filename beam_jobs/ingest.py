@@ -240,9 +240,10 @@ class _Ingest:
         )
         listed = storage.join(self.work, manifest.REJECTS_NAME)
         tables.write_table(listed, rejects)
+        kind = "new images" if self.existing else "images"
         raise TooManyRejects(
-            f"{rejected} of {found} {'new ' * bool(self.existing)}images are bad ({rejected / found:.1%}), max_reject_ratio is "
-            f"{allowed:.1%}: {reasons}. First: {first}. All of them are in {listed}. "
+            f"{rejected} of {found} {kind} are bad ({rejected / found:.1%}), max_reject_ratio is {allowed:.1%}: "
+            f"{reasons}. First: {first}. All of them are in {listed}. "
             "Repair or remove them, or raise --max-reject-ratio"
         )
 
