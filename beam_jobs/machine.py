@@ -21,9 +21,10 @@ def free_bytes(group: str = "/sys/fs/cgroup") -> int:
     free = psutil.virtual_memory().available
     try:
         most, used = (int(_text(group, name)) for name in ("memory.max", "memory.current"))
-        # Files in the page cache count as used, and yet give way at once.
-        inactive = dict(line.split() for line in _text(group, "memory.stat").splitlines()).get("inactive_file", "0")
-        return min(free, max(0, most - used + int(inactive)))
+        # Files in the page cache count as used, and yet give way.
+        state = dict(line.split() for line in _text(group, "memory.stat").splitlines())
+        cached = sum(int(state.get(name, "0")) for name in ("inactive_file", "active_file"))
+        return min(free, max(0, most - used + cached))
     except (OSError, ValueError):  # no such group, or no limit
         return free
 

@@ -157,8 +157,9 @@ def _check_shard(
         with storage.open_read(path) as stream:
             found = _records(stream, path, rows or [])
             checked = map_ordered(lambda one: (one, _seen(one, dataset)), found, threads)
-            count, whole = 0, True
+            count, last, whole = 0, -1, True
             for one, seen in checked:
+                last = one.number
                 if isinstance(one.payload, CorruptDataset):
                     whole = False
                     yield f"{one.payload}{_image_at(rows, one)}"
@@ -173,6 +174,8 @@ def _check_shard(
         result.records += count
         if whole and count != shard.records:
             yield f"{path} holds {count} records, {manifest.MANIFEST_NAME} says {shard.records}"
+        if not whole and rows and last + 1 < len(rows):
+            yield f"{path} ends before {len(rows) - last - 1} more records that {manifest.IMAGES_NAME} has for it"
         if whole and rows is not None and count < len(rows):
             yield f"{path} holds {count} records, {manifest.IMAGES_NAME} has {len(rows)} rows for it"
     except OSError as error:
@@ -190,7 +193,7 @@ class _Record:
 
 def _records(stream: BinaryIO, path: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[_Record]:
     """Yields every record; past a damaged one it goes on where a row says that another begins."""
-    starts = sorted({row["offset"] for row in rows})
+    starts = sorted({row["offset"] for row in rows if isinstance(row["offset"], int) and row["offset"] >= 0})
     number = offset = 0
     while True:
         try:

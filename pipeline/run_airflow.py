@@ -114,7 +114,7 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - the n
     try:
         storage.write_bytes(out, text.encode())
     except OSError as error:
-        raise OptionError(f"--out {out} cannot be written: {error.strerror}") from error
+        raise OptionError(f"--out {out} cannot be written: {error.strerror or error}") from error
     return "; ".join(hints)
 
 

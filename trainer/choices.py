@@ -72,11 +72,6 @@ class Choices:
         return int(self.batch * self.options.image_side_px**2 * 3)
 
     @property
-    def batches_held(self) -> int:
-        """Batches in memory at a time: those kept ready, the one that is being filled and the one in training."""
-        return self.options.prefetch_batches + 2
-
-    @property
     def crops(self) -> int:
         """Images that one record becomes."""
         return outputs(self.whole_ops)

@@ -71,7 +71,7 @@ def memory_bytes(choices: Choices) -> dict[str, float]:
         "windows": 0.0 if choices.cache.kind == "memory" else window,
         "parsed": (options.thread_count + 1) * options.parse_batch * choices.index.record_bytes,
         "images": options.thread_count * (decoded + image * choices.crops) + choices.group * choices.crops * image,
-        "batches": choices.batches_held * choices.batch_bytes,
+        "batches": options.batches_held * choices.batch_bytes,
         "index": 64.0 * len(choices.index),  # 20 bytes, once more in the graph, and the order with what makes it
         "cache": float(WHILE_FILLED * choices.cache.bytes) if choices.cache.kind == "memory" else 0.0,
     }

@@ -8,7 +8,7 @@ from beam_jobs import record
 from beam_jobs.errors import OptionError
 from beam_jobs.machine import free_bytes
 from trainer.autograph import as_written
-from trainer.choices import Choices, evaluation_ops
+from trainer.choices import evaluation_ops
 from trainer.ops import IMAGE, MixingOp, Normalize, apply_ops, parse_ops, split_position
 from trainer.options import InputOptions
 from trainer.parsing import DRAW, KEY, LABEL
@@ -54,24 +54,25 @@ def check_shape(shape: tf.TensorShape, options: InputOptions, training: bool) ->
         )
 
 
-def check_room(choices: Choices, value_bytes: int = 1) -> None:
+def check_room(options: InputOptions, images: int, value_bytes: int = 1) -> None:
     """Looks whether the memory that is free holds the batches; a process that runs out of it is ended without a word.
 
     Args:
-      choices: of the input pipeline.
-      value_bytes: of a channel of a pixel; 4 for floats.
+      options: how images become batches.
+      images: of a batch of this host.
+      value_bytes: of a channel of a pixel; 4 for the floats that the baselines of the bench move.
 
     Raises:
       OptionError: it does not.
     """
     free = free_bytes()
-    batch = choices.batch_bytes * value_bytes
-    needed = choices.batches_held * batch
+    batch = images * options.image_side_px**2 * 3 * value_bytes
+    needed = options.batches_held * batch
     if needed > free:
         raise OptionError(
-            f"batch_size is {choices.options.batch_size}: {choices.batches_held} batches of {batch / 1e9:,.2f} GB are "
-            f"in memory at a time, and {free / 1e9:,.2f} GB are free; with image_side_px "
-            f"{choices.options.image_side_px} at most {choices.options.batch_size * free // needed} images fit"
+            f"batch_size is {options.batch_size}: {options.batches_held} batches of {batch / 1e9:,.2f} GB"
+            f"{', as floats,' * (value_bytes > 1)} are in memory at a time, and {free / 1e9:,.2f} GB are free; with "
+            f"image_side_px {options.image_side_px} at most {options.batch_size * free // needed} images fit"
         )
 
 

@@ -96,7 +96,7 @@ def make_dataset(
       CorruptDataset: the dataset is damaged.
     """
     choices = make_choices(path, split, options, training, epochs, host)
-    check_room(choices)
+    check_room(options, choices.batch)  # of a split of few images too: tf.data takes the memory at the first
     begin, skipped = records_before(choices, start)
     passes = epochs if epochs == FOREVER else start.epoch + epochs - begin.epoch
 

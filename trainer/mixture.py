@@ -12,7 +12,7 @@ from beam_jobs import validate
 from beam_jobs.errors import OptionError
 from trainer.autograph import as_written
 from trainer.choices import Choices, make_choices
-from trainer.input_fn import FOREVER, Batch, batches, check_shape, images, tf_options
+from trainer.input_fn import FOREVER, Batch, batches, check_room, check_shape, images, tf_options
 from trainer.ops import IMAGE, Normalize, parse_ops
 from trainer.options import InputOptions
 from trainer.position import Host, Position
@@ -56,6 +56,7 @@ def make_mixture(
       UsageError: there is no such dataset or split, a weight is not above 0, or images have not one label each.
     """
     chosen = _choices(parts, split, options, host)
+    check_room(options, chosen[0].batch)
     weights = np.array(list(parts.values()), np.float64)
     groups, rest = divmod(start, options.lanes)
     delivered = np.bincount(_first_draws(weights, options.seed, groups), minlength=len(parts)) * options.lanes

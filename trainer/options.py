@@ -126,6 +126,11 @@ class InputOptions:
             raise OptionError(f"cache is {self.cache} and a service is named, which keeps nothing; set cache to none")
 
     @property
+    def batches_held(self) -> int:
+        """Batches in memory at a time: those kept ready, the one that is being filled and the one in training."""
+        return self.prefetch_batches + 2
+
+    @property
     def thread_count(self) -> int:
         """Threads for parsing and image ops, at least 1."""
         return self.threads or cores()

@@ -18,7 +18,8 @@ from beam_jobs.wording import plural
 COLUMNS = ("column", "type")
 
 _MAGIC = b"PAR1"
-_BATCH_ROWS = 1024
+_BATCH_ROWS = 64  # images may be among the columns
+_BUFFER_BYTES = 1 << 20
 _SHOWN_CHARACTERS = 300  # the details of a reject are sentences
 _SHOWN_ITEMS = 8
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError)
@@ -46,9 +47,9 @@ def view_table(path: str, shown: int) -> View:
     try:
         with storage.open_read(path) as stream:
             # Arrow's own threads abort other processes that end soon after, see `tables.read`.
-            table = pq.ParquetFile(stream)
+            table = pq.ParquetFile(stream, buffer_size=_BUFFER_BYTES)  # or whole columns of a row group are read
             rows, schema = table.metadata.num_rows, table.schema_arrow
-            reasons = _reasons(table) if schema.names == REJECTS.names else {}
+            reasons = _reasons(table) if schema.equals(REJECTS) else {}
             first = _first(table, shown)
         size = storage.size(path)
     except _UNREADABLE as error:
@@ -60,6 +61,7 @@ def view_table(path: str, shown: int) -> View:
         facts=[("reasons", ", ".join(f"{count:,} {reason}" for reason, count in reasons.items()))] if reasons else [],
         features=columns,
         feature_columns=COLUMNS,
+        features_are="Columns",
         records=first,
         guessed=Guess(looks_like="Parquet"),
         values={
@@ -76,7 +78,8 @@ def view_table(path: str, shown: int) -> View:
 def _reasons(table: pq.ParquetFile) -> dict[str, int]:
     """Returns reason -> rejects, the most frequent first."""
     found = table.read(["reason"], use_threads=False)["reason"].value_counts().to_pylist()
-    return {one["values"]: one["counts"] for one in sorted(found, key=lambda one: (-one["counts"], one["values"]))}
+    counts = {str(one["values"]): one["counts"] for one in found}
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _first(table: pq.ParquetFile, shown: int) -> list[dict[str, list[Any]]]:
@@ -84,27 +87,35 @@ def _first(table: pq.ParquetFile, shown: int) -> list[dict[str, list[Any]]]:
     if not shown:
         return rows
     for batch in table.iter_batches(min(shown, _BATCH_ROWS), use_threads=False):
-        rows += ({name: _values(cell) for name, cell in row.items()} for row in batch.to_pylist())
-        if len(rows) >= shown:
+        names, count = batch.schema.names, min(batch.num_rows, shown - len(rows))
+        rows += (
+            {name: _values(column[place]) for name, column in zip(names, batch.columns, strict=True)}
+            for place in range(count)
+        )
+        if len(rows) == shown:
             break
-    return rows[:shown]
+    return rows
 
 
-def _values(cell: Any) -> list[Any]:
-    """Returns a cell as the values of a feature: none, bytes or a number as they are, all else as a line of text."""
-    if cell is None:
+def _values(cell: pa.Scalar) -> list[Any]:
+    """Returns a cell as the values of a feature: none, a number, or all else as a line of text."""
+    if not cell.is_valid:
         return []
-    if isinstance(cell, bytes | int | float):
-        return [cell]
-    text = visible.line(str(_short(cell)))
+    plain = _plain(cell)
+    if isinstance(plain, int | float):
+        return [plain]
+    text = visible.line(str(plain))
     return [text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"]
 
 
-def _short(cell: Any) -> Any:
-    if isinstance(cell, bytes):
-        return f"<{len(cell):,} bytes>"
-    if isinstance(cell, dict):
-        return {name: _short(value) for name, value in cell.items()}
-    if isinstance(cell, list):
-        return [*map(_short, cell[:_SHOWN_ITEMS]), *(["..."] if len(cell) > _SHOWN_ITEMS else [])]
-    return cell
+def _plain(cell: pa.Scalar) -> Any:
+    """Returns a cell as a value of Python, cut short before it is made one: a list may hold millions."""
+    if not cell.is_valid:
+        return None
+    if isinstance(cell, pa.StructScalar):
+        return {name: _plain(cell[name]) for name in cell}
+    if isinstance(cell, pa.ListScalar | pa.LargeListScalar | pa.FixedSizeListScalar):
+        found = [_plain(cell[place]) for place in range(min(len(cell), _SHOWN_ITEMS))]
+        return [*found, *(["..."] if len(cell) > _SHOWN_ITEMS else [])]
+    value = cell.as_py()
+    return shown_value([value]) if isinstance(value, bytes) else value

@@ -31,6 +31,7 @@ class View:
       facts: name and value of what is known of the whole.
       features: what is known of each feature, as text, under `feature_columns`; empty for none.
       feature_columns: what the parts of `features` are.
+      features_are: what they are called together.
       features_of: what `features` were seen in; empty for all of it.
       files: name, records, bytes and compression of each file, as text; empty for one file.
       records: those that are shown, feature name -> values.
@@ -44,6 +45,7 @@ class View:
     facts: Sequence[tuple[str, str]] = ()
     features: Sequence[tuple[str, ...]] = ()
     feature_columns: Sequence[str] = FEATURE_COLUMNS
+    features_are: str = "Features"
     features_of: str = ""
     files: Sequence[tuple[str, ...]] = ()
     records: Sequence[dict[str, list]]

@@ -25,6 +25,7 @@ from beam_jobs.types import ImageRef, Reject
 
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 _PARQUET_BATCH_ROWS = 4096
+_EXCEL = re.compile(r"sep=.?\s*$", re.IGNORECASE)  # tells it what parts the cells
 _QUOTE = "a quote is not closed, or should be written twice"
 _MORE = "\0"  # where the csv module puts cells beyond the header; it lets no name hold this
 
@@ -132,8 +133,8 @@ class CsvTable(Table):
         """See `Table`; the number is that of the last line of a row."""
         last = 0
         with self._open() as stream:
-            reader = self._reader(stream)
             try:
+                reader = self._reader(stream)
                 last = reader.line_num if reader.fieldnames else 0
                 for row in reader:
                     if reader.line_num > last + 1:
@@ -146,7 +147,10 @@ class CsvTable(Table):
     @functools.cached_property
     def _delimiter(self) -> str:
         with self._open() as stream:
-            return delimiter_of(next(lines(stream, self.path), ""), self.columns.image)
+            first = next(lines(stream, self.path), "")
+        if _EXCEL.match(first):
+            raise SourceError(f"{self.path} begins with {first.strip()!r}, which is for Excel alone; remove that line")
+        return delimiter_of(first, self.columns.image)
 
     def _check_quotes(self, row: Row, first: int, last: int) -> None:
         if line := swallowed_row(row, self.columns.image, self.base, self._delimiter):

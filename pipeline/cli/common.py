@@ -132,10 +132,10 @@ def check_useful(values: Mapping[str, Any], options: IngestOptions) -> None:
     chosen = {"policy": options.pixels.policy, "near_duplicates": options.near_duplicates}
     for name, (other, wanted) in _PARTS.items():
         if values.get(name) is not None and chosen[other] not in wanted:
-            asked = f"{_flag(other)} {' or '.join(wanted)}"
-            raise OptionError(
-                f"{_flag(name)} is of no use to {_flag(other)} {chosen[other]}; give {asked} too, or leave it out"
-            )
+            # What is added to a dataset is treated like the rest of it: there the other option has no choice.
+            adds = options.append or options.retry_rejects
+            remedy = "leave it out" if adds else f"give {_flag(other)} {' or '.join(wanted)} too, or leave it out"
+            raise OptionError(f"{_flag(name)} is of no use to {_flag(other)} {chosen[other]}; {remedy}")
 
 
 def _flag(name: str) -> str:

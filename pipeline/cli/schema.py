@@ -62,7 +62,7 @@ def init(dataset: str, out: str, overwrite: bool, as_json: bool) -> None:
     try:
         files.write(schema, out)
     except OSError as error:
-        raise OptionError(f"--out {out} cannot be written: {error.strerror}") from error
+        raise OptionError(f"--out {out} cannot be written: {error.strerror or error}") from error
     if as_json:
         print_json({"schema": os.path.abspath(out), "features": len(schema.feature)})
     else:

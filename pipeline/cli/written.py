@@ -20,13 +20,13 @@ def check_place(option: str, path: str) -> None:
     """
     if storage.is_remote(path):
         return
-    if os.path.isdir(path):
+    if os.path.isdir(path) or path.endswith("/"):
         raise OptionError(f"{option} {path} is a directory; name a file")
     folder = os.path.dirname(os.path.abspath(path))
     while not os.path.lexists(folder):
         folder = os.path.dirname(folder)
     if not os.path.isdir(folder):
-        raise OptionError(f"{option} {path} cannot be written: {folder} is a file; name a file in a directory")
+        raise OptionError(f"{option} {path} cannot be written: {folder} is no directory; name a file in one")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise OptionError(f"{option} {path} cannot be written: nothing may be written to {folder}; name another place")
 

@@ -11,7 +11,10 @@ from beam_jobs.machine import cores, free_bytes
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ({"memory.max": "1000\n", "memory.current": "700\n", "memory.stat": "anon 5\ninactive_file 100\n"}, 400),
+        (
+            {"memory.max": "1000\n", "memory.current": "700\n", "memory.stat": "inactive_file 100\nactive_file 50\n"},
+            450,
+        ),
         ({"memory.max": "1000\n", "memory.current": "1700\n", "memory.stat": "anon 5\n"}, 0),
     ],
 )

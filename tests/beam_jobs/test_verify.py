@@ -96,6 +96,22 @@ def test_damaged_records_hide_no_other_and_are_named_with_their_images(dataset, 
     assert result.records == 22
 
 
+def test_images_beyond_the_end_of_a_cut_shard_are_counted(dataset):
+    with (dataset / NAME).open("rb") as stream:
+        offsets = [offset for offset, _ in tfrecord.read_records(stream, "x")]
+    (dataset / NAME).write_bytes((dataset / NAME).read_bytes()[: offsets[1] + 20])
+    left = len(offsets) - 2
+    ends = f"{dataset / NAME} ends before {left} more records that images.parquet has for it"
+    assert verify(str(dataset)).problems[-1] == ends
+
+
+@pytest.mark.parametrize("offset", [None, -5])
+def test_a_row_without_a_place_is_a_problem_like_any_other(dataset, offset):
+    edit_rows(dataset, lambda rows: [{**row, "offset": offset if row["shard"] else row["offset"]} for row in rows])
+    (dataset / NAME).write_bytes(flipped((dataset / NAME).read_bytes(), 2))
+    assert any("has a corrupt length at offset 0" in problem for problem in verify(str(dataset)).problems)
+
+
 def test_past_damage_nothing_is_read_when_nobody_knows_where_records_begin(dataset):
     (dataset / NAME).write_bytes(flipped((dataset / NAME).read_bytes(), 2))
     (dataset / "images.parquet").unlink()

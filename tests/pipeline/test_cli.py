@@ -305,9 +305,17 @@ def test_one_option_of_a_section_leaves_the_others_to_the_dataset_that_is_added_
     assert run("ingest photos --out o --append --side-px 24 --max-side-px 900".split()) == 0, capsys.readouterr().err
     options = json.loads((place / "o" / "dataset.json").read_text())["options"]
     assert options["pixels"] == {"policy": "resize", "side_px": 24, "fit": "short", "quality": 71}
+    assert (options["limits"]["min_side_px"], options["limits"]["max_side_px"]) == (9, 900)
     capsys.readouterr()
     assert run("ingest photos --out o --append --side-px 25".split()) == 2
     assert "o was made with pixels.side_px 24, not 25; leave it out" in capsys.readouterr().err
+
+
+def test_what_is_of_no_use_to_the_dataset_that_is_added_to_is_to_be_left_out(place, capsys):
+    assert run("ingest photos --out o --splits train=0.5,eval=0.5".split()) == 0
+    capsys.readouterr()
+    assert run("ingest photos --out o --append --side-px 256".split()) == 2
+    assert capsys.readouterr().err == ("feedline: error: --side-px is of no use to --policy copy; leave it out\n")
 
 
 def test_class_folders_without_a_good_image_are_named(place, capsys):

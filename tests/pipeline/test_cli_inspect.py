@@ -182,6 +182,14 @@ def test_any_parquet_table_is_shown_and_a_damaged_one_is_named(tmp_path, capsys,
     assert run("inspect t.parquet -n 0".split()) == 0
     assert "note    string" in capsys.readouterr().out
 
+    columns = ("key", "uri", "stage", "reason", "detail")
+    like_rejects = {**{name: pa.array([b"x", None], pa.binary()) for name in columns}, "bytes": [1, 2]}
+    pq.write_table(pa.table({**like_rejects, "key": [{"a": list(range(99))}, None]}), "odd.parquet")
+    assert run("inspect odd.parquet --json".split()) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["reasons"] == {}
+    assert values["first"][0]["key"] == "{'a': [0, 1, 2, 3, 4, 5, 6, 7, '...']}"
+
     data = (tmp_path / "t.parquet").read_bytes()
     (tmp_path / "cut.parquet").write_bytes(data[:-20])
     assert run("inspect cut.parquet".split()) == 3
@@ -193,7 +201,8 @@ def test_any_parquet_table_is_shown_and_a_damaged_one_is_named(tmp_path, capsys,
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("inspect foreign --html foreign/one.tfrecord/a.html", "one.tfrecord is a file; name a file in a directory"),
+        ("inspect foreign --html foreign/one.tfrecord/a.html", "one.tfrecord is no directory; name a file in one"),
+        ("inspect foreign --html no/", "--html no/ is a directory; name a file"),
         ("inspect foreign --html foreign", "--html foreign is a directory; name a file"),
         ("inspect foreign/one.tfrecord --key 1.jpg", "one.tfrecord is a file; name the directory of the dataset"),
         ("inspect foreign --draw --json", "--draw and --json exclude each other"),

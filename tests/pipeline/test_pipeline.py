@@ -56,7 +56,7 @@ def test_the_first_split_trains_and_the_second_is_held_back(make, config):
 
 def test_a_reviewed_schema_is_imported_instead_of_inferred(make, config, tmp_path):
     schema = tmp_path / "schema.pbtxt"
-    schema.write_text("")
+    schema.write_text('feature { name: "image/bytes" }')
     reviewed = PipelineConfig(root=config.root, ingest=config.ingest, schema=str(schema))
     ids = {component.id for component in make(reviewed).components}
     assert "ReviewedSchema" in ids

@@ -12,6 +12,7 @@ from tests.trainer.conftest import keys_of
 from trainer.choices import make_choices, records_before
 from trainer.input_checks import check_room
 from trainer.input_fn import epoch_records, make_dataset
+from trainer.mixture import make_mixture
 from trainer.ops import Flip, RandomCrop, Resize, Rotate
 from trainer.position import Host, Position
 from trainer.raw import DecodeRaw, DecodeSized
@@ -101,13 +102,20 @@ def test_the_tables_count_what_the_choices_count(noise):
 
 
 def test_batches_that_no_memory_holds_are_refused_with_what_fits(noise):
-    with pytest.raises(OptionError, match=r"batch_size is 900000000: 4 batches of .* GB are in memory .* at most \d+ "):
-        make_dataset(str(noise), "train", options(batch_size=900_000_000), training=False)
-    choices = chosen(noise, batch_size=900_000_000)  # who only asks what would be chosen is told
-    with pytest.raises(OptionError) as floats:
-        check_room(choices, value_bytes=4)
-    with pytest.raises(OptionError) as bytes_:
-        check_room(choices)
-    fits = [int(re.search(r"at most (\d+)", str(error.value))[1]) for error in (floats, bytes_)]
+    huge = options(batch_size=900_000_000)
+    for training in (True, False):
+        with pytest.raises(
+            OptionError, match=r"batch_size is 900000000: 4 batches of .* GB are in memory .* at most \d+ "
+        ):
+            make_dataset(str(noise), "train", huge, training=training)
+    with pytest.raises(OptionError, match="at most"):
+        make_mixture({str(noise): 1.0}, "train", huge)
+    fits = [_most(huge, value_bytes) for value_bytes in (4, 1)]
     assert fits[1] == pytest.approx(4 * fits[0], rel=0.3)
-    check_room(chosen(noise, batch_size=fits[0] // 2), value_bytes=4)
+    check_room(huge, fits[0] // 2, value_bytes=4)
+
+
+def _most(asked, value_bytes: int) -> int:
+    with pytest.raises(OptionError) as refused:
+        check_room(asked, asked.batch_size, value_bytes)
+    return int(re.search(r"at most (\d+)", str(refused.value))[1])

@@ -84,6 +84,12 @@ def test_images_without_labels_and_with_many():
     assert [label for _, _, label in flat(stream)] == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_batches_that_no_memory_holds_are_refused(training):
+    with pytest.raises(OptionError, match="batch_size is 9000000000: .* images fit$"):
+        make_stream(lambda: items(1), options(batch_size=9_000_000_000), classes=2, training=training)
+
+
 def test_zeros_at_the_end_of_an_image_and_a_key_stay():
     seen = list(make_stream(lambda: [(b"k\0", image_of(1) + b"\0\0", 0)], options(), classes=1, training=False))
     assert seen[0][0]["key"].numpy().tolist() == [b"k\0"]

@@ -66,7 +66,7 @@ def prepare(path: str, split: str, options: InputOptions, model: str = "", ablat
     if options.cache == "auto":
         options = dataclasses.replace(options, cache="none")
     source = open_source(path, split, options)
-    check_room(source.choices, _FLOAT_BYTES)
+    check_room(options, source.choices.batch, _FLOAT_BYTES)
     whole = ablation.pipeline(source, options)
     info = source.choices.dataset.split(split)
     in_memory = limit.warm_page_cache(source.files, info.bytes)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from beam_jobs import record
 from beam_jobs.decode import decode_rgb
 from beam_jobs.errors import OptionError
-from trainer.input_fn import check_shape, evaluation_ops, tf_options
+from trainer.input_fn import check_room, check_shape, evaluation_ops, tf_options
 from trainer.ops import IMAGE, MixingOp, MultiCrop, Op, apply_ops, parse_ops
 from trainer.options import InputOptions
 from trainer.parsing import DRAW, LABEL, Features
@@ -52,8 +52,9 @@ def batches(stream: tf.data.Dataset, options: InputOptions, training: bool) -> t
       dataset of (features, label) as of `make_dataset`.
 
     Raises:
-      OptionError: the ops are wrong, or leave images of another size than `image_side_px`.
+      OptionError: the ops are wrong, or leave images of another size than `image_side_px`; no memory holds the batches.
     """
+    check_room(options, options.batch_size)
     ops = parse_ops(options.train_spec) if training else evaluation_ops(options)
     if any(isinstance(op, (MixingOp, MultiCrop)) for op in ops):
         raise OptionError(f"ops {options.train_spec!r} mix images or make several of one; for a stream use device_ops")

@@ -16,6 +16,7 @@ def options(source, **fields) -> IngestOptions:
     ("name", "kind"),
     [
         ("t.csv", "csv"),
+        ("t.tsv", "csv"),
         ("t.JSONL", "jsonl"),
         ("t.ndjson", "jsonl"),
         ("t.parquet", "parquet"),

@@ -250,6 +250,7 @@ def test_a_path_may_be_absolute_or_a_link_and_lead_anywhere(table, tmp_path):
         ("", "has no column 'image' for the image; it has none$"),
         ("image,label\n", "has columns and no row; add one row an image$"),
         (b"image,label\n\xff,cat\n", "cannot be read as a CSV table: .*0xff.*; save it as UTF-8$"),
+        ("sep=;\r\nimage;label\r\n1.jpg;cat\r\n", "begins with 'sep=;', which is for Excel alone; remove that line$"),
         ("file;kind\n1.jpg;cat\n", "has no column 'image' for the image; it has 'file', 'kind'$"),
         ("image,label\n1.jpg,\0\n", "cannot be read past line 1: .*NUL"),
     ],
@@ -283,6 +284,11 @@ def test_rows_parted_by_semicolons_are_counted_and_not_swallowed(table):
     assert found[0].detail == "line 2: the row has 3 cells, the header 2; quote cells that hold semicolons"
     with pytest.raises(SourceError, match="line.* a quote is not closed, or should be written twice"):
         list(table('image;label\n1.jpg;"cat\n2.jpg;dog\n1.jpg;"cat\n').entries())
+
+
+def test_text_that_is_not_utf8_is_told_without_a_check_before(table):
+    with pytest.raises(SourceError, match="cannot be read past line 0: .*; save it as UTF-8$"):
+        list(table(b"\xff\xfe").rows())
 
 
 def test_a_missing_extra_column_is_refused(table):

@@ -123,7 +123,7 @@ def test_findings_stand_first_and_the_nearest_limits_with_them(dataset):
     words = Page(render(str(dataset), verdict=VERDICT)).words()
     assert words.index("The gate found 1 problem") < words.index("Channels of train")
     assert "It only reports, so the pipeline went on." in words
-    assert "drift in train , f 0.2 — allowed is 0.1 look" in words
+    assert "drift in train , f 0.2 — allowed: 0.1 look" in words
     assert "nothing to note" in words
     assert "drift over image/brightness train span 3 Jensen-Shannon 0.200 0.1" in words
 
