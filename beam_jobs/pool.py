@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -16,7 +16,9 @@ _CHUNK_BYTES = 1 << 20
 _CHUNK_ITEMS = 16
 
 
-def map_ordered(function: Callable[[T], R], items: Iterable[T], threads: int, chunk: int = 1) -> Iterator[R]:
+def map_ordered(
+    function: Callable[[T], R], items: Iterable[T], threads: int, chunk: int = 1
+) -> Generator[R, None, None]:
     """Yields `function(item)` in the order of the items, computed by `threads` threads; see `map_chunks`."""
     yield from map_chunks(partial(map, function), items, threads, chunk)
 
@@ -49,7 +51,7 @@ def map_chunks(function: Callable[[list[T]], Iterable[R]], items: Iterable[T], t
         while some := list(itertools.islice(stream, chunk)):
             done: list[R] = []
             pending.append((done, pool.submit(_fill, done, function, some)))
-            if len(pending) >= 2 * threads:
+            if len(pending) >= 2 * threads or pending[0][1].done():
                 yield from _finished(*pending.popleft())
         while pending:
             yield from _finished(*pending.popleft())
@@ -64,9 +66,28 @@ def chunk_of(mean_bytes: float) -> int:
     """Returns how many images to hand over at a time; small ones go in lots, for each time costs tens of microseconds.
 
     Args:
-      mean_bytes: mean size of an image; 0 when it is not known.
+      mean_bytes: mean size of an image; 0 when none has a byte.
     """
     return max(1, min(_CHUNK_ITEMS, int(_CHUNK_BYTES / mean_bytes))) if mean_bytes > 0 else 1
+
+
+def lots(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Groups what was read one by one, to be handed over like the chunks of `chunk_of`: by what each really weighs.
+
+    Args:
+      items: in their order, which stays.
+      size_of: returns the bytes of an item.
+    """
+    lot: list[T] = []
+    size = 0
+    for item in items:
+        lot.append(item)
+        size += size_of(item)
+        if len(lot) == _CHUNK_ITEMS or size >= _CHUNK_BYTES:
+            yield lot
+            lot, size = [], 0
+    if lot:
+        yield lot
 
 
 def _fill(done: list[R], function: Callable[[list[T]], Iterable[R]], items: list[T]) -> None:

@@ -59,7 +59,11 @@ class Reader:
           rows: with the `uri` and `slice` of every image.
           cores: threads that compute.
         """
-        return max(cores, _WAITING) if any(self._is_far(row["uri"], row["slice"]) for row in rows) else cores
+        return max(cores, _WAITING) if self.is_far(rows) else cores
+
+    def is_far(self, rows: Iterable[Mapping[str, Any]]) -> bool:
+        """Returns whether a server has to be waited for; see `threads`."""
+        return any(self._is_far(row["uri"], row["slice"]) for row in rows)
 
     def _is_far(self, uri: str, slice_text: str) -> bool:
         if not slice_text:

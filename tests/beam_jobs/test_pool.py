@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from beam_jobs.pool import chunk_of, map_chunks, map_ordered
+from beam_jobs.pool import chunk_of, lots, map_chunks, map_ordered
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 16, 100])
@@ -126,6 +126,26 @@ def test_who_presses_ctrl_c_does_not_wait_for_what_is_under_way():
     waited = gave_up.is_set()
     release.set()
     assert not waited
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([], []),
+        ([0] * 40, [16, 16, 8]),
+        ([1 << 20, 5, 1 << 30, 1 << 19, 1 << 19, 7], [1, 2, 2, 1]),
+    ],
+)
+def test_lots_are_bounded_in_number_and_weight(sizes, expected):
+    found = list(lots(enumerate(sizes), lambda item: item[1]))
+    assert [len(lot) for lot in found] == expected
+    assert [item for lot in found for item in lot] == list(enumerate(sizes))
+
+
+def test_a_lot_is_handed_over_before_the_next_item_is_read():
+    read = []
+    first = next(lots((read.append(n) or n for n in range(100)), lambda _: 1 << 20))
+    assert (first, read) == ([0], [0])
 
 
 @pytest.mark.parametrize("threads", [1, 2])
