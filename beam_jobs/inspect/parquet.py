@@ -62,6 +62,7 @@ def view_table(path: str, shown: int) -> View:
         features=columns,
         feature_columns=COLUMNS,
         features_are="Columns",
+        records_are="Rows",
         records=first,
         guessed=Guess(looks_like="Parquet"),
         values={

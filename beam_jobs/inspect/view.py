@@ -35,6 +35,7 @@ class View:
       features_of: what `features` were seen in; empty for all of it.
       files: name, records, bytes and compression of each file, as text; empty for one file.
       records: those that are shown, feature name -> values.
+      records_are: what they are called together.
       guessed: what the features are.
       values: all of it as plain JSON values.
       errors: why files were not read to their end.
@@ -46,6 +47,7 @@ class View:
     features: Sequence[tuple[str, ...]] = ()
     feature_columns: Sequence[str] = FEATURE_COLUMNS
     features_are: str = "Features"
+    records_are: str = "Records"
     features_of: str = ""
     files: Sequence[tuple[str, ...]] = ()
     records: Sequence[dict[str, list]]

@@ -168,6 +168,8 @@ def test_rejects_are_counted_by_reason_and_shown_in_full(tmp_path, capsys, monke
     assert [row["key"] for row in values["first"]] == ["china/note.jpg", "china/tiny.png", "flower/note.jpg"]
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<h2>Columns</h2>" in page
+    assert "<h2>Rows</h2>" in page
+    assert '<p class="blank">' not in page
     assert "not_an_image" in page
 
 
