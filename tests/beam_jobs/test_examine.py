@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beam_jobs import decoders, images, masks, tables
+from beam_jobs import images, masks, tables
 from beam_jobs.examine import (
     DIRECTORY,
     Examined,
@@ -471,47 +470,3 @@ def test_results_move_with_their_work_directory(source):
     assert examine_bucket(bucket, moved) == replace(first, resumed=True)
     stored = [moved.reader.read(row["uri"], row["slice"]) for row in facts_of(moved, bucket)]
     assert stored == [images.examine(data, task.limits)[0] for data in MIXED.values()]
-
-
-class _Slow(Reader):
-    """A server that sends the first images, and of the others not one byte until the test is over."""
-
-    def read(self, uri: str, slice_text: str = "") -> bytes:
-        number = int(uri.rpartition("/")[2])
-        if number >= 16 and not _OVER.wait(5):
-            _GAVE_UP.set()
-        return jpeg(number)
-
-
-_OVER, _GAVE_UP = threading.Event(), threading.Event()
-
-
-def test_an_interruption_does_not_wait_for_servers_that_say_nothing(source, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(decoders, "examine", interrupted)
-    bucket = bucket_of_refs(source, *(make_ref(f"http://silent/{n}") for n in range(100)))
-    reader = _Slow(base=str(source), max_bytes=1 << 20, work=str(source / "work"), http=HERE)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            examine_bucket(bucket, task_of(source, reader=reader, threads=1))  # so that it strikes in this thread
-        assert not _GAVE_UP.is_set()
-    finally:
-        _OVER.set()
-
-
-def test_images_of_a_server_are_decoded_in_lots_and_written_in_order(source, monkeypatch):
-    lots = []
-    examine = decoders.examine
-    monkeypatch.setattr(decoders, "examine", lambda files, *rest: lots.append(len(files)) or examine(files, *rest))
-    pages = {f"/{n}.jpg": body(jpeg(n)) if n % 10 else status(404) for n in range(40)}
-    with serving(pages) as server:
-        bucket = bucket_of_refs(source, *(make_ref(server.url(f"/{n}.jpg")) for n in range(40)))
-        task = task_of(source)
-        found = examine_bucket(bucket, task)
-    assert (found.good, found.rejected) == (36, 4)
-    assert [row["key"].rpartition("/")[2] for row in facts_of(task, bucket)] == [
-        f"{n}.jpg" for n in range(40) if n % 10
-    ]
-    assert sorted(lots) == [8, 14, 14]
