@@ -17,9 +17,10 @@ import google_crc32c
 
 from beam_jobs.errors import CorruptDataset
 
-OVERHEAD = 16  # bytes: 8 + 4 + 4
 _HEAD = struct.Struct("<QI")
 _TAIL = struct.Struct("<I")
+HEADER = _HEAD.size  # bytes: 8 + 4
+OVERHEAD = _HEAD.size + _TAIL.size  # bytes
 _MASK_DELTA = 0xA282EAD8
 
 

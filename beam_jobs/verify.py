@@ -192,7 +192,7 @@ class _Record:
 
 
 def _records(stream: BinaryIO, path: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[_Record]:
-    """Yields every record; past a damaged one it goes on where a row says that another begins."""
+    """Yields every record; past a damaged length it goes on where a row says that another record begins."""
     starts = sorted({row["offset"] for row in rows if isinstance(row["offset"], int) and row["offset"] >= 0})
     number = offset = 0
     while True:
@@ -200,6 +200,10 @@ def _records(stream: BinaryIO, path: str, rows: Sequence[Mapping[str, Any]]) -> 
             payload = tfrecord.read_record(stream, path, offset)
         except CorruptDataset as error:
             yield _Record(number=number, offset=offset, payload=error)
+            behind = stream.tell()
+            if behind > offset + tfrecord.HEADER:  # its length is sound
+                number, offset = number + 1, behind
+                continue
             number = bisect.bisect_right(starts, offset)
             if number == len(starts):
                 return

@@ -1,4 +1,4 @@
-"""Whether a place takes files, found out by trying it, and the command that brings the right to."""
+"""Files that are written where an option says, and whether a place takes them, found out by trying it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import shlex
 import tempfile
 from dataclasses import dataclass
 
+from beam_jobs import storage
 from beam_jobs.errors import OptionError
-from beam_jobs.storage import is_remote
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +62,31 @@ def check_file(name: str, path: str) -> None:
     Raises:
       OptionError: it cannot be written; the message says by whom, and what to do.
     """
-    if is_remote(path):
+    if storage.is_remote(path):
         return
-    if os.path.isdir(path):
+    if os.path.isdir(path) or path.endswith("/"):
         raise OptionError(f"{name} {path} is a directory; name a file in it")
     refused = refusal(os.path.dirname(os.path.abspath(path)))
     if refused:
         remedy = refused.repair or "name a file in another directory"
         raise OptionError(f"{name} {path} cannot be written: {refused.reason}; {remedy}")
+
+
+def write_file(name: str, path: str, data: bytes) -> None:
+    """Writes a file, atomically, and the directories it lies in.
+
+    Args:
+      name: of the option that names it.
+      path: of the file, local or remote.
+      data: what it will hold.
+
+    Raises:
+      OptionError: it cannot be written.
+    """
+    try:
+        storage.write_bytes(path, data)
+    except OSError as error:
+        raise OptionError(f"{name} {path} cannot be written: {error.strerror or error}") from error
 
 
 def _repair(directory: str, there: str) -> str:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from beam_jobs import storage, validate, writable
+from beam_jobs import validate, writable
 from beam_jobs.errors import OptionError
 from beam_jobs.storage import is_remote
 from pipeline import airflow_folder, airflow_tasks, run_local
@@ -111,10 +111,7 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - the n
         retries=options.retries,
         retry_delay_s=options.retry_delay_s,
     )
-    try:
-        storage.write_bytes(out, text.encode())
-    except OSError as error:
-        raise OptionError(f"--out {out} cannot be written: {error.strerror or error}") from error
+    writable.write_file("--out", out, text.encode())
     return "; ".join(hints)
 
 

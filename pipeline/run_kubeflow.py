@@ -108,10 +108,7 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - the n
     _check(config, options, root)
     job = _job(config, options, root)
     content = json.dumps(job, indent=2, sort_keys=True) if out.endswith(_JSON) else yaml.safe_dump(job["pipelineSpec"])
-    try:
-        storage.write_bytes(out, content.encode())
-    except OSError as error:
-        raise OptionError(f"--out {out} cannot be written: {error.strerror}") from error
+    writable.write_file("--out", out, content.encode())
     return f"{_start(options.display_name or config.name, out)}{''.join(_notes(config))}"
 
 

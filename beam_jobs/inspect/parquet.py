@@ -54,7 +54,7 @@ def view_table(path: str, shown: int) -> View:
         size = storage.size(path)
     except _UNREADABLE as error:
         raise CorruptDataset(f"{path} cannot be read as Parquet: {' '.join(str(error).split())}") from error
-    columns = [(field.name, str(field.type)) for field in schema]
+    columns = list(zip(_names(schema), map(str, schema.types), strict=True))
     return View(
         title=title_of(path),
         headline=f"{plural(rows, 'row')}, {size:,} bytes, Parquet",
@@ -76,6 +76,18 @@ def view_table(path: str, shown: int) -> View:
     )
 
 
+def _names(schema: pa.Schema) -> list[str]:
+    """Returns the names of all columns; Parquet allows one name twice, the second is shown as `name (2)`."""
+    names: dict[str, None] = {}
+    for name in schema.names:
+        alike, shown = 1, name
+        while shown in names:
+            alike += 1
+            shown = f"{name} ({alike})"
+        names[shown] = None
+    return list(names)
+
+
 def _reasons(table: pq.ParquetFile) -> dict[str, int]:
     """Returns reason -> rejects, the most frequent first."""
     found = table.read(["reason"], use_threads=False)["reason"].value_counts().to_pylist()
@@ -88,7 +100,7 @@ def _first(table: pq.ParquetFile, shown: int) -> list[dict[str, list[Any]]]:
     if not shown:
         return rows
     for batch in table.iter_batches(min(shown, _BATCH_ROWS), use_threads=False):
-        names, count = batch.schema.names, min(batch.num_rows, shown - len(rows))
+        names, count = _names(batch.schema), min(batch.num_rows, shown - len(rows))
         rows += (
             {name: _values(column[place]) for name, column in zip(names, batch.columns, strict=True)}
             for place in range(count)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from beam_jobs import writable
 from beam_jobs.errors import CorruptDataset
-from pipeline.cli import written
 from pipeline.cli.common import config_option, echo, json_option, print_json, say
 from pipeline.cli.completion_values import OP_CHAIN
 from pipeline.cli.grammar import Group
@@ -71,7 +71,7 @@ def bench_input(dataset: str, **values: Any) -> None:
     """
     options = _options(values)
     if values["html"]:
-        written.check_place("--html", values["html"])
+        writable.check_file("--html", values["html"])
     from trainer.allocator import keep_buffers
 
     keep_buffers()  # as in training
@@ -90,7 +90,7 @@ def bench_input(dataset: str, **values: Any) -> None:
     else:
         echo(report(figures))
     if values["html"]:
-        written.write("--html", values["html"], render(figures).encode())
+        writable.write_file("--html", values["html"], render(figures).encode())
         say(values["html"])
 
 

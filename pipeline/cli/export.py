@@ -74,11 +74,11 @@ def command(
       feedline export dataset --to dali --out dataset_dali
       feedline export dataset --to croissant --out dataset --license CC-BY-4.0
     """
-    from beam_jobs.export.run import export
-    from pipeline.cli.bar import watch
-
     options = ExportOptions(dataset=dataset, to=to, out=out, splits=splits, shard_mb=shard_mb, about=About(**about))
     try:
+        from beam_jobs.export.run import export
+        from pipeline.cli.bar import watch
+
         found = export(options, watch=watch)
     except (KeyboardInterrupt, Exception) as stop:
         # Libraries turn an interruption into an error of their own.

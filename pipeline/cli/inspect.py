@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from beam_jobs import storage, visible
+from beam_jobs import storage, visible, writable
 from beam_jobs.errors import BadImage, OptionError, SourceError
-from pipeline.cli import written
 from pipeline.cli.common import echo, json_option, print_json, say, terminal_columns
 from pipeline.cli.grammar import Command
 from pipeline.cli.values import DIR, FILE, PATH
@@ -65,7 +64,7 @@ def command(
     if draw and as_json:
         raise click.UsageError("--draw and --json exclude each other: one is for people, one for machines")
     if html:
-        written.check_place("--html", html)
+        writable.check_file("--html", html)
     from beam_jobs.inspect.view import damage
 
     view = _look(path, shown, key)
@@ -237,7 +236,7 @@ def _export(view: View, directory: str) -> None:
             continue
         # Named by number: a key comes from data and could lead out of the directory.
         target = storage.join(directory, f"{index:05d}.{suffix}")
-        written.write("--export", target, data)
+        writable.write_file("--export", target, data)
         count += 1
         say(target)
     if not count:
@@ -247,5 +246,5 @@ def _export(view: View, directory: str) -> None:
 def _write_page(view: View, path: str) -> None:
     from beam_jobs.inspect.page import SIDE_PX, render
 
-    written.write("--html", path, render(view, _pictures(view, SIDE_PX)).encode("utf-8", "backslashreplace"))
+    writable.write_file("--html", path, render(view, _pictures(view, SIDE_PX)).encode("utf-8", "backslashreplace"))
     say(path)

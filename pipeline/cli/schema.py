@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from beam_jobs import storage
+from beam_jobs import storage, writable
 from beam_jobs.errors import DataError, OptionError
-from pipeline.cli import written
 from pipeline.cli.common import echo, json_option, print_json, say
 from pipeline.cli.grammar import Group
 from pipeline.cli.values import DIR, FILE, PATH
@@ -51,7 +50,7 @@ def init(dataset: str, out: str, overwrite: bool, as_json: bool) -> None:
     from beam_jobs import manifest
 
     manifest.load(dataset)  # says in no time what is wrong with it
-    written.check_place("--out", out)
+    writable.check_file("--out", out)
     if storage.exists(out) and not overwrite:
         raise OptionError(
             f"--out {out} exists, and somebody may have reviewed it; name another file or give --overwrite"

@@ -112,6 +112,22 @@ def test_a_row_without_a_place_is_a_problem_like_any_other(dataset, offset):
     assert any("has a corrupt length at offset 0" in problem for problem in verify(str(dataset)).problems)
 
 
+def test_past_a_damaged_payload_all_is_read_without_the_image_table_too(dataset):
+    with (dataset / NAME).open("rb") as stream:
+        offsets = [offset for offset, _ in tfrecord.read_records(stream, "x")]
+    data = (dataset / NAME).read_bytes()
+    for offset in (offsets[0], offsets[2]):
+        data = flipped(data, offset + 40)
+    (dataset / NAME).write_bytes(data)
+    (dataset / "images.parquet").unlink()
+    result = verify(str(dataset))
+    assert [int(found) for found in re.findall(r"corrupt record at offset (\d+)", " ".join(result.problems))] == [
+        offsets[0],
+        offsets[2],
+    ]
+    assert result.records == 22
+
+
 def test_past_damage_nothing_is_read_when_nobody_knows_where_records_begin(dataset):
     (dataset / NAME).write_bytes(flipped((dataset / NAME).read_bytes(), 2))
     (dataset / "images.parquet").unlink()

@@ -61,7 +61,7 @@ WRONG = [
     ("DATASET --seconds 0", "0.0 is not in the range x>=0.05"),
     ("DATASET --config no.yaml", "config no.yaml cannot be read"),
     ("DATASET --html DATASET", "is a directory; name a file"),
-    ("DATASET --html DATASET/dataset.json/a.html", "dataset.json is no directory; name a file in one"),
+    ("DATASET --html DATASET/dataset.json/a.html", "dataset.json is a file; name a file in another directory"),
     ("DATASET --batch-size 100000000", "batch_size is 100000000: 4 batches of 307.20 GB, as floats, are in memory"),
 ]
 

@@ -192,6 +192,12 @@ def test_any_parquet_table_is_shown_and_a_damaged_one_is_named(tmp_path, capsys,
     assert values["reasons"] == {}
     assert values["first"][0]["key"] == "{'a': [0, 1, 2, 3, 4, 5, 6, 7, '...']}"
 
+    pq.write_table(pa.Table.from_arrays([pa.array([n]) for n in (1, 2, 3)], ["a", "a", "a (2)"]), "twice.parquet")
+    assert run("inspect twice.parquet --json".split()) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["columns"] == {"a": "int64", "a (2)": "int64", "a (2) (2)": "int64"}
+    assert values["first"] == [{"a": "1", "a (2)": "2", "a (2) (2)": "3"}]
+
     data = (tmp_path / "t.parquet").read_bytes()
     (tmp_path / "cut.parquet").write_bytes(data[:-20])
     assert run("inspect cut.parquet".split()) == 3
@@ -203,7 +209,10 @@ def test_any_parquet_table_is_shown_and_a_damaged_one_is_named(tmp_path, capsys,
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("inspect foreign --html foreign/one.tfrecord/a.html", "one.tfrecord is no directory; name a file in one"),
+        (
+            "inspect foreign --html foreign/one.tfrecord/a.html",
+            "one.tfrecord is a file; name a file in another directory",
+        ),
         ("inspect foreign --html no/", "--html no/ is a directory; name a file"),
         ("inspect foreign --html foreign", "--html foreign is a directory; name a file"),
         ("inspect foreign/one.tfrecord --key 1.jpg", "one.tfrecord is a file; name the directory of the dataset"),
