@@ -31,7 +31,7 @@ from beam_jobs.sources import Source, open_source
 from beam_jobs.sources.folders import ClassFolders
 from beam_jobs.transforms import ExamineBuckets, WriteShards
 from beam_jobs.types import ImageRef, Reject
-from beam_jobs.wording import plural
+from beam_jobs.wording import WARNING, plural
 from beam_jobs.write import ShardTask, WriteTask, failures, shard_tasks
 
 _SHOWN_REJECTS = 3
@@ -176,7 +176,7 @@ class _Ingest:
         images = len(plan.existing) + sum(len(split.images) for split in plan.splits)
         if plan.near_largest > _LARGE_NEAR_SET * images:
             self.say(
-                f"warning   one set of near duplicates holds {plan.near_largest:,} images: chains of images, each a "
+                f"{WARNING}one set of near duplicates holds {plan.near_largest:,} images: chains of images, each a "
                 "little different from the next, ended in one set; a smaller --near-distance takes it apart"
             )
 
@@ -186,7 +186,7 @@ class _Ingest:
         if empty:
             named = ", ".join(empty[:_SHOWN_CLASSES]) + " ..." * (len(empty) > _SHOWN_CLASSES)
             held = plural(len(empty), "class folder holds", "class folders hold")
-            self.say(f"warning   {held} no good image, so the dataset has no such class: {named}")
+            self.say(f"{WARNING}{held} no good image, so the dataset has no such class: {named}")
 
     @property
     def _reader(self) -> Reader:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+WARNING = "warning   "  # how a line of an ingest begins that is more than progress
+
 
 def plural(count: int, one: str, many: str = "") -> str:
     """Returns `1 image` or `1,234 images`.

@@ -15,6 +15,7 @@ from beam_jobs.errors import GateFailed, OptionError
 from beam_jobs.sources import open_source
 from beam_jobs.types import LABEL_KINDS
 from beam_jobs.user_columns import check_column
+from beam_jobs.wording import WARNING
 from pipeline import interrupt
 from pipeline.conclusion import Say, conclude, images_dir, keep_what_there_is
 from pipeline.config import DataShape, PipelineConfig
@@ -147,7 +148,7 @@ class _LogFile(logging.FileHandler):
 
 
 class _Progress(logging.Handler):
-    """Turns the log lines of the runner, its only sign of life, into lines of progress."""
+    """Makes lines of progress of what the runner logs, its only sign of life, and shows the warnings of the ingest."""
 
     def __init__(self, say: Say) -> None:
         super().__init__(logging.INFO)
@@ -165,6 +166,8 @@ class _Progress(logging.Handler):
         elif message.startswith("Component ") and message.endswith(" is finished."):
             seconds = time.monotonic() - self._started
             self._say(f"{message.split()[1]:<18} {'cached' if self._cached else f'{seconds:.1f} s'}")
+        elif message.startswith(WARNING):
+            self._say(message)
 
 
 @contextmanager

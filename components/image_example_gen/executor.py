@@ -18,6 +18,7 @@ from beam_jobs import ingest, storage
 from beam_jobs.errors import SourceChanged
 from beam_jobs.fingerprint import dataset_fingerprint
 from beam_jobs.manifest import Manifest
+from beam_jobs.wording import WARNING
 from components.image_example_gen.names import DATASET_KEY, DIGEST_KEY, EXAMPLES_KEY, FINGERPRINT_KEY
 from components.image_example_gen.request import check_dataset, describe, options_of, resolved
 
@@ -59,11 +60,15 @@ class Executor(base_beam_executor.BaseBeamExecutor):
         # TFX gives every attempt a directory of its own and removes it on failure; what was examined outlives that.
         attempts = os.path.dirname(out)
         work = storage.join(attempts, f"{_WORK_PREFIX}{options.digest()[:16]}-{fingerprint[:16]}")
-        result = ingest.run(options, make_pipeline=self._make_beam_pipeline, report=logging.info, work=work)
+        result = ingest.run(options, make_pipeline=self._make_beam_pipeline, report=_tell, work=work)
         for name in storage.list_dirs(attempts):
             if name.startswith(_WORK_PREFIX):  # left by attempts on images or options that are no more
                 storage.remove_tree(storage.join(attempts, name))
         return result
+
+
+def _tell(line: str) -> None:
+    logging.log(logging.WARNING if line.startswith(WARNING) else logging.INFO, line)
 
 
 def _adopt(directory: str, fingerprint: str) -> Manifest:

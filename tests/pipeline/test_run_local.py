@@ -87,7 +87,10 @@ def test_log_lines_go_to_the_file_progress_to_the_user_and_logging_is_put_back(t
         logging.getLogger("absl").info("Component Pusher is running.")
         logging.getLogger("absl").info("A cached execution 7 is used.")
         logging.getLogger("absl").info("Component Pusher is finished.")
-    assert [line.split() for line in said] == [["Trainer", "0.0", "s"], ["Pusher", "cached"]]
+        logging.getLogger().warning("warning   1 class folder holds no good image")
+        logging.getLogger().warning("another warning")
+    assert [line.split() for line in said[:2]] == [["Trainer", "0.0", "s"], ["Pusher", "cached"]]
+    assert said[2:] == ["warning   1 class folder holds no good image"]
     assert "noise" in (tmp_path / "run.log").read_text()
     assert logging.getLogger().handlers == before
     assert capfd.readouterr().err == ""

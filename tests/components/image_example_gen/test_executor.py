@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -54,6 +55,16 @@ def test_splits_keep_the_order_of_the_options(photos, tmp_path, names):
     assert artifact_utils.decode_split_names(examples.split_names) == names
     assert list(manifest.load(examples.uri).splits) == names
     assert sorted(path.name for path in Path(examples.uri).glob("Split-*")) == sorted(f"Split-{n}" for n in names)
+
+
+def test_a_class_without_images_is_a_warning_in_the_log(photos, tmp_path, caplog):
+    shutil.copytree(photos, tmp_path / "photos")
+    (tmp_path / "photos" / "bare").mkdir()
+    with caplog.at_level(logging.INFO):
+        do(tmp_path / "photos", tmp_path)
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "warning   1 class folder holds no good image, so the dataset has no such class: bare" in said
+    assert any(record.levelno == logging.INFO and "examined" in record.getMessage() for record in caplog.records)
 
 
 def test_bad_images_over_the_limit_fail_the_execution_and_publish_nothing(tmp_path):
