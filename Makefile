@@ -1,5 +1,5 @@
 # Every target works in a fresh clone: the first one called makes the environment, later ones find it and go on at once.
-.PHONY: setup demo test test-browser test-docs test-interop test-faults fuzz advisories test-orchestrators test-flink test-stores check format lock docs bench clean help
+.PHONY: setup demo test gate test-browser test-docs test-interop test-faults fuzz advisories test-orchestrators test-flink test-stores check format lock docs bench clean help
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3.10
@@ -21,6 +21,10 @@ demo: setup  ## the whole pipeline on real handwritten digits
 
 test: setup  ## every test
 	$(BIN)/python -m pytest
+
+# In this order, one after the other: what fails early is what fails most.
+.NOTPARALLEL:
+gate: check test demo docs test-interop test-browser test-flink test-stores test-orchestrators test-docs test-faults  ## every check and test, without a limit of time
 
 test-browser: setup  ## the report in a real headless Chromium, which is installed when it is missing
 	command -v chromium >/dev/null || (apt-get update -q && apt-get install -yq chromium)
