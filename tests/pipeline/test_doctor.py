@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from beam_jobs.errors import OptionError
 from pipeline import doctor
 from pipeline.cli import execute
+from pipeline.cli.json_schema import schema_of
 from pipeline.doctor import TARGETS, Check, common, local
 from tests.command import feedline
 from tests.locked import Locked, locked_directory
@@ -180,6 +182,7 @@ def test_the_command_says_that_this_machine_is_ready(photos, tmp_path):
     (tmp_path / "pipeline.yaml").write_text(f"root: work\ningest: {{source: {json.dumps(str(photos))}}}\n")
     done = feedline("doctor", "--config", "pipeline.yaml", "--json", cwd=tmp_path)
     said = json.loads(done.stdout)
+    assert list(Draft202012Validator(schema_of("doctor")).iter_errors(said)) == []
     assert (done.returncode, said["target"], said["ready"]) == (0, "local", True), done.stderr
     marks = {check["name"]: check["mark"] for check in said["checks"]}
     assert marks["tensorflow and tfx"] == marks["beam"] == marks["configuration"] == "ok"
