@@ -27,6 +27,7 @@ from components.statistics import statistics_options
 from pipeline.config import DataShape, PipelineConfig
 from pipeline.version import code_version
 from trainer.columns import CONFIG_KEY as TRANSFORM_KEY
+from trainer.models import content_digest
 from trainer.options import TrainerConfig
 from trainer.run_fn import CONFIG_KEY as TRAINER_KEY
 from trainer.serving import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBABILITIES
@@ -157,7 +158,11 @@ def _model(
         schema=prepared.schema,
         train_args=tfx.proto.TrainArgs(splits=[first]),
         eval_args=tfx.proto.EvalArgs(splits=[held_back]),
-        custom_config={TRAINER_KEY: TrainerConfig(input=config.input, train=config.train).to_json(), "code": code},
+        custom_config={
+            TRAINER_KEY: TrainerConfig(input=config.input, train=config.train).to_json(),
+            "code": code,
+            "content": content_digest(config.train.model, config.train.weights),
+        },
     )
     model = trainer.outputs["model"]
     if baselines is None:

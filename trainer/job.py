@@ -28,7 +28,7 @@ from trainer.input_fn import FOREVER, epoch_records, make_dataset
 from trainer.input_wait import WaitMeter, timed
 from trainer.judge import check_monitor
 from trainer.memory import memory_table
-from trainer.models import ModelSpec, build_model
+from trainer.models import ModelSpec, build_model, content_digest
 from trainer.ops.device import parse_device_ops
 from trainer.options import TrainerConfig
 from trainer.position import Host, Position
@@ -91,11 +91,15 @@ class Job:
 
     @property
     def digest(self) -> str:
-        """Of everything that decides the weights; a training continues only what has the same."""
+        """Of everything that decides the weights; a training continues only what has the same.
+
+        The code of a model of the user's and a file of weights count by content.
+        """
         config = self.config.to_json()
         for part, names in _FREE.items():
             config[part] = {name: value for name, value in config[part].items() if name not in names}
-        decides = [self.dataset.digest, self.train_split, self.eval_split, self.mean_rgb, self.std_rgb, config]
+        content = content_digest(self.config.train.model, self.config.train.weights)
+        decides = [self.dataset.digest, self.train_split, self.eval_split, self.mean_rgb, self.std_rgb, config, content]
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -5,6 +5,7 @@ The head of a model is its last layer with weights; the base is all before it.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 import warnings
@@ -48,6 +49,26 @@ def load_weights(model: keras.Model, path: str) -> None:
                     return
                 complaints.append(complaint)
     raise OptionError(f"the weights of {path} do not fit {model.name}: {complaints[-1]}")
+
+
+def weights_digest(path: str) -> str:
+    """Returns the sha256, hex, of a file of weights on any file system that TensorFlow reads; empty without a file.
+
+    Raises:
+      OptionError: it cannot be read.
+    """
+    import tensorflow as tf
+
+    hasher = hashlib.sha256()
+    try:
+        if not tf.io.gfile.exists(path) or tf.io.gfile.isdir(path):
+            return ""  # `load_weights` refuses it, or finds it on the machine that trains
+        with tf.io.gfile.GFile(path, "rb") as stream:
+            while block := stream.read(1 << 20):
+                hasher.update(block)
+    except tf.errors.OpError as error:
+        raise OptionError(f"weights is {path!r}; it cannot be read: {error.message}") from error
+    return hasher.hexdigest()
 
 
 def head(model: keras.Model) -> keras.layers.Layer:

@@ -9,6 +9,7 @@ from beam_jobs.options import IngestOptions
 from components.dataset_gate.limits import GateLimits
 from components.evaluation.options import EvaluateOptions
 from pipeline.config import PipelineConfig
+from trainer.train_options import TrainOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -103,3 +104,20 @@ def test_columns_that_do_not_exist_are_named_before_anything_runs(make, config):
     wrong = PipelineConfig(root=config.root, ingest=config.ingest, evaluate=EvaluateOptions(slice_by=("camera",)))
     with pytest.raises(OptionError, match="evaluate.slice_by: there is no user column 'camera'"):
         make(wrong)
+
+
+def test_changed_code_of_the_model_and_changed_weights_miss_the_cache_of_the_trainer(
+    make, config, tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    weights = tmp_path / "first.weights.h5"
+    train = TrainOptions(model="piped_model.build", weights=str(weights))
+    asked = PipelineConfig(root=config.root, ingest=config.ingest, train=train)
+    properties = []
+    for code, content in (("1", b"a"), ("2", b"a"), ("2", b"b"), ("2", b"b")):
+        (tmp_path / "piped_model.py").write_text(code)
+        weights.write_bytes(content)
+        properties.append({component.id: component.exec_properties for component in make(asked).components})
+    trainers = [each["Trainer"]["custom_config"] for each in properties]
+    assert trainers[2] == trainers[3]
+    assert len(set(trainers)) == 3

@@ -127,6 +127,18 @@ def test_another_dataset_or_other_statistics_are_another_training(shades):
     assert dataclasses.replace(job, dataset=dataclasses.replace(job.dataset, labels=("a", "b"))).digest != job.digest
 
 
+def test_other_code_of_the_model_and_other_weights_are_another_training(shades, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    weights = tmp_path / "first.weights.h5"
+    job = job_of(shades, {"model": "changing_model.build", "weights": str(weights)})
+    digests = []
+    for code, content in (("1", b"a"), ("2", b"a"), ("2", b"b")):
+        (tmp_path / "changing_model.py").write_text(code)
+        weights.write_bytes(content)
+        digests.append(job.digest)
+    assert len(set(digests)) == 3
+
+
 def test_a_batch_that_replicas_cannot_share_is_refused_before_anything_is_built(shades):
     class Three:
         num_replicas_in_sync = 3

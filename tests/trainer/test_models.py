@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from beam_jobs.errors import OptionError
-from trainer.models import MODELS, ModelSpec, build_model, check_model
+from trainer.models import MODELS, ModelSpec, build_model, check_model, content_digest
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -259,6 +259,16 @@ def test_an_own_model_that_is_not_there_is_refused_with_what_to_do(own_module, t
         check_model("broken_models.build")
 
 
+def test_code_that_changed_after_its_import_is_refused(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "edited_models.py").write_text("def build(spec): ...\n")
+    check_model("edited_models.build")
+    check_model("edited_models.build")
+    (tmp_path / "edited_models.py").write_text("def build(spec): return 1\n")
+    with pytest.raises(OptionError, match=r"^model 'edited_models.build': its source has changed since .* again$"):
+        check_model("edited_models.build")
+
+
 def test_an_unknown_model_is_refused_with_the_known_ones():
     with pytest.raises(OptionError, match="no model 'small_cnm'; did you mean small_cnn"):
         check_model("small_cnm")
@@ -267,3 +277,58 @@ def test_an_unknown_model_is_refused_with_the_known_ones():
     with pytest.raises(OptionError, match="no model 'zzz'; known are small_cnn, resnet20, .*MobileNetV2"):
         build_model("zzz", spec())
     assert check_model("small_cnn") is None
+
+
+@pytest.fixture
+def own_package(monkeypatch, tmp_path):
+    """Source files of a package and of what it imports, on the path; nothing of it is imported."""
+    files = {
+        "own/__init__.py": "",
+        "own/models.py": "import os, keras\nfrom . import blocks\nfrom own.parts.heads import head\nimport lonely\n",
+        "own/blocks.py": "from .parts import names\n",
+        "own/parts/__init__.py": "",
+        "own/parts/heads.py": "def head():\n    import late_import.deep\n",
+        "own/parts/names.py": "raise RuntimeError('executed')\n",
+        "own/unused.py": "",
+        "lonely.py": "import own.models\n",
+        "late_import/deep.py": "",  # a package without __init__
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path, set(files)
+
+
+def test_the_digest_of_an_own_model_is_that_of_its_module_and_of_all_local_modules_it_imports(own_package):
+    folder, names = own_package
+    before = content_digest("own.models.build", "")
+    changing = set()
+    for name in sorted(names):
+        source = (folder / name).read_text()
+        (folder / name).write_text(source + "# changed\n")
+        if content_digest("own.models.build", "") != before:
+            changing.add(name)
+        (folder / name).write_text(source)
+    assert changing == names - {"own/unused.py"}
+    assert content_digest("own.models.build", "") == before
+    assert not {"own", "lonely", "late_import"} & sys.modules.keys()
+
+
+def test_a_module_with_an_error_of_syntax_has_a_digest_of_its_own(own_package):
+    folder, _ = own_package
+    before = content_digest("own.models.build", "")
+    (folder / "own" / "models.py").write_text("import (")
+    assert len({before, content_digest("own.models.build", ""), content_digest("absent.models.build", "")}) == 3
+
+
+def test_the_digest_of_weights_is_that_of_their_file(tmp_path):
+    file = tmp_path / "first.weights.h5"
+    found = [content_digest("small_cnn", str(file))]
+    for content in (b"1", b"2", b"1"):
+        file.write_bytes(content)
+        found.append(content_digest("small_cnn", str(file)))
+    assert found[1] == found[3]
+    assert len(set(found)) == 3
+    none = content_digest("small_cnn", "")
+    assert {none} == {found[0], content_digest("small_cnn", str(tmp_path)), content_digest("MobileNetV2", "imagenet")}

@@ -14,13 +14,13 @@ import keras
 from beam_jobs.errors import OptionError
 from beam_jobs.suggest import unknown
 from trainer.models.applications import IMAGENET, application, names
-from trainer.models.own import find_builder, own_model
+from trainer.models.own import find_builder, own_model, source_digest
 from trainer.models.resnet import cifar_resnet, resnet20
 from trainer.models.small import small_cnn
 from trainer.models.spec import ModelSpec
-from trainer.transfer import load_weights
+from trainer.transfer import load_weights, weights_digest
 
-__all__ = ["MODELS", "ModelSpec", "build_model", "check_model"]
+__all__ = ["MODELS", "ModelSpec", "build_model", "check_model", "content_digest"]
 
 MODELS: dict[str, Callable[[ModelSpec], keras.Model]] = {
     "small_cnn": small_cnn,
@@ -36,6 +36,25 @@ def check_model(name: str) -> None:
     if "." not in name:
         raise OptionError(unknown("model", name, [*MODELS, *names().values(), "or my_package.models.build"]))
     find_builder(name)
+
+
+def content_digest(name: str, weights: str) -> str:
+    """Returns what identifies the content behind the names of a model and of its weights, for keys of caches.
+
+    Args:
+      name: of the model, see the module.
+      weights: as in `ModelSpec`.
+
+    Returns:
+      the sha256, hex, of the code of a model of the user's (see `own.source_digest`) and that of a file of weights,
+      parted by a space; each is empty for what comes with Feedline or Keras, and where there is no such file here.
+
+    Raises:
+      OptionError: the file of weights cannot be read.
+    """
+    known = name in MODELS or name.lower() in names() or "." not in name
+    code = "" if known else source_digest(name)
+    return f"{code} {'' if weights in ('', IMAGENET) else weights_digest(weights)}"
 
 
 def build_model(name: str, spec: ModelSpec) -> keras.Model:
