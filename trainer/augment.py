@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -10,6 +11,7 @@ import keras
 from beam_jobs.errors import OptionError
 from trainer.ops.colour import Normalize
 from trainer.ops.device import DeviceOp, apply_device_ops, mix_labels, output_side
+from trainer.ops.mixing import mix_weighted
 
 IMAGE = "image"
 DRAW = "draw"
@@ -51,9 +53,13 @@ class Augmented(keras.Model):
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Any:
-        """Returns the loss that was compiled, in training against labels that are mixed as the images were."""
+        """Returns the loss that was compiled, in training against labels and weights mixed as the images were."""
         if training and self.device_ops:
-            y = mix_labels(self.device_ops, y, x[DRAW])
+            mix = partial(mix_labels, self.device_ops, draw=x[DRAW])
+            if sample_weight is None:
+                y = mix(y)
+            else:
+                y, sample_weight = mix_weighted(keras.ops, mix, y, sample_weight)
         return super().compute_loss(x, y, y_pred, sample_weight, training)
 
 

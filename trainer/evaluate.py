@@ -21,6 +21,7 @@ from trainer.exchange import Exchange, worker_name
 from trainer.input_fn import VALID
 from trainer.intervals import Figure, Spread, Tally, figure, spread
 from trainer.ops import IMAGE
+from trainer.parsing import WEIGHT
 from trainer.position import Host
 from trainer.strategy import Make, host_of
 
@@ -211,7 +212,8 @@ def evaluate_part(
 
     Args:
       model: on any backend.
-      batches: (features, labels); a feature `valid` says with 0 what is padding.
+      batches: (features, labels); a feature `valid` says with 0 what is padding, a feature `weight` float32[batch] how
+        much an image counts.
       plan: what is measured.
       strategy: whose local replicas share every batch.
 
@@ -219,12 +221,16 @@ def evaluate_part(
       CorruptDataset: an image has no single label to compare with.
     """
     found: dict[str, list[np.ndarray]] = {name: [] for name in plan.measures}
-    for labels, outputs in _outputs(model, batches, plan, strategy):
+    weights: list[np.ndarray] = []
+    for labels, outputs, weight in _outputs(model, batches, plan, strategy):
+        weights.append(weight)
         if labels.ndim == 1 and (labels < 0).any():
             raise CorruptDataset("an image of the evaluation has no label; evaluate a split whose images have one each")
         for name, measure in plan.measures.items():
             found[name].append(measure.of(labels, outputs))
-    return {name: Tally.of(np.concatenate(values or [np.zeros(0)])) for name, values in found.items()}
+    nothing = [np.zeros(0)]
+    heavy = np.concatenate(weights or nothing)
+    return {name: Tally.of(np.concatenate(values or nothing), heavy) for name, values in found.items()}
 
 
 def combine(parts: Sequence[Mapping[str, Tally]], plan: Plan) -> Evaluation:
@@ -253,14 +259,15 @@ def fingerprint(model: keras.Model) -> float:
 
 def _outputs(
     model: keras.Model, batches: tf.data.Dataset, plan: Plan, strategy: tf.distribute.Strategy | None
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields labels and outputs of the records, a batch at a time, without the padding."""
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yields labels, outputs and weights of the records, a batch at a time, without the padding."""
     run = _local_replicas(strategy, model) if strategy else _alone(model)
     for features, label in batches:
         labels = label.numpy()
         valid = features[VALID].numpy() > 0 if VALID in features else np.ones(len(labels), bool)
+        weights = features[WEIGHT].numpy() if WEIGHT in features else np.ones(len(labels))
         if valid.any():
-            yield labels[valid], np.asarray(run(plan.inputs(features)))[valid]
+            yield labels[valid], np.asarray(run(plan.inputs(features)))[valid], weights[valid]
 
 
 def _alone(model: keras.Model) -> Callable[[Any], np.ndarray]:

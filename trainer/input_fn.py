@@ -27,10 +27,12 @@ from trainer.ops import (
     chance,
     draw_numbers,
     mix_batch_labels,
+    mix_weighted,
+    tf_ops,
 )
 from trainer.options import InputOptions
 from trainer.padding import VALID
-from trainer.parsing import DRAW, KEY, LABEL, Features, draw_of, parse
+from trainer.parsing import DRAW, KEY, LABEL, WEIGHT, Features, draw_of, parse
 from trainer.position import Host, Position
 from trainer.windows import FOREVER
 
@@ -88,7 +90,8 @@ def make_dataset(
     Returns:
       dataset of (features, label), see `parsing`: `features["image"]` is uint8[batch, side, side, 3], sRGB, 0-255,
       `features["key"]` string[batch] and `features["draw"]` int32[batch, 2]; label is int64[batch], or
-      float32[batch, classes] of images with any number of labels. A batch is `batch_size / host.count` images. `len`
+      float32[batch, classes] of images with any number of labels. A dataset with a weight column also delivers
+      `features["weight"]`, float32[batch], at least 0. A batch is `batch_size / host.count` images. `len`
       says how many batches there are, but for `FOREVER` and where a tf.data service deals them out.
 
     Raises:
@@ -233,7 +236,12 @@ def _finish(features: Features, label: tf.Tensor, choices: Choices) -> Batch:
         draw, salt = features[DRAW], choices.batch_salt
         features[IMAGE] = apply_batch_ops(choices.batch_ops, features[IMAGE], draw, salt)
         if any(isinstance(op, MixingOp) for op in choices.batch_ops):
-            label = mix_batch_labels(choices.batch_ops, _as_shares(label, choices), draw, salt)
+            label = _as_shares(label, choices)
+            mix = partial(mix_batch_labels, choices.batch_ops, draw=draw, first=salt)
+            if WEIGHT in features:
+                label, features[WEIGHT] = mix_weighted(tf_ops, mix, label, features[WEIGHT])
+            else:
+                label = mix(label)
     return features, label
 
 

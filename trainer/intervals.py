@@ -17,36 +17,59 @@ class Tally:
     """What is left of one value an image, enough for their mean and its error; tallies of parts add up.
 
     Attributes:
-      count: images.
-      total: sum of their values.
-      squares: sum of the squared differences from the mean of the part.
+      count: images that weigh more than 0.
+      weight: sum of their weights; the number of images where none has a weight.
+      weight_squares: sum of the squares of their weights.
+      total: sum of their values, each times its weight.
+      squares: sum of the squared differences from the mean of the part, each times its weight.
       binary: whether every value is 0 or 1, so that their mean is a share of images.
     """
 
     count: int = 0
+    weight: float = 0.0
+    weight_squares: float = 0.0
     total: float = 0.0
     squares: float = 0.0
     binary: bool = True
 
     @classmethod
-    def of(cls, values: np.ndarray) -> Tally:
-        """Returns the tally of float[n] values."""
+    def of(cls, values: np.ndarray, weights: np.ndarray | None = None) -> Tally:
+        """Returns the tally of float[n] values with float[n] weights, which are 1 by default."""
         exact = np.asarray(values, np.float64)
+        heavy = np.ones_like(exact) if weights is None else np.asarray(weights, np.float64)
+        exact, heavy = exact[heavy > 0], heavy[heavy > 0]
         if not exact.size:
             return cls()
-        squares = math.fsum((exact - exact.mean()) ** 2)
-        binary = bool(np.isin(exact, (0, 1)).all())
-        return cls(count=exact.size, total=math.fsum(exact), squares=squares, binary=binary)
+        weight, total = math.fsum(heavy), math.fsum(heavy * exact)
+        mean = exact.mean() if (heavy == 1).all() else total / weight
+        return cls(
+            count=exact.size,
+            weight=weight,
+            weight_squares=math.fsum(heavy**2),
+            total=total,
+            squares=math.fsum(heavy * (exact - mean) ** 2),
+            binary=bool(np.isin(exact, (0, 1)).all()),
+        )
 
     def __add__(self, other: Tally) -> Tally:
         """Adds two parts, as Chan, Golub and LeVeque do (1983, The American Statistician 37(3), 242-247)."""
         if not self.count or not other.count:
             return self if self.count else other
-        count = self.count + other.count
-        apart = other.total / other.count - self.total / self.count
-        squares = self.squares + other.squares + apart**2 * self.count * other.count / count
-        binary = self.binary and other.binary
-        return Tally(count=count, total=self.total + other.total, squares=squares, binary=binary)
+        weight = self.weight + other.weight
+        apart = other.total / other.weight - self.total / self.weight
+        return Tally(
+            count=self.count + other.count,
+            weight=weight,
+            weight_squares=self.weight_squares + other.weight_squares,
+            total=self.total + other.total,
+            squares=self.squares + other.squares + apart**2 * self.weight * other.weight / weight,
+            binary=self.binary and other.binary,
+        )
+
+    @property
+    def effective(self) -> float:
+        """Images of equal weight that would say as much (Kish 1965, Survey Sampling); `count` if all weigh alike."""
+        return self.weight**2 / self.weight_squares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +98,8 @@ def figure(tally: Tally, confidence: float = 0.95) -> Figure:
 
     The interval of a share is Wilson's score interval, which holds its confidence near 0 and 1 and for few images,
     where the normal one does not (Wilson 1927, JASA 22, 209-212; Brown, Cai and DasGupta 2001, Statistical Science 16,
-    101-133). That of another mean is mean +- z x standard error, which wants some tens of images.
+    101-133). That of another mean is mean +- z x standard error, which wants some tens of images. Where images weigh
+    differently, both take the effective number of images.
 
     Args:
       tally: of all images.
@@ -85,17 +109,16 @@ def figure(tally: Tally, confidence: float = 0.95) -> Figure:
     if not count:
         return Figure(value=math.nan, error=math.nan, low=math.nan, high=math.nan, count=0, method=NORMAL)
     z = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
-    mean = tally.total / count
+    mean, effective = tally.total / tally.weight, tally.effective
     if tally.binary:
-        low, high = wilson(mean, count, z)
-        return Figure(
-            value=mean, error=math.sqrt(mean * (1 - mean) / count), low=low, high=high, count=count, method=WILSON
-        )
-    error = math.sqrt(tally.squares / (count - 1) / count) if count > 1 else math.nan
+        low, high = wilson(mean, effective, z)
+        error = math.sqrt(mean * (1 - mean) / effective)
+        return Figure(value=mean, error=error, low=low, high=high, count=count, method=WILSON)
+    error = math.sqrt(tally.squares / (effective - 1) / tally.weight) if effective > 1 else math.nan
     return Figure(value=mean, error=error, low=mean - z * error, high=mean + z * error, count=count, method=NORMAL)
 
 
-def wilson(share: float, count: int, z: float) -> tuple[float, float]:
+def wilson(share: float, count: float, z: float) -> tuple[float, float]:
     """Returns both ends of Wilson's score interval.
 
     Args:

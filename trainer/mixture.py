@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import tensorflow as tf
 
-from beam_jobs import validate
+from beam_jobs import record, validate
 from beam_jobs.errors import OptionError
 from trainer.autograph import as_written
 from trainer.choices import Choices, make_choices
 from trainer.input_fn import FOREVER, Batch, batches, check_room, check_shape, images, tf_options
 from trainer.ops import IMAGE, Normalize, parse_ops
 from trainer.options import InputOptions
+from trainer.parsing import WEIGHT_SPEC
 from trainer.position import Host, Position
 
 _BLOCK = 4096  # draws made by one op
@@ -119,6 +120,8 @@ def _choices(parts: Mapping[str, float], split: str, options: InputOptions, host
 
 def _alike(chosen: list[Choices]) -> list[Choices]:
     """Lets the same ops run on batches everywhere: where images have one size, more of them could."""
+    if any(record.WEIGHT in choice.spec for choice in chosen):  # the streams must hold the same features
+        chosen = [dataclasses.replace(choice, spec={**choice.spec, **WEIGHT_SPEC}) for choice in chosen]
     shared = min(len(choice.batch_ops) for choice in chosen)
     cuts = [len(choice.batch_ops) - shared for choice in chosen]
     return [

@@ -15,8 +15,11 @@ from trainer.ops import IMAGE
 KEY = "key"
 DRAW = "draw"
 LABEL = "label"
+WEIGHT = "weight"
 NO_LABEL = -1
 Features: TypeAlias = dict[str, tf.Tensor]
+# A record without a weight, such as one of another dataset of a mixture, counts once.
+WEIGHT_SPEC = {record.WEIGHT: tf.io.FixedLenFeature([], tf.float32, default_value=1.0)}
 _BASE = (record.ENCODED, record.HEIGHT, record.WIDTH, record.FILENAME)
 
 
@@ -28,7 +31,7 @@ def base_spec(dataset: Manifest) -> dict[str, Any]:
     elif dataset.label_kind == "multi":
         # Ragged, not sparse: sparse tensors would be serialised and parsed again between the stages.
         spec[record.LABEL] = tf.io.RaggedFeature(tf.int64)
-    return spec
+    return spec | WEIGHT_SPEC if dataset.options["columns"]["weight"] else spec
 
 
 def parse(serialized: tf.Tensor, draws: tf.Tensor, spec: Mapping[str, Any], dataset: Manifest, seed: int) -> Features:
@@ -43,13 +46,16 @@ def parse(serialized: tf.Tensor, draws: tf.Tensor, spec: Mapping[str, Any], data
 
     Returns:
       `image` string[batch], as stored; `image/height` and `image/width` int64[batch]; `key` string[batch]; `draw`
-      int32[batch, 2]; `label` int64[batch] or float32[batch, classes]; everything else of `spec` under its own name.
+      int32[batch, 2]; `label` int64[batch] or float32[batch, classes]; `weight` float32[batch] where `spec` names
+      it; everything else of `spec` under its own name.
     """
     parsed = join_targets(tf.io.parse_example(serialized, dict(spec)))
     parsed[IMAGE] = parsed.pop(record.ENCODED)
     parsed[KEY] = parsed.pop(record.FILENAME)
     parsed[DRAW] = draw_of(parsed[KEY], draws, seed)
     parsed[LABEL] = _label(parsed, dataset)
+    if record.WEIGHT in parsed:
+        parsed[WEIGHT] = parsed.pop(record.WEIGHT)
     return parsed
 
 

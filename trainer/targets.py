@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from beam_jobs.manifest import Manifest
 from beam_jobs.suggest import unknown
 from trainer.ops.types import IMAGE
 from trainer.padding import VALID
-from trainer.parsing import DRAW
+from trainer.parsing import DRAW, WEIGHT
 from trainer.train_options import BALANCED, TrainOptions
 
 MULTI = "multi"
@@ -36,7 +37,8 @@ def for_keras(classes: int, multi: bool, draws: bool = False) -> Any:
       draws: whether the model also takes `draw`, for random ops on the device.
 
     Returns:
-      (features, label) -> (images, targets float32[batch, classes]), and `valid` as sample weights where it is given;
+      (features, label) -> (images, targets float32[batch, classes]), and the product of `weight` and `valid` as sample
+      weights, float32[batch], where one of them is given;
       images are uint8[batch, side, side, 3], or a dict of them and `draw`. A label that is no class, such as -1, has
       targets of zeros.
 
@@ -48,7 +50,8 @@ def for_keras(classes: int, multi: bool, draws: bool = False) -> Any:
         images = {name: features[name] for name in (IMAGE, DRAW)} if draws else features[IMAGE]
         shares = multi or label.dtype.is_floating  # ops of `train_ops` that mix images have made shares of the labels
         targets = tf.cast(label, tf.float32) if shares else tf.one_hot(label, classes)
-        return (images, targets, features[VALID]) if VALID in features else (images, targets)
+        weights = [features[name] for name in (WEIGHT, VALID) if name in features]
+        return (images, targets, math.prod(weights, start=1.0)) if weights else (images, targets)
 
     return convert
 
@@ -89,7 +92,7 @@ class WeightedCrossentropy(keras.losses.Loss):
     """Cross-entropy in which classes count differently.
 
     The weight of an image is that of its target, so it is right of mixed targets too; of several labels, every class
-    weighs its own term. `sample_weight` stays free for padding.
+    weighs its own term. `sample_weight` stays free for the weights of images and for padding.
     """
 
     def __init__(self, weights: Sequence[float], multi: bool = False, label_smoothing: float = 0.0) -> None:

@@ -139,7 +139,7 @@ def compile_model(task: Task, options: TrainOptions, epoch: int) -> None:
     task.model.compile(
         optimizer=make_optimizer(options, task.steps, phase * task.steps),
         loss=task.loss,
-        # Weighted by `valid`, which nothing but padding sets.
+        # Weighted by the weight column, and by `valid`, which nothing but padding sets.
         weighted_metrics=list(task.metrics()),
         jit_compile=_JIT[options.jit],
         steps_per_execution=options.steps_per_execution,

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from beam_jobs import manifest, record, storage, tables
 from beam_jobs.ingest import run
-from beam_jobs.options import IngestOptions
+from beam_jobs.options import IngestOptions, TableColumns
 from tests.make_images import encode
 
 BEAM_ARGS = ["--runner=FnApiRunner", "--direct_running_mode=in_memory"]
@@ -77,6 +77,23 @@ def shades(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder.mkdir(exist_ok=True)
         (folder / f"{grey:03d}.png").write_bytes(encode(np.full((12, 12, 3), grey, np.uint8), "PNG"))
     run(IngestOptions(source=str(source), out=str(out), splits={"train": 1}, shards=4))
+    return out
+
+
+@pytest.fixture(scope="session")
+def weighted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """48 images of a dark or a light grey: 16 `right` ones of weight 50, 32 of weight 0 whose class is the other one."""
+    source, out = tmp_path_factory.mktemp("weighted"), tmp_path_factory.mktemp("weighted_dataset")
+    rows = ["image,label,weight"]
+    for number in range(48):
+        pixels = np.full((12, 12, 3), number // 6 + 80 * (number % 2), np.uint8)
+        pixels[0, 0] = number  # equal images would be copies
+        name, is_right = f"{'right' if number < 16 else 'wrong'}{number}.png", number < 16
+        (source / name).write_bytes(encode(pixels, "PNG"))
+        rows.append(f"{name},{('dark', 'light')[(number % 2) == is_right]},{50 * is_right}")
+    (source / "table.csv").write_text("\n".join(rows))
+    columns = TableColumns(weight="weight")
+    run(IngestOptions(source=str(source / "table.csv"), out=str(out), splits={"train": 1}, columns=columns))
     return out
 
 

@@ -71,6 +71,15 @@ def test_the_parts_add_up_to_the_whole(cuts):
     assert found.count == len(VALUES)
 
 
+def test_an_image_of_weight_two_counts_as_two_images():
+    values, weights = np.array([1.0, 0.0, 1.0, 0.5]), np.array([2.0, 2.0, 0.0, 2.0])
+    found, wanted = figure(Tally.of(values, weights)), figure(Tally.of(values[[0, 1, 3]]))
+    assert (found.value, found.error, found.count) == (wanted.value, pytest.approx(wanted.error), 3)
+    mixed = figure(Tally.of(np.array([1.0, 0.0]), np.array([3.0, 1.0])))
+    assert mixed.value == 0.75
+    assert (mixed.low, mixed.high) == wilson(0.75, 16 / 10, 1.959963984540054)  # effective: (3 + 1)^2 / (9 + 1)
+
+
 def test_no_image_and_one_image_say_what_they_do_not_know():
     nothing = figure(Tally())
     assert (nothing.count, math.isnan(nothing.value), math.isnan(nothing.low)) == (0, True, True)

@@ -65,6 +65,26 @@ def test_a_strategy_of_one_replica_trains_as_none_does(shades, plain):
     assert progress.history["val_accuracy"] == pytest.approx(plain[1].history["val_accuracy"], abs=0.05)
 
 
+@pytest.mark.parametrize(
+    ("train", "changes"),
+    [
+        ({}, {}),
+        ({}, {"device_ops": "mixup(0.4)"}),
+        ({}, {"train_ops": "decode|resize(8)|cutmix(1.0)"}),
+        ({"choose_by": "lower_bound"}, {}),
+        ({"strategy": "mirrored"}, {}),
+    ],
+)
+def test_images_of_weight_zero_teach_nothing_and_are_not_counted(weighted, train, changes):
+    options = {"epochs": 12, "learning_rate": 0.02, **train}
+    model, progress = fit(
+        job_of(weighted, options, batch_size=16, **changes), strategy=make_strategy(options.get("strategy", "default"))
+    )
+    answers = model.predict(np.stack([np.full((8, 8, 3), grey, np.uint8) for grey in (2, 82)]), verbose=0)
+    assert answers.argmax(-1).tolist() == [0, 1]  # of two images in three the class is the other one
+    assert progress.history["val_accuracy"][-1] == 1.0
+
+
 def test_recall_of_each_class_is_recorded(shades):
     _, progress = fit(job_of(shades, {"per_class": True, "class_weights": "balanced"}))
     assert {"val_recall/dark", "val_precision/light", "recall/dark"} <= progress.history.keys()

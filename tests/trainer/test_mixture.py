@@ -167,3 +167,13 @@ def test_images_without_one_label_each_are_refused(noise, tmp_path):
     run(IngestOptions(source=str(tmp_path / "table.csv"), out=out, splits={"train": 1}, columns=columns))
     with pytest.raises(OptionError, match="cannot be mixed: its images do not have one label each$"):
         make_mixture({str(noise): 1, out: 1}, "train", options())
+
+
+def test_images_of_a_part_without_weights_weigh_one(noise, weighted):
+    stream = make_mixture({str(noise): 0.5, str(weighted): 0.5}, "train", given_options(batch_size=20))
+    seen = {}
+    for features, _ in stream.take(10):
+        seen |= dict(zip(features["key"].numpy(), features["weight"].numpy(), strict=True))
+    expected = {b"right": 50.0, b"wrong": 0.0}
+    assert seen == {key: expected.get(key[:5], 1.0) for key in seen}
+    assert set(seen.values()) == {0.0, 1.0, 50.0}

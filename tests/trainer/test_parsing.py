@@ -16,7 +16,7 @@ from tests.trainer.batches import options, read
 from tests.trainer.conftest import keys_of, records_of
 from trainer.input_fn import make_dataset
 from trainer.ops import IMAGE
-from trainer.parsing import DRAW, KEY, LABEL, NO_LABEL, base_spec, draw_of, parse
+from trainer.parsing import DRAW, KEY, LABEL, NO_LABEL, WEIGHT, base_spec, draw_of, parse
 
 TAGS = {"0.jpg": ["sea", "sky"], "1.jpg": ["sky"], "2.jpg": [], "3.jpg": ["hill", "sea", "sky"], "4.jpg": ["hill"]}
 
@@ -86,6 +86,29 @@ def test_records_are_parsed_into_what_they_hold(shades):
     assert features[LABEL].numpy().tolist() == [values[record.LABEL][0] for values in expected]
     assert features[record.HEIGHT].numpy().tolist() == [12] * 5
     assert (features[DRAW].dtype, features[DRAW].shape) == (tf.int32, (5, 2))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"cache": "memory"}, {"pad_batches": True, "batch_size": 16}, {"train_ops": "decode|multi_crop(2, 8)"}],
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_the_weight_comes_with_its_image(weighted, training, change):
+    given = options(**{"eval_ops": "decode|resize(8)", "train_ops": "decode|resize(8)", **change})
+    weights = {}
+    for features, label in make_dataset(str(weighted), "train", given, training).as_numpy_iterator():
+        valid = features.get("valid", np.ones(len(label)))
+        weights |= {
+            key: weight for key, weight, kept in zip(features[KEY], features[WEIGHT], valid, strict=True) if kept
+        }
+    assert len(weights) == 48
+    assert {weight for key, weight in weights.items() if b"right" in key} == {50.0}
+    assert {weight for key, weight in weights.items() if b"wrong" in key} == {0.0}
+
+
+def test_a_dataset_without_a_weight_column_delivers_none(shades):
+    features, _ = make_dataset(str(shades), "train", options(), training=True).element_spec
+    assert WEIGHT not in features
 
 
 def draws(keys: list[str], epoch: int = 0, seed: int = 0) -> list[list[int]]:

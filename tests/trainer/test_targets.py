@@ -41,6 +41,13 @@ def test_draws_and_padding_come_along_where_they_are_wanted():
     np.testing.assert_array_equal(weights, valid)
 
 
+def test_the_weight_of_an_image_is_its_sample_weight_and_padding_weighs_nothing():
+    weight, valid = tf.constant([3.0, 5.0]), tf.constant([1.0, 0.0])
+    convert, label = for_keras(3, multi=False), tf.constant([2, 0], tf.int64)
+    np.testing.assert_array_equal(convert(features(weight=weight), label)[2], [3, 5])
+    np.testing.assert_array_equal(convert(features(weight=weight, valid=valid), label)[2], [3, 0])
+
+
 def test_balanced_weights_are_one_on_average_and_zero_without_images():
     weights = class_weights(TrainOptions(class_weights="balanced"), dataset(cat=30, dog=10), "train")
     assert weights == pytest.approx((40 / 90, 40 / 30, 0))

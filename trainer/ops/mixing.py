@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -91,6 +92,27 @@ def partner(xp: Any, values: Any, numbers: Any) -> Any:
     batch = xp.shape(values)[0]
     places = pick(xp, numbers[0, 2], batch - 1) + 1
     return xp.take(values, (xp.arange(batch, dtype="int32") + places) % batch, axis=0)
+
+
+def mix_weighted(xp: Any, mix: Callable[[Any], Any], labels: Any, weights: Any) -> tuple[Any, Any]:
+    """Mixes labels whose images weigh differently in the loss.
+
+    Cross-entropy is linear in the target, so the loss of a mixture in which each image keeps its weight, a w1 H(y1) +
+    (1 - a) w2 H(y2), is that of the target (a w1 y1 + (1 - a) w2 y2) / w with the weight w = a w1 + (1 - a) w2.
+
+    Args:
+      xp: the array library.
+      mix: mixes the rows of [batch, columns].
+      labels: float32[batch, classes].
+      weights: float32[batch].
+
+    Returns:
+      labels float32[batch, classes] and weights float32[batch]; labels of zeros where the weight is 0.
+    """
+    column = xp.cast(weights, "float32")[:, None]
+    mixed = mix(xp.concatenate([labels * column, column], axis=-1))
+    weight = mixed[:, -1:]
+    return mixed[:, :-1] / xp.where(weight > 0, weight, 1.0), weight[:, 0]
 
 
 def beta(xp: Any, alpha: float, numbers: Any) -> Any:
