@@ -15,7 +15,7 @@ Ingest:
 A dataset:
   load: the manifest of a published dataset
   Manifest: labels, splits, shards, counts, statistics and digest
-  SplitInfo, Shard, ImageCounts, ChannelStatistics: its parts
+  SplitInfo, Shard, ImageCounts, Remarks, ChannelStatistics: its parts
   verify_dataset: every checksum, every count and a decode of every record
   Verification: what was read and what was wrong
   find_record: one image by its key, with its row of `images.parquet`
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from beam_jobs.ingest import run
     from beam_jobs.inspect import FeatureSummary, FileSummary, find_record, summarise_file
     from beam_jobs.manifest import Manifest, load
-    from beam_jobs.manifest_parts import ChannelStatistics, ImageCounts, Shard, SplitInfo
+    from beam_jobs.manifest_parts import ChannelStatistics, ImageCounts, Remarks, Shard, SplitInfo
     from beam_jobs.options import HttpOptions, ImageLimits, IngestOptions, PixelOptions, TableColumns
     from beam_jobs.verify import Verification
     from beam_jobs.verify import verify as verify_dataset
@@ -85,6 +85,7 @@ __all__ = [
     "OptionError",
     "PixelOptions",
     "RejectReason",
+    "Remarks",
     "Shard",
     "SourceError",
     "SplitInfo",
@@ -115,7 +116,7 @@ _MODULES = {
     "ingest": ("run",),
     "inspect": ("FeatureSummary", "FileSummary", "find_record", "summarise_file"),
     "manifest": ("Manifest", "load"),
-    "manifest_parts": ("ChannelStatistics", "ImageCounts", "Shard", "SplitInfo"),
+    "manifest_parts": ("ChannelStatistics", "ImageCounts", "Remarks", "Shard", "SplitInfo"),
     "options": ("HttpOptions", "ImageLimits", "IngestOptions", "PixelOptions", "TableColumns"),
     "verify": ("Verification",),
 }

@@ -115,6 +115,10 @@ class EmptySplit(DataError):
     """
 
 
+class Float32Loss(DataError):
+    """The float32 of a record would change numbers of a user column, and `float32_loss` is `refuse`."""
+
+
 class SourceChanged(DataError):
     """An image is not the one that was examined."""
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from beam_jobs import append, disk, examine, generations, manifest, room, storage, tables, workplace
+from beam_jobs import append, disk, examine, generations, manifest, remarks, room, storage, tables, workplace
 from beam_jobs.append import Existing
 from beam_jobs.errors import SourceChanged, TooManyRejects
 from beam_jobs.examine import ExamineTask, facts_path, rejects_path
 from beam_jobs.jobs import MakePipeline, Watch, local_pipeline, run_job, unwatched
-from beam_jobs.manifest import Manifest
+from beam_jobs.manifest import Manifest, Remarks
 from beam_jobs.options import IngestOptions
 from beam_jobs.plan import Plan, make_plan
 from beam_jobs.progress import Progress
@@ -28,7 +28,6 @@ from beam_jobs.publish import Found, described, producer, publish, reason_counts
 from beam_jobs.reader import Reader
 from beam_jobs.scan import Scan, scan
 from beam_jobs.sources import Source, open_source
-from beam_jobs.sources.folders import ClassFolders
 from beam_jobs.transforms import ExamineBuckets, WriteShards
 from beam_jobs.types import ImageRef, Reject
 from beam_jobs.wording import WARNING, plural
@@ -36,8 +35,6 @@ from beam_jobs.write import ShardTask, WriteTask, failures, shard_tasks
 
 _SHOWN_REJECTS = 3
 _SHOWN_CHARACTERS = 300  # of a name; a cell of a table may hold a megabyte
-_SHOWN_CLASSES = 8
-_LARGE_NEAR_SET = 0.05  # share of all images from which a set of near duplicates looks like an accident
 
 Report = Callable[[str], None]
 
@@ -135,7 +132,8 @@ class _Ingest:
         plan = make_plan(facts, self.options, self.source.label_kind, *known)
         tried = self._tried_again(facts, rejects)
         del facts  # half a kilobyte an image, and nobody asks for it again
-        self._say_plan(plan)
+        noticed = remarks.of_plan(plan, self.source, self.options)
+        self._say_plan(plan, noticed)
         rejects = rejects_table(rejects, plan.rejects)
         self._check_rejects(rejects, found.found)
         with self._on_disk("planning"):
@@ -149,6 +147,7 @@ class _Ingest:
             work=self.work,
             existing=old,
             keys=tried,
+            remarks=noticed,
         )
         with self._on_disk("publishing"):
             result = publish(self.options, plan, tasks, rejects, held)
@@ -168,25 +167,12 @@ class _Ingest:
             return frozenset()
         return frozenset(facts["key"].to_pylist()) | frozenset(rejects["key"].to_pylist())
 
-    def _say_plan(self, plan: Plan) -> None:
+    def _say_plan(self, plan: Plan, noticed: Remarks) -> None:
         if self.options.duplicates == "report":
             for keys in plan.duplicate_sets:
                 self.say(f"copies    {', '.join(keys)}")
-        self._say_empty_classes(plan)
-        images = len(plan.existing) + sum(len(split.images) for split in plan.splits)
-        if plan.near_largest > _LARGE_NEAR_SET * images:
-            self.say(
-                f"{WARNING}one set of near duplicates holds {plan.near_largest:,} images: chains of images, each a "
-                "little different from the next, ended in one set; a smaller --near-distance takes it apart"
-            )
-
-    def _say_empty_classes(self, plan: Plan) -> None:
-        folders = self.source.classes() if isinstance(self.source, ClassFolders) else ()
-        empty = sorted(set(folders) - set(plan.labels))
-        if empty:
-            named = ", ".join(empty[:_SHOWN_CLASSES]) + " ..." * (len(empty) > _SHOWN_CLASSES)
-            held = plural(len(empty), "class folder holds", "class folders hold")
-            self.say(f"{WARNING}{held} no good image, so the dataset has no such class: {named}")
+        for warning in noticed.warnings:
+            self.say(f"{WARNING}{warning}")
 
     @property
     def _reader(self) -> Reader:

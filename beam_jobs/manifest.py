@@ -6,12 +6,12 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from beam_jobs import shards, storage
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
-from beam_jobs.manifest_parts import ChannelStatistics, ImageCounts, Shard, SplitInfo
+from beam_jobs.manifest_parts import ChannelStatistics, ImageCounts, Remarks, Shard, SplitInfo
 
 __all__ = [
     "FORMAT_VERSION",
@@ -22,6 +22,7 @@ __all__ = [
     "ChannelStatistics",
     "ImageCounts",
     "Manifest",
+    "Remarks",
     "Shard",
     "SplitInfo",
     "checksum_of",
@@ -65,6 +66,7 @@ class Manifest:
       channels: channel statistics of the first split; None when `facts` is `basic`.
       producer: package -> version that wrote it.
       tables: name -> sha256, hex, of every other file: `images.parquet`, `rejects.parquet` and what TFDS reads.
+      remarks: what the ingest noticed and went on with; datasets of older releases have none.
       format_version: version of the disk contract.
     """
 
@@ -78,6 +80,7 @@ class Manifest:
     channels: ChannelStatistics | None
     producer: Mapping[str, str]
     tables: Mapping[str, str]
+    remarks: Remarks = field(default_factory=Remarks)
     format_version: int = FORMAT_VERSION
 
     @property
@@ -129,6 +132,7 @@ class Manifest:
             splits={name: SplitInfo.from_json(info) for name, info in plain.pop("splits").items()},
             labels=tuple(plain.pop("labels")),
             counts=ImageCounts(**plain.pop("counts")),
+            remarks=Remarks.from_json(plain.pop("remarks")) if "remarks" in plain else Remarks(),
             channels=None if channels is None else ChannelStatistics.from_json(channels),
             **plain,
         )

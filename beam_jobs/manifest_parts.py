@@ -116,6 +116,33 @@ class ImageCounts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Remarks:
+    """What an ingest noticed and went on with.
+
+    Examples:
+      >>> from beam_jobs import load
+      >>> load("dataset").remarks.warnings
+      ()
+
+    Attributes:
+      warnings: sentences for people.
+      float32_changes: user column -> how many of its numbers the float32 of a record changes.
+    """
+
+    warnings: tuple[str, ...] = ()
+    float32_changes: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Remarks:
+        """Builds it from the plain values of `dataset.json`.
+
+        Raises:
+          KeyError, TypeError: a field is missing, unknown or of the wrong shape.
+        """
+        return cls(**{**values, "warnings": tuple(values["warnings"])})
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChannelStatistics:
     """Exact statistics of the pixels of one split, weighted by pixels, from the moments of each image.
 

@@ -19,6 +19,7 @@ NEAR_DUPLICATE_POLICIES = ("off", "report", "group", "drop")
 PIXEL_POLICIES = ("copy", "resize", "raw")
 RESIZE_FITS = ("short", "inside")
 FACTS = ("all", "basic")
+FLOAT32_LOSSES = ("report", "refuse")
 
 # Beam in process, by name: its default runner would try to download another one first. The last argument keeps TFX from
 # packing itself for workers that there are none of: seconds and 42 MB of temporary files a component, never removed.
@@ -29,7 +30,10 @@ PILLOW_MAX_PIXELS = 178_956_970  # twice `PIL.Image.MAX_IMAGE_PIXELS`: a decompr
 
 # They say where the data is or how the work is cut, never which bytes come out.
 _NOT_IN_DIGEST = frozenset(
-    {"source", "out", "threads", "overwrite", "append", "retry_rejects", "bucket_images", "max_reject_ratio", "http"}
+    {
+        *("source", "out", "threads", "overwrite", "append", "retry_rejects", "bucket_images", "http"),
+        *("max_reject_ratio", "float32_loss"),
+    }
 )
 
 
@@ -238,6 +242,8 @@ class IngestOptions:
       pixels: what becomes of the pixels.
       facts: `all`, or `basic` for no channel statistics, which makes `copy` faster.
       max_reject_ratio: share of bad images, 0-1, over which nothing is published.
+      float32_loss: what happens where the float32 of a record changes a number of a user column: `report` publishes
+        and warns, `refuse` publishes nothing.
       limits: what an image may be.
       threads: threads of one unit of work; 0 means one per core.
       http: how images are fetched from web servers.
@@ -265,6 +271,7 @@ class IngestOptions:
     pixels: PixelOptions = field(default_factory=PixelOptions)
     facts: str = "all"
     max_reject_ratio: float = 0.05
+    float32_loss: str = "report"
     limits: ImageLimits = field(default_factory=ImageLimits)
     http: HttpOptions = field(default_factory=HttpOptions)
     threads: int = 0
@@ -278,6 +285,7 @@ class IngestOptions:
         validate.choice("duplicates", self.duplicates, DUPLICATE_POLICIES)
         validate.choice("near_duplicates", self.near_duplicates, NEAR_DUPLICATE_POLICIES)
         validate.choice("facts", self.facts, FACTS)
+        validate.choice("float32_loss", self.float32_loss, FLOAT32_LOSSES)
         validate.whole("near_distance", self.near_distance, 0)
         if self.near_distance > 8:
             raise OptionError(

@@ -7,7 +7,7 @@ import errno
 import json
 import os
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from beam_jobs import append, manifest, shards, storage, tables, tfds_info
 from beam_jobs.append import Existing
 from beam_jobs.errors import CorruptDataset
-from beam_jobs.manifest import ChannelStatistics, ImageCounts, Manifest, Shard, SplitInfo
+from beam_jobs.manifest import ChannelStatistics, ImageCounts, Manifest, Remarks, Shard, SplitInfo
 from beam_jobs.options import IngestOptions
 from beam_jobs.plan import Plan, SplitPlan, channel_statistics
 from beam_jobs.types import EXTRA_TYPES, Reject
@@ -26,7 +26,17 @@ from beam_jobs.write import ShardTask, Sidecar, load_sidecar, shard_path, sideca
 # What else decides the facts and the bytes of re-encoded images.
 _PRODUCERS = ("feedline", "tensorflow", "pillow", "opencv-python-headless", "pycocotools")
 # Of one run, not of the dataset.
-_NOT_OURS_TO_SAY = ("source", "out", "threads", "overwrite", "append", "retry_rejects", "bucket_images", "http")
+_NOT_OURS_TO_SAY = (
+    "source",
+    "out",
+    "threads",
+    "overwrite",
+    "append",
+    "retry_rejects",
+    "bucket_images",
+    "http",
+    "float32_loss",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +49,7 @@ class Found:
       work: directory of the sidecars.
       existing: the dataset that the images are added to; None for a new one.
       keys: keys of the entries, when rejects were tried again.
+      remarks: what was noticed on the way.
     """
 
     images: int
@@ -46,6 +57,7 @@ class Found:
     work: str
     existing: Existing | None = None
     keys: frozenset[str] = frozenset()
+    remarks: Remarks = field(default_factory=Remarks)
 
     def shards_before(self, split: str) -> int:
         """Returns how many shards the split had already."""
@@ -109,6 +121,7 @@ def publish(options: IngestOptions, plan: Plan, tasks: list[ShardTask], rejects:
             name: storage.digest(storage.join(options.out, name))[1]
             for name in (*manifest.TABLE_NAMES, *sorted(beside))
         },
+        remarks=found.remarks,
     )
     manifest.write(result, options.out, scratch)
     _check_whole(result, options.out)

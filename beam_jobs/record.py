@@ -141,7 +141,7 @@ def encode(record: ImageRecord, moments: bool = True) -> bytes:
         features[MASK] = ("bytes", (record.mask,))
         features[MASK_FORMAT] = ("bytes", (b"png",))
     for name, value in record.extra.items():
-        features[EXTRA_PREFIX + name] = _extra_feature(name, value)
+        features[EXTRA_PREFIX + name] = extra_feature(name, value)
     return wire.example(features)
 
 
@@ -188,6 +188,22 @@ def feature_spec(names: Sequence[str] = tuple(FEATURES)) -> dict[str, tf.io.Fixe
     return {name: tf.io.FixedLenFeature(FEATURES[name][1], tf.as_dtype(FEATURES[name][0])) for name in names}
 
 
+def extra_feature(name: str, value: ExtraValue) -> tuple[str, wire.Values]:
+    """Returns kind and values of the feature of a user column; those of the kind `float` are written as float32.
+
+    Raises:
+      TypeError: the value is something other than int, float, str or a list of one of them.
+    """
+    values: list[Any] = [value] if isinstance(value, (int, float, str)) else list(value)
+    if all(isinstance(item, str) for item in values):
+        return "bytes", [item.encode() for item in values]
+    if all(isinstance(item, int) for item in values):
+        return "int64", values
+    if all(isinstance(item, (int, float)) for item in values):
+        return "float", values
+    raise TypeError(f"extra column {name!r} holds {value!r}; it must be int, float, str or a list of one of them")
+
+
 def _object_features(objects: Sequence[RecordObject]) -> dict[str, tuple[str, wire.Values]]:
     ymin, xmin, ymax, xmax = ([item.bbox[place] for item in objects] for place in range(4))
     return {
@@ -201,14 +217,3 @@ def _object_features(objects: Sequence[RecordObject]) -> dict[str, tuple[str, wi
         OBJECT_PREFIX + "area": ("float", [item.area for item in objects]),
         OBJECT_PREFIX + "mask": ("bytes", [item.mask for item in objects]),
     }
-
-
-def _extra_feature(name: str, value: ExtraValue) -> tuple[str, wire.Values]:
-    values: list[Any] = [value] if isinstance(value, (int, float, str)) else list(value)
-    if all(isinstance(item, str) for item in values):
-        return "bytes", [item.encode() for item in values]
-    if all(isinstance(item, int) for item in values):
-        return "int64", values
-    if all(isinstance(item, (int, float)) for item in values):
-        return "float", values
-    raise TypeError(f"extra column {name!r} holds {value!r}; it must be int, float, str or a list of one of them")

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from beam_jobs import manifest, shards, storage, tables, tfrecord, verify_record
+from beam_jobs import manifest, shards, storage, tables, tfrecord, user_columns, verify_record
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.manifest import Manifest, Shard
 from beam_jobs.pool import map_ordered
@@ -121,7 +121,7 @@ def _check_counts(dataset: Manifest) -> Iterator[str]:
 def _rows_by_shard(directory: str) -> dict[tuple[str, int], list[dict[str, Any]]] | None:
     path = storage.join(directory, manifest.IMAGES_NAME)
     try:
-        found = tables.read(path).select(["key", "split", "shard", "offset", "sha256"]).to_pylist()
+        found = tables.read(path).select(["key", "split", "shard", "offset", "sha256", "extra"]).to_pylist()
     except (OSError, pa.ArrowException, KeyError, UnicodeDecodeError):
         return None  # `_check_tables` has said so
     rows: dict[tuple[str, int], list[dict[str, Any]]] = {}
@@ -168,8 +168,8 @@ def _check_shard(
                 labels.update(seen.labels)
                 if seen.problem:
                     yield f"{path} offset {one.offset}: {seen.problem}"
-                if rows is not None and not (one.number < len(rows) and _is_row_of(rows[one.number], one.offset, seen)):
-                    yield f"{path} offset {one.offset}: {manifest.IMAGES_NAME} has no row for {seen.key!r} there"
+                if problem := _row_problem(rows, one, seen):
+                    yield f"{path} offset {one.offset}: {problem}"
                 result.bytes += len(one.payload) + tfrecord.OVERHEAD
         result.records += count
         if whole and count != shard.records:
@@ -218,7 +218,7 @@ def _records(stream: BinaryIO, path: str, rows: Sequence[Mapping[str, Any]]) -> 
 
 def _seen(one: _Record, dataset: Manifest) -> Seen:
     if isinstance(one.payload, CorruptDataset):
-        return Seen(key="", labels=(), sha256="", problem=str(one.payload))
+        return verify_record.unreadable(str(one.payload))
     return verify_record.check(one.payload, dataset)
 
 
@@ -237,5 +237,12 @@ def _check_file(path: str, shard: Shard) -> Iterator[str]:
         yield f"{path} has changed since it was published: {_OTHER_SHA256}"
 
 
-def _is_row_of(row: dict[str, Any], offset: int, seen: Seen) -> bool:
-    return (row["offset"], row["key"], row["sha256"]) == (offset, seen.key, seen.sha256)
+def _row_problem(rows: Sequence[Mapping[str, Any]] | None, one: _Record, seen: Seen) -> str:
+    """Returns where a record and its row differ; empty when they agree, or there is no image table."""
+    if rows is None:
+        return ""
+    row = rows[one.number] if one.number < len(rows) else {}
+    if (row.get("offset"), row.get("key"), row.get("sha256")) != (one.offset, seen.key, seen.sha256):
+        return f"{manifest.IMAGES_NAME} has no row for {seen.key!r} there"
+    different = user_columns.mismatch(row["extra"], seen.extra)
+    return f"{manifest.IMAGES_NAME} differs from the record of {seen.key!r}: {different}" if different else ""

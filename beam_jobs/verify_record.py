@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from beam_jobs import record
@@ -20,12 +21,14 @@ class Seen:
       key: identity of its image; empty when it cannot be read.
       labels: class names.
       sha256: of the stored image, hex, as the record has it.
+      extra: feature name -> values of its user columns.
       problem: what is wrong with the record; empty for nothing.
     """
 
     key: str
     labels: tuple[str, ...]
     sha256: str
+    extra: Mapping[str, list]
     problem: str
 
 
@@ -40,10 +43,12 @@ def check(payload: bytes, dataset: Manifest) -> Seen:
 
     key = sha256 = ""
     labels: tuple[str, ...] = ()
+    extra: dict[str, list] = {}
     try:
         values = record.decode(payload)
         if wrong := record.type_problem(values):
-            return Seen(key=key, labels=labels, sha256=sha256, problem=f"not a record of this format: {wrong}")
+            return unreadable(f"not a record of this format: {wrong}")
+        extra = {name: found for name, found in values.items() if name.startswith(record.EXTRA_PREFIX)}
         key, sha256 = values[record.FILENAME][0].decode(), values[record.SHA256][0].decode()
         labels = tuple(text.decode() for text in values.get(record.TEXT, ()))
         problem = _label_problem(values, labels, dataset) or _image_problem(values, key, sha256)
@@ -52,7 +57,12 @@ def check(payload: bytes, dataset: Manifest) -> Seen:
         problem = f"not a record of this format: {error!r}"
     except BadImage as bad:
         problem = f"{key!r} cannot be decoded: {bad.detail}"
-    return Seen(key=key, labels=labels, sha256=sha256, problem=problem)
+    return Seen(key=key, labels=labels, sha256=sha256, extra=extra, problem=problem)
+
+
+def unreadable(problem: str) -> Seen:
+    """Returns what is known of a record that cannot be read."""
+    return Seen(key="", labels=(), sha256="", extra={}, problem=problem)
 
 
 def _label_problem(values: dict[str, list], labels: tuple[str, ...], dataset: Manifest) -> str:

@@ -13,6 +13,7 @@ from beam_jobs.errors import BadImage, RejectReason, SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.local import reference, regular_file, scan_reject
 from beam_jobs.types import EXTRA_TYPES, Annotations, ExtraValue, ImageRef, Reject
+from beam_jobs.user_columns import fits_float32, is_whole
 
 NUMBER = re.compile(r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _LARGEST_FLOAT32 = 3.4028234e38  # what a record can hold
@@ -71,7 +72,9 @@ class RowReader:
             label="" if columns.labels else _cell(row, columns.label),
             group=_cell(row, columns.group),
             split=_cell(row, columns.split),
-            extra={name: _extra(row, name, kind) for name, kind in self.kinds.items() if not _is_empty(row.get(name))},
+            extra={
+                name: _extra(row, name, kind) for name, kind in self.kinds.items() if _has_value(row.get(name), kind)
+            },
             annotations=None if said == Annotations() else said,
         )
         found = reference(self._path(uri), ref, label_kind=columns.label_kind)
@@ -108,19 +111,51 @@ class RowReader:
 def extra_kinds(rows: Iterable[Row], names: Iterable[str], kind_of: Callable[[Any], type]) -> dict[str, type]:
     """Returns the narrowest of int, float and text that fits all cells of each extra column.
 
+    A record holds a float as float32. So whole numbers with a point, such as `123456701.0`, are int when a float32
+    would change one of the column, and whole numbers that not even a float64 holds are text beside fractions.
+
     Args:
       rows: all of them, in a pass of their own.
       names: of the extra columns.
       kind_of: type of a cell that is not empty, such as `value_kind`.
     """
-    kinds: dict[str, type] = dict.fromkeys(names, int)
-    if not kinds:
-        return kinds
+    columns = {name: _Column() for name in names}
+    if not columns:
+        return {}
     for row in rows:
-        for name, kind in kinds.items():
+        for name, column in columns.items():
             if not _is_empty(row.get(name)):
-                kinds[name] = max(kind, kind_of(row[name]), key=EXTRA_TYPES.index)
-    return kinds
+                column.add(row[name], kind_of(row[name]))
+    return {name: column.narrowest for name, column in columns.items()}
+
+
+@dataclass
+class _Column:
+    """What the cells of an extra column have in common: type, and whether whole numbers, float32 and float64 hold all.
+
+    A missing number, NaN in a cell of its own, counts for the type alone.
+    """
+
+    kind: type = int
+    whole: bool = True
+    float32: bool = True
+    float64: bool = True
+
+    def add(self, value: Any, kind: type) -> None:
+        self.kind = max(self.kind, kind, key=EXTRA_TYPES.index)
+        if self.kind is str or _is_missing_number(value):
+            return
+        for item in value if isinstance(value, list) else [value]:
+            number = kind(item) if isinstance(item, str) else item
+            self.whole = self.whole and is_whole(number)
+            self.float32 = self.float32 and fits_float32(number)
+            self.float64 = self.float64 and (isinstance(number, float) or float(number) == number)
+
+    @property
+    def narrowest(self) -> type:
+        if self.kind is not float or self.float32:
+            return self.kind
+        return int if self.whole else float if self.float64 else str
 
 
 def value_kind(value: Any) -> type:
@@ -144,7 +179,7 @@ def _cell(row: Row, column: str) -> str:
 
 def _plain(value: Any, column: str) -> str:
     """Returns one value as text; empty for None and NaN, which is how missing values look."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    if value is None or _is_missing_number(value):
         return ""
     if isinstance(value, (list, dict, tuple, bytes)):
         detail = f"column {column!r} holds {value!r:.60}; it must hold one text or number"
@@ -177,6 +212,15 @@ def _is_empty(value: Any) -> bool:
     return value is None or value == [] or (isinstance(value, str) and not value.strip())
 
 
+def _is_missing_number(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _has_value(value: Any, kind: type) -> bool:
+    """Returns whether a cell goes into the record; whole numbers have no NaN, which is then a missing one."""
+    return not (_is_empty(value) or (kind is int and _is_missing_number(value)))
+
+
 def _extra(row: Row, name: str, kind: type) -> ExtraValue:
     value = row[name]
     if isinstance(value, list):
@@ -186,8 +230,22 @@ def _extra(row: Row, name: str, kind: type) -> ExtraValue:
 
 def _converted(value: Any, name: str, kind: type) -> Any:
     try:
-        converted = kind(value.strip() if isinstance(value, str) else value)
+        plain = value.strip() if isinstance(value, str) else value
+        converted: Any = _whole(plain) if kind is int else kind(plain)
     except (ValueError, OverflowError) as error:
         detail = f"column {name!r} holds {value!r:.60}, all else in it is {kind.__name__}; was the table changed?"
         raise BadImage(RejectReason.BAD_ANNOTATION, detail) from error
     return _utf8(converted, name) if kind is str else converted
+
+
+def _whole(value: Any) -> int:
+    """Returns a whole number, which may be written with a point.
+
+    Raises:
+      ValueError: it is none.
+    """
+    if isinstance(value, str):
+        value = int(value) if value.lstrip("-").isdecimal() else float(value)
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError(f"{value!r} is no whole number")
+    return int(value)

@@ -12,6 +12,7 @@ from beam_jobs.wording import plural
 from components.dataset_report import shown
 
 _MOST_SPLITS = 50
+_MOST_CHARACTERS = 1000  # of a warning, which may name several columns or classes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,7 @@ class Card:
       splits: one row a split.
       channels: red, green and blue; empty when nobody measured.
       channel_split: the split that they describe.
+      warnings: what the ingest warned of.
     """
 
     source: str
@@ -67,6 +69,7 @@ class Card:
     splits: Sequence[SplitRow]
     channels: Sequence[Channel]
     channel_split: str
+    warnings: Sequence[str]
 
 
 def card(dataset: Manifest) -> Card:
@@ -97,6 +100,7 @@ def card(dataset: Manifest) -> Card:
         if channels
         else (),
         channel_split=channels.split if channels else "",
+        warnings=[shown.text(warning, _MOST_CHARACTERS) for warning in dataset.remarks.warnings],
     )
 
 

@@ -16,6 +16,7 @@ from beam_jobs.errors import GateFailed, OptionError
 from beam_jobs.options import (
     DUPLICATE_POLICIES,
     FACTS,
+    FLOAT32_LOSSES,
     NEAR_DUPLICATE_POLICIES,
     PIXEL_POLICIES,
     RESIZE_FITS,
@@ -158,7 +159,7 @@ def print_json(values: Mapping[str, Any]) -> None:
 
 _PLAIN = (
     *("source_kind", "stratify", "seed", "shard_mb", "shards", "duplicates", "near_duplicates", "near_distance"),
-    *("facts", "max_reject_ratio", "threads"),
+    *("facts", "max_reject_ratio", "float32_loss", "threads"),
 )
 _COLUMNS = (
     *("image_column", "label_column", "labels_column", "label_separator", "mask_column", "weight_column"),
@@ -260,6 +261,11 @@ _INGEST_OPTIONS = (
         metavar="NAME",
         multiple=True,
         help="Column to copy into the records; repeatable.",
+    ),
+    _column(
+        "--float32-loss",
+        type=click.Choice(FLOAT32_LOSSES),
+        help="Where float32 changes numbers of extra columns: report them, or refuse to publish.  [default: report]",
     ),
     _limit("--max-bytes", type=int, help="Largest file in bytes.  [default: 52428800]"),
     _limit("--max-pixels", type=int, help="Largest height x width, in pixels.  [default: 64000000]"),

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from beam_jobs import ingest, record, tables, tfrecord
-from beam_jobs.errors import EmptySplit, SourceError
+from beam_jobs import ingest, manifest, record, tables, tfrecord
+from beam_jobs.errors import EmptySplit, Float32Loss, SourceError
 from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
+from beam_jobs.verify import verify
 from tests.make_images import encode, jpeg
 
 COLUMNS = TableColumns(
@@ -107,6 +110,46 @@ def test_a_number_too_large_for_a_record_is_kept_as_text(write_table):
     )
     ingest.run(options)
     assert records_of(options)["a"]["extra/age"] == [b"99999999999999999999"]
+
+
+IDENTIFIERS = [123456700.0 + number for number in range(5)]
+
+
+def test_identifiers_that_pandas_wrote_with_a_point_reach_the_records_as_they_are(write_table):
+    lines = [f'{n},"images, raw/{n}.jpg",cat,,{("train", "eval")[n % 2]},{age},,' for n, age in enumerate(IDENTIFIERS)]
+    options = write_table(*lines, '5,"images, raw/5.jpg",cat,,train,,,')
+    result = ingest.run(options)
+    found = records_of(options)
+    assert [found[str(n)]["extra/age"] for n in range(5)] == [[int(age)] for age in IDENTIFIERS]
+    assert "extra/age" not in found["5"]
+    assert (result.remarks.float32_changes, result.remarks.warnings) == ({}, ())
+    assert verify(options.out).problems == []
+
+
+def test_numbers_that_float32_changes_are_counted_said_and_refused_on_demand(write_table):
+    options = write_table(
+        'a,"images, raw/0.jpg",cat,,train,123456701.0,1e39,',
+        'b,"images, raw/1.jpg",cat,,eval,0.5,0.25,',
+    )
+    with pytest.raises(
+        Float32Loss, match="^float32, in which .* changes 1 of 2 numbers of the user column 'age'.*'dose'"
+    ):
+        ingest.run(replace(options, float32_loss="refuse"))
+    assert not manifest.is_published(options.out)
+    lines = []
+    result = ingest.run(options, report=lines.append)
+    assert result.remarks.float32_changes == {"age": 1, "dose": 1}
+    assert [f"warning   {warning}" for warning in result.remarks.warnings] == lines[2:4]
+    assert "such as 123456701.0 to 123456704.0; " in lines[2]
+    assert manifest.load(options.out) == result
+    assert verify(options.out).problems == []
+
+
+def test_an_append_counts_what_float32_changes_in_the_whole_dataset(write_table):
+    first = 'a,"images, raw/0.jpg",cat,,train,,1e39,', 'b,"images, raw/1.jpg",cat,,eval,,0.25,'
+    ingest.run(write_table(*first))
+    options = write_table(*first, 'c,"images, raw/2.jpg",cat,,eval,,1e39,')
+    assert ingest.run(replace(options, append=True)).remarks.float32_changes == {"dose": 2}
 
 
 @pytest.mark.parametrize("policy", ["copy", "resize", "raw"])

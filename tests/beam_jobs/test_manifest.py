@@ -8,7 +8,7 @@ import pytest
 
 from beam_jobs import manifest
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
-from beam_jobs.manifest import ChannelStatistics, ImageCounts, Manifest, Shard, SplitInfo
+from beam_jobs.manifest import ChannelStatistics, ImageCounts, Manifest, Remarks, Shard, SplitInfo
 
 ONE = Shard(name="data-00000-of-00002.tfrecord", records=3, bytes=100, sha256="a" * 64)
 TWO = Shard(name="data-00001-of-00002.tfrecord", records=2, bytes=50, sha256="b" * 64)
@@ -27,6 +27,7 @@ SOUND = Manifest(
     channels=ChannelStatistics(split="train", mean_rgb=(1.5, 2.5, 3.5), std_rgb=(1.0, 2.0, 3.0)),
     producer={"feedline": "1"},
     tables={"images.parquet": "e" * 64, "rejects.parquet": "f" * 64},
+    remarks=Remarks(warnings=("mind this",), float32_changes={"age": 2}),
 )
 
 
@@ -49,6 +50,13 @@ def test_a_manifest_survives_the_disk(tmp_path):
 def test_a_dataset_without_channels_or_classes_survives_the_disk_too(tmp_path, change):
     manifest.write(replace(SOUND, **change), str(tmp_path))
     assert manifest.load(str(tmp_path)) == replace(SOUND, **change)
+
+
+def test_a_dataset_of_an_older_release_has_no_remarks():
+    values = replace(SOUND, remarks=Remarks()).to_json()
+    del values["remarks"], values["checksum"]
+    older = {**values, "checksum": manifest.checksum_of(values)}
+    assert Manifest.from_json(older) == replace(SOUND, remarks=Remarks())
 
 
 def test_sums_are_over_shards_and_reasons():

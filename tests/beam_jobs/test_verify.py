@@ -223,8 +223,9 @@ def test_no_byte_of_the_image_table_can_break_the_verification(dataset):
         lambda rows: [{**row, "offset": row["offset"] + (row["key"] == "china/000.jpg")} for row in rows],
         lambda rows: [{**row, "sha256": "0" * 64 if row["key"] == "china/000.jpg" else row["sha256"]} for row in rows],
         lambda rows: [*rows, {**rows[0], "key": "china/000.jpg", "offset": 10**9}],
+        lambda rows: [{**row, "extra": '{"age": 7}' if row["key"] == "china/000.jpg" else "{}"} for row in rows],
     ],
-    ids=["row lost", "key changed", "offset changed", "sha256 changed", "row added"],
+    ids=["row lost", "key changed", "offset changed", "sha256 changed", "row added", "user column added"],
 )
 def test_an_image_table_that_does_not_match_its_records_is_named(dataset, edit):
     edit_rows(dataset, edit)

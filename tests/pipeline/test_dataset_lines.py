@@ -6,6 +6,7 @@ import pytest
 
 from beam_jobs import manifest
 from beam_jobs.ingest import run
+from beam_jobs.manifest import Remarks
 from beam_jobs.options import IngestOptions
 from pipeline.dataset_lines import aligned, dataset_lines
 from tests.make_images import class_folders
@@ -56,6 +57,11 @@ def test_classes_are_named_so_that_two_in_one_cell_show(dataset):
     lines = dict(dataset_lines(replace(dataset, labels=("sea", "sky", "sky,sea"))))
     assert lines["classes"] == "3: sea, sky, sky,sea"
     assert "classes" not in dict(dataset_lines(replace(dataset, labels=())))
+
+
+def test_each_warning_of_the_ingest_has_a_line(dataset):
+    lines = dataset_lines(replace(dataset, remarks=Remarks(warnings=("mind this", "and that"))))
+    assert lines[-2:] == [("warning", "mind this"), ("warning", "and that")]
 
 
 def test_lines_are_aligned():

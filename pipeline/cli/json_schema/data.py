@@ -45,6 +45,11 @@ _CHANNELS = one(
     mean_rgb=many(number("Mean."), "Mean of each channel, 0-255."),
     std_rgb=many(number("Deviation."), "Population standard deviation of each channel."),
 )
+_REMARKS = one(
+    "What the ingest noticed and went on with.",
+    warnings=many(text("A sentence."), "For people."),
+    float32_changes=named(whole("Numbers."), "User column -> its numbers that the float32 of a record changes."),
+)
 MANIFEST = one(
     "The dataset: the content of `dataset.json`.",
     format_version=whole("Version of the disk contract.", 1),
@@ -67,6 +72,7 @@ MANIFEST = one(
     channels=or_null(_CHANNELS),
     producer=named(text("Version."), "Package -> version that wrote it."),
     tables=named(sha256("SHA-256."), "Name of every other file -> its checksum."),
+    remarks=_REMARKS,
 )
 _ESTIMATE = one(
     "With `--dry-run`: what would be done. Numbers are in the unit that their name says.",

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 from pathlib import Path
@@ -10,7 +12,7 @@ from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources import lines, open_source
 from beam_jobs.sources.rows import RowReader
-from beam_jobs.sources.tables import CsvTable
+from beam_jobs.sources.tables import CsvTable, JsonlTable
 from beam_jobs.types import Annotations, ImageRef
 from tests.beam_jobs.make_rows import make_options
 
@@ -88,6 +90,12 @@ def test_every_role_is_read_from_its_column(table):
         (["", ""], [None, None]),
         (["9223372036854775807"], [9223372036854775807]),
         (["9223372036854775808", "1"], ["9223372036854775808", "1"]),  # over int64, which is all a record holds
+        (["123456701.0", "", "8.0"], [123456701, None, 8]),  # as pandas writes ids of which one is missing
+        (["16777217", "5.0", "1e3"], [16777217, 5, 1000]),
+        (["7.0", "", "8.0"], [7.0, None, 8.0]),  # a float32 holds these
+        (["123456701.0", "0.5"], [123456701.0, 0.5]),
+        (["9007199254740993.0", "1.0"], [9007199254740992.0, 1.0]),  # no whole number can be told from this text
+        (["9007199254740993", "0.5"], ["9007199254740993", "0.5"]),  # only text holds both
     ],
 )
 def test_an_extra_column_has_the_narrowest_type_that_fits_all(table, cells, expected):
@@ -95,6 +103,23 @@ def test_an_extra_column_has_the_narrowest_type_that_fits_all(table, cells, expe
     found = [ref.extra.get("x") for ref in table("image,label,x\n" + lines, extra=("x",)).entries()]
     assert found == expected
     assert [type(value) for value in found] == [type(value) for value in expected]
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ([123456701.0, math.nan], [{"x": 123456701}, {}]),  # as pandas has a missing number
+        ([[123456701.0, 2], [3.0]], [{"x": [123456701, 2]}, {"x": [3]}]),
+        ([[123456701.0, math.nan]], [{"x": [123456701.0, math.nan]}]),
+        ([0.5, math.nan], [{"x": 0.5}, {"x": math.nan}]),
+    ],
+)
+def test_whole_numbers_of_other_tables_stay_whole_where_a_float32_would_change_them(tmp_path, cells, expected):
+    (tmp_path / "1.jpg").write_bytes(b"1")
+    rows = [json.dumps({"image": "1.jpg", "label": "cat", "x": cell}) for cell in cells]
+    (tmp_path / "t.jsonl").write_text("\n".join(rows))
+    source = JsonlTable(str(tmp_path / "t.jsonl"), TableColumns(extra=("x",)))
+    assert repr([dict(ref.extra) for ref in source.entries()]) == repr(expected)
 
 
 def test_extra_columns_have_a_type_each(table):
@@ -357,13 +382,14 @@ def test_a_line_without_end_is_not_read_to_it(table, monkeypatch):
     assert len(list(table("image,label\n" + "2.jpg," + "x" * 93 + "\n").entries())) == 1
 
 
-def test_a_cell_that_is_no_longer_of_its_type_rejects_its_row(table):
-    source = table("image,label,age\n1.jpg,cat,old\n", extra=("age",))
+@pytest.mark.parametrize("cell", ["old", "7.5"])
+def test_a_cell_that_is_no_longer_of_its_type_rejects_its_row(table, cell):
+    source = table(f"image,label,age\n1.jpg,cat,{cell}\n", extra=("age",))
     # As the first pass over the table had found it.
     reader = RowReader(columns=source.columns, base=source.base, kinds={"age": int})
     (reject,) = (reader.entry(row, f"line {number}") for number, row in source.rows())
     assert (reject.key, reject.reason) == ("1.jpg", "bad_annotation")
-    assert "'old', all else in it is int" in reject.detail
+    assert f"{cell!r}, all else in it is int" in reject.detail
 
 
 def test_a_csv_file_is_guessed_by_its_name_and_starts_where_it_lies(table, tmp_path):

@@ -3,12 +3,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import shutil
+from dataclasses import replace
 
 import pytest
 
 from beam_jobs import manifest
 from beam_jobs.errors import CorruptDataset, SourceError
 from beam_jobs.ingest import run
+from beam_jobs.manifest import Remarks
 from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
 from components.dataset_report.render import render
 from components.dataset_report.run_details import ArtifactDetail, RunDetails, StepDetail
@@ -109,6 +112,14 @@ def test_the_card_is_that_of_the_manifest(dataset):
     for name, info in made.splits.items():
         assert f"{name} {info.records} {100 * info.records / 24:.1f} % 2 2 " in words
     assert f"Red {made.channels.mean_rgb[0]:.2f} {made.channels.std_rgb[0]:.2f}" in words
+
+
+def test_warnings_of_the_ingest_stand_above_the_card(tmp_path, dataset):
+    assert "Warning:" not in Page(render(str(dataset))).words()
+    shutil.copytree(dataset, tmp_path / "warned")
+    remarks = Remarks(warnings=("mind <b>this</b>",))
+    manifest.write(replace(manifest.load(str(dataset)), remarks=remarks), str(tmp_path / "warned"))
+    assert "Dataset Warning: mind <b>this</b> Card" in Page(render(str(tmp_path / "warned"))).words()
 
 
 def test_what_is_not_known_has_no_section(dataset):

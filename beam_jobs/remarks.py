@@ -1,0 +1,68 @@
+"""What an ingest notices and goes on with: sentences and counts for `dataset.json`, the summary and the report."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from beam_jobs import user_columns
+from beam_jobs.errors import Float32Loss
+from beam_jobs.manifest import Remarks
+from beam_jobs.options import IngestOptions
+from beam_jobs.plan import Plan
+from beam_jobs.sources import Source
+from beam_jobs.sources.folders import ClassFolders
+from beam_jobs.wording import plural
+
+_SHOWN_CLASSES = 8
+_LARGE_NEAR_SET = 0.05  # share of all images from which a set of near duplicates looks like an accident
+
+
+def of_plan(plan: Plan, source: Source, options: IngestOptions) -> Remarks:
+    """Returns what is remarkable about a planned dataset, images of earlier ingests included.
+
+    Args:
+      plan: what will be written.
+      source: of the new images.
+      options: of the ingest.
+
+    Raises:
+      Float32Loss: a float32 changes a number of a user column, and the options refuse that.
+    """
+    changes = user_columns.float32_changes(_extra_cells(plan))
+    float32 = [column.warning(name) for name, column in changes.items()]
+    if float32 and options.float32_loss == "refuse":
+        raise Float32Loss(f"{'. '.join(float32)}, or set --float32-loss report")
+    return Remarks(
+        warnings=tuple(itertools.chain(_empty_classes(plan, source), _large_near_set(plan), float32)),
+        float32_changes={name: column.changed for name, column in changes.items()},
+    )
+
+
+def _extra_cells(plan: Plan) -> Iterator[str]:
+    """Yields the user columns of every image that is in a shard or will be."""
+    existing = plan.existing.filter(pc.greater_equal(plan.existing["shard"], 0))
+    columns: list[pa.ChunkedArray] = [existing["extra"], *(split.images["extra"] for split in plan.splits)]
+    for chunk in itertools.chain.from_iterable(column.chunks for column in columns):
+        yield from chunk.to_pylist()
+
+
+def _empty_classes(plan: Plan, source: Source) -> Iterator[str]:
+    folders = source.classes() if isinstance(source, ClassFolders) else ()
+    empty = sorted(set(folders) - set(plan.labels))
+    if empty:
+        names = ", ".join(empty[:_SHOWN_CLASSES]) + " ..." * (len(empty) > _SHOWN_CLASSES)
+        count = plural(len(empty), "class folder holds", "class folders hold")
+        yield f"{count} no good image, so the dataset has no such class: {names}"
+
+
+def _large_near_set(plan: Plan) -> Iterator[str]:
+    images = len(plan.existing) + sum(len(split.images) for split in plan.splits)
+    if plan.near_largest > _LARGE_NEAR_SET * images:
+        yield (
+            f"one set of near duplicates holds {plan.near_largest:,} images: chains of images, each a "
+            "little different from the next, ended in one set; a smaller --near-distance takes it apart"
+        )
