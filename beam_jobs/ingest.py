@@ -28,6 +28,7 @@ from beam_jobs.publish import Found, described, producer, publish, reason_counts
 from beam_jobs.reader import Reader
 from beam_jobs.scan import Scan, scan
 from beam_jobs.sources import Source, open_source
+from beam_jobs.sources.hidden import HiddenNames
 from beam_jobs.transforms import ExamineBuckets, WriteShards
 from beam_jobs.types import ImageRef, Reject
 from beam_jobs.wording import WARNING, plural
@@ -117,8 +118,9 @@ class _Ingest:
 
     def _run(self) -> Manifest:
         salt = f"{self.options.digest()} {sorted(producer().items())}"
+        hidden = HiddenNames()
         with self._on_disk("scanning"):
-            found = self._scan(salt)
+            found = self._scan(salt, hidden)
         needed = room.to_examine(self.options, found, self.work)
         disk.check_room(self.options.out, needed, "the dataset")
         with self._on_disk("examining", lambda: room.to_examine(self.options, found, self.work)):
@@ -132,7 +134,7 @@ class _Ingest:
         plan = make_plan(facts, self.options, self.source.label_kind, *known)
         tried = self._tried_again(facts, rejects)
         del facts  # half a kilobyte an image, and nobody asks for it again
-        noticed = remarks.of_plan(plan, self.source, self.options)
+        noticed = remarks.of_plan(plan, self.source, self.options, hidden)
         self._say_plan(plan, noticed)
         rejects = rejects_table(rejects, plan.rejects)
         self._check_rejects(rejects, found.found)
@@ -157,8 +159,8 @@ class _Ingest:
     def _on_disk(self, doing: str, needed: Callable[[], int] = lambda: 0) -> contextlib.AbstractContextManager[None]:
         return disk.explained(doing, self.options.out, self.work, needed=needed)
 
-    def _entries(self) -> Iterator[ImageRef | Reject]:
-        entries = self.source.entries()
+    def _entries(self, hidden: HiddenNames) -> Iterator[ImageRef | Reject]:
+        entries = self.source.entries(hidden.add)
         return append.fresh(entries, self.existing, self.options.retry_rejects) if self.existing else entries
 
     def _tried_again(self, facts: pa.Table, rejects: pa.Table) -> frozenset[str]:
@@ -179,13 +181,13 @@ class _Ingest:
         base = self.source.base if storage.is_remote(self.source.base) else os.path.abspath(self.source.base)
         return Reader(base=base, max_bytes=self.options.limits.max_bytes, work=self.work, http=self.options.http)
 
-    def _scan(self, salt: str) -> Scan:
+    def _scan(self, salt: str, hidden: HiddenNames) -> Scan:
         started = time.monotonic()
         refs = storage.join(self.work, "refs")
         options = self.options
         workplace.open_at(options.out, self.work)
         try:
-            found = scan(self._entries(), refs, options.bucket_images, options.splits, salt)
+            found = scan(self._entries(hidden), refs, options.bucket_images, options.splits, salt)
         except Exception:
             workplace.take_back(refs)
             raise

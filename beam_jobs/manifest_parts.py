@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from beam_jobs.wording import plural
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
@@ -127,10 +129,20 @@ class Remarks:
     Attributes:
       warnings: sentences for people.
       float32_changes: user column -> how many of its numbers the float32 of a record changes.
+      hidden: names, such as `.DS_Store`, that the last ingest passed over; a folder counts once, whatever it holds.
+      hidden_names: paths of the first of them, below the source; a folder ends in `/`.
     """
 
     warnings: tuple[str, ...] = ()
     float32_changes: Mapping[str, int] = field(default_factory=dict)
+    hidden: int = 0
+    hidden_names: tuple[str, ...] = ()
+
+    @property
+    def hidden_text(self) -> str:
+        """How many names were passed over and which; empty for none."""
+        more = " ..." * (self.hidden > len(self.hidden_names))
+        return f"{plural(self.hidden, 'name')} passed over: {', '.join(self.hidden_names)}{more}" if self.hidden else ""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Remarks:
@@ -139,7 +151,7 @@ class Remarks:
         Raises:
           KeyError, TypeError: a field is missing, unknown or of the wrong shape.
         """
-        return cls(**{**values, "warnings": tuple(values["warnings"])})
+        return cls(**{**values, **{name: tuple(values[name]) for name in ("warnings", "hidden_names")}})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,19 +15,21 @@ from beam_jobs.options import IngestOptions
 from beam_jobs.plan import Plan
 from beam_jobs.sources import Source
 from beam_jobs.sources.folders import ClassFolders
+from beam_jobs.sources.hidden import HiddenNames
 from beam_jobs.wording import plural
 
 _SHOWN_CLASSES = 8
 _LARGE_NEAR_SET = 0.05  # share of all images from which a set of near duplicates looks like an accident
 
 
-def of_plan(plan: Plan, source: Source, options: IngestOptions) -> Remarks:
+def of_plan(plan: Plan, source: Source, options: IngestOptions, hidden: HiddenNames) -> Remarks:
     """Returns what is remarkable about a planned dataset, images of earlier ingests included.
 
     Args:
       plan: what will be written.
       source: of the new images.
       options: of the ingest.
+      hidden: names that the scan passed over.
 
     Raises:
       Float32Loss: a float32 changes a number of a user column, and the options refuse that.
@@ -39,6 +41,8 @@ def of_plan(plan: Plan, source: Source, options: IngestOptions) -> Remarks:
     return Remarks(
         warnings=tuple(itertools.chain(_empty_classes(plan, source), _large_near_set(plan), float32)),
         float32_changes={name: column.changed for name, column in changes.items()},
+        hidden=hidden.count,
+        hidden_names=tuple(hidden.examples),
     )
 
 

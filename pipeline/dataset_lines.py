@@ -19,6 +19,7 @@ def dataset_lines(dataset: Manifest) -> list[tuple[str, str]]:
     return [
         ("images", f"{counts.found:,} found, {counts.written:,} written"),
         ("rejected", f"{counts.rejected:,} ({rejected})" if counts.rejected else rejected),
+        *([("hidden", dataset.remarks.hidden_text)] if dataset.remarks.hidden else []),
         ("duplicates", _duplicates(dataset)),
         *([("near duplicates", _near_duplicates(dataset))] if counts.near_clusters else []),
         *([("classes", listed(dataset.labels))] if dataset.labels else []),

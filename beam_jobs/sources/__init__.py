@@ -13,6 +13,7 @@ from beam_jobs.sources.archives import TarSource, ZipSource
 from beam_jobs.sources.coco import CocoSource
 from beam_jobs.sources.folders import ClassFolders
 from beam_jobs.sources.globs import GlobSource
+from beam_jobs.sources.hidden import OnHidden, ignore
 from beam_jobs.sources.tables import TABLES
 from beam_jobs.sources.tfds import TfdsSource
 from beam_jobs.sources.tfrecords import TfrecordSource
@@ -53,8 +54,12 @@ class Source(Protocol):
           SourceError: it cannot be ingested as it stands.
         """
 
-    def entries(self) -> Iterator[ImageRef | Reject]:
-        """Yields every image in a fixed order, so that the same source gives the same work units."""
+    def entries(self, on_hidden: OnHidden = ignore) -> Iterator[ImageRef | Reject]:
+        """Yields every image in a fixed order, so that the same source gives the same work units.
+
+        Args:
+          on_hidden: takes the names that are passed over because they are hidden.
+        """
 
 
 _KINDS: dict[str, Callable[[str, TableColumns], Source]] = {

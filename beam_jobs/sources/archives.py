@@ -15,6 +15,7 @@ from beam_jobs.reader import inflate
 from beam_jobs.slices import DEFLATE
 from beam_jobs.sources import containers, members
 from beam_jobs.sources.containers import Container, Opened
+from beam_jobs.sources.hidden import OnHidden, ignore
 from beam_jobs.sources.rows import extra_kinds, value_kind
 from beam_jobs.sources.samples import MAX_SIDECAR_BYTES, Member, Sample, SampleReader, samples
 from beam_jobs.types import ImageRef, Reject
@@ -43,8 +44,8 @@ class _Archives(ABC):
         """Returns how an archive as a whole is compressed; see `Slice.packing`."""
 
     @abstractmethod
-    def _members(self, container: Container, opened: Opened) -> Iterator[Member | Reject]:
-        """Yields the files of an archive; raises `SourceError` when it is damaged."""
+    def _members(self, container: Container, opened: Opened, on_hidden: OnHidden) -> Iterator[Member | Reject]:
+        """Yields the files of an archive that are not hidden; raises `SourceError` when it is damaged."""
 
     @property
     def base(self) -> str:
@@ -74,27 +75,24 @@ class _Archives(ABC):
             what = f"the first is {reject.uri}: {reject.reason} ({reject.detail})"
             raise SourceError(f"{self.path} holds no image that can be used; {what}")
 
-    def entries(self) -> Iterator[ImageRef | Reject]:
-        """Yields a reference or a reject an image, and a reject for each file that belongs to none.
+    def entries(self, on_hidden: OnHidden = ignore) -> Iterator[ImageRef | Reject]:
+        """Yields a reference or a reject an image, and a reject for each other file that is not hidden.
 
         Raises:
           SourceError: an archive is missing, damaged or cut short, with the place.
         """
-        yield from self._entries(self._extra_kinds())
+        yield from self._entries(self._extra_kinds(), on_hidden)
 
-    def _entries(self, kinds: dict[str, type]) -> Iterator[ImageRef | Reject]:
+    def _entries(self, kinds: dict[str, type], on_hidden: OnHidden = ignore) -> Iterator[ImageRef | Reject]:
         many = containers.is_pattern(self.path)
-        for container, opened in self._opened():
-            reader = SampleReader(
-                columns=self.columns,
-                kinds=kinds,
-                prefix=f"{container.name}/" if many else "",
-                mtime_ns=opened.mtime_ns,
-            )
-            yield from reader.entries(self._samples_of(container, opened))
+        for container, opened in self._opened(on_hidden):
+            prefix = f"{container.name}/" if many else ""
+            reader = SampleReader(columns=self.columns, kinds=kinds, prefix=prefix, mtime_ns=opened.mtime_ns)
+            inside = partial(_hidden_inside, prefix, on_hidden)
+            yield from reader.entries(self._samples_of(container, opened, inside))
 
-    def _opened(self) -> Iterator[tuple[Container, Opened]]:
-        for container in containers.find(self.path):
+    def _opened(self, on_hidden: OnHidden = ignore) -> Iterator[tuple[Container, Opened]]:
+        for container in containers.find(self.path, on_hidden):
             with containers.opened(container, self._packing(container)) as opened:
                 yield container, opened
 
@@ -102,9 +100,12 @@ class _Archives(ABC):
         for container, opened in self._opened():
             yield from self._samples_of(container, opened)
 
-    def _samples_of(self, container: Container, opened: Opened) -> Iterator[Sample | Reject]:
+    def _samples_of(
+        self, container: Container, opened: Opened, on_hidden: OnHidden = ignore
+    ) -> Iterator[Sample | Reject]:
+        found = self._members(container, opened, on_hidden)
         try:
-            yield from samples(self._members(container, opened), self.columns, partial(_sidecar, opened=opened))
+            yield from samples(found, self.columns, partial(_sidecar, opened=opened))
         except OSError as error:
             raise SourceError(f"{container.path} cannot be read: {error.strerror or error}") from error
 
@@ -122,8 +123,8 @@ class TarSource(_Archives):
     def _packing(self, container: Container) -> str:
         return plain.packing_of(containers.head_of(container))
 
-    def _members(self, container: Container, opened: Opened) -> Iterator[Member | Reject]:
-        return members.tar_members(container, opened)
+    def _members(self, container: Container, opened: Opened, on_hidden: OnHidden) -> Iterator[Member | Reject]:
+        return members.tar_members(container, opened, on_hidden)
 
 
 class ZipSource(_Archives):
@@ -132,8 +133,12 @@ class ZipSource(_Archives):
     def _packing(self, container: Container) -> str:
         return ""
 
-    def _members(self, container: Container, opened: Opened) -> Iterator[Member | Reject]:
-        return members.zip_members(container, opened)
+    def _members(self, container: Container, opened: Opened, on_hidden: OnHidden) -> Iterator[Member | Reject]:
+        return members.zip_members(container, opened, on_hidden)
+
+
+def _hidden_inside(prefix: str, on_hidden: OnHidden, path: str) -> None:
+    on_hidden(prefix + path)
 
 
 def _sidecar(member: Member, opened: Opened) -> bytes:

@@ -15,6 +15,7 @@ from beam_jobs import storage, web
 from beam_jobs.errors import BadImage, RejectReason, SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.coco_objects import Id, is_id, said_of
+from beam_jobs.sources.hidden import OnHidden, ignore
 from beam_jobs.sources.local import printable, scan_reject
 from beam_jobs.sources.rows import RowReader, extra_kinds, value_kind
 from beam_jobs.types import Annotations, ImageRef, Reject
@@ -86,7 +87,7 @@ class CocoSource:
                 raise SourceError(f"{self.path} has no image with a field {column!r} for the {role}")
         _ = self.base  # looked for now, before anything is written
 
-    def entries(self) -> Iterator[ImageRef | Reject]:
+    def entries(self, on_hidden: OnHidden = ignore) -> Iterator[ImageRef | Reject]:
         """Yields the images in the order of the json, then the annotations that belong to none, as rejects.
 
         Raises:

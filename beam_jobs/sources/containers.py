@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from beam_jobs import plain, storage
 from beam_jobs.errors import SourceError
+from beam_jobs.sources.hidden import OnHidden, ignore
 from beam_jobs.sources.local import printable
 
 # As a base it stands for what has no file of its own, so that nobody looks for one.
@@ -76,10 +77,14 @@ def base_of(path: str) -> str:
     return directory or separator or "."
 
 
-def find(path: str) -> list[Container]:
+def find(path: str, on_hidden: OnHidden = ignore) -> list[Container]:
     """Returns the files that a path or pattern names, sorted, each once.
 
     Patterns know `*`, `?`, `[ab]`, `**` for any depth, and the braces of `{000..012}` and `{train,val}`.
+
+    Args:
+      path: of a file, or a pattern.
+      on_hidden: takes what the pattern would match, or enter, were it not hidden.
 
     Raises:
       SourceError: one that is named is missing, or the pattern matches none.
@@ -88,14 +93,16 @@ def find(path: str) -> list[Container]:
         return [container_at(path, base_of(path))]
     base = base_of(path)
     found: set[str] = set()
+    hidden: set[str] = set()
     for pattern in braced(path):
         try:
-            matched = list(_matches(pattern)) if _SPECIAL.search(pattern) else [pattern]
+            matched = list(_matches(pattern, hidden.add)) if _SPECIAL.search(pattern) else [pattern]
         except OSError as error:
             raise _unreadable(pattern, error) from error
         if not matched:
             raise SourceError(f"{pattern} matches no file; correct the pattern")
         found.update(matched)
+    _report(hidden, base, on_hidden)
     return [container_at(name, base) for name in sorted(found)]
 
 
@@ -109,8 +116,7 @@ def container_at(path: str, base: str) -> Container:
     Raises:
       SourceError: it is missing or no regular file, or its name is not UTF-8.
     """
-    folder = base.rstrip("/") + "/"
-    name = path.removeprefix(folder).lstrip("/") if path.startswith(folder) else path
+    name = _relative(path, base)
     if printable(name) != name:
         raise SourceError(f"{printable(path)} has a name that is not UTF-8; rename it")
     if not storage.is_remote(path):
@@ -118,18 +124,24 @@ def container_at(path: str, base: str) -> Container:
     return Container(path=path, name=name)
 
 
-def below(directory: str) -> list[Container]:
+def below(directory: str, on_hidden: OnHidden = ignore) -> list[Container]:
     """Returns all files below a directory, sorted; those whose name begins with `.` or `_` are passed over.
+
+    Args:
+      directory: local or remote.
+      on_hidden: takes what is passed over.
 
     Raises:
       SourceError: there is none.
     """
+    hidden: set[str] = set()
     try:
-        found = [container_at(name, directory) for name in _files_below(directory)]
+        found = [container_at(name, directory) for name in _files_below(directory, hidden.add)]
     except OSError as error:
         raise _unreadable(directory, error) from error
     if not found:
         raise SourceError(f"{directory} holds no file; give a directory of TFRecord files")
+    _report(hidden, directory, on_hidden)
     return sorted(found, key=lambda container: container.name)
 
 
@@ -196,44 +208,59 @@ def _choices(inside: str) -> list[str]:
     return [str(number).zfill(len(counted[1])) for number in numbers]
 
 
-def _matches(pattern: str) -> Iterator[str]:
+def _relative(path: str, base: str) -> str:
+    folder = base.rstrip("/") + "/"
+    return path.removeprefix(folder).lstrip("/") if path.startswith(folder) else path
+
+
+def _report(hidden: set[str], base: str, on_hidden: OnHidden) -> None:
+    for path in sorted(hidden):
+        on_hidden(_relative(path, base))
+
+
+def _matches(pattern: str, on_hidden: OnHidden) -> Iterator[str]:
     base = base_of(pattern)
     below = pattern.removeprefix("./") if base == "." else pattern.removeprefix(base).lstrip("/")
-    return _walk(base, below.split("/"))
+    return _walk(base, below.split("/"), on_hidden)
 
 
-def _walk(directory: str, parts: list[str]) -> Iterator[str]:
+def _walk(directory: str, parts: list[str], on_hidden: OnHidden) -> Iterator[str]:
     part, *rest = parts
     if part == "**":
-        yield from _walk(directory, rest or ["*"])
-        for name in _dirs_in(directory):
-            yield from _walk(storage.join(directory, name), parts)
-    elif rest:
-        for name in storage.list_dirs(directory):
-            if _fits(name, part):
-                yield from _walk(storage.join(directory, name), rest)
-    else:
-        names = storage.list_files(directory)
-        yield from (storage.join(directory, name) for name in names if _fits(name, part))
+        yield from _walk(directory, rest or ["*"], on_hidden)
+        for folder in _dirs_in(directory, on_hidden):
+            yield from _walk(folder, parts, on_hidden)
+        return
+    for name in storage.list_dirs(directory) if rest else storage.list_files(directory):
+        path = storage.join(directory, name)
+        if not fnmatch.fnmatchcase(name, part):
+            continue
+        if name.startswith(".") and not part.startswith("."):
+            on_hidden(path + "/" * bool(rest))
+        elif rest:
+            yield from _walk(path, rest, on_hidden)
+        else:
+            yield path
 
 
-def _fits(name: str, part: str) -> bool:
-    return fnmatch.fnmatchcase(name, part) and (part.startswith(".") or not name.startswith("."))
-
-
-def _files_below(directory: str) -> Iterator[str]:
+def _files_below(directory: str, on_hidden: OnHidden) -> Iterator[str]:
     for name in storage.list_files(directory):
-        if not name.startswith(_HIDDEN):
+        if name.startswith(_HIDDEN):
+            on_hidden(storage.join(directory, name))
+        else:
             yield storage.join(directory, name)
-    for name in _dirs_in(directory):
-        yield from _files_below(storage.join(directory, name))
+    for folder in _dirs_in(directory, on_hidden):
+        yield from _files_below(folder, on_hidden)
 
 
-def _dirs_in(directory: str) -> Iterator[str]:
+def _dirs_in(directory: str, on_hidden: OnHidden) -> Iterator[str]:
     """Yields the directories to go down into; a link could lead back up."""
     for name in storage.list_dirs(directory):
-        if not name.startswith(_HIDDEN) and not os.path.islink(storage.join(directory, name)):
-            yield name
+        path = storage.join(directory, name)
+        if name.startswith(_HIDDEN):
+            on_hidden(f"{path}/")
+        elif not os.path.islink(path):
+            yield path
 
 
 def _check_regular(path: str) -> None:

@@ -14,6 +14,7 @@ from beam_jobs.options import TableColumns
 from beam_jobs.slices import EXAMPLE, Slice
 from beam_jobs.sources import containers
 from beam_jobs.sources.containers import NO_FILES, Container, Opened
+from beam_jobs.sources.hidden import OnHidden, ignore
 from beam_jobs.sources.layouts import URI, Features, Layout, Observed
 from beam_jobs.sources.local import scan_reject
 from beam_jobs.sources.rows import RowReader
@@ -56,8 +57,8 @@ class ExampleSource(ABC):
         """Directory that the names of files are relative to."""
 
     @abstractmethod
-    def files(self) -> list[ExampleFile]:
-        """Returns the files in a fixed order; raises `SourceError` when there are none."""
+    def files(self, on_hidden: OnHidden = ignore) -> list[ExampleFile]:
+        """Returns the files that are not hidden in a fixed order; raises `SourceError` when there are none."""
 
     @abstractmethod
     def layout(self, observed: Observed) -> Layout:
@@ -78,13 +79,13 @@ class ExampleSource(ABC):
             raise SourceError(f"{self.path} holds records, which can name no mask; list image and mask in a table")
         self._layout(self.files())
 
-    def entries(self) -> Iterator[ImageRef | Reject]:
+    def entries(self, on_hidden: OnHidden = ignore) -> Iterator[ImageRef | Reject]:
         """Yields a reference or a reject a record; every record is read once, its checksums verified.
 
         Raises:
           SourceError: a file is missing, damaged or cut short, with the place.
         """
-        files = self.files()
+        files = self.files(on_hidden)
         layout = self._layout(files)
         for file in files:
             yield from _entries(file, layout)

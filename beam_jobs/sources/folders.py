@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from beam_jobs import storage
 from beam_jobs.errors import SourceError
 from beam_jobs.sources import walk
+from beam_jobs.sources.hidden import OnHidden, ignore, is_hidden
 from beam_jobs.sources.local import printable
-from beam_jobs.sources.patterns import EVERYTHING, is_hidden
+from beam_jobs.sources.patterns import EVERYTHING
 from beam_jobs.types import ImageRef, Reject
 
 _WANTED = "it must hold one folder a class, with the images in them"
@@ -18,7 +19,7 @@ _WANTED = "it must hold one folder a class, with the images in them"
 
 @dataclass(frozen=True)
 class ClassFolders:
-    """A directory tree, local or in an object store; every file that is not hidden is a reference or a reject.
+    """A directory tree, local or in an object store; every file is a reference, a reject or hidden.
 
     Attributes:
       root: directory of the class folders; of object stores, what their names begin with, such as `s3://bucket/photos`.
@@ -55,13 +56,13 @@ class ClassFolders:
         if not any(isinstance(entry, ImageRef) for entry in self.entries()):
             raise SourceError(f"{self.root} has {len(classes)} class folders and no file in any; put the images there")
 
-    def entries(self) -> Iterator[ImageRef | Reject]:
-        """Yields a reference or a reject a file.
+    def entries(self, on_hidden: OnHidden = ignore) -> Iterator[ImageRef | Reject]:
+        """Yields a reference or a reject a file that is not hidden.
 
         Raises:
           SourceError: a directory cannot be entered or listed.
         """
-        return walk.entries(self.root, EVERYTHING, self.label_kind)
+        return walk.entries(self.root, EVERYTHING, self.label_kind, on_hidden)
 
     def classes(self) -> tuple[str, ...]:
         """Returns the names of the class folders, those without an image too; object stores have no such folders."""

@@ -11,6 +11,7 @@ from beam_jobs import storage
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources import walk
+from beam_jobs.sources.hidden import OnHidden, ignore
 from beam_jobs.sources.patterns import Pattern
 from beam_jobs.types import ImageRef, Reject
 
@@ -62,14 +63,14 @@ class GlobSource:
             "below the part without wildcards, as in photos/*/*.jpg"
         )
 
-    def entries(self) -> Iterator[ImageRef | Reject]:
+    def entries(self, on_hidden: OnHidden = ignore) -> Iterator[ImageRef | Reject]:
         """Yields a reference or a reject a matching file.
 
         Raises:
           SourceError: a directory cannot be entered or listed.
         """
         below = self.path[self._fixed.rfind("/") + 1 :]
-        return walk.entries(self.base, Pattern.parse(below), self.label_kind)
+        return walk.entries(self.base, Pattern.parse(below), self.label_kind, on_hidden)
 
     @property
     def _fixed(self) -> str:

@@ -13,6 +13,7 @@ from typing import BinaryIO
 from beam_jobs.errors import BadImage, RejectReason, SourceError
 from beam_jobs.slices import DEFLATE, STORED, Slice
 from beam_jobs.sources.containers import Container, Opened
+from beam_jobs.sources.hidden import OnHidden, hidden_part, ignore
 from beam_jobs.sources.local import scan_reject
 from beam_jobs.sources.samples import Member, clean_name
 from beam_jobs.types import Reject
@@ -35,8 +36,8 @@ _ZIP_METHODS = {zipfile.ZIP_STORED: STORED, zipfile.ZIP_DEFLATED: DEFLATE}
 _UNIX = 3
 
 
-def tar_members(container: Container, opened: Opened) -> Iterator[Member | Reject]:
-    """Yields the files of a tar archive, header by header.
+def tar_members(container: Container, opened: Opened, on_hidden: OnHidden = ignore) -> Iterator[Member | Reject]:
+    """Yields the files of a tar archive that are not hidden, header by header.
 
     Raises:
       SourceError: it is no tar archive, damaged or cut short; the message gives the place.
@@ -49,15 +50,19 @@ def tar_members(container: Container, opened: Opened) -> Iterator[Member | Rejec
             continue
         try:
             name = clean_name(header.name)
-            if name:
+            if hidden := hidden_part(name.split("/")):
+                on_hidden(hidden)
+            else:
                 yield _tar_member(header, name, container, opened)
         except BadImage as bad:
             yield scan_reject(header.name, header.name, bad.reason, bad.detail)
     _check_tar_end(archive.offset, container, opened)
 
 
-def zip_members(container: Container, opened: Opened) -> Iterator[Member | Reject]:
-    """Yields the files of a zip archive. `zipfile` holds the whole directory in memory, about 1 KB a member.
+def zip_members(container: Container, opened: Opened, on_hidden: OnHidden = ignore) -> Iterator[Member | Reject]:
+    """Yields the files of a zip archive that are not hidden.
+
+    `zipfile` holds the whole directory in memory, about 1 KB a member.
 
     Raises:
       SourceError: it is no zip archive, or its directory is damaged.
@@ -69,7 +74,9 @@ def zip_members(container: Container, opened: Opened) -> Iterator[Member | Rejec
             continue
         try:
             name = clean_name(written)
-            if name:
+            if hidden := hidden_part(name.split("/")):
+                on_hidden(hidden)
+            else:
                 member = _zip_member(info, name, container, opened)
                 _take_bytes(info.header_offset, member.place, taken)
                 yield member

@@ -9,15 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from beam_jobs.sources.containers import braced
-
-_LITTER = ("Thumbs.db", "desktop.ini", "__MACOSX")  # left by file managers and archivers, never data
+from beam_jobs.sources.hidden import is_hidden
 
 State = frozenset[tuple[int, int]]
-
-
-def is_hidden(name: str) -> bool:
-    """Returns whether a file or directory is passed over unless it is asked for by name."""
-    return name.startswith(".") or name in _LITTER
 
 
 @dataclass(frozen=True)
@@ -75,6 +69,28 @@ class Pattern:
                 return False
         return self.holds(state, name)
 
+    def hides(self, state: State, name: str, *, folder: bool) -> bool:
+        """Returns whether a name of a directory would match, or a folder be entered, were it not hidden."""
+        for which, index in state if is_hidden(name) else ():
+            part, is_last = self.alternatives[which][index], index + 1 == len(self.alternatives[which])
+            if (folder and part == "**") or (folder != is_last and _matches(name, part)):
+                return True
+        return False
+
+    def hidden_part(self, folders: list[str], name: str) -> str:
+        """Returns the start of a path up to the hidden name without which it might match, a folder with `/`.
+
+        Empty for a path that matches, or that does not for another reason.
+        """
+        state = self.start()
+        for depth, folder in enumerate(folders, 1):
+            inside = self.enter(state, folder)
+            if not inside:
+                return "/".join([*folders[:depth], ""]) if self.hides(state, folder, folder=True) else ""
+            state = inside
+        shown = self.holds(state, name) or not self.hides(state, name, folder=False)
+        return "" if shown else "/".join([*folders, name])
+
     def _with_depths(self, state: set[tuple[int, int]]) -> State:
         """Adds what is reached where `**` stands for no folder at all; `**` is never the last part."""
         last = state
@@ -91,7 +107,11 @@ def _parts(text: str) -> tuple[str, ...]:
 
 
 def _fits(name: str, part: str) -> bool:
-    return (part == "*" or bool(_compiled(part)(name))) and (not is_hidden(name) or part.startswith("."))
+    return _matches(name, part) and (not is_hidden(name) or part.startswith("."))
+
+
+def _matches(name: str, part: str) -> bool:
+    return part == "*" or bool(_compiled(part)(name))
 
 
 @functools.lru_cache(maxsize=4096)

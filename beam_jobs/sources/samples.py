@@ -18,7 +18,6 @@ from beam_jobs.options import TableColumns
 from beam_jobs.slices import Slice
 from beam_jobs.sources.containers import NO_FILES
 from beam_jobs.sources.local import printable, scan_reject
-from beam_jobs.sources.patterns import is_hidden
 from beam_jobs.sources.rows import RowReader
 from beam_jobs.types import ImageRef, Reject
 
@@ -82,7 +81,7 @@ class Sample:
 
 
 def clean_name(name: str) -> str:
-    """Returns the name of a member without needless parts; empty for what archivers and file managers leave behind.
+    """Returns the name of a member without needless parts.
 
     Raises:
       BadImage: the name leads out of where the archive would be unpacked, or is not UTF-8.
@@ -92,7 +91,7 @@ def clean_name(name: str) -> str:
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/") or ".." in parts or not parts:
         raise BadImage(RejectReason.BAD_MEMBER, "its name leads out of the archive, or nowhere")
-    return "" if any(map(is_hidden, parts)) else "/".join(parts)
+    return "/".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from beam_jobs import arrow_types, storage  # noqa: F401 - importing the first makes Parquet safe to open
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
+from beam_jobs.sources.hidden import OnHidden, ignore
 from beam_jobs.sources.lines import DELIMITERS, delimiter_of, lines, swallowed_row
 from beam_jobs.sources.rows import NUMBER, Row, RowReader, extra_kinds, value_kind
 from beam_jobs.types import ImageRef, Reject
@@ -96,8 +97,8 @@ class Table(ABC):
         if next(self.rows(), None) is None:
             raise SourceError(f"{self.path} has columns and no row; add one row an image")
 
-    def entries(self) -> Iterator[ImageRef | Reject]:
-        """Yields a reference or a reject a row.
+    def entries(self, on_hidden: OnHidden = ignore) -> Iterator[ImageRef | Reject]:
+        """Yields a reference or a reject a row; none is hidden.
 
         Raises:
           SourceError: the table breaks off half way, with the place.

@@ -12,6 +12,7 @@ from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.containers import container_at
 from beam_jobs.sources.examples import ExampleFile, ExampleSource
+from beam_jobs.sources.hidden import OnHidden, ignore
 from beam_jobs.sources.layouts import DEFAULTS, Layout, layout_of
 
 _INFO, _FEATURES = "dataset_info.json", "features.json"
@@ -40,7 +41,7 @@ class TfdsSource(ExampleSource):
         """What the features say of the class of an image."""
         return self._columns(self._kinds()).label_kind
 
-    def files(self) -> list[ExampleFile]:
+    def files(self, on_hidden: OnHidden = ignore) -> list[ExampleFile]:
         """See `ExampleSource`."""
         info = self._json(_INFO)
         found = info.get("fileFormat", _FORMAT)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from beam_jobs.sources import containers
 from beam_jobs.sources.examples import ExampleFile, ExampleSource
+from beam_jobs.sources.hidden import OnHidden, ignore
 from beam_jobs.sources.layouts import Layout, layout_of
 
 _SPLIT_DIRECTORY = re.compile(r"(?:^|/)Split-([^/]+)/")  # of TFX `Examples`
@@ -26,13 +27,13 @@ class TfrecordSource(ExampleSource):
         """The directory, or the one that the names of files are relative to."""
         return self.path if containers.is_directory(self.path) else containers.base_of(self.path)
 
-    def files(self) -> list[ExampleFile]:
+    def files(self, on_hidden: OnHidden = ignore) -> list[ExampleFile]:
         """See `ExampleSource`."""
         if containers.is_directory(self.path):
-            found = containers.below(self.path)
+            found = containers.below(self.path, on_hidden)
             found = [container for container in found if "tfrecord" in container.name.lower()] or found
         else:
-            found = containers.find(self.path)
+            found = containers.find(self.path, on_hidden)
         return [ExampleFile(container=container, split=_split_of(container.name)) for container in found]
 
     def layout(self, observed: Mapping[str, type | None]) -> Layout:

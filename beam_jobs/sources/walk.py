@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from beam_jobs import storage
 from beam_jobs.errors import RejectReason, SourceError
+from beam_jobs.sources.hidden import OnHidden, ignore
 from beam_jobs.sources.local import leaves, printable, reference, scan_reject
 from beam_jobs.sources.patterns import Pattern, State
 from beam_jobs.types import ImageRef, Reject
@@ -16,7 +17,7 @@ _LOOKED_AT = 10_000  # rejects; a source that begins with more of them is judged
 _NO_NAMES = frozenset({"", ".", ".."})
 
 
-def entries(base: str, pattern: Pattern, label_kind: str) -> Iterator[ImageRef | Reject]:
+def entries(base: str, pattern: Pattern, label_kind: str, on_hidden: OnHidden = ignore) -> Iterator[ImageRef | Reject]:
     """Yields a reference or a reject a matching file; the first folder below the base is its class.
 
     Local links are followed as long as they stay inside the base, and a directory is entered once however many links
@@ -26,11 +27,13 @@ def entries(base: str, pattern: Pattern, label_kind: str) -> Iterator[ImageRef |
       base: directory, local or remote, that keys and uris are relative to.
       pattern: which files.
       label_kind: `single`, or `none` when the folders are no classes.
+      on_hidden: takes what would match were it not hidden; no hidden folder is entered.
 
     Raises:
       SourceError: a directory cannot be entered or listed.
     """
-    return _remote(base, pattern, label_kind) if storage.is_remote(base) else _local(base, pattern, label_kind)
+    found = _remote if storage.is_remote(base) else _local
+    return found(base, pattern, label_kind, on_hidden)
 
 
 def first_usable(found: Iterator[ImageRef | Reject]) -> tuple[bool, Reject | None]:
@@ -61,13 +64,13 @@ def _unreadable(directory: str, error: OSError) -> SourceError:
     return SourceError(f"{printable(directory)} cannot be read: {os.strerror(error.errno or 0)}")
 
 
-def _local(base: str, pattern: Pattern, label_kind: str) -> Iterator[ImageRef | Reject]:
+def _local(base: str, pattern: Pattern, label_kind: str, on_hidden: OnHidden) -> Iterator[ImageRef | Reject]:
     root = os.path.realpath(base)
-    for path, key, is_link in _files(root, pattern):
+    for path, key, is_link in _files(root, pattern, on_hidden):
         yield reference(path, _ref(key, label_kind), root if is_link else "", label_kind)
 
 
-def _files(root: str, pattern: Pattern) -> Iterator[tuple[str, str, bool]]:
+def _files(root: str, pattern: Pattern, on_hidden: OnHidden) -> Iterator[tuple[str, str, bool]]:
     """Yields path, key and whether it is a link, of every matching file."""
     seen: set[tuple[int, int, State]] = set()
     # A stack, for a tree may be deeper than functions may call one another.
@@ -79,11 +82,12 @@ def _files(root: str, pattern: Pattern) -> Iterator[tuple[str, str, bool]]:
             continue
         directory, below, state, (name, is_dir, is_link) = found
         path = f"{directory}/{name}"
-        if not is_dir:
-            if pattern.holds(state, name):
-                yield path, below + name, is_link
-        elif inside := pattern.enter(state, name):
+        if is_dir and (inside := pattern.enter(state, name)):
             levels.append(_names(path, root, f"{below}{name}/", inside, seen))
+        elif not is_dir and pattern.holds(state, name):
+            yield path, below + name, is_link
+        elif pattern.hides(state, name, folder=is_dir):
+            on_hidden(below + name + "/" * is_dir)
 
 
 def _names(
@@ -110,12 +114,16 @@ def is_dir(entry: os.DirEntry) -> bool:
     return False
 
 
-def _remote(base: str, pattern: Pattern, label_kind: str) -> Iterator[ImageRef | Reject]:
+def _remote(base: str, pattern: Pattern, label_kind: str, on_hidden: OnHidden) -> Iterator[ImageRef | Reject]:
     try:
         for key, size, mtime_ns in storage.walk_files(base):
             parts = key.split("/")
             names = [part for part in parts if part not in _NO_NAMES]
-            if not names or not pattern.matches(names[:-1], names[-1]):
+            if not names:
+                continue
+            if not pattern.matches(names[:-1], names[-1]):
+                if hidden := pattern.hidden_part(names[:-1], names[-1]):
+                    on_hidden(hidden)
                 continue
             if len(names) < len(parts):  # stores know no folders; joined to the base it would mean another place
                 detail = "its name has an empty part, or . or .. for one; rename it"

@@ -81,6 +81,7 @@ def card(dataset: Manifest) -> Card:
         ("Found", plural(counts.found, "image")),
         ("Written", plural(counts.written, "image")),
         ("Rejected", plural(counts.rejected, "image")),
+        ("Hidden", dataset.remarks.hidden_text),
         ("Dropped", plural(counts.dropped, "image")),
         ("Re-encoded", ", ".join(f"{count:,} {reason}" for reason, count in counts.normalised.items()) or "none"),
         ("Options", dataset.options_digest),

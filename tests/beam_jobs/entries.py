@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from beam_jobs.reader import Reader
+from beam_jobs.sources.hidden import HiddenNames
 from beam_jobs.types import ImageRef
 
 
 def found_in(source) -> list[tuple[str, str]]:
     """Returns (key, label) of each reference and (key, reason) of each reject, in order."""
     return [(e.key, e.label if isinstance(e, ImageRef) else f"! {e.reason}") for e in source.entries()]
+
+
+def hidden_in(source) -> tuple[int, list[str]]:
+    """Returns how many hidden names a source passes over, and the first of them."""
+    names = HiddenNames()
+    list(source.entries(names.add))
+    return names.count, names.examples
 
 
 def contents(source) -> dict[str, bytes]:

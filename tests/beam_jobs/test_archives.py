@@ -12,7 +12,7 @@ from beam_jobs.options import TableColumns
 from beam_jobs.slices import Slice
 from beam_jobs.sources import samples as samples_module
 from beam_jobs.sources.archives import TarSource, ZipSource
-from tests.beam_jobs.entries import contents, found_in
+from tests.beam_jobs.entries import contents, found_in, hidden_in
 from tests.beam_jobs.make_archives import FOLDERS, add, make_tar, make_zip
 from tests.beam_jobs.object_store import SCHEME
 from tests.make_images import jpeg
@@ -76,7 +76,16 @@ def test_needless_parts_of_names_are_left_out(archive):
 
 def test_directories_and_what_file_managers_leave_are_passed_over(archive):
     files = {"cat/a.jpg": jpeg(1), "__MACOSX/cat/._a.jpg": b"x", "cat/.DS_Store": b"x", "cat/._a.jpg": b"x"}
-    assert found_in(archive({**files, "cat/Thumbs.db": b"x", ".git/x.jpg": b"x"})) == [("cat/a.jpg", "cat")]
+    source = archive({**files, "cat/Thumbs.db": b"x", ".git/x.jpg": b"x", "__MACOSX/cat/._b.jpg": b"x"})
+    assert found_in(source) == [("cat/a.jpg", "cat")]
+    hidden = ["__MACOSX/", "cat/.DS_Store", "cat/._a.jpg", "cat/Thumbs.db", ".git/"]
+    assert hidden_in(source) == (5, hidden)
+
+
+def test_hidden_archives_and_members_of_many_archives_are_counted(tmp_path):
+    for name in ("a.tar", "b.tar", ".c.tar"):
+        make_tar(tmp_path / name, {"cat/1.jpg": jpeg(1), "cat/.x": b"x"})
+    assert hidden_in(TarSource(f"{tmp_path}/*.tar", TableColumns())) == (3, [".c.tar", "a.tar/cat/.x"])
 
 
 def test_directories_are_no_images(tmp_path):

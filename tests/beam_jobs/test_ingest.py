@@ -168,6 +168,17 @@ def test_rejects_are_published_with_their_reasons(tmp_path):
     ]
 
 
+def test_hidden_names_are_counted_and_named_beside_what_was_found(tmp_path):
+    options = small(tmp_path)
+    found = ingest.run(options).counts.found
+    for name in ("china/.x.png", "china/.t/1.jpg", "Thumbs.db", ".net/1.jpg"):
+        (Path(options.source) / name).parent.mkdir(exist_ok=True)
+        (Path(options.source) / name).write_bytes(b"hidden")
+    result = ingest.run(replace(options, overwrite=True))
+    names = (".net/", "Thumbs.db", "china/.t/", "china/.x.png")
+    assert (result.counts.found, result.remarks.hidden, result.remarks.hidden_names) == (found, 4, names)
+
+
 def test_too_many_rejects_publish_nothing_and_say_why(tmp_path):
     options = with_bad_files(tmp_path, max_reject_ratio=0.19)
     with pytest.raises(TooManyRejects) as caught:

@@ -27,7 +27,7 @@ SOUND = Manifest(
     channels=ChannelStatistics(split="train", mean_rgb=(1.5, 2.5, 3.5), std_rgb=(1.0, 2.0, 3.0)),
     producer={"feedline": "1"},
     tables={"images.parquet": "e" * 64, "rejects.parquet": "f" * 64},
-    remarks=Remarks(warnings=("mind this",), float32_changes={"age": 2}),
+    remarks=Remarks(warnings=("mind this",), float32_changes={"age": 2}, hidden=2, hidden_names=(".x",)),
 )
 
 

@@ -14,7 +14,7 @@ from beam_jobs.options import TableColumns
 from beam_jobs.slices import Slice
 from beam_jobs.sources.tfrecords import TfrecordSource
 from beam_jobs.types import Annotations, ImageRef
-from tests.beam_jobs.entries import contents, found_in, only
+from tests.beam_jobs.entries import contents, found_in, hidden_in, only
 from tests.beam_jobs.object_store import SCHEME
 from tests.make_images import flipped, jpeg, png
 
@@ -241,6 +241,7 @@ def test_below_a_directory_every_file_counts_that_is_called_a_tfrecord(tmp_path,
     source = TfrecordSource(root, TableColumns())
     assert source.base == root
     assert contents(source) == {"a.TFRecord:0": jpeg(2), "b/data.tfrecord-0:0": jpeg(1)}
+    assert hidden_in(source) == (2, [".hidden.tfrecord", "_SUCCESS"])
     assert list(TfrecordSource(root + "/", TableColumns()).entries()) == list(source.entries())
 
 

@@ -64,6 +64,14 @@ def test_each_warning_of_the_ingest_has_a_line(dataset):
     assert lines[-2:] == [("warning", "mind this"), ("warning", "and that")]
 
 
+def test_hidden_names_have_a_line(dataset):
+    remarks = Remarks(hidden=2, hidden_names=("cat/.x.png", ".net/"))
+    assert dict(dataset_lines(replace(dataset, remarks=remarks)))["hidden"] == "2 names passed over: cat/.x.png, .net/"
+    remarks = replace(remarks, hidden=3)
+    assert remarks.hidden_text == "3 names passed over: cat/.x.png, .net/ ..."
+    assert "hidden" not in dict(dataset_lines(dataset))
+
+
 def test_lines_are_aligned():
     assert aligned([("images", "3"), ("split train", "4")]) == "images       3\nsplit train  4"
     assert aligned([("images", "3"), ("near duplicates", "4")]) == "images          3\nnear duplicates 4"

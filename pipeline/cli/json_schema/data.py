@@ -49,6 +49,8 @@ _REMARKS = one(
     "What the ingest noticed and went on with.",
     warnings=many(text("A sentence."), "For people."),
     float32_changes=named(whole("Numbers."), "User column -> its numbers that the float32 of a record changes."),
+    hidden=whole("Names that the last ingest passed over; a folder counts once, whatever it holds."),
+    hidden_names=many(text("Path below the source; a folder ends in `/`."), "The first of them."),
 )
 MANIFEST = one(
     "The dataset: the content of `dataset.json`.",

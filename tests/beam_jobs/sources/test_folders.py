@@ -10,6 +10,7 @@ from beam_jobs.errors import SourceError
 from beam_jobs.sources import open_source, walk
 from beam_jobs.sources.folders import ClassFolders
 from beam_jobs.types import ImageRef, Reject
+from tests.beam_jobs.entries import hidden_in
 from tests.beam_jobs.make_rows import make_options
 
 
@@ -49,6 +50,13 @@ def test_a_file_beside_the_class_folders_has_no_label(tmp_path):
 def test_what_file_managers_leave_is_passed_over(tmp_path):
     make(tmp_path, "cat/a.jpg", "cat/.DS_Store", "cat/Thumbs.db", "cat/desktop.ini", "__MACOSX/x.jpg", ".git/x", ".x")
     assert found_in(tmp_path) == [("cat/a.jpg", "cat")]
+    hidden = [".git/", ".x", "__MACOSX/", "cat/.DS_Store", "cat/Thumbs.db"]
+    assert hidden_in(ClassFolders(str(tmp_path))) == (6, hidden)
+
+
+def test_a_hidden_class_folder_is_counted_once_and_other_names_are_shown_before_its_like(tmp_path):
+    make(tmp_path, "cat/1.jpg", "cat/.DS_Store", "dog/.DS_Store", "dog/.t/1.jpg", ".net/1.jpg", ".net/2.jpg")
+    assert hidden_in(ClassFolders(str(tmp_path))) == (4, [".net/", "cat/.DS_Store", "dog/.t/"])
 
 
 def test_names_that_only_begin_like_litter_are_images(tmp_path):

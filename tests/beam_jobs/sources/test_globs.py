@@ -11,7 +11,9 @@ from beam_jobs.options import TableColumns
 from beam_jobs.sources import open_source
 from beam_jobs.sources.globs import GlobSource
 from beam_jobs.types import ImageRef
+from tests.beam_jobs.entries import hidden_in
 from tests.beam_jobs.make_rows import make_options
+from tests.beam_jobs.object_store import SCHEME
 
 UNLABELLED = TableColumns(label="")
 
@@ -113,6 +115,24 @@ def test_what_is_hidden_is_found_only_when_it_is_asked_for(tmp_path):
     assert found_by(f"{tmp_path}/**/*") == [("cat/a.jpg", "cat")]
     assert found_by(f"{tmp_path}/*/.*") == [("cat/.b.jpg", "cat")]
     assert found_by(f"{tmp_path}/.g*/*") == [(".git/c.jpg", ".git")]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hidden"),
+    [
+        ("**/*", (4, [".git/", "__MACOSX/", "cat/.b.jpg", "cat/Thumbs.db"])),
+        ("*/*.jpg", (3, [".git/", "__MACOSX/", "cat/.b.jpg"])),
+        ("cat/*.png", (0, [])),
+        ("*/.*", (2, [".git/", "__MACOSX/"])),
+        ("{.git,cat}/{*,.*}", (1, ["cat/Thumbs.db"])),
+        ("*", (0, [])),
+    ],
+)
+def test_what_would_match_were_it_not_hidden_is_counted(tmp_path, pattern, hidden):
+    make(tmp_path, "cat/a.jpg", "cat/.b.jpg", ".git/c.jpg", "cat/Thumbs.db", "__MACOSX/d.jpg")
+    assert hidden_in(GlobSource(f"{tmp_path}/{pattern}", TableColumns(label=""))) == hidden
+    count, names = hidden_in(GlobSource(f"{SCHEME}://{tmp_path}/{pattern}", TableColumns(label="")))
+    assert (count, sorted(names)) == hidden  # the store has an order of its own
 
 
 def test_links_within_the_base_are_followed_once(tmp_path):

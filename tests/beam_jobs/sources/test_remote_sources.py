@@ -11,6 +11,7 @@ from beam_jobs.sources.folders import ClassFolders
 from beam_jobs.sources.globs import GlobSource
 from beam_jobs.types import ImageRef
 from tests.beam_jobs import s3_server
+from tests.beam_jobs.entries import hidden_in
 from tests.beam_jobs.make_rows import make_options
 from tests.beam_jobs.object_store import SCHEME
 from tests.make_images import jpeg
@@ -81,6 +82,12 @@ def test_globs_match_in_a_store_as_on_a_disk(store, pattern, keys):
     put(store, "d/cat/a.jpg", "d/cat/deep/c.png", "d/cat/.hidden", "d/dog/a.jpg", "d/loose.jpg", "e/cat/a.jpg")
     found = found_in(GlobSource(f"{store}/d/{pattern}", TableColumns(label="")))
     assert found == [(key, "") for key in keys.split()]
+
+
+def test_hidden_names_of_a_store_are_counted_and_its_folders_once(store):
+    put(store, "d/cat/a.jpg", "d/cat/.t/1.jpg", "d/cat/.t/2.jpg", "d/.net/1.jpg", "d/cat/.x.png")
+    count, names = hidden_in(ClassFolders(f"{store}/d"))
+    assert (count, sorted(names)) == (3, [".net/", "cat/.t/", "cat/.x.png"])
 
 
 @pytest.mark.parametrize("key", ["cat//a.jpg", "/etc/passwd", "http://host/a.jpg", "s3://other/a.jpg"])

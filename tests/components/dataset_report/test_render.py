@@ -117,9 +117,11 @@ def test_the_card_is_that_of_the_manifest(dataset):
 def test_warnings_of_the_ingest_stand_above_the_card(tmp_path, dataset):
     assert "Warning:" not in Page(render(str(dataset))).words()
     shutil.copytree(dataset, tmp_path / "warned")
-    remarks = Remarks(warnings=("mind <b>this</b>",))
+    remarks = Remarks(warnings=("mind <b>this</b>",), hidden=1, hidden_names=(".net/",))
     manifest.write(replace(manifest.load(str(dataset)), remarks=remarks), str(tmp_path / "warned"))
-    assert "Dataset Warning: mind <b>this</b> Card" in Page(render(str(tmp_path / "warned"))).words()
+    words = Page(render(str(tmp_path / "warned"))).words()
+    assert "Dataset Warning: mind <b>this</b> Card" in words
+    assert "Hidden 1 name passed over: .net/" in words
 
 
 def test_what_is_not_known_has_no_section(dataset):
