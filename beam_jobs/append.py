@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from beam_jobs import manifest, shards, storage, tables
+from beam_jobs import generations, manifest, shards, storage, tables
 from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.manifest import ImageCounts, Manifest, Shard, SplitInfo
 from beam_jobs.options import IngestOptions
@@ -70,6 +70,13 @@ def completed(out: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**was, **settings, **sections}
 
 
+def check_published(options: IngestOptions) -> None:
+    """Raises `OptionError` unless there is a dataset to add to."""
+    if not manifest.is_published(generations.current(options.out)):
+        mode = "--append" if options.append else "--retry-rejects"
+        raise OptionError(f"{options.out} holds no dataset to add to; leave {mode} out to make one")
+
+
 def load(options: IngestOptions, label_kind: str, described: dict) -> Existing:
     """Reads the dataset that the options want to add to.
 
@@ -82,9 +89,7 @@ def load(options: IngestOptions, label_kind: str, described: dict) -> Existing:
       OptionError: there is no dataset, or it was made with other options.
       CorruptDataset: its tables cannot be read, or a shard is missing or was cut.
     """
-    mode = "--append" if options.append else "--retry-rejects"
-    if not manifest.is_published(options.out):
-        raise OptionError(f"{options.out} holds no dataset to add to; leave {mode} out to make one")
+    check_published(options)
     found = manifest.load(options.out)
     if found.label_kind != label_kind:
         old, new = LABEL_KINDS[found.label_kind], LABEL_KINDS[label_kind]

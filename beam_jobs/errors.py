@@ -9,6 +9,7 @@
         ├── TooManyRejects                more bad images than allowed
         ├── EmptySplit                    a split that would hold no image
         ├── SourceChanged                 an image changed while it was being ingested
+        ├── DatasetChanged                another dataset was published while one was read or written
         ├── CorruptDataset                a published file is not what its manifest says
         └── GateFailed                    a limit of the dataset gate was crossed
 
@@ -121,6 +122,10 @@ class Float32Loss(DataError):
 
 class SourceChanged(DataError):
     """An image is not the one that was examined."""
+
+
+class DatasetChanged(DataError):
+    """Another dataset was published in a directory while a run read the one before, or wrote its own."""
 
 
 class CorruptDataset(DataError):

@@ -7,7 +7,8 @@ For a dataset in `DIR/NAME`:
     DIR/.NAME.feedline-old      the old generation, between the two renames
 
 Names that nobody gives to anything else: what bears them is removed without a question, and a `NAME.old` is
-somebody's backup.
+somebody's backup. They are the same in every run, so that an interrupted one is continued; `workplace.alone` keeps two
+runs from sharing them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 from collections.abc import Callable
 
 from beam_jobs import manifest, storage
-from beam_jobs.errors import OptionError
+from beam_jobs.errors import DatasetChanged, OptionError
 from beam_jobs.manifest import Manifest
 
 
@@ -25,7 +26,7 @@ def replace_dataset(out: str, build: Callable[[str], Manifest]) -> Manifest:
     """Builds a dataset and puts it in the place of the one in `out`; without one there it is simply built.
 
     Until the new one is whole, readers find the old one. Killed between the two renames, nothing is at `out` for the
-    moment; the next call puts the old generation back first.
+    moment; see `recover`, which comes first.
 
     Args:
       out: directory of the dataset, on a local filesystem.
@@ -36,19 +37,20 @@ def replace_dataset(out: str, build: Callable[[str], Manifest]) -> Manifest:
 
     Raises:
       OptionError: `out` is remote, or holds something that is not a dataset.
+      DatasetChanged: another dataset was published in `out` meanwhile, and stays there.
     """
     check(out)
-    folder, name = os.path.split(out)
-    following, previous = (os.path.join(folder, f".{name}.feedline-{which}") for which in ("next", "old"))
-    if os.path.isdir(previous):
-        _recover(out, previous)
+    following, previous = _beside(out, "next"), _beside(out, "old")
     if not manifest.is_published(out):
         return build(out)
+    before = _content(out)
     if manifest.is_published(following):
         storage.remove_tree(following)  # whole, but of a run that died before the swap: the source may have changed
     result = build(following)
     if not manifest.is_published(following):
         return result  # there was nothing to build, and the old generation stays
+    if _content(out) != before:
+        raise DatasetChanged(f"{out} holds another dataset than when this run began, and keeps it; run it again")
     os.rename(out, previous)
     try:
         os.rename(following, out)
@@ -66,7 +68,31 @@ def check(out: str) -> None:
         raise OptionError(f"{out} cannot be replaced by rename: object stores have no folders; choose another --out")
 
 
-def _recover(out: str, previous: str) -> None:
+def _content(out: str) -> bytes:
+    with contextlib.suppress(FileNotFoundError):
+        return storage.read_bytes(storage.join(out, manifest.MANIFEST_NAME))
+    return b""
+
+
+def _beside(out: str, which: str) -> str:
+    folder, name = os.path.split(out)
+    return os.path.join(folder, f".{name}.feedline-{which}")
+
+
+def current(out: str) -> str:
+    """Returns where the dataset of an output lies: between the two renames, under the name of the old generation."""
+    previous = "" if storage.is_remote(out) else _beside(os.path.abspath(out), "old")
+    return previous if os.path.isdir(previous) and not os.path.isdir(out) else out
+
+
+def recover(out: str) -> None:
+    """Puts the old generation back after a kill between the two renames, or removes it after one behind them.
+
+    Args:
+      out: directory of the dataset, absolute, or a URL, which has no generations.
+    """
+    if storage.is_remote(out) or not os.path.isdir(previous := _beside(out, "old")):
+        return
     if os.path.isdir(out):
         storage.remove_tree(previous)  # the swap was done, only the cleaning up was not
     else:

@@ -24,7 +24,7 @@ from beam_jobs.manifest import Manifest, Remarks
 from beam_jobs.options import IngestOptions
 from beam_jobs.plan import Plan, make_plan
 from beam_jobs.progress import Progress
-from beam_jobs.publish import Found, described, producer, publish, reason_counts, rejects_table
+from beam_jobs.publish import Found, check_unpublished, described, producer, publish, reason_counts, rejects_table
 from beam_jobs.reader import Reader
 from beam_jobs.scan import Scan, scan
 from beam_jobs.sources import Source, open_source
@@ -84,16 +84,29 @@ def run(
             source, there, work or storage.join(out, workplace.DIRECTORY), make_pipeline, say, watch, existing
         ).run()
 
-    existing = None
-    if options.append or options.retry_rejects:
-        existing = append.load(options, source.label_kind, described(options))
-        if not any(True for _ in append.fresh(source.entries(), existing, options.retry_rejects)):
-            say(f"nothing to add: {options.out} knows every image of {options.source}")
-            return existing.manifest
-    if not (options.overwrite or existing):
-        return build(options.out)
-    with disk.explained("replacing the dataset", options.out):
-        return generations.replace_dataset(options.out, build)
+    _check_before_writing(options)
+    with workplace.alone(options.out):
+        generations.recover(options.out)
+        existing = None
+        if options.append or options.retry_rejects:
+            existing = append.load(options, source.label_kind, described(options))
+            if not any(True for _ in append.fresh(source.entries(), existing, options.retry_rejects)):
+                say(f"nothing to add: {options.out} knows every image of {options.source}")
+                return existing.manifest
+        if not (options.overwrite or existing):
+            return build(options.out)
+        with disk.explained("replacing the dataset", options.out):
+            return generations.replace_dataset(options.out, build)
+
+
+def _check_before_writing(options: IngestOptions) -> None:
+    """Raises `OptionError` for an output that the options cannot mean, before its lock is written."""
+    if options.append or options.retry_rejects or options.overwrite:
+        generations.check(options.out)
+        if not options.overwrite:
+            append.check_published(options)
+    else:
+        workplace.check_out(options)
 
 
 @dataclass(frozen=True)
@@ -237,6 +250,7 @@ class _Ingest:
 
     def _write(self, plan: Plan, tasks: list[ShardTask]) -> None:
         started = time.monotonic()
+        check_unpublished(self.options.out)
         storage.remove_tree(storage.join(self.work, "failed"))
         task = WriteTask(
             reader=self._reader,

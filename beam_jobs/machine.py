@@ -1,10 +1,12 @@
-"""What the machine, or the container that this is, has left for this process."""
+"""What the machine, or the container that this is, has left for this process, and which processes live on it."""
 
 from __future__ import annotations
 
 import os
 
 import psutil
+
+_SAME_START_S = 2.0  # the clock of processes is coarser than that of the system
 
 
 def cores() -> int:
@@ -27,6 +29,29 @@ def free_bytes(group: str = "/sys/fs/cgroup") -> int:
         return min(free, max(0, most - used + cached))
     except (OSError, ValueError):  # no such group, or no limit
         return free
+
+
+def identity() -> str:
+    """Returns what tells this machine, since it was started, and this container from others: process numbers are of it.
+
+    Raises:
+      OSError: the system has no /proc.
+    """
+    return f"{_text('/proc/sys/kernel/random', 'boot_id').strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def lives(process: int, since: float) -> bool:
+    """Returns whether a process that ran at a time is still there; one that got its number later is not it.
+
+    Args:
+      process: its number on this machine.
+      since: seconds since the epoch.
+    """
+    try:
+        there = psutil.Process(process)
+        return there.status() != psutil.STATUS_ZOMBIE and there.create_time() <= since + _SAME_START_S
+    except psutil.Error:
+        return False
 
 
 def _text(group: str, name: str) -> str:

@@ -26,6 +26,7 @@ __all__ = [
     "Shard",
     "SplitInfo",
     "checksum_of",
+    "create",
     "is_published",
     "load",
     "serialise",
@@ -166,6 +167,16 @@ def serialise(values: Mapping[str, Any]) -> bytes:
 def write(manifest: Manifest, directory: str, scratch: str = "") -> None:
     """Writes `dataset.json` atomically; from then on the directory is a dataset. Idempotent."""
     storage.write_bytes(storage.join(directory, MANIFEST_NAME), serialise(manifest.to_json()), scratch)
+
+
+def create(manifest: Manifest, directory: str, scratch: str = "") -> bool:
+    """Writes `dataset.json` unless there is one, however many processes try; see `storage.create_exclusive`.
+
+    Returns:
+      whether the directory holds this dataset now.
+    """
+    content = serialise(manifest.to_json())
+    return storage.create_exclusive(storage.join(directory, MANIFEST_NAME), content, scratch)
 
 
 def is_published(directory: str) -> bool:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from beam_jobs import append, manifest, shards, storage, tables, tfds_info
 from beam_jobs.append import Existing
-from beam_jobs.errors import CorruptDataset
+from beam_jobs.errors import CorruptDataset, DatasetChanged
 from beam_jobs.manifest import ChannelStatistics, ImageCounts, Manifest, Remarks, Shard, SplitInfo
 from beam_jobs.options import IngestOptions
 from beam_jobs.plan import Plan, SplitPlan, channel_statistics
@@ -76,7 +76,7 @@ def taken(out: str) -> str:
 
 
 def publish(options: IngestOptions, plan: Plan, tasks: list[ShardTask], rejects: pa.Table, found: Found) -> Manifest:
-    """Turns written shards into a dataset. Idempotent: running it again writes the same files.
+    """Turns written shards into a dataset. Idempotent until `dataset.json` is there, which is never replaced.
 
     Args:
       options: of the ingest.
@@ -87,8 +87,10 @@ def publish(options: IngestOptions, plan: Plan, tasks: list[ShardTask], rejects:
 
     Raises:
       CorruptDataset: a shard is not what its sidecar says.
+      DatasetChanged: another dataset was published in the output meanwhile.
       FileNotFoundError: somebody removes the output meanwhile; nothing is published.
     """
+    check_unpublished(options.out)
     sidecars = {(task.split, task.index): _checked(options.out, found.work, task) for task in tasks}
     images = _images(plan, sidecars, found)
     splits = {split.name: _split_info(split, sidecars, found) for split in plan.splits}
@@ -123,9 +125,20 @@ def publish(options: IngestOptions, plan: Plan, tasks: list[ShardTask], rejects:
         },
         remarks=found.remarks,
     )
-    manifest.write(result, options.out, scratch)
+    if not manifest.create(result, options.out, scratch):
+        raise _appeared(options.out)
     _check_whole(result, options.out)
     return result
+
+
+def check_unpublished(out: str) -> None:
+    """Raises `DatasetChanged` where a dataset appeared in an output that had none: nothing is written over it."""
+    if manifest.is_published(out):
+        raise _appeared(out)
+
+
+def _appeared(out: str) -> DatasetChanged:
+    return DatasetChanged(f"{out} holds a dataset that was published since this run began; choose another --out")
 
 
 def rejects_table(stored: pa.Table, rejects: tuple[Reject, ...]) -> pa.Table:

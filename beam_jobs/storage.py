@@ -133,16 +133,20 @@ def checksum(path: str) -> int:
 
 
 @contextlib.contextmanager
-def atomic_writer(path: str, scratch: str = "", durable: bool = True) -> Iterator[BinaryIO]:
+def atomic_writer(path: str, scratch: str = "", durable: bool = True, exclusive: bool = False) -> Iterator[BinaryIO]:
     """Writes a file that is either complete under its name or not there. Idempotent: it replaces what was there.
 
     Args:
       path: final name; its directory is created.
       scratch: directory of the temporary file, on the same filesystem; the directory of `path` when empty.
       durable: whether it must survive a power cut; False for what its readers check, or make again, anyway.
+      exclusive: whether a local file that is there stays; for remote ones see `create_exclusive`.
 
     Yields:
       a binary stream.
+
+    Raises:
+      FileExistsError: it is to be created, and there is one of that name.
     """
     directory = scratch or _parent(path)
     temporary = join(directory, f".{uuid.uuid4().hex}.tmp")
@@ -153,11 +157,42 @@ def atomic_writer(path: str, scratch: str = "", durable: bool = True) -> Iterato
             yield stream
             if durable:
                 _sync(stream)
-        _replace(temporary, path, durable)
+        _replace(temporary, path, durable, exclusive)
     except BaseException:
         with contextlib.suppress(OSError):  # what went wrong first is the reason
             remove(temporary)
         raise
+
+
+def create_exclusive(path: str, data: bytes, scratch: str = "") -> bool:
+    """Writes a whole file unless there is one of that name; of several callers at once one succeeds.
+
+    Of a local file the link decides, of S3 `If-None-Match`, of Google Storage `ifGenerationMatch`. Other remote
+    filesystems have nothing like it: there, callers within milliseconds of each other may both succeed.
+
+    Args:
+      path: its name.
+      data: its content. Where that is there already the call succeeds, so it may be repeated when an answer is lost.
+      scratch: directory of the temporary file; see `atomic_writer`.
+
+    Returns:
+      whether the file has this content; False when it has another.
+
+    Raises:
+      OSError: it cannot be written, or read to be compared.
+    """
+    try:
+        if is_remote(path):
+            with _remote(path) as store:
+                store.create_exclusive(path, data)
+        else:
+            with atomic_writer(path, scratch, exclusive=True) as stream:
+                stream.write(data)
+    except FileExistsError:
+        with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
+            return read_bytes(path) == data
+        return False
+    return True
 
 
 def _regular(path: str, flags: int = os.O_RDONLY) -> int:
@@ -263,12 +298,15 @@ def _sync(stream: BinaryIO) -> None:
         os.fsync(stream.fileno())
 
 
-def _replace(temporary: str, path: str, durable: bool) -> None:
+def _replace(temporary: str, path: str, durable: bool, exclusive: bool) -> None:
     if is_remote(path):
         with _remote(path) as store:
             store.rename(temporary, path)
         return
-    os.replace(temporary, path)
+    if exclusive:
+        _link(temporary, path)
+    else:
+        os.replace(temporary, path)
     if not durable:
         return
     directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
@@ -276,3 +314,17 @@ def _replace(temporary: str, path: str, durable: bool) -> None:
         os.fsync(directory)  # the rename itself must survive a power cut
     finally:
         os.close(directory)
+
+
+def _link(temporary: str, path: str) -> None:
+    """Renames a file to a name that must be free."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # no hard links here, as on FAT
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
+        os.replace(temporary, path)
+    else:
+        os.remove(temporary)

@@ -5,15 +5,51 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Iterator
 
-from beam_jobs import disk, manifest, shards, storage, tfds_info
+from beam_jobs import disk, lock, manifest, shards, storage, tfds_info
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
 from beam_jobs.publish import taken
 
 DIRECTORY = "_work"
 _MARKER_NAME = "feedline.json"  # in the work directory: without it, a directory of that name is somebody else's
+_LOCK_NAME = ".feedline-lock"  # see `alone`
 _TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp")  # a file that `storage.atomic_writer` has begun
+
+
+@contextlib.contextmanager
+def alone(out: str) -> Iterator[None]:
+    """Keeps other ingests away from an output while the block runs.
+
+    The lock of `DIR/NAME` is `DIR/.NAME.feedline-lock`, for `DIR/NAME` itself is renamed when it is replaced. Where
+    `DIR` takes no files, as above a mounted disk, and in object stores, it is `DIR/NAME/.feedline-lock`.
+
+    Raises:
+      OptionError: another ingest writes there, or the store cannot be written.
+    """
+    with contextlib.ExitStack() as stack:
+        for path in _lock_paths(out):
+            try:
+                stack.enter_context(lock.locked(path))
+                break
+            except lock.Locked as error:
+                raise OptionError(f"{out} is in use by another ingest: {error}; wait for its end") from None
+            except OSError as error:
+                if storage.is_remote(out):
+                    raise _not_written(out, error) from error
+        # Where neither file can be created, no dataset can be written: the first stage says so, and why.
+        yield
+
+
+def _lock_paths(out: str) -> list[str]:
+    inside = storage.join(out, _LOCK_NAME)
+    if storage.is_remote(out):
+        return [inside]
+    folder, name = os.path.split(os.path.realpath(out))
+    with contextlib.suppress(OSError):
+        os.makedirs(folder, exist_ok=True)
+    return [os.path.join(folder, f".{name}{_LOCK_NAME}"), inside]
 
 
 def check_out(options: IngestOptions) -> None:
@@ -35,8 +71,9 @@ def check_out(options: IngestOptions) -> None:
         return
     if not os.path.isdir(out):
         raise OptionError(f"{out} is a file; --out must be a new or empty directory")
-    foreign = sorted(name for name in os.listdir(out) if not _is_ours(name))
-    if foreign or (os.listdir(out) and not _is_rest(out)):
+    names = _names(out)
+    foreign = sorted(name for name in names if not _is_ours(name))
+    if foreign or (names and not _is_rest(out)):
         held = f"holds {foreign[0]!r}" if foreign else "is not empty"
         raise OptionError(f"{out} {held} and is not the rest of an earlier ingest; choose another --out")
 
@@ -72,7 +109,11 @@ def _is_rest(out: str) -> bool:
     work = os.path.join(out, DIRECTORY)
     if os.path.isfile(os.path.join(work, _MARKER_NAME)):
         return True
-    return os.listdir(out) == [DIRECTORY] and os.path.isdir(work) and all(map(_TEMPORARY.fullmatch, os.listdir(work)))
+    return _names(out) == [DIRECTORY] and os.path.isdir(work) and all(map(_TEMPORARY.fullmatch, os.listdir(work)))
+
+
+def _names(out: str) -> list[str]:
+    return [name for name in os.listdir(out) if name != _LOCK_NAME]
 
 
 def _is_ours(name: str) -> bool:
@@ -103,7 +144,11 @@ def open_at(out: str, work: str) -> None:
     except OSError as error:
         if error.errno in disk.FULL:
             raise
-        raise OptionError(f"{out} cannot be written: {error.strerror or error}; choose another --out") from error
+        raise _not_written(out, error) from error
+
+
+def _not_written(out: str, error: OSError) -> OptionError:
+    return OptionError(f"{out} cannot be written: {error.strerror or error}; choose another --out")
 
 
 def mark_again(out: str, work: str) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from beam_jobs import storage
+from beam_jobs import machine, storage
 from beam_jobs.errors import OptionError
 from beam_jobs.progress import Progress
 from beam_jobs.suggest import unknown
@@ -33,7 +33,6 @@ _STOPPED_CODES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 # Not `-m`, which would look for modules in the working directory first: a folder `pipeline` there is somebody else's.
 _START = "import sys; sys.path.remove(''); from pipeline.job_process import run; run()"
 _KEPT = 100  # jobs that have ended; older ones are forgotten
-_SAME_START_S = 2.0  # a process whose number was given away again started later than the job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +86,7 @@ class Job:
     @property
     def state(self) -> str:
         """`running`, `done`, `failed`, `stopped` because somebody asked it to, or `died` without a last word."""
-        if self.exit_code is None and self._lives():
+        if self.exit_code is None and machine.lives(self.pid, self.started):
             return RUNNING
         code = self.exit_code  # it may have ended between the two questions
         if code is None:
@@ -121,14 +120,6 @@ class Job:
                 (self.directory / _STOP).touch()
             with contextlib.suppress(psutil.NoSuchProcess):  # it has ended just now
                 psutil.Process(self.pid).terminate()
-
-    def _lives(self) -> bool:
-        try:
-            process = psutil.Process(self.pid)
-            is_zombie = process.status() == psutil.STATUS_ZOMBIE
-            return not is_zombie and process.create_time() <= self.started + _SAME_START_S
-        except psutil.Error:
-            return False
 
 
 def start(arguments: Sequence[str]) -> Job:

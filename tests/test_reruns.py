@@ -297,7 +297,7 @@ def test_a_second_run_in_a_root_is_refused_before_it_touches_anything(workplace,
     before = Path(config.metadata_path).read_bytes()
     with (
         alone(config),
-        pytest.raises(OptionError, match=rf"undisturbed is in use by another run \(process {os.getpid()}\)"),
+        pytest.raises(OptionError, match=rf"undisturbed is in use by another run: process {os.getpid()} on host "),
     ):
         run(config, print)
     assert Path(config.metadata_path).read_bytes() == before

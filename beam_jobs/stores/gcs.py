@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from apache_beam.io.gcp.gcsio import BeamBlobWriter, GcsIO, create_storage_client, parse_gcs_path
-from google.api_core.exceptions import RequestRangeNotSatisfiable
+from google.api_core.exceptions import PreconditionFailed, RequestRangeNotSatisfiable
 
 from beam_jobs.stores import google_login
-from beam_jobs.stores.store import Listed, Store
+from beam_jobs.stores.store import Listed, Store, already_exists
 
 _READ_BYTES = 1 << 20  # Beam's 16 MiB would be read for every jump in an object
 _EMULATOR = "STORAGE_EMULATOR_HOST"  # Google's client reads it
@@ -58,6 +58,13 @@ class GcsStore(Store):
     def create(self, path: str) -> BinaryIO:
         """See `Store`."""
         return _Writer(self._blob(path), "application/octet-stream")
+
+    def create_exclusive(self, path: str, data: bytes) -> None:
+        """See `Store`. The store decides; generation 0 is that of an object that is not there."""
+        try:
+            self._blob(path).upload_from_string(data, "application/octet-stream", if_generation_match=0)
+        except PreconditionFailed as error:
+            raise already_exists(path) from error
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         """See `Store`. It is one request."""

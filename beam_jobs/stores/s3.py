@@ -18,7 +18,7 @@ from apache_beam.options.pipeline_options import S3Options
 from botocore.exceptions import BotoCoreError, ClientError
 
 from beam_jobs.stores.failures import status_of
-from beam_jobs.stores.store import Listed, Store
+from beam_jobs.stores.store import Listed, Store, already_exists
 
 _READ_BYTES = 1 << 20  # Beam's 16 MiB would be read for every jump in an object
 _WRITE_BYTES = 1 << 17
@@ -66,6 +66,16 @@ class S3Store(Store):
     def create(self, path: str) -> BinaryIO:
         """See `Store`."""
         return io.BufferedWriter(UploaderStream(_Upload(self._boto, path)), _WRITE_BYTES)
+
+    def create_exclusive(self, path: str, data: bytes) -> None:
+        """See `Store`. The store decides; 409 is its answer while another request creates the same object."""
+        bucket, key = s3io.parse_s3_path(path)
+        try:
+            self._boto.put_object(Bucket=bucket, Key=key, Body=data, IfNoneMatch="*")
+        except ClientError as error:
+            if status_of(error) in (409, 412):
+                raise already_exists(path) from error
+            raise
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         """See `Store`. It is one request."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
@@ -14,6 +16,11 @@ class Listed(NamedTuple):
     path: str
     bytes: int
     mtime_ns: int
+
+
+def already_exists(path: str) -> FileExistsError:
+    """Returns the error of an object that is there although it is to be created."""
+    return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
 
 
 class Store:
@@ -30,6 +37,13 @@ class Store:
     def create(self, path: str) -> BinaryIO:
         """Opens an object for writing; it is there when the stream is closed."""
         return self._system.create(path, compression_type=CompressionTypes.UNCOMPRESSED)
+
+    def create_exclusive(self, path: str, data: bytes) -> None:
+        """Writes a whole object; `FileExistsError` where there is one, known by looking where a store cannot decide."""
+        if self.exists(path):
+            raise already_exists(path)
+        with self.create(path) as stream:
+            stream.write(data)
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         """Returns `length` bytes from `offset`, fewer where the object ends."""

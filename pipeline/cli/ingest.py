@@ -62,7 +62,7 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
       feedline ingest photos --out dataset --runner flink --dry-run
       feedline ingest gs://bucket/photos --out gs://bucket/set -c pipeline.yaml
     """
-    from beam_jobs import append, manifest, sources, spans
+    from beam_jobs import append, generations, manifest, sources, spans
     from beam_jobs.options import IngestOptions
     from pipeline.mapping import from_mapping
     from pipeline.settings import gather
@@ -78,8 +78,8 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
     with gathered.explained():
         engine = engine_of(runner, runner_options, configured.get("engine"))
     settings = {"source": source, "out": out, **modes, **_kept(configured.get("ingest", {}))}
-    if (modes["append"] or modes["retry_rejects"]) and manifest.is_published(out):
-        settings = append.completed(out, settings)
+    if (modes["append"] or modes["retry_rejects"]) and manifest.is_published(place := generations.current(out)):
+        settings = append.completed(place, settings)
     with gathered.explained():
         options = spans.resolve_options(from_mapping(IngestOptions, settings, "ingest"), *numbers)
     check_useful(values, options)

@@ -1,4 +1,7 @@
-"""As much of Google Storage's JSON API as its client asks for, on loopback, two names to a page of a listing."""
+"""As much of Google Storage's JSON API as its client asks for, on loopback, two names to a page of a listing.
+
+It honours `ifGenerationMatch=0`, which other emulators do not.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from email import message_from_bytes
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -44,6 +48,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/token":
             self._answer(200, {"access_token": "token", "expires_in": 3600, "token_type": "Bearer"})
             return
+        if parse_qs(urlsplit(self.path).query).get("uploadType") == ["multipart"]:
+            self._create(content)
+            return
         name = json.loads(content)["name"] if content.startswith(b"{") else ""
         self._answer(200, {}, Location=f"http://{self.headers['Host']}/put/{name}")
 
@@ -51,6 +58,21 @@ class _Handler(BaseHTTPRequestHandler):
         name = unquote(self.path.removeprefix("/put/"))
         self.server.objects[name] = self.rfile.read(int(self.headers["Content-Length"]))
         self._answer(200, self._described(name))
+
+    def do_DELETE(self):
+        code = 204 if self.server.objects.pop(self._name(), None) is not None else 404
+        self._answer(code, b"" if code == 204 else {"error": {"code": 404, "message": "No such object"}})
+
+    def _create(self, content: bytes) -> None:
+        head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
+        described, data = (part.get_payload(decode=True) for part in message_from_bytes(head + content).get_payload())
+        name = json.loads(described)["name"]
+        with self.server.creating:
+            refused = "ifGenerationMatch=0" in self.path and name in self.server.objects
+            if not refused:
+                self.server.objects[name] = data
+        gone = {"error": {"code": 412, "message": "At least one of the pre-conditions you specified did not hold."}}
+        self._answer(412, gone) if refused else self._answer(200, self._described(name))
 
     def _name(self) -> str:
         found = re.search(r"/b/bucket/o/([^/?]+)", self.path)
@@ -93,6 +115,7 @@ class GcsServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.objects: dict[str, bytes] = {}
         self.asked: list[str] = []
+        self.creating = threading.Lock()
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from tests.beam_jobs.runs import Recorder
 from tests.make_images import class_folders, crop, encode
 
 OPTIONS = {"splits": {"train": 0.6, "eval": 0.4}, "shards": 3, "bucket_images": 4, "threads": 2}
-_ARGUMENT = {"open": 0, "os.rename": 1}  # audit event -> which of its arguments is the path
+_ARGUMENT = {"open": 0, "os.rename": 1, "os.link": 1}  # audit event -> which of its arguments is the path
 _PATIENCE_S = 180.0  # for one ingest of a few images, on a machine that is busy with other things
 
 

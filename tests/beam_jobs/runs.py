@@ -11,10 +11,12 @@ from beam_jobs.jobs import local_pipeline
 
 
 class Recorder:
-    """Makes local pipelines and keeps their results; `before_write` is called when the second one is made."""
+    """Makes local pipelines and keeps their results; the second one writes: it is called before it and after it."""
 
-    def __init__(self, before_write: Callable[[], object] = lambda: None) -> None:
-        self._before_write = before_write
+    def __init__(
+        self, before_write: Callable[[], object] = lambda: None, after_write: Callable[[], object] = lambda: None
+    ) -> None:
+        self._before_write, self._after_write = before_write, after_write
         self._made = 0
         self.results: list = []
 
@@ -23,7 +25,12 @@ class Recorder:
         if self._made == 2:
             self._before_write()
         pipeline = local_pipeline()
-        return _wrap(pipeline, lambda: self.results.append(pipeline.result))
+        return _wrap(pipeline, lambda: self._finish(pipeline.result))
+
+    def _finish(self, result: object) -> None:
+        self.results.append(result)
+        if self._made == 2:
+            self._after_write()
 
     def counters(self) -> dict[str, int]:
         found = [c for result in self.results for c in result.metrics().query()["counters"]]

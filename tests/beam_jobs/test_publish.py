@@ -94,6 +94,7 @@ def test_channel_statistics_are_those_of_the_pixels_of_the_first_split(written, 
 def test_publishing_twice_writes_the_same_files(written):
     publish_it(written)
     before = files_under(Path(written.task.out))
+    Path(written.task.out, "dataset.json").unlink()  # as after a kill just before it
     publish_it(written)
     assert files_under(Path(written.task.out)) == before
 

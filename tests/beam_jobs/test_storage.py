@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from beam_jobs import storage
 from beam_jobs.stores import s3, store_for
-from tests.beam_jobs import s3_server
+from tests.beam_jobs import kill, s3_server
 from tests.beam_jobs.object_store import SCHEME, ObjectStore
 
 
@@ -316,3 +317,27 @@ def test_what_goes_wrong_first_is_the_reason_and_not_the_tidying_up(tmp_path):
     with pytest.raises(ValueError, match="the reason"):
         write()
     assert not (tmp_path / "file").exists()
+
+
+def test_a_file_is_created_once_and_the_same_content_counts_as_created(root):
+    path = storage.join(root, "new", "x")
+    assert storage.create_exclusive(path, b"first")
+    assert not storage.create_exclusive(path, b"second")
+    assert storage.create_exclusive(path, b"first"), "an answer that was lost"
+    assert storage.read_bytes(path) == b"first"
+    assert files_under(root) == ["new/x"]
+
+
+@pytest.mark.parametrize("before", [None, b"other"])
+def test_without_hard_links_a_file_is_created_all_the_same(tmp_path, before):
+    path = tmp_path / "x"
+    if before:
+        path.write_bytes(before)
+
+    def create() -> None:
+        sys.addaudithook(lambda event, _: os.open("/nowhere/at/all", 0) if event == "os.link" else None)
+        sys.exit(2 if storage.create_exclusive(str(path), b"new") else 3)
+
+    assert kill.in_a_child(create) == (3 if before else 2)
+    assert path.read_bytes() == (before or b"new")
+    assert os.listdir(tmp_path) == ["x"]

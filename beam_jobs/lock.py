@@ -1,0 +1,155 @@
+"""One process at a time in a place: a locked file, or an object that only its owner creates.
+
+The kernel releases the lock of a local file when its owner ends, even by SIGKILL. A store has nothing like it, so the
+object names its owner: one that ended on this machine is replaced, and one on another machine is named to the user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+
+from beam_jobs import machine, storage
+
+_ATTEMPTS = 10  # to create an object that its owners remove meanwhile
+
+
+class Locked(Exception):
+    """Another process owns the lock; the text says which: `process 4711 on host a since 2026-01-31 12:00:00 UTC`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owner:
+    """Who owns a lock.
+
+    Attributes:
+      host: name of the host.
+      machine: which process numbers `process` is one of, see `machine.identity`.
+      process: number of the process.
+      since: seconds since the epoch.
+      token: tells this lock from any other of the same process.
+    """
+
+    host: str = field(default_factory=socket.gethostname)
+    machine: str = field(default_factory=machine.identity)
+    process: int = field(default_factory=os.getpid)
+    since: float = field(default_factory=time.time)
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __str__(self) -> str:
+        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since))
+        return f"process {self.process} on host {self.host} since {at}"
+
+    def has_ended(self) -> bool:
+        """Returns whether the process is certainly gone; of one on another machine nothing is known."""
+        return self.machine == machine.identity() and not machine.lives(self.process, self.since)
+
+    def to_bytes(self) -> bytes:
+        """Returns the content of the file or object."""
+        return json.dumps(asdict(self)).encode()
+
+
+@contextlib.contextmanager
+def locked(path: str) -> Iterator[None]:
+    """Owns a lock while the block runs; nothing stays of it.
+
+    Args:
+      path: of the file or object that is the lock. The directory of a local one exists.
+
+    Raises:
+      Locked: another process owns it.
+      OSError: it cannot be created.
+    """
+    with _object(path) if storage.is_remote(path) else _file(path):
+        yield
+
+
+@contextlib.contextmanager
+def _file(path: str) -> Iterator[None]:
+    number = _open(path)
+    try:
+        with contextlib.suppress(OSError):  # a full disk takes no name of an owner
+            os.ftruncate(number, 0)
+            os.write(number, Owner().to_bytes())
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # its directory was removed or renamed
+            os.remove(path)
+        os.close(number)
+
+
+def _open(path: str) -> int:
+    """Returns a descriptor of the file that has the lock on it."""
+    while True:
+        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            _flock(number)
+            # The owner before may have removed the file after it was opened here.
+            if os.path.samestat(os.fstat(number), os.stat(path)):
+                return number
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(number)
+            raise
+        os.close(number)
+
+
+def _flock(number: int) -> None:
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Locked(_described(os.pread(number, 1 << 16, 0))) from None
+    except OSError:  # a filesystem without locks: better unguarded than not at all
+        return
+
+
+@contextlib.contextmanager
+def _object(path: str) -> Iterator[None]:
+    owner = Owner().to_bytes()
+    for _ in range(_ATTEMPTS):
+        if storage.create_exclusive(path, owner):
+            break
+        with contextlib.suppress(FileNotFoundError):  # its owner has removed it
+            _replace_ended(path, storage.read_bytes(path))
+    else:
+        raise OSError(f"{path} is created and removed again and again by other processes")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # the next process on this machine replaces it
+            if storage.read_bytes(path) == owner:
+                storage.remove(path)
+
+
+def _replace_ended(path: str, content: bytes) -> None:
+    """Removes the lock of a process that has ended.
+
+    Raises:
+      Locked: it has not ended, or that cannot be known.
+    """
+    owner = _owner(content)
+    if not owner or not owner.has_ended():
+        raise Locked(f"{_described(content)}; if that process has ended, delete {path}")
+    # Two processes may see the same ended owner. The slower one must not remove the new lock of the faster one.
+    with _object(f"{path}-{owner.token}"):
+        if storage.read_bytes(path) == content:
+            storage.remove(path)
+
+
+def _owner(content: bytes) -> Owner | None:
+    try:
+        return Owner(**json.loads(content))
+    except (ValueError, TypeError):  # it is being written, or of another program
+        return None
+
+
+def _described(content: bytes) -> str:
+    return str(_owner(content) or "an unknown process")

@@ -1,0 +1,167 @@
+"""Locks in a directory and in stores, taken and left by processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+
+from beam_jobs import lock, storage
+from beam_jobs.lock import Locked, Owner, locked
+from tests.beam_jobs import gcs_server, kill, s3_server
+from tests.beam_jobs.object_store import SCHEME
+
+STORES = ("objects", "s3", "gs")
+of_stores = pytest.mark.parametrize("path", STORES, indirect=True)
+
+
+@pytest.fixture(params=["local", *STORES])
+def path(request, tmp_path, monkeypatch) -> Iterator[str]:
+    if request.param == "gs":
+        pytest.importorskip("google.cloud.storage")
+        with gcs_server.serving(monkeypatch, tmp_path):
+            yield "gs://bucket/lock"
+    else:
+        bucket = s3_server.new_bucket(monkeypatch) if request.param == "s3" else f"{SCHEME}://{tmp_path}"
+        yield f"{tmp_path if request.param == 'local' else bucket}/lock"
+
+
+@contextlib.contextmanager
+def owned_elsewhere(path: str) -> Iterator[int]:
+    """Has another process own a lock; yields its number, and kills it."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        with locked(path):
+            os.write(writing, b".")
+            signal.pause()
+    try:
+        os.read(reading, 1)
+        yield child
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_lock_has_one_owner_whom_the_refusal_names(path):
+    with locked(path):
+        owner = rf"^process {os.getpid()} on host \S+ since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC"
+        with pytest.raises(Locked, match=owner), locked(path):
+            pass
+    assert not storage.exists(path), "nothing stays of it"
+    with locked(path):
+        pass
+
+
+def test_the_lock_of_a_process_that_was_killed_is_free(tmp_path):
+    path = str(tmp_path / "lock")
+    with owned_elsewhere(path) as process, pytest.raises(Locked, match=f"process {process} on host "), locked(path):
+        pass
+    assert storage.exists(path), "it could not remove it"
+    with locked(path):
+        pass
+    assert os.listdir(tmp_path) == []
+
+
+def test_of_many_processes_one_owns_the_lock_at_a_time(tmp_path):
+    path, inside = str(tmp_path / "lock"), str(tmp_path / "inside")
+
+    def enter() -> int:
+        entered = 0
+        while entered < 50:
+            with contextlib.suppress(Locked), locked(path):
+                os.mkdir(inside)  # fails where another process is
+                os.rmdir(inside)
+                entered += 1
+        return entered
+
+    with ThreadPoolExecutor(4) as pool:
+        codes = list(pool.map(lambda _: kill.in_a_child(enter), range(4)))
+    assert codes == [0] * 4
+    assert os.listdir(tmp_path) == []
+
+
+def test_of_many_that_create_an_object_one_succeeds(tmp_path, monkeypatch):
+    pytest.importorskip("google.cloud.storage")
+    with gcs_server.serving(monkeypatch, tmp_path) as server, ThreadPoolExecutor(8) as pool:
+        for number in range(10):
+            created = list(
+                pool.map(
+                    lambda one, name=number: storage.create_exclusive(f"gs://bucket/{name}", b"%d" % one), range(8)
+                )
+            )
+            assert created.count(True) == 1
+            assert server.objects[str(number)] == b"%d" % created.index(True)
+
+
+def ended_owner() -> Owner:
+    """Returns an owner that has ended: the number of its process is no longer given to any."""
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return Owner(process=child)
+
+
+@of_stores
+def test_the_lock_of_an_ended_process_of_this_machine_is_replaced(path):
+    ended = ended_owner()
+    assert storage.create_exclusive(path, ended.to_bytes())
+    with locked(path), pytest.raises(Locked, match=f"process {os.getpid()} on "), locked(path):
+        pass
+    assert not storage.exists(path)
+    assert not storage.exists(f"{path}-{ended.token}")
+
+
+@of_stores
+def test_a_process_with_the_number_of_the_ended_one_is_not_taken_for_it(path):
+    assert storage.create_exclusive(path, Owner(since=psutil.Process().create_time() - 60).to_bytes())
+    with locked(path):
+        pass
+
+
+@of_stores
+@pytest.mark.parametrize("content", ["another machine", "no owner"])
+def test_what_cannot_be_known_to_have_ended_is_named_with_the_object_to_delete(path, content):
+    owner = dataclasses.replace(ended_owner(), host="far", machine="another")
+    assert storage.create_exclusive(path, owner.to_bytes() if content == "another machine" else b"[]")
+    named = f"process {owner.process} on host far since .*" if content == "another machine" else "an unknown process"
+    with pytest.raises(Locked, match=f"^{named}; if that process has ended, delete {path}$"), locked(path):
+        pass
+    assert storage.exists(path)
+
+
+@of_stores
+def test_an_ended_owner_is_removed_by_one_process_alone(path):
+    """Another process is removing it: it must not be removed a second time, when it may be the lock of that process."""
+    ended = ended_owner()
+    assert storage.create_exclusive(path, ended.to_bytes())
+    removing = dataclasses.replace(ended, machine="another")
+    assert storage.create_exclusive(f"{path}-{ended.token}", removing.to_bytes())
+    with pytest.raises(Locked, match=f"delete {path}-{ended.token}$"), locked(path):
+        pass
+    assert storage.read_bytes(path) == ended.to_bytes()
+
+
+@of_stores
+def test_a_slow_process_leaves_the_lock_of_a_fast_one(path):
+    """Both saw the same ended owner, and the fast one is through with the removal."""
+    ended, fast = ended_owner().to_bytes(), Owner(machine="another").to_bytes()
+    assert storage.create_exclusive(path, fast)
+    lock._replace_ended(path, ended)
+    assert storage.read_bytes(path) == fast
+
+
+@of_stores
+def test_a_lock_that_was_deleted_and_taken_by_another_process_stays_its_own(path):
+    other = Owner(machine="another").to_bytes()
+    with locked(path):
+        storage.remove(path)
+        assert storage.create_exclusive(path, other)
+    assert storage.read_bytes(path) == other
