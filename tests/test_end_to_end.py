@@ -1,6 +1,6 @@
 """From folders of photographs to a pushed model, and from bad data to a stop: one root and all that happens in it.
 
-The data comes in two batches: what drifts between them is found, a soft gate says so, and the schema of the first holds.
+The data comes in two batches: what drifts between them is found, a soft gate says so, and the first schema holds.
 """
 
 from __future__ import annotations
