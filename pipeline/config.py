@@ -36,11 +36,13 @@ class DataShape:
       splits: names, in order; the first trains, the second evaluates.
       extra: names of the user columns, without `extra/`.
       facts: `all` or `basic`.
+      is_weighted: whether records hold the weight of their image.
     """
 
     splits: tuple[str, ...]
     extra: tuple[str, ...]
     facts: str
+    is_weighted: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,13 +138,19 @@ class PipelineConfig:
         """
         if self.ingest:
             options = self.ingest
-            shape = DataShape(splits=tuple(options.splits), extra=tuple(options.columns.extra), facts=options.facts)
+            shape = DataShape(
+                splits=tuple(options.splits),
+                extra=tuple(options.columns.extra),
+                facts=options.facts,
+                is_weighted=bool(options.columns.weight),
+            )
         else:
             dataset = check_dataset(self.resolved_source())
             shape = DataShape(
                 splits=tuple(dataset.splits),
                 extra=tuple(dataset.options["columns"]["extra"]),
                 facts=dataset.options["facts"],
+                is_weighted=bool(dataset.options["columns"]["weight"]),
             )
         if len(shape.splits) < 2:
             raise OptionError(

@@ -176,7 +176,7 @@ def _model(
         model=model,
         baseline_model=before[0].outputs[MODEL_KEY] if before else None,
         example_splits=[held_back],
-        eval_config=evaluation_config(config.evaluate, EVALUATE_SIGNATURE, PROBABILITIES),
+        eval_config=evaluation_config(config.evaluate, EVALUATE_SIGNATURE, PROBABILITIES, data.is_weighted),
     )
     pusher = Pusher(
         model=model,

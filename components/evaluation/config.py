@@ -7,25 +7,31 @@ import json
 import tensorflow_model_analysis as tfma
 
 from beam_jobs import record
-from components.evaluation.names import ACCURACY, CALIBRATION_BINS, TOP_ACCURACY, TOP_K
+from components.evaluation.margin import Margin
+from components.evaluation.names import ACCURACY, CALIBRATION_BINS, MARGIN, TOP_ACCURACY, TOP_K
 from components.evaluation.options import EvaluateOptions
 
 # TFMA compares numbers of single precision: 36 of 40 would miss a least accuracy of 0.9.
 _ROUNDING = 1e-6
 
 
-def evaluation_config(options: EvaluateOptions, signature: str, probabilities: str) -> tfma.EvalConfig:
+def evaluation_config(
+    options: EvaluateOptions, signature: str, probabilities: str, is_weighted: bool = False
+) -> tfma.EvalConfig:
     """Returns the configuration of Evaluator for a model of one class an image.
 
     Measured over all images, a class at a time and a value of each user column at a time: accuracy, whether the class
     is among the five most likely, the confusion matrix, and the calibration of the most likely class. Intervals are no
     part of it: the shares have exact ones from their counts, and the jackknife of TFMA takes five times as long.
+    Weights count in the shares; the confusion matrix and the calibration count images.
 
     Args:
       options: thresholds and slices.
       signature: signature of the model that takes serialised records.
       probabilities: name of its output, float32[batch, classes].
+      is_weighted: whether the records hold the weight of their image.
     """
+    per_image = tfma.ExampleWeightOptions(unweighted=True)
     columns = [record.EXTRA_PREFIX + name for name in options.slice_by]
     return tfma.EvalConfig(
         # One without a name: TFX adds the other when there is a model to compare with.
@@ -33,6 +39,7 @@ def evaluation_config(options: EvaluateOptions, signature: str, probabilities: s
             tfma.ModelSpec(
                 signature_name=signature,
                 label_key=record.LABEL,
+                example_weight_key=record.WEIGHT if is_weighted else "",
                 prediction_key=probabilities,
                 model_type=tfma.constants.TF_GENERIC,
             )
@@ -44,16 +51,24 @@ def evaluation_config(options: EvaluateOptions, signature: str, probabilities: s
         metrics_specs=[
             tfma.MetricsSpec(
                 metrics=[
-                    _metric("SparseCategoricalAccuracy", {"name": ACCURACY}, [_threshold(options)]),
+                    _metric("SparseCategoricalAccuracy", {"name": ACCURACY}, _overall(_accuracy_limits(options))),
                     _metric("SparseTopKCategoricalAccuracy", {"name": TOP_ACCURACY, "k": TOP_K}),
-                    _metric("ExampleCount"),
-                    _metric("MultiClassConfusionMatrixPlot"),
+                    tfma.MetricConfig(
+                        class_name=Margin.__name__,
+                        module=Margin.__module__,
+                        config=json.dumps({"name": MARGIN}),
+                        per_slice_thresholds=_overall(_at_least(_ROUNDING)) if options.above_largest_class else [],
+                    ),
                 ]
+            ),
+            tfma.MetricsSpec(
+                metrics=[_metric("ExampleCount"), _metric("MultiClassConfusionMatrixPlot")], example_weights=per_image
             ),
             # Of every image its most likely class alone, right or wrong, with the probability it was given.
             tfma.MetricsSpec(
                 metrics=[_metric("CalibrationPlot", {"num_buckets": CALIBRATION_BINS})],
                 aggregate=tfma.AggregationOptions(micro_average=True, top_k_list={"values": [1]}),
+                example_weights=per_image,
             ),
         ],
     )
@@ -65,12 +80,18 @@ def _metric(
     return tfma.MetricConfig(class_name=name, config=json.dumps(config or {}), per_slice_thresholds=thresholds or [])
 
 
-def _threshold(options: EvaluateOptions) -> tfma.PerSliceMetricThreshold:
-    limits = tfma.MetricThreshold(
-        value_threshold=tfma.GenericValueThreshold(lower_bound={"value": options.min_accuracy - _ROUNDING})
-    )
+def _accuracy_limits(options: EvaluateOptions) -> tfma.MetricThreshold:
+    limits = _at_least(options.min_accuracy - _ROUNDING)
     if options.max_drop is not None:
         limits.change_threshold.direction = tfma.MetricDirection.HIGHER_IS_BETTER
         limits.change_threshold.absolute.value = -(options.max_drop + _ROUNDING)
+    return limits
+
+
+def _at_least(value: float) -> tfma.MetricThreshold:
+    return tfma.MetricThreshold(value_threshold=tfma.GenericValueThreshold(lower_bound={"value": value}))
+
+
+def _overall(limits: tfma.MetricThreshold) -> list[tfma.PerSliceMetricThreshold]:
     # Of the overall slice alone: a plain threshold holds for every slice, and a class of 30 images misses it by one.
-    return tfma.PerSliceMetricThreshold(slicing_specs=[tfma.SlicingSpec()], threshold=limits)
+    return [tfma.PerSliceMetricThreshold(slicing_specs=[tfma.SlicingSpec()], threshold=limits)]

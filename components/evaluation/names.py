@@ -6,4 +6,7 @@ ACCURACY = "sparse_categorical_accuracy"
 TOP_K = 5
 TOP_ACCURACY = f"top_{TOP_K}_accuracy"
 COUNT = "example_count"
+MARGIN = "accuracy_margin"
+LARGEST = "largest_class_share"
+EFFECTIVE = "effective_images"
 CALIBRATION_BINS = 10

@@ -16,6 +16,8 @@ class EvaluateOptions:
 
     Attributes:
       min_accuracy: accuracy on the eval split below which the model is not blessed, 0-1. 0 pushes any model.
+      above_largest_class: bless no model for which always answering with the largest class is an explanation: the lower
+        end of the 95 % interval of the accuracy must lie above the share of that class in the eval split.
       max_drop: how far the accuracy may lie below that of the model blessed before, on the same images, 0-1; None
         compares with none. The first model, and one of other classes than those before it, has none to compare with.
       slice_by: user columns, without `extra/`, whose values are measured one by one: columns of few values.
@@ -25,6 +27,7 @@ class EvaluateOptions:
     """
 
     min_accuracy: float = 0.0
+    above_largest_class: bool = True
     max_drop: float | None = None
     slice_by: tuple[str, ...] = ()
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from beam_jobs import record
 from beam_jobs.errors import CorruptDataset
-from components.evaluation.names import ACCURACY, CALIBRATION_BINS, COUNT, TOP_ACCURACY, TOP_K
+from components.evaluation.names import ACCURACY, CALIBRATION_BINS, COUNT, EFFECTIVE, TOP_ACCURACY, TOP_K
 from components.evaluation.values import Accuracy, Bin, Calibration, Confusion, Evaluation
 
 # True class index, predicted class index -> images.
@@ -86,6 +87,9 @@ def _slices(accuracies: Mapping[tuple, Accuracy]) -> dict[str, dict[str, Accurac
 
 def _accuracy(metrics: Mapping[str, Mapping], name: str) -> Accuracy:
     images = round(_number(metrics[COUNT]))
+    effective = _number(metrics[EFFECTIVE]) if EFFECTIVE in metrics else images
+    if not math.isclose(effective, images, rel_tol=1e-9):
+        return Accuracy.of(_number(metrics[name]) if effective else 0.0, images, effective)
     # TFMA keeps shares in single precision; that of whole images is known exactly.
     share = round(_number(metrics[name]) * images) / images if images else 0.0
     return Accuracy.of(share, images)

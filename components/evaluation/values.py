@@ -27,9 +27,9 @@ class Accuracy:
     images: int
 
     @classmethod
-    def of(cls, share: float, images: int) -> Accuracy:
-        """Returns a share of right answers with its 95 % interval."""
-        low, high = wilson_interval(share, images)
+    def of(cls, share: float, images: int, effective: float | None = None) -> Accuracy:
+        """Returns a share of right answers with its 95 % interval; `effective` images count in it, all by default."""
+        low, high = wilson_interval(share, images if effective is None else effective)
         return cls(value=share, low=low, high=high, images=images)
 
 
@@ -100,7 +100,7 @@ class Evaluation:
     baseline: Accuracy | None = None
 
 
-def wilson_interval(share: float, count: int) -> tuple[float, float]:
+def wilson_interval(share: float, count: float) -> tuple[float, float]:
     """Returns the 95 % score interval of a share; source: E. B. Wilson (1927).
 
     It stays inside 0-1, and stays open at a share of 1 where the jackknife of TFMA closes: 26 right answers out of 26
@@ -108,7 +108,7 @@ def wilson_interval(share: float, count: int) -> tuple[float, float]:
 
     Args:
       share: observed share, 0-1.
-      count: number of observations.
+      count: number of observations, of weighted ones the effective number.
     """
     if count == 0:
         return 0.0, 1.0

@@ -82,7 +82,7 @@ def shades(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def weighted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """48 images of a dark or a light grey: 16 `right` ones of weight 50, 32 of weight 0 that have the other class."""
+    """48 dark or light images: 16 `right` ones of weight 50, 32 `wrong` ones of weight 0 with the other class."""
     source, out = tmp_path_factory.mktemp("weighted"), tmp_path_factory.mktemp("weighted_dataset")
     rows = ["image,label,weight"]
     for number in range(48):

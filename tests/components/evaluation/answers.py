@@ -37,9 +37,13 @@ def write_parrot(path: Path, held: int, classes: int = 0) -> Path:
 
 
 def write_answers(
-    directory: Path, labels: Sequence[int], answers: np.ndarray, extra: Sequence[Mapping[str, Sequence[bytes]]] = ()
+    directory: Path,
+    labels: Sequence[int],
+    answers: np.ndarray,
+    extra: Sequence[Mapping[str, Sequence[bytes]]] = (),
+    weights: Sequence[float] = (),
 ) -> Path:
-    """Writes the eval split of a dataset: class indices, float32[images, classes] and user columns of each image."""
+    """Writes the eval split of a dataset: class indices, float32[images, classes], user columns and weights."""
     split = directory / "Split-eval"
     split.mkdir(parents=True)
     with tf.io.TFRecordWriter(str(split / "shard-00000-of-00001.tfrecord")) as writer:
@@ -51,6 +55,8 @@ def write_answers(
             }
             for name, values in (extra[place] if extra else {}).items():
                 features[record.EXTRA_PREFIX + name] = ("bytes", list(values))
+            if weights:
+                features[record.WEIGHT] = ("float", [weights[place]])
             writer.write(wire.example(features))
     return directory
 

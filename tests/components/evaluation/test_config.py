@@ -9,14 +9,15 @@ import pytest
 import tensorflow_model_analysis as tfma
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from components.evaluation import load_evaluation
+from components.evaluation import load_evaluation, wilson_interval
 from components.evaluation.config import evaluation_config
 from components.evaluation.options import EvaluateOptions
-from tests.components.conftest import BEAM_ARGS
+from tests.components.conftest import BEAM_ARGS, analyse
 from tests.components.evaluation.answers import PROBABILITIES, SIGNATURE, write_answers, write_parrot
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LABELS = [0, 1] * 20
+OFF = {"above_largest_class": False}
 
 
 def answers_of(right: int) -> np.ndarray:
@@ -84,6 +85,7 @@ def evaluate(options: EvaluateOptions, models: dict[str, Path], dataset: Path, o
         ({"max_drop": 0.05}, True, True),  # exactly what is allowed
         ({"max_drop": 0.04}, True, False),
         ({"max_drop": 0.06, "min_accuracy": 0.91}, True, False),
+        ({"above_largest_class": False}, False, True),
     ],
 )
 def test_a_model_is_blessed_when_it_is_good_enough_and_not_much_worse(
@@ -99,6 +101,32 @@ def test_a_model_is_blessed_when_it_is_good_enough_and_not_much_worse(
     assert found.calibration["bins"][8]["images"] == 40
 
 
+def evaluated(labels: list[int], answers: np.ndarray, out: Path, weights: list[float] | None = None, **options):
+    """Evaluates answers, and returns whether they bless and what was measured."""
+    write_answers(out / "data", labels, answers, weights=weights or [])
+    model = write_parrot(out / "model", answers.shape[1])
+    config = evaluation_config(EvaluateOptions(**options), SIGNATURE, PROBABILITIES, weights is not None)
+    path = analyse(model, out / "data", config, out / "out")
+    return tfma.load_validation_result(str(path)).validation_ok, load_evaluation(str(path))
+
+
+# Of 40 images 26 are of class 0. Wilson's lower end is 0.625 at 31 right ones and 0.652 at 32.
+@pytest.mark.parametrize(("right", "options", "blessed"), [(32, {}, True), (31, {}, False), (31, OFF, True)])
+def test_a_model_must_be_better_than_the_largest_class(right, options, blessed, tmp_path):
+    labels = [0] * 26 + [1] * 14
+    answers = np.eye(2, dtype=np.float32)[[label if place < right else 1 - label for place, label in enumerate(labels)]]
+    assert evaluated(labels, answers, tmp_path, **options)[0] == blessed
+
+
+def test_an_image_of_weight_three_counts_three_times(tmp_path):
+    answers = np.eye(2, dtype=np.float32)[[0, 0, 1, 1, 0, 0]]
+    _, found = evaluated([0, 0, 1, 0, 1, 1], answers, tmp_path, weights=[3, 3, 3, 1, 1, 0])
+    assert (found.overall.value, found.overall.images) == (pytest.approx(9 / 11), 6)
+    assert (found.overall.low, found.overall.high) == pytest.approx(wilson_interval(9 / 11, 11**2 / 29))
+    assert found.classes["class 1000"].value == pytest.approx(6 / 7)
+    assert found.confusion["counts"] == [[2, 1], [2, 1]]  # of images
+
+
 def test_the_thresholds_hold_for_the_whole_split_and_not_for_every_slice():
     config = evaluation_config(EvaluateOptions(min_accuracy=0.6, max_drop=0.1, slice_by=("camera",)), "a", "b")
     thresholds = [
@@ -107,7 +135,6 @@ def test_the_thresholds_hold_for_the_whole_split_and_not_for_every_slice():
         for metric in metrics.metrics
         for threshold in metric.per_slice_thresholds
     ]
-    assert [list(spec.feature_keys) for spec in thresholds[0].slicing_specs] == [[]]
-    assert len(thresholds) == 1
+    assert [[list(spec.feature_keys) for spec in one.slicing_specs] for one in thresholds] == [[[]], [[]]]
     assert not any(metric.HasField("threshold") for metrics in config.metrics_specs for metric in metrics.metrics)
     assert [list(spec.feature_keys) for spec in config.slicing_specs] == [[], ["image/class/text"], ["extra/camera"]]
