@@ -1,6 +1,6 @@
 """Adding images to a published dataset: a new generation that links the old shards and holds new ones beside them.
 
-No byte of an old shard is read or written. Its name changes, because names say how many shards there are; the new
+No byte of an old shard is read or written. Its name changes, because names count the shards of a split; the new
 generation takes the place of the old one by rename, like that of `--overwrite`.
 """
 

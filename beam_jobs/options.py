@@ -248,7 +248,7 @@ class IngestOptions:
       threads: threads of one unit of work; 0 means one per core.
       http: how images are fetched from web servers.
       overwrite: replace the dataset that `out` holds, by rename, once the new one is whole.
-      append: add the images whose key the dataset in `out` does not know; its shards keep their bytes.
+      append: add the images whose key the dataset in `out` does not know; its shards keep their bytes, not their names.
       retry_rejects: add the images that were rejected before and are good now.
       bucket_images: images examined as one unit of work, the grain of resuming. 2048 is seconds of work.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import apache_beam as beam
@@ -11,12 +11,12 @@ from beam_jobs.jobs import local_pipeline
 
 
 class Recorder:
-    """Makes local pipelines and keeps their results; the second one writes: it is called before it and after it."""
+    """Makes local pipelines and keeps their results; runs functions before the second, which writes, and after each."""
 
     def __init__(
-        self, before_write: Callable[[], object] = lambda: None, after_write: Callable[[], object] = lambda: None
+        self, before_write: Callable[[], object] = lambda: None, after: Mapping[int, Callable[[], object]] | None = None
     ) -> None:
-        self._before_write, self._after_write = before_write, after_write
+        self._before_write, self._after = before_write, after or {}
         self._made = 0
         self.results: list = []
 
@@ -29,8 +29,7 @@ class Recorder:
 
     def _finish(self, result: object) -> None:
         self.results.append(result)
-        if self._made == 2:
-            self._after_write()
+        self._after.get(self._made, lambda: None)()
 
     def counters(self) -> dict[str, int]:
         found = [c for result in self.results for c in result.metrics().query()["counters"]]

@@ -37,10 +37,10 @@ def options(source, tmp_path) -> IngestOptions:
 
 
 @pytest.fixture
-def other(tmp_path) -> Path:
-    """Another dataset."""
-    class_folders(tmp_path / "other_photos", per_class=2)
-    run(IngestOptions(source=str(tmp_path / "other_photos"), out=str(tmp_path / "other"), splits={"all": 1}))
+def other(options, tmp_path) -> Path:
+    """Another dataset, whose files have the same names."""
+    run(replace(options, out=str(tmp_path / "other"), seed=3))
+    assert files_under(tmp_path / "other").keys() >= {"Split-train/data-00000-of-00001.tfrecord"}
     return tmp_path / "other"
 
 
@@ -119,15 +119,15 @@ def test_in_a_store_the_second_ingest_is_refused_and_after_a_kill_the_same_comma
     assert [name for name, _, _ in storage.walk_files(out) if name.startswith((".", "_"))] == []
 
 
-@pytest.mark.parametrize("when", ["before the shards", "after the shards"])
-def test_nothing_is_written_over_a_dataset_that_appeared_meanwhile(options, other, tmp_path, when):
+@pytest.mark.parametrize("job", [1, 2], ids=["before the shards", "after the shards"])
+def test_nothing_is_written_over_a_dataset_that_appeared_meanwhile(options, other, tmp_path, job):
     out = tmp_path / "out"
 
     def appear() -> None:
         shutil.copytree(other, out, dirs_exist_ok=True)
 
     with pytest.raises(DatasetChanged, match="out holds a dataset that was published since this run began; choose"):
-        run(options, Recorder(**{"before_write" if when == "before the shards" else "after_write": appear}))
+        run(options, Recorder(after={job: appear}))
     assert {name: files_under(out)[name] for name in files_under(other)} == files_under(other)
 
 
