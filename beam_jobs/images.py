@@ -20,7 +20,7 @@ from beam_jobs.headers import Header, gate, read_header
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.types import ImageFacts
 
-_KEPT_QUALITY = 95  # of images re-encoded at full size; with 4:4:4 chroma the loss stays under what training can see
+KEPT_QUALITY = 95  # of images re-encoded at full size; with 4:4:4 chroma the loss stays under what training can see
 _HASHED_SIDE = 64  # pixels; of a smaller decode the perceptual hash would miss half of the near duplicates
 _UNKNOWN = (0.0, 0.0, 0.0)
 
@@ -53,7 +53,7 @@ def examine(
 def _examine_copy(data: bytes, header: Header, reasons: tuple[str, ...], facts: str) -> tuple[bytes, ImageFacts]:
     encoded = data
     if reasons:
-        encoded = normalise.encode(normalise.plain_pixels(data, header), header.format, _KEPT_QUALITY)
+        encoded = normalise.encode(normalise.plain_pixels(data, header), header.format, KEPT_QUALITY)
     stored = read_header(encoded) if reasons else header
     pixels = decode_checked(encoded, _check_ratio(stored, facts))
     known = _facts(data, encoded, stored, pixels, facts)

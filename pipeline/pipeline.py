@@ -30,7 +30,7 @@ from trainer.columns import CONFIG_KEY as TRANSFORM_KEY
 from trainer.models import content_digest
 from trainer.options import TrainerConfig
 from trainer.run_fn import CONFIG_KEY as TRAINER_KEY
-from trainer.serving import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBABILITIES
+from trainer.serving_spec import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBABILITIES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,6 @@ ALLOWED = {
     ("trainer/serving.py", "keras.saving.load_model"): "what the parent process saved, in the same directory",
     ("trainer/serving.py", "-c"): "a line of its own, right above",
     ("trainer/predict.py", "tensorflow.saved_model.load"): "a model that the user names",
-    ("components/dataset_report/mistakes.py", "tensorflow.saved_model.load"): "a model that the user names",
 }
 
 

@@ -34,7 +34,7 @@ Training:
 
 After it:
   evaluate_model, Plan, Evaluation: figures with intervals, on any number of hosts
-  export: a SavedModel that takes encoded image bytes
+  export, ServingSpec: a SavedModel that takes encoded image bytes, and what it knows of its dataset
   predict_files, Prediction: what such a model says about files
 
 Examples:
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from trainer.predict import predict as predict_files
     from trainer.progress import Progress
     from trainer.serving import export
+    from trainer.serving_spec import ServingSpec
     from trainer.strategy import make_strategy
     from trainer.streams import TFDS, QueueSource, Reading, RecordLayout, make_file_stream, make_stream
     from trainer.targets import for_keras
@@ -91,6 +92,7 @@ __all__ = [
     "QueueSource",
     "Reading",
     "RecordLayout",
+    "ServingSpec",
     "TrainOptions",
     "TrainerConfig",
     "apply_ops",
@@ -125,6 +127,7 @@ _MODULES = {
     "predict": ("Prediction",),
     "progress": ("Progress",),
     "serving": ("export",),
+    "serving_spec": ("ServingSpec",),
     "strategy": ("make_strategy",),
     "streams": ("TFDS", "QueueSource", "Reading", "RecordLayout", "make_file_stream", "make_stream"),
     "targets": ("for_keras",),

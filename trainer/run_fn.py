@@ -24,6 +24,7 @@ from trainer.preprocessing import MEAN_RGB, STD_RGB
 from trainer.progress import Progress
 from trainer.raw import stored_ops
 from trainer.serving import export
+from trainer.serving_spec import ServingSpec
 from trainer.strategy import host_of, make_strategy
 from trainer.targets import MULTI
 
@@ -78,7 +79,8 @@ def run_fn(fn_args: FnArgs) -> None:
         _say(f"{name} {spreads[name]}")
     ops = evaluation_ops(config.input)
     side = config.input.image_side_px
-    export(model, ops, dataset.labels, side, fn_args.serving_model_dir, stored_ops(ops, dataset))
+    spec = ServingSpec.of(dataset)
+    export(model, ops, dataset.labels, side, fn_args.serving_model_dir, stored_ops(ops, dataset), spec)
     checkpoints.clear()
 
 

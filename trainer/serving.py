@@ -1,8 +1,7 @@
-"""The exported model: encoded image bytes in, class, name and probability out, through the ops of evaluation."""
+"""The exported model: encoded image bytes in, class, name and probability out, through ingest and evaluation."""
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import subprocess
@@ -15,15 +14,14 @@ import tensorflow as tf
 from beam_jobs import record
 from beam_jobs.errors import OptionError
 from trainer.autograph import as_written
+from trainer.decode_source import DecodeSource
 from trainer.ops import IMAGE, Op, apply_ops
+from trainer.serving_spec import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBABILITIES, ServingSpec, write_json
 from trainer.transfer import leaves
 
-EVALUATE_SIGNATURE = "evaluate"  # serialised records in, for TFMA
-PROBABILITIES = "probabilities"
+__all__ = ["DESCRIPTION_NAME", "EVALUATE_SIGNATURE", "PROBABILITIES", "ServingSpec", "decode_batch", "export"]
+
 _MODEL, _REST = "model.keras", "rest.pickle"  # what a process with another backend leaves to export
-# Beside the graph, where SavedModel keeps what is not its own. Models with equal descriptions take the same records and
-# answer with the same classes, so that one can be measured against the other.
-DESCRIPTION_NAME = "assets.extra/feedline.json"
 
 
 def export(
@@ -33,11 +31,13 @@ def export(
     side_px: int,
     path: str,
     record_ops: tuple[Op, ...] = (),
+    spec: ServingSpec | None = None,
 ) -> None:
-    """Writes a SavedModel with two signatures, and `DESCRIPTION_NAME`.
+    """Writes a SavedModel with two signatures, and beside it its classes and its `ServingSpec`.
 
-    `serving_default`: `image_bytes` string[batch], JPEG or PNG files -> `class` int64[batch], `text` string[batch],
-    `probability` float32[batch] of that class and `probabilities` float32[batch, classes].
+    `serving_default`: `image_bytes` string[batch], JPEG or PNG files as a camera made them -> `class` int64[batch],
+    `text` string[batch], `probability` float32[batch] of that class and `probabilities` float32[batch, classes]. The
+    files go through what the ingest does to them (see `decode_source`); of another format they are an error.
     `evaluate`: `examples` string[batch], serialised records -> `probabilities`.
 
     Examples:
@@ -55,22 +55,26 @@ def export(
       side_px: height and width of the images.
       path: directory to write.
       record_ops: the ops that begin at what records hold, see `raw.stored_ops`; `ops` when empty.
+      spec: of the dataset that the model was trained on, `ServingSpec.of(dataset)`; by default one of the policy `copy`
+        and one label an image.
 
     Raises:
       OptionError: the backend of Keras is not TensorFlow, and the model cannot be loaded where it is.
     """
     if keras.backend.backend() != "tensorflow":
-        _export_with_tensorflow(model, {"ops": ops, "labels": labels, "side_px": side_px, "path": path}, record_ops)
+        rest = {"ops": ops, "labels": labels, "side_px": side_px, "path": path, "record_ops": record_ops, "spec": spec}
+        _export_with_tensorflow(model, rest)
         return
+    spec = spec or ServingSpec()
     names = tf.constant(labels)
     archive = keras.export.ExportArchive()
     archive.track(model)
 
-    def predict(encoded: tf.Tensor, chain: tuple[Op, ...] = ops) -> tf.Tensor:
+    def predict(encoded: tf.Tensor, chain: tuple[Op, ...]) -> tf.Tensor:
         return model(decode_batch(encoded, chain, side_px), training=False)
 
     def serve(image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
-        probabilities = predict(image_bytes)
+        probabilities = predict(image_bytes, (DecodeSource(spec.pixels), *ops[1:]))
         best = tf.argmax(probabilities, axis=-1)
         return {
             "class": best,
@@ -86,7 +90,8 @@ def export(
     archive.add_endpoint("serve", serve, input_signature=[tf.TensorSpec([None], tf.string, "image_bytes")])
     archive.add_endpoint(EVALUATE_SIGNATURE, evaluate, input_signature=[tf.TensorSpec([None], tf.string, "examples")])
     archive.write_out(path, verbose=False)
-    _write_description(labels, (record_ops or ops)[0], path)
+    write_json(path, DESCRIPTION_NAME, {"labels": list(labels), "records": repr((record_ops or ops)[0])})
+    spec.write(path)
 
 
 @as_written
@@ -116,14 +121,14 @@ def export_saved(folder: str) -> None:
     export(keras.saving.load_model(os.path.join(folder, _MODEL), classes, compile=False), **rest)
 
 
-def _export_with_tensorflow(model: keras.Model, rest: dict[str, object], record_ops: tuple[Op, ...]) -> None:
+def _export_with_tensorflow(model: keras.Model, rest: dict[str, object]) -> None:
     """Exports in a process with the TensorFlow backend: a backend is chosen once, when Keras is imported."""
     with tempfile.TemporaryDirectory() as folder:
         model.save(os.path.join(folder, _MODEL))
         with open(os.path.join(folder, _REST), "wb") as stream:
             # Classes of the user's are not in the file of the model; by reference, each brings its module.
             own = {type(layer).__name__: type(layer) for layer in leaves(model) if not _is_of_keras(layer)}
-            pickle.dump((own, {**rest, "record_ops": record_ops}), stream)
+            pickle.dump((own, rest), stream)
         environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "PYTHONPATH": os.pathsep.join(sys.path)}
         code = "import sys; from trainer.serving import export_saved; export_saved(sys.argv[1])"
         command = [sys.executable, "-c", code, folder]
@@ -135,11 +140,3 @@ def _export_with_tensorflow(model: keras.Model, rest: dict[str, object], record_
 
 def _is_of_keras(layer: keras.layers.Layer) -> bool:
     return type(layer).__module__.partition(".")[0] == "keras"
-
-
-def _write_description(labels: tuple[str, ...], first_op: Op, path: str) -> None:
-    text = json.dumps({"labels": list(labels), "records": repr(first_op)}, indent=2, ensure_ascii=False)
-    target = os.path.join(path, DESCRIPTION_NAME)
-    tf.io.gfile.makedirs(os.path.dirname(target))
-    with tf.io.gfile.GFile(target, "w") as stream:
-        stream.write(text)

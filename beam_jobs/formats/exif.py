@@ -7,8 +7,8 @@ import struct
 from beam_jobs.formats.header import UPRIGHT
 
 PREFIX = b"Exif\x00\x00"
-_TAG = 0x0112
-_SHORT = 3
+TAG = 0x0112
+SHORT = 3
 _BYTE_ORDERS = {b"II*\x00": "<", b"MM\x00*": ">"}
 
 
@@ -28,8 +28,8 @@ def orientation(block: bytes) -> int:
         (count,) = struct.unpack_from(order + "H", block, start)
         for position in range(start + 2, start + 2 + 12 * count, 12):
             tag, kind, _, value = struct.unpack_from(order + "HHIH", block, position)
-            if tag == _TAG:
-                return value if kind == _SHORT and 1 <= value <= 8 else UPRIGHT
+            if tag == TAG:
+                return value if kind == SHORT and 1 <= value <= 8 else UPRIGHT
     except struct.error:  # it ends too early; a broken EXIF block does not make a broken image
         pass
     return UPRIGHT

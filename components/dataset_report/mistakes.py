@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from beam_jobs import record, storage, tfrecord
+from beam_jobs import storage, tfrecord
 from beam_jobs.errors import OptionError
 from beam_jobs.types import LABEL_KINDS
 from components.dataset_report import shown
 from components.dataset_report.images import Facts, Images
-from components.dataset_report.pictures import Album, Picture, Room, open_stored
+from components.dataset_report.pictures import Album, Picture, Room
+
+if TYPE_CHECKING:
+    from trainer.predict import ExportedModel
 
 MOST_IMAGES = 2000  # shown to the model
 _BATCH = 32
 _MOST_MISTAKES = 24
 _SIDE_PX = 200
 _ROOM_BYTES = 600_000
-_SIGNATURE, _INPUT = "serving_default", "image_bytes"
-
-Serve = Callable[[Sequence[bytes]], Mapping[str, np.ndarray]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,53 +113,59 @@ def predict(images: Images, directory: str, model: str, most: int = MOST_IMAGES)
     found = images.is_written & (images.splits == split)
     order = np.lexsort((images.numbers("offset"), images.numbers("shard")))
     rows = order[found[order]][:most]
-    serve = load_model(model)
-    answers = [serve(batch) for batch in _batches(images, directory, split, len(rows))]
-    probabilities = np.concatenate([answer["probabilities"] for answer in answers])
-    if probabilities.shape[1] != len(dataset.labels):
-        raise OptionError(
-            f"the model knows {probabilities.shape[1]} classes, the dataset {len(dataset.labels)}; "
-            "give the model that was trained on it"
-        )
-    said = np.concatenate([answer["class"] for answer in answers])
-    named = [text.decode() for answer in answers for text in answer["text"]]
-    for text, index in zip(named, said, strict=True):
-        if text != dataset.labels[index]:
-            raise OptionError(
-                f"class {index} of the model is {text!r}, of the dataset {dataset.labels[index]!r}; "
-                "give the model that was trained on it"
-            )
+    loaded = load_model(model)
+    _check_labels(loaded.labels, dataset.labels)
+    probabilities = np.concatenate(
+        [_probabilities(loaded, batch) for batch in _batches(images, directory, split, len(rows))]
+    )
     return Predictions(
         split=split,
         images=int(found.sum()),
         rows=rows,
         true=images.numbers("label_index")[rows],
-        said=said,
+        said=probabilities.argmax(1),
         probabilities=probabilities,
     )
 
 
-def load_model(model: str) -> Serve:
-    """Loads the serving signature of a model: encoded images -> class, text, probability and probabilities.
+def load_model(model: str) -> ExportedModel:
+    """Loads a model that takes records.
 
     Raises:
       OptionError: there is no such model, or it was exported by something else.
     """
     import tensorflow as tf
 
+    from trainer import predict as predicting
+
     if not tf.io.gfile.exists(storage.join(model, "saved_model.pb")):
         raise OptionError(f"{shown.place(model)} holds no model; give the folder that `feedline run` pushed to")
-    loaded = tf.saved_model.load(model)
-    signature = loaded.signatures.get(_SIGNATURE)
-    if signature is None or _INPUT not in signature.structured_input_signature[1]:
-        raise OptionError(f"{shown.place(model)} was not exported by feedline: its signature takes no {_INPUT}")
+    return predicting.load_model(model)
 
-    def serve(encoded: Sequence[bytes]) -> Mapping[str, np.ndarray]:
-        # `loaded` must live as long as the signature: its variables die with it.
-        answer = loaded.signatures[_SIGNATURE](**{_INPUT: tf.constant(list(encoded))})
-        return {name: value.numpy() for name, value in answer.items()}
 
-    return serve
+def _check_labels(labels: Sequence[str], wanted: Sequence[str]) -> None:
+    if len(labels) != len(wanted):
+        raise OptionError(
+            f"the model knows {len(labels)} classes, the dataset {len(wanted)}; give the model that was trained on it"
+        )
+    for index, (text, right) in enumerate(zip(labels, wanted, strict=True)):
+        if text != right:
+            raise OptionError(
+                f"class {index} of the model is {text!r}, of the dataset {right!r}; "
+                "give the model that was trained on it"
+            )
+
+
+def _probabilities(model: ExportedModel, records: Sequence[bytes]) -> np.ndarray:
+    import tensorflow as tf
+
+    try:
+        return model.probabilities(records)
+    except tf.errors.InvalidArgumentError as error:
+        raise OptionError(
+            "the model does not take the records of the dataset, which may be of another pixel policy; "
+            "give the model that was trained on it"
+        ) from error
 
 
 def worst(images: Images, album: Album, predictions: Predictions) -> Mistakes:
@@ -198,7 +204,7 @@ def worst(images: Images, album: Album, predictions: Predictions) -> Mistakes:
 
 
 def _batches(images: Images, directory: str, split: str, most: int) -> Iterator[list[bytes]]:
-    """Yields lists of encoded images, the first `most` of a split in stored order."""
+    """Yields lists of serialised records, the first `most` of a split in stored order."""
     batch: list[bytes] = []
     left = most
     for path in images.dataset.shard_paths(directory, split):
@@ -207,17 +213,9 @@ def _batches(images: Images, directory: str, split: str, most: int) -> Iterator[
                 if not left:
                     break
                 left -= 1
-                batch.append(_encoded(record.decode(payload)))
+                batch.append(payload)
                 if len(batch) == _BATCH:
                     yield batch
                     batch = []
     if batch:
         yield batch
-
-
-def _encoded(values: Mapping[str, list]) -> bytes:
-    if values[record.FORMAT][0] != b"raw":
-        return values[record.ENCODED][0]
-    out = io.BytesIO()  # serving takes files; a PNG holds the same pixels
-    open_stored(values).save(out, "PNG")
-    return out.getvalue()

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 def command(context: click.Context, model: str, images: tuple[str, ...], as_json: bool) -> None:
     """Classify image files with a pushed model.
 
-    MODEL is a version of a pushed model, or the folder of all versions, of which the newest is taken. A file that is no
-    usable image is left out, the reason is printed, and the exit code is 3.
+    MODEL is a version of a pushed model, or the folder of all versions, of which the newest is taken. Files go through
+    the checks and the pixel policy of the dataset that it was trained on. One that the ingest would reject is left out,
+    the reason is printed, and the exit code is 3. A model of several labels an image prints every label with a
+    probability over 0.5.
 
     \b
     Examples:
@@ -57,7 +59,8 @@ def command(context: click.Context, model: str, images: tuple[str, ...], as_json
 
 def _show(predictions: list[Prediction]) -> None:
     for prediction in predictions:
-        echo(f"{visible.line(prediction.path)}  {visible.line(prediction.text)}  {prediction.probability:.4f}")
+        labels = [f"{visible.line(label.text)}  {label.probability:.4f}" for label in prediction.labels]
+        echo("  ".join([visible.line(prediction.path), *(labels or ["no label over 0.5"])]))
 
 
 def _check_file(path: str) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import keras
 import pytest
 
 from beam_jobs.errors import OptionError
@@ -16,6 +17,9 @@ from pipeline.cli import execute as run
 from pipeline.cli.ingest import command as ingest_command
 from pipeline.settings import gather
 from tests.make_images import class_folders, jpeg
+from trainer.ops import parse_ops
+from trainer.serving import export
+from trainer.serving_spec import ServingSpec
 
 
 @pytest.fixture
@@ -365,6 +369,7 @@ def test_the_unforeseen_is_code_1_with_a_traceback_only_under_debug(place, capsy
 def test_an_image_that_cannot_be_classified_is_named(place, capsys):
     os.makedirs("model/1")
     (place / "model" / "1" / "saved_model.pb").write_bytes(b"")
+    ServingSpec().write("model/1")
     assert run("predict model table.csv --json".split()) == 3
     shown = capsys.readouterr()
     assert "left out: table.csv is not a usable image: not_an_image" in shown.err
@@ -376,6 +381,20 @@ def test_an_image_that_cannot_be_classified_is_named(place, capsys):
     os.makedirs("work/serving")
     assert run("predict work photos/china/000.jpg".split()) == 2
     assert "work holds no model; give work/serving" in capsys.readouterr().err
+
+
+def test_every_label_of_an_image_over_the_threshold_is_shown(place, capsys):
+    for name, biases in {"two": [2.0, -1.0, 1.0], "none": [-1.0, -1.0, -1.0]}.items():
+        dense = keras.layers.Dense(3, "sigmoid", kernel_initializer="zeros")
+        inputs = keras.Input([8, 8, 3], dtype="uint8")
+        model = keras.Model(inputs, dense(keras.layers.Flatten()(keras.layers.Rescaling(1.0)(inputs))))
+        dense.bias.assign(biases)
+        spec = ServingSpec(multi_label=True)
+        export(model, parse_ops("decode|resize(8)"), ("a", "b", "c"), 8, name, spec=spec)
+    capsys.readouterr()
+    for name, shown in {"two": "a  0.8808  c  0.7311", "none": "no label over 0.5"}.items():
+        assert run(f"predict {name} photos/china/000.jpg".split()) == 0
+        assert capsys.readouterr().out == f"photos/china/000.jpg  {shown}\n"
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,9 @@ def objects(schema: dict[str, Any], where: str) -> Iterator[tuple[str, dict[str,
         yield from objects(value, f"{where}.{value.get('description', '')}")
 
 
+PREDICTION = RESULTS["predict"]["properties"]["predictions"]["items"]
+
+
 @pytest.mark.parametrize(
     ("schema", "cls", "more"),
     [
@@ -111,7 +114,8 @@ def objects(schema: dict[str, Any], where: str) -> Iterator[tuple[str, dict[str,
         (RESULTS["bench input"]["properties"]["ablation"]["items"], "trainer.bench.figures.Ablated", {"worth"}),
         (RESULTS["bench input"]["properties"]["advice"]["items"], "trainer.bench.rules.Advice", set()),
         (RESULTS["diff"], "beam_jobs.diff.Difference", {"equal"}),
-        (RESULTS["predict"]["properties"]["predictions"]["items"], "trainer.predict.Prediction", set()),
+        (PREDICTION, "trainer.predict.Prediction", set()),
+        (PREDICTION["properties"]["labels"]["items"], "trainer.predict.PredictedLabel", set()),
     ],
 )
 def test_a_schema_has_the_keys_of_what_it_describes(schema, cls, more):

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
 import re
+import shutil
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from PIL import Image
 
 from beam_jobs.errors import OptionError, SourceError
+from beam_jobs.options import ImageLimits
 from tests.make_images import encode, rotated_jpeg
-from trainer.predict import Prediction, newest_version, predict
+from trainer.ops import parse_ops
+from trainer.predict import Prediction, load_model, newest_version, predict
+from trainer.serving import export
+from trainer.serving_spec import ServingSpec
 
 
 def sky(upper: int, lower: int) -> np.ndarray:
@@ -50,6 +56,38 @@ def test_a_photograph_held_upside_down_is_set_upright_first(sky_model, write):
     paths = [write("stored.jpg", stored), write("plain.jpg", encode(sky(255, 0), "JPEG"))]
     assert [prediction.text for prediction in predict(str(sky_model), paths)] == ["dark", "light"]
     assert predict(str(sky_model), [write("other.jpg", rotated_jpeg(6))])[0].path.endswith("other.jpg")
+
+
+def test_a_model_of_several_labels_gives_every_label_over_the_threshold(tmp_path, write):
+    inputs = keras.Input([16, 16, 3], dtype="uint8")
+    dense = keras.layers.Dense(3, activation="sigmoid")
+    mean = keras.layers.GlobalAveragePooling2D()(keras.layers.Rescaling(1.0)(inputs))
+    model = keras.Model(inputs, dense(mean))
+    dense.set_weights([np.array([[1 / 96, -1 / 96, 1 / 192]] * 3), np.array([-2.0, 0.5, 0.0])])
+    ops = parse_ops("decode|resize(16)")
+    spec = ServingSpec(multi_label=True)
+    export(model, ops, ("bright", "dark", "any"), 16, str(tmp_path / "model"), spec=spec)
+    paths = [write(f"{level}.png", encode(np.full((20, 20, 3), level, np.uint8), "PNG")) for level in (255, 0)]
+    light, dark = predict(str(tmp_path / "model"), paths)
+    assert [label.text for label in light.labels] == ["bright", "any"]
+    assert [label.label for label in light.labels] == [0, 2]
+    assert (light.text, light.label, light.probability) == ("bright", 0, light.labels[0].probability)
+    assert [label.text for label in dark.labels] == ["dark"]  # 0.5 of the last is not over the threshold
+    dense.set_weights([np.zeros((3, 3)), np.full(3, -1.0)])
+    export(model, ops, ("bright", "dark", "any"), 16, str(tmp_path / "none"), spec=spec)
+    assert predict(str(tmp_path / "none"), paths)[0].labels == ()
+
+
+def test_the_limits_of_the_ingest_are_those_of_the_files(tmp_path, sky_model, write):
+    shutil.copytree(sky_model, tmp_path / "model")
+    tall = write("tall.png", encode(sky(255, 0)[:, :4], "PNG"))
+    with pytest.raises(SourceError, match="tall.png is not a usable image: too_small: 4x40 pixels; min_side_px is 8"):
+        predict(str(tmp_path / "model"), [tall])
+    ServingSpec(limits=ImageLimits(min_side_px=4)).write(str(tmp_path / "model"))
+    assert predict(str(tmp_path / "model"), [tall])[0].text == "light"
+    ServingSpec(limits=ImageLimits(max_bytes=50)).write(str(tmp_path / "model"))
+    with pytest.raises(SourceError, match="too_many_bytes: 51 bytes; max_bytes is 50"):
+        predict(str(tmp_path / "model"), [tall])
 
 
 def test_more_files_than_one_batch_keep_their_order(sky_model, write):
@@ -111,8 +149,10 @@ def test_a_model_of_another_kind_is_refused(tmp_path, write):
     module.double = tf.function(lambda x: 2 * x, input_signature=[tf.TensorSpec([], tf.float32)])
     tf.saved_model.save(module, str(tmp_path / "foreign"), signatures=module.double)
     light = write("light.png", encode(sky(255, 0), "PNG"))
-    with pytest.raises(OptionError, match="foreign was not exported by feedline: its signature takes no image_bytes"):
+    with pytest.raises(OptionError, match="foreign has no assets.extra/serving.json: an earlier release or"):
         predict(str(tmp_path / "foreign"), [light])
+    with pytest.raises(OptionError, match="foreign was not exported by feedline: it has no signature evaluate"):
+        load_model(str(tmp_path / "foreign"))
 
 
 @pytest.mark.parametrize(

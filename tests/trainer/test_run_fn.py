@@ -13,6 +13,7 @@ from beam_jobs.errors import OptionError, SourceError
 from tests.trainer.conftest import analyze, column_spec, fn_args_of, records_of
 from trainer.options import InputOptions, TrainerConfig
 from trainer.run_fn import HISTORY_NAME, channel_statistics, dataset_dir, run_fn
+from trainer.serving_spec import ServingSpec
 from trainer.train_options import TrainOptions
 
 
@@ -43,6 +44,7 @@ def test_the_exported_model_knows_the_classes_and_serves_the_records(trained):
     loaded = tf.saved_model.load(str(trained.model))
     records = records_of(trained.dataset, "eval")
     encoded = [record.decode(serialized)[record.ENCODED][0] for serialized in records]
+    assert ServingSpec.read(str(trained.model)) == ServingSpec.of(manifest.load(str(trained.dataset)))
     outputs = loaded.signatures["serving_default"](image_bytes=tf.constant(encoded))
     assert set(outputs["text"].numpy()) <= {b"china", b"flower"}
     assert outputs["probabilities"].shape == (len(records), 2)

@@ -114,9 +114,18 @@ _LINEAGE = one(
 _PREDICTION = one(
     "What the model says about one file.",
     path=text("Of the file."),
-    label=whole("Class index."),
-    text=text("Class name."),
+    label=whole("Index of the likeliest class."),
+    text=text("Its name."),
     probability=share("Of that class."),
+    labels=many(
+        one(
+            "A label of the image.",
+            label=whole("Class index."),
+            text=text("Class name."),
+            probability=share("Of that class."),
+        ),
+        "That class; of a model of several labels an image, every class over 0.5, the most probable first.",
+    ),
 )
 _COST = {
     "images_s": number("Images per second."),

@@ -16,6 +16,9 @@ from components.dataset_report.pictures import Album
 from components.evaluation import Accuracy, Evaluation, load_evaluation
 from tests.components.dataset_report.page import ingest
 from tests.make_images import encode, png
+from trainer.ops import parse_ops
+from trainer.raw import DecodeRaw
+from trainer.serving import export
 
 LEVELS = {"bright": 200, "dark": 20}
 
@@ -28,9 +31,6 @@ def flat(level: int) -> bytes:
 @pytest.fixture(scope="module")
 def bright_or_dark(tmp_path_factory):
     """An exported model of `bright` and `dark` that is always right."""
-    from trainer.ops import parse_ops
-    from trainer.serving import export
-
     inputs = keras.Input([8, 8, 3], dtype="uint8")
     dense = keras.layers.Dense(2, activation="softmax")
     model = keras.Model(inputs, dense(keras.layers.GlobalAveragePooling2D()(keras.layers.Rescaling(1 / 255)(inputs))))
@@ -90,8 +90,15 @@ def test_only_so_many_images_are_asked_about(dataset, always_first_class):
 
 def test_stored_pixels_are_asked_about_too(tmp_path, always_first_class):
     files = {f"{label}/{index}.png": png(index) for label in ("china", "flower") for index in range(4)}
-    made = ingest(tmp_path, files, pixels=PixelOptions(policy="raw", side_px=16))
-    assert len(predict(images_of(made), str(made), str(always_first_class)).said) == 8
+    made = ingest(tmp_path, files, pixels=PixelOptions(policy="raw", side_px=8))
+    model = tmp_path / "model"
+    inputs = keras.Input([8, 8, 3], dtype="uint8")
+    dense = keras.layers.Dense(2, activation="softmax")
+    network = keras.Model(inputs, dense(keras.layers.Flatten()(keras.layers.Rescaling(1.0)(inputs))))
+    export(network, parse_ops("decode|resize(8)"), ("china", "flower"), 8, str(model), (DecodeRaw(8, 8),))
+    assert len(predict(images_of(made), str(made), str(model)).said) == 8
+    with pytest.raises(OptionError, match="does not take the records of the dataset, .*; give the model that was"):
+        predict(images_of(made), str(made), str(always_first_class))
 
 
 @pytest.mark.parametrize(
