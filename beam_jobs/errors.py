@@ -11,7 +11,8 @@
         ├── SourceChanged                 an image changed while it was being ingested
         ├── DatasetChanged                another dataset was published while one was read or written
         ├── CorruptDataset                a published file is not what its manifest says
-        └── GateFailed                    a limit of the dataset gate was crossed
+        ├── GateFailed                    a limit of the dataset gate was crossed
+        └── TrainingDiverged              the loss of a training is not a number any more
 
 `BadImage` stands apart: it concerns one image, is always caught, and becomes a `Reject`.
 """
@@ -153,6 +154,10 @@ class GateFailed(DataError):
     def __init__(self, message: str, verdict: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.verdict = verdict
+
+
+class TrainingDiverged(DataError):
+    """The loss of a training is not a number any more; nothing was exported."""
 
 
 class RejectReason(str, enum.Enum):

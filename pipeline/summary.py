@@ -19,6 +19,7 @@ from components.previous_span.resolver import NODE_ID as PREVIOUS_SPAN
 from pipeline.dataset_lines import aligned, dataset_lines
 from pipeline.history import Step
 from trainer.bench import Rates
+from trainer.progress import DIVERGED_NAME
 from trainer.run_fn import HISTORY_NAME
 
 _INFERRED = "inferred; review it, then name it by --schema, or in pipeline.yaml under schema:"
@@ -36,8 +37,9 @@ class RunSummary:
       findings: what a gate that only reports found, a sentence each.
       accuracy: on the held-back split.
       baseline: accuracy of the model blessed before on the same images; None when it was compared with none.
-      blessed: whether the accuracy reached its limits.
-      model_dir: the pushed model, empty when it was not blessed.
+      blessed: whether the training ended well and the accuracy reached its limits.
+      refused: a sentence for each limit that the model missed.
+      model_dir: the pushed model, empty when it was not pushed.
       report: the HTML report.
       schema: the schema that was used.
       schema_inferred: whether it was inferred by this pipeline, and so waits for a reader.
@@ -53,6 +55,7 @@ class RunSummary:
     accuracy: Accuracy
     baseline: Accuracy | None
     blessed: bool
+    refused: tuple[str, ...]
     model_dir: str
     report: str
     schema: str
@@ -82,7 +85,9 @@ def collect(steps: Mapping[str, Step], rates: Rates) -> RunSummary:
     pushed = steps["Pusher"].properties["pushed_model"].get("pushed_destination", "")
     dataset_dir = steps["ImageExampleGen"].outputs["examples"]
     evaluator = steps["Evaluator"].outputs
-    blessed = os.path.exists(os.path.join(evaluator["blessing"], "BLESSED"))
+    diverged = os.path.join(steps["Trainer"].outputs["model"], "Format-Serving", DIVERGED_NAME)
+    refused = (storage.read_bytes(diverged).decode(),) if os.path.exists(diverged) else ()
+    blessed = os.path.exists(os.path.join(evaluator["blessing"], "BLESSED")) and not refused
     schema_step = steps.get("InferredSchema") or steps["ReviewedSchema"]
     dataset = manifest.load(dataset_dir)
     evaluation = load_evaluation(evaluator["evaluation"], dataset.labels)
@@ -94,6 +99,7 @@ def collect(steps: Mapping[str, Step], rates: Rates) -> RunSummary:
         accuracy=evaluation.overall,
         baseline=evaluation.baseline,
         blessed=blessed,
+        refused=(*refused, *evaluation.refused),
         model_dir=pushed,
         report=os.path.join(steps["DatasetReport"].outputs["report"], REPORT_NAME),
         schema=os.path.join(schema_step.outputs["schema"], "schema.pbtxt"),
@@ -133,10 +139,7 @@ def text(summary: RunSummary) -> str:
 
 def refusal(summary: RunSummary) -> str:
     """Returns why a model was not pushed."""
-    under = f"the accuracy {summary.accuracy.value:.4f} is under evaluate.min_accuracy"
-    if not summary.baseline:
-        return under
-    return f"{under}, or evaluate.max_drop under the {summary.baseline.value:.4f} of the model before"
+    return "; ".join(summary.refused)
 
 
 def _accuracy(accuracy: Accuracy) -> str:

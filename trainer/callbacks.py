@@ -5,6 +5,7 @@ None of them touches `self.model` after a step unless it must: on the JAX backen
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from typing import Any, TextIO
 
 import keras
 
+from beam_jobs.errors import TrainingDiverged
 from trainer.input_wait import WaitMeter
 from trainer.progress import Progress
 from trainer.train_options import TrainOptions
@@ -97,6 +99,44 @@ def epoch_line(epoch: int, epochs: int, logs: Mapping[str, float]) -> str:
             f"waited for input {logs[INPUT_WAIT]:.1%}".replace("%", " %"),
         ]
     )
+
+
+class Finite(keras.callbacks.Callback):
+    """Ends a training whose loss is not a number: its weights are not, and no later step changes that."""
+
+    def __init__(self, progress: Progress, epochs: int) -> None:
+        super().__init__()
+        self._progress = progress
+        self._epochs = epochs
+        self._epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """See Keras."""
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """See Keras.
+
+        Raises:
+          TrainingDiverged: the loss is NaN or infinite.
+        """
+        self._check("loss", logs or {})
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """See Keras.
+
+        Raises:
+          TrainingDiverged: the loss of the validation is NaN or infinite.
+        """
+        self._check("val_loss", logs or {})
+
+    def _check(self, name: str, logs: Logs) -> None:
+        value = float(logs.get(name, 0.0))
+        if not math.isfinite(value):
+            raise TrainingDiverged(
+                f"{name} is {value} after step {self._progress.step:,}, in epoch {self._epoch + 1} of {self._epochs}; "
+                "lower train.learning_rate, or set train.clip_norm"
+            )
 
 
 class History(keras.callbacks.Callback):

@@ -43,10 +43,13 @@ class Measure:
 
 
 def accuracy(labels: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-    """Returns 1 where the class is right and 0 elsewhere; of many labels, the share of right yes-or-no answers."""
+    """Returns 1 where the class is right and 0 elsewhere; of many labels, the share of right yes-or-no answers.
+
+    An output that is not a number is no answer, and wrong.
+    """
     if labels.ndim == 1:
-        return (outputs.argmax(-1) == labels).astype(np.float64)
-    return ((outputs > 0.5) == (labels > 0.5)).mean(-1)
+        return ((outputs.argmax(-1) == labels) & ~np.isnan(outputs).any(-1)).astype(np.float64)
+    return (((outputs > 0.5) == (labels > 0.5)) & ~np.isnan(outputs)).mean(-1)
 
 
 def cross_entropy(labels: np.ndarray, outputs: np.ndarray) -> np.ndarray:

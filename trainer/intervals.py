@@ -175,9 +175,11 @@ def spread(values: Iterable[float]) -> Spread:
     They are of the same images and of related weights, so this is no interval for images never seen: `figure` is.
 
     Args:
-      values: one an evaluation, at least one.
+      values: one an evaluation, at least one; of one that is no number, mean and spread are none either.
     """
     given = [float(value) for value in values]
+    if not all(map(math.isfinite, given)):
+        return Spread(mean=math.nan, deviation=math.nan, least=math.nan, most=math.nan, count=len(given))
     deviation = statistics.stdev(given) if len(given) > 1 else 0.0
     return Spread(
         mean=statistics.fmean(given), deviation=deviation, least=min(given), most=max(given), count=len(given)

@@ -145,6 +145,7 @@ def fit(
     Raises:
       UsageError: the options do not fit the dataset.
       CorruptDataset: a record cannot be read.
+      TrainingDiverged: the loss is not a number any more, and there is no best epoch to return.
     """
     records = epoch_records(job.path, job.train_split, job.config.input, training=True)
     steps, options = whole_steps(records, job.config.train, job.config.input.batch_size)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+DIVERGED_NAME = "assets.extra/diverged.txt"  # beside an exported model, which is then not to be pushed
+
 
 @dataclass(kw_only=True)
 class Progress:
@@ -25,6 +27,7 @@ class Progress:
       best_epoch: the epoch it is of, from 0.
       stale: epochs since then.
       stopped: early stopping has ended the training.
+      diverged: when the loss stopped being a number, in words; empty when it did not.
       train_seconds: seconds that the steps of the epoch under way took.
       counted_seconds: seconds of those that `waited_seconds` is a share of: without first executions, which compile.
       waited_seconds: seconds that those steps waited for input.
@@ -36,6 +39,7 @@ class Progress:
     best_epoch: int = 0
     stale: int = 0
     stopped: bool = False
+    diverged: str = ""
     train_seconds: float = 0.0
     counted_seconds: float = 0.0
     waited_seconds: float = 0.0

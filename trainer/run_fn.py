@@ -21,7 +21,7 @@ from trainer.intervals import spreads_of
 from trainer.job import Job, fit
 from trainer.options import TrainerConfig
 from trainer.preprocessing import MEAN_RGB, STD_RGB
-from trainer.progress import Progress
+from trainer.progress import DIVERGED_NAME, Progress
 from trainer.raw import stored_ops
 from trainer.serving import export
 from trainer.serving_spec import ServingSpec
@@ -49,6 +49,7 @@ def run_fn(fn_args: FnArgs) -> None:
     Raises:
       UsageError: the options do not fit the dataset.
       CorruptDataset: a record cannot be read.
+      TrainingDiverged: the loss is not a number any more, and there is no best epoch to export.
     """
     keep_buffers()
     config = TrainerConfig.from_json(fn_args.custom_config[CONFIG_KEY])
@@ -79,8 +80,12 @@ def run_fn(fn_args: FnArgs) -> None:
         _say(f"{name} {spreads[name]}")
     ops = evaluation_ops(config.input)
     side = config.input.image_side_px
+    if progress.diverged:
+        _say(f"{progress.diverged}; epoch {progress.best_epoch + 1}, the best, is exported and evaluated, not pushed")
     spec = ServingSpec.of(dataset)
     export(model, ops, dataset.labels, side, fn_args.serving_model_dir, stored_ops(ops, dataset), spec)
+    if progress.diverged:
+        storage.write_bytes(storage.join(fn_args.serving_model_dir, DIVERGED_NAME), progress.diverged.encode())
     checkpoints.clear()
 
 
@@ -121,6 +126,7 @@ def _write_history(progress: Progress, job: Job, directory: str) -> None:
         "spread": {name: dataclasses.asdict(found) for name, found in spreads_of(progress.history).items()},
         "best": {"monitor": job.config.train.monitor, "epoch": progress.best_epoch, "value": progress.best},
         "exported": job.config.train.keep,
+        "diverged": progress.diverged,
     }
     tf.io.gfile.makedirs(directory)  # a training that was complete already has written no logs
     with tf.io.gfile.GFile(os.path.join(directory, HISTORY_NAME), "w") as stream:

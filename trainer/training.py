@@ -14,8 +14,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from beam_jobs.errors import TrainingDiverged
 from trainer import transfer
-from trainer.callbacks import Clock, History, Profile
+from trainer.callbacks import Clock, Finite, History, Profile
 from trainer.checkpoint import Checkpoint, Checkpoints, arrays_of, assign, bytes_of
 from trainer.fit import fit
 from trainer.input_wait import WaitMeter
@@ -124,6 +125,8 @@ def train(task: Task, options: TrainOptions) -> Progress:
 
     Raises:
       OptionError: the monitored figure does not exist, or the checkpoint is of another model.
+      TrainingDiverged: the loss is not a number any more. Where the best epoch is kept, its weights are left instead,
+        and the progress says so.
       DiskError: a local disk does not take the checkpoints; known before the first step where it is too small.
     """
     with held() as interruption, scope(task.strategy):
@@ -170,7 +173,13 @@ class _Training:
         for segment in segments(progress.step, task.steps, self._options):
             if progress.stopped:
                 break
-            self._fit(segment)
+            try:
+                self._fit(segment)
+            except TrainingDiverged as error:
+                if not self._judge.best_weights:
+                    raise
+                progress.diverged = str(error)
+                break
         self._leave_weights()
         return progress
 
@@ -228,6 +237,7 @@ class _Training:
         chosen: list[keras.callbacks.Callback] = [
             _Metrics(unfinished),
             Clock(progress, self._meter, task.steps * task.batch_size, options),
+            Finite(progress, options.epochs),
         ]
         if options.ema:
             chosen.append(Averages())

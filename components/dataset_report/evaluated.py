@@ -86,6 +86,7 @@ class Evaluated:
       calibration: one point a bin; empty when nobody measured.
       ece: expected calibration error, 0-1; None when nobody measured.
       note: what was measured on, when it was measured for this page.
+      refused: a sentence for each limit that the model missed.
     """
 
     overall: Accuracy
@@ -99,6 +100,7 @@ class Evaluated:
     calibration: Sequence[Point]
     ece: float | None
     note: str = ""
+    refused: Sequence[str] = ()
 
 
 def evaluated(
@@ -129,6 +131,7 @@ def evaluated(
         confusion=confusion(counts["labels"], np.asarray(counts["counts"], np.int64)) if counts else None,
         calibration=_points(calibration["bins"]) if calibration else (),
         ece=calibration["ece"] if calibration else None,
+        refused=measured.refused,
         note="" if evaluation or predictions is None else _note(predictions),
     )
 

@@ -8,11 +8,8 @@ import tensorflow_model_analysis as tfma
 
 from beam_jobs import record
 from components.evaluation.margin import Margin
-from components.evaluation.names import ACCURACY, CALIBRATION_BINS, MARGIN, TOP_ACCURACY, TOP_K
+from components.evaluation.names import ACCURACY, CALIBRATION_BINS, MARGIN, ROUNDING, TOP_ACCURACY, TOP_K
 from components.evaluation.options import EvaluateOptions
-
-# TFMA compares numbers of single precision: 36 of 40 would miss a least accuracy of 0.9.
-_ROUNDING = 1e-6
 
 
 def evaluation_config(
@@ -57,7 +54,7 @@ def evaluation_config(
                         class_name=Margin.__name__,
                         module=Margin.__module__,
                         config=json.dumps({"name": MARGIN}),
-                        per_slice_thresholds=_overall(_at_least(_ROUNDING)) if options.above_largest_class else [],
+                        per_slice_thresholds=_overall(_at_least(ROUNDING)) if options.above_largest_class else [],
                     ),
                 ]
             ),
@@ -81,10 +78,10 @@ def _metric(
 
 
 def _accuracy_limits(options: EvaluateOptions) -> tfma.MetricThreshold:
-    limits = _at_least(options.min_accuracy - _ROUNDING)
+    limits = _at_least(options.min_accuracy - ROUNDING)
     if options.max_drop is not None:
         limits.change_threshold.direction = tfma.MetricDirection.HIGHER_IS_BETTER
-        limits.change_threshold.absolute.value = -(options.max_drop + _ROUNDING)
+        limits.change_threshold.absolute.value = -(options.max_drop + ROUNDING)
     return limits
 
 

@@ -8,7 +8,17 @@ from typing import Any, TypeAlias
 
 from beam_jobs import record
 from beam_jobs.errors import CorruptDataset
-from components.evaluation.names import ACCURACY, CALIBRATION_BINS, COUNT, EFFECTIVE, TOP_ACCURACY, TOP_K
+from components.evaluation.names import (
+    ACCURACY,
+    CALIBRATION_BINS,
+    COUNT,
+    EFFECTIVE,
+    LARGEST,
+    MARGIN,
+    ROUNDING,
+    TOP_ACCURACY,
+    TOP_K,
+)
 from components.evaluation.values import Accuracy, Bin, Calibration, Confusion, Evaluation
 
 # True class index, predicted class index -> images.
@@ -44,6 +54,7 @@ def load_evaluation(path: str, labels: Sequence[str] = ()) -> Evaluation:
         confusion=confusion,
         calibration=_calibration(plots.get((), {}).get(_TOP_ONE, {})),
         baseline=_baseline(path),
+        refused=_refused(path, accuracies[()], metrics[()]),
     )
 
 
@@ -66,6 +77,32 @@ def _baseline(path: str) -> Accuracy | None:
     result = tfma.load_eval_result(path, model_name=tfma.BASELINE_KEY)
     metrics = {_key(key): outputs[""][""] for key, outputs in result.slicing_metrics}
     return _accuracy(metrics[()], ACCURACY) if () in metrics else None
+
+
+def _refused(path: str, accuracy: Accuracy, metrics: Mapping[str, Mapping]) -> tuple[str, ...]:
+    """Returns a sentence for each limit that the model missed."""
+    import tensorflow_model_analysis as tfma
+
+    validations = tfma.load_validation_result(path).metric_validations_per_slice
+    return tuple(
+        _limit_missed(failure, accuracy, metrics) for validation in validations for failure in validation.failures
+    )
+
+
+def _limit_missed(failure: Any, accuracy: Accuracy, metrics: Mapping[str, Mapping]) -> str:
+    if failure.metric_key.name == MARGIN:
+        return (
+            f"the accuracy {accuracy.value:.4f} may be chance: the lower end {accuracy.low:.4f} of its interval is not "
+            f"above {_number(metrics[LARGEST]):.4f}, the share of the largest class (evaluate.above_largest_class)"
+        )
+    limits = failure.metric_threshold
+    if failure.metric_key.is_diff:
+        return (
+            f"the accuracy {accuracy.value:.4f} is more than evaluate.max_drop "
+            f"{-limits.change_threshold.absolute.value - ROUNDING:g} below that of the model before"
+        )
+    least = limits.value_threshold.lower_bound.value + ROUNDING
+    return f"the accuracy {accuracy.value:.4f} is under evaluate.min_accuracy {least:g}"
 
 
 def _key(slice_key: Iterable[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:

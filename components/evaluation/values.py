@@ -88,6 +88,7 @@ class Evaluation:
       confusion: None when it was not measured.
       calibration: None when it was not measured.
       baseline: accuracy of the model blessed before on the same images; None when it was compared with none.
+      refused: a sentence for each limit that the model missed; empty when it is blessed.
     """
 
     overall: Accuracy
@@ -98,6 +99,7 @@ class Evaluation:
     confusion: Confusion | None = None
     calibration: Calibration | None = None
     baseline: Accuracy | None = None
+    refused: tuple[str, ...] = ()
 
 
 def wilson_interval(share: float, count: float) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from tfx.utils import proto_utils
 
 from beam_jobs import storage
 from components.model_pusher.names import PARTIAL_PREFIX
+from trainer.progress import DIVERGED_NAME
 
 
 class Executor(pusher.Executor):
@@ -30,18 +31,21 @@ class Executor(pusher.Executor):
         output_dict: dict[str, list[types.Artifact]],
         exec_properties: dict[str, Any],
     ) -> None:
-        """Pushes the model if it was blessed; an object store, which cannot rename, gets it the way of TFX."""
+        """Pushes the model if it was blessed and its training did not diverge.
+
+        An object store, which cannot rename, gets it the way of TFX.
+        """
         destination = pusher_pb2.PushDestination()
         proto_utils.json_to_proto(exec_properties[standard_component_specs.PUSH_DESTINATION_KEY], destination)
         base = destination.filesystem.base_directory
+        pushed = artifact_utils.get_single_instance(output_dict[standard_component_specs.PUSHED_MODEL_KEY])
+        model = self.GetModelPath(input_dict)
+        if not self.CheckBlessing(input_dict) or storage.exists(storage.join(model, DIVERGED_NAME)):
+            self._MarkNotPushed(pushed)
+            return
         if storage.is_remote(base):
             super().Do(input_dict, output_dict, exec_properties)
             return
-        pushed = artifact_utils.get_single_instance(output_dict[standard_component_specs.PUSHED_MODEL_KEY])
-        if not self.CheckBlessing(input_dict):
-            self._MarkNotPushed(pushed)
-            return
-        model = self.GetModelPath(input_dict)
         _copy(model, pushed.uri)
         version = push(model, base)
         self._MarkPushed(pushed, pushed_destination=os.path.join(base, version), pushed_version=version)

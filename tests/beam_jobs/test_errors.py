@@ -19,6 +19,7 @@ EXIT_CODES = {
     "SourceChanged": 3,
     "CorruptDataset": 3,
     "GateFailed": 3,
+    "TrainingDiverged": 3,
 }
 
 

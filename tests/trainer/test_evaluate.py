@@ -228,3 +228,9 @@ def test_the_measures_are_those_of_keras():
     np.testing.assert_allclose(accuracy(many, outputs), [2 / 3, 1, 1 / 3, 1 / 3])
     wanted = keras.metrics.binary_accuracy(many, outputs)
     np.testing.assert_allclose(accuracy(many, outputs), keras.ops.convert_to_numpy(wanted).mean(-1), rtol=1e-6)
+
+
+def test_an_output_that_is_not_a_number_is_wrong():
+    outputs = np.array([[np.nan, np.nan], [0.2, 0.8]])
+    assert accuracy(np.array([0, 1]), outputs).tolist() == [0, 1]
+    assert accuracy(np.array([[0.0, 0.0], [0.0, 1.0]]), outputs).tolist() == [0, 1]

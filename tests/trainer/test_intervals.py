@@ -101,3 +101,8 @@ def test_the_last_evaluations_of_a_history_have_a_spread():
     assert (found["val_accuracy"].mean, found["val_accuracy"].least, found["val_accuracy"].count) == (0.625, 0.5, 10)
     assert str(spreads_of(history, last=2)["val_accuracy"]) == "0.6250 +- 0.1768 over 2 evaluations (0.5000 to 0.7500)"
     assert str(found["val_loss"]) == "2.0000 in 1 evaluation"
+
+
+def test_an_evaluation_that_is_no_number_has_no_spread():
+    found = spread([0.5, math.nan, 0.7])
+    assert (math.isnan(found.mean), math.isnan(found.deviation), found.count) == (True, True, 3)

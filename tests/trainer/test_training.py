@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -14,7 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from beam_jobs.errors import DiskError, OptionError
+from beam_jobs.errors import DiskError, OptionError, TrainingDiverged
 from trainer.callbacks import Profile, epoch_line
 from trainer.checkpoint import Checkpoints
 from trainer.input_wait import timed
@@ -238,6 +240,35 @@ def test_the_best_epoch_is_chosen_and_training_stops_when_none_is_better(options
     assert (progress.best_epoch, len(progress.history["loss"])) == (best_epoch, epochs_run)
     left = seen[best_epoch] if options_.keep == "best" else seen[-1]
     assert all(np.array_equal(a, b) for a, b in zip(weights(model), left, strict=True))
+
+
+def spoiled(step: int, options: TrainOptions, **values) -> tuple[keras.Model, Progress]:
+    """A training whose weights are NaN after a step, counted from 1."""
+    task = task_of(options, **values)
+    spoil = Act(step, lambda: task.model.layers[0].bias.assign([np.nan] * 4))
+    return task.model, train(dataclasses.replace(task, callbacks=[spoil]), options)
+
+
+def test_a_loss_that_is_not_a_number_ends_the_training_and_says_when(tmp_path):
+    checkpoints = Checkpoints(str(tmp_path))
+    with pytest.raises(
+        TrainingDiverged, match=r"^loss is nan after step 7, in epoch 2 of 3; lower train.learning_rate"
+    ):
+        spoiled(6, told(epochs=3), checkpoints=checkpoints)
+    assert checkpoints.latest().state["step"] == STEPS  # of the last epoch that was whole
+
+
+def test_a_validation_that_is_not_a_number_ends_the_training_too():
+    with pytest.raises(TrainingDiverged, match="^val_loss is nan after step 8, in epoch 2 of 3; "):
+        trained(told(epochs=3), validate=lambda epoch: {"loss": math.nan if epoch else 1.0})
+
+
+def test_the_best_epoch_stays_when_the_loss_is_not_a_number_any_more():
+    model, progress = spoiled(6, told(epochs=3, keep="best"))
+    expected, _ = trained(told(epochs=3, keep="best"), validate=scripted([0.9, 0.1, 0.1]))
+    assert same(model, expected)
+    assert progress.diverged.startswith("loss is nan after step 7, in epoch 2 of 3; ")
+    assert len(progress.history["loss"]) == 1
 
 
 def test_a_training_that_stopped_early_is_not_taken_up_again(tmp_path):

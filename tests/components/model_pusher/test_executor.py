@@ -12,6 +12,7 @@ from tfx.types import standard_artifacts
 
 from beam_jobs import storage
 from components.model_pusher.executor import Executor, publish, push
+from trainer.progress import DIVERGED_NAME
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -66,6 +67,14 @@ def test_a_blessed_model_is_pushed_whole_and_the_artifact_says_where(model, base
 
 def test_a_model_that_is_not_blessed_is_not_pushed(model, base, tmp_path):
     pushed = execute(model, base, tmp_path, blessed=0)
+    assert pushed.get_int_custom_property("pushed") == 0
+    assert not base.exists()
+
+
+def test_the_model_of_a_training_that_diverged_is_not_pushed(model, base, tmp_path):
+    (model / "assets.extra").mkdir()
+    (model / DIVERGED_NAME).write_text("loss is nan after step 7")
+    pushed = execute(model, base, tmp_path / "pushed", blessed=1)
     assert pushed.get_int_custom_property("pushed") == 0
     assert not base.exists()
 
