@@ -171,7 +171,8 @@ class RejectReason(str, enum.Enum):
     Attributes:
       NO_LABEL: it lies in no class folder, or its label cell is empty.
       BAD_ANNOTATION: labels, boxes, segmentations or weights are not what they can be, or not of this image.
-      BAD_MASK: the class mask is missing, damaged, of another size, or holds colours instead of class indices.
+      BAD_MASK: the class mask is missing, damaged, of another size, or holds colours or undeclared values instead of
+        class indices.
       UNKNOWN_SPLIT: the split column names a split that is not among the splits of the options.
       NAME_NOT_UTF8: the name of the file is not UTF-8.
       DUPLICATE_KEY: another entry of the source has the same key.

@@ -69,6 +69,7 @@ class _Good:
     facts: ImageFacts
     changed: bytes | None
     mask: bytes | None
+    mask_values: tuple[int, ...]
 
 
 _File = tuple[ImageRef, bytes | BadImage]  # what was read of an image
@@ -101,7 +102,8 @@ def examine_bucket(bucket: Bucket, task: ExamineTask) -> Examined:
                 bad.append(tables.reject_row(outcome))
             else:
                 done = Progress(1, ref.bytes, 0)
-                good.append(tables.examined_row(ref, outcome.facts, _places(ref, outcome, spool)))
+                places = _places(ref, outcome, spool)
+                good.append(tables.examined_row(ref, outcome.facts, places, outcome.mask_values))
             read += done.bytes
             local.add(done)
     tables.write(facts_path(work, bucket), good, tables.EXAMINED)
@@ -231,34 +233,34 @@ def _outcome(
     if isinstance(answer, BadImage):
         raise answer
     encoded, facts = answer
-    facts, mask = _annotated(ref, facts, task)
+    facts, mask, values = _annotated(ref, facts, task)
     if not ref.bytes:  # of a URL nothing is known before
         ref = replace(ref, bytes=len(data))
     changed = None if encoded is data and not web.is_url(ref.uri) else encoded
-    return ref, _Good(facts=facts, changed=changed, mask=mask)
+    return ref, _Good(facts=facts, changed=changed, mask=mask, mask_values=values)
 
 
 def _reject(ref: ImageRef, bad: BadImage, read: int) -> Reject:
     return Reject(key=ref.key, uri=ref.uri, stage="examine", reason=bad.reason.value, detail=bad.detail, bytes=read)
 
 
-def _annotated(ref: ImageRef, facts: ImageFacts, task: ExamineTask) -> tuple[ImageFacts, bytes | None]:
+def _annotated(ref: ImageRef, facts: ImageFacts, task: ExamineTask) -> tuple[ImageFacts, bytes | None, tuple[int, ...]]:
     """Checks what is said of an image against the image itself, and reads its mask.
 
     Returns:
-      the facts with the checksum of the mask, and the mask if it cannot be read again as it is.
+      the facts with the checksum of the mask, the mask if it cannot be read again as it is, and its values.
     """
     said = ref.annotations
     if said is None:
-        return facts, None
+        return facts, None, ()
     check(said, facts.source_height, facts.source_width)
     if said.mask is None:
-        return facts, None
+        return facts, None, ()
     data = _read_mask(said.mask, task)
     plan = geometry(task.pixels, facts.source_height, facts.source_width)
-    mask = decoders.normalise_mask(data, plan, task.limits, task.threads)
+    mask, values = decoders.normalise_mask(data, plan, task.limits, task.threads)
     kept = mask is data and not web.is_url(said.mask)
-    return replace(facts, mask_crc32c=google_crc32c.value(mask)), None if kept else mask
+    return replace(facts, mask_crc32c=google_crc32c.value(mask)), None if kept else mask, values
 
 
 def _read_mask(uri: str, task: ExamineTask) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -16,6 +17,7 @@ from beam_jobs.decode import decode_checked
 from beam_jobs.errors import BadImage, RejectReason
 from beam_jobs.geometry import Geometry
 from beam_jobs.headers import UPRIGHT, Header, open_image, read_header
+from beam_jobs.options import ImageLimits
 from beam_jobs.resize import upright_size
 
 _FORMATS = ("png", "tiff", "bmp")
@@ -24,30 +26,39 @@ _GREYS = {2: 85, 4: 17}  # bits a pixel of a grey PNG -> what Pillow multiplies 
 _TIFF_BITS, _TIFF_COMPRESSION, _TIFF_PHOTOMETRIC = 258, 259, 262  # TIFF 6.0
 _TIFF_JPEG = (6, 7)
 _TIFF_WHITE_IS_ZERO = 0
+_WHITE = 255
+_SHOWN = 8
+BINARY_OR_IGNORED = (
+    "write 1 for 255 if these are binary masks, saved as black and white; give --mask-ignore 255 if it marks pixels to "
+    "ignore"
+)
 
 
-def normalise_mask(data: bytes, geometry: Geometry, max_pixels: int) -> bytes:
+def normalise_mask(data: bytes, geometry: Geometry, limits: ImageLimits) -> tuple[bytes, tuple[int, ...]]:
     """Checks a mask, moves it through the geometry of its image, and makes it what training reads. Deterministic.
 
     Args:
       data: the file as read: PNG, TIFF or BMP, of the size of the upright source image. A palette means its indices.
       geometry: what becomes of the image.
-      max_pixels: largest height x width that is decoded.
+      limits: how many pixels are decoded, and which class indices there are.
 
     Returns:
-      an 8-bit PNG of one channel, of the size of the stored image; `data` itself when it already is that.
+      an 8-bit PNG of one channel, of the size of the stored image, `data` itself when it already is that; and the
+      class indices that occur in `data`, 0-255, ascending.
 
     Raises:
       BadImage: it is no mask of this image; the reason is `BAD_MASK`.
     """
     try:
-        header = _gate(data, geometry, max_pixels)
+        header = _gate(data, geometry, limits.max_pixels)
         plain = _is_plain(header)
         # What is stored untouched has to pass the trainer's own decoder.
         pixels = decode_checked(data)[..., 0] if plain else _indices(data, header)
+        values = _values(pixels)
+        _check_classes(values, limits)
     except BadImage as bad:
         raise BadImage(RejectReason.BAD_MASK, f"mask: {bad.detail}") from bad
-    return data if plain and geometry.is_identity else encode(move(pixels, geometry))
+    return data if plain and geometry.is_identity else encode(move(pixels, geometry)), values
 
 
 def move(pixels: np.ndarray, geometry: Geometry) -> np.ndarray:
@@ -97,6 +108,25 @@ def _gate(data: bytes, geometry: Geometry, max_pixels: int) -> Header:
     if header.frames > 1:
         raise _bad(f"it has {header.frames} frames; it must have one")
     return header
+
+
+def _values(pixels: np.ndarray) -> tuple[int, ...]:
+    seen = np.zeros(256, bool)
+    for row in pixels:  # all at once, the indices would take eight times the memory of the mask
+        seen[row] = True
+    return tuple(np.flatnonzero(seen).tolist())
+
+
+def _check_classes(values: Sequence[int], limits: ImageLimits) -> None:
+    if not limits.mask_classes:
+        return
+    undeclared = [value for value in values if value >= limits.mask_classes and value != limits.mask_ignore]
+    if undeclared:
+        shown = ", ".join(map(str, undeclared[:_SHOWN])) + ", ..." * (len(undeclared) > _SHOWN)
+        advice = f"; {BINARY_OR_IGNORED}" if undeclared == [_WHITE] else ""
+        raise _bad(
+            f"it holds {shown}; mask_classes {limits.mask_classes} allows 0 to {limits.mask_classes - 1}{advice}"
+        )
 
 
 def _is_plain(header: Header) -> bool:

@@ -39,7 +39,7 @@ _NOT_IN_DIGEST = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class ImageLimits:
-    """What an image may be; everything outside is rejected, by its header alone but for `max_seconds`.
+    """What an image may be; everything outside is rejected, images by their header alone but for `max_seconds`.
 
     Examples:
       >>> from beam_jobs import ImageLimits, IngestOptions, run
@@ -56,6 +56,9 @@ class ImageLimits:
       max_aspect: longest side divided by shortest.
       max_seconds: computing time of its decoding, which may take ten times as long by the clock. 64 megapixels take a
         second or two; whatever takes a minute was made to take long.
+      mask_classes: classes of the class masks, whose values are then 0 to `mask_classes` - 1 and `mask_ignore`; 0 takes
+        every value for a class.
+      mask_ignore: value of mask pixels that have no class, often 255; -1 for none.
 
     Raises:
       OptionError: a value is out of range; the message names it and what is allowed.
@@ -67,12 +70,18 @@ class ImageLimits:
     min_side_px: int = 8
     max_aspect: float = 20.0
     max_seconds: float = 60.0
+    mask_classes: int = 0
+    mask_ignore: int = -1
 
     def __post_init__(self) -> None:
         for name in ("max_bytes", "max_pixels", "max_side_px", "min_side_px"):
             validate.whole(name, getattr(self, name), 1)
         validate.at_least("max_aspect", self.max_aspect, 1)
         validate.at_least("max_seconds", self.max_seconds, 1)
+        for name, least, most in (("mask_classes", 0, 256), ("mask_ignore", -1, 255)):
+            validate.whole(name, getattr(self, name), least)
+            if getattr(self, name) > most:
+                raise OptionError(f"{name} is {getattr(self, name)}; it must be from {least} to {most}")
         if self.max_pixels > PILLOW_MAX_PIXELS:
             raise OptionError(f"max_pixels is {self.max_pixels}; Pillow refuses images above {PILLOW_MAX_PIXELS}")
 
@@ -95,7 +104,7 @@ class TableColumns:
       label: class name; empty for images without one.
       labels: class names, a list or text parted by `label_separator`; takes the place of `label`.
       label_separator: what parts the names of a text cell.
-      mask: path of the class mask, a PNG of class indices of the size of the image.
+      mask: path of the class mask, a PNG, TIFF or BMP file of class indices, of the size of the image.
       weight: weight of the image in the loss, a number of at least 0.
       key: identity of the image for ever; the path as written when not named.
       group: images of one group never part between splits.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from beam_jobs import user_columns
+from beam_jobs import masks, user_columns
 from beam_jobs.errors import Float32Loss
 from beam_jobs.manifest import Remarks
 from beam_jobs.options import IngestOptions
@@ -19,6 +19,7 @@ from beam_jobs.sources.hidden import HiddenNames
 from beam_jobs.wording import plural
 
 _SHOWN_CLASSES = 8
+_WHITE = 255
 _LARGE_NEAR_SET = 0.05  # share of all images from which a set of near duplicates looks like an accident
 
 
@@ -39,7 +40,7 @@ def of_plan(plan: Plan, source: Source, options: IngestOptions, hidden: HiddenNa
     if float32 and options.float32_loss == "refuse":
         raise Float32Loss(f"{'. '.join(float32)}, or set --float32-loss report")
     return Remarks(
-        warnings=tuple(itertools.chain(_empty_classes(plan, source), _large_near_set(plan), float32)),
+        warnings=(*_empty_classes(plan, source), *_large_near_set(plan), *float32, *_masks(plan, options)),
         float32_changes={name: column.changed for name, column in changes.items()},
         hidden=hidden.count,
         hidden_names=tuple(hidden.examples),
@@ -70,3 +71,17 @@ def _large_near_set(plan: Plan) -> Iterator[str]:
             f"one set of near duplicates holds {plan.near_largest:,} images: chains of images, each a "
             "little different from the next, ended in one set; a smaller --near-distance takes it apart"
         )
+
+
+def _masks(plan: Plan, options: IngestOptions) -> Iterator[str]:
+    """Says where 255 counts as a class of the new masks though it probably is none."""
+    columns = [pc.list_flatten(split.images["mask_values"]) for split in plan.splits]
+    values = {value for column in columns for value in pc.unique(column).to_pylist()}
+    limits = options.limits
+    if limits.mask_classes or limits.mask_ignore == _WHITE or _WHITE not in values or _WHITE - 1 in values:
+        return
+    others = values - {_WHITE}
+    yield (
+        f"255 counts as a class of the masks, beside {f'0 to {max(others)}' if max(others, default=0) else '0 alone'}: "
+        f"{masks.BINARY_OR_IGNORED}"
+    )

@@ -51,9 +51,9 @@ FACTS = pa.schema(
     }.items()
 )
 _FROM_REF = ("key", "uri", "label", "group", "split", "extra", "annotations")
-# Where a worker finds the stored bytes again; of no use once the dataset is published.
-_PLACES = pa.schema([pa.field("slice", _STRING), pa.field("mask_slice", _STRING)])
-EXAMINED = pa.schema([REFS.field(name) for name in _FROM_REF] + list(FACTS) + list(_PLACES))
+# Where a worker finds the stored bytes again, and the values of a mask; of no use once the dataset is published.
+_OF_WORK = pa.schema([("slice", _STRING), ("mask_slice", _STRING), ("mask_values", pa.list_(pa.uint8()))])
+EXAMINED = pa.schema([REFS.field(name) for name in _FROM_REF] + list(FACTS) + list(_OF_WORK))
 REJECTS = pa.schema(
     {"key": _STRING, "uri": _STRING, "stage": _STRING, "reason": _STRING, "detail": _STRING, "bytes": _INT64}.items()
 )
@@ -61,7 +61,7 @@ REJECTS = pa.schema(
 _FROM_PLAN = pa.schema([pa.field("cluster", _STRING), pa.field("near", _STRING), pa.field("label_index", _INT64)])
 PLANNED = pa.schema([*EXAMINED, *_FROM_PLAN])
 IMAGES = pa.schema(
-    [field for field in PLANNED if field.name not in _PLACES.names]
+    [field for field in PLANNED if field.name not in _OF_WORK.names]
     + [pa.field("shard", _INT64), pa.field("offset", _INT64)]
 )
 
@@ -92,16 +92,20 @@ def annotations_of(text: str) -> Annotations | None:
     return Annotations(**values)
 
 
-def examined_row(ref: ImageRef, facts: ImageFacts, places: tuple[str, str] = ("", "")) -> dict[str, Any]:
+def examined_row(
+    ref: ImageRef, facts: ImageFacts, places: tuple[str, str] = ("", ""), mask_values: Sequence[int] = ()
+) -> dict[str, Any]:
     """Returns the row of a good image in an `EXAMINED` table.
 
     Args:
       ref: the image.
       facts: what is known of it.
       places: slices that hold the stored bytes and the stored mask; empty for files of their own.
+      mask_values: class indices that occur in its mask.
     """
     row = ref_row(ref)
-    return {**{name: row[name] for name in _FROM_REF}, **vars(facts), "slice": places[0], "mask_slice": places[1]}
+    work = {"slice": places[0], "mask_slice": places[1], "mask_values": list(mask_values)}
+    return {**{name: row[name] for name in _FROM_REF}, **vars(facts), **work}
 
 
 def facts_of(row: Mapping[str, Any]) -> ImageFacts:

@@ -50,18 +50,24 @@ def examine(
     return _Request(_pool, asked, limits.max_seconds, processes, _examined).answers(images)
 
 
-def normalise_mask(data: bytes, geometry: Geometry, limits: ImageLimits, processes: int) -> bytes:
+def normalise_mask(
+    data: bytes, geometry: Geometry, limits: ImageLimits, processes: int
+) -> tuple[bytes, tuple[int, ...]]:
     """Checks and moves a mask as `masks.normalise_mask` does, in another process.
 
     Raises:
       BadImage: it is no mask of this image, or takes too long.
     """
-    asked = {"do": "mask", "geometry": dataclasses.asdict(geometry), "max_pixels": limits.max_pixels}
-    request = _Request(_pool, asked, limits.max_seconds, processes, lambda data, _, changed: changed or data)
+    asked = {"do": "mask", "geometry": dataclasses.asdict(geometry), "limits": dataclasses.asdict(limits)}
+    request = _Request(_pool, asked, limits.max_seconds, processes, _normalised)
     (answer,) = request.answers([data])
     if isinstance(answer, BadImage):
         raise answer
     return answer
+
+
+def _normalised(data: bytes, answer: dict[str, Any], changed: bytes | None) -> tuple[bytes, tuple[int, ...]]:
+    return changed or data, tuple(map(int, answer["values"]))
 
 
 def stop() -> None:

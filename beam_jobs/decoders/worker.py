@@ -93,12 +93,12 @@ def _mask(asked: dict[str, Any]) -> Work:
     values = asked["geometry"]
     sizes = {name: tuple(values[name]) for name in ("source", "resized", "stored")}  # JSON has no tuples
     plan = Geometry(**{**values, **sizes})
-    return partial(_masked, plan=plan, max_pixels=asked["max_pixels"])
+    return partial(_masked, plan=plan, limits=ImageLimits(**asked["limits"]))
 
 
-def _masked(data: bytes, plan: Geometry, max_pixels: int) -> Answer:
-    encoded = masks.normalise_mask(data, plan, max_pixels)
-    return {}, [] if encoded is data else [encoded]
+def _masked(data: bytes, plan: Geometry, limits: ImageLimits) -> Answer:
+    encoded, values = masks.normalise_mask(data, plan, limits)
+    return {"values": values}, [] if encoded is data else [encoded]
 
 
 _WORKS: dict[str, Callable[[dict[str, Any]], Work]] = {"image": _image, "mask": _mask}

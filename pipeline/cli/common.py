@@ -174,7 +174,16 @@ _PARTS = {
     "near_distance": ("near_duplicates", NEAR_DUPLICATE_POLICIES[1:]),
 }
 _HTTP = ("http_timeout_s", "http_retries", "http_per_host", "http_allow_private")
-_LIMITS = ("max_bytes", "max_pixels", "max_side_px", "min_side_px", "max_aspect", "max_seconds")
+_LIMITS = (
+    "max_bytes",
+    "max_pixels",
+    "max_side_px",
+    "min_side_px",
+    "max_aspect",
+    "max_seconds",
+    "mask_classes",
+    "mask_ignore",
+)
 _JSON_OPTIONS = (
     click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object."),
     click.option(
@@ -250,7 +259,7 @@ _INGEST_OPTIONS = (
         "--labels-column", metavar="NAME", help="Column with any number of class names, instead of --label-column."
     ),
     _column("--label-separator", metavar="TEXT", help="Separator of the names in --labels-column.  [default: |]"),
-    _column("--mask-column", metavar="NAME", help="Column with the path of a class mask, a PNG."),
+    _column("--mask-column", metavar="NAME", help="Column with the path of a class mask: PNG, TIFF or BMP."),
     _column("--weight-column", metavar="NAME", help="Column with the weight of the image in the loss."),
     _column("--key-column", metavar="NAME", help="Column with the identity of the image.  [default: its path]"),
     _column("--group-column", metavar="NAME", help="Column with a group; images of one group stay in one split."),
@@ -273,6 +282,8 @@ _INGEST_OPTIONS = (
     _limit("--min-side-px", type=int, help="Shortest side in pixels.  [default: 8]"),
     _limit("--max-aspect", type=float, help="Longest side divided by shortest.  [default: 20]"),
     _limit("--max-seconds", type=float, help="Longest computing time of decoding, in seconds.  [default: 60]"),
+    _limit("--mask-classes", type=int, help="Classes of the masks; 0 takes every value for one.  [default: 0]"),
+    _limit("--mask-ignore", type=int, help="Value of mask pixels without a class, such as 255.  [default: -1]"),
     _http("--http-timeout-s", type=float, help="Seconds without a byte after which an attempt ends.  [default: 20]"),
     _http("--http-retries", type=int, help="Further attempts after a failed one.  [default: 3]"),
     _http("--http-per-host", type=int, help="Requests to one host at a time.  [default: 8]"),

@@ -67,7 +67,7 @@ def test_a_mask_is_what_a_call_makes_of_it():
     indices = np.ascontiguousarray(crop(1)[..., 0])
     mask = encode(indices, "PNG")
     plan = geometry(PixelOptions(policy="resize", side_px=20), *indices.shape)
-    assert decoders.normalise_mask(mask, plan, LIMITS, 1) == masks.normalise_mask(mask, plan, LIMITS.max_pixels)
+    assert decoders.normalise_mask(mask, plan, LIMITS, 1) == masks.normalise_mask(mask, plan, LIMITS)
     with pytest.raises(BadImage, match="bad_mask"):
         decoders.normalise_mask(jpeg(1), plan, LIMITS, 1)
 

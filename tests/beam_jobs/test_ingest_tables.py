@@ -7,7 +7,7 @@ import pytest
 
 from beam_jobs import ingest, manifest, record, tables, tfrecord
 from beam_jobs.errors import EmptySplit, Float32Loss, SourceError
-from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
+from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions, TableColumns
 from beam_jobs.verify import verify
 from tests.make_images import encode, jpeg
 
@@ -150,6 +150,37 @@ def test_an_append_counts_what_float32_changes_in_the_whole_dataset(write_table)
     ingest.run(write_table(*first))
     options = write_table(*first, 'c,"images, raw/2.jpg",cat,,eval,,1e39,')
     assert ingest.run(replace(options, append=True)).remarks.float32_changes == {"dose": 2}
+
+
+@pytest.mark.parametrize(
+    ("values", "limits", "warning"),
+    [
+        ((0, 255), {}, "255 counts as a class of the masks, beside 0 alone: write 1 for 255 if these are binary masks"),
+        ((0, 20, 255), {}, "255 counts as a class of the masks, beside 0 to 20: write 1 for 255"),
+        ((0, 255), {"mask_ignore": 255}, ""),
+        ((0, 1, 255), {"mask_ignore": 255, "mask_classes": 2}, ""),
+        ((0, 254, 255), {}, ""),  # so many classes there may be
+        ((0, 1), {}, ""),
+    ],
+)
+def test_masks_that_look_as_if_255_were_no_class_are_warned_of(tmp_path, values, limits, warning):
+    lines = ["image,label,mask"]
+    for number, value in enumerate(values):
+        (tmp_path / f"{number}.jpg").write_bytes(jpeg(number))
+        (tmp_path / f"{number}.png").write_bytes(encode(np.full((60, 80), value, np.uint8), "PNG"))
+        lines.append(f"{number}.jpg,cat,{number}.png")
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    options = IngestOptions(
+        source=str(tmp_path / "table.csv"),
+        out=str(tmp_path / "out"),
+        columns=TableColumns(mask="mask"),
+        splits={"all": 1},
+        limits=ImageLimits(**limits),
+    )
+    warnings = ingest.run(options).remarks.warnings
+    assert len(warnings) == bool(warning)
+    assert all(one.startswith(warning) for one in warnings)
+    assert "mask_values" not in tables.read(f"{options.out}/images.parquet").column_names
 
 
 @pytest.mark.parametrize("policy", ["copy", "resize", "raw"])

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from beam_jobs import masks
 from beam_jobs.errors import BadImage
 from beam_jobs.geometry import Geometry, geometry
-from beam_jobs.masks import encode, move, normalise_mask
-from beam_jobs.options import PixelOptions
+from beam_jobs.masks import encode, move
+from beam_jobs.options import ImageLimits, PixelOptions
 from tests.make_images import encode as encode_image
 from tests.make_images import forged_png, png
 
@@ -68,6 +69,11 @@ def turned(pixels: np.ndarray) -> bytes:
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned a quarter clockwise
     return encode_image(np.rot90(pixels), "PNG", exif=exif)
+
+
+def normalise_mask(data: bytes, plan: Geometry, max_pixels: int) -> bytes:
+    """Returns what is stored of a mask."""
+    return masks.normalise_mask(data, plan, ImageLimits(max_pixels=max_pixels))[0]
 
 
 def bad_mask(data: bytes, plan: Geometry = SAME, max_pixels: int = 10**6) -> str:
@@ -244,6 +250,35 @@ def test_a_mask_that_is_normalised_is_moved_too():
     plan = geometry(PixelOptions(policy="raw", side_px=6), HEIGHT, WIDTH)
     stored = normalise_mask(encode_image(palette(CLASSES), "PNG"), plan, 10**6)
     np.testing.assert_array_equal(decode(stored), CLASSES[1::2, 5:16:2])
+
+
+@pytest.mark.parametrize("how", [grey, palette])
+def test_the_values_of_a_mask_are_those_of_all_of_its_pixels(how):
+    pixels = FOUR.copy()
+    pixels[-1, -1] = 255
+    plan = geometry(PixelOptions(policy="raw", side_px=6), HEIGHT, WIDTH)
+    assert masks.normalise_mask(encode_image(how(pixels), "PNG"), plan, ImageLimits())[1] == (0, 1, 2, 3, 255)
+
+
+@pytest.mark.parametrize(("classes", "ignore", "values"), [(4, -1, (0, 3)), (4, 255, (0, 3, 255)), (256, -1, (0, 255))])
+def test_declared_classes_and_what_is_to_be_ignored_are_kept(classes, ignore, values):
+    data = encode_image(grey(np.resize(np.array(values, np.uint8), (HEIGHT, WIDTH))), "PNG")
+    assert masks.normalise_mask(data, SAME, ImageLimits(mask_classes=classes, mask_ignore=ignore)) == (data, values)
+
+
+@pytest.mark.parametrize(
+    ("ignore", "values", "detail"),
+    [
+        (-1, (0, 3), "holds 3; mask_classes 2 allows 0 to 1"),
+        (255, range(20), "holds 2, 3, 4, 5, 6, 7, 8, 9, ...; mask_classes 2 allows 0 to 1"),
+        (-1, (0, 255), f"holds 255; mask_classes 2 allows 0 to 1; {masks.BINARY_OR_IGNORED}"),
+    ],
+)
+def test_values_that_are_no_declared_class_are_refused(ignore, values, detail):
+    data = encode_image(grey(np.resize(np.array(values, np.uint8), (HEIGHT, WIDTH))), "PNG")
+    with pytest.raises(BadImage) as caught:
+        masks.normalise_mask(data, SAME, ImageLimits(mask_classes=2, mask_ignore=ignore))
+    assert (caught.value.reason.value, caught.value.detail) == ("bad_mask", f"mask: it {detail}")
 
 
 def test_no_value_is_invented_between_two_classes():

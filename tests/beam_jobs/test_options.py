@@ -176,10 +176,25 @@ def test_a_reject_ratio_must_be_a_number():
         replace(BASE, max_reject_ratio="0.1")
 
 
-@pytest.mark.parametrize("field", [field.name for field in fields(ImageLimits)])
+@pytest.mark.parametrize("field", [field.name for field in fields(ImageLimits) if "mask" not in field.name])
 @pytest.mark.parametrize("value", [0, -1, float("nan"), "8", True, None])
 def test_an_image_limit_must_be_a_number_of_at_least_one(field, value):
     with pytest.raises(OptionError, match=f"^{field} is {value!r}; it must be a (whole )?number of at least 1$"):
+        ImageLimits(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("mask_classes", -1, "must be a whole number of at least 0"),
+        ("mask_classes", 257, "must be from 0 to 256"),
+        ("mask_ignore", -2, "must be a whole number of at least -1"),
+        ("mask_ignore", 256, "must be from -1 to 255"),
+        ("mask_ignore", None, "must be a whole number of at least -1"),
+    ],
+)
+def test_classes_of_masks_are_values_of_a_byte(field, value, message):
+    with pytest.raises(OptionError, match=f"^{field} is {value}; it {message}$"):
         ImageLimits(**{field: value})
 
 

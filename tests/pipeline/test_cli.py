@@ -171,7 +171,7 @@ EVERY_OPTION = (
     " --labels-column ls --label-separator ; --mask-column m --weight-column w --key-column k --group-column g"
     " --split-column s --extra-column x --extra-column y --max-bytes 90001 --max-pixels 90000 --max-side-px 900"
     " --min-side-px 9 --max-aspect 9 --max-seconds 7 --http-timeout-s 1.5 --http-retries 8 --http-per-host 2"
-    " --http-allow-private --float32-loss refuse"
+    " --http-allow-private --float32-loss refuse --mask-classes 4 --mask-ignore 255"
 )
 
 
@@ -239,7 +239,14 @@ def test_every_option_reaches_its_setting(asked_for):
             extra=("x", "y"),
         ),
         limits=ImageLimits(
-            max_bytes=90001, max_pixels=90000, max_side_px=900, min_side_px=9, max_aspect=9.0, max_seconds=7.0
+            max_bytes=90001,
+            max_pixels=90000,
+            max_side_px=900,
+            min_side_px=9,
+            max_aspect=9.0,
+            max_seconds=7.0,
+            mask_classes=4,
+            mask_ignore=255,
         ),
         http=HttpOptions(timeout_s=1.5, retries=8, per_host=2, allow_private=True),
     )
@@ -280,6 +287,8 @@ def test_the_defaults_that_help_names_are_the_defaults():
         "--min-side-px": options.limits.min_side_px,
         "--max-aspect": f"{options.limits.max_aspect:g}",
         "--max-seconds": f"{options.limits.max_seconds:g}",
+        "--mask-classes": options.limits.mask_classes,
+        "--mask-ignore": options.limits.mask_ignore,
         "--http-timeout-s": f"{options.http.timeout_s:g}",
         "--http-retries": options.http.retries,
         "--http-per-host": options.http.per_host,
