@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from beam_jobs import record
 from beam_jobs.types import RecordObject
 from tests.beam_jobs.make_rows import make_facts, make_record, sha
+from tests.doc_pages import text_of
 
 EXPECTED = {
     "image/encoded": [b"pixels"],
@@ -151,6 +152,15 @@ def test_an_image_of_no_object_has_empty_lists_and_not_no_lists():
 )
 def test_what_the_source_speaks_of_is_written_and_nothing_else(change, features):
     assert record.decode(record.encode(make_record(**change))) == {**EXPECTED, **features}
+
+
+def test_the_page_of_the_format_names_every_feature():
+    page = text_of("record-format")
+    objects = (RecordObject(label=0, text="cat", bbox=(0.0, 0.0, 1.0, 1.0), crowd=False, area=1.0),)
+    written = record.encode(make_record(objects=objects, mask=b"png", weight=1.0, extra={"NAME": 1}))
+    missing = {name for name in record.decode(written) if f"`{name}`" not in page}
+    assert missing == {record.OBJECT_PREFIX + f"bbox/{side}" for side in ("ymin", "xmax", "ymax")}
+    assert "`image/object/bbox/xmin`, `ymin`, `xmax`, `ymax`" in page
 
 
 @pytest.mark.parametrize(
