@@ -242,10 +242,13 @@ class _Ingest:
         listed = storage.join(self.work, manifest.REJECTS_NAME)
         tables.write_table(listed, rejects)
         kind = "new images" if self.existing else "images"
+        remedy = "remove them, or raise --max-reject-ratio"
+        if rejected == found:
+            remedy = "replace them: without a good image no ratio helps"
         raise TooManyRejects(
             f"{rejected} of {found} {kind} are bad ({rejected / found:.1%}), max_reject_ratio is {allowed:.1%}: "
             f"{reasons}. First: {first}. All of them are in {listed}. "
-            "Repair or remove them, or raise --max-reject-ratio"
+            f"Repair or {remedy}"
         )
 
     def _write(self, plan: Plan, tasks: list[ShardTask]) -> None:

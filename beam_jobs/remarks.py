@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,12 +16,17 @@ from beam_jobs.manifest import Remarks
 from beam_jobs.options import IngestOptions
 from beam_jobs.plan import Plan
 from beam_jobs.sources import Source
+from beam_jobs.sources.archives import TarSource, ZipSource
 from beam_jobs.sources.folders import ClassFolders
+from beam_jobs.sources.globs import GlobSource
 from beam_jobs.sources.hidden import HiddenNames
 from beam_jobs.wording import plural
 
 _SHOWN_CLASSES = 8
 _WHITE = 255
+_BY_FOLDER = (ClassFolders, GlobSource, TarSource, ZipSource)  # sources whose first folder names the class
+_SPLIT = re.compile(r"train(ing)?|test(ing)?|val(id(ation)?)?|eval(uation)?|dev|holdout", re.IGNORECASE)
+_BATCH = re.compile(r"(span|batch|day|week|month|part|version|fold|shard|chunk)[-_ ]?\d+", re.IGNORECASE)
 _LARGE_NEAR_SET = 0.05  # share of all images from which a set of near duplicates looks like an accident
 
 
@@ -40,7 +47,13 @@ def of_plan(plan: Plan, source: Source, options: IngestOptions, hidden: HiddenNa
     if float32 and options.float32_loss == "refuse":
         raise Float32Loss(f"{'. '.join(float32)}, or set --float32-loss report")
     return Remarks(
-        warnings=(*_empty_classes(plan, source), *_large_near_set(plan), *float32, *_masks(plan, options)),
+        warnings=(
+            *_empty_classes(plan, source),
+            *_large_near_set(plan),
+            *float32,
+            *_masks(plan, options),
+            *_class_names(plan, source),
+        ),
         float32_changes={name: column.changed for name, column in changes.items()},
         hidden=hidden.count,
         hidden_names=tuple(hidden.examples),
@@ -59,9 +72,8 @@ def _empty_classes(plan: Plan, source: Source) -> Iterator[str]:
     folders = source.classes() if isinstance(source, ClassFolders) else ()
     empty = sorted(set(folders) - set(plan.labels))
     if empty:
-        names = ", ".join(empty[:_SHOWN_CLASSES]) + " ..." * (len(empty) > _SHOWN_CLASSES)
         count = plural(len(empty), "class folder holds", "class folders hold")
-        yield f"{count} no good image, so the dataset has no such class: {names}"
+        yield f"{count} no good image, so the dataset has no such class: {_names(empty)}"
 
 
 def _large_near_set(plan: Plan) -> Iterator[str]:
@@ -85,3 +97,29 @@ def _masks(plan: Plan, options: IngestOptions) -> Iterator[str]:
         f"255 counts as a class of the masks, beside {f'0 to {max(others)}' if max(others, default=0) else '0 alone'}: "
         f"{masks.BINARY_OR_IGNORED}"
     )
+
+
+def _class_names(plan: Plan, source: Source) -> Iterator[str]:
+    if isinstance(source, _BY_FOLDER) and plan.labels:
+        if all(map(_SPLIT.fullmatch, plan.labels)):
+            yield (
+                f"all classes are named like splits ({_names(plan.labels)}): the first folder below the source is the "
+                "class; give the folder of one split as the source, or a table with a --split-column"
+            )
+        if all(map(_BATCH.fullmatch, plan.labels)):
+            yield (
+                f"all classes are named like batches ({_names(plan.labels)}): the first folder below the source is the "
+                "class; give the folder of one batch as the source, or {SPAN} for its number"
+            )
+    spellings: dict[str, list[str]] = {}
+    for label in plan.labels:
+        spellings.setdefault(unicodedata.normalize("NFC", label).casefold(), []).append(label)
+    alike = [names for _, names in sorted(spellings.items()) if len(names) > 1]
+    if alike:
+        shown = "; ".join(f"{', '.join(map(ascii, names[:-1]))} and {names[-1]!a}" for names in alike[:_SHOWN_CLASSES])
+        more = "; ..." * (len(alike) > _SHOWN_CLASSES)
+        yield f"classes of one name in another spelling: {shown}{more}; each is a class of its own, rename all but one"
+
+
+def _names(classes: Sequence[str]) -> str:
+    return ", ".join(classes[:_SHOWN_CLASSES]) + " ..." * (len(classes) > _SHOWN_CLASSES)

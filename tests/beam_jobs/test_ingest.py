@@ -200,8 +200,12 @@ def test_too_many_rejects_publish_nothing_and_say_why(tmp_path):
 def test_nothing_but_rejects_is_too_many_whatever_the_ratio(tmp_path):
     (tmp_path / "bad" / "cat").mkdir(parents=True)
     (tmp_path / "bad" / "cat" / "a.jpg").write_bytes(b"")
-    with pytest.raises(TooManyRejects, match=r"^1 of 1 images are bad \(100.0%\), max_reject_ratio is 100.0%: 1 empty"):
-        ingest.run(small(tmp_path, source=str(tmp_path / "bad"), max_reject_ratio=1))
+    for ratio in (1, 0.5):
+        with pytest.raises(TooManyRejects, match=r"^1 of 1 images are bad \(100.0%\), max_reject_ratio is ") as caught:
+            ingest.run(small(tmp_path, source=str(tmp_path / "bad"), max_reject_ratio=ratio))
+        assert str(caught.value).endswith(
+            "rejects.parquet. Repair or replace them: without a good image no ratio helps"
+        )
 
 
 def test_an_empty_split_publishes_nothing(tmp_path):

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from beam_jobs import ingest
+from beam_jobs.options import IngestOptions, TableColumns
+from tests.make_images import jpeg
+
+COMPOSED, DECOMPOSED = (unicodedata.normalize(form, "Käfer") for form in ("NFC", "NFD"))
+
+
+def warnings(tmp_path: Path, classes: tuple[str, ...], pattern: str = "") -> tuple[str, ...]:
+    """Returns what an ingest of one image a class warns of."""
+    for number, name in enumerate(classes):
+        (tmp_path / "source" / name).mkdir(parents=True)
+        (tmp_path / "source" / name / f"{number}.jpg").write_bytes(jpeg(number))
+    source = str(tmp_path / "source") + pattern
+    return ingest.run(IngestOptions(source=source, out=str(tmp_path / "out"), splits={"all": 1})).remarks.warnings
+
+
+@pytest.mark.parametrize("pattern", ["", "/*/*.jpg"])
+@pytest.mark.parametrize(
+    ("classes", "warning"),
+    [
+        (("Test", "train", "val"), "all classes are named like splits (Test, train, val): "),
+        (("span-1", "span-2"), "all classes are named like batches (span-1, span-2): "),
+        (("batch_07",), "all classes are named like batches (batch_07): "),
+    ],
+)
+def test_folders_of_splits_and_batches_are_no_classes_in_silence(tmp_path, classes, warning, pattern):
+    (found,) = warnings(tmp_path, classes, pattern)
+    assert found.startswith(warning)
+
+
+@pytest.mark.parametrize("classes", [("train", "bus"), ("1", "2"), ("n01440764", "n01443537"), ("class1", "class2")])
+def test_classes_with_names_of_their_own_are_not_warned_of(tmp_path, classes):
+    assert warnings(tmp_path, classes) == ()
+
+
+def test_a_column_of_a_table_may_name_classes_like_splits(tmp_path):
+    (tmp_path / "1.jpg").write_bytes(jpeg(1))
+    (tmp_path / "t.csv").write_text("image,label\n1.jpg,train\n")
+    options = IngestOptions(source=str(tmp_path / "t.csv"), out=str(tmp_path / "out"), splits={"all": 1})
+    assert ingest.run(options).remarks.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("classes", "shown"),
+    [
+        (("Cat", "cat", "dog"), "'Cat' and 'cat'"),
+        ((COMPOSED, DECOMPOSED), "'Ka\\u0308fer' and 'K\\xe4fer'"),
+        (("CAT", "Cat", "cat"), "'CAT', 'Cat' and 'cat'"),
+    ],
+)
+def test_classes_that_look_alike_are_named(tmp_path, classes, shown):
+    (found,) = warnings(tmp_path, classes)
+    assert found.startswith(f"classes of one name in another spelling: {shown}; each is a class of its own")
+
+
+def test_names_of_several_labels_are_compared_too(tmp_path):
+    (tmp_path / "1.jpg").write_bytes(jpeg(1))
+    (tmp_path / "t.csv").write_text("image,tags\n1.jpg,Sky|sky\n")
+    columns = TableColumns(labels="tags")
+    options = IngestOptions(
+        source=str(tmp_path / "t.csv"), out=str(tmp_path / "out"), splits={"all": 1}, columns=columns
+    )
+    (found,) = ingest.run(options).remarks.warnings
+    assert "'Sky' and 'sky'" in found
