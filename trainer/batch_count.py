@@ -10,67 +10,38 @@ from trainer.position import Position
 from trainer.windows import FOREVER
 
 
-def even(stream: tf.data.Dataset, choices: Choices, start: Position, epochs: int) -> tf.data.Dataset:
-    """Gives every host the same number of batches.
+def images_left(choices: Choices, start: Position, epochs: int) -> int:
+    """Returns the images of all hosts from a position to the end of some epochs, its own included."""
+    return max(0, epochs * choices.epoch_images - start.records)
+
+
+def batch_count(choices: Choices, start: Position, epochs: int) -> int | None:
+    """Returns how many batches every host has; None for `FOREVER` and where a tf.data service deals them out.
 
     Args:
-      stream: batches of one host.
-      choices: what the pipeline decided.
-      start: where it starts.
-      epochs: passes over the split, or `FOREVER`.
-
-    Returns:
-      the batches, without what other hosts have no batch for; of evaluation, filled up instead.
-    """
-    if choices.training:
-        if choices.host.count == 1 or epochs == FOREVER:
-            return stream
-        return stream.take(_whole_batches(choices, start, epochs))
-    return padded(stream, choices.batch, _padded_batches(choices, epochs)) if _is_padded(choices) else stream
-
-
-def counted(stream: tf.data.Dataset, choices: Choices, start: Position, epochs: int) -> tf.data.Dataset:
-    """Lets a pipeline say how many batches it has, by `len` and `cardinality()`.
-
-    Keras begins one step more where it has to find the end. A number that is not true is an error at that end.
-
-    Args:
-      stream: batches of one host, as `even` returns them.
       choices: what the pipeline decided.
       start: where it starts.
       epochs: passes over the split, or `FOREVER`.
     """
     if epochs == FOREVER or choices.served:  # each worker of a service drops what is too little for a batch of its own
-        return stream
-    if start.records > choices.epoch_images:  # a position of another dataset
-        return stream
+        return None
     if choices.training:
-        count = _whole_batches(choices, start, epochs)
-    elif _is_padded(choices):
-        count = _padded_batches(choices, epochs)
-    else:
-        count = -(-_images(choices, start, epochs) // choices.batch)
-    return stream.apply(tf.data.experimental.assert_cardinality(count))
+        return images_left(choices, start, epochs) // choices.options.batch_size
+    images = images_left(choices, start, epochs)
+    if choices.host.count > 1:  # the host that has the most records
+        images = -(-choices.total // choices.host.count) * choices.crops * epochs
+    return -(-images // choices.batch)
 
 
-def _images(choices: Choices, start: Position, epochs: int) -> int:
-    """Returns the images from a position to the end, over all hosts."""
-    first, end = (epoch * choices.epoch_images for epoch in (start.epoch, start.epoch + epochs))
-    # What the last records lack to one for each host would be whole sets of crops.
-    if choices.training and choices.crops > 1:
-        end -= end // choices.crops % choices.host.count * choices.crops
-    return max(0, end - first - start.records)
+def filled(stream: tf.data.Dataset, choices: Choices, count: int | None) -> tf.data.Dataset:
+    """Fills up the batches of evaluation where all must have one shape: `pad_batches`, or several hosts."""
+    is_padded = not choices.training and (choices.host.count > 1 or choices.options.pad_batches)
+    return padded(stream, choices.batch, FOREVER if count is None else count) if is_padded else stream
 
 
-def _whole_batches(choices: Choices, start: Position, epochs: int) -> int:
-    return _images(choices, start, epochs) // choices.options.batch_size
+def counted(stream: tf.data.Dataset, count: int | None) -> tf.data.Dataset:
+    """Lets a pipeline say how many batches it has, by `len` and `cardinality()`.
 
-
-def _is_padded(choices: Choices) -> bool:
-    return choices.host.count > 1 or choices.options.pad_batches
-
-
-def _padded_batches(choices: Choices, epochs: int) -> int:
-    """Returns the batches of the host that has the most records."""
-    largest = -(-choices.total // choices.host.count) * choices.crops * epochs
-    return -(-largest // choices.batch)
+    Keras begins one step more where it has to find the end. A number that is not true is an error at that end.
+    """
+    return stream if count is None else stream.apply(tf.data.experimental.assert_cardinality(count))

@@ -20,9 +20,10 @@ from trainer.ops import OPS, Op, bind_statistics, outputs, parse_ops, split_posi
 from trainer.options import InputOptions
 from trainer.order import Order, make_order
 from trainer.parsing import base_spec
-from trainer.position import Host, Position
+from trainer.position import Host
 from trainer.raw import DecodeRaw, stored_ops
 from trainer.remote import readable
+from trainer.windows import Place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +94,11 @@ class Choices:
     def epoch_images(self) -> int:
         """Images of one pass, over all hosts."""
         return (self.order.records if self.training else self.total) * self.crops
+
+    @property
+    def local_images(self) -> int:
+        """Images of one pass that `order` speaks of: over all hosts, but of evaluation those of this host."""
+        return self.order.records * self.crops
 
     @property
     def vectorised(self) -> bool:
@@ -179,18 +185,28 @@ def evaluation_ops(options: InputOptions) -> tuple[Op, ...]:
     return ops
 
 
-def records_before(choices: Choices, start: Position) -> tuple[Position, int]:
-    """Returns where to start reading, in records, and how many images of this host to leave out after that.
+def records_before(choices: Choices, images: Place) -> tuple[Place, Place]:
+    """Returns where to start reading, for a place in the images of all hosts.
 
-    The crops of a group of records are delivered together, so a group that was begun is read again.
+    Returns:
+      place in the records, and how many images of this host to leave out after that. The crops of a
+      group of records are delivered together, so a group that was begun is read again.
     """
     if choices.crops == 1:
-        return start, 0
+        return images, 0
     host, group = choices.host, choices.group * choices.host.count
-    begun, images = divmod(start.epoch * choices.epoch_images + start.records, group * choices.crops)
-    crops, records = divmod(images, group)  # of that group, over all hosts: each crop of all its records follows
-    mine = max(0, -(-(records - host.index) // host.count))  # the hosts take turns
-    return Position.after(begun * group, choices.order.records), crops * choices.group + mine
+    begun, delivered = images // (group * choices.crops), images % (group * choices.crops)
+    crops, records = delivered // group, delivered % group  # over all hosts: each crop of all records follows
+    mine = -(-(records - host.index) // host.count)  # the hosts take turns
+    return begun * group, crops * choices.group + mine
+
+
+def records_until(choices: Choices, images: Place) -> Place:
+    """Returns where to end reading, in records: all of the group that the image before some place belongs to."""
+    if choices.crops == 1:
+        return images
+    group = choices.group * choices.host.count
+    return -(-images // (group * choices.crops)) * group
 
 
 def _bound(ops: tuple[Op, ...], dataset: Manifest) -> tuple[Op, ...]:

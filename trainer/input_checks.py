@@ -8,10 +8,11 @@ from beam_jobs import record
 from beam_jobs.errors import OptionError
 from beam_jobs.machine import free_bytes
 from trainer.autograph import as_written
-from trainer.choices import evaluation_ops
+from trainer.choices import Choices, evaluation_ops
 from trainer.ops import IMAGE, MixingOp, Normalize, apply_ops, parse_ops, split_position
 from trainer.options import InputOptions
 from trainer.parsing import DRAW, KEY, LABEL
+from trainer.position import Position
 from trainer.raw import raw_ops
 
 
@@ -51,6 +52,15 @@ def check_shape(shape: tf.TensorShape, options: InputOptions, training: bool) ->
         name, text = ("train_ops", options.train_spec) if training else ("eval_ops", options.eval_spec)
         raise OptionError(
             f"{name} {text!r} end at the shape {shape}; image_side_px is {side}, so it must be {side}x{side}"
+        )
+
+
+def check_start(start: Position, choices: Choices) -> None:
+    """Raises `OptionError` where several hosts would have to evaluate a part of the split that none can tell."""
+    if choices.host.count > 1 and start.records and not choices.training:
+        raise OptionError(
+            f"start is {start.records} records into the split, and {choices.host.count} hosts evaluate a part of it "
+            "each; start at 0 records, or evaluate the rest on one host"
         )
 
 

@@ -12,10 +12,10 @@ import tensorflow as tf
 from beam_jobs import record
 from trainer import cache, windows
 from trainer.autograph import as_written
-from trainer.batch_count import counted, even
-from trainer.choices import Choices, evaluation_ops, make_choices, records_before
+from trainer.batch_count import batch_count, counted, filled, images_left
+from trainer.choices import Choices, evaluation_ops, make_choices, records_before, records_until
 from trainer.columns_parse import batch_ragged, decode_mask, deliver_columns
-from trainer.input_checks import check_options, check_room, check_shape
+from trainer.input_checks import check_options, check_room, check_shape, check_start
 from trainer.ops import (
     BOX_LABELS,
     BOXES,
@@ -33,8 +33,9 @@ from trainer.ops import (
 from trainer.options import InputOptions
 from trainer.padding import VALID
 from trainer.parsing import DRAW, KEY, LABEL, WEIGHT, Features, draw_of, parse
+from trainer.passes import in_turn
 from trainer.position import Host, Position
-from trainer.windows import FOREVER
+from trainer.windows import ENDLESS, FOREVER, Place
 
 _OF_CROPS = (IMAGE, MASK, BOXES, BOX_LABELS, DRAW)
 # Each window goes to one worker, so that together they deliver each record once.
@@ -68,6 +69,10 @@ def make_dataset(
     The order and every random draw are a pure function of (seed, epoch): the same call gives the same batches, and one
     that starts later gives exactly the remaining ones.
 
+    A dataset of training goes on each time it is read. With one epoch, the first pass is the epoch of `start`, the
+    second the next one, and so on, so `model.fit(batches, epochs=20)` sees 20 epochs. A pass that is left before its
+    last batch, as by `take(1)`, comes again. Passes of a start inside of an epoch are all as long as the first.
+
     Examples:
       >>> from trainer import FOREVER, InputOptions, make_dataset
       >>> options = InputOptions(image_side_px=96, batch_size=8)
@@ -83,7 +88,8 @@ def make_dataset(
       options: how shards become batches.
       training: shuffle, augment and drop the ragged last batch; otherwise read in order and keep every record.
       epochs: passes over the split, or `FOREVER`. Batches run across the seam, so no record is dropped between epochs.
-      start: where to start: what all hosts together have delivered. Its epoch is the first of `epochs`.
+      start: where to start: what all hosts together have delivered. Its epoch is the first of `epochs`. Evaluation on
+        several hosts starts with a whole epoch, because each of them reads a part of its own.
       host: which part to read. Together the hosts read every record once, and every global batch holds the same
         records whatever their number.
 
@@ -100,10 +106,38 @@ def make_dataset(
     """
     choices = make_choices(path, split, options, training, epochs, host)
     check_room(options, choices.batch)  # of a split of few images too: tf.data takes the memory at the first
-    begin, skipped = records_before(choices, start)
-    passes = epochs if epochs == FOREVER else start.epoch + epochs - begin.epoch
+    check_start(start, choices)
+    kept = _kept(choices)
+    count, images = batch_count(choices, start, epochs), images_left(choices, start, epochs)
+    begin = start.epoch * choices.local_images + start.records
+    if epochs == FOREVER:
+        stream = _batches(choices, kept, begin, ENDLESS)
+    elif training:
+        # Of whole batches alone: what is read ahead of them would be lost at the end of a pass.
+        delivered = images if count is None else count * options.batch_size
+        stream = in_turn(
+            lambda number: _batches(choices, kept, begin + number * images, begin + number * images + delivered, count),
+            count,
+        )
+    else:
+        stream = _batches(choices, kept, begin, (start.epoch + epochs) * choices.local_images, count)
+    return counted(stream, count).with_options(tf_options(options))
 
-    stream = parsed(choices, begin, passes)  # in batches: one by one costs twice as much
+
+def _batches(choices: Choices, kept: Features, begin: Place, end: Place, count: int | None = None) -> tf.data.Dataset:
+    """Returns the batches of this host, from some place in the images of all hosts to another.
+
+    Args:
+      choices: what was decided.
+      kept: of `_kept`.
+      begin: of the first image.
+      end: after the last image, or `ENDLESS`.
+      count: batches that there are, if that is known.
+    """
+    options = choices.options
+    first, skipped = records_before(choices, begin)
+    last = end if end is ENDLESS else records_until(choices, end)
+    stream = parsed(choices, first, last, kept)  # in batches: one by one costs twice as much
     if choices.vectorised:  # stored pixels are what the ops of batches take: not one op an image
         stream = _map(stream, partial(_prepare, choices=choices), choices)
         stream = _rebatched(stream, choices)
@@ -111,23 +145,28 @@ def make_dataset(
         stream = stream.unbatch()  # images differ in size, so from here on they go one by one
         stream = _map(stream, partial(_prepare, choices=choices), choices)  # all cores decode here
         stream = _spread(stream, choices, skipped)
-        stream = batch_ragged(stream, choices.batch, training)  # uint8: a quarter of what float32 would move
+        stream = batch_ragged(stream, choices.batch, choices.training)  # uint8: a quarter of what floats would move
     if choices.batch_ops or options.columns_form != "ragged":
         stream = _map(stream, partial(_finish, choices=choices), choices)
-    stream = even(stream, choices, start, epochs)
-    check_shape(stream.element_spec[0][IMAGE].shape[1:], options, training)
+    stream = filled(stream, choices, count)
+    if choices.crops > 1 and count is not None:
+        stream = stream.take(count)  # of the last group, the images up to the end
+    check_shape(stream.element_spec[0][IMAGE].shape[1:], options, choices.training)
     if choices.served:
         stream = stream.apply(tf.data.experimental.service.distribute(_DEALT, options.service))
-    stream = counted(stream, choices, start, epochs)  # or Keras would begin a step more, to find the end
-    stream = stream.prefetch(options.prefetch_batches)  # bounded: each is a whole batch, and AUTOTUNE knows no budget
-    return stream.with_options(tf_options(options))
+    return stream.prefetch(options.prefetch_batches)  # bounded: each is a whole batch, and AUTOTUNE knows no budget
 
 
 @as_written
-def images(choices: Choices, start: Position) -> tf.data.Dataset:
-    """Returns the images of one host before they are batched, endlessly, one by one: dataset of (features, label)."""
-    start, skipped = records_before(choices, start)
-    prepared = parsed(choices, start, FOREVER).unbatch()
+def images(choices: Choices, begin: int) -> tf.data.Dataset:
+    """Returns the images of one host before they are batched, endlessly, one by one: dataset of (features, label).
+
+    Args:
+      choices: what was decided.
+      begin: place of the first in the images of all hosts.
+    """
+    first, skipped = records_before(choices, begin)
+    prepared = parsed(choices, first).unbatch()
     prepared = _map(prepared, partial(_prepare, choices=choices), choices)
     return _spread(prepared, choices, skipped)
 
@@ -166,13 +205,21 @@ def epoch_records(path: str, split: str, options: InputOptions, training: bool) 
     ).epoch_images
 
 
-def parsed(choices: Choices, start: Position, epochs: int) -> tf.data.Dataset:
-    """Returns the parsed records of one host, in the order of training or of the shards, in batches of any size."""
+def parsed(choices: Choices, begin: Place = 0, end: Place = ENDLESS, kept: Features | None = None) -> tf.data.Dataset:
+    """Returns the parsed records of one host, in the order of training or of the shards, in batches of any size.
+
+    Args:
+      choices: what was decided.
+      begin: place of the first in the records of all hosts.
+      end: place after the last.
+      kept: of `_kept`, for a call from inside of a graph; None to fill the cache here.
+    """
+    kept = _kept(choices) if kept is None else kept
     host = choices.host if choices.training else Host()  # of evaluation, a host knows its own part alone
     make_plan = windows.serve_plan if choices.served else windows.plan
-    planned = make_plan(choices.order, start, epochs, host)
-    if choices.cache.kind == "memory":
-        records = _from_memory(planned, choices)
+    planned = make_plan(choices.order, begin, end, host)
+    if kept:
+        records = _from_memory(planned, kept, choices)
     else:
         records = _from_shards(windows.read(planned, choices.index, choices.options), choices)
     return _map(records, partial(_drawn, choices=choices), choices)
@@ -198,12 +245,18 @@ def _drawn(features: Features, choices: Choices) -> Features:
     return draw_numbers(choices.image_ops, features, features[DRAW], choices.first_salt)
 
 
-def _from_memory(planned: tf.data.Dataset, choices: Choices) -> tf.data.Dataset:
-    everything = windows.plan(dataclasses.replace(choices.order, kind="none", quota={}), Position(), 1, Host())
-    parsed = _from_shards(windows.read(everything, choices.index, choices.options), choices)
+def _kept(choices: Choices) -> Features:
+    """Returns what the cache in memory holds; nothing without one."""
+    if choices.cache.kind != "memory":
+        return {}
+    in_order = dataclasses.replace(choices.order, kind="none", quota={})
+    everything = windows.plan(in_order, 0, len(choices.index), Host())
+    stored = _from_shards(windows.read(everything, choices.index, choices.options), choices)
     prefix = choices.whole_ops[: choices.cache.ops]
-    kept = cache.in_memory(parsed, prefix, choices.index, choices.options.thread_count)
+    return cache.in_memory(stored, prefix, choices.index, choices.options.thread_count)
 
+
+def _from_memory(planned: tf.data.Dataset, kept: Features, choices: Choices) -> tf.data.Dataset:
     def pick(window: windows.Window) -> Features:
         features = {name: tf.gather(values, window.numbers) for name, values in kept.items()}
         return {**features, DRAW: draw_of(features[KEY], window.draws, choices.options.seed)}
@@ -249,7 +302,7 @@ def _as_shares(label: tf.Tensor, choices: Choices) -> tf.Tensor:
     return tf.one_hot(label, len(choices.dataset.labels)) if label.dtype == tf.int64 else label
 
 
-def _spread(stream: tf.data.Dataset, choices: Choices, skipped: int) -> tf.data.Dataset:
+def _spread(stream: tf.data.Dataset, choices: Choices, skipped: Place) -> tf.data.Dataset:
     """Takes the crops of a group of records apart: the first of each, then the second of each, and so on."""
     if choices.crops == 1:
         return stream

@@ -16,7 +16,7 @@ from trainer.input_fn import FOREVER, Batch, batches, check_room, check_shape, i
 from trainer.ops import IMAGE, Normalize, parse_ops
 from trainer.options import InputOptions
 from trainer.parsing import WEIGHT_SPEC
-from trainer.position import Host, Position
+from trainer.position import Host
 
 _BLOCK = 4096  # draws made by one op
 _PURPOSE = 1 << 62  # keeps the draws of the mixture apart from those of the orders
@@ -63,7 +63,7 @@ def make_mixture(
     delivered = np.bincount(_first_draws(weights, options.seed, groups), minlength=len(parts)) * options.lanes
     labels = mixture_labels(list(parts))
     streams = [
-        images(choice, Position.after(int(before), choice.epoch_images)).map(_relabelled(choice, labels))
+        images(choice, int(before)).map(_relabelled(choice, labels))
         for choice, before in zip(chosen, delivered, strict=True)
     ]
     each = options.lanes // host.count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
@@ -11,7 +11,7 @@ from beam_jobs.storage import is_remote
 from trainer.index import RecordIndex
 from trainer.options import InputOptions
 from trainer.order import WINDOWS_HELD, Order
-from trainer.position import Host, Position
+from trainer.position import Host
 
 FOREVER = -1
 """For `epochs`: read without end, one epoch after the other, each in an order of its own.
@@ -24,6 +24,8 @@ Examples:
   800
 """
 
+Place: TypeAlias = "int | tf.Tensor"  # in the endless sequence of all epochs, int64
+ENDLESS = tf.int64.max  # for the end of a plan
 _LOCAL_BUFFER_BYTES = 1 << 18  # more is no faster on local files (`benchmarks.micro`)
 _REMOTE_BUFFER_BYTES = 1 << 21  # a request costs as much time as a megabyte
 
@@ -40,56 +42,54 @@ class Window(NamedTuple):
     draws: tf.Tensor
 
 
-def plan(order: Order, start: Position, epochs: int, host: Host) -> tf.data.Dataset:
-    """Returns the windows of one host, over all epochs.
+def plan(order: Order, begin: Place, end: Place, host: Host) -> tf.data.Dataset:
+    """Returns the windows of one host.
 
-    Position P of the endless sequence belongs to the host (P mod lanes) mod hosts, so that a global batch, wherever it
-    begins, holds equally many records of each host.
+    Position P of the endless sequence, epoch after epoch, belongs to the host (P mod lanes) mod hosts, so that a global
+    batch, wherever it begins, holds equally many records of each host.
 
     Args:
       order: of an epoch.
-      start: first position to deliver.
-      epochs: passes, the one that `start` lies in included, or `FOREVER`.
+      begin: first position to deliver.
+      end: the position after the last, or `ENDLESS`.
       host: whose positions.
 
     Returns:
       dataset of `Window`; some may be empty.
     """
-    first = tf.constant(start.epoch, tf.int64)
-    if epochs == FOREVER:
-        passes = tf.data.Dataset.counter(start=start.epoch, dtype=tf.int64)
-    else:
-        passes = tf.data.Dataset.range(start.epoch, start.epoch + epochs)
+    records = max(1, order.records)  # a host of evaluation may have none
 
     def windows(epoch: tf.Tensor) -> tf.data.Dataset:
         whole = Window(*order.epoch(epoch))
-        skipped = tf.where(epoch == first, tf.constant(start.records, tf.int64), 0)
-        numbers = tf.data.Dataset.range(skipped // order.window_positions, order.windows)
-        return numbers.map(partial(_window, order, host, whole, epoch, skipped))
+        first, last = tf.maximum(begin - epoch * records, 0), tf.minimum(end - epoch * records, records)
+        numbers = tf.data.Dataset.range(first // order.window_positions, -(-last // order.window_positions))
+        return numbers.map(partial(_window, order, host, whole, epoch, begin, end))
 
-    return passes.flat_map(windows)
+    return tf.data.Dataset.range(begin // records, (end - 1) // records + 1).flat_map(windows)
 
 
-def serve_plan(order: Order, start: Position, epochs: int, host: Host) -> tf.data.Dataset:
+def serve_plan(order: Order, begin: Place, end: Place, host: Host) -> tf.data.Dataset:
     """Returns the same windows from one flat range, which a tf.data service can deal out to its workers."""
-    passes = tf.int64.max // order.windows if epochs == FOREVER else start.epoch + epochs
-    begin = start.epoch * order.windows + start.records // order.window_positions
+
+    def number_of(position: Place) -> Place:
+        return position // order.records * order.windows + position % order.records // order.window_positions
 
     def window(number: tf.Tensor) -> Window:
         epoch = number // order.windows
-        whole = Window(*order.epoch(epoch))
-        skipped = tf.where(epoch == start.epoch, tf.constant(start.records, tf.int64), 0)
-        return _window(order, host, whole, epoch, skipped, number % order.windows)
+        return _window(order, host, Window(*order.epoch(epoch)), epoch, begin, end, number % order.windows)
 
-    return tf.data.Dataset.range(begin, passes * order.windows).map(window)
+    return tf.data.Dataset.range(number_of(begin), number_of(end - 1) + 1).map(window)
 
 
-def _window(order: Order, host: Host, whole: Window, epoch: tf.Tensor, skipped: tf.Tensor, number: tf.Tensor) -> Window:
-    begin = number * order.window_positions
-    positions = tf.range(tf.maximum(begin, skipped), tf.minimum(begin + order.window_positions, order.records))
+def _window(
+    order: Order, host: Host, whole: Window, epoch: tf.Tensor, begin: Place, end: Place, number: tf.Tensor
+) -> Window:
+    before = epoch * order.records
+    first = number * order.window_positions
+    last = tf.minimum(first + order.window_positions, order.records)
+    positions = tf.range(tf.maximum(first, begin - before), tf.minimum(last, end - before))
     if host.count > 1:
-        owner = (epoch * order.records + positions) % order.lanes % host.count
-        positions = tf.boolean_mask(positions, owner == host.index)
+        positions = tf.boolean_mask(positions, (before + positions) % order.lanes % host.count == host.index)
     return Window(tf.gather(whole.numbers, positions), tf.gather(whole.draws, positions))
 
 

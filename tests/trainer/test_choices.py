@@ -9,12 +9,12 @@ import pytest
 from beam_jobs.errors import OptionError
 from tests.trainer.batches import options
 from tests.trainer.conftest import keys_of
-from trainer.choices import make_choices, records_before
+from trainer.choices import make_choices, records_before, records_until
 from trainer.input_checks import check_room
 from trainer.input_fn import epoch_records, make_dataset
 from trainer.mixture import make_mixture
 from trainer.ops import Flip, RandomCrop, Resize, Rotate
-from trainer.position import Host, Position
+from trainer.position import Host
 from trainer.raw import DecodeRaw, DecodeSized
 
 
@@ -79,9 +79,10 @@ def test_one_pass_of_training_keeps_nothing_but_evaluation_comes_again(noise, tr
     assert chosen(noise, training, epochs, cache="auto", cache_mb=5, **spec).cache.kind == kind
 
 
-@pytest.mark.parametrize("start", [Position(), Position(records=5), Position(epoch=2), Position(epoch=1, records=60)])
-def test_reading_begins_where_delivering_does(noise, start):
-    assert records_before(chosen(noise), start) == (start, 0)
+@pytest.mark.parametrize("images", [0, 5, 122, 121])
+def test_reading_begins_and_ends_where_delivering_does(noise, images):
+    assert records_before(chosen(noise), images) == (images, 0)
+    assert records_until(chosen(noise), images) == images
 
 
 def test_records_are_left_out_once_and_for_all(noise, tmp_path):

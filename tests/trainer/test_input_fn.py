@@ -66,8 +66,9 @@ def test_two_runs_and_two_iterations_give_the_same_batches(dataset):
     given = options(batch_size=4)
     stream = make_dataset(str(dataset), "train", given, training=True, epochs=2)
     first = list(flat(stream))
-    assert list(flat(stream)) == first
     assert read(dataset, given, epochs=2) == first
+    evaluation = make_dataset(str(dataset), "train", given, training=False)
+    assert list(flat(evaluation)) == list(flat(evaluation))
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +177,8 @@ def test_ops_of_training_and_evaluation_are_those_of_the_options(dataset):
 
 
 def test_threads_and_buffers_are_bounded_as_asked_for(shades):
-    stream = make_dataset(str(shades), "train", options(threads=3, prefetch_batches=4, parse_batch=9), training=True)
+    given = options(threads=3, prefetch_batches=4, parse_batch=9)
+    stream = make_dataset(str(shades), "train", given, training=True, epochs=FOREVER)
     set_options = stream.options()
     assert set_options.threading.private_threadpool_size == 3
     assert set_options.autotune.enabled is False
@@ -315,7 +317,7 @@ def test_without_an_order_every_record_still_comes_once_an_epoch(shades):
 
 def test_tf_data_chooses_on_demand_within_a_budget(shades):
     given = options(autotune=True, shuffle_mb=7, batch_size=4)
-    stream = make_dataset(str(shades), "train", given, training=True)
+    stream = make_dataset(str(shades), "train", given, training=True, epochs=FOREVER)
     assert (stream.options().autotune.enabled, stream.options().autotune.ram_budget) == (True, 7_000_000)
     nodes = {node.name: node for node in graph(stream).node}
     maps = [node for node in nodes.values() if node.op == "ParallelMapDatasetV2"]

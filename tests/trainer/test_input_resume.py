@@ -17,6 +17,7 @@ from tests.trainer.batches import (
     flat,
     merged,
     options,
+    order,
     order_of,
     read,
     together,
@@ -140,6 +141,18 @@ def test_hosts_together_evaluate_every_record_once_in_the_order_of_the_table(noi
     assert keys == keys_of(noise, "train")
 
 
+def test_a_start_inside_of_an_evaluation_is_exact_on_one_host_and_refused_on_several(noise):
+    start = Position(epoch=2, records=40)
+    assert order(noise, options(batch_size=8), training=False, start=start) == keys_of(noise, "train")[40:]
+    padded = make_dataset(str(noise), "train", options(batch_size=8, pad_batches=True), False, start=start)
+    assert (len(padded), len(list(flat(padded)))) == (3, 21)
+    message = "start is 40 records into the split, and 3 hosts evaluate a part of it each; start at 0 records, or "
+    with pytest.raises(OptionError, match=f"^{message}"):
+        make_dataset(str(noise), "train", options(batch_size=8), False, start=start, host=Host(index=2, count=3))
+    whole = together(noise, options(batch_size=8), 3, training=False, start=Position(epoch=2))
+    assert merged(whole) == sorted(read(noise, options(), training=False, start=Position(epoch=2)))
+
+
 def test_hosts_evaluate_the_same_pixels_and_draws_as_one(noise):
     shared = together(noise, options(batch_size=8), 3, training=False)
     assert merged(shared) == sorted(read(noise, options(), training=False))
@@ -179,15 +192,14 @@ def test_training_and_unpadded_evaluation_have_no_mask(noise):
 
 def test_evaluation_between_the_steps_never_changes_the_training(noise):
     given = options(train_ops=RANDOM, batch_size=4, **SMALL)
-    train = make_dataset(str(noise), "train", given, True, epochs=2)
+    expected, train = (make_dataset(str(noise), "train", given, True, epochs=2) for _ in range(2))
     evaluation = make_dataset(str(noise), "train", given, False)
-    expected = batches(train)
     found = []
     for step, batch in enumerate(train):
         found.append(list(flat(tf.data.Dataset.from_tensors(batch))))
         if step % 7 == 0:
             assert [seen.key for seen in flat(evaluation)] == keys_of(noise, "train")
-    assert found == expected
+    assert found == batches(expected)
 
 
 # --- several images of one
@@ -230,9 +242,10 @@ def test_a_number_of_epochs_of_images_made_of_one_can_be_continued(noise, start)
     assert read(noise, options(**CROPS), epochs=2 - start.epoch, start=start) == rest
 
 
-def test_hosts_share_images_made_of_one(noise):
+@pytest.mark.parametrize(("epochs", "start", "hosts"), [(2, Position(), 2), (1, Position(epoch=1, records=7), 4)])
+def test_hosts_share_images_made_of_one_to_the_last_batch(noise, epochs, start, hosts):
     given = options(batch_size=8, **CROPS)
-    expected = [sorted(batch) for batch in batches(make_dataset(str(noise), "train", given, True, epochs=2))]
-    found = together(noise, given, 2, epochs=2)
-    assert len(found) in (len(expected), len(expected) - 1)
-    assert found[:60] == expected[:60]  # the last group of 122 records holds two
+    more = {"epochs": epochs, "start": start}
+    expected = [sorted(batch) for batch in batches(make_dataset(str(noise), "train", given, True, **more))]
+    assert len(expected) == (epochs * 244 - start.records) // 8
+    assert together(noise, given, hosts, **more) == expected

@@ -12,7 +12,7 @@ from tests.make_images import jpeg
 from tests.trainer.batches import batches, graph, options, read
 from trainer.bench import naive_dataset
 from trainer.choices import make_choices
-from trainer.input_fn import make_dataset
+from trainer.input_fn import FOREVER, make_dataset
 from trainer.ops import Decode, DecodeRandomCrop, Flip, RandomCropResize
 from trainer.options import InputOptions
 from trainer.position import Host
@@ -62,7 +62,8 @@ def test_raw_datasets_feed_training_and_evaluation(raw, training):
 
 def stages(given: InputOptions, directory: Path, training: bool = True) -> list[str]:
     """The stages of the pipeline, without those of the functions that they call."""
-    return [node.op for node in graph(make_dataset(str(directory), "train", given, training)).node]
+    stream = make_dataset(str(directory), "train", given, training, epochs=FOREVER if training else 1)
+    return [node.op for node in graph(stream).node]
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -14,11 +14,11 @@ from beam_jobs import tfrecord
 from trainer.index import RecordIndex
 from trainer.options import InputOptions
 from trainer.order import Order
-from trainer.position import Host, Position
-from trainer.windows import FOREVER, in_order, plan, read, serve_plan
+from trainer.position import Host
+from trainer.windows import ENDLESS, in_order, plan, read, serve_plan
 
 RECORDS, SHARDS = 1000, 5
-BEGIN, ALONE, DEFAULTS = Position(), Host(), InputOptions()
+ALONE, DEFAULTS = Host(), InputOptions()
 PADDING = b"." * 1000  # so that not all of a shard fits into one read of the system
 
 
@@ -55,10 +55,10 @@ def order_of(records: int = RECORDS, lanes: int = 8, window: int = 32, run: int 
     return Order(records=records, lanes=lanes, window=window, run=run, seed=1, kind=kind)
 
 
-def planned(order: Order, start: Position = BEGIN, epochs: int = 1, host: Host = ALONE, make=plan):
-    """(record number, draw) of every position."""
+def planned(order: Order, begin: int, end: int, host: Host = ALONE, make=plan):
+    """(record number, draw) of every position from one to another."""
     pairs = []
-    for numbers, draws in make(order, start, epochs, host).as_numpy_iterator():
+    for numbers, draws in make(order, begin, end, host).as_numpy_iterator():
         pairs += zip(numbers.tolist(), draws.tolist(), strict=True)
     return pairs
 
@@ -75,7 +75,7 @@ def whole(order: Order, epochs: int) -> list[tuple[int, int]]:
 def delivered(order: Order, index: RecordIndex, options: InputOptions = DEFAULTS) -> list[bytes]:
     """The records of an epoch, put into their order."""
     found = []
-    for records, places, draws in read(plan(order, Position(), 1, Host()), index, options).as_numpy_iterator():
+    for records, places, draws in read(plan(order, 0, order.records, Host()), index, options).as_numpy_iterator():
         assert len(places) == len(draws)
         found += records[places].tolist()
     return found
@@ -83,15 +83,23 @@ def delivered(order: Order, index: RecordIndex, options: InputOptions = DEFAULTS
 
 def test_the_windows_of_all_epochs_are_the_order(index):
     order = order_of()
-    assert planned(order, epochs=3) == whole(order, 3)
-    sizes = [len(window.numbers) for window in plan(order, Position(), 1, Host())]
+    assert planned(order, 0, 3 * RECORDS) == whole(order, 3)
+    sizes = [len(window.numbers) for window in plan(order, 0, RECORDS, Host())]
     assert sizes == [256, 256, 256, 232]
+
+
+@pytest.mark.parametrize("end", [1, 255, 256, 257, 999, 1000, 1001, 2300])
+@pytest.mark.parametrize("make", [plan, serve_plan])
+def test_ending_earlier_leaves_out_exactly_the_rest(make, end):
+    order = order_of()
+    assert planned(order, 0, end, make=make) == whole(order, 3)[:end]
+    assert planned(order, end, end, make=make) == []
 
 
 def test_forever_goes_on(index):
     order = order_of(100, window=4)
     numbers = itertools.chain.from_iterable(
-        window.numbers.tolist() for window in plan(order, Position(epoch=1), FOREVER, Host()).as_numpy_iterator()
+        window.numbers.tolist() for window in plan(order, 100, ENDLESS, Host()).as_numpy_iterator()
     )
     assert list(itertools.islice(numbers, 250)) == [number for number, _ in whole(order, 4)[100:350]]
 
@@ -104,8 +112,8 @@ STARTS = [(0, 0), (0, 1), (0, 255), (0, 256), (0, 257), (0, 999), (1, 0), (1, 30
 @pytest.mark.parametrize("make", [plan, serve_plan])
 def test_starting_later_gives_exactly_the_rest(make, epoch, records):
     order = order_of()
-    start = Position(epoch=epoch, records=records)
-    assert planned(order, start, 3 - epoch, make=make) == whole(order, 3)[epoch * RECORDS + records :]
+    begin = epoch * RECORDS + records
+    assert planned(order, begin, 3 * RECORDS, make=make) == whole(order, 3)[begin:]
 
 
 @given(
@@ -123,19 +131,19 @@ def test_hosts_take_turns_over_the_seams_of_epochs_wherever_they_start(records, 
     first = epoch * records + min(skipped, records - 1)
     index, count = host
     mine = [pair for at, pair in enumerate(whole(order, 3)) if at >= first and at % count == index]
-    assert planned(order, Position.after(first, records), 3 - epoch, Host(index=index, count=count)) == mine
+    assert planned(order, first, 3 * records, Host(index=index, count=count)) == mine
 
 
 @pytest.mark.parametrize("order", [order_of(), order_of(333, window=5, kind="global"), order_of(7)])
 @pytest.mark.parametrize("host", [Host(), Host(index=3, count=4)])
 def test_a_service_is_dealt_the_same_windows(order, host):
-    start = Position(epoch=1, records=5)
-    assert planned(order, start, 2, host, make=serve_plan) == planned(order, start, 2, host)
+    begin, end = order.records + 5, 3 * order.records - 2
+    assert planned(order, begin, end, host, make=serve_plan) == planned(order, begin, end, host)
 
 
 def test_a_service_can_go_on_forever():
     order = order_of(100, window=4)
-    endless = serve_plan(order, Position(epoch=3, records=50), FOREVER, Host()).take(9)
+    endless = serve_plan(order, 350, ENDLESS, Host()).take(9)
     numbers = [number for window in endless.as_numpy_iterator() for number in window.numbers.tolist()]
     assert numbers == [number for number, _ in whole(order, 7)[350 : 350 + len(numbers)]]
     assert len(numbers) > 200
@@ -160,14 +168,14 @@ def test_a_record_that_comes_twice_is_read_once_and_delivered_twice(index):
         quota={0: 17, 1: 3},
         members={0: np.arange(5), 1: np.arange(5, 900)},
     )
-    ((records, places, _),) = read(plan(order, Position(), 1, Host()), index, InputOptions()).as_numpy_iterator()
+    ((records, places, _),) = read(plan(order, 0, order.records, Host()), index, InputOptions()).as_numpy_iterator()
     assert len(records) == 8
     expected = [payload(number) for number, _ in whole(order, 1)]
     assert records[places].tolist() == expected
 
 
 def test_no_more_is_held_than_the_budget_says(index):
-    windows = read(plan(order_of(window=125), Position(), 1, Host()), index, InputOptions(shuffle_mb=0.2))
+    windows = read(plan(order_of(window=125), 0, RECORDS, Host()), index, InputOptions(shuffle_mb=0.2))
     sizes = [len(records) for records, _, _ in windows.as_numpy_iterator()]
     assert sum(sizes) == RECORDS
     assert max(sizes) * index.record_bytes * 2 <= 0.2e6
@@ -194,7 +202,7 @@ def reads_of_the_system() -> int:
 )
 def test_neighbours_are_read_in_one_go(index, window, run, kind, most):
     order = order_of(window=window, run=run, kind=kind)
-    windows = read(plan(order, Position(), 1, Host()), index, InputOptions())
+    windows = read(plan(order, 0, order.records, Host()), index, InputOptions())
     before = reads_of_the_system()
     assert sum(len(records) for records, _, _ in windows) == RECORDS
     assert reads_of_the_system() - before < most

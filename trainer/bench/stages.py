@@ -23,8 +23,7 @@ from trainer.input_fn import parsed as parsed_records
 from trainer.ops import IMAGE, Op, apply_batch_ops, apply_ops
 from trainer.ops.chain import DRAWN
 from trainer.parsing import DRAW, Features, parse
-from trainer.position import Host, Position
-from trainer.windows import FOREVER
+from trainer.position import Host
 
 READ, PARSE, CALL, BATCH, IMAGE_OPS, BATCH_OPS = "read", "parse", "call", "batch", "ops of images", "ops of batches"
 _POOL_BYTES = 64e6  # of records or pixels that a stage is fed from: larger than the caches of the processor
@@ -103,7 +102,7 @@ class Stages:
     def together(self) -> dict[str, Subject]:
         """Returns the name of a stage -> the pipeline from the shards up to it, as far as it ends before batches."""
         ops = self.source.choices.image_ops
-        rows = parsed_records(self.source.choices, Position(), FOREVER)
+        rows = parsed_records(self.source.choices)
         if not self.source.choices.vectorised:
             rows = rows.unbatch()
         names = names_of(ops)
@@ -195,7 +194,7 @@ class Stages:
         return made.map(finish, self.source.options.thread_count, deterministic=True)
 
     def _plan(self) -> tf.data.Dataset:
-        return windows.plan(self.source.choices.order, Position(), FOREVER, Host())
+        return windows.plan(self.source.choices.order, 0, windows.ENDLESS, Host())
 
     def _some(self, rows: tf.data.Dataset) -> tf.data.Dataset:
         """Returns so many rows that their pixels fit a pool."""
@@ -237,7 +236,7 @@ def assembled(source: Source, variant: Variant) -> tf.data.Dataset:
     if variant.shuffled:
         in_order = dataclasses.replace(source.options, shuffle="none")
         choices = open_source(source.path, source.split, in_order).choices
-    stream = images(choices, Position())
+    stream = images(choices, 0)
     if variant.shuffled:
         stream = stream.shuffle(variant.shuffled, seed=0)
     # Ops of batches take what they get; floats only come after them.
