@@ -1,0 +1,426 @@
+"""What each setting of `ingest` changes in the dataset."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from beam_jobs import record
+from tests.beam_jobs.broken_decoder import broken_decoders
+from tests.beam_jobs.web_server import Handler, Page, WebServer, body, serving, status
+from tests.make_images import encode
+from tests.settings.published import Ingests, Published
+from tests.settings.sources import CATS, DOGS, make_source, noise
+from tests.settings.table import Row, grows, missing, row, shrinks
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+ALL = CATS + DOGS
+HALVES = {"train": 0.5, "eval": 0.5}
+PHOTOS = {"ingest.source": "photos", "ingest.splits": HALVES}
+TABLE = {"ingest.source": "images.csv", "ingest.splits": HALVES}
+COPIES = {"ingest.source": "copies", "ingest.splits": HALVES}
+ODD = {"ingest.source": "odd", "ingest.splits": HALVES, "ingest.max_reject_ratio": 1.0}
+NEAR = {**COPIES, "ingest.near_duplicates": "report"}
+WEB = {"ingest.splits": {"train": 1, "eval": 1}, "ingest.http.retries": 0}
+FETCHED = {**WEB, "ingest.http.allow_private": True, "ingest.max_reject_ratio": 1.0}
+RESIZED = {**PHOTOS, "ingest.pixels.policy": "resize", "ingest.pixels.side_px": 12}
+
+
+def stored(found: Published) -> dict[str, bytes]:
+    """Key -> bytes of the stored image."""
+    return {key: values[record.ENCODED][0] for key, values in found.records.items()}
+
+
+def sizes(found: Published) -> set[tuple[int, int]]:
+    return {(values[record.HEIGHT][0], values[record.WIDTH][0]) for values in found.records.values()}
+
+
+def decoded_sizes(found: Published) -> set[tuple[int, ...]]:
+    return {cv2.imdecode(np.frombuffer(data, np.uint8), -1).shape[:2] for data in stored(found).values()}
+
+
+def near(found: Published) -> int:
+    """Images that are marked to look like another one."""
+    return sum(bool(one["near"]) for one in found.rows.values())
+
+
+def splits_of(found: Published, name: str) -> set[str]:
+    """The splits that the images of a class lie in."""
+    return {split for key, split in found.splits.items() if key.startswith(name)}
+
+
+def labels(found: Published) -> tuple[str, tuple[str, ...]]:
+    return found.manifest.label_kind, found.manifest.labels
+
+
+def features(name: str) -> Callable[[Published], set[tuple[Any, ...]]]:
+    """Returns what observes all values of a feature."""
+    return lambda found: {tuple(values) for values in found.feature(name).values()}
+
+
+def whole(found: Published, name: str) -> int:
+    """Groups by a column of the source, whose images all lie in one split."""
+    members: dict[str, set[str]] = {}
+    for key, split in found.splits.items():
+        members.setdefault(str(int(key[-6:-4]) % 5), set()).add(split)
+    return sum(len(splits) == 1 for splits in members.values())
+
+
+ROWS = [
+    row(
+        "ingest.source",
+        "odd",
+        lambda found: found.manifest.labels,
+        (("cat", "dog"), ("odd",)),
+        first=("photos",),
+        given={"ingest.max_reject_ratio": 0.5, "ingest.splits": HALVES},
+    ),
+    row(
+        "ingest.source_kind",
+        "csv",
+        lambda found: found.error or len(found.records),
+        ("SourceError", ALL),
+        given={"ingest.source": "images.txt"},
+    ),
+    row(
+        "ingest.splits",
+        {"a": 1, "b": 1, "c": 2},
+        lambda found: list(found.manifest.splits),
+        (["train", "eval"], ["a", "b", "c"]),
+        given={"ingest.source": "photos"},
+    ),
+    row("ingest.seed", 1, lambda found: found.splits, given=PHOTOS, same=lambda found: sorted(stored(found).items())),
+    row(
+        "ingest.shard_mb",
+        0.02,
+        lambda found: sum(found.shards.values()),
+        grows,
+        given=PHOTOS,
+        same=lambda found: found.splits,
+    ),
+    row(
+        "ingest.shards",
+        3,
+        lambda found: found.shards,
+        ({"train": 1, "eval": 1}, {"train": 3, "eval": 3}),
+        given=PHOTOS,
+        same=lambda found: found.splits,
+    ),
+    row(
+        "ingest.duplicates",
+        "drop",
+        lambda found: sum(key.startswith("equal/") for key in found.records),
+        (2, 1),
+        given=COPIES,
+    ),
+    row(
+        "ingest.duplicates",
+        "report",
+        lambda found: found.said("copies"),
+        ([], ["copies    equal/first.png, equal/second.png"]),
+        given=COPIES,
+    ),
+    row(
+        "ingest.near_duplicates",
+        "report",
+        near,
+        (0, 3),
+        given={**COPIES, "ingest.near_distance": 8},
+        same=lambda found: found.splits,
+    ),
+    row(
+        "ingest.near_duplicates",
+        "group",
+        lambda found: len(splits_of(found, "alike/")),
+        (2, 1),
+        given={**COPIES, "ingest.near_distance": 8},
+    ),
+    row(
+        "ingest.near_duplicates",
+        "drop",
+        lambda found: sum(key.startswith("alike/") for key in found.records),
+        (3, 1),
+        given={**COPIES, "ingest.near_distance": 8},
+    ),
+    row("ingest.near_distance", 8, near, (2, 3), given=NEAR),
+    row("ingest.near_distance", 0, near, (2, 0), given=NEAR),
+    row(
+        "ingest.stratify",
+        True,
+        lambda found: found.count("eval") == {"cat": CATS // 2, "dog": DOGS // 2},
+        (False, True),
+        given=PHOTOS,
+    ),
+    row(
+        "ingest.facts",
+        "basic",
+        lambda found: (bool(found.manifest.channels), features(record.MEAN_RGB)(found) == {()}),
+        ((True, False), (False, True)),
+        given=PHOTOS,
+        same=stored,
+    ),
+    row(
+        "ingest.max_reject_ratio",
+        1.0,
+        lambda found: found.error,
+        ("TooManyRejects", ""),
+        given={"ingest.source": "odd", "ingest.splits": {"train": 1, "eval": 1}},
+    ),
+    row("ingest.threads", 3, lambda found: found.threads > 0, (False, True), given=PHOTOS, first=(1,), same=stored),
+    row("ingest.bucket_images", 8, lambda found: found.buckets, (1, ALL // 8), given=PHOTOS, same=stored),
+    row("ingest.columns.image", "small", sizes, ({(24, 32)}, {(16, 16)}), given=TABLE),
+    row(
+        "ingest.columns.label",
+        "kind",
+        labels,
+        (("single", ("cat", "dog")), ("single", ("kind0", "kind1", "kind2"))),
+        given=TABLE,
+    ),
+    row(
+        "ingest.columns.label",
+        "",
+        lambda found: (*labels(found), features(record.LABEL)(found)),
+        (("single", ("cat", "dog"), {(0,), (1,)}), ("none", (), {()})),
+        given=TABLE,
+    ),
+    row(
+        "ingest.columns.labels",
+        "tags",
+        lambda found: (labels(found), {len(found) for found in features(record.LABEL)(found)}),
+        ((("single", ("cat", "dog")), {1}), (("multi", ("cat", "dog", "new", "old")), {2})),
+        given=TABLE,
+    ),
+    row(
+        "ingest.columns.label_separator",
+        ";",
+        labels,
+        (("multi", ("cat;new", "cat;old", "dog;new", "dog;old")), ("multi", ("cat", "dog", "new", "old"))),
+        given={**TABLE, "ingest.columns.labels": "topics"},
+    ),
+    row(
+        "ingest.columns.mask",
+        "mask",
+        lambda found: sum(map(bool, found.feature(record.MASK).values())),
+        (0, ALL),
+        given=TABLE,
+    ),
+    row(
+        "ingest.columns.weight",
+        "weight",
+        features(record.WEIGHT),
+        ({()}, {(0.0,), (1.0,), (2.0,), (3.0,)}),
+        given=TABLE,
+    ),
+    row("ingest.columns.key", "id", lambda found: min(found.records), ("photos/cat/00.png", "id-00"), given=TABLE),
+    row("ingest.columns.group", "family", lambda found: whole(found, "family") == 5, (False, True), given=TABLE),
+    row(
+        "ingest.columns.split",
+        "part",
+        lambda found: all((split == "eval") == bool(int(key[-6:-4]) % 2) for key, split in found.splits.items()),
+        (False, True),
+        given=TABLE,
+    ),
+    row(
+        "ingest.columns.extra",
+        ["price", "city"],
+        lambda found: sorted(
+            name for name in found.records["photos/cat/03.png"] if name.startswith(record.EXTRA_PREFIX)
+        ),
+        ([], ["extra/city", "extra/price"]),
+        given=TABLE,
+    ),
+    row(
+        "ingest.columns.extra",
+        ["price"],
+        lambda found: sum(sum(values) for values in found.feature("extra/price").values()),
+        (0, sum(range(ALL)) / 8),
+        given=TABLE,
+    ),
+    row(
+        "ingest.pixels.policy",
+        "resize",
+        decoded_sizes,
+        ({(24, 32)}, {(12, 16)}),
+        given={**PHOTOS, "ingest.pixels.side_px": 12},
+    ),
+    row(
+        "ingest.pixels.policy",
+        "raw",
+        lambda found: {len(data) for data in stored(found).values()} == {12 * 12 * 3},
+        (False, True),
+        given={**PHOTOS, "ingest.pixels.side_px": 12},
+    ),
+    row("ingest.pixels.side_px", 6, decoded_sizes, ({(12, 16)}, {(6, 8)}), given={**RESIZED}, first=(12,)),
+    row(
+        "ingest.pixels.side_px",
+        6,
+        lambda found: {len(data) for data in stored(found).values()},
+        ({12 * 12 * 3}, {6 * 6 * 3}),
+        given={**RESIZED, "ingest.pixels.policy": "raw"},
+        first=(12,),
+    ),
+    row("ingest.pixels.fit", "inside", decoded_sizes, ({(12, 16)}, {(9, 12)}), given=RESIZED),
+    row(
+        "ingest.pixels.quality",
+        30,
+        lambda found: sum(map(len, stored(found).values())),
+        shrinks,
+        given={**RESIZED, "ingest.source": "jpegs"},
+    ),
+    row("ingest.limits.max_bytes", 3000, lambda found: found.reasons.get("too_many_bytes"), (None, 2), given=ODD),
+    row(
+        "ingest.limits.max_pixels",
+        1000,
+        lambda found: sorted(found.rejects),
+        (["odd/broken.png"], ["odd/broken.png", "odd/large.png", "odd/wide.png"]),
+        given=ODD,
+    ),
+    row(
+        "ingest.limits.max_side_px",
+        50,
+        lambda found: sorted(found.rejects),
+        (["odd/broken.png"], ["odd/broken.png", "odd/wide.png"]),
+        given=ODD,
+    ),
+    row(
+        "ingest.limits.min_side_px",
+        16,
+        lambda found: sorted(found.rejects),
+        (["odd/broken.png"], ["odd/broken.png", "odd/low.png"]),
+        given=ODD,
+    ),
+    row(
+        "ingest.limits.max_aspect",
+        2.5,
+        lambda found: sorted(found.rejects),
+        (["odd/broken.png"], ["odd/broken.png", "odd/wide.png"]),
+        given=ODD,
+    ),
+    row(
+        "ingest.limits.max_seconds",
+        1.0,
+        lambda found: list(found.rejects.values()),
+        (["too_slow: it took more than 2 s; max_seconds is 2"], ["too_slow: it took more than 1 s; max_seconds is 1"]),
+        given={"ingest.source": "slow", "ingest.max_reject_ratio": 1.0, "ingest.splits": {"train": 1, "eval": 1}},
+        first=(2.0,),
+    ),
+    row(
+        "ingest.http.allow_private",
+        True,
+        lambda found: found.error or len(found.records),
+        ("TooManyRejects", 4),
+        given={**WEB, "ingest.source": "urls.csv"},
+    ),
+    row(
+        "ingest.http.per_host",
+        2,
+        lambda found: found.at_once,
+        (4, 2),
+        given={**FETCHED, "ingest.source": "urls.csv"},
+        same=stored,
+    ),
+    row(
+        "ingest.http.retries",
+        1,
+        lambda found: len(found.records),
+        (4, 5),
+        first=(0,),
+        given={**FETCHED, "ingest.source": "flaky.csv"},
+    ),
+    row(
+        "ingest.http.timeout_s",
+        0.6,
+        lambda found: len(found.records),
+        (5, 4),
+        first=(5.0,),
+        given={**FETCHED, "ingest.source": "slow.csv"},
+    ),
+]
+
+
+class Pages:
+    """Pages of good images, and how many are asked for at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._now = self._most = 0
+
+    def page(self, data: bytes) -> Page:
+        """A page that takes long enough for others to be asked for meanwhile."""
+
+        def answer(handler: Handler) -> None:
+            with self._lock:
+                self._now += 1
+                self._most = max(self._most, self._now)
+            time.sleep(0.1)
+            with self._lock:
+                self._now -= 1
+            handler.answer(200, data)
+
+        return answer
+
+    def most_at_once(self) -> int:
+        """Returns the most requests at a time, and begins to count anew."""
+        most, self._most = self._most, 0
+        return most
+
+
+def flaky(data: bytes) -> Page:
+    turns = itertools.count()
+
+    def answer(handler: Handler) -> None:
+        page = body(data) if next(turns) % 2 else status(503, Retry_After="0")
+        page(handler)
+
+    return answer
+
+
+def slow(data: bytes) -> Page:
+    def answer(handler: Handler) -> None:
+        time.sleep(1.5)
+        handler.answer(200, data)
+
+    return answer
+
+
+def write_urls(folder: Path, server: WebServer, pages: Pages) -> None:
+    """Writes tables of the URLs of four images, and of them and one more."""
+    good = [f"/{number}.png" for number in range(4)]
+    for number, name in enumerate(good):
+        server.pages[name] = pages.page(encode(noise(400 + number), "PNG"))
+    server.pages |= {"/flaky.png": flaky(encode(noise(410), "PNG")), "/slow.png": slow(encode(noise(411), "PNG"))}
+    for table, more in {"urls": [], "flaky": ["/flaky.png"], "slow": ["/slow.png"]}.items():
+        lines = [f"{server.url(name)},web" for name in [*good, *more]]
+        (folder / f"{table}.csv").write_text("\n".join(["image,label", *lines, ""]))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ingests]:
+    root = tmp_path_factory.mktemp("ingests")
+    source, pages = make_source(root / "source"), Pages()
+    with (
+        broken_decoders(tmp_path_factory.mktemp("broken")),
+        serving({}) as server,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        write_urls(source, server, pages)
+        patch.chdir(source)
+        yield Ingests(root / "out", pages.most_at_once)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_a_setting_of_the_ingest_changes_the_dataset(row: Row, run: Ingests):
+    row.check(run)
+
+
+def test_every_setting_of_the_ingest_has_a_row():
+    assert missing(ROWS, "test_ingest") == set()

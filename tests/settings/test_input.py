@@ -1,0 +1,357 @@
+"""What each setting of `input` changes in the batches; one of speed or memory changes that, and no image."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+
+from beam_jobs import manifest
+from beam_jobs.errors import FeedlineError
+from beam_jobs.ingest import run as run_ingest
+from tests.settings.sources import CATS, DOGS, make_source
+from tests.settings.table import Row, config_of, grows, missing, row
+from trainer.index import RecordIndex
+from trainer.input_fn import make_dataset
+from trainer.job import Job, fit
+from trainer.options import InputOptions
+from trainer.order import Order
+from trainer.padding import VALID
+from trainer.parsing import KEY
+from trainer.position import Host, Position
+from trainer.windows import plan, read
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+HALF = (CATS + DOGS) // 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Fed:
+    """What the input pipeline of some settings delivers; every pass is one epoch.
+
+    Attributes:
+      path: of a dataset of this value's own.
+      options: of its input.
+      config: of the whole.
+    """
+
+    path: Path
+    config: Any
+
+    @property
+    def options(self) -> InputOptions:
+        return self.config.input
+
+    def dataset(self, training: bool) -> tf.data.Dataset:
+        return make_dataset(str(self.path), "train" if training else "eval", self.options, training)
+
+    @cached_property
+    def train(self) -> list[Any]:
+        """Batches of an epoch of training: (features, labels)."""
+        return list(self.dataset(training=True))
+
+    @cached_property
+    def eval(self) -> list[Any]:
+        """Batches of evaluation."""
+        return list(self.dataset(training=False))
+
+    @property
+    def error(self) -> str:
+        """What keeps an epoch of training from its end; empty when nothing does."""
+        try:
+            return "" if self.train else "no batch"
+        except (FeedlineError, tf.errors.OpError) as error:
+            return type(error).__name__
+
+    @cached_property
+    def weights(self) -> bytes:
+        """What an epoch of training makes of a model."""
+        data = manifest.load(str(self.path))
+        assert data.channels
+        job = Job(
+            config=_trainer(self.config),
+            path=str(self.path),
+            dataset=data,
+            train_split="train",
+            eval_split="eval",
+            mean_rgb=data.channels.mean_rgb,
+            std_rgb=data.channels.std_rgb,
+        )
+        model, _ = fit(job)
+        return b"".join(np.asarray(value).tobytes() for value in model.get_weights())
+
+    @cached_property
+    def second_pass(self) -> int | str:
+        """Images of evaluation once the shards are gone, or what ends it."""
+        again = self.dataset(training=False)
+        assert sum(len(labels) for _, labels in again) == HALF
+        shutil.rmtree(self.path / "Split-eval")
+        try:
+            return sum(len(labels) for _, labels in again)
+        except tf.errors.OpError as error:
+            return type(error).__name__
+
+    @cached_property
+    def threads(self) -> int:
+        """Threads that this process has more while an epoch is under way."""
+        before = psutil.Process().num_threads()
+        batches = iter(self.dataset(training=True))
+        next(batches)
+        return psutil.Process().num_threads() - before
+
+    @property
+    def graph(self) -> tf.compat.v1.GraphDef:
+        return graph_of(self.dataset(training=True))
+
+
+def _trainer(config: Any) -> Any:
+    from trainer.options import TrainerConfig
+
+    return TrainerConfig(input=config.input, train=config.train)
+
+
+def graph_of(dataset: tf.data.Dataset) -> tf.compat.v1.GraphDef:
+    text = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset)).numpy()
+    return tf.compat.v1.GraphDef.FromString(text)
+
+
+def arguments(graph: tf.compat.v1.GraphDef, op: str, place: int) -> Counter[int]:
+    """How often the argument of an op has which value, wherever it is a constant."""
+    found: Counter[int] = Counter()
+    for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
+        constants = {node.name: node.attr["value"].tensor for node in nodes if node.op == "Const"}
+        for node in nodes:
+            name = node.input[place].split(":")[0] if node.op == op else ""
+            if name in constants:
+                found[int(tf.make_ndarray(constants[name]))] += 1
+    return found
+
+
+def keys(fed: Fed) -> list[str]:
+    """In the order of training."""
+    return [key.decode() for features, _ in fed.train for key in features[KEY].numpy()]
+
+
+def eval_keys(fed: Fed) -> list[str]:
+    return [key.decode() for features, _ in fed.eval for key in features[KEY].numpy() if key]
+
+
+def seen(fed: Fed) -> list[str]:
+    return sorted(keys(fed))
+
+
+def images(fed: Fed) -> dict[str, bytes]:
+    """Key -> pixels of training."""
+    return _pixels(fed.train)
+
+
+def eval_images(fed: Fed) -> dict[str, bytes]:
+    return _pixels(fed.eval)
+
+
+def _pixels(batches: list[Any]) -> dict[str, bytes]:
+    pairs = ((features[KEY].numpy(), features["image"].numpy()) for features, _ in batches)
+    return {key.decode(): image.tobytes() for some, pixels in pairs for key, image in zip(some, pixels, strict=True)}
+
+
+def delivered(fed: Fed) -> tuple[list[str], dict[str, bytes]]:
+    return keys(fed), images(fed)
+
+
+def shapes(fed: Fed) -> set[tuple[int, ...]]:
+    return {tuple(features["image"].shape) for features, _ in fed.train}
+
+
+def eval_sizes(fed: Fed) -> list[int]:
+    return [len(labels) for _, labels in fed.eval]
+
+
+def classes(fed: Fed) -> Counter[str]:
+    return Counter(key.split("/")[1] for key in keys(fed))
+
+
+def names(fed: Fed) -> set[str]:
+    return set(fed.train[0][0])
+
+
+def is_ragged(fed: Fed) -> bool:
+    return isinstance(fed.train[0][0]["extra/city"], tf.RaggedTensor)
+
+
+def cache_files(fed: Fed) -> list[str]:
+    assert fed.second_pass == HALF
+    return sorted(path.parts[-3] for path in fed.path.parent.glob("*/*/records.tfrecord"))
+
+
+def remote_reads(fed: Fed) -> Counter[int]:
+    """How many shards of a bucket are read at a time. The graph says it; nothing is read."""
+    index = RecordIndex(
+        files=("gs://bucket/0", "gs://bucket/1"),
+        shard=np.array([0, 1], np.int32),
+        offset=np.zeros(2, np.int64),
+        label=np.zeros(2, np.int64),
+        record_bytes=100.0,
+    )
+    order = Order(records=2, lanes=1, window=2, run=1, seed=0, kind="none")
+    return arguments(
+        graph_of(read(plan(order, Position(), 1, Host()), index, fed.options)), "ParallelInterleaveDatasetV4", -5
+    )
+
+
+ROWS = [
+    row("input.image_side_px", 12, shapes, ({(4, 8, 8, 3)}, {(4, 12, 12, 3)}), first=(8,)),
+    row("input.batch_size", 8, shapes, ({(4, 8, 8, 3)}, {(8, 8, 8, 3)}), first=(4,), same=keys),
+    row("input.train_ops", "decode|resize(8)", images, same=keys),
+    row("input.eval_ops", "decode|resize(8)", eval_images, same=images),
+    row("input.device_ops", "flip|mixup(0.4)", lambda fed: fed.weights, same=delivered),
+    row("input.seed", 1, keys, same=seen),
+    row("input.seed", 1, images, given={"input.shuffle": "none"}, same=keys),
+    row("input.shuffle", "global", keys, same=seen, given={"input.lanes": 2, "input.shuffle_mb": 0.02}),
+    row("input.shuffle", "none", lambda fed: keys(fed) == in_order(fed), (False, True), same=seen),
+    row("input.shuffle_mb", 0.01, keys, same=seen),
+    row("input.lanes", 4, keys, same=seen, given={"input.shuffle_mb": 0.01}),
+    row("input.balance", "uniform", lambda fed: classes(fed)["cat"] == classes(fed)["dog"], (False, True)),
+    row("input.balance", {"cat": 0.25, "dog": 0.75}, classes, lambda _, after: after == {"cat": 4, "dog": 12}),
+    row("input.cache", "memory", lambda fed: fed.second_pass, ("NotFoundError", HALF), first=("none",), same=images),
+    row("input.cache", "none", lambda fed: fed.second_pass, (HALF, "NotFoundError"), first=("auto",), same=images),
+    row("input.cache_mb", 0.0001, lambda fed: fed.second_pass, (HALF, "NotFoundError"), given={"input.cache": "auto"}),
+    row(
+        "input.cache_dir",
+        "b",
+        cache_files,
+        (["a"], ["b"]),
+        first=("a",),
+        given={"input.cache": "disk"},
+        same=eval_images,
+    ),
+    row("input.columns", ["price"], lambda fed: "extra/price" in names(fed), (False, True), same=delivered),
+    row("input.columns_form", "dense", is_ragged, (True, False), given={"input.columns": ["city"]}, same=delivered),
+    row("input.targets", ["mask"], lambda fed: "mask" in names(fed), (False, True), same=keys),
+    row(
+        "input.pad_batches",
+        True,
+        lambda fed: set(eval_sizes(fed)),
+        ({5, 1}, {5}),
+        given={"input.batch_size": 5},
+        same=eval_keys,
+    ),
+    row("input.pad_batches", True, lambda fed: VALID in fed.eval[0][0], (False, True)),
+    row("input.max_corrupt_records", 1, lambda fed: fed.error, ("DataLossError", ""), given={"damaged": True}),
+    row(
+        "input.service",
+        "SERVICE",
+        lambda fed: fed.dataset(training=True).cardinality().numpy() > 0,
+        (True, False),
+        same=seen,
+    ),
+    row(
+        "input.ordered", False, lambda fed: fed.dataset(training=True).options().deterministic, (True, False), same=seen
+    ),
+    row(
+        "input.autotune",
+        True,
+        lambda fed: set(arguments(fed.graph, "ParallelMapDatasetV2", -1)),
+        ({2}, {-1}),
+        same=delivered,
+    ),
+    row(
+        "input.readers", 3, remote_reads, lambda before, after: set(before) == {8} and set(after) == {3}, same=delivered
+    ),
+    row("input.threads", 9, lambda fed: fed.threads, grows, same=delivered),
+    row(
+        "input.parse_batch",
+        5,
+        lambda fed: 5 in arguments(fed.graph, "BatchDatasetV2", 1),
+        (False, True),
+        same=delivered,
+    ),
+    row(
+        "input.prefetch_batches",
+        7,
+        lambda fed: 7 in arguments(fed.graph, "PrefetchDataset", 1),
+        (False, True),
+        same=delivered,
+    ),
+]
+
+
+def in_order(fed: Fed) -> list[str]:
+    from tests.trainer.conftest import keys_of
+
+    return keys_of(fed.path, "train")[: HALF // 4 * 4]
+
+
+USUAL = {
+    "input.image_side_px": 8,
+    "input.batch_size": 4,
+    "input.threads": 2,
+    "input.cache": "none",
+    "train.epochs": 1,
+    "train.jit": "never",
+    "train.model": "tests.settings.tiny_model.build",
+}
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[str]:
+    dispatcher = tf.data.experimental.service.DispatchServer()
+    config = tf.data.experimental.service.WorkerConfig(dispatcher_address=dispatcher.target.split("://")[1])
+    worker = tf.data.experimental.service.WorkerServer(config)
+    yield dispatcher.target
+    del worker, dispatcher
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """16 images to train and 16 to evaluate, with masks, `price` and `city`, which one of them lacks."""
+    root = tmp_path_factory.mktemp("input")
+    settings = {
+        "ingest.source": str(make_source(root / "source") / "images.csv"),
+        "ingest.columns.mask": "mask",
+        "ingest.columns.split": "part",
+        "ingest.columns.extra": ["price", "city"],
+        "ingest.shards": 2,
+    }
+    ingest = config_of({"root": "unused", **settings}).ingest
+    assert ingest
+    run_ingest(dataclasses.replace(ingest, out=str(root / "dataset")))
+    return root / "dataset"
+
+
+@pytest.fixture
+def run(published: Path, service: str, tmp_path: Path) -> Callable[[Mapping[str, Any]], Fed]:
+    def feed(settings: Mapping[str, Any]) -> Fed:
+        given = {**USUAL, **settings}
+        path = Path(shutil.copytree(published, tmp_path / str(len(os.listdir(tmp_path))) / "dataset"))
+        if given.pop("damaged", False):
+            shard = min((path / "Split-train").iterdir())
+            content = bytearray(shard.read_bytes())
+            content[100] ^= 0xFF
+            shard.write_bytes(content)
+        if given.get("input.service"):
+            given["input.service"] = service
+        if given.get("input.cache_dir"):
+            given["input.cache_dir"] = str(path.parent / given["input.cache_dir"])
+        return Fed(path=path, config=config_of({"root": "unused", "dataset": "unused", **given}))
+
+    return feed
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_a_setting_of_the_input_changes_the_batches(row: Row, run: Callable[[Mapping[str, Any]], Fed]):
+    row.check(run)
+
+
+def test_every_setting_of_the_input_has_a_row():
+    assert missing(ROWS, "test_input") == set()
