@@ -61,7 +61,8 @@ class InputOptions:
       ordered: keep the order; without it, whichever image is ready first comes first, which hides slow reads and gives
         up exact repetition.
       autotune: let tf.data choose how many threads a stage gets and how much it buffers, within `shuffle_mb` more.
-      readers: shards read at a time; bounds open files and read buffers whatever the number of shards.
+      readers: shards in an object store, or files of a stream, read at a time; bounds open files and read buffers.
+        Shards on a local disk are read one after the other.
       threads: threads for parsing and image ops; 0 means one per core.
       parse_batch: records parsed by one op. Parsing 64 at a time and taking them apart again costs half of
         parsing one by one (`benchmarks.micro`).
