@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -10,8 +11,8 @@ import numpy as np
 import pyarrow.compute as pc
 
 from beam_jobs import storage, tables
-from beam_jobs.errors import CorruptDataset
-from beam_jobs.manifest import IMAGES_NAME, Manifest
+from beam_jobs.errors import CorruptDataset, DatasetChanged
+from beam_jobs.manifest import IMAGES_NAME, MANIFEST_NAME, Manifest
 from trainer.position import Host
 
 
@@ -28,6 +29,7 @@ class RecordIndex:
       size: height and width of the images, where all have the same; otherwise None.
       places: int64[records], numbers among all records of the split, those left out included, so that neighbours in a
         file have neighbouring places; None where nothing is left out.
+      manifest: path and content of the `dataset.json` that the shards are of; None of files that nobody replaces.
     """
 
     files: tuple[str, ...]
@@ -37,6 +39,7 @@ class RecordIndex:
     record_bytes: float
     size: tuple[int, int] | None = None
     places: np.ndarray | None = None
+    manifest: tuple[str, bytes] | None = None
 
     def __len__(self) -> int:
         return len(self.shard)
@@ -62,8 +65,13 @@ def load(path: str, dataset: Manifest, split: str) -> RecordIndex:
     Raises:
       OptionError: there is no such split.
       CorruptDataset: the table is damaged, or is not that of the shards.
+      DatasetChanged: the dataset was replaced after its manifest was read.
     """
     info = dataset.split(split)
+    manifest_path = storage.join(path, MANIFEST_NAME)
+    manifest = storage.read_bytes(manifest_path)
+    if json.loads(manifest)["digest"] != dataset.digest:
+        raise DatasetChanged(replaced(path))
     table = storage.join(path, IMAGES_NAME)
     rows = tables.read_published(table, ["split", "shard", "offset", "label_index", "height", "width"])
     rows = rows.filter(pc.and_(pc.equal(rows["split"], split), pc.greater_equal(rows["shard"], 0)))
@@ -78,7 +86,13 @@ def load(path: str, dataset: Manifest, split: str) -> RecordIndex:
         label=label[order],
         record_bytes=info.bytes / max(1, info.records),
         size=_only_size(rows["height"].to_numpy(), rows["width"].to_numpy()),
+        manifest=(manifest_path, manifest),
     )
+
+
+def replaced(path: str) -> str:
+    """Returns the line about a dataset whose reader finds another one in its place."""
+    return f"{path} was replaced by another dataset while it was read; start again, to read that one"
 
 
 def _only_size(height: np.ndarray, width: np.ndarray) -> tuple[int, int] | None:

@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from beam_jobs.errors import OptionError
+from beam_jobs import manifest
+from beam_jobs.errors import DatasetChanged, FeedlineError, OptionError
 from beam_jobs.manifest import Manifest
 from trainer.augment import Augmented
 from trainer.autograph import as_written
@@ -24,6 +25,7 @@ from trainer.checkpoint import Checkpoints
 from trainer.damage import explain, said
 from trainer.describe import describe as describe_input
 from trainer.evaluate import MEASURES, Plan, evaluate, log_names
+from trainer.index import replaced
 from trainer.input_fn import FOREVER, epoch_records, make_dataset
 from trainer.input_wait import WaitMeter, timed
 from trainer.judge import check_monitor
@@ -192,10 +194,12 @@ def _choices(job: Job, core: keras.Model, strategy: tf.distribute.Strategy | Non
 
 @contextmanager
 def _explained(job: Job) -> Iterator[None]:
-    """Turns what TensorFlow says of a damaged record into which record it is."""
+    """Turns what TensorFlow says of a damaged record into which record it is, and of a dataset that was replaced."""
     try:
         yield
     except (tf.errors.DataLossError, tf.errors.InvalidArgumentError, tf.errors.NotFoundError) as error:
+        if _is_replaced(job):
+            raise DatasetChanged(replaced(job.path)) from error
         for split in (job.train_split, job.eval_split):
             if found := explain(job.path, split, error):
                 raise found from error
@@ -203,6 +207,12 @@ def _explained(job: Job) -> Iterator[None]:
             ops = f"{job.config.input.train_spec!r} or {job.config.input.eval_spec!r}"
             raise OptionError(f"an op of {ops} does not fit an image: {said(error)}") from error
         raise
+
+
+def _is_replaced(job: Job) -> bool:
+    with suppress(FeedlineError):  # it is damaged or gone: `explain` says how
+        return manifest.load(job.path).digest != job.dataset.digest
+    return False
 
 
 def _models(job: Job) -> tuple[keras.Model, keras.Model]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
 from beam_jobs.storage import is_remote
-from trainer.index import RecordIndex
+from trainer.index import RecordIndex, replaced
 from trainer.options import InputOptions
 from trainer.order import WINDOWS_HELD, Order
 from trainer.position import Host
@@ -133,9 +134,26 @@ def _read_window(window: Window, index: RecordIndex, readers: int) -> tf.data.Da
 
     def complete(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         tf.debugging.assert_equal(tf.size(serialized), tf.size(wanted), "a shard ends before its last record")
+        _check_generation(index, tf.size(serialized))
         return serialized, places, draws
 
     return records.map(complete)
+
+
+def _check_generation(index: RecordIndex, read: tf.Tensor) -> None:
+    """Raises `InvalidArgumentError` unless what was read came from the dataset that was opened.
+
+    It looks after the records were read: a dataset that is still there then was there when they were read.
+
+    Args:
+      index: of the records.
+      read: int32, their number: without it, TensorFlow would look once and keep the answer.
+    """
+    if index.manifest is None:
+        return
+    path, content = index.manifest
+    now = tf.io.read_file(tf.gather(tf.constant([path]), tf.minimum(read, 0)))
+    tf.debugging.assert_equal(tf.fingerprint([now]), tf.fingerprint([content]), replaced(os.path.dirname(path)))
 
 
 def _read_runs(runs: tf.data.Dataset, index: RecordIndex, readers: int) -> tf.data.Dataset:

@@ -5,10 +5,11 @@ import shutil
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from beam_jobs import manifest
-from beam_jobs.errors import CorruptDataset, OptionError
-from trainer.job import Job, epoch_figures, fit
+from beam_jobs.errors import CorruptDataset, DatasetChanged, OptionError
+from trainer.job import Job, _explained, epoch_figures, fit
 from trainer.options import InputOptions, TrainerConfig
 from trainer.strategy import make_strategy
 from trainer.train_options import TrainOptions
@@ -165,3 +166,12 @@ def test_a_batch_that_replicas_cannot_share_is_refused_before_anything_is_built(
 
     with pytest.raises(OptionError, match="batch_size is 32; 3 replicas must be able to share it equally"):
         fit(job_of(shades), strategy=Three())
+
+
+@pytest.mark.parametrize("error", [tf.errors.InvalidArgumentError, tf.errors.NotFoundError, tf.errors.DataLossError])
+def test_a_dataset_that_was_replaced_is_named_whatever_tensorflow_met_first(shades, error):
+    job = job_of(shades)
+    before = dataclasses.replace(job.dataset, labels=("b", "a"))
+    line = f"^{shades} was replaced by another dataset while it was read; start again, to read that one$"
+    with pytest.raises(DatasetChanged, match=line), _explained(dataclasses.replace(job, dataset=before)):
+        raise error(None, None, "what it met")

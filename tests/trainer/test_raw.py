@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from beam_jobs import ingest, manifest, record, tfrecord
+from beam_jobs import ingest, manifest, record, tables, tfrecord
 from beam_jobs.options import IngestOptions, PixelOptions
 from tests.make_images import jpeg
 from tests.trainer.batches import batches, graph, options, read
@@ -135,3 +138,20 @@ def test_pixels_are_taken_one_by_one_or_as_a_batch():
     stored = tf.constant([one.tobytes() for one in pixels])
     np.testing.assert_array_equal(op({"image": stored}, tf.zeros([3, 0]))["image"], pixels)
     np.testing.assert_array_equal(op({"image": stored[1]}, tf.zeros([0]))["image"], pixels[1])
+
+
+def test_a_dataset_that_is_replaced_stops_its_reader_before_a_record_of_the_new_one(photos, tmp_path):
+    source, out = Path(shutil.copytree(photos, tmp_path / "photos")), str(tmp_path / "out")
+    options = IngestOptions(source=str(source), out=out, pixels=PixelOptions(policy="raw", side_px=24))
+    ingest.run(options)
+    classes = dict(tables.read(f"{out}/images.parquet").select(["key", "label_index"]).to_pandas().to_numpy())
+    uncached = dataclasses.replace(OPTIONS, cache="none")
+    stream = iter(make_dataset(out, "train", uncached, training=True, epochs=FOREVER))
+    delivered = [next(stream)]
+    (source / "aardvark").mkdir()
+    (source / "aardvark" / "0.jpg").write_bytes(jpeg(7))  # every other class gets another index
+    ingest.run(dataclasses.replace(options, overwrite=True))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"{out} was replaced by another dataset while it was"):
+        delivered += itertools.islice(stream, 500)
+    for features, label in delivered:
+        assert [classes[key.decode()] for key in features["key"].numpy()] == list(label.numpy())
