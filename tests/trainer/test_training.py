@@ -103,6 +103,12 @@ class Act(keras.callbacks.Callback):
             self._act()
 
 
+@pytest.fixture(autouse=True)
+def _interruptible() -> None:
+    """SIGINT counts in this process: a shell has it ignored in what it starts in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def interrupt() -> None:
     signal.raise_signal(signal.SIGINT)
 
