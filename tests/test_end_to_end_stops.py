@@ -6,6 +6,7 @@ import csv
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,23 @@ def test_an_interrupted_ingest_says_so_and_the_same_command_finishes_it(tmp_path
     assert not (tmp_path / "dataset" / "dataset.json").exists()
     assert feedline(*arguments).returncode == 0
     assert feedline("verify", tmp_path / "dataset").returncode == 0
+
+
+def test_a_run_in_the_background_stops_in_order_on_sigterm(tmp_path):
+    photos, root = class_folders(tmp_path / "photos", per_class=12), tmp_path / "work"
+    command = [Path(sys.executable).parent / "feedline", "run", "--images", photos, "--root", root, *SMALL]
+    # As after `nohup feedline run ... &` in a script.
+    ignoring = ["sh", "-c", 'trap "" INT HUP; exec "$@"', "sh", *map(str, command)]
+    with subprocess.Popen(ignoring, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        while not (root / "artifacts" / "ImageExampleGen").exists():
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.05)
+        process.send_signal(signal.SIGHUP)  # the terminal is closed
+        process.send_signal(signal.SIGTERM)
+        errors = process.stderr.read()
+    assert process.returncode == 143, errors
+    assert errors.rstrip().splitlines()[-1].startswith("feedline: error: interrupted; what is finished is kept")
+    assert "Traceback" not in errors
 
 
 def test_the_gate_stops_a_leaking_split_column(tmp_path):
