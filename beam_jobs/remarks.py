@@ -87,8 +87,8 @@ def _large_near_set(plan: Plan) -> Iterator[str]:
 
 def _masks(plan: Plan, options: IngestOptions) -> Iterator[str]:
     """Says where 255 counts as a class of the new masks though it probably is none."""
-    columns = [pc.list_flatten(split.images["mask_values"]) for split in plan.splits]
-    values = {value for column in columns for value in pc.unique(column).to_pylist()}
+    cells = {cell for split in plan.splits for cell in pc.unique(split.images["mask_values"]).to_pylist()}
+    values = {int(value) for cell in cells for value in cell.split()}
     limits = options.limits
     if limits.mask_classes or limits.mask_ignore == _WHITE or _WHITE not in values or _WHITE - 1 in values:
         return

@@ -52,7 +52,7 @@ FACTS = pa.schema(
 )
 _FROM_REF = ("key", "uri", "label", "group", "split", "extra", "annotations")
 # Where a worker finds the stored bytes again, and the values of a mask; of no use once the dataset is published.
-_OF_WORK = pa.schema([("slice", _STRING), ("mask_slice", _STRING), ("mask_values", pa.list_(pa.uint8()))])
+_OF_WORK = pa.schema([("slice", _STRING), ("mask_slice", _STRING), ("mask_values", _STRING)])
 EXAMINED = pa.schema([REFS.field(name) for name in _FROM_REF] + list(FACTS) + list(_OF_WORK))
 REJECTS = pa.schema(
     {"key": _STRING, "uri": _STRING, "stage": _STRING, "reason": _STRING, "detail": _STRING, "bytes": _INT64}.items()
@@ -104,7 +104,7 @@ def examined_row(
       mask_values: class indices that occur in its mask.
     """
     row = ref_row(ref)
-    work = {"slice": places[0], "mask_slice": places[1], "mask_values": list(mask_values)}
+    work = {"slice": places[0], "mask_slice": places[1], "mask_values": " ".join(map(str, mask_values))}
     return {**{name: row[name] for name in _FROM_REF}, **vars(facts), **work}
 
 
