@@ -16,7 +16,7 @@ from trainer.cache import CacheChoice, choose_cache, on_disk
 from trainer.columns_parse import columns_spec
 from trainer.damage import excluded
 from trainer.index import RecordIndex
-from trainer.ops import OPS, Op, bind_statistics, outputs, parse_ops, split_position
+from trainer.ops import OPS, MixingOp, Op, bind_statistics, outputs, parse_ops, split_position
 from trainer.options import InputOptions
 from trainer.order import Order, make_order
 from trainer.parsing import base_spec
@@ -66,6 +66,15 @@ class Choices:
     def batch(self) -> int:
         """Images in a batch of this host, at most; evaluation need not share them equally."""
         return -(-self.options.batch_size // self.host.count)
+
+    @property
+    def mixing_lanes(self) -> int:
+        """Lanes in a batch of this host: images are mixed inside of each, because no number of hosts takes it apart.
+
+        One, which is the whole batch, where lanes would hold one image each; several hosts are refused there.
+        """
+        each, over = divmod(self.options.batch_size, self.options.lanes)
+        return self.options.lanes // self.host.count if each > 1 and not over else 1
 
     @property
     def batch_bytes(self) -> int:
@@ -131,10 +140,10 @@ def make_choices(
       CorruptDataset: the dataset is damaged.
     """
     host = host or Host()
-    if training:
-        _check_host(options, host)
-    dataset = manifest.load(path)
     ops = parse_ops(options.train_spec) if training else evaluation_ops(options)
+    if training:
+        _check_host(options, host, ops)
+    dataset = manifest.load(path)
     path = readable(path, dataset, split, options)
     index = record_index.load(path, dataset, split)
     ops = _bound(stored_ops(ops, dataset, index.size), dataset)
@@ -220,7 +229,7 @@ def _image_ops(ops: tuple[Op, ...], cache: CacheChoice) -> tuple[Op, ...]:
     return (*([DecodeRaw(*cache.size)] if cache.kind == "disk" else []), *ops[cache.ops :])
 
 
-def _check_host(options: InputOptions, host: Host) -> None:
+def _check_host(options: InputOptions, host: Host, ops: tuple[Op, ...]) -> None:
     if options.batch_size % host.count:
         raise OptionError(f"batch_size is {options.batch_size}; {host.count} hosts must be able to share it equally")
     if host.count == 1:
@@ -230,4 +239,9 @@ def _check_host(options: InputOptions, host: Host) -> None:
     if options.batch_size % options.lanes:
         raise OptionError(
             f"batch_size is {options.batch_size}; with several hosts lanes, {options.lanes}, must divide it"
+        )
+    if options.batch_size == options.lanes and any(isinstance(op, MixingOp) for op in ops):
+        raise OptionError(
+            f"batch_size and lanes are {options.lanes}; to mix images on several hosts batch_size must be "
+            f"{2 * options.lanes} or more, or lanes less"
         )

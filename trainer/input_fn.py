@@ -286,11 +286,11 @@ def _finish(features: Features, label: tf.Tensor, choices: Choices) -> Batch:
     """Runs the ops of batches, and gives the columns the form that is asked for."""
     features = deliver_columns(features, choices.options)
     if choices.batch_ops:
-        draw, salt = features[DRAW], choices.batch_salt
-        features[IMAGE] = apply_batch_ops(choices.batch_ops, features[IMAGE], draw, salt)
+        draw, salt, lanes = features[DRAW], choices.batch_salt, choices.mixing_lanes
+        features[IMAGE] = apply_batch_ops(choices.batch_ops, features[IMAGE], draw, salt, lanes)
         if any(isinstance(op, MixingOp) for op in choices.batch_ops):
             label = _as_shares(label, choices)
-            mix = partial(mix_batch_labels, choices.batch_ops, draw=draw, first=salt)
+            mix = partial(mix_batch_labels, choices.batch_ops, draw=draw, first=salt, lanes=lanes)
             if WEIGHT in features:
                 label, features[WEIGHT] = mix_weighted(tf_ops, mix, label, features[WEIGHT])
             else:
@@ -308,13 +308,22 @@ def _spread(stream: tf.data.Dataset, choices: Choices, skipped: Place) -> tf.dat
         return stream
 
     def crop(number: tf.Tensor, features: Features, label: tf.Tensor) -> Batch:
-        of_crops = {name: values[:, number] for name, values in features.items() if name in _OF_CROPS}
+        of_crops = {
+            name: _crop(values, number, choices.crops) for name, values in features.items() if name in _OF_CROPS
+        }
         return {**features, **of_crops}, label
 
     def group(features: Features, label: tf.Tensor) -> tf.data.Dataset:
         return tf.data.Dataset.range(choices.crops).map(lambda number: crop(number, features, label)).unbatch()
 
     return batch_ragged(stream, choices.group, False).flat_map(group).skip(skipped)
+
+
+def _crop(values: tf.Tensor | tf.RaggedTensor, number: tf.Tensor, crops: int) -> tf.Tensor | tf.RaggedTensor:
+    """Returns what one crop of each image has of values [images, crops, ...]."""
+    if isinstance(values, tf.RaggedTensor):  # whose second side cannot be indexed
+        return tf.gather(values.merge_dims(0, 1), tf.range(values.nrows()) * crops + number)
+    return values[:, number]
 
 
 def tf_options(given: InputOptions) -> tf.data.Options:

@@ -68,7 +68,8 @@ def make_mixture(
     ]
     each = options.lanes // host.count
     turns = _draws(weights, options.seed, groups).flat_map(lambda part: tf.data.Dataset.from_tensors(part).repeat(each))
-    stream = tf.data.Dataset.choose_from_datasets(streams, turns).skip(rest // host.count)
+    mine = -(-(rest - host.index) // host.count)  # of a group that was begun; the hosts take turns
+    stream = tf.data.Dataset.choose_from_datasets(streams, turns).skip(mine)
     mixed = dataclasses.replace(chosen[0].dataset, labels=labels)
     stream = batches(stream, dataclasses.replace(chosen[0], dataset=mixed))
     check_shape(stream.element_spec[0][IMAGE].shape[1:], options, training=True)

@@ -25,6 +25,8 @@ from trainer.columns_parse import (
     deliver_columns,
     join_targets,
 )
+from trainer.input_fn import KEY, make_dataset
+from trainer.ops import IMAGE
 from trainer.options import InputOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -198,6 +200,46 @@ def test_boxes_are_shares_of_the_image_in_the_order_of_the_source(many):
         np.testing.assert_allclose(np.reshape(found[key], [-1, 4]), np.reshape(rows, [-1, 4]), rtol=1e-6)
         assert labels[key] == [(seen + index) % 2 for index in range(len(rows))]
         seen += len(rows)
+
+
+def corner_of(window: np.ndarray, image: np.ndarray) -> tuple[int, int]:
+    """Top and left of the place where an image shows a window of it."""
+    side = len(window)
+    places = np.lib.stride_tricks.sliding_window_view(image, (side, side, 3))[:, :, 0]
+    ((top, left),) = np.argwhere((places == window).all((2, 3, 4)))
+    return int(top), int(left)
+
+
+@pytest.mark.parametrize(
+    ("chain", "outputs"), [("multi_crop(2, 24, keep=0.0)", 4), ("multi_crop(1, 24, mirror=False, keep=0.0)", 1)]
+)
+@pytest.mark.parametrize("targets", [("boxes",), ("boxes", "mask")], ids=str)
+def test_boxes_and_masks_come_with_each_crop_of_their_image(many, chain, outputs, targets):
+    given = options(
+        image_side_px=24, train_ops=f"decode|{chain}", targets=targets, columns=("tags",), shuffle_mb=0.03, cache="none"
+    )
+    firsts = np.cumsum([0, *(len(boxes_of(number)) for number in range(COUNT))])
+    seen = 0
+    for features, _ in make_dataset(str(many), "train", given, training=True):
+        assert features[IMAGE].shape == (4, 24, 24, 3)
+        for row, key in enumerate(features[KEY].numpy()):
+            number, window, image = int(key[:2]), features[IMAGE][row].numpy(), crop(int(key[:2]), HEIGHT, WIDTH)
+            mirrored = seen // given.lanes % 2 == 1  # groups of eight records: all first crops, all of their mirrors
+            top, left = corner_of(window[:, ::-1] if mirrored and outputs > 1 else window, image)
+            rows, labels = [], []
+            for index, (x, y, width, height) in enumerate(boxes_of(number)):
+                box = np.clip(np.array([y - top, x - left, y + height - top, x + width - left]) / 24, 0, 1)
+                if mirrored and outputs > 1:
+                    box[[1, 3]] = 1 - box[[3, 1]]
+                if box[0] < box[2] and box[1] < box[3]:
+                    rows.append(box)
+                    labels.append((firsts[number] + index) % 2)
+            np.testing.assert_allclose(features[BOXES][row].numpy(), np.reshape(rows, [-1, 4]), atol=1e-6)
+            assert features[BOX_LABELS][row].numpy().tolist() == labels
+            if "mask" in targets:
+                assert set(np.unique(features[MASK][row])) == {number}
+            seen += 1
+    assert seen == COUNT * outputs
 
 
 def test_masks_come_with_their_own_image(many):

@@ -91,6 +91,30 @@ def test_hosts_share_every_kind_of_order(noise, change):
     assert together(noise, given, 4, epochs=2) == expected
 
 
+@pytest.mark.parametrize("spec", ["mixup(0.4)", "cutmix(1.0)", "mixup(1.0)|cutmix(1.0)"])
+def test_hosts_mix_the_same_images_and_labels_as_one(noise, spec):
+    given = options(train_ops=f"{RANDOM}|{spec}", batch_size=16, lanes=4)
+    start = Position(records=5)  # a global batch need not begin with the first lane
+    alone = batches(make_dataset(str(noise), "train", given, True, start=start))
+    mixed = [seen for batch in alone for seen in sorted(batch)]
+    for hosts in (2, 4):
+        shared = [seen for batch in together(noise, given, hosts, start=start) for seen in batch]
+        assert [(seen.key, seen.pixels) for seen in shared] == [(seen.key, seen.pixels) for seen in mixed]
+        # The last digit of a power depends on its place in the vector that a processor works on.
+        np.testing.assert_allclose([seen.label for seen in shared], [seen.label for seen in mixed], atol=1e-6)
+    plain = {seen.key: seen.pixels for seen in read(noise, options(train_ops=RANDOM, lanes=4), start=start)}
+    assert sum(seen.pixels != plain[seen.key] for seen in mixed) > 40
+    assert sum(max(seen.label) < 0.99 for seen in mixed) > 5
+
+
+def test_hosts_that_cannot_mix_the_same_images_are_refused(noise):
+    given = options(train_ops="decode|resize(8)|mixup(0.4)", batch_size=8, lanes=8)
+    assert len(read(noise, given)) == 56
+    message = "batch_size and lanes are 8; to mix images on several hosts batch_size must be 16 or more, or lanes less"
+    with pytest.raises(OptionError, match=f"^{message}$"):
+        make_dataset(str(noise), "train", given, True, host=Host(index=1, count=2))
+
+
 @pytest.fixture(scope="module")
 def two_hosts(noise):
     """Two epochs on two hosts, which `test_two_hosts_can_be_continued_by_four` goes on with."""

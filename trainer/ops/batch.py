@@ -17,6 +17,7 @@ def run_batch(
     images: Any,
     numbers: Sequence[Any],
     after: Callable[[BatchOp, Any], Any] = lambda _, images: images,
+    lanes: int = 1,
 ) -> Any:
     """Runs a chain on a batch.
 
@@ -26,6 +27,7 @@ def run_batch(
       images: [batch, height, width, 3], 0-255, uint8 or float32; only the batch may be of unknown size.
       numbers: float32[batch, draws] for each op.
       after: takes an op and the images that it made, and returns what the next op gets.
+      lanes: see `MixingOp`; they divide the batch.
 
     Raises:
       OptionError: an op does not fit the size of the images.
@@ -37,7 +39,8 @@ def run_batch(
             images = moved(xp, members, images)  # type: ignore[arg-type]
         else:
             for op, drawn in members:
-                images = after(op, op.batch(xp, images, drawn))
+                mixed = (lanes,) if isinstance(op, MixingOp) else ()
+                images = after(op, op.batch(xp, images, drawn, *mixed))
     return images
 
 

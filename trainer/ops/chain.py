@@ -99,15 +99,16 @@ def apply_ops(ops: Sequence[Op], features: Features, draw: tf.Tensor, first: int
 
     Returns:
       the features with `image` uint8[height, width, 3]; float32 behind `normalize`. A chain with `multi_crop` gives
-      [outputs, height, width, 3], `mask` alike and `boxes` and `box_labels` ragged; image i of them is what the ops
-      behind it make with the draw i of `chance.split(draw, outputs)`. Other features stay as they are.
+      [outputs, height, width, 3] if it makes more than one, `mask` alike and `boxes` and `box_labels` ragged; image i
+      of them is what the ops behind it make with the draw i of `chance.split(draw, outputs)`. Other features stay as
+      they are.
 
     Raises:
       tf.errors.InvalidArgumentError: the bytes are no JPEG or PNG file, or the image does not fit an op.
     """
     numbers = _numbers(ops, features, draw, first)
     for position, op in enumerate(ops):
-        if isinstance(op, MultiCrop):
+        if isinstance(op, MultiCrop) and op.outputs > 1:
             parts = op.parts(features, numbers[position])
             return _spread(ops[position + 1 :], parts, draw, first + position + 1)
         features = op(features, numbers[position])
@@ -136,7 +137,7 @@ def draw_numbers(ops: Sequence[Op], features: Features, draw: tf.Tensor, first: 
     return drawn
 
 
-def apply_batch_ops(ops: Sequence[Op], images: tf.Tensor, draw: tf.Tensor, first: int = 0) -> tf.Tensor:
+def apply_batch_ops(ops: Sequence[Op], images: tf.Tensor, draw: tf.Tensor, first: int = 0, lanes: int = 1) -> tf.Tensor:
     """Runs a chain, or the rest of one, on a batch.
 
     The pixels are those of `apply_ops` image by image, and within 1 of them for the ops that `split_position` keeps
@@ -147,19 +148,22 @@ def apply_batch_ops(ops: Sequence[Op], images: tf.Tensor, draw: tf.Tensor, first
       images: uint8[batch, height, width, 3].
       draw: int32[batch, 2].
       first: position of the first op in the whole chain.
+      lanes: images are mixed with those that are a multiple of so many places away; they divide the batch.
 
     Returns:
       uint8[batch, height, width, 3]; float32 behind `normalize`.
     """
     numbers = chance.of_chain(draw, [op.draws if op.random else 0 for op in ops], first)
-    return run_batch(tf_ops, ops, images, numbers, _as_stored)  # type: ignore[arg-type]
+    return run_batch(tf_ops, ops, images, numbers, _as_stored, lanes)  # type: ignore[arg-type]
 
 
-def mix_batch_labels(ops: Sequence[Op], labels: tf.Tensor, draw: tf.Tensor, first: int = 0) -> tf.Tensor:
+def mix_batch_labels(
+    ops: Sequence[Op], labels: tf.Tensor, draw: tf.Tensor, first: int = 0, lanes: int = 1
+) -> tf.Tensor:
     """Returns labels float32[batch, classes] mixed as `apply_batch_ops` mixes the images of the same draws."""
     numbers = chance.of_chain(draw, [op.draws if op.random else 0 for op in ops], first)
     for op, drawn in zip(ops, numbers, strict=True):
-        labels = op.labels(tf_ops, labels, drawn) if isinstance(op, MixingOp) else labels
+        labels = op.labels(tf_ops, labels, drawn, lanes) if isinstance(op, MixingOp) else labels
     return labels
 
 

@@ -194,7 +194,8 @@ class MultiCrop(ImageOp):
 
     def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
-        return stacked(self.parts(features, numbers))
+        parts = self.parts(features, numbers)
+        return stacked(parts) if len(parts) > 1 else parts[0]
 
     def parts(self, features: Features, numbers: tf.Tensor) -> list[dict[str, tf.Tensor]]:
         """Returns the features of each image made of one."""
@@ -236,9 +237,15 @@ def stacked(parts: list[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
     """Returns the features of several images made of one: `image` and `mask` stacked, `boxes` and labels ragged."""
     together = dict(parts[0])
     for name in moving(together):
-        stack = tf.stack if name in _PICTURES else tf.ragged.stack
+        stack = tf.stack if name in _PICTURES else _ragged
         together[name] = stack([part[name] for part in parts])
     return together
+
+
+def _ragged(rows: list[tf.Tensor]) -> tf.RaggedTensor:
+    # `tf.ragged.stack` forgets in a graph that every box has four sides.
+    lengths = tf.stack([tf.shape(row, tf.int64)[0] for row in rows])
+    return tf.RaggedTensor.from_row_lengths(tf.concat(rows, 0), lengths)
 
 
 def _sample(image: tf.Tensor, maps: tf.Tensor, interpolation: str, fill: int) -> tf.Tensor:

@@ -21,8 +21,8 @@ _TABLE = 512  # straight between this many points the distribution is right to 1
 class Mixup(MixingOp):
     """Averages each image with another one of the batch, after Zhang et al. (2018), arXiv 1710.09412.
 
-    The share of the image itself is drawn from Beta(alpha, alpha) for each image. All images of a batch look the same
-    number of places further for their partner; the draw of the first image decides how many.
+    The share of the image itself is drawn from Beta(alpha, alpha) for each image. All images of a batch, or of a lane
+    of it, look the same number of places further for their partner; the draw of the first image decides how many.
     """
 
     alpha: float
@@ -33,16 +33,16 @@ class Mixup(MixingOp):
         """Refuses: one image cannot be mixed."""
         return _refuse("mixup")
 
-    def batch(self, xp: Any, images: Any, numbers: Any) -> Any:
-        """See `BatchOp`; the result is float32."""
+    def batch(self, xp: Any, images: Any, numbers: Any, lanes: int = 1) -> Any:
+        """See `MixingOp`; the result is float32."""
         images = xp.cast(images, "float32")
         share = self._share(xp, numbers)[:, None, None, None]
-        return images * share + partner(xp, images, numbers) * (1.0 - share)
+        return images * share + partner(xp, images, numbers, lanes) * (1.0 - share)
 
-    def labels(self, xp: Any, labels: Any, numbers: Any) -> Any:
+    def labels(self, xp: Any, labels: Any, numbers: Any, lanes: int = 1) -> Any:
         """See `MixingOp`."""
         share = self._share(xp, numbers)[:, None]
-        return labels * share + partner(xp, labels, numbers) * (1.0 - share)
+        return labels * share + partner(xp, labels, numbers, lanes) * (1.0 - share)
 
     def _share(self, xp: Any, numbers: Any) -> Any:
         share = beta(xp, self.alpha, numbers[:, 0])
@@ -66,18 +66,18 @@ class Cutmix(MixingOp):
         """Refuses: one image cannot be mixed."""
         return _refuse("cutmix")
 
-    def batch(self, xp: Any, images: Any, numbers: Any) -> Any:
-        """See `BatchOp`."""
+    def batch(self, xp: Any, images: Any, numbers: Any, lanes: int = 1) -> Any:
+        """See `MixingOp`."""
         _, height, width, _ = xp.shape(images)
         rows, columns = self._edges(xp, numbers)
         covered = _between(xp, rows, height)[:, :, None, None] & _between(xp, columns, width)[:, None, :, None]
-        return xp.where(covered, partner(xp, images, numbers), images)
+        return xp.where(covered, partner(xp, images, numbers, lanes), images)
 
-    def labels(self, xp: Any, labels: Any, numbers: Any) -> Any:
+    def labels(self, xp: Any, labels: Any, numbers: Any, lanes: int = 1) -> Any:
         """See `MixingOp`."""
         rows, columns = self._edges(xp, numbers)
         pasted = ((rows[1] - rows[0]) * (columns[1] - columns[0]))[:, None]
-        return labels * (1.0 - pasted) + partner(xp, labels, numbers) * pasted
+        return labels * (1.0 - pasted) + partner(xp, labels, numbers, lanes) * pasted
 
     def _edges(self, xp: Any, numbers: Any) -> list[tuple[Any, Any]]:
         """Returns begin and end of the rectangle, down and across, float32[batch] in 0-1."""
@@ -87,11 +87,13 @@ class Cutmix(MixingOp):
         return [(xp.clip(centre - half, 0.0, 1.0), xp.clip(centre + half, 0.0, 1.0)) for centre in centres]
 
 
-def partner(xp: Any, values: Any, numbers: Any) -> Any:
-    """Returns what the partner of each image has: the batch, rolled by a number of places from 1 to its length - 1."""
+def partner(xp: Any, values: Any, numbers: Any, lanes: int = 1) -> Any:
+    """Returns what the partner of each image has: every lane, rolled by a number of places from 1 to its length - 1."""
     batch = xp.shape(values)[0]
-    places = pick(xp, numbers[0, 2], batch - 1) + 1
-    return xp.take(values, (xp.arange(batch, dtype="int32") + places) % batch, axis=0)
+    place = xp.arange(batch, dtype="int32")
+    first = xp.take(numbers[:, 2], place % lanes, axis=0)
+    places = pick(xp, first, batch // lanes - 1) + 1
+    return xp.take(values, (place + places * lanes) % batch, axis=0)
 
 
 def mix_weighted(xp: Any, mix: Callable[[Any], Any], labels: Any, weights: Any) -> tuple[Any, Any]:

@@ -99,7 +99,11 @@ class MixingOp(BatchOp):
     batch_px = 1 << 62
 
     @abstractmethod
-    def labels(self, xp: Any, labels: Any, numbers: Any) -> Any:
+    def batch(self, xp: Any, images: Any, numbers: Any, lanes: int = 1) -> Any:
+        """See `BatchOp`; with `lanes`, an image is mixed with one that is a multiple of so many places away."""
+
+    @abstractmethod
+    def labels(self, xp: Any, labels: Any, numbers: Any, lanes: int = 1) -> Any:
         """Returns the mixed labels, float32[batch, classes]."""
 
 
