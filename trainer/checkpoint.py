@@ -156,8 +156,19 @@ def bytes_of(variables: Sequence[keras.Variable]) -> int:
     return sum(math.prod(variable.shape) * np.dtype(variable.dtype).itemsize for variable in variables)
 
 
-def assign(variables: Sequence[keras.Variable], arrays: Mapping[str, np.ndarray], group: str) -> None:
+def assign(
+    variables: Sequence[keras.Variable],
+    arrays: Mapping[str, np.ndarray],
+    group: str,
+    directory: str = "the checkpoints",
+) -> None:
     """Gives variables the values of `arrays_of`.
+
+    Args:
+      variables: of a model or an optimizer.
+      arrays: what `arrays_of` returned.
+      group: as `arrays_of` got it.
+      directory: where the checkpoint lies, for the message.
 
     Raises:
       OptionError: the checkpoint is of another model; nothing was assigned.
@@ -170,7 +181,7 @@ def assign(variables: Sequence[keras.Variable], arrays: Mapping[str, np.ndarray]
         if here != there:
             raise OptionError(
                 f"the checkpoint is of another model: {name} has the shape {there} there and {here} here; "
-                "remove the checkpoints to start anew"
+                f"remove {directory} to start anew"
             )
     for name, variable in wanted.items():
         variable.assign(stored[name])

@@ -112,6 +112,7 @@ def fit(
     callbacks: tuple[Any, ...] = (),
     strategy: tf.distribute.Strategy | None = None,
     say: Callable[[str], None] = lambda _: None,
+    check: Callable[[keras.Model], None] = lambda _: None,
 ) -> tuple[keras.Model, Progress]:
     """Builds the model of a job and trains it.
 
@@ -139,6 +140,7 @@ def fit(
       callbacks: more of Keras' callbacks.
       strategy: of `make_strategy`; None for one device.
       say: takes what was chosen of input, devices and memory, in words.
+      check: takes the model before the first step, and raises where training it is of no use.
 
     Returns:
       the model to export, uint8[batch, side, side, 3] -> float32[batch, classes], probabilities; and how the training
@@ -158,6 +160,7 @@ def fit(
     with scope(strategy):
         core, model = _models(job)
         check_monitor(options, epoch_figures(job, strategy))
+    check(core)
     say(_choices(job, core, strategy))
     with _explained(job):
         task = Task(

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -19,6 +20,7 @@ from trainer.checkpoint import Checkpoints
 from trainer.input_fn import evaluation_ops
 from trainer.intervals import spreads_of
 from trainer.job import Job, fit
+from trainer.models import check_export
 from trainer.options import TrainerConfig
 from trainer.preprocessing import MEAN_RGB, STD_RGB
 from trainer.progress import DIVERGED_NAME, Progress
@@ -71,19 +73,32 @@ def run_fn(fn_args: FnArgs) -> None:
     # Beside the directories of the attempts, of which TFX removes those that fail.
     work_dir = fn_args.custom_config.get(WORK_DIR_KEY) or os.path.dirname(fn_args.model_run_dir)
     checkpoints = Checkpoints(storage.join(work_dir, f".work-{job.digest}"))
-    model, progress = fit(job, checkpoints, fn_args.model_run_dir, strategy=strategy, say=_say)
+    ops = evaluation_ops(config.input)
+    write = partial(
+        export,
+        ops=ops,
+        labels=dataset.labels,
+        side_px=config.input.image_side_px,
+        record_ops=stored_ops(ops, dataset),
+        spec=ServingSpec.of(dataset),
+    )
+    model, progress = fit(
+        job,
+        checkpoints,
+        fn_args.model_run_dir,
+        strategy=strategy,
+        say=_say,
+        check=partial(check_export, config.train.model, write),
+    )
     if host_of(strategy).index:
         return  # of several workers, one exports
     _write_history(progress, job, fn_args.model_run_dir)
     spreads = spreads_of(progress.history)
     for name in filter(spreads.get, SAID):
         _say(f"{name} {spreads[name]}")
-    ops = evaluation_ops(config.input)
-    side = config.input.image_side_px
     if progress.diverged:
         _say(f"{progress.diverged}; epoch {progress.best_epoch + 1}, the best, is exported and evaluated, not pushed")
-    spec = ServingSpec.of(dataset)
-    export(model, ops, dataset.labels, side, fn_args.serving_model_dir, stored_ops(ops, dataset), spec)
+    write(model, path=fn_args.serving_model_dir)
     if progress.diverged:
         storage.write_bytes(storage.join(fn_args.serving_model_dir, DIVERGED_NAME), progress.diverged.encode())
     checkpoints.clear()

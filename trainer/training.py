@@ -187,8 +187,10 @@ class _Training:
         """Makes the model what it was: compiled for the epoch of its last step, with all variables."""
         model, progress = self._task.model, self._progress
         self._compile(max(0, progress.step - 1) // self._task.steps)
-        assign(_state(model), checkpoint.arrays, "model")
-        assign(model.optimizer.variables, checkpoint.arrays, "optimizer")
+        assert self._task.checkpoints  # noqa: S101 - the checkpoint is one of them
+        directory = self._task.checkpoints.directory
+        assign(_state(model), checkpoint.arrays, "model", directory)
+        assign(model.optimizer.variables, checkpoint.arrays, "optimizer", directory)
 
     def _compile(self, epoch: int) -> None:
         phase = self._options.unfreeze_epoch if epoch >= self._options.unfreeze_epoch else 0

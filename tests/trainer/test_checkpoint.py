@@ -163,7 +163,7 @@ def test_variables_take_their_values_back_in_another_model_of_the_same_form():
     [
         (
             dense(4),
-            r"dense.kernel has the shape \(2, 3\) there and \(2, 4\) here; remove the checkpoints",
+            r"dense.kernel has the shape \(2, 3\) there and \(2, 4\) here; remove the checkpoints to",
         ),
         (dense(3, "head"), "has the shape None there and"),
         (keras.Sequential([dense(3), keras.layers.Dense(1)]), "is of another model"),

@@ -9,9 +9,10 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs import manifest, record
-from beam_jobs.errors import OptionError, SourceError
+from beam_jobs.errors import OptionError, SourceError, TrainingDiverged
 from tests.trainer.conftest import analyze, column_spec, fn_args_of, records_of
 from trainer.options import InputOptions, TrainerConfig
+from trainer.progress import DIVERGED_NAME
 from trainer.run_fn import HISTORY_NAME, channel_statistics, dataset_dir, run_fn
 from trainer.serving_spec import ServingSpec
 from trainer.train_options import TrainOptions
@@ -94,6 +95,40 @@ def test_what_does_not_fit_is_refused(trained, transform_output, tmp_path):
     no_ops = TrainerConfig(input=InputOptions(image_side_px=8, eval_ops="decode|reduce(8)"))
     with pytest.raises(OptionError, match="no op 'reduce'"):
         run_fn(fn_args_of(trained.dataset, transform_output, tmp_path, no_ops))
+
+
+def own(name: str, **values) -> TrainerConfig:
+    options = {"epochs": 3, "jit": "never", **values}
+    path = f"tests.trainer.workers.own_models.{name}"
+    return TrainerConfig(input=InputOptions(image_side_px=8, batch_size=4), train=TrainOptions(model=path, **options))
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("badly_named", "cannot be exported: '_head/.*' is not a valid root scope name"),
+        ("calls_python", "cannot be exported: it holds the op EagerPyFunc, which calls Python"),
+    ],
+)
+def test_a_model_that_cannot_be_exported_is_refused_before_the_first_step(
+    trained, transform_output, tmp_path, capsys, name, complaint
+):
+    with pytest.raises(OptionError, match=f"^model 'tests.trainer.workers.own_models.{name}' {complaint}"):
+        run_fn(fn_args_of(trained.dataset, transform_output, tmp_path, own(name)))
+    assert "epoch 1" not in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
+
+
+def test_the_best_epoch_of_a_training_that_diverged_is_exported_and_marked(trained, transform_output, tmp_path, capsys):
+    run_fn(fn_args_of(trained.dataset, transform_output, tmp_path, own("diverging", keep="best")))
+    assert (tmp_path / "model" / DIVERGED_NAME).read_text().startswith("loss is nan after step 7, in epoch 2 of 3; ")
+    assert "epoch 1, the best, is exported and evaluated, not pushed" in capsys.readouterr().err
+    loaded = tf.saved_model.load(str(tmp_path / "model"))
+    records = tf.constant(records_of(trained.dataset, "eval"))
+    assert np.isfinite(loaded.signatures["evaluate"](examples=records)["probabilities"]).all()
+    with pytest.raises(TrainingDiverged, match="^loss is nan after step 7"):
+        run_fn(fn_args_of(trained.dataset, transform_output, tmp_path / "last", own("diverging")))
+    assert not (tmp_path / "last" / "model").exists()
 
 
 def test_the_dataset_lies_above_the_splits():

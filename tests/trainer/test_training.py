@@ -287,6 +287,13 @@ def test_a_training_that_stopped_early_is_not_taken_up_again(tmp_path):
     assert same(first, again)
 
 
+def test_checkpoints_of_another_model_are_named(tmp_path):
+    trained(told(epochs=1), checkpoints=Checkpoints(str(tmp_path)))
+    other = keras.Sequential([keras.Input([2]), keras.layers.Dense(2, activation="softmax")])
+    with pytest.raises(OptionError, match=f"is of another model: .*; remove {tmp_path} to start anew$"):
+        trained(told(epochs=2), checkpoints=Checkpoints(str(tmp_path)), model=other)
+
+
 def test_an_unknown_figure_is_refused_with_those_there_are():
     with pytest.raises(OptionError, match="there is no figure 'monitor=val_acuracy'; did you mean val_accuracy"):
         trained(told(epochs=1, keep="best", monitor="val_acuracy"))

@@ -14,13 +14,13 @@ import keras
 from beam_jobs.errors import OptionError
 from beam_jobs.suggest import unknown
 from trainer.models.applications import IMAGENET, application, names
-from trainer.models.own import find_builder, own_model, source_digest
+from trainer.models.own import check_export, find_builder, own_model, source_digest
 from trainer.models.resnet import cifar_resnet, resnet20
 from trainer.models.small import small_cnn
 from trainer.models.spec import ModelSpec
 from trainer.transfer import load_weights, weights_digest
 
-__all__ = ["MODELS", "ModelSpec", "build_model", "check_model", "content_digest"]
+__all__ = ["MODELS", "ModelSpec", "build_model", "check_export", "check_model", "content_digest"]
 
 MODELS: dict[str, Callable[[ModelSpec], keras.Model]] = {
     "small_cnn": small_cnn,

@@ -5,20 +5,26 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib
+import re
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import keras
 import numpy as np
+from tensorflow.core.protobuf import saved_model_pb2
 
-from beam_jobs.errors import OptionError
+from beam_jobs.errors import FeedlineError, OptionError
 from trainer.models.spec import ModelSpec
 
 _FEEDLINE = frozenset({"beam_jobs", "trainer", "components", "pipeline"})  # `code` of the cache key covers these
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _imported: dict[str, str] = {}  # dotted path -> `source_digest` when this process imported it first
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_MOST_LETTERS = 300  # of a message of Keras, which may list all arguments of a layer
+_PYTHON_OPS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc", "NumpyFunction"})
 
 
 def find_builder(path: str) -> Callable[[ModelSpec], keras.Model]:
@@ -66,6 +72,38 @@ def own_model(path: str, spec: ModelSpec) -> keras.Model:
     if shape != (1, spec.classes):
         raise OptionError(f"model {path!r} turns 1 image into the shape {shape}; it must be (1, {spec.classes})")
     return model
+
+
+def check_export(path: str, export: Callable[..., None], model: keras.Model) -> None:
+    """Exports a model of the user's on trial, so that what no process can load is known before it is trained.
+
+    Args:
+      path: of the model; one by a name of the table, which has no dot, is known to be exportable.
+      export: (model, path=directory) -> None.
+      model: as it was built.
+
+    Raises:
+      OptionError: it cannot be exported.
+    """
+    if "." not in path:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            export(model, path=folder)
+        except FeedlineError:
+            raise
+        except Exception as error:  # of any layer of theirs
+            plain = " ".join(_COLOURS.sub("", str(error)).split())
+            raise OptionError(f"model {path!r} cannot be exported: {plain[:_MOST_LETTERS]}") from error
+        saved = saved_model_pb2.SavedModel.FromString(Path(folder, "saved_model.pb").read_bytes())
+    nodes = (
+        node.op for graph in saved.meta_graphs for part in graph.graph_def.library.function for node in part.node_def
+    )
+    if found := next(filter(_PYTHON_OPS.__contains__, nodes), ""):
+        raise OptionError(
+            f"model {path!r} cannot be exported: it holds the op {found}, which calls Python and runs in this process "
+            "alone; write that layer with ops of Keras or TensorFlow"
+        )
 
 
 def source_digest(path: str) -> str:
