@@ -147,7 +147,7 @@ def test_ingest_passes_every_option_on(place, capsys):
         "ingest table.csv --out o --image-column file --label-column kind --key-column file --extra-column kind"
         " --splits all=1 --seed 7 --shard-mb 2 --shards 1 --duplicates drop --max-reject-ratio 0.5 --threads 1"
         " --min-side-px 9 --max-side-px 900 --max-pixels 90000 --max-bytes 90001 --max-aspect 9 --max-seconds 7"
-        " --source-kind csv --json"
+        " --mask-classes 3 --mask-ignore 255 --source-kind csv --json"
     )
     assert run(line.split()) == 0, capsys.readouterr().err
     options = json.loads(capsys.readouterr().out)["options"]
@@ -161,6 +161,8 @@ def test_ingest_passes_every_option_on(place, capsys):
         "min_side_px": 9,
         "max_aspect": 9.0,
         "max_seconds": 7.0,
+        "mask_classes": 3,
+        "mask_ignore": 255,
     }
 
 
