@@ -6,11 +6,16 @@ there. Where no image has, the stored bytes themselves are kept, which is worth 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import logging
 import os
+import pathlib
 import shutil
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +35,8 @@ from trainer.windows import in_order
 _SHARE_OF_FREE = 0.25  # the model, the shuffle window and everybody else want the rest
 WHILE_FILLED = 2  # the images that come are still there when they are joined
 _INDEX_NAME, _RECORDS_NAME = "index.npz", "records.tfrecord"
+_BLOCK_BYTES = 1 << 22  # of a file that is read through
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +133,8 @@ def in_memory(parsed: tf.data.Dataset, ops: Sequence[Op], index: RecordIndex, th
 def on_disk(index: RecordIndex, ops: Sequence[Op], identity: str, directory: str, threads: int) -> RecordIndex:
     """Writes the records with the kept images to a local file, unless that was done before.
 
-    The file appears at once, by a rename, so that what an interrupted run left is never taken for it.
+    The file appears at once, by a rename, so that what an interrupted run left is never taken for it. One that is
+    there is read through, and written anew where it is damaged; a warning names it.
 
     Args:
       index: the records of the shards.
@@ -141,45 +149,91 @@ def on_disk(index: RecordIndex, ops: Sequence[Op], identity: str, directory: str
     Raises:
       OptionError: the directory cannot be written.
     """
-    kept = hashlib.sha256(json.dumps([identity, repr(tuple(ops))]).encode()).hexdigest()[:32]
-    target = os.path.join(directory, kept)
+    name = hashlib.sha256(json.dumps([identity, repr(tuple(ops)), _made_by()]).encode()).hexdigest()[:32]
+    target = os.path.join(directory, name)
+    path = os.path.join(target, _RECORDS_NAME)
     try:
-        _make(index, ops, target, threads)
+        offsets = _reusable(target, len(index))
+        if offsets is None:
+            _make(index, ops, target, threads)
+            with np.load(os.path.join(target, _INDEX_NAME)) as written:
+                offsets = written["offset"]
+        size = os.path.getsize(path)
     except OSError as error:
         raise OptionError(
             f"cache_dir {directory} cannot be written: {error.strerror}; name another, or set cache to none"
         ) from error
-    places = np.load(os.path.join(target, _INDEX_NAME))["offset"]
-    path = os.path.join(target, _RECORDS_NAME)
     return RecordIndex(
         files=(path,),
         shard=np.zeros(len(index), np.int32),
-        offset=places,
+        offset=offsets,
         label=index.label,
-        record_bytes=os.path.getsize(path) / max(1, len(index)),
+        record_bytes=size / max(1, len(index)),
         size=index.size,
     )
 
 
+@functools.cache
+def _made_by() -> str:
+    """Returns what decides the kept bytes beside dataset and ops: the decoder and the code."""
+    here = pathlib.Path(__file__)
+    hasher = hashlib.sha256()
+    for path in (here, here.with_name("raw.py"), *sorted((here.parent / "ops").glob("*.py"))):
+        hasher.update(path.read_bytes())
+    return f"tensorflow {tf.__version__}, {hasher.hexdigest()}"
+
+
+def _reusable(target: str, records: int) -> np.ndarray | None:
+    """Returns where each record of a cache begins; None where there is none to use."""
+    if not os.path.isdir(target):
+        return None
+    try:
+        with np.load(os.path.join(target, _INDEX_NAME)) as written:
+            offsets, crc = written["offset"], int(written["crc"])
+        problem = "" if _crc_of(os.path.join(target, _RECORDS_NAME)) == crc else f"{_RECORDS_NAME} has changed"
+    except FileNotFoundError as error:
+        problem = f"{os.path.basename(error.filename)} is missing"
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        problem = f"it cannot be read: {error}"
+    if not problem and len(offsets) == records:
+        return offsets
+    _log.warning("the cache %s is damaged: %s; it is written anew", target, problem or "it holds other records")
+    return None
+
+
+def _crc_of(path: str) -> int:
+    crc = 0
+    with open(path, "rb") as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            crc = zlib.crc32(block, crc)
+    return crc
+
+
 def _make(index: RecordIndex, ops: Sequence[Op], target: str, threads: int) -> None:
-    if os.path.isdir(target):
-        return
     directory, name = os.path.split(target)
     os.makedirs(directory, exist_ok=True)
     temporary = tempfile.mkdtemp(prefix=f"{name}-", dir=directory)
     try:
         _write(index, ops, temporary, threads)
-        _publish(temporary, target)
+        _publish(temporary, target, len(index))
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _publish(temporary: str, target: str) -> None:
+def _publish(temporary: str, target: str, records: int) -> None:
+    if os.path.isdir(target) and _reusable(target, records) is None:
+        os.rename(target, os.path.join(temporary, "damaged"))
     try:
         os.rename(temporary, target)
     except OSError:
         if not os.path.isdir(target):  # else another process was first, with the same bytes
             raise
+    shutil.rmtree(os.path.join(target, "damaged"), ignore_errors=True)
+    directory = os.open(os.path.dirname(target), os.O_RDONLY)
+    try:
+        os.fsync(directory)  # the rename itself must survive a power cut
+    finally:
+        os.close(directory)
 
 
 def _write(index: RecordIndex, ops: Sequence[Op], directory: str, threads: int) -> None:
@@ -189,13 +243,20 @@ def _write(index: RecordIndex, ops: Sequence[Op], directory: str, threads: int) 
         encoded = tf.io.parse_single_example(serialized, spec)[record.ENCODED]
         return serialized, keep(encoded, ops) if ops else tf.zeros([0], tf.uint8)
 
-    offsets = []
+    offsets, end, crc = [], 0, 0
     records = in_order(index).unbatch().map(prepare, threads, deterministic=True)
     with open(os.path.join(directory, _RECORDS_NAME), "wb") as stream:
         for serialized, pixels in records.as_numpy_iterator():
-            offsets.append(stream.tell())
-            stream.writelines(tfrecord.frame(_replaced(serialized, pixels) if ops else serialized))
-    np.savez(os.path.join(directory, _INDEX_NAME), offset=np.array(offsets, np.int64))
+            framed = b"".join(tfrecord.frame(_replaced(serialized, pixels) if ops else serialized))
+            stream.write(framed)
+            offsets.append(end)
+            end, crc = end + len(framed), zlib.crc32(framed, crc)
+        stream.flush()
+        os.fsync(stream.fileno())
+    with open(os.path.join(directory, _INDEX_NAME), "wb") as stream:
+        np.savez(stream, offset=np.array(offsets, np.int64), crc=crc)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def _replaced(serialized: bytes, pixels: np.ndarray) -> bytes:

@@ -16,7 +16,7 @@ from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, PixelOptions
 from tests.trainer.batches import RANDOM, flat, options, read
 from trainer import index as record_index
-from trainer.cache import CacheChoice, choose_cache, fixed_prefix, on_disk
+from trainer.cache import CacheChoice, _made_by, choose_cache, fixed_prefix, on_disk
 from trainer.index import RecordIndex
 from trainer.input_fn import FOREVER, make_dataset
 from trainer.ops import parse_ops
@@ -237,6 +237,52 @@ def test_what_an_interrupted_run_left_is_never_used(noise, tmp_path, monkeypatch
     (left / "records.tfrecord").write_bytes(b"half")
     given = cached("disk", tmp_path, eval_ops=FIXED)
     assert read(noise, given, False, epochs=2) == read(noise, options(eval_ops=FIXED), False, epochs=2)
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "reason"),
+    [
+        ("records.tfrecord", _cut, "records.tfrecord has changed"),
+        ("records.tfrecord", _flip, "records.tfrecord has changed"),
+        ("records.tfrecord", Path.unlink, "records.tfrecord is missing"),
+        ("index.npz", _cut, "it cannot be read: "),
+        ("index.npz", Path.unlink, "index.npz is missing"),
+    ],
+)
+def test_a_damaged_cache_is_named_and_written_anew(noise, tmp_path, caplog, name, harm, reason):
+    whole = Path(kept(noise, tmp_path).files[0])
+    expected = whole.read_bytes()
+    harm(whole.with_name(name))
+    index = kept(noise, tmp_path)
+    assert f"the cache {whole.parent} is damaged: {reason}" in caplog.text
+    assert (whole.read_bytes(), len(index), sorted(path.name for path in whole.parent.iterdir())) == (
+        expected,
+        61,
+        ["index.npz", "records.tfrecord"],
+    )
+    caplog.clear()
+    kept(noise, tmp_path)
+    assert not caplog.text
+    assert folders(tmp_path) == [whole.parent.name]
+
+
+def test_another_decoder_makes_another_cache(noise, tmp_path, monkeypatch):
+    kept(noise, tmp_path)
+    _made_by.cache_clear()
+    monkeypatch.setattr(tf, "__version__", "2.0.0")
+    kept(noise, tmp_path)
+    _made_by.cache_clear()
+    assert len(folders(tmp_path)) == 2
 
 
 def _killed(*_args, **_named):
