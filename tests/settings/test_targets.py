@@ -1,0 +1,397 @@
+"""What the settings of targets change: the jobs that a runner gets, and the files that `feedline compile` writes."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pytest
+
+from beam_jobs.engines import flink_jar
+from pipeline import run_airflow, run_kubeflow
+from pipeline.cli.engines import engine_of
+from tests.engines.flink_parts import program, serving
+from tests.engines.test_dataflow import NEEDED, work
+from tests.make_images import class_folders
+from tests.settings.flink_service import job_server
+from tests.settings.table import Row, missing, row
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@dataclasses.dataclass(frozen=True)
+class FlinkJob:
+    """What Flink got.
+
+    Attributes:
+      runner: of Beam.
+      java: arguments of the job server.
+      options: of the job.
+      environments: what starts its workers.
+      sent: how often the job was sent.
+      log_dir: names of the files in `log_dir`.
+    """
+
+    runner: str
+    java: list[str]
+    options: dict[str, Any]
+    environments: list[str]
+    sent: int
+    log_dir: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class DataflowJob:
+    """What Dataflow would get, and the estimate. `options` of Beam are those that are set."""
+
+    runner: str
+    options: dict[str, Any]
+    names: list[str]
+    source_of_prices: str
+
+
+def option(name: str) -> Callable[[Any], Any]:
+    return lambda job: job.options.get(name)
+
+
+def of_trainer(job: Mapping[str, Any], name: str) -> Any:
+    """A limit of the container of the Trainer in a compiled file; None when it has none."""
+    executors = job["pipelineSpec"]["deploymentSpec"]["executors"]
+    return executors["Trainer_executor"]["container"].get("resources", {}).get(name)
+
+
+def of_gate(job: Mapping[str, Any]) -> float | None:
+    """A limit of the container of another component."""
+    executors = job["pipelineSpec"]["deploymentSpec"]["executors"]
+    found = executors["DatasetGate_executor"]["container"].get("resources", {})
+    return found.get("accelerator")
+
+
+def imported(job: Mapping[str, Any]) -> list[str]:
+    """What is imported from outside, by its place."""
+    executors = job["pipelineSpec"]["deploymentSpec"]["executors"]
+    found = (one["importer"]["artifactUri"]["constant"] for one in executors.values() if "importer" in one)
+    return sorted(found)
+
+
+def images(job: Mapping[str, Any]) -> set[str]:
+    executors = job["pipelineSpec"]["deploymentSpec"]["executors"]
+    return {one["container"]["image"] for one in executors.values() if "container" in one}
+
+
+def root(job: Mapping[str, Any]) -> str:
+    return str(job["runtimeConfig"]["gcsOutputDirectory"])
+
+
+# Without credentials, and nothing is sent.
+LOCAL = ["--no_auth", "--dataflow_endpoint=http://localhost:1"]
+GPU = {"kubeflow.gpu_type": "nvidia.com/gpu"}
+IN_A_CLUSTER = {"flink.flink_master": "CLUSTER"}
+FETCHED = {"flink.job_server_jar": ""}
+WHEEL = {"dataflow.sdk_container_image": "", "dataflow.package": "PACKAGE"}
+
+ROWS = [
+    row("engine.runner", "flink", lambda found: found, ("FnApiRunner", "FlinkRunner"), first=("local",)),
+    row("engine.runner", "dataflow", lambda found: found, ("FnApiRunner", "DataflowRunner"), first=("local",)),
+    row(
+        "flink.flink_master",
+        "CLUSTER",
+        lambda job: (job.options["flink_master"], job.java[job.java.index("--flink-master") + 1]),
+        lambda before, after: before == ("[local]",) * 2 and after[0] == after[1] != "[local]",
+    ),
+    row(
+        "flink.flink_version",
+        "1.20",
+        lambda job: [name for name in job.java if name.endswith(".jar")],
+        lambda before, after: "1.19" in before[0] and "1.20" in after[0],
+        given=FETCHED,
+    ),
+    row("flink.parallelism", 3, lambda job: int(job.options["parallelism"]), (7, 3), given=IN_A_CLUSTER),
+    row(
+        "flink.job_server_jar",
+        "JAR",
+        lambda job: [os.path.basename(name) for name in job.java if name.endswith(".jar")],
+        lambda before, after: before != after == ["own.jar"],
+        first=("",),
+    ),
+    row("flink.worker_command", "WORKER", lambda job: "own-worker" in job.environments[0], (False, True)),
+    row("flink.worker_pool", "localhost:50000", lambda job: "external" in job.environments[0], (False, True)),
+    row("flink.workers", 2, lambda job: int(job.options["sdk_worker_parallelism"]), (1, 2)),
+    row("flink.retries", 1, lambda job: job.sent, (4, 2)),
+    row(
+        "flink.java_memory",
+        "300m",
+        lambda job: [word for word in job.java if word.startswith("-Xmx")],
+        (["-Xmx1g"], ["-Xmx300m"]),
+    ),
+    row("flink.log_dir", "LOGS", lambda job: "flink.log" in job.log_dir, (False, True)),
+    row(
+        "dataflow.project", "my-project-2", option("project"), ("my-project-1", "my-project-2"), first=("my-project-1",)
+    ),
+    row("dataflow.region", "europe-west4", option("region"), ("us-central1", "europe-west4"), first=("us-central1",)),
+    row(
+        "dataflow.temp_location",
+        "gs://bucket/b",
+        option("temp_location"),
+        ("gs://bucket/a", "gs://bucket/b"),
+        first=("gs://bucket/a",),
+    ),
+    row(
+        "dataflow.staging_location",
+        "gs://bucket/code",
+        option("staging_location"),
+        ("gs://bucket/tmp", "gs://bucket/code"),
+    ),
+    row("dataflow.worker_machine_type", "n2-highmem-8", option("machine_type"), ("n2-standard-4", "n2-highmem-8")),
+    row("dataflow.num_workers", 3, option("num_workers"), (None, 3)),
+    row("dataflow.max_num_workers", 30, option("max_num_workers"), (10, 30)),
+    row(
+        "dataflow.autoscaling_algorithm",
+        "NONE",
+        option("autoscaling_algorithm"),
+        ("THROUGHPUT_BASED", "NONE"),
+        given={"dataflow.num_workers": 3},
+    ),
+    row("dataflow.disk_size_gb", 50, option("disk_size_gb"), (None, 50)),
+    row(
+        "dataflow.service_account_email",
+        "me@my-project-1.iam.gserviceaccount.com",
+        option("service_account_email"),
+        (None, "me@my-project-1.iam.gserviceaccount.com"),
+    ),
+    row(
+        "dataflow.subnetwork",
+        "regions/us-central1/subnetworks/inner",
+        option("subnetwork"),
+        (None, "regions/us-central1/subnetworks/inner"),
+    ),
+    row(
+        "dataflow.use_public_ips",
+        False,
+        option("use_public_ips"),
+        (None, False),
+        given={"dataflow.subnetwork": "regions/us-central1/subnetworks/inner"},
+    ),
+    row(
+        "dataflow.sdk_container_image",
+        "registry/feedline:2",
+        option("sdk_container_image"),
+        ("registry/feedline:1", "registry/feedline:2"),
+        first=("registry/feedline:1",),
+    ),
+    row(
+        "dataflow.package",
+        "PACKAGE",
+        lambda job: [os.path.basename(name) for name in job.options["extra_packages"]],
+        lambda before, after: before != after == ["own-1.0.tar.gz"],
+        given={"dataflow.sdk_container_image": ""},
+    ),
+    row(
+        "dataflow.setup_file",
+        "SETUP",
+        lambda job: os.path.basename(job.options.get("setup_file") or ""),
+        ("", "setup.py"),
+        given={"dataflow.sdk_container_image": ""},
+    ),
+    row("dataflow.labels", {"team": "vision"}, option("labels"), (None, ["team=vision"])),
+    row(
+        "dataflow.job_name",
+        "photos",
+        lambda job: job.names,
+        (["feedline-examine", "feedline-write"], ["photos-examine", "photos-write"]),
+    ),
+    row("dataflow.prices", "PRICES", lambda job: job.source_of_prices == "our contract, 2026", (False, True)),
+    row(
+        "dataflow.beam_args",
+        [*LOCAL, "--dataflow_kms_key=k"],
+        option("dataflow_kms_key"),
+        (None, "k"),
+        first=(LOCAL,),
+    ),
+    row(
+        "kubeflow.image",
+        "registry/feedline:2",
+        images,
+        ({"registry/feedline:1"}, {"registry/feedline:2"}),
+        first=("registry/feedline:1",),
+    ),
+    row(
+        "kubeflow.pipeline_root", "gs://bucket/elsewhere", root, ("gs://bucket/work/artifacts", "gs://bucket/elsewhere")
+    ),
+    row("kubeflow.display_name", "Photos", lambda job: job["displayName"], ("feedline", "Photos")),
+    row("kubeflow.baseline_dataset", "gs://bucket/before", imported, ([], ["gs://bucket/before"])),
+    row("kubeflow.baseline_model", "gs://bucket/model", imported, ([], ["gs://bucket/model"])),
+    row("kubeflow.cpus", 4.0, lambda job: of_trainer(job, "cpuLimit"), (None, 4.0)),
+    row("kubeflow.memory_gb", 16.0, lambda job: of_trainer(job, "memoryLimit"), (None, 16.0)),
+    row(
+        "kubeflow.gpus",
+        2,
+        lambda job: int(of_trainer(job, "accelerator")["count"]),
+        (1, 2),
+        first=(1,),
+        given=GPU,
+        same=of_gate,
+    ),
+    row(
+        "kubeflow.gpu_type",
+        "NVIDIA_TESLA_T4",
+        lambda job: of_trainer(job, "accelerator")["type"],
+        ("nvidia.com/gpu", "NVIDIA_TESLA_T4"),
+        first=("nvidia.com/gpu",),
+        given={"kubeflow.gpus": 1},
+    ),
+    row("airflow.schedule", "@daily", lambda dag: dag["schedule"], (None, "@daily")),
+    row("airflow.retries", 5, lambda dag: dag["retries"], (2, 5)),
+    row("airflow.retry_delay_s", 9.0, lambda dag: dag["retry_delay_s"], (60.0, 9.0)),
+]
+
+
+def jars(cache: Path) -> None:
+    """Puts job servers where those that were fetched before are."""
+    for version in ("1.19", "1.20"):
+        jar = cache / "feedline" / "jars" / os.path.basename(flink_jar.published(version))
+        jar.parent.mkdir(parents=True, exist_ok=True)
+        jar.write_bytes(b"jar")
+        jar.with_name(f"{jar.name}.sha512").write_text(hashlib.sha512(b"jar").hexdigest())
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with everything that settings here name, under the name they name it by."""
+    place = tmp_path_factory.mktemp("targets")
+    program(place / "own-worker", "exit 0")
+    (place / "own.jar").touch()
+    (place / "own-1.0.tar.gz").touch()
+    (place / "setup.py").touch()
+    (place / "prices.yaml").write_text("source: our contract, 2026\nvcpu_hour: 0.03\n")
+    (place / "rest").mkdir()
+    (place / "rest" / "overview").write_text(json.dumps({"flink-version": "1.19.3", "slots-total": 7}))
+    jars(place / "cache")
+    with serving(place / "rest") as url, pytest.MonkeyPatch.context() as patch:
+        (place / "url").write_text(url)
+        patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+        yield place
+
+
+NAMED = {
+    "JAR": "own.jar",
+    "WORKER": "own-worker",
+    "LOGS": "logs",
+    "PACKAGE": "own-1.0.tar.gz",
+    "SETUP": "setup.py",
+    "PRICES": "prices.yaml",
+}
+
+
+def section(settings: Mapping[str, Any], target: str, workplace: Path) -> dict[str, Any]:
+    """Returns the section of a target, with places of this machine for the words in capitals."""
+    places: dict[Any, str] = {name: str(workplace / file) for name, file in NAMED.items()}
+    places["CLUSTER"] = (workplace / "url").read_text()
+    found = {key.partition(".")[2]: value for key, value in settings.items() if key.startswith(f"{target}.")}
+    return {name: places.get(value, value) if isinstance(value, str) else value for name, value in found.items()}
+
+
+def run_flink(settings: Mapping[str, Any], workplace: Path) -> FlinkJob:
+    """Sends a job, as `feedline ingest` would."""
+    given = {"runner": "flink", "job_server_jar": str(workplace / "own.jar"), **section(settings, "flink", workplace)}
+    if given.get("worker_pool") is None:
+        given.setdefault("worker_command", str(program(workplace / "worker", "exit 0")))
+    home = workplace / "java" / str(len(list(workplace.glob("java/*"))))
+    with job_server(home) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAVA_HOME", str(home))
+        with pytest.raises(RuntimeError), engine_of(None, [], given).open() as make, make() as pipeline:
+            _ = pipeline | beam.Create([1])
+    logs = workplace / "logs"
+    return FlinkJob(
+        runner=type(pipeline.runner).__name__,
+        java=(home / "arguments").read_text().split("\n"),
+        options=server.options,
+        environments=server.environments,
+        sent=server.sent,
+        log_dir=os.listdir(logs) if logs.is_dir() and "log_dir" in given else [],
+    )
+
+
+def run_dataflow(settings: Mapping[str, Any], workplace: Path) -> DataflowJob:
+    """Makes the jobs and does not send them."""
+    usual = {**NEEDED, "beam_args": LOCAL, "sdk_container_image": "registry/feedline:1"}
+    engine = engine_of(None, [], {"runner": "dataflow", **usual, **section(settings, "dataflow", workplace)})
+    with engine.open() as make:
+        jobs = [make() for _ in range(2)]
+    options = [job.options.get_all_options(drop_default=True) for job in jobs]
+    return DataflowJob(
+        runner=type(jobs[0].runner).__name__,
+        options=options[0],
+        names=[found["job_name"] for found in options],
+        source_of_prices=engine.bill(work()).lines["prices"],
+    )
+
+
+def run_engine(settings: Mapping[str, Any], workplace: Path) -> str:
+    """Returns the name of the runner of Beam that the section `engine` leads to."""
+    runner = settings["engine.runner"]
+    if runner == "flink":
+        return run_flink({}, workplace).runner
+    if runner == "dataflow":
+        return run_dataflow({}, workplace).runner
+    with engine_of(None, [], {"runner": runner}).open() as make:
+        return type(make().runner).__name__
+
+
+def run_kubeflow_compiler(settings: Mapping[str, Any], workplace: Path) -> dict[str, Any]:
+    """Returns the compiled file."""
+    kubeflow = {"image": "registry/feedline:1", **section(settings, "kubeflow", workplace)}
+    given = {"root": "gs://bucket/work", "ingest": {"source": "gs://bucket/photos"}, "kubeflow": kubeflow}
+    run_kubeflow.compile(given, str(workplace / "job.json"))
+    return dict(json.loads((workplace / "job.json").read_text()))
+
+
+def run_airflow_compiler(settings: Mapping[str, Any], workplace: Path) -> dict[str, Any]:
+    """Returns the arguments that the compiled file makes its DAG with."""
+    source = class_folders(workplace / "photos", 1)
+    given = {"root": str(workplace / "work"), "ingest": {"source": str(source)}}
+    run_airflow.compile({**given, "airflow": section(settings, "airflow", workplace)}, str(workplace / "dag.py"))
+    last = ast.parse((workplace / "dag.py").read_text()).body[-1]
+    assert isinstance(last, ast.Assign)
+    assert isinstance(last.value, ast.Call)
+    return {str(word.arg): ast.literal_eval(word.value) for word in last.value.keywords}
+
+
+RUNS: dict[str, Callable[[Mapping[str, Any], Path], Any]] = {
+    "engine": run_engine,
+    "flink": run_flink,
+    "dataflow": run_dataflow,
+    "kubeflow": run_kubeflow_compiler,
+    "airflow": run_airflow_compiler,
+}
+
+
+@pytest.fixture(scope="module")
+def run(workplace: Path) -> Callable[[str, Mapping[str, Any]], Any]:
+    """Takes a target and settings; what they led to is kept."""
+    done: dict[str, Any] = {}
+
+    def once(target: str, settings: Mapping[str, Any]) -> Any:
+        name = json.dumps([target, settings], sort_keys=True)
+        if name not in done:
+            done[name] = RUNS[target](settings, workplace)
+        return done[name]
+
+    return once
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_a_setting_of_a_target_changes_what_the_target_gets(row: Row, run: Callable[[str, Mapping[str, Any]], Any]):
+    target = row.setting.partition(".")[0]
+    row.check(lambda settings: run(target, settings))
+
+
+def test_every_setting_of_a_target_has_a_row():
+    assert missing(ROWS, "test_targets") == set()
