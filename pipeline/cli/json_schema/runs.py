@@ -44,7 +44,8 @@ _SUMMARY = one(
     baseline=or_null(
         {**_ACCURACY, "description": "Of the model blessed before on the same images; null for a first one."}
     ),
-    blessed=truth("Whether the accuracy reached its limits."),
+    blessed=truth("Whether the training ended well and the accuracy reached its limits."),
+    refused=many(text("A sentence."), "Each limit that the model missed."),
     model_dir=text("The pushed model; empty when it was not blessed."),
     report=text("The HTML report."),
     schema=text("File of the schema that was used."),
