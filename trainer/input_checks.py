@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from beam_jobs import record
 from beam_jobs.errors import OptionError
 from beam_jobs.machine import free_bytes
+from beam_jobs.wording import WARNING
 from trainer.autograph import as_written
 from trainer.choices import Choices, evaluation_ops
-from trainer.ops import IMAGE, MixingOp, Normalize, apply_ops, parse_ops, split_position
+from trainer.ops import (
+    IMAGE,
+    CenterCrop,
+    Decode,
+    DecodeRandomCrop,
+    MixingOp,
+    MultiCrop,
+    Normalize,
+    Op,
+    PadReflect,
+    RandomCrop,
+    RandomCropResize,
+    Resize,
+    ResizeShort,
+    apply_ops,
+    parse_ops,
+    split_position,
+)
 from trainer.options import InputOptions
 from trainer.parsing import DRAW, KEY, LABEL
 from trainer.position import Position
-from trainer.raw import raw_ops
+from trainer.raw import DecodeSized, raw_ops
+
+_SCALE_SLACK = 1.05  # of rounded sizes
 
 
 @as_written
@@ -39,10 +62,19 @@ def check_options(options: InputOptions, raw_side: int | None = None) -> None:
             spec = options.train_spec if training else options.eval_spec
             raise OptionError(f"ops {spec!r} hold normalize; leave it out: every model normalises its images itself")
         ops = raw_ops(ops, raw_side) if raw_side else ops
-        steady = [op for op in ops if not isinstance(op, MixingOp)]
-        prepared = tf.data.Dataset.from_tensors(parsed).map(lambda row, ops=steady: apply_ops(ops, row, row[DRAW]))
-        # Crops of one image come together here; in a batch they are rows like all others.
-        check_shape(prepared.element_spec[IMAGE].shape[-3:], options, training)
+        steady = tuple(op for op in ops if not isinstance(op, MixingOp))
+        shape = _shape_after(steady, parsed)
+        side = options.image_side_px
+        if None in tuple(shape) and type(steady[0]) is Decode and all(op.size((side, side)) for op in steady[1:]):
+            # Right where every stored image has the size of the model, which is known once they are stored.
+            shape = _shape_after((DecodeSized(side, side), *steady[1:]), parsed)
+        check_shape(shape, options, training)
+
+
+def _shape_after(ops: tuple[Op, ...], row: dict[str, tf.Tensor]) -> tf.TensorShape:
+    prepared = tf.data.Dataset.from_tensors(row).map(lambda row: apply_ops(ops, row, row[DRAW]))
+    # Crops of one image come together here; in a batch they are rows like all others.
+    return prepared.element_spec[IMAGE].shape[-3:]
 
 
 def check_shape(shape: tf.TensorShape, options: InputOptions, training: bool) -> None:
@@ -52,6 +84,7 @@ def check_shape(shape: tf.TensorShape, options: InputOptions, training: bool) ->
         name, text = ("train_ops", options.train_spec) if training else ("eval_ops", options.eval_spec)
         raise OptionError(
             f"{name} {text!r} end at the shape {shape}; image_side_px is {side}, so it must be {side}x{side}"
+            f"{f': images differ in size, so add resize({side})' * (None in tuple(shape))}"
         )
 
 
@@ -62,6 +95,40 @@ def check_start(start: Position, choices: Choices) -> None:
             f"start is {start.records} records into the split, and {choices.host.count} hosts evaluate a part of it "
             "each; start at 0 records, or evaluate the rest on one host"
         )
+
+
+def scale_warning(options: InputOptions, short_px: float) -> str:
+    """Returns a warning where evaluation shows images at a scale that training never does; empty where it does not.
+
+    Args:
+      options: how shards become batches.
+      short_px: typical short side of the stored images, in pixels.
+    """
+    low, high = _scales(parse_ops(options.train_spec), short_px)
+    scale, _ = _scales(evaluation_ops(options), short_px)
+    if low / _SCALE_SLACK <= scale <= high * _SCALE_SLACK:
+        return ""
+    trained = f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
+    return (
+        f"{WARNING}train_ops show images at {trained} of their stored size and eval_ops at {scale:.2f}, so the "
+        f"model is evaluated and served on another scale than it learns; leave out or adapt "
+        f"eval_ops {options.eval_spec!r}"
+    )
+
+
+def _scales(ops: Sequence[Op], short_px: float) -> tuple[float, float]:
+    """Returns the least and the greatest number of pixels that show one pixel of the short side of a stored image."""
+    low = high = 1.0
+    for op in ops:
+        factor = 1.0
+        if isinstance(op, (Resize, ResizeShort, RandomCropResize, DecodeRandomCrop)):
+            factor, short_px = op.side / short_px, op.side
+        elif isinstance(op, PadReflect):
+            short_px += 2 * op.margin
+        elif isinstance(op, (CenterCrop, RandomCrop, MultiCrop)):
+            short_px = op.side
+        low, high = low * factor, high * factor / math.sqrt(getattr(op, "min_area", 1.0))
+    return low, high
 
 
 def check_room(options: InputOptions, images: int, value_bytes: int = 1) -> None:

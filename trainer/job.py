@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,11 +14,14 @@ from functools import partial
 from typing import Any
 
 import keras
+import numpy as np
+import pyarrow.compute as pc
 import tensorflow as tf
 
-from beam_jobs import manifest
+from beam_jobs import manifest, storage, tables
 from beam_jobs.errors import DatasetChanged, FeedlineError, OptionError
-from beam_jobs.manifest import Manifest
+from beam_jobs.manifest import IMAGES_NAME, Manifest
+from beam_jobs.wording import listed
 from trainer.augment import Augmented
 from trainer.autograph import as_written
 from trainer.callbacks import IMAGES_PER_SECOND, INPUT_WAIT, TRAIN_SECONDS
@@ -26,6 +30,7 @@ from trainer.damage import explain, said
 from trainer.describe import describe as describe_input
 from trainer.evaluate import MEASURES, Plan, evaluate, log_names
 from trainer.index import replaced
+from trainer.input_checks import scale_warning
 from trainer.input_fn import FOREVER, epoch_records, make_dataset
 from trainer.input_wait import WaitMeter, timed
 from trainer.judge import check_monitor
@@ -41,6 +46,7 @@ from trainer.targets import MULTI, class_weights, figure_names, for_keras, make_
 from trainer.train_options import TrainOptions
 from trainer.training import Task, train, whole_steps
 
+_log = logging.getLogger(__name__)
 # What changes speed, memory or what is written, but no weight: a training continues with other values of these.
 _FREE = {
     "input": ("cache", "cache_mb", "cache_dir", "readers", "threads", "parse_batch", "prefetch_batches"),
@@ -161,7 +167,11 @@ def fit(
         core, model = _models(job)
         check_monitor(options, epoch_figures(job, strategy))
     check(core)
+    if warning := scale_warning(job.config.input, _short_px(job)):
+        _log.warning(warning)
     say(_choices(job, core, strategy))
+    if job.multi and (absent := _without_image(job)):
+        say(f"val_auc leaves out the classes without an image in {job.eval_split}, {listed(absent)}")
     with _explained(job):
         task = Task(
             model=model,
@@ -180,6 +190,18 @@ def fit(
             callbacks=callbacks,
         )
         return core, train(task, options)
+
+
+def _without_image(job: Job) -> list[str]:
+    counts = job.dataset.split(job.eval_split).classes
+    return [label for label in job.dataset.labels if not counts.get(label)]
+
+
+def _short_px(job: Job) -> float:
+    """Returns the median of the short sides of the images to learn from, in pixels."""
+    rows = tables.read_published(storage.join(job.path, IMAGES_NAME), ["split", "height", "width"])
+    rows = rows.filter(pc.equal(rows["split"], job.train_split))
+    return float(np.median(np.minimum(rows["height"].to_numpy(), rows["width"].to_numpy())))
 
 
 def _choices(job: Job, core: keras.Model, strategy: tf.distribute.Strategy | None) -> str:

@@ -10,6 +10,7 @@ from beam_jobs import validate
 from beam_jobs.errors import OptionError
 from beam_jobs.machine import cores
 from beam_jobs.storage import is_remote
+from trainer.eval_chain import eval_chain
 from trainer.train_options import TrainOptions
 
 AUTO_OPS = ""
@@ -39,7 +40,7 @@ class InputOptions:
       image_side_px: height and width of the images the model sees.
       batch_size: images per step, over all hosts and replicas.
       train_ops: ops of training, such as `decode_random_crop(224)|flip`; empty takes that with `image_side_px`.
-      eval_ops: ops of evaluation and serving, never random; empty takes a resize and a centre crop.
+      eval_ops: ops of evaluation and serving, never random; empty takes the geometry of `train_ops` without its chance.
       device_ops: ops of training that run on the device, on whole batches, such as `flip|mixup(0.2)`; empty for none.
       seed: decides the order and every random draw, together with the epoch and the key of the record.
       shuffle: `window` reads runs of neighbours and mixes them in a window of `shuffle_mb`; `global` mixes the whole
@@ -148,9 +149,8 @@ class InputOptions:
 
     @property
     def eval_spec(self) -> str:
-        """The ops of evaluation and serving, spelled out. The margin around the crop is the customary 256 : 224."""
-        side = self.image_side_px
-        return self.eval_ops or f"decode|resize_short({round(side * 256 / 224)})|center_crop({side})"
+        """The ops of evaluation and serving, spelled out."""
+        return self.eval_ops or eval_chain(self.train_spec, self.image_side_px)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> InputOptions:

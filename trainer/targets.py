@@ -125,7 +125,7 @@ def make_metrics(options: TrainOptions, multi: bool, labels: Sequence[str]) -> l
     metrics: list[keras.metrics.Metric] = (
         [
             keras.metrics.BinaryAccuracy(name="accuracy"),
-            keras.metrics.AUC(curve="PR", multi_label=True, num_labels=len(labels), name="auc"),
+            AverageAUC(len(labels)),
         ]
         if multi
         else [keras.metrics.CategoricalAccuracy(name="accuracy")]
@@ -141,6 +141,24 @@ def figure_names(metrics: Sequence[keras.metrics.Metric]) -> list[str]:
         *(metric.name for metric in metrics if not isinstance(metric, PerClass)),
         *itertools.chain(*several),
     ]
+
+
+class AverageAUC(keras.metrics.AUC):
+    """Area under the precision-recall curve, averaged over the classes that have a positive answer.
+
+    That of a class without one is 0 whatever the model says, so that it would only lower the mean. 0 without any.
+    """
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(curve="PR", multi_label=True, num_labels=classes, name="auc")
+        self._classes = classes
+
+    def result(self) -> Any:
+        """Returns float32, 0 to 1."""
+        # At the lowest threshold every answer is yes.
+        positives = self.true_positives[0] + self.false_negatives[0]
+        present = keras.ops.sum(keras.ops.cast(positives > 0, "float32"))
+        return super().result() * (self._classes / keras.ops.maximum(present, 1.0))
 
 
 class PerClass(keras.metrics.Metric):

@@ -245,6 +245,21 @@ def test_options_that_fit_pass_without_a_dataset():
     check_options(options(train_ops=RANDOM))
 
 
+@pytest.mark.parametrize("chain", ["decode", "decode|flip|cutout(3)"])
+def test_images_of_the_size_of_the_model_need_no_op_that_sets_it(shades, chain):
+    given = options(image_side_px=12, train_ops=chain, eval_ops="decode")
+    check_options(given)
+    for training in (True, False):
+        assert make_dataset(str(shades), "train", given, training).element_spec[0][IMAGE].shape[1:] == (12, 12, 3)
+
+
+def test_where_images_differ_a_bare_decode_is_refused_with_what_to_add(dataset):
+    with pytest.raises(
+        OptionError, match=r"^eval_ops 'decode' end at the shape .*: images differ in size, so add resize\(8\)$"
+    ):
+        make_dataset(str(dataset), "eval", options(eval_ops="decode"), training=False)
+
+
 def test_every_stage_keeps_images_as_bytes_until_the_model(dataset):
     features, label = next(iter(make_dataset(str(dataset), "eval", options(batch_size=3), training=False)))
     assert (features[IMAGE].dtype, features[KEY].dtype, label.dtype) == (tf.uint8, tf.string, tf.int64)
@@ -329,7 +344,7 @@ def test_tf_data_chooses_on_demand_within_a_budget(shades):
 def test_chains_over_stored_pixels_are_checked_by_their_size(chain):
     check_options(options(train_ops=chain, eval_ops="decode"), raw_side=8)
     with pytest.raises(OptionError, match="end at the shape"):
-        check_options(options(train_ops=chain, eval_ops="decode"), raw_side=16 if "crop" not in chain else None)
+        check_options(options(train_ops=chain, eval_ops="decode"), raw_side=16)
 
 
 def test_no_function_of_ours_is_rewritten(shades):

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from beam_jobs import manifest
 from beam_jobs.errors import CorruptDataset, DatasetChanged, OptionError
+from trainer.input_checks import scale_warning
 from trainer.job import Job, _explained, epoch_figures, fit
 from trainer.options import InputOptions, TrainerConfig
 from trainer.strategy import make_strategy
@@ -84,6 +85,27 @@ def test_images_of_weight_zero_teach_nothing_and_are_not_counted(weighted, train
     answers = model.predict(np.stack([np.full((8, 8, 3), grey, np.uint8) for grey in (2, 82)]), verbose=0)
     assert answers.argmax(-1).tolist() == [0, 1]  # of two images in three the class is the other one
     assert progress.history["val_accuracy"][-1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("train_ops", "eval_ops", "numbers"),
+    [
+        ("decode|pad_reflect(2)|random_crop(8)", "decode|resize_short(9)|center_crop(8)", ("1.00", "0.75")),
+        ("decode_random_crop(8, min_area=0.25)", "decode|center_crop(8)", ()),
+        ("decode_random_crop(8, min_area=0.9)", "decode|center_crop(8)", ("0.67 to 0.70", "1.00")),
+        ("decode|resize(8)", "", ()),
+    ],
+)
+def test_an_evaluation_at_another_scale_is_one_warning_with_both_numbers(shades, train_ops, eval_ops, numbers):
+    job = job_of(shades, train_ops=train_ops, eval_ops=eval_ops)
+    warning = scale_warning(job.config.input, short_px=12)
+    assert warning.startswith("warning   train_ops show images at") if numbers else not warning
+    assert all(number in warning for number in numbers)
+
+
+def test_the_warning_of_another_scale_comes_before_the_training(shades, caplog):
+    fit(job_of(shades, train_ops="decode|random_crop(8)", eval_ops="decode|resize(8)"))
+    assert len([line for line in caplog.messages if "at 1.00 of their stored size and eval_ops at 0.67" in line]) == 1
 
 
 def test_recall_of_each_class_is_recorded(shades):

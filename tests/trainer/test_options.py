@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -24,12 +25,49 @@ def test_thread_count_is_the_number_of_cores_unless_given():
         (InputOptions(), "decode_random_crop(224)|flip", "decode|resize_short(256)|center_crop(224)"),
         (InputOptions(image_side_px=28), "decode_random_crop(28)|flip", "decode|resize_short(32)|center_crop(28)"),
         (InputOptions(image_side_px=1), "decode_random_crop(1)|flip", "decode|resize_short(1)|center_crop(1)"),
-        (InputOptions(train_ops="decode|resize(8)"), "decode|resize(8)", "decode|resize_short(256)|center_crop(224)"),
+        (InputOptions(train_ops="decode|resize(8)"), "decode|resize(8)", "decode|resize(8)"),
         (InputOptions(eval_ops="decode|resize(8)"), "decode_random_crop(224)|flip", "decode|resize(8)"),
     ],
 )
 def test_ops_follow_the_side_unless_they_are_given(options, train, evaluate):
     assert (options.train_spec, options.eval_spec) == (train, evaluate)
+
+
+@pytest.mark.parametrize(
+    ("train", "evaluate"),
+    [
+        ("decode|pad_reflect(2)|random_crop(28)", "decode|pad_reflect(2)|center_crop(28)"),
+        (
+            "decode | resize(32, method='area') | flip | random_crop(side=28)",
+            "decode|resize(32, method='area')|center_crop(28)",
+        ),
+        ("decode|resize_short(40)|multi_crop(3, 28)|color_jitter(0.4)", "decode|resize_short(40)|center_crop(28)"),
+        ("decode|multi_crop(side=28, count=3)", "decode|center_crop(28)"),
+        ("decode_random_crop(28, min_area=0.3)|rand_augment", "decode|resize_short(32)|center_crop(28)"),
+        (
+            "decode|random_crop_resize(28, method='area')|cutout(9)|mixup(0.2)",
+            "decode|resize_short(32, method='area')|center_crop(28)",
+        ),
+        ("decode", "decode|resize(28)"),
+        ("decode|flip|normalize", "decode|resize(28)|normalize"),
+    ],
+)
+def test_evaluation_follows_the_geometry_of_training(train, evaluate):
+    assert InputOptions(image_side_px=28, train_ops=train).eval_spec == evaluate
+
+
+def test_every_op_of_training_is_known_to_the_chain_of_evaluation():
+    from trainer.ops import OPS, parse_ops
+
+    arguments = {"side": 8, "count": 2, "margin": 1, "max_degrees": 9, "alpha": 0.2}
+    for name, op in OPS.items():
+        given = ", ".join(
+            f"{field.name}={arguments[field.name]}" for field in dataclasses.fields(op) if field.name in arguments
+        )
+        first = "" if name.startswith("decode") else "decode|"
+        steady = parse_ops(InputOptions(image_side_px=8, train_ops=f"{first}{name}({given})").eval_spec)
+        assert not any(op.random for op in steady)
+        assert steady[-1].size(None) == (8, 8) or name in ("normalize", "resize_short"), name
 
 
 @pytest.mark.parametrize("name", ["image_side_px", "batch_size", "lanes", "readers", "parse_batch", "prefetch_batches"])
