@@ -44,7 +44,7 @@ def conclude(config: PipelineConfig, images: str, say: Say) -> RunSummary:
     rates = bench.compare(dataset, next(iter(manifest.load(dataset).splits)), config.input)
     say("writing the report")
     page = write_report(config, store, images)
-    summary = dataclasses.replace(collect(steps, rates), report=page)
+    summary = dataclasses.replace(collect(steps, rates), report=page, schema_named=bool(config.schema))
     _restore_push(summary)
     return dataclasses.replace(summary, schema=keep_schema(config, steps) or summary.schema)
 

@@ -23,6 +23,7 @@ from trainer.progress import DIVERGED_NAME
 from trainer.run_fn import HISTORY_NAME
 
 _INFERRED = "inferred; review it, then name it by --schema, or in pipeline.yaml under schema:"
+_INFERRED_AS_NAMED = "inferred, for there was no such file yet; review it, the next run takes it as it is then"
 _RESOLVERS = (PREVIOUS_SPAN, BLESSED_MODEL)  # they look at what there is, every time
 
 
@@ -43,6 +44,7 @@ class RunSummary:
       report: the HTML report.
       schema: the schema that was used.
       schema_inferred: whether it was inferred by this pipeline, and so waits for a reader.
+      schema_named: whether the configuration names its file.
       steps: component -> how it went.
       rates: input pipeline against the naive one.
       input_wait: share of the time of the training steps that they waited for input, 0-1.
@@ -60,6 +62,7 @@ class RunSummary:
     report: str
     schema: str
     schema_inferred: bool
+    schema_named: bool
     steps: Mapping[str, Step]
     rates: Rates
     input_wait: float
@@ -104,6 +107,7 @@ def collect(steps: Mapping[str, Step], rates: Rates) -> RunSummary:
         report=os.path.join(steps["DatasetReport"].outputs["report"], REPORT_NAME),
         schema=os.path.join(schema_step.outputs["schema"], "schema.pbtxt"),
         schema_inferred="InferredSchema" in steps,
+        schema_named=False,
         steps=steps,
         rates=rates,
         input_wait=_input_wait(steps),
@@ -123,7 +127,7 @@ def text(summary: RunSummary) -> str:
         *dataset_lines(summary.dataset),
         ("anomalies", ", ".join(f"{count} in {split}" for split, count in summary.anomalies.items())),
         *(("gate", f"only reports: {finding}") for finding in summary.findings),
-        ("schema", _INFERRED if summary.schema_inferred else "as reviewed"),
+        ("schema", _schema(summary)),
         ("", summary.schema),
         ("accuracy", _accuracy(summary.accuracy)),
         *([("before", _accuracy(summary.baseline))] if summary.baseline else []),
@@ -135,6 +139,12 @@ def text(summary: RunSummary) -> str:
         ("model", summary.model_dir or f"not pushed: {refusal(summary)}"),
     ]
     return aligned(lines)
+
+
+def _schema(summary: RunSummary) -> str:
+    if not summary.schema_inferred:
+        return "as reviewed"
+    return _INFERRED_AS_NAMED if summary.schema_named else _INFERRED
 
 
 def refusal(summary: RunSummary) -> str:

@@ -182,6 +182,7 @@ def settings(workplace: Path, root: str) -> dict:
         "ingest": {"source": str(workplace / "photos"), "splits": {"train": 0.7, "eval": 0.3}, "shards": 2},
         "input": {"image_side_px": 16, "batch_size": 8},
         "train": {"epochs": 1},
+        "evaluate": {"above_largest_class": False},
     }
 
 

@@ -152,11 +152,13 @@ class Spread:
     count: int
 
     def __str__(self) -> str:
-        """Returns it in words: `0.9876 +- 0.0012 over 10 evaluations (0.9851 to 0.9890)`."""
+        """Returns it in words: `0.9876 on average, 0.9851 to 0.9890 over the last 10 epochs, ...`."""
         if self.count == 1:
-            return f"{self.mean:.4f} in 1 evaluation"
-        spread = f"{self.mean:.4f} +- {self.deviation:.4f}"
-        return f"{spread} over {self.count} evaluations ({self.least:.4f} to {self.most:.4f})"
+            return f"{self.mean:.4f} in 1 epoch"
+        return (
+            f"{self.mean:.4f} on average, {self.least:.4f} to {self.most:.4f} over the last {self.count} epochs, which "
+            "says how the training varied and not how sure the figure is"
+        )
 
 
 def spreads_of(history: Mapping[str, Sequence[float]], last: int = 10) -> dict[str, Spread]:

@@ -15,7 +15,7 @@ class EvaluateOptions:
     """When a model is good enough to be pushed, and what is looked at apart.
 
     Attributes:
-      min_accuracy: accuracy on the eval split below which the model is not blessed, 0-1. 0 pushes any model.
+      min_accuracy: accuracy on the eval split below which the model is not blessed, 0-1. 0 is no limit.
       above_largest_class: bless no model for which always answering with the largest class is an explanation: the lower
         end of the 95 % interval of the accuracy must lie above the share of that class in the eval split.
       max_drop: how far the accuracy may lie below that of the model blessed before, on the same images, 0-1; None

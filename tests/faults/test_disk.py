@@ -349,7 +349,7 @@ def test_a_run_over_the_quota(fault, short, quotas, tmp_path):
     place = quotas.directory("run", AT_THE_START)
     root = place / "root"
     shape = ("--splits", "train=0.7,eval=0.3", "--epochs", 1, "--image-side", 32)
-    arguments = ("--images", source, "--root", root, *shape)
+    arguments = ("--images", source, "--root", root, *shape, "--set", "evaluate.above_largest_class=false")
     strikes = ((AT_THE_START, 0, "while running the pipeline"), (IN_THE_TRAINING, 1, "writing a checkpoint (about "))
     for limit, found, where in strikes:
         quotas.limit(place, limit)

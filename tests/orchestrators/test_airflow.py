@@ -89,7 +89,7 @@ def settings(photos: Path, root: Path, name: str) -> dict:
         "ingest": {"source": str(photos), "splits": {"train": 0.7, "eval": 0.3}, "shards": 2},
         "input": {"image_side_px": 32, "batch_size": 8},
         "train": {"epochs": 1, "deterministic": True},
-        "evaluate": {"max_drop": 1.0},
+        "evaluate": {"max_drop": 1.0, "above_largest_class": False},
         "airflow": {"retries": 1, "retry_delay_s": 1},
     }
 

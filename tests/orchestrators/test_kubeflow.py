@@ -61,6 +61,7 @@ def settings(root: Path, source: Path, **more) -> dict:
         "input": {"image_side_px": 32, "batch_size": 8},
         "train": {"epochs": 1},
         **more,
+        "evaluate": {"above_largest_class": False, **more.get("evaluate", {})},
         "kubeflow": {"image": IMAGE, "pipeline_root": BUCKET, **more.get("kubeflow", {})},
     }
 

@@ -25,10 +25,12 @@ def summary(dataset):
         baseline=None,
         accuracy=Accuracy(value=0.5, low=0.4038, high=0.5962, images=100),
         blessed=True,
+        refused=(),
         model_dir="serving/7",
         report="report.html",
         schema="schema.pbtxt",
         schema_inferred=True,
+        schema_named=False,
         steps={
             "Trainer": step,
             "Pusher": replace(step, component="Pusher", state="complete"),
@@ -68,8 +70,21 @@ def test_a_soft_gate_and_the_model_before_are_told(summary):
     told = text(replace(summary, findings=("drift: image/brightness in train: 0.4",), baseline=before))
     assert "gate         only reports: drift: image/brightness in train: 0.4" in told
     assert "before       0.7500, 95 % interval" in told
-    refused = text(replace(summary, baseline=before, blessed=False, model_dir=""))
-    assert "is under evaluate.min_accuracy, or evaluate.max_drop under the 0.7500 of the model before" in refused
+
+
+def test_every_limit_that_a_model_missed_is_named(summary):
+    from pipeline.summary import text
+
+    refused = replace(summary, blessed=False, refused=("loss is nan after step 7", "another"), model_dir="")
+    assert "model        not pushed: loss is nan after step 7; another" in text(refused)
+
+
+def test_a_schema_that_was_named_and_inferred_waits_for_review_alone(summary):
+    from pipeline.summary import text
+
+    assert "schema       inferred, for there was no such file yet; review it" in text(
+        replace(summary, schema_named=True)
+    )
 
 
 def test_json_holds_the_ratio_and_the_whole_manifest(summary):

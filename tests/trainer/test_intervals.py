@@ -99,7 +99,10 @@ def test_the_last_evaluations_of_a_history_have_a_spread():
     found = spreads_of(history)
     assert found.keys() == {"val_accuracy", "val_loss"}
     assert (found["val_accuracy"].mean, found["val_accuracy"].least, found["val_accuracy"].count) == (0.625, 0.5, 10)
-    assert str(spreads_of(history, last=2)["val_accuracy"]) == "0.6250 +- 0.1768 over 2 evaluations (0.5000 to 0.7500)"
+    assert str(spreads_of(history, last=2)["val_accuracy"]) == (
+        "0.6250 on average, 0.5000 to 0.7500 over the last 2 epochs, which says how the training varied and not "
+        "how sure the figure is"
+    )
     assert str(found["val_loss"]) == "2.0000 in 1 evaluation"
 
 

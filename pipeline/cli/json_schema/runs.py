@@ -45,11 +45,12 @@ _SUMMARY = one(
         {**_ACCURACY, "description": "Of the model blessed before on the same images; null for a first one."}
     ),
     blessed=truth("Whether the training ended well and the accuracy reached its limits."),
-    refused=many(text("A sentence."), "Each limit that the model missed."),
-    model_dir=text("The pushed model; empty when it was not blessed."),
+    refused=many(text("A sentence."), "Every limit that the model missed."),
+    model_dir=text("The pushed model; empty when it was not pushed."),
     report=text("The HTML report."),
     schema=text("File of the schema that was used."),
     schema_inferred=truth("Whether this pipeline inferred it, so that it waits for a reader."),
+    schema_named=truth("Whether the configuration names its file."),
     steps=named(_STEP, "Component -> how it went."),
     rates=one(
         "Images per second of the input pipeline.",
