@@ -17,6 +17,7 @@ EXIT_CODES = {
     "TooManyRejects": 3,
     "EmptySplit": 3,
     "SourceChanged": 3,
+    "DatasetChanged": 3,
     "CorruptDataset": 3,
     "GateFailed": 3,
     "TrainingDiverged": 3,

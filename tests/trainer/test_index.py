@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from beam_jobs import manifest, record, tables, tfrecord
-from beam_jobs.errors import CorruptDataset, OptionError
+from beam_jobs.errors import CorruptDataset, DatasetChanged, OptionError
 from beam_jobs.manifest import Shard
 from tests.trainer.conftest import records_of
 from trainer.index import RecordIndex, load
@@ -78,14 +78,18 @@ def test_an_unknown_split_is_refused(dataset):
         index_of(dataset, "valid")
 
 
-def test_a_table_of_other_shards_is_refused(shades):
+def test_a_table_of_other_shards_is_refused(shades, tmp_path):
     dataset = manifest.load(str(shades))
     first, *others = dataset.split("train").shards
     fewer = Shard(name=first.name, records=first.records - 1, bytes=first.bytes, sha256=first.sha256)
     split = dataclasses.replace(dataset.split("train"), shards=(fewer, *others))
     changed = dataclasses.replace(dataset, splits={"train": split})
-    with pytest.raises(CorruptDataset, match=r"images\.parquet does not name the records that the shards of 'train'"):
+    with pytest.raises(DatasetChanged, match=f"^{shades} was replaced by another dataset while it was read; start"):
         load(str(shades), changed, "train")
+    copy = str(shutil.copytree(shades, tmp_path / "copy"))
+    manifest.write(changed, copy)
+    with pytest.raises(CorruptDataset, match=r"images\.parquet does not name the records that the shards of 'train'"):
+        load(copy, changed, "train")
 
 
 def test_a_missing_table_is_one_line(dataset):
