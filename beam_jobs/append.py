@@ -197,6 +197,8 @@ def merged_counts(existing: Existing, new: ImageCounts, rejects: pa.Table) -> Im
         normalised=dict((Counter(old.normalised) + Counter(new.normalised)).most_common()),
         duplicates_dropped=old.duplicates_dropped + new.duplicates_dropped,
         near_dropped=old.near_dropped + new.near_dropped,
+        # An addition that looks for no near duplicates says nothing of the images that are there.
+        near_unsearched=max(old.near_unsearched, new.near_unsearched),
     )
 
 

@@ -9,10 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from beam_jobs import near
+from beam_jobs.near import NearClusters
 from beam_jobs.options import IngestOptions
 from beam_jobs.rows import Rows
 
-_COLUMNS = ("sha256", "dhash", "height", "width", "mean_rgb")
+_COLUMNS = ("sha256", "dhash", "height", "width", "mean_rgb", "var_rgb")
 _NAME_LENGTH = 16  # hex digits of a sha256: among a billion images two sets share a name with a chance of 3 %
 
 
@@ -30,6 +31,7 @@ class Clusters:
       near: name of the near cluster of each row; empty for none.
       kept: whether each row stays under the policies; says nothing of existing rows.
       near_dropped: new rows that go because of the near policy alone.
+      unsearched: rows that were not compared with all that may look like them.
     """
 
     contents: np.ndarray
@@ -39,6 +41,7 @@ class Clusters:
     near: pa.Array
     kept: np.ndarray
     near_dropped: int
+    unsearched: int
 
     @property
     def copies(self) -> np.ndarray:
@@ -76,34 +79,44 @@ def find(rows: Rows, options: IngestOptions) -> Clusters:
     kept = np.ones(len(rows), bool)
     if options.duplicates == "drop":
         kept = firsts[contents] == np.arange(len(rows))
-    roots, surplus = np.arange(len(names)), np.zeros(len(names), bool)
+    alike = NearClusters(roots=np.arange(len(names)), unsearched=np.zeros(len(names), bool))
+    surplus, unsearched = alike.unsearched, alike.unsearched
     if options.near_duplicates != "off":
-        looks = _looks(table, firsts)
-        roots = near.find(looks, options.near_distance)
+        looks = _looks(table, firsts, moments=options.facts == "all")
+        alike = near.find(looks, options.near_distance)
+        unsearched = alike.unsearched
         if options.near_duplicates == "drop":
-            surplus = _surplus(rows, looks, contents, roots, options.near_distance)
+            surplus, unsearched = _surplus(rows, looks, contents, alike, options.near_distance)
     return Clusters(
         contents=contents,
         names=names,
-        roots=roots,
+        roots=alike.roots,
         cluster=_cluster_names(contents, names),
-        near=_near_names(rows.near, contents, names, roots),
+        near=_near_names(rows.near, contents, names, alike.roots),
         kept=kept & ~surplus[contents],
         near_dropped=int((kept & surplus[contents]).sum()),
+        unsearched=int(unsearched[contents].sum()),
     )
 
 
-def _looks(rows: pa.Table, firsts: np.ndarray) -> near.Looks:
-    shown = rows.select(["dhash", "height", "width", "mean_rgb"]).take(pa.array(firsts))
-    mean_rgb = shown["mean_rgb"].combine_chunks().flatten().to_numpy().reshape(-1, 3)
-    return near.looks(shown["dhash"].to_numpy(), shown["height"].to_numpy(), shown["width"].to_numpy(), mean_rgb)
+def _looks(rows: pa.Table, firsts: np.ndarray, moments: bool) -> near.Looks:
+    shown = rows.select(_COLUMNS[1:]).take(pa.array(firsts))
+    dhash, height, width = (shown[name].to_numpy() for name in ("dhash", "height", "width"))
+    variance = _triples(shown["var_rgb"]) if moments else None
+    return near.looks(dhash, height, width, _triples(shown["mean_rgb"]), variance)
 
 
-def _surplus(rows: Rows, looks: near.Looks, contents: np.ndarray, roots: np.ndarray, distance: int) -> np.ndarray:
-    stays, may_go = np.zeros(len(roots), bool), np.ones(len(roots), bool)
+def _triples(column: pa.ChunkedArray) -> np.ndarray:
+    return column.combine_chunks().flatten().to_numpy().reshape(-1, 3)
+
+
+def _surplus(
+    rows: Rows, looks: near.Looks, contents: np.ndarray, alike: NearClusters, distance: int
+) -> tuple[np.ndarray, np.ndarray]:
+    stays, may_go = np.zeros(len(alike.roots), bool), np.ones(len(alike.roots), bool)
     stays[contents[rows.is_written]] = True
     may_go[contents[~rows.is_new]] = False
-    return near.surplus(looks, roots, distance, stays, may_go)
+    return near.surplus(looks, alike, distance, stays, may_go)
 
 
 def _cluster_names(contents: np.ndarray, names: pa.Array) -> pa.Array:

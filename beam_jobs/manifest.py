@@ -12,6 +12,7 @@ from typing import Any
 from beam_jobs import shards, storage
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 from beam_jobs.manifest_parts import ChannelStatistics, ImageCounts, Remarks, Shard, SplitInfo
+from beam_jobs.wording import plural, some
 
 __all__ = [
     "FORMAT_VERSION",
@@ -94,6 +95,21 @@ class Manifest:
         ]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """One line for each thing that the ingest noticed, or that makes an evaluation less than it seems."""
+        lines = list(self.remarks.warnings)
+        if unsearched := self.counts.near_unsearched:
+            lines.append(
+                f"{plural(unsearched, 'image was', 'images were')} not compared with all others for near duplicates: "
+                "flat images need facts=all, and among thousands that are all but alike the search has a limit"
+            )
+        for name, info in list(self.splits.items())[1:]:
+            if missing := [label for label in self.labels if not info.classes.get(label)]:
+                classes = plural(len(missing), "class", "classes")
+                lines.append(f"split {name} holds no image of {classes}: {some(missing)}")
+        return tuple(lines)
+
     def split(self, name: str) -> SplitInfo:
         """Returns one split.
 
@@ -114,7 +130,7 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON values, the content of `dataset.json`: the fields, the digest and a checksum of all."""
-        values = {**asdict(self), "digest": self.digest}
+        values = {**asdict(self), "counts": self.counts.to_json(), "digest": self.digest}
         return {**values, "checksum": checksum_of(values)}
 
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from beam_jobs.wording import plural
@@ -92,6 +92,8 @@ class ImageCounts:
       near_images: images in those sets.
       near_dropped: images left out by the `drop` policy of near duplicates.
       label_conflicts: duplicate sets whose copies carry different labels.
+      near_unsearched: images that were not compared with all that may look like them: their hashes say too little and
+        `facts` is `basic`, or too many images are all but alike.
     """
 
     found: int
@@ -105,6 +107,14 @@ class ImageCounts:
     near_images: int = 0
     near_dropped: int = 0
     label_conflicts: int = 0
+    near_unsearched: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values; `near_unsearched` only where there are some, as datasets were written before it."""
+        values = asdict(self)
+        if not self.near_unsearched:
+            del values["near_unsearched"]
+        return values
 
     @property
     def dropped(self) -> int:

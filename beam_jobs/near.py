@@ -1,4 +1,4 @@
-"""Near duplicates: images that look alike. Pure arithmetic on facts; no image is compared with every other.
+"""Near duplicates: images that look alike. Pure arithmetic on facts; few images are compared with many others.
 
 Two images look alike when
 
@@ -6,20 +6,32 @@ Two images look alike when
 - their aspect ratios differ by 5 % at most (from 11 % on they never match), and
 - the mean of each channel differs by 16 levels at most (from 32 on they never match).
 
-The hash knows nothing of shape and colour, and agrees by chance on images with the same layout; the two other facts
-cost nothing and part most of these. Both are compared in steps, which is why their limits are ranges. A hash with
-fewer than 8 bits set, or fewer than 8 not set, comes from an image that is all but flat, and says too little: such
-images look like no other. Their copies are found by their bytes.
+A hash with fewer than 24 bits set, or fewer than 24 not set, is weak: it comes from an image of large flat areas, such
+as a product on white, and many such images share it. So when one of two hashes is weak, also
+
+- the hashes differ in at most 3 bits, however large `distance` is,
+- the mean of each channel differs by 1 level at most (from 2 on they never match), and
+- the standard deviation of each channel differs by 8 levels at most (from 16 on they never match).
+
+When fewer than 16 bits are set, or not set, these limits are 2 bits, half a level and 2 levels.
+
+All of these are compared in steps, which is why their limits are ranges: at twice the limit images never match.
+`python -m benchmarks.near` measures what the rules find. Without moments, weak hashes look like no other.
 
 How: two hashes that differ in d bits, cut into m bands, agree in m - d bands at least. So for every choice of m - d
-bands the hashes are sorted by these, and only runs of equal ones are compared. That finds every pair, as long as no
-run is longer than `_CROWD`. The hashes of longer runs are cut into more bands, as long as that takes no more than 200
-sorts. Those that are still crowded then, images by the thousand that are all but alike, are compared with their nearest
-in sorted order alone, which bounds the work; most pairs missed there are joined through a third image.
+bands the hashes are sorted by these, and only runs of equal ones are compared. The hashes of runs that are longer than
+`_CROWD` are cut into more bands, as long as that takes no more than 200 sorts. Pairs with a weak hash are searched in
+the same way, by cells of their moments, and large crowds of these by bands. In runs that are still crowded, images by
+the thousand that are all but alike, neighbours in sorted order are compared first; after that each image outside of
+the largest cluster of the run is compared with the whole run.
+
+Guarantee: the search finds every pair that looks alike, but for pairs of two images that are both in `unsearched`:
+images with weak hashes and without moments, and those of crowds for which `_COMPARISONS` did not suffice.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator
@@ -30,15 +42,20 @@ import numpy as np
 from beam_jobs import sets
 
 _BITS = 64
-_STRUCTURE_BITS = 8
+_WEAK_BITS, _FLAT_BITS = 24, 16
+_WEAK_DISTANCE, _FLAT_DISTANCE = 3, 2
 _ASPECT_STEP = math.log(1.05)
 _COLOUR_STEP = 16
+_STEPS, _FLAT_STEPS = (1, 8), (0.5, 2)  # of mean and deviation
+_MOMENTS = 6  # that count for all weak hashes; the others are for flat images
+_CELLS = (0, 4, 6, 8)  # aspect ratio, mean of red and of blue, deviation of green: few, for each doubles the tables
 
 _RUN = 8  # hashes with equal bands to aim for; fewer cost more tables, more cost more comparisons
-_CROWD = 128
+_CROWD, _LARGE_CROWD = 128, 4096
 _WINDOW = 16
 _TABLES = 200
-_BATCH = 1 << 20  # pairs joined at a time, 16 bytes each
+_COMPARISONS = 1 << 30  # within crowds: half a minute of one core
+_BATCH = 1 << 20  # pairs at a time, 16 bytes each
 _PIECE = 20_000
 
 Pair = tuple[np.ndarray, np.ndarray]
@@ -51,39 +68,78 @@ class Looks:
     Attributes:
       hashes: uint64[images], perceptual hashes.
       traits: int64[images, 4], steps of aspect ratio and of the mean of each channel; a step apart is alike.
+      moments: int64[images, 12], finer steps of the mean of each channel and of its deviation, and still finer ones
+        of both; None when not measured.
     """
 
     hashes: np.ndarray
     traits: np.ndarray
+    moments: np.ndarray | None
 
     def alike(self, one: np.ndarray, other: np.ndarray, distance: int) -> np.ndarray:
         """Returns whether the images at some places look like those at others, bool of the shape of the places."""
-        close = bit_count(self.hashes[one] ^ self.hashes[other]) <= distance
-        return close & (np.abs(self.traits[one] - self.traits[other]) <= 1).all(axis=-1)
+        apart = bit_count(self.hashes[one] ^ self.hashes[other])
+        close = (apart <= distance) & (np.abs(self.traits[one] - self.traits[other]) <= 1).all(axis=-1)
+        strong, bulky = ~(self.weak[one] | self.weak[other]), ~(self._flat[one] | self._flat[other])
+        if self.moments is None:
+            return close & strong
+        equal = np.abs(self.moments[one] - self.moments[other]) <= 1
+        close &= strong | ((apart <= _WEAK_DISTANCE) & equal[..., :_MOMENTS].all(axis=-1))
+        return close & (bulky | ((apart <= _FLAT_DISTANCE) & equal[..., _MOMENTS:].all(axis=-1)))
 
-    @property
-    def structured(self) -> np.ndarray:
-        """Whether the hash of each image says enough, bool[images]."""
-        count = bit_count(self.hashes)
-        return (count >= _STRUCTURE_BITS) & (count <= _BITS - _STRUCTURE_BITS)
+    @functools.cached_property
+    def weak(self) -> np.ndarray:
+        """Whether the hash of each image alone says too little, bool[images]."""
+        return self.bits < _WEAK_BITS
+
+    @functools.cached_property
+    def bits(self) -> np.ndarray:
+        """Bits of each hash that are set, or that are not, whichever are fewer: int64[images]."""
+        count = bit_count(self.hashes).astype(np.int64)
+        return np.minimum(count, _BITS - count)
+
+    @functools.cached_property
+    def _flat(self) -> np.ndarray:
+        return self.bits < _FLAT_BITS
 
 
-def looks(dhash: np.ndarray, height: np.ndarray, width: np.ndarray, mean_rgb: np.ndarray) -> Looks:
+@dataclass(frozen=True, kw_only=True)
+class NearClusters:
+    """Which images look alike.
+
+    Attributes:
+      roots: int64[images], the near cluster of each image, named by its first member; lone images name themselves.
+      unsearched: bool[images], images that were not compared with all that may look like them.
+    """
+
+    roots: np.ndarray
+    unsearched: np.ndarray
+
+
+def looks(
+    dhash: np.ndarray, height: np.ndarray, width: np.ndarray, mean_rgb: np.ndarray, var_rgb: np.ndarray | None
+) -> Looks:
     """Returns what images look like.
 
     Args:
       dhash: int64[images].
       height: rows of each stored image, in pixels.
       width: columns of it.
-      mean_rgb: float[images, 3], 0-255; all zeros when nobody measured them.
+      mean_rgb: float[images, 3], 0-255; all zeros when not measured.
+      var_rgb: float[images, 3], variance of each channel, levels squared; None when neither was measured.
     """
     aspect = np.floor(np.log(width / height) / _ASPECT_STEP)
     traits = np.column_stack([aspect, mean_rgb // _COLOUR_STEP]).astype(np.int64)
-    return Looks(hashes=dhash.astype(np.int64).view(np.uint64), traits=traits)
+    moments = None
+    if var_rgb is not None:
+        values = mean_rgb, np.sqrt(var_rgb)
+        steps = [value // step for sizes in (_STEPS, _FLAT_STEPS) for value, step in zip(values, sizes, strict=True)]
+        moments = np.column_stack(steps).astype(np.int64)
+    return Looks(hashes=dhash.astype(np.int64).view(np.uint64), traits=traits, moments=moments)
 
 
-def find(images: Looks, distance: int) -> np.ndarray:
-    """Returns the near cluster of each image, named by its first member: int64[images]; lone images name themselves.
+def find(images: Looks, distance: int) -> NearClusters:
+    """Finds the near clusters.
 
     A cluster is a connected component: images are in it that look like one another, or are linked by a chain of
     images that do. So no two images that look alike lie in different clusters, which is what keeps splits apart; the
@@ -93,29 +149,32 @@ def find(images: Looks, distance: int) -> np.ndarray:
       images: what they look like.
       distance: bits in which the hashes of images that look alike may differ, 0-8.
     """
-    roots = np.arange(len(images.hashes))
-    able = np.flatnonzero(images.structured)
-    order = able[np.lexsort((*images.traits[able].T, images.hashes[able]))]
-    firsts = _first_of_runs(np.column_stack([images.hashes[order].view(np.int64), images.traits[order]]))
-    nodes = order[firsts]  # images of equal looks are one node; the sort is stable, so the first image stands for it
-    roots[order] = np.repeat(nodes, np.diff(firsts, append=len(order)))
-    return sets.join(roots, nodes, nodes[_linked(images, nodes, distance)])
+    search = _Search(images, distance)
+    search.by_hash()
+    search.by_moments()
+    return NearClusters(roots=search.links, unsearched=search.unsearched)
 
 
-def surplus(images: Looks, roots: np.ndarray, distance: int, written: np.ndarray, fresh: np.ndarray) -> np.ndarray:
-    """Returns which images to leave out so that what is left does not look alike, bool[images].
+def surplus(
+    images: Looks, clusters: NearClusters, distance: int, written: np.ndarray, fresh: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns which images to leave out so that what is left does not look alike, and which are unsearched then.
+
+    Both are bool[images].
 
     Within a cluster the images are taken in order, and each is left out that looks like one that stays. So an image is
     never left out for a chain alone: one that stays looks like it. Clusters of more than 20,000 images are dealt with
-    in pieces of that many, in order of their hashes, which bounds the work; some images that look alike stay there.
+    in pieces of that many, in order of their hashes, which bounds the work; some images that look alike stay there,
+    and all of them count as unsearched.
 
     Args:
       images: what they look like, in the order in which they should stay; written ones come first.
-      roots: their near clusters, of `find`.
+      clusters: their near clusters, of `find`.
       distance: bits in which the hashes of images that look alike may differ.
       written: images that stay whatever they look like.
       fresh: images that may be left out.
     """
+    roots, unsearched = clusters.roots, clusters.unsearched.copy()
     left_out = np.zeros(len(roots), bool)
     order = np.argsort(roots, kind="stable")
     starts = _first_of_runs(roots[order])
@@ -126,10 +185,11 @@ def surplus(images: Looks, roots: np.ndarray, distance: int, written: np.ndarray
         members = order[start : start + size]
         if size > _PIECE:
             members = members[np.argsort(images.hashes[members], kind="stable")]
+            unsearched[members] = True
         for piece in range(0, size, _PIECE):
             some = np.sort(members[piece : piece + _PIECE])
             left_out[_left_out(images, some[written[some]], some[fresh[some]], distance)] = True
-    return left_out
+    return left_out, unsearched
 
 
 def bit_count(values: np.ndarray) -> np.ndarray:
@@ -152,22 +212,106 @@ def _left_out(images: Looks, written: np.ndarray, fresh: np.ndarray, distance: i
     return np.setdiff1d(fresh, stay, assume_unique=True)
 
 
-def _linked(images: Looks, nodes: np.ndarray, distance: int) -> np.ndarray:
-    """Returns the cluster of each node, named by its first node."""
-    links = np.arange(len(nodes))
-    for order, follow in _tables(images.hashes[nodes], links, distance):
-        for one, other in _batches(_alike(images, nodes, _within(order, follow), distance)):
-            links[:] = sets.join(links, one, other)  # in place, so that the tables to come leave out what is linked
-    return links
+class _Search:
+    """A search for images that look alike.
 
+    Attributes:
+      links: int64[images], the first image of the cluster of each image as far as it is known.
+      unsearched: bool[images], images of crowds that were not compared.
+    """
 
-def _alike(images: Looks, nodes: np.ndarray, pairs: Iterable[Pair], distance: int) -> Iterator[Pair]:
-    hashes = images.hashes[nodes]
-    for one, other in pairs:
-        close = bit_count(hashes[one] ^ hashes[other]) <= distance
-        one_left, other_left = one[close], other[close]
-        alike = images.alike(nodes[one_left], nodes[other_left], distance)
-        yield one_left[alike], other_left[alike]
+    def __init__(self, images: Looks, distance: int) -> None:
+        self.links = np.arange(len(images.hashes))
+        self.unsearched = images.weak.copy() if images.moments is None else np.zeros(len(images.hashes), bool)
+        self._images, self._distance = images, distance
+        self._comparisons = _COMPARISONS
+
+    def by_hash(self) -> None:
+        """Finds the pairs of which neither hash is weak."""
+        self._by_bands(self._nodes(np.flatnonzero(~self._images.weak), self._images.traits), self._distance)
+
+    def _by_bands(self, left: np.ndarray, distance: int) -> None:
+        passes = _passes(len(left), distance)
+        for bands in passes:
+            crowded = np.zeros(len(self.links), bool)
+            for mask in _masks(bands, bands - distance):
+                crowds = self._compare(left, self._images.hashes[left] & mask)
+                if bands == passes[-1]:
+                    self._compare_crowds(crowds)
+                for members in crowds:
+                    crowded[members] = True
+            left = left[crowded[left]]
+
+    def by_moments(self) -> None:
+        """Finds the pairs of which a hash is weak."""
+        images, distance = self._images, min(self._distance, _WEAK_DISTANCE)
+        if images.moments is None:
+            return
+        looks_of = np.column_stack([images.traits, images.moments])
+        nodes = self._nodes(np.flatnonzero(images.bits < _WEAK_BITS + distance), looks_of)
+        cells = looks_of[nodes][:, _CELLS]
+        for shift in itertools.product((0, 1), repeat=len(_CELLS)):
+            # Of two numbers that are a step apart, either the halves or the halves of one more are equal.
+            _, keys = np.unique((cells + shift) // 2, axis=0, return_inverse=True)
+            crowds = self._compare(nodes, keys.reshape(-1))
+            self._compare_crowds([members for members in crowds if len(members) <= _LARGE_CROWD])
+            for members in crowds:
+                if len(members) > _LARGE_CROWD:
+                    self._by_bands(members, distance)
+
+    def _nodes(self, members: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Links images with equal hashes and values, and returns the first of each set in order of the hashes."""
+        order = members[np.lexsort((*values[members].T, self._images.hashes[members]))]
+        firsts = _first_of_runs(np.column_stack([self._images.hashes[order].view(np.int64), values[order]]))
+        nodes = order[firsts]
+        self.links = sets.join(self.links, np.repeat(nodes, np.diff(firsts, append=len(order))), order)
+        return nodes
+
+    def _compare(self, nodes: np.ndarray, keys: np.ndarray) -> list[np.ndarray]:
+        """Compares nodes with equal keys, and returns the crowds, which it leaves out."""
+        # Stable: within a run the hashes stay sorted, so those nearest by are the most alike.
+        order = np.argsort(keys, kind="stable")
+        starts = _first_of_runs(keys[order])
+        order = nodes[order]
+        sizes = np.diff(starts, append=len(order))
+        follow = np.repeat(starts + sizes, sizes) - np.arange(len(order)) - 1
+        settled = _settled(self.links[order], starts, sizes)
+        crowd = (sizes > _CROWD) & ~settled
+        follow[np.repeat(settled | crowd, sizes)] = 0
+        self._link(_within(order, follow))
+        return [order[start : start + size] for start, size in zip(starts[crowd], sizes[crowd], strict=True)]
+
+    def _compare_crowds(self, crowds: list[np.ndarray]) -> None:
+        if not crowds:
+            return
+        neighbours = [np.minimum(np.arange(len(members))[::-1], _WINDOW) for members in crowds]
+        self._link(_within(np.concatenate(crowds), np.concatenate(neighbours)))
+        self._link(pair for members in crowds for pair in self._across(members))
+
+    def _across(self, members: np.ndarray) -> Iterator[Pair]:
+        """Yields each member outside of the largest cluster with all members, as long as comparisons are left."""
+        _, clusters = np.unique(self.links[members], return_inverse=True)
+        outside = members[clusters != np.bincount(clusters).argmax()]
+        if len(outside) * len(members) > self._comparisons:
+            self.unsearched[members] = True
+            return
+        self._comparisons -= len(outside) * len(members)
+        step = max(1, _BATCH // len(members))
+        for start in range(0, len(outside), step):
+            some = outside[start : start + step]
+            yield np.repeat(some, len(members)), np.tile(members, len(some))
+
+    def _link(self, pairs: Iterable[Pair]) -> None:
+        for one, other in _batches(self._alike(pairs)):
+            self.links = sets.join(self.links, one, other)
+
+    def _alike(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
+        hashes = self._images.hashes
+        for one, other in pairs:
+            close = bit_count(hashes[one] ^ hashes[other]) <= self._distance
+            one_left, other_left = one[close], other[close]
+            alike = self._images.alike(one_left, other_left, self._distance)
+            yield one_left[alike], other_left[alike]
 
 
 def _batches(pairs: Iterable[Pair]) -> Iterator[Pair]:
@@ -186,35 +330,6 @@ def _batches(pairs: Iterable[Pair]) -> Iterator[Pair]:
 
 def _joined(pairs: list[Pair]) -> Pair:
     return np.concatenate([one for one, _ in pairs]), np.concatenate([other for _, other in pairs])
-
-
-def _tables(hashes: np.ndarray, links: np.ndarray, distance: int) -> Iterator[Pair]:
-    """Yields orders of the hashes, and for each place how many of the hashes that follow are to be compared with it.
-
-    That covers all pairs that differ in `distance` bits at most, but for those whose `links` are equal already.
-    """
-    left = np.arange(len(hashes))
-    passes = _passes(len(hashes), distance)
-    for bands in passes:
-        crowded = np.zeros(len(hashes), bool)
-        for mask in _masks(bands, bands - distance):
-            keys = hashes[left] & mask
-            # Stable: within a run the hashes stay sorted, so those nearest by are the most alike.
-            order = np.argsort(keys, kind="stable")
-            starts = _first_of_runs(keys[order])
-            order = left[order]
-            sizes = np.diff(starts, append=len(order))
-            follow = np.repeat(starts + sizes, sizes) - np.arange(len(order)) - 1
-            settled = _settled(links[order], starts, sizes)
-            follow[np.repeat(settled, sizes)] = 0
-            crowd = np.repeat((sizes > _CROWD) & ~settled, sizes)
-            if bands < passes[-1]:
-                crowded[order[crowd]] = True
-            follow[crowd] = np.minimum(follow[crowd], _WINDOW if bands == passes[-1] else 0)
-            yield order, follow
-        left = np.flatnonzero(crowded)
-        if not len(left):
-            return
 
 
 def _settled(links: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:

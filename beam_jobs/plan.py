@@ -65,6 +65,7 @@ class Plan:
       near_images: images in those sets.
       near_largest: images in the largest of them. A large share of all images means that chains of look-alikes, one
         leading to the next, have made one set of different images.
+      near_unsearched: images that were not compared with all that may look like them; see `near`.
     """
 
     labels: tuple[str, ...]
@@ -80,6 +81,7 @@ class Plan:
     near_clusters: int
     near_images: int
     near_largest: int
+    near_unsearched: int
 
 
 def make_plan(
@@ -133,6 +135,7 @@ def make_plan(
         near_clusters=len(found.near_sizes),
         near_images=int(found.near_sizes.sum()),
         near_largest=int(found.near_sizes.max(initial=0)),
+        near_unsearched=found.unsearched,
     )
 
 

@@ -286,5 +286,6 @@ def _counts(plan: Plan, rejects: pa.Table, found: int) -> ImageCounts:
         near_clusters=plan.near_clusters,
         near_images=plan.near_images,
         near_dropped=plan.near_dropped,
+        near_unsearched=plan.near_unsearched,
         label_conflicts=plan.label_conflicts,
     )

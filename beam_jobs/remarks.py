@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +20,7 @@ from beam_jobs.sources.archives import TarSource, ZipSource
 from beam_jobs.sources.folders import ClassFolders
 from beam_jobs.sources.globs import GlobSource
 from beam_jobs.sources.hidden import HiddenNames
-from beam_jobs.wording import plural
+from beam_jobs.wording import plural, some
 
 _SHOWN_CLASSES = 8
 _WHITE = 255
@@ -52,7 +52,7 @@ def of_plan(plan: Plan, source: Source, options: IngestOptions, hidden: HiddenNa
             *_large_near_set(plan),
             *float32,
             *_masks(plan, options),
-            *_class_names(plan, source),
+            *_classsome(plan, source),
         ),
         float32_changes={name: column.changed for name, column in changes.items()},
         hidden=hidden.count,
@@ -73,7 +73,7 @@ def _empty_classes(plan: Plan, source: Source) -> Iterator[str]:
     empty = sorted(set(folders) - set(plan.labels))
     if empty:
         count = plural(len(empty), "class folder holds", "class folders hold")
-        yield f"{count} no good image, so the dataset has no such class: {_names(empty)}"
+        yield f"{count} no good image, so the dataset has no such class: {some(empty)}"
 
 
 def _large_near_set(plan: Plan) -> Iterator[str]:
@@ -99,16 +99,16 @@ def _masks(plan: Plan, options: IngestOptions) -> Iterator[str]:
     )
 
 
-def _class_names(plan: Plan, source: Source) -> Iterator[str]:
+def _classsome(plan: Plan, source: Source) -> Iterator[str]:
     if isinstance(source, _BY_FOLDER) and plan.labels:
         if all(map(_SPLIT.fullmatch, plan.labels)):
             yield (
-                f"all classes are named like splits ({_names(plan.labels)}): the first folder below the source is the "
+                f"all classes are named like splits ({some(plan.labels)}): the first folder below the source is the "
                 "class; give the folder of one split as the source, or a table with a --split-column"
             )
         if all(map(_BATCH.fullmatch, plan.labels)):
             yield (
-                f"all classes are named like batches ({_names(plan.labels)}): the first folder below the source is the "
+                f"all classes are named like batches ({some(plan.labels)}): the first folder below the source is the "
                 "class; give the folder of one batch as the source, or {SPAN} for its number"
             )
     spellings: dict[str, list[str]] = {}
@@ -119,7 +119,3 @@ def _class_names(plan: Plan, source: Source) -> Iterator[str]:
         shown = "; ".join(f"{', '.join(map(ascii, names[:-1]))} and {names[-1]!a}" for names in alike[:_SHOWN_CLASSES])
         more = "; ..." * (len(alike) > _SHOWN_CLASSES)
         yield f"classes of one name in another spelling: {shown}{more}; each is a class of its own, rename all but one"
-
-
-def _names(classes: Sequence[str]) -> str:
-    return ", ".join(classes[:_SHOWN_CLASSES]) + " ..." * (len(classes) > _SHOWN_CLASSES)

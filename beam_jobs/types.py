@@ -58,7 +58,7 @@ class Annotations:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageRef:
-    """Where one image is and what is said about it; about 100 bytes.
+    """Where one image is and what is said about it.
 
     Attributes:
       key: identity of the image for ever: the relative path, or the id column of a table.

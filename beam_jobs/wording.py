@@ -25,4 +25,9 @@ def listed(names: Sequence[str], most: int = 8) -> str:
       names: of classes or the like.
       most: how many of them to name.
     """
-    return f"{len(names):,}: {', '.join(names[:most])}" + " ..." * (len(names) > most)
+    return f"{len(names):,}: {some(names, most)}"
+
+
+def some(names: Sequence[str], most: int = 8) -> str:
+    """Returns `cat, dog`: the first of the names, and dots when there are more than `most`."""
+    return ", ".join(names[:most]) + " ..." * (len(names) > most)

@@ -24,7 +24,7 @@ def dataset_lines(dataset: Manifest) -> list[tuple[str, str]]:
         *([("near duplicates", _near_duplicates(dataset))] if counts.near_clusters else []),
         *([("classes", listed(dataset.labels))] if dataset.labels else []),
         *((f"split {name}", _split(dataset, name)) for name in dataset.splits),
-        *(("warning", warning) for warning in dataset.remarks.warnings),
+        *(("warning", line) for line in dataset.warnings),
     ]
 
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from tensorflow_metadata.proto.v0 import anomalies_pb2
 
+from beam_jobs.near import NearClusters
 from beam_jobs.wording import plural
 from components.dataset_gate import comparisons
 from components.dataset_gate.class_checks import check_classes
 from components.dataset_gate.dataset import GateDataset
 from components.dataset_gate.findings import Finding, Outcome
-from components.dataset_gate.image_checks import check_images
+from components.dataset_gate.image_checks import check_images, near_clusters
 from components.dataset_gate.limits import GateLimits
 
 
@@ -43,6 +44,7 @@ def check_dataset(
       limits: what is allowed.
       baseline: the dataset before; None when there is none.
     """
+    alike = near_clusters(dataset, limits) if limits.near_leaks else None
     compared = list(comparisons.skew(dataset, limits))
     if baseline:
         compared += comparisons.drift(dataset, baseline.dataset, baseline.name, limits)
@@ -52,11 +54,11 @@ def check_dataset(
             *check_anomalies(anomalies, limits),
             *check_rejects(dataset, limits),
             *check_classes(dataset, limits),
-            *check_images(dataset, limits),
+            *check_images(dataset, limits, alike),
             *(finding for finding in judged if finding),
         ),
         comparisons=tuple(one.comparison for one in compared),
-        notes=tuple(notes(dataset, limits, baseline)),
+        notes=tuple(notes(dataset, limits, baseline, alike)),
     )
 
 
@@ -98,7 +100,9 @@ def check_rejects(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]
         )
 
 
-def notes(dataset: GateDataset, limits: GateLimits, baseline: Baseline | None) -> Iterator[str]:
+def notes(
+    dataset: GateDataset, limits: GateLimits, baseline: Baseline | None, alike: NearClusters | None = None
+) -> Iterator[str]:
     """Yields one line for each check that could not look."""
     if dataset.manifest.label_kind == "none":
         yield "classes were not checked: the images have no labels"
@@ -107,6 +111,8 @@ def notes(dataset: GateDataset, limits: GateLimits, baseline: Baseline | None) -
         if limits.blank_variance:
             # Their hash, 0, does not tell: a photograph that darkens to the right has it too.
             yield "blank images were not looked for: the ingest took facts=basic"
+    if alike is not None and (unsearched := int(alike.unsearched.sum())):
+        yield f"{plural(unsearched, 'image was', 'images were')} not compared with all others for near leaks"
     if len(dataset.splits) < 2:
         yield "leaks and skew were not checked: there is one split"
     if baseline is None:

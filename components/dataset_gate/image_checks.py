@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from beam_jobs import near
+from beam_jobs.near import NearClusters
 from beam_jobs.wording import plural
 from components.dataset_gate.dataset import GateDataset
 from components.dataset_gate.features import triples
@@ -19,11 +20,16 @@ _CONTENT = "image content"
 _SHOWN = 1000  # images of a cluster among which an example is looked for
 
 
-def check_images(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
-    """Runs every check of the images."""
+def near_clusters(dataset: GateDataset, limits: GateLimits) -> NearClusters:
+    """Searches for images that look alike."""
+    return near.find(_looks(dataset), limits.near_distance)
+
+
+def check_images(dataset: GateDataset, limits: GateLimits, alike: NearClusters | None) -> Iterator[Finding]:
+    """Runs every check of the images; `alike` are their near clusters, None when these are not wanted."""
     yield from check_leaks(dataset, limits)
-    if limits.near_leaks:
-        yield from check_near_leaks(dataset, limits)
+    if alike is not None:
+        yield from check_near_leaks(dataset, limits, alike)
     if limits.min_side_px:
         yield from check_resolution(dataset, limits)
     if limits.blank_variance and dataset.has_moments:
@@ -52,12 +58,9 @@ def check_leaks(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
         )
 
 
-def check_near_leaks(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
+def check_near_leaks(dataset: GateDataset, limits: GateLimits, alike: NearClusters) -> Iterator[Finding]:
     """Finds images of later splits that look like one of an earlier split; exact copies alone are no such pair."""
-    images = dataset.images
-    hashes, height, width = (images[name].to_numpy() for name in ("dhash", "height", "width"))
-    looks = near.looks(hashes, height, width, triples(images["mean_rgb"]))
-    roots = near.find(looks, limits.near_distance)
+    images, roots = dataset.images, alike.roots
     contents = images["sha256"].combine_chunks().dictionary_encode().indices.to_numpy()
     earliest, many = np.full(len(roots), len(dataset.splits)), np.zeros(len(roots), bool)
     np.minimum.at(earliest, roots, dataset.split_of)
@@ -65,7 +68,7 @@ def check_near_leaks(dataset: GateDataset, limits: GateLimits) -> Iterator[Findi
     leaks = np.flatnonzero((dataset.split_of > earliest[roots]) & many[roots])
     if len(leaks) <= limits.max_near_leaks:
         return
-    one, other = _example(dataset, looks, np.flatnonzero(roots == roots[leaks[0]]))
+    one, other = _example(dataset, _looks(dataset), np.flatnonzero(roots == roots[leaks[0]]))
     shown = " and ".join(
         f"{images['key'][place].as_py()} in {dataset.splits[dataset.split_of[place]]}" for place in (one, other)
     )
@@ -128,6 +131,12 @@ def _shares(dataset: GateDataset, bad: np.ndarray, pattern: Finding, limit: floa
             keys = dataset.images["key"].take(pa.array(found)).to_pylist()
             value = f"{pattern.value} in {len(found)} of {plural(int(rows.sum()), 'image')} ({some(sorted(keys), 3)})"
             yield Finding(**{**vars(pattern), "split": split, "value": f"{value}, {len(found) / rows.sum():.1%}"})
+
+
+def _looks(dataset: GateDataset) -> near.Looks:
+    hashes, height, width = (dataset.images[name].to_numpy() for name in ("dhash", "height", "width"))
+    variance = triples(dataset.images["var_rgb"]) if dataset.has_moments else None
+    return near.looks(hashes, height, width, triples(dataset.images["mean_rgb"]), variance)
 
 
 def _example(dataset: GateDataset, looks: near.Looks, members: np.ndarray) -> tuple[int, int]:

@@ -101,7 +101,7 @@ def card(dataset: Manifest) -> Card:
         if channels
         else (),
         channel_split=channels.split if channels else "",
-        warnings=[shown.text(warning, _MOST_CHARACTERS) for warning in dataset.remarks.warnings],
+        warnings=[shown.text(line, _MOST_CHARACTERS) for line in dataset.warnings[:_MOST_SPLITS]],
     )
 
 

@@ -33,7 +33,7 @@ def make_facts(content: str = "a", **fields) -> ImageFacts:
         "sha256": sha(content),
         "source_sha256": sha(content),
         "crc32c": zlib.crc32(content.encode()),
-        "dhash": -5,
+        "dhash": int(sha(content)[:16], 16) - (1 << 63),
         "mean_rgb": (10.0, 20.0, 30.0),
         "var_rgb": (1.0, 4.0, 9.0),
     }

@@ -65,6 +65,45 @@ def test_sums_are_over_shards_and_reasons():
     assert replace(SOUND.counts, duplicates_dropped=2, near_dropped=3).dropped == 5
 
 
+def test_counts_of_what_was_not_searched_survive_the_disk_and_are_absent_without_any(tmp_path):
+    assert "near_unsearched" not in SOUND.to_json()["counts"]
+    some = replace(SOUND, counts=replace(SOUND.counts, near_unsearched=2))
+    manifest.write(some, str(tmp_path))
+    assert manifest.load(str(tmp_path)) == some
+
+
+@pytest.mark.parametrize(
+    ("classes", "warnings"),
+    [
+        ({"cat": 1, "kätzchen": 2}, ()),
+        ({"cat": 1}, ("split eval holds no image of 1 class: kätzchen",)),
+        ({"cat": 1, "kätzchen": 0}, ("split eval holds no image of 1 class: kätzchen",)),
+        ({}, ("split eval holds no image of 2 classes: cat, kätzchen",)),
+    ],
+)
+def test_classes_without_an_image_for_evaluation_are_a_warning(classes, warnings):
+    eval_split = replace(SOUND.splits["eval"], classes=classes)
+    assert replace(SOUND, splits={**SOUND.splits, "eval": eval_split}).warnings == warnings
+
+
+def test_classes_that_the_first_split_lacks_are_no_warning_and_of_many_some_are_named():
+    labels = tuple(f"{number:02d}" for number in range(30))
+    empty = replace(SOUND.splits["eval"], classes={})
+    many = replace(SOUND, labels=labels, splits={"train": empty, "eval": empty, "test": empty})
+    assert [line.partition(":")[0] for line in many.warnings] == [
+        "split eval holds no image of 30 classes",
+        "split test holds no image of 30 classes",
+    ]
+    assert many.warnings[0].endswith(": 00, 01, 02, 03, 04, 05, 06, 07 ...")
+
+
+def test_images_that_were_not_searched_are_a_warning():
+    (line,) = replace(
+        SOUND, splits={"train": SOUND.splits["train"]}, counts=ImageCounts(found=9, written=6, near_unsearched=1)
+    ).warnings
+    assert line.startswith("1 image was not compared with all others for near duplicates: ")
+
+
 def test_a_directory_is_published_once_it_has_a_manifest(tmp_path):
     assert not manifest.is_published(str(tmp_path))
     manifest.write(SOUND, str(tmp_path))

@@ -16,6 +16,11 @@ def alike(key: str, bits: int = 0, content: str = "", **fields):
     return make_ref(key, **fields), make_facts(content or f"of {key}", dhash=BASE ^ bits)
 
 
+def flat(key: str, bits: int, brightness: float):
+    """Returns an image of one colour but for some bits of its hash."""
+    return make_ref(key), make_facts(f"of {key}", dhash=bits, mean_rgb=(brightness,) * 3)
+
+
 def plan_of(policy: str, *images, **fields):
     return make_plan(examined(*images, *many(60)), replace(HALVES, near_duplicates=policy, **fields))
 
@@ -121,3 +126,15 @@ def test_the_largest_cluster_is_counted():
     images = [alike(f"{n}", 1 << n) for n in range(6)] + [alike(f"p{n}", 0xFFFF_0000 | n) for n in range(2)]
     plan = plan_of("report", *images)
     assert (plan.near_clusters, plan.near_images, plan.near_largest) == (2, 8, 6)
+
+
+@pytest.mark.parametrize("facts", ["all", "basic"])
+def test_flat_images_are_grouped_by_their_moments_and_counted_without_any(facts):
+    images = [flat(f"{n:02d}{size}", n % 4 + 4 * (size == "s"), 250 - 5 * n) for n in range(20) for size in "sl"]
+    grouped = plan_of("group", *images, facts=facts)
+    splits = split_of(grouped)
+    pairs = [(splits[f"{n:02d}s"], splits[f"{n:02d}l"]) for n in range(20)]
+    assert all(one == other for one, other in pairs) == (facts == "all")
+    assert len(set(pairs)) > 1
+    assert grouped.near_clusters == (20 if facts == "all" else 0)
+    assert (grouped.near_unsearched >= 40) == (facts == "basic")

@@ -53,6 +53,13 @@ def test_what_became_of_images_is_said(dataset, counts, line, text):
     assert counted(dataset, **counts)[line] == text
 
 
+def test_warnings_of_the_dataset_are_its_last_lines(dataset):
+    (name,) = dataset.splits
+    lonely = replace(dataset.splits[name], classes={"sky": 3})
+    two = replace(dataset, labels=("sea", "sky"), splits={name: dataset.splits[name], "eval": lonely})
+    assert dataset_lines(two)[-1] == ("warning", "split eval holds no image of 1 class: sea")
+
+
 def test_classes_are_named_so_that_two_in_one_cell_show(dataset):
     lines = dict(dataset_lines(replace(dataset, labels=("sea", "sky", "sky,sea"))))
     assert lines["classes"] == "3: sea, sky, sky,sea"

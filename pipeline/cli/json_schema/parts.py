@@ -1,4 +1,4 @@
-"""Parts of schemas. Every key has a meaning, every object is closed, and its keys are all there."""
+"""Parts of schemas. Every key has a meaning; objects are closed, and lack no key but those they `may_lack`."""
 
 from __future__ import annotations
 
@@ -63,6 +63,11 @@ def one(meaning: str, /, **keys: Schema) -> Schema:
         "additionalProperties": False,
         "description": meaning,
     }
+
+
+def may_lack(schema: Schema, *names: str) -> Schema:
+    """Returns an object whose keys are all there but for some that may be absent."""
+    return {**schema, "required": [name for name in schema["required"] if name not in names]}
 
 
 def or_null(schema: Schema) -> Schema:

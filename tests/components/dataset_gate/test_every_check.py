@@ -35,6 +35,12 @@ def test_a_sound_dataset_passes(library, name, limits):
     assert check(library, name, limits, "" if name == "columns" else "other").findings == ()
 
 
+def test_images_that_the_search_for_near_leaks_leaves_out_are_a_note(library):
+    note = "not compared with all others for near leaks"
+    assert any(note in line for line in check(library, "blank, basic", GateLimits(near_leaks=True)).notes)
+    assert not any(note in line for line in check(library, "blank", GateLimits(near_leaks=True)).notes)
+
+
 TABLE = [
     (
         GateLimits(max_reject_ratio=0.02),
