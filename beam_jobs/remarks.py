@@ -52,7 +52,7 @@ def of_plan(plan: Plan, source: Source, options: IngestOptions, hidden: HiddenNa
             *_large_near_set(plan),
             *float32,
             *_masks(plan, options),
-            *_classsome(plan, source),
+            *_class_names(plan, source),
         ),
         float32_changes={name: column.changed for name, column in changes.items()},
         hidden=hidden.count,
@@ -99,7 +99,7 @@ def _masks(plan: Plan, options: IngestOptions) -> Iterator[str]:
     )
 
 
-def _classsome(plan: Plan, source: Source) -> Iterator[str]:
+def _class_names(plan: Plan, source: Source) -> Iterator[str]:
     if isinstance(source, _BY_FOLDER) and plan.labels:
         if all(map(_SPLIT.fullmatch, plan.labels)):
             yield (
