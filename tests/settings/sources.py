@@ -13,6 +13,7 @@ HEIGHT, WIDTH = 24, 32
 CATS, DOGS = 20, 12  # images of noise of each class
 # Strength and seed of the noise that makes two images like the first cat: 1 and 5 bits of the hash away from it.
 LOOK_ALIKES = ((0, 0), (3, 93), (10, 95))
+SERIALS = [123_456_701 + number for number in range(CATS + DOGS)]  # float32 does not hold all of them
 COLUMNS = (
     "image",
     "small",
@@ -27,6 +28,7 @@ COLUMNS = (
     "part",
     "price",
     "city",
+    "serial",
 )
 
 
@@ -44,10 +46,11 @@ def alike(strength: int, seed: int) -> np.ndarray:
 def make_source(root: Path) -> Path:
     """Writes everything and returns the folder.
 
-    `photos`: class folders `cat` and `dog`, PNG. `images.csv`, `images.txt`: a row for each, with all `COLUMNS` and one
-    empty `city`. `odd`: class folder `odd`, an image for every limit. `copies`: class folders of two equal files, of
-    the `LOOK_ALIKES`, and of others. `jpegs`: class folder of JPEG files. `slow`: one of its images never leaves the
-    decoder, where `broken_decoders` are at work.
+    `photos`: class folders `cat` and `dog`, PNG. `images.csv`, `images.txt`: a row for each, with all `COLUMNS`; one
+    row lacks `city` and `serial`. `odd`: class folder `odd`, an image for every limit. `copies`: class folders of two
+    equal files, of the `LOOK_ALIKES`, and of others. `flat`: two files of one white picture, and others. `twins`: a
+    class of 15 with copies. `jpegs`: class folder of JPEG files. `slow`: one of its images never leaves the decoder,
+    where `broken_decoders` are at work.
     """
     rows = []
     (root / "masks").mkdir(parents=True)
@@ -66,6 +69,8 @@ def make_source(root: Path) -> Path:
             table.writerows(rows)
     _write_copies(root / "copies")
     _write_odd(root / "odd" / "odd")
+    _write_flat(root / "flat" / "flat")
+    _write_twins(root / "twins" / "twins")
     (root / "jpegs" / "jpeg").mkdir(parents=True)
     for number in range(4):
         (root / "jpegs" / "jpeg" / f"{number}.jpg").write_bytes(encode(noise(number), "JPEG", quality=95))
@@ -81,6 +86,7 @@ def _row(number: int, label: str, name: str) -> list[object]:
         *(name, f"small/{number:02d}.png", label, f"kind{number % 3}", tags.replace(";", "|"), tags),
         *(f"masks/{number:02d}.png", number % 4, f"id-{number:02d}", f"family{number % 5}"),
         *("eval" if number % 2 else "train", number / 8, f"city{number % 3}" * (number != 5)),
+        f"{SERIALS[number]}.0" * (number != 5),  # as pandas writes whole numbers of which one is missing
     ]
 
 
@@ -100,6 +106,24 @@ def _write_odd(root: Path) -> None:
     _write(root / "low.png", noise(311, 10, 14))
     _write(root / "large.png", noise(312, 40, 44))
     (root / "broken.png").write_bytes(b"no image")
+
+
+def _write_flat(root: Path) -> None:
+    """Two files of one white picture with a grey dot on it, and others."""
+    pixels = np.full((HEIGHT, WIDTH, 3), 255, np.uint8)
+    pixels[10:13, 14:17] = 128
+    _write(root / "white.png", pixels)
+    (root / "white.jpg").write_bytes(encode(pixels, "JPEG", quality=95))
+    for number in range(4):
+        _write(root / f"other{number}.png", noise(600 + number))
+
+
+def _write_twins(root: Path) -> None:
+    """15 images of one class: nine alone, three that come twice."""
+    for number in range(9):
+        _write(root / f"alone{number}.png", noise(700 + number))
+    for number in range(6):
+        _write(root / f"twin{number}.png", noise(720 + number // 2))
 
 
 def _write(path: Path, pixels: np.ndarray) -> None:

@@ -18,7 +18,7 @@ from tests.beam_jobs.broken_decoder import broken_decoders
 from tests.beam_jobs.web_server import Handler, Page, WebServer, body, serving, status
 from tests.make_images import encode
 from tests.settings.published import Ingests, Published
-from tests.settings.sources import CATS, DOGS, make_source, noise
+from tests.settings.sources import CATS, DOGS, SERIALS, make_source, noise
 from tests.settings.table import Row, grows, missing, row, shrinks
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -29,6 +29,7 @@ PHOTOS = {"ingest.source": "photos", "ingest.splits": HALVES}
 TABLE = {"ingest.source": "images.csv", "ingest.splits": HALVES}
 COPIES = {"ingest.source": "copies", "ingest.splits": HALVES}
 ODD = {"ingest.source": "odd", "ingest.splits": HALVES, "ingest.max_reject_ratio": 1.0}
+TWINS = {"ingest.source": "twins", "ingest.splits": {"train": 13, "eval": 2}}
 NEAR = {**COPIES, "ingest.near_duplicates": "report"}
 WEB = {"ingest.splits": {"train": 1, "eval": 1}, "ingest.http.retries": 0}
 FETCHED = {**WEB, "ingest.http.allow_private": True, "ingest.max_reject_ratio": 1.0}
@@ -65,6 +66,10 @@ def labels(found: Published) -> tuple[str, tuple[str, ...]]:
 def features(name: str) -> Callable[[Published], set[tuple[Any, ...]]]:
     """Returns what observes all values of a feature."""
     return lambda found: {tuple(values) for values in found.feature(name).values()}
+
+
+def serials(found: Published) -> set[float]:
+    return {value for values in found.feature("extra/serial").values() for value in values}
 
 
 def whole(found: Published, name: str) -> int:
@@ -160,6 +165,8 @@ ROWS = [
         (False, True),
         given=PHOTOS,
     ),
+    row("ingest.stratify", True, lambda found: found.count("eval")["twins"], lambda _, after: after == 2, given=TWINS),
+    row("ingest.near_duplicates", "report", near, (0, 2), given={**PHOTOS, "ingest.source": "flat"}),
     row(
         "ingest.facts",
         "basic",
@@ -238,6 +245,7 @@ ROWS = [
         ([], ["extra/city", "extra/price"]),
         given=TABLE,
     ),
+    row("ingest.columns.extra", ["serial"], serials, lambda _, after: after == {*SERIALS} - {SERIALS[5]}, given=TABLE),
     row(
         "ingest.columns.extra",
         ["price"],
