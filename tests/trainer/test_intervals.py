@@ -103,7 +103,7 @@ def test_the_last_evaluations_of_a_history_have_a_spread():
         "0.6250 on average, 0.5000 to 0.7500 over the last 2 epochs, which says how the training varied and not "
         "how sure the figure is"
     )
-    assert str(found["val_loss"]) == "2.0000 in 1 evaluation"
+    assert str(found["val_loss"]) == "2.0000 in 1 epoch"
 
 
 def test_an_evaluation_that_is_no_number_has_no_spread():
