@@ -182,3 +182,18 @@ def test_a_signal_that_the_interpreter_drops_comes_again_and_is_not_printed(name
 def test_the_program_takes_signals_before_it_imports_what_takes_time():
     run = python(LIGHT)
     assert run.stdout == "[]\n", run.stderr
+
+
+@pytest.mark.parametrize(("name", "printed"), [("AtomicFunction", False), ("Other", True)])
+def test_functions_that_tensorflow_frees_at_the_end_of_the_process_are_not_printed(name, printed):
+    done = python(f"""
+from pipeline import interrupt
+
+class {name}:
+    def __del__(self):
+        raise RuntimeError("its module is gone")
+
+interrupt.install()
+last = {name}()  # freed with the module, at the end
+""")
+    assert (done.returncode, "its module is gone" in done.stderr) == (0, printed)
