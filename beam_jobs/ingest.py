@@ -105,7 +105,8 @@ def _check_before_writing(options: IngestOptions) -> None:
         generations.check(options.out)
         if not options.overwrite:
             append.check_published(options)
-    else:
+    # A dataset is refused under the lock, which thereby goes, too, where a run died after it had published.
+    elif not workplace.is_published(options.out):
         workplace.check_out(options)
 
 

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from beam_jobs import machine, storage
 
 _ATTEMPTS = 10  # to create an object that its owners remove meanwhile
+_owned: set[str] = set()  # tokens of the objects that this process owns: it may not have the right to remove one
 
 
 class Locked(Exception):
@@ -48,8 +49,11 @@ class Owner:
         return f"process {self.process} on host {self.host} since {at}"
 
     def has_ended(self) -> bool:
-        """Returns whether the process is certainly gone; of one on another machine nothing is known."""
-        return self.machine == machine.identity() and not machine.lives(self.process, self.since)
+        """Returns whether the process certainly owns it no more; of one on another machine nothing is known."""
+        if self.machine != machine.identity():
+            return False
+        released = self.process == os.getpid() and self.token not in _owned
+        return released or not machine.lives(self.process, self.since)
 
     def to_bytes(self) -> bytes:
         """Returns the content of the file or object."""
@@ -113,7 +117,8 @@ def _flock(number: int) -> None:
 
 @contextlib.contextmanager
 def _object(path: str) -> Iterator[None]:
-    owner = Owner().to_bytes()
+    ours = Owner()
+    owner = ours.to_bytes()
     for _ in range(_ATTEMPTS):
         if storage.create_exclusive(path, owner):
             break
@@ -121,10 +126,12 @@ def _object(path: str) -> Iterator[None]:
             _replace_ended(path, storage.read_bytes(path))
     else:
         raise OSError(f"{path} is created and removed again and again by other processes")
+    _owned.add(ours.token)
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # the next process on this machine replaces it
+        _owned.remove(ours.token)
+        with contextlib.suppress(OSError):  # the next owner on this machine replaces it
             if storage.read_bytes(path) == owner:
                 storage.remove(path)
 

@@ -55,11 +55,7 @@ def _lock_paths(out: str) -> list[str]:
 def check_out(options: IngestOptions) -> None:
     """Raises `OptionError` unless a dataset can be built in `out`: it is new, empty, or the rest of an ingest."""
     out = options.out
-    try:
-        published = manifest.is_published(out)
-    except OSError as error:
-        raise OptionError(f"{out} cannot be looked at: {error}; correct --out, or what its store asks for") from error
-    if published:
+    if is_published(out):
         _remove_rest(storage.join(out, DIRECTORY))
         raise OptionError(taken(out))
     if storage.is_remote(out):
@@ -76,6 +72,18 @@ def check_out(options: IngestOptions) -> None:
     if foreign or (names and not _is_rest(out)):
         held = f"holds {foreign[0]!r}" if foreign else "is not empty"
         raise OptionError(f"{out} {held} and is not the rest of an earlier ingest; choose another --out")
+
+
+def is_published(out: str) -> bool:
+    """Returns whether an output holds a dataset.
+
+    Raises:
+      OptionError: its store does not say.
+    """
+    try:
+        return manifest.is_published(out)
+    except OSError as error:
+        raise OptionError(f"{out} cannot be looked at: {error}; correct --out, or what its store asks for") from error
 
 
 def remove(work: str) -> None:

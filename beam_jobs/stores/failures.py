@@ -16,6 +16,7 @@ _BUFFER_BYTES = 1 << 17
 _LONGEST_TEXT = 300
 _REQUEST = re.compile(r"^[A-Z]+ https?://\S+: ")  # what Google's client puts before every message
 _NOTHING_SAID = "unknown error"  # what it says of an answer without one
+_ONLY_STATUS = "('Request failed with status code'"  # and of an upload that was refused
 
 
 @contextlib.contextmanager
@@ -56,7 +57,7 @@ def _text(error: Any, status: int) -> str:
         said = error
     lines = str(said).strip().splitlines()
     text = _REQUEST.sub("", lines[0])[:_LONGEST_TEXT] if lines else ""
-    if text in ("", _NOTHING_SAID):
+    if text in ("", _NOTHING_SAID) or text.startswith(_ONLY_STATUS):
         return HTTPStatus(status).phrase if status in {*HTTPStatus} else type(error).__name__
     return text
 

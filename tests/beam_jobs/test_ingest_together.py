@@ -144,6 +144,14 @@ def test_a_dataset_that_appeared_meanwhile_is_not_replaced(options, other, tmp_p
     assert files_under(out) == files_under(other)
 
 
+def test_after_a_kill_behind_the_publication_the_next_run_removes_the_lock(options, tmp_path):
+    run(options)
+    (tmp_path / ".out.feedline-lock").touch()
+    with pytest.raises(OptionError, match="out already holds a dataset"):
+        run(options)
+    assert beside(tmp_path / "out") == []
+
+
 @pytest.mark.parametrize("mode", ["", "append", "overwrite"])
 def test_after_a_kill_between_the_two_renames_the_old_dataset_is_not_lost(options, source, tmp_path, mode):
     run(options)

@@ -159,6 +159,16 @@ def test_a_slow_process_leaves_the_lock_of_a_fast_one(path):
 
 
 @of_stores
+def test_a_lock_that_could_not_be_removed_does_not_stop_its_own_process(path):
+    with locked(path):
+        content = storage.read_bytes(path)
+    assert storage.create_exclusive(path, content)  # as if the right to delete it were missing
+    with locked(path):
+        pass
+    assert not storage.exists(path)
+
+
+@of_stores
 def test_a_lock_that_was_deleted_and_taken_by_another_process_stays_its_own(path):
     other = Owner(machine="another").to_bytes()
     with locked(path):

@@ -94,7 +94,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         content = self._content()
-        asked = Asked(self.command, self.headers["Host"], unquote(self.path), self.headers.get("Range", ""))
+        path = unquote(self.path)
+        if "uploadType=multipart" in path:  # Google Storage is told the name in the body
+            path += "&name=" + re.search(rb'"name": "(.+?)"', content)[1].decode()
+        asked = Asked(self.command, self.headers["Host"], path, self.headers.get("Range", ""))
         self.server.asked.append(asked)
         if asked.path.endswith("/token"):  # no emulator knows who may come in
             self._send(200, {"Content-Type": "application/json"}, json.dumps(_TOKEN).encode())
