@@ -21,10 +21,12 @@ from beam_jobs.errors import FeedlineError
 from beam_jobs.ingest import run as run_ingest
 from tests.settings.sources import CATS, DOGS, make_source
 from tests.settings.table import Row, config_of, grows, missing, row
+from tests.trainer.batches import graph
+from tests.trainer.conftest import keys_of
 from trainer.index import RecordIndex
 from trainer.input_fn import make_dataset
 from trainer.job import Job, fit
-from trainer.options import InputOptions
+from trainer.options import InputOptions, TrainerConfig
 from trainer.order import Order
 from trainer.padding import VALID
 from trainer.parsing import KEY
@@ -80,7 +82,7 @@ class Fed:
         data = manifest.load(str(self.path))
         assert data.channels
         job = Job(
-            config=_trainer(self.config),
+            config=TrainerConfig(input=self.config.input, train=self.config.train),
             path=str(self.path),
             dataset=data,
             train_split="train",
@@ -110,26 +112,12 @@ class Fed:
         next(batches)
         return psutil.Process().num_threads() - before
 
-    @property
-    def graph(self) -> tf.compat.v1.GraphDef:
-        return graph_of(self.dataset(training=True))
 
-
-def _trainer(config: Any) -> Any:
-    from trainer.options import TrainerConfig
-
-    return TrainerConfig(input=config.input, train=config.train)
-
-
-def graph_of(dataset: tf.data.Dataset) -> tf.compat.v1.GraphDef:
-    text = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset)).numpy()
-    return tf.compat.v1.GraphDef.FromString(text)
-
-
-def arguments(graph: tf.compat.v1.GraphDef, op: str, place: int) -> Counter[int]:
+def arguments(dataset: tf.data.Dataset, op: str, place: int) -> Counter[int]:
     """How often the argument of an op has which value, wherever it is a constant."""
     found: Counter[int] = Counter()
-    for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
+    definition = graph(dataset)
+    for nodes in (definition.node, *(function.node_def for function in definition.library.function)):
         constants = {node.name: node.attr["value"].tensor for node in nodes if node.op == "Const"}
         for node in nodes:
             name = node.input[place].split(":")[0] if node.op == op else ""
@@ -204,9 +192,7 @@ def remote_reads(fed: Fed) -> Counter[int]:
         record_bytes=100.0,
     )
     order = Order(records=2, lanes=1, window=2, run=1, seed=0, kind="none")
-    return arguments(
-        graph_of(read(plan(order, Position(), 1, Host()), index, fed.options)), "ParallelInterleaveDatasetV4", -5
-    )
+    return arguments(read(plan(order, Position(), 1, Host()), index, fed.options), "ParallelInterleaveDatasetV4", -5)
 
 
 ROWS = [
@@ -261,7 +247,7 @@ ROWS = [
     row(
         "input.autotune",
         True,
-        lambda fed: set(arguments(fed.graph, "ParallelMapDatasetV2", -1)),
+        lambda fed: set(arguments(fed.dataset(training=True), "ParallelMapDatasetV2", -1)),
         ({2}, {-1}),
         same=delivered,
     ),
@@ -272,14 +258,14 @@ ROWS = [
     row(
         "input.parse_batch",
         5,
-        lambda fed: 5 in arguments(fed.graph, "BatchDatasetV2", 1),
+        lambda fed: 5 in arguments(fed.dataset(training=True), "BatchDatasetV2", 1),
         (False, True),
         same=delivered,
     ),
     row(
         "input.prefetch_batches",
         7,
-        lambda fed: 7 in arguments(fed.graph, "PrefetchDataset", 1),
+        lambda fed: 7 in arguments(fed.dataset(training=True), "PrefetchDataset", 1),
         (False, True),
         same=delivered,
     ),
@@ -287,8 +273,6 @@ ROWS = [
 
 
 def in_order(fed: Fed) -> list[str]:
-    from tests.trainer.conftest import keys_of
-
     return keys_of(fed.path, "train")[: HALF // 4 * 4]
 
 

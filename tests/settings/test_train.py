@@ -196,7 +196,7 @@ ROWS = [
     row("train.warmup_epochs", 0.0, values),
     row("train.step_epochs", 1, last_distance, shrinks, given=DROPS),
     row("train.step_factor", 0.5, last_distance, grows, given={**DROPS, "train.step_epochs": 1}),
-    row("train.weight_decay", 0.9, values, same=lambda found: found.history["loss"][:0]),
+    row("train.weight_decay", 0.9, values),
     row("train.clip_norm", 0.001, distance, shrinks, given=SGD),
     row("train.label_smoothing", 0.3, values),
     row("train.class_weights", {"cat": 0.1, "dog": 3.0}, values),
