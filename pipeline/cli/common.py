@@ -149,7 +149,8 @@ def check_pushed(summary: RunSummary) -> None:
         return
     from pipeline.summary import refusal
 
-    raise GateFailed(f"{refusal(summary)}; the model was not pushed; train longer, evaluate on more images, or lower the limit")
+    remedy = "train longer, evaluate on more images, or lower the limit"
+    raise GateFailed(f"{refusal(summary)}; the model was not pushed; {remedy}")
 
 
 def print_json(values: Mapping[str, Any]) -> None:
