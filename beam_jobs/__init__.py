@@ -25,7 +25,8 @@ A dataset:
 Errors, the whole tree in `beam_jobs.errors`:
   FeedlineError: base of all; the message is one line that says what to do
   UsageError: the request is wrong, nothing was touched: OptionError, SourceError
-  DataError: the data failed a check, nothing was published: TooManyRejects, EmptySplit, CorruptDataset
+  DataError: the data failed a check, nothing was published: TooManyRejects, EmptySplit, SplitConflict,
+    CorruptDataset
   RejectReason: why an image is not in the dataset
 
 Examples:
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
         OptionError,
         RejectReason,
         SourceError,
+        SplitConflict,
         TooManyRejects,
         UsageError,
     )
@@ -88,6 +90,7 @@ __all__ = [
     "Remarks",
     "Shard",
     "SourceError",
+    "SplitConflict",
     "SplitInfo",
     "TableColumns",
     "TooManyRejects",
@@ -110,6 +113,7 @@ _MODULES = {
         "OptionError",
         "RejectReason",
         "SourceError",
+        "SplitConflict",
         "TooManyRejects",
         "UsageError",
     ),

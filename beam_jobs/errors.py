@@ -8,6 +8,7 @@
     └── DataError                exit 3   the data failed a check; nothing was published
         ├── TooManyRejects                more bad images than allowed
         ├── EmptySplit                    a split that would hold no image
+        ├── SplitConflict                 images that belong together would lie in several splits
         ├── SourceChanged                 an image changed while it was being ingested
         ├── DatasetChanged                another dataset was published while one was read or written
         ├── CorruptDataset                a published file is not what its manifest says
@@ -119,6 +120,25 @@ class EmptySplit(DataError):
 
 class Float32Loss(DataError):
     """The float32 of a record would change numbers of a user column, and `float32_loss` is `refuse`."""
+
+
+class SplitConflict(DataError):
+    """Images that belong together would lie in several splits, and `split_conflicts` is `refuse`.
+
+    Examples:
+      >>> import shutil
+      >>> from beam_jobs import IngestOptions, SplitConflict, TableColumns, run
+      >>> copy = shutil.copy("photos/cat/000.jpg", "photos/cat/twin.jpg")
+      >>> with open("parted.csv", "w") as table:
+      ...     for row in ("image,label,split", "photos/cat/000.jpg,cat,train", "photos/cat/twin.jpg,cat,eval"):
+      ...         print(row, file=table)
+      >>> columns = TableColumns(split="split")
+      >>> try:
+      ...     run(IngestOptions(source="parted.csv", out="parted", columns=columns, split_conflicts="refuse"))
+      ... except SplitConflict as error:
+      ...     print("twin.jpg in eval" in str(error))
+      True
+    """
 
 
 class SourceChanged(DataError):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from beam_jobs import append, disk, examine, generations, manifest, remarks, room, storage, tables, workplace
+from beam_jobs import append, disk, examine, generations, leaks, manifest, remarks, room, storage, tables, workplace
 from beam_jobs.append import Existing
 from beam_jobs.errors import SourceChanged, TooManyRejects
 from beam_jobs.examine import ExamineTask, facts_path, rejects_path
@@ -189,6 +189,8 @@ class _Ingest:
                 self.say(f"copies    {', '.join(keys)}")
         for warning in noticed.warnings:
             self.say(f"{WARNING}{warning}")
+        if plan.leaks:
+            self.say(f"{WARNING}{leaks.sentence(plan.leaks)}")
 
     @property
     def _reader(self) -> Reader:

@@ -18,6 +18,7 @@ DUPLICATE_POLICIES = ("keep", "drop", "report")
 NEAR_DUPLICATE_POLICIES = ("off", "report", "group", "drop")
 PIXEL_POLICIES = ("copy", "resize", "raw")
 RESIZE_FITS = ("short", "inside")
+SPLIT_CONFLICTS = ("report", "refuse")
 FACTS = ("all", "basic")
 FLOAT32_LOSSES = ("report", "refuse")
 
@@ -32,7 +33,7 @@ PILLOW_MAX_PIXELS = 178_956_970  # twice `PIL.Image.MAX_IMAGE_PIXELS`: a decompr
 _NOT_IN_DIGEST = frozenset(
     {
         *("source", "out", "threads", "overwrite", "append", "retry_rejects", "bucket_images", "http"),
-        *("max_reject_ratio", "float32_loss"),
+        *("max_reject_ratio", "float32_loss", "split_conflicts"),
     }
 )
 
@@ -247,6 +248,9 @@ class IngestOptions:
       near_duplicates: `off`, `report` marks images that look alike, `group` keeps them in one split, `drop` writes the
         first by key.
       near_distance: bits in which the perceptual hashes of near duplicates may differ, 0-8.
+      split_conflicts: what becomes of images that belong together, as copies, a group or grouped near duplicates, when
+        a split column or an existing dataset puts them into two splits: `report` writes and names them, `refuse`
+        publishes nothing.
       stratify: whether every class is cut by the shares on its own, exactly; images added later may then move others.
       pixels: what becomes of the pixels.
       facts: `all`, or `basic` for no channel statistics, which makes `copy` faster.
@@ -276,6 +280,7 @@ class IngestOptions:
     duplicates: str = "keep"
     near_duplicates: str = "off"
     near_distance: int = 3
+    split_conflicts: str = "report"
     stratify: bool = False
     pixels: PixelOptions = field(default_factory=PixelOptions)
     facts: str = "all"
@@ -293,6 +298,7 @@ class IngestOptions:
         validate.choice("source_kind", self.source_kind, SOURCE_KINDS)
         validate.choice("duplicates", self.duplicates, DUPLICATE_POLICIES)
         validate.choice("near_duplicates", self.near_duplicates, NEAR_DUPLICATE_POLICIES)
+        validate.choice("split_conflicts", self.split_conflicts, SPLIT_CONFLICTS)
         validate.choice("facts", self.facts, FACTS)
         validate.choice("float32_loss", self.float32_loss, FLOAT32_LOSSES)
         validate.whole("near_distance", self.near_distance, 0)

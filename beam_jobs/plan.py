@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from beam_jobs import clusters, shards, splits, tables, vocabulary
+from beam_jobs import clusters, leaks, shards, splits, tables, vocabulary
 from beam_jobs.clusters import Clusters
-from beam_jobs.errors import EmptySplit, OptionError
+from beam_jobs.errors import EmptySplit, OptionError, SplitConflict
+from beam_jobs.leaks import Leak
 from beam_jobs.manifest import ChannelStatistics
 from beam_jobs.options import IngestOptions
 from beam_jobs.rows import Rows, line_up, take
@@ -66,6 +67,7 @@ class Plan:
       near_largest: images in the largest of them. A large share of all images means that chains of look-alikes, one
         leading to the next, have made one set of different images.
       near_unsearched: images that were not compared with all that may look like them; see `near`.
+      leaks: sets of images that belong together and lie in several splits; each holds a new image.
     """
 
     labels: tuple[str, ...]
@@ -82,6 +84,7 @@ class Plan:
     near_images: int
     near_largest: int
     near_unsearched: int
+    leaks: tuple[Leak, ...]
 
 
 def make_plan(
@@ -105,6 +108,7 @@ def make_plan(
 
     Raises:
       EmptySplit: a split of a new dataset would hold no image.
+      SplitConflict: there are `leaks`, and the options refuse them.
       OptionError: the options do not fit the images, or the existing dataset.
       ValueError: an examined image exists already, or `labels` are not those of the existing images.
     """
@@ -136,6 +140,7 @@ def make_plan(
         near_images=int(found.near_sizes.sum()),
         near_largest=int(found.near_sizes.max(initial=0)),
         near_unsearched=found.unsearched,
+        leaks=_leaks(rows, found, splits_of_all, options),
     )
 
 
@@ -186,6 +191,23 @@ def _splits(rows: Rows, found: Clusters, options: IngestOptions, label_kind: str
         options,
     )
     return places
+
+
+def _leaks(rows: Rows, found: Clusters, places: np.ndarray, options: IngestOptions) -> tuple[Leak, ...]:
+    if not (rows.is_written.any() or pc.any(pc.not_equal(rows.new["split"], "")).as_py()):
+        return ()  # all splits follow from what belongs together
+    names = pa.array([*options.splits, ""], pa.string())
+    images = rows.table(("key", "group"))
+    columns = {"split": names.take(pa.array(places % len(names))), "cluster": found.cluster, "near": found.near}
+    for name, column in columns.items():
+        images = images.append_column(name, column)
+    crossing = tuple(leaks.find(images, leaks.kinds_of(options.near_duplicates), rows.is_new))
+    if crossing and options.split_conflicts == "refuse":
+        raise SplitConflict(
+            f"{leaks.sentence(crossing)}; mend the split column or the groups, leave such images out, or give "
+            "--split-conflicts report"
+        )
+    return crossing
 
 
 def _classes(rows: Rows, stay: np.ndarray, settled: np.ndarray, label_kind: str) -> np.ndarray:

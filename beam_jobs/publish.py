@@ -27,15 +27,8 @@ from beam_jobs.write import ShardTask, Sidecar, load_sidecar, shard_path, sideca
 _PRODUCERS = ("feedline", "tensorflow", "pillow", "opencv-python-headless", "pycocotools")
 # Of one run, not of the dataset.
 _NOT_OURS_TO_SAY = (
-    "source",
-    "out",
-    "threads",
-    "overwrite",
-    "append",
-    "retry_rejects",
-    "bucket_images",
-    "http",
-    "float32_loss",
+    *("source", "out", "threads", "overwrite", "append", "retry_rejects", "bucket_images", "http"),
+    *("float32_loss", "split_conflicts"),
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from beam_jobs import manifest, shards, storage, tables, tfrecord, user_columns, verify_record
+from beam_jobs import leaks, manifest, shards, storage, tables, tfrecord, user_columns, verify_record
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.manifest import Manifest, Shard
 from beam_jobs.pool import map_ordered
@@ -35,12 +35,15 @@ class Verification:
       records: records read and decoded.
       bytes: bytes read.
       problems: one line per problem; empty when the dataset is sound.
+      leaks: one line per set of images that belong together, as copies, a group or grouped near duplicates, and lie in
+        several splits. The dataset is sound all the same.
     """
 
     shards: int = 0
     records: int = 0
     bytes: int = 0
     problems: list[str] = field(default_factory=list)
+    leaks: list[str] = field(default_factory=list)
 
 
 def verify(directory: str, threads: int = 1) -> Verification:
@@ -72,6 +75,7 @@ def verify(directory: str, threads: int = 1) -> Verification:
     result.problems.extend(_check_tables(directory, dataset))
     result.problems.extend(_check_counts(dataset))
     result.problems.extend(_stray_splits(directory, dataset))
+    result.leaks.extend(_leaks(directory, dataset))
     rows = _rows_by_shard(directory)
     for split, info in dataset.splits.items():
         result.problems.extend(_strays(directory, split, {shard.name for shard in info.shards}))
@@ -128,6 +132,15 @@ def _rows_by_shard(directory: str) -> dict[tuple[str, int], list[dict[str, Any]]
     for row in found:
         rows.setdefault((row["split"], row["shard"]), []).append(row)
     return rows
+
+
+def _leaks(directory: str, dataset: Manifest) -> list[str]:
+    kinds = leaks.kinds_of(dataset.options.get("near_duplicates", "off"))
+    try:
+        images = tables.read(storage.join(directory, manifest.IMAGES_NAME)).select(["key", "split", *kinds])
+        return [str(leak) for leak in leaks.find(images, kinds)]
+    except (OSError, pa.ArrowException, KeyError, UnicodeDecodeError):
+        return []  # `_check_tables` has said so
 
 
 def _stray_splits(directory: str, dataset: Manifest) -> Iterator[str]:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from beam_jobs import near
+from beam_jobs import leaks, near
 from beam_jobs.near import NearClusters
 from beam_jobs.wording import plural
 from components.dataset_gate.dataset import GateDataset
@@ -28,6 +28,7 @@ def near_clusters(dataset: GateDataset, limits: GateLimits) -> NearClusters:
 def check_images(dataset: GateDataset, limits: GateLimits, alike: NearClusters | None) -> Iterator[Finding]:
     """Runs every check of the images; `alike` are their near clusters, None when these are not wanted."""
     yield from check_leaks(dataset, limits)
+    yield from check_group_leaks(dataset, limits)
     if alike is not None:
         yield from check_near_leaks(dataset, limits, alike)
     if limits.min_side_px:
@@ -44,17 +45,32 @@ def check_leaks(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
     splits_of: dict[str, dict[int, str]] = {}
     for cluster, split, key in zip(clusters, dataset.split_of[copied].tolist(), keys, strict=True):
         splits_of.setdefault(cluster, {}).setdefault(split, key)
-    leaks = [members for members in splits_of.values() if len(members) > 1]
-    if len(leaks) > limits.max_leaks:
-        members = {dataset.splits[split]: key for split, key in sorted(leaks[0].items())}
+    shared = [members for members in splits_of.values() if len(members) > 1]
+    if len(shared) > limits.max_leaks:
+        members = {dataset.splits[split]: key for split, key in sorted(shared[0].items())}
         shown = " and ".join(f"{key} in {split}" for split, key in members.items())
         yield Finding(
             check="leakage",
             split=", ".join(sorted(members)),
             feature=_CONTENT,
-            value=f"{len(leaks)} images shared between splits (such as {shown})",
+            value=f"{len(shared)} images shared between splits (such as {shown})",
             limit=str(limits.max_leaks),
             remedy="mend the split column, or leave the split to the hash, which keeps copies together",
+        )
+
+
+def check_group_leaks(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
+    """Finds groups, and sets of near duplicates that were grouped, that lie in several splits."""
+    kinds = leaks.kinds_of(dataset.manifest.options.get("near_duplicates", "off"))[1:]
+    crossing = leaks.find(dataset.images, kinds)
+    if len(crossing) > limits.max_group_leaks:
+        yield Finding(
+            check="group leakage",
+            split=", ".join(crossing[0].keys),
+            feature="group",
+            value=f"{plural(len(crossing), 'set')} of images shared between splits (such as {crossing[0]})",
+            limit=str(limits.max_group_leaks),
+            remedy="mend the split column or the groups, write the dataset anew, or raise gate.max_group_leaks",
         )
 
 
@@ -65,19 +81,19 @@ def check_near_leaks(dataset: GateDataset, limits: GateLimits, alike: NearCluste
     earliest, many = np.full(len(roots), len(dataset.splits)), np.zeros(len(roots), bool)
     np.minimum.at(earliest, roots, dataset.split_of)
     many[roots[contents != contents[roots]]] = True
-    leaks = np.flatnonzero((dataset.split_of > earliest[roots]) & many[roots])
-    if len(leaks) <= limits.max_near_leaks:
+    later = np.flatnonzero((dataset.split_of > earliest[roots]) & many[roots])
+    if len(later) <= limits.max_near_leaks:
         return
-    one, other = _example(dataset, _looks(dataset), np.flatnonzero(roots == roots[leaks[0]]))
+    one, other = _example(dataset, _looks(dataset), np.flatnonzero(roots == roots[later[0]]))
     shown = " and ".join(
         f"{images['key'][place].as_py()} in {dataset.splits[dataset.split_of[place]]}" for place in (one, other)
     )
-    splits = sorted({dataset.splits[place] for place in (dataset.split_of[one], *dataset.split_of[leaks])})
+    splits = sorted({dataset.splits[place] for place in (dataset.split_of[one], *dataset.split_of[later])})
     yield Finding(
         check="near leakage",
         split=", ".join(splits),
         feature=_CONTENT,
-        value=f"{plural(len(leaks), 'image')} like one of an earlier split (such as {shown})",
+        value=f"{plural(len(later), 'image')} like one of an earlier split (such as {shown})",
         limit=f"{limits.max_near_leaks}, up to {limits.near_distance} bits apart",
         remedy="set ingest.near_duplicates to group or drop, mend the split column, or raise gate.max_near_leaks",
     )

@@ -14,7 +14,10 @@ from components.dataset_gate.names import FACTS, full_name, is_feature
 
 MODES = ("stop", "report")
 KINDS = ("drift", "skew")
-_COUNTS = ("max_anomalies", "max_leaks", "max_near_leaks", "near_distance", "min_images_per_class", "min_side_px")
+_COUNTS = (
+    *("max_anomalies", "max_leaks", "max_group_leaks", "max_near_leaks", "near_distance", "min_images_per_class"),
+    "min_side_px",
+)
 _FLAGS = ("near_leaks", "allow_missing_classes", "require_all_classes")
 _SHARES = (
     *("max_reject_ratio", "max_low_resolution_ratio", "max_blank_ratio"),
@@ -34,6 +37,7 @@ class GateLimits:
       max_anomalies: features that ExampleValidator may find wrong in a split.
       max_reject_ratio: rejected share of the images that were found, 0-1. 1 is off: the ingest has a limit of its own.
       max_leaks: images whose exact copy is in another split.
+      max_group_leaks: groups, and sets of near duplicates that the ingest grouped, that lie in several splits.
       near_leaks: whether to search for near duplicates across splits; off, because the search costs.
       max_near_leaks: images of later splits that look like one of an earlier split.
       near_distance: bits of 64 in which the perceptual hashes of near duplicates may differ, 0-8.
@@ -63,6 +67,7 @@ class GateLimits:
     max_anomalies: int = 0
     max_reject_ratio: float = 1.0
     max_leaks: int = 0
+    max_group_leaks: int = 0
     near_leaks: bool = False
     max_near_leaks: int = 0
     near_distance: int = 3

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from beam_jobs import leaks
+from beam_jobs.leaks import Leak
 from beam_jobs.manifest import Manifest
 from beam_jobs.types import LABEL_KINDS
 from beam_jobs.wording import plural
@@ -72,9 +74,10 @@ class Card:
     warnings: Sequence[str]
 
 
-def card(dataset: Manifest) -> Card:
-    """Returns the card of a dataset."""
+def card(dataset: Manifest, crossing: Sequence[Leak]) -> Card:
+    """Returns the card of a dataset, given the sets of images that lie in several splits of it."""
     counts, channels = dataset.counts, dataset.channels
+    warnings = [*dataset.warnings[:_MOST_SPLITS], *([leaks.sentence(crossing)] if crossing else [])]
     facts = [
         ("Content", dataset.digest),
         ("Labels", f"{LABEL_KINDS[dataset.label_kind]}, {plural(len(dataset.labels), 'class', 'classes')}"),
@@ -101,7 +104,7 @@ def card(dataset: Manifest) -> Card:
         if channels
         else (),
         channel_split=channels.split if channels else "",
-        warnings=[shown.text(line, _MOST_CHARACTERS) for line in dataset.warnings[:_MOST_SPLITS]],
+        warnings=[shown.text(line, _MOST_CHARACTERS) for line in warnings],
     )
 
 

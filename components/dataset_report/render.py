@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from beam_jobs import manifest, storage, tables
+from beam_jobs import leaks, manifest, storage, tables
 from components.dataset_report.augmentation import augmentation
 from components.dataset_report.balance import balance
 from components.dataset_report.card import card
@@ -54,6 +54,7 @@ def render(
     """
     dataset = manifest.load(directory)
     images = Images(tables.read_published(storage.join(directory, manifest.IMAGES_NAME)), dataset)
+    kinds = leaks.kinds_of(dataset.options.get("near_duplicates", "off"))
     rejected = tables.read_published(storage.join(directory, manifest.REJECTS_NAME))
     album = Album(directory, dataset)
     room = Room(ROOM_BYTES)
@@ -61,7 +62,7 @@ def render(
     return pour(
         {
             "dataset": dataset,
-            "card": card(dataset),
+            "card": card(dataset, leaks.find(images.table, kinds)),
             "verdict": None if verdict is None else verdict_view(verdict),
             "balance": balance(dataset),
             "gallery": gallery(images, album),

@@ -21,6 +21,7 @@ from beam_jobs.options import (
     PIXEL_POLICIES,
     RESIZE_FITS,
     SOURCE_KINDS,
+    SPLIT_CONFLICTS,
     parse_splits,
 )
 from pipeline.cli.completion_values import ASSIGNMENT
@@ -160,7 +161,7 @@ def print_json(values: Mapping[str, Any]) -> None:
 
 _PLAIN = (
     *("source_kind", "stratify", "seed", "shard_mb", "shards", "duplicates", "near_duplicates", "near_distance"),
-    *("facts", "max_reject_ratio", "float32_loss", "threads"),
+    *("split_conflicts", "facts", "max_reject_ratio", "float32_loss", "threads"),
 )
 _COLUMNS = (
     *("image_column", "label_column", "labels_column", "label_separator", "mask_column", "weight_column"),
@@ -223,6 +224,12 @@ _INGEST_OPTIONS = (
         help="Splits and their shares, scaled to a sum of 1.  [default: train=0.9,eval=0.1]",
     ),
     _split("--stratify", is_flag=True, default=None, help="Apply the shares to every class on its own."),
+    _split(
+        "--split-conflicts",
+        type=click.Choice(SPLIT_CONFLICTS),
+        help="Images that belong together and that a split column or an existing dataset puts into two splits: name "
+        "them, or publish nothing.  [default: report]",
+    ),
     _split("--seed", type=int, help="Seed of the split and of the order; another seed is another split.  [default: 0]"),
     _split("--shard-mb", type=float, help="Target size of a shard in MB.  [default: 128]"),
     _split("--shards", type=int, help="Shards per split; 0 lets --shard-mb decide.  [default: 0]"),

@@ -7,7 +7,7 @@ import click
 from beam_jobs import visible
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.machine import cores
-from beam_jobs.wording import plural
+from beam_jobs.wording import WARNING, plural
 from pipeline.cli.common import echo, json_option, print_json
 from pipeline.cli.grammar import Command
 from pipeline.cli.values import DIR
@@ -28,7 +28,8 @@ _SHOWN = 20
 def command(dataset: str, threads: int, as_json: bool) -> None:
     """Read DATASET back: every checksum, count and image.
 
-    Every image is decoded. The exit code is 0 when all is sound and 3 when something is not.
+    Every image is decoded. The exit code is 0 when all is sound and 3 when something is not. Copies, groups and grouped
+    near duplicates that lie in several splits are warnings.
 
     \b
     Examples:
@@ -50,4 +51,8 @@ def command(dataset: str, threads: int, as_json: bool) -> None:
             f"write the dataset again, with --overwrite:\n{listed}{more}"
         )
     if not as_json:
+        for line in result.leaks[:_SHOWN]:
+            echo(f"{WARNING}{visible.line(line)}")
+        if len(result.leaks) > _SHOWN:
+            echo(f"{WARNING}and {len(result.leaks) - _SHOWN} more sets of images that lie in several splits")
         echo(f"sound: {plural(result.records, 'record')} in {plural(result.shards, 'shard')}, {result.bytes:,} bytes")

@@ -16,6 +16,7 @@ EXIT_CODES = {
     "DataError": 3,
     "TooManyRejects": 3,
     "EmptySplit": 3,
+    "SplitConflict": 3,
     "SourceChanged": 3,
     "DatasetChanged": 3,
     "CorruptDataset": 3,

@@ -36,6 +36,7 @@ SHAPES_ONLY_THE_WORK = {
     "bucket_images": 7,
     "max_reject_ratio": 0.5,
     "float32_loss": "refuse",
+    "split_conflicts": "refuse",
     "http": HttpOptions(timeout_s=99.0),  # a patient run takes up what a hasty one has examined
 }
 
@@ -94,6 +95,7 @@ def test_the_digest_is_64_hex_digits_and_repeatable():
         ),
         ("duplicates", "maybe", "^duplicates is 'maybe'; it must be one of keep, drop, report$"),
         ("near_duplicates", "keep", "^near_duplicates is 'keep'; it must be one of off, report, group, drop$"),
+        ("split_conflicts", "drop", "^split_conflicts is 'drop'; it must be one of report, refuse$"),
         ("near_distance", -1, "^near_distance is -1; it must be a whole number of at least 0$"),
         ("near_distance", 9, "^near_distance is 9; give 0 to 8: over 8 of 64 bits unlike images meet$"),
         ("facts", "none", "^facts is 'none'; it must be one of all, basic$"),

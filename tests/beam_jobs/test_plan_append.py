@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beam_jobs import rows, tables
-from beam_jobs.errors import OptionError
+from beam_jobs.errors import OptionError, SplitConflict
 from beam_jobs.plan import make_plan
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref, many, sha
 
@@ -94,8 +94,27 @@ def test_a_new_image_that_ties_existing_groups_moves_none_of_them():
         (make_ref("1", group="g", split="eval"), make_facts("x")),
         (make_ref("2", group="h", split="train"), make_facts("y")),
     )
-    plan = append(existing, HALVES, (make_ref("3", group="g"), make_facts("y")))
+    new = make_ref("3", group="g"), make_facts("y")
+    plan = append(existing, HALVES, new)
     assert [where(plan)[key] for key in "123"] == ["eval", "train", "train"]
+    assert [str(leak) for leak in plan.leaks] == ["group 'g': 1 in eval and 3 in train"]
+    with pytest.raises(
+        SplitConflict, match="^1 set of images that belong together lies in several splits: group 'g': 1"
+    ):
+        append(existing, replace(HALVES, split_conflicts="refuse"), new)
+    # What leaked before is no reason to refuse images that have no part in it.
+    leaky = published(plan)
+    assert append(leaky, replace(HALVES, split_conflicts="refuse"), *many(2, start=900)).leaks == ()
+
+
+@pytest.mark.parametrize("policy", ["group", "report"])
+def test_a_new_image_that_looks_like_one_of_each_split_is_reported_when_these_are_grouped(policy):
+    existing = first(
+        (make_ref("1", split="eval"), looking_like()), (make_ref("2", split="train"), looking_like(0b1111))
+    )
+    plan = append(existing, replace(HALVES, near_duplicates=policy), (make_ref("3"), looking_like(0b11)))
+    expected = ["near duplicates: 1 in eval and 2 in train"] if policy == "group" else []
+    assert [str(leak) for leak in plan.leaks] == expected
 
 
 def test_a_split_that_gets_nothing_new_has_no_shard():

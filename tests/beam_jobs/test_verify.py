@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 
 from beam_jobs import ingest, manifest, record, tables, tfrecord
-from beam_jobs.errors import CorruptDataset, SourceError
+from beam_jobs.errors import CorruptDataset, SourceError, SplitConflict
 from beam_jobs.manifest import Manifest
 from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
 from beam_jobs.verify import _rows_by_shard, verify
-from tests.make_images import class_folders, encode, flipped, jpeg
+from tests.make_images import class_folders, encode, flipped, jpeg, png
 
 NAME = "Split-train/data-00001-of-00002.tfrecord"
 
@@ -447,3 +447,27 @@ def test_a_histogram_of_several_classes_an_image_is_compared_too(copy_of):
     dataset = copy_of("_many")
     edit_manifest(dataset, lambda values: values["splits"]["all"]["classes"].update(a=4))
     assert verify(str(dataset)).problems == ["all: the class histogram of dataset.json is not that of its records"]
+
+
+@pytest.mark.parametrize("conflicts", ["report", "refuse"])
+def test_copies_that_a_split_column_parts_are_reported_by_ingest_and_verify_or_refused(tmp_path, conflicts):
+    for number, name in enumerate(("one", "copy", "dog", "hound")):
+        (tmp_path / f"{name}.png").write_bytes(png(max(0, number - 1)))
+    rows = ["one.png,cat,train", "copy.png,cat,eval", "dog.png,dog,train", "hound.png,dog,eval"]
+    (tmp_path / "table.csv").write_text("\n".join(["image,label,split", *rows]))
+    options = IngestOptions(
+        source=str(tmp_path / "table.csv"),
+        out=str(tmp_path / "out"),
+        columns=TableColumns(split="split"),
+        split_conflicts=conflicts,
+    )
+    lines: list[str] = []
+    if conflicts == "refuse":
+        with pytest.raises(SplitConflict, match="copies: copy.png in eval and one.png in train; mend the split column"):
+            ingest.run(options, report=lines.append)
+        assert not manifest.is_published(options.out)
+        return
+    ingest.run(options, report=lines.append)
+    assert any(line.startswith("warning ") and "copy.png in eval and one.png in train" in line for line in lines)
+    found = verify(options.out)
+    assert (found.problems, found.leaks) == ([], ["copies: copy.png in eval and one.png in train"])

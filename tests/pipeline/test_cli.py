@@ -168,8 +168,9 @@ def test_ingest_passes_every_option_on(place, capsys):
 
 EVERY_OPTION = (
     "ingest table.csv --out o --overwrite --source-kind csv --splits a=3,b=1 --stratify --seed 7 --shard-mb 2"
-    " --shards 1 --duplicates report --near-duplicates group --near-distance 4 --policy resize --side-px 99"
-    " --fit inside --quality 71 --facts basic --max-reject-ratio 0.5 --threads 3 --image-column i --label-column l"
+    " --shards 1 --split-conflicts refuse --duplicates report --near-duplicates group --near-distance 4"
+    " --policy resize --side-px 99 --fit inside --quality 71 --facts basic --max-reject-ratio 0.5"
+    " --threads 3 --image-column i --label-column l"
     " --labels-column ls --label-separator ; --mask-column m --weight-column w --key-column k --group-column g"
     " --split-column s --extra-column x --extra-column y --max-bytes 90001 --max-pixels 90000 --max-side-px 900"
     " --min-side-px 9 --max-aspect 9 --max-seconds 7 --http-timeout-s 1.5 --http-retries 8 --http-per-host 2"
@@ -223,6 +224,7 @@ def test_every_option_reaches_its_setting(asked_for):
         duplicates="report",
         near_duplicates="group",
         near_distance=4,
+        split_conflicts="refuse",
         pixels=PixelOptions(policy="resize", side_px=99, fit="inside", quality=71),
         facts="basic",
         max_reject_ratio=0.5,
@@ -272,6 +274,7 @@ def test_the_defaults_that_help_names_are_the_defaults():
         "--duplicates": options.duplicates,
         "--near-duplicates": options.near_duplicates,
         "--near-distance": options.near_distance,
+        "--split-conflicts": options.split_conflicts,
         "--policy": options.pixels.policy,
         "--side-px": options.pixels.side_px,
         "--fit": options.pixels.fit,

@@ -54,6 +54,19 @@ def test_problems_of_a_dataset_are_a_line_each(tmp_path, capsys, monkeypatch):
     assert "\x1b" not in shown
 
 
+def test_images_that_leak_between_splits_are_warnings_of_a_sound_dataset(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.jpg").write_bytes(jpeg(1))
+    (tmp_path / "table.csv").write_text("image,label,split\none.jpg,cat,train\ntwo.jpg,cat,eval\n")
+    assert run("ingest table.csv --out dataset --split-column split".split()) == 0
+    capsys.readouterr()
+    assert run("verify dataset".split()) == 0
+    assert capsys.readouterr().out.startswith(
+        "warning   copies: two.jpg in eval and one.jpg in train\nsound: 2 records"
+    )
+
+
 @pytest.mark.parametrize("flags", [[], ["--debug"]])
 def test_errors_are_printed_without_controls(monkeypatch, capsys, flags):
     def fail(*_, **__):

@@ -123,6 +123,7 @@ _VERIFICATION = one(
     records=whole("Records read and decoded."),
     bytes=whole("Bytes read."),
     problems=many(text("One problem."), "What is wrong; empty when the dataset is sound."),
+    leaks=many(text("One set, and an image of it in each split."), "Images that belong together, in several splits."),
 )
 _FEATURE = one(
     "A feature.",

@@ -84,6 +84,14 @@ RECIPES: dict[str, Callable[[], tuple[list[Row], dict]]] = {
     "rejects": lambda: (_with(Row("bad.jpg", b"no image", "a", "train"), Row("worse.jpg", b"", "b", "eval")), {}),
     "copy": lambda: (_with(Row("twin.jpg", sound_rows()[7].data, "b", "eval")), {}),
     "copy in one split": lambda: (_with(Row("twin.jpg", sound_rows()[7].data, "b", "train")), {}),
+    "group": lambda: (
+        _all(lambda row, at: replace(row, extra={"owner": f"owner {at // 7}" if at // 7 in (3, 8) else ""})),
+        {"columns": TableColumns(split="split", group="owner")},
+    ),
+    "grouped look-alike": lambda: (
+        _with(Row("alike.jpg", photograph(7, quality=70), "b", "eval")),
+        {"near_duplicates": "group"},
+    ),
     "look-alike": lambda: (_with(Row("alike.jpg", photograph(7, quality=70), "b", "eval")), {}),
     "one class": lambda: (_all(lambda row, _: replace(row, label="a")), {}),
     "lost class": lambda: (_with(Row("z.jpg", sound_rows()[7].data, "c", "train")), {"duplicates": "drop"}),

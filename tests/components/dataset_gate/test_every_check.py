@@ -56,6 +56,26 @@ TABLE = [
         ),
     ),
     (
+        LOOSE,
+        "group",
+        (
+            *("group leakage", "eval, train", "group"),
+            *(
+                "1 set of images shared between splits (such as group 'owner 8': 61.jpg in eval and 59.jpg in train)",
+                "0",
+            ),
+        ),
+    ),
+    (
+        LOOSE,
+        "grouped look-alike",
+        (
+            *("group leakage", "eval, train", "group"),
+            "1 set of images shared between splits (such as near duplicates: alike.jpg in eval and 07.jpg in train)",
+            "0",
+        ),
+    ),
+    (
         GateLimits(near_leaks=True),
         "look-alike",
         (
@@ -125,6 +145,7 @@ TABLE = [
 JUST_ENOUGH = {
     "rejects": GateLimits(max_reject_ratio=2 / 92),
     "copy": GateLimits(max_leaks=1),
+    "group": GateLimits(max_group_leaks=1),
     "look-alike": GateLimits(near_leaks=True, max_near_leaks=1),
     "lost class": GateLimits(allow_missing_classes=True),
     "unseen class": GateLimits(allow_missing_classes=True),

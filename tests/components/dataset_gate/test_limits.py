@@ -8,7 +8,10 @@ import pytest
 from beam_jobs.errors import OptionError
 from components.dataset_gate.limits import GateLimits
 
-COUNTS = ("max_anomalies", "max_leaks", "max_near_leaks", "near_distance", "min_images_per_class", "min_side_px")
+COUNTS = (
+    *("max_anomalies", "max_leaks", "max_group_leaks", "max_near_leaks", "near_distance", "min_images_per_class"),
+    "min_side_px",
+)
 FLAGS = ("near_leaks", "allow_missing_classes", "require_all_classes")
 SHARES = (
     *("max_reject_ratio", "max_low_resolution_ratio", "max_blank_ratio", "max_drift_l_infinity"),
