@@ -29,6 +29,8 @@ COLUMNS = (
     "price",
     "city",
     "serial",
+    "third",
+    "pair",
 )
 
 
@@ -87,6 +89,7 @@ def _row(number: int, label: str, name: str) -> list[object]:
         *(f"masks/{number:02d}.png", number % 4, f"id-{number:02d}", f"family{number % 5}"),
         *("eval" if number % 2 else "train", number / 8, f"city{number % 3}" * (number != 5)),
         f"{SERIALS[number]}.0" * (number != 5),  # as pandas writes whole numbers of which one is missing
+        *(number / 3, f"photos/cat/{number // 2:02d}.png"),  # no float32; one image of each split
     ]
 
 

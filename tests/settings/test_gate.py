@@ -43,6 +43,7 @@ ROWS = [
     row("gate.max_anomalies", 1, stopped, NOW_PASSES, given={"dataset": "sound", "odd": "image/width"}),
     row("gate.max_reject_ratio", 0.01, stopped, NOW_STOPS, given={"dataset": "rejects"}),
     row("gate.max_leaks", 1, stopped, NOW_PASSES, given={"dataset": "copy"}),
+    row("gate.max_group_leaks", 1, stopped, NOW_PASSES, given={"dataset": "group"}),
     row("gate.near_leaks", True, findings, ((), ("near leakage",)), given={"dataset": "look-alike"}),
     row("gate.max_near_leaks", 1, stopped, NOW_PASSES, given=ALIKE),
     row("gate.near_distance", 0, stopped, NOW_PASSES, given=ALIKE),

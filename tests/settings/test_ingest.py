@@ -27,6 +27,9 @@ ALL = CATS + DOGS
 HALVES = {"train": 0.5, "eval": 0.5}
 PHOTOS = {"ingest.source": "photos", "ingest.splits": HALVES}
 TABLE = {"ingest.source": "images.csv", "ingest.splits": HALVES}
+MASKS = {**TABLE, "ingest.columns.mask": "mask"}
+THIRDS = {**TABLE, "ingest.columns.extra": ["third"]}
+PAIRS = {**TABLE, "ingest.columns.image": "pair", "ingest.columns.key": "id", "ingest.columns.split": "part"}
 COPIES = {"ingest.source": "copies", "ingest.splits": HALVES}
 ODD = {"ingest.source": "odd", "ingest.splits": HALVES, "ingest.max_reject_ratio": 1.0}
 TWINS = {"ingest.source": "twins", "ingest.splits": {"train": 13, "eval": 2}}
@@ -167,6 +170,8 @@ ROWS = [
     ),
     row("ingest.stratify", True, lambda found: found.count("eval")["twins"], lambda _, after: after == 2, given=TWINS),
     row("ingest.near_duplicates", "report", near, (0, 2), given={**PHOTOS, "ingest.source": "flat"}),
+    row("ingest.split_conflicts", "refuse", lambda found: found.error, ("", "SplitConflict"), given=PAIRS),
+    row("ingest.float32_loss", "refuse", lambda found: found.error, ("", "Float32Loss"), given=THIRDS),
     row(
         "ingest.facts",
         "basic",
@@ -283,6 +288,14 @@ ROWS = [
         lambda found: sum(map(len, stored(found).values())),
         shrinks,
         given={**RESIZED, "ingest.source": "jpegs"},
+    ),
+    row("ingest.limits.mask_classes", 1, lambda found: found.error, ("", "TooManyRejects"), given=MASKS),
+    row(
+        "ingest.limits.mask_ignore",
+        1,
+        lambda found: found.error,
+        ("TooManyRejects", ""),
+        given={**MASKS, "ingest.limits.mask_classes": 1},
     ),
     row("ingest.limits.max_bytes", 3000, lambda found: found.reasons.get("too_many_bytes"), (None, 2), given=ODD),
     row(

@@ -102,6 +102,13 @@ ROWS = [
     row("evaluate.min_accuracy", 0.91, lambda found: found.blessed, PASSES_BEFORE),
     row("evaluate.max_drop", 0.04, lambda found: found.blessed, PASSES_BEFORE, first=(0.06,)),
     row(
+        "evaluate.above_largest_class",
+        False,
+        lambda found: found.blessed,
+        (False, True),
+        given={"answers": "of chance"},
+    ),
+    row(
         "evaluate.slice_by",
         ["camera"],
         lambda found: sorted(found.slices),
@@ -173,13 +180,20 @@ def judge(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     root = tmp_path_factory.mktemp("evaluate")
     cameras = [{"camera": [b"old" if place % 4 else b"new"]} for place in range(len(LABELS))]
     both = np.concatenate([answers_of(36), answers_of(38)], axis=1)
-    answers = write_answers(root / "answers", LABELS, both, cameras)
+    uneven = [0] * 26 + [1] * 14
+    chance = np.eye(2, dtype=np.float32)[[label if place < 31 else 1 - label for place, label in enumerate(uneven)]]
+    answers = {
+        "": write_answers(root / "answers", LABELS, both, cameras),
+        "of chance": write_answers(root / "chance", uneven, np.concatenate([chance, chance], axis=1)),
+    }
 
     def judged(settings: Mapping[str, Any]) -> Evaluated:
         out = root / str(len(os.listdir(root)))
-        options = config_of({"root": "work", **INGEST, **settings}).evaluate
+        given = dict(settings)
+        records = answers[given.pop("answers", "")]
+        options = config_of({"root": "work", **INGEST, **given}).evaluate
         chosen = models if options.max_drop is not None else {"candidate": models["candidate"]}
-        blessed = evaluate(options, chosen, answers, out)
+        blessed = evaluate(options, chosen, records, out)
         return Evaluated(blessed=blessed, slices=tuple(load_evaluation(str(out)).slices))
 
     return judged
