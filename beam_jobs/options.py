@@ -251,7 +251,8 @@ class IngestOptions:
       split_conflicts: what becomes of images that belong together, as copies, a group or grouped near duplicates, when
         a split column or an existing dataset puts them into two splits: `report` writes and names them, `refuse`
         publishes nothing.
-      stratify: whether every class is cut by the shares on its own, exactly; images added later may then move others.
+      stratify: whether every class is divided by the shares on its own, to the image, or as closely as copies, groups
+        and grouped near duplicates that stay together allow; images added later may then move others.
       pixels: what becomes of the pixels.
       facts: `all`, or `basic` for no channel statistics, which makes `copy` faster.
       max_reject_ratio: share of bad images, 0-1, over which nothing is published.

@@ -11,7 +11,7 @@ comes before them by key moves those. And stratified splits depend on how many i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,10 +71,13 @@ def assign(
     An image goes where the source asks it to be. Its unit goes where a member already lies, or else where the source
     asks a member to be (the first such split), or else where the hash says.
 
-    Stratified, the units of each class are put in order of their hash and cut by the shares, so that the images of the
-    class come as close to the shares as whole units allow; each split gets a unit of every class that has enough of
-    them. A unit of several classes belongs to the most frequent one. Cuts, unlike hashes, move images when a class
-    grows.
+    Stratified, each class is divided on its own. Where every image is a unit of its own, these are
+    put in order of their hash and cut by the shares, to the image. Whole units may not allow that; then the smallest
+    split gets the units whose images come closest to its share, then the next, and the largest gets the rest: with two
+    splits, no other division of the units is closer. Each split gets a unit of every class that has enough of them. A
+    unit of several classes belongs to the most frequent one, and its other images count for the classes that are
+    divided later: classes whose units hold the most images of others come first. Divisions, unlike hashes, move images
+    when a class grows.
 
     Args:
       units: what must stay together.
@@ -101,14 +104,27 @@ def assign(
 
 def _stratified(units: np.ndarray, classes: np.ndarray, hashes: np.ndarray, shares: Mapping[str, float]) -> np.ndarray:
     """Returns the split of each unit, given unit and class of each image and the hash of each unit."""
-    sizes = np.bincount(units, minlength=len(hashes))
     kinds = _most_frequent(units, classes)
+    own = classes == kinds[units]
+    sizes = np.bincount(units[own], minlength=len(hashes))
     order = np.lexsort((hashes, kinds))
     starts = np.flatnonzero(np.diff(kinds[order], prepend=-1))
+    members = dict(zip(kinds[order[starts]].tolist(), np.split(order, starts[1:]), strict=len(order) > 0))
+    others = {kind: np.flatnonzero(~own & (kinds[units] == kind)) for kind in np.unique(kinds[units[~own]]).tolist()}
     places = np.zeros(len(hashes), np.int64)
-    for members in np.split(order, starts[1:]):
-        places[members] = _cut(sizes[members], list(shares.values()))
+    placed = np.zeros((len(shares), classes.max(initial=-1) + 1), np.int64)
+    for kind in sorted(members, key=lambda kind: (-len(others.get(kind, ())), kind)):
+        few = sizes[members[kind]]
+        places[members[kind]] = _divide(few, _wanted(int(few.sum()), placed[:, kind], list(shares.values())))
+        if kind in others:
+            np.add.at(placed, (places[units[others[kind]]], classes[others[kind]]), 1)
     return places
+
+
+def _wanted(total: int, placed: np.ndarray, shares: list[float]) -> np.ndarray:
+    """Returns how many of `total` images each split should get, given how many of the class it has already."""
+    missing = np.maximum(_apportion(total + int(placed.sum()), shares) - placed, 0)
+    return missing if missing.sum() == total else _apportion(total, list(missing / missing.sum()))
 
 
 def _most_frequent(units: np.ndarray, classes: np.ndarray) -> np.ndarray:
@@ -119,16 +135,85 @@ def _most_frequent(units: np.ndarray, classes: np.ndarray) -> np.ndarray:
     return pairs[order[np.unique(pairs[order] // base, return_index=True)[1]]] % base
 
 
-def _cut(sizes: np.ndarray, shares: list[float]) -> np.ndarray:
-    """Returns the split of each unit: consecutive runs whose images come closest to the shares."""
+def _divide(sizes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Returns the split of each unit, so that the images of the splits come close to those that are wanted."""
+    cut = _cut(sizes, wanted)
+    if sizes.max() == 1 or not _error(cut, sizes, wanted):
+        return cut
+    filled = _fill(sizes, wanted)
+    return filled if _error(filled, sizes, wanted) < _error(cut, sizes, wanted) else cut
+
+
+def _error(places: np.ndarray, sizes: np.ndarray, wanted: np.ndarray) -> int:
+    return int(np.abs(np.bincount(places, sizes, len(wanted)) - wanted).sum())
+
+
+def _cut(sizes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Returns the split of each unit: consecutive runs whose images come closest to those that are wanted."""
     totals = np.concatenate([[0], np.cumsum(sizes)])
     cuts = [0]
-    for target in np.cumsum(_apportion(int(totals[-1]), shares))[:-1]:
+    for target in np.cumsum(wanted)[:-1]:
         cut = int(np.abs(totals - target).argmin())
-        if len(sizes) >= len(shares):
-            cut = min(max(cut, cuts[-1] + 1), len(sizes) - len(shares) + len(cuts))
+        if len(sizes) >= len(wanted):
+            cut = min(max(cut, cuts[-1] + 1), len(sizes) - len(wanted) + len(cuts))
         cuts.append(cut)
     return np.searchsorted(cuts[1:], np.arange(len(sizes)), side="right")
+
+
+def _fill(sizes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Returns the split of each unit: the smallest split gets what comes closest, the largest the rest."""
+    *smaller, largest = np.argsort(wanted, kind="stable").tolist()
+    places = np.full(len(sizes), largest)
+    for number, split in enumerate(smaller):
+        left = np.flatnonzero(places == largest)
+        enough = len(sizes) >= len(wanted)
+        most = len(left) - (len(smaller) - number) if enough else len(left)
+        for size, count in _closest(sizes[left], int(wanted[split]), most, at_least_one=enough).items():
+            places[left[sizes[left] == size][-count:]] = split
+    return places
+
+
+def _closest(sizes: np.ndarray, target: int, most: int, at_least_one: bool) -> dict[int, int]:
+    """Returns size -> how many units of it to take, so that the sum is closest to the target; of two the smaller.
+
+    Sums are built from the fewest units, by dynamic programming over multiples of the sizes (bounded subset sum).
+
+    Args:
+      sizes: of the units there are.
+      target: the sum.
+      most: units that may be taken.
+      at_least_one: whether none is too few.
+    """
+    target = max(target, int(at_least_one))
+    values, counts = np.unique(sizes, return_counts=True)
+    fewest = np.full(min(int(sizes.sum()), target + int(values[-1])) + 1, len(sizes) + 1)
+    fewest[0] = 0
+    parts: list[tuple[int, int, np.ndarray]] = []
+    for value, count in zip(values[::-1].tolist(), counts[::-1].tolist(), strict=True):
+        for part in _parts(count):
+            step = value * part
+            if fewest[min(target, len(fewest) - 1)] <= most or step >= len(fewest):
+                break
+            better = fewest[:-step] + part < fewest[step:]
+            fewest[step:][better] = fewest[:-step][better] + part
+            parts.append((value, part, np.packbits(better)))
+    sums = np.flatnonzero(fewest <= most)[at_least_one:]
+    rest = int(sums[np.abs(sums - target).argmin()])
+    taken: dict[int, int] = {}
+    for value, part, better in reversed(parts):
+        place = rest - value * part
+        if place >= 0 and np.unpackbits(better[place // 8])[place % 8]:
+            rest, taken[value] = place, taken.get(value, 0) + part
+    return taken
+
+
+def _parts(count: int) -> Iterator[int]:
+    """Yields 1, 2, 4, ... and a rest, of which every number up to the count is a sum."""
+    part = 1
+    while count:
+        yield min(part, count)
+        count -= min(part, count)
+        part *= 2
 
 
 def _apportion(total: int, shares: list[float]) -> np.ndarray:

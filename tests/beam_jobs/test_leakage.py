@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from beam_jobs import tables
+from beam_jobs.near import bit_count
 from beam_jobs.plan import make_plan
 from tests.beam_jobs.make_rows import make_options, sha
 
@@ -45,7 +46,8 @@ def world() -> World:
     group = np.where(random.random(count) < 0.2, random.integers(0, GROUPS, count), -1)
     group[(numbers >= OLD) & (original != numbers)] = -1
     content = np.where(is_copy, original, numbers)
-    hashes = random.integers(0, 2**63, count)
+    hashes = random.integers(0, 2**63, 3 * count)
+    hashes = hashes[np.abs(bit_count(hashes.view(np.uint64)).astype(int) - 32) < 5][:count]  # neither of flat images
     flips = np.bitwise_or.reduce(1 << random.integers(0, 63, (count, 3)), axis=1)
     hashes = np.where(is_alike, hashes[original] ^ flips, hashes)[content]
     columns = {

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -108,10 +110,49 @@ def test_a_unit_follows_its_members(asked, settled, expected, classes):
         ([1] * 4, [2, 1, 1]),
         ([10] * 10, [80, 10, 10]),
         ([3] * 100, [240, 30, 30]),
+        ([7] + [1] * 13, [16, 2, 2]),
+        ([1] * 8 + [12], [16, 2, 2]),
+        ([5, 5, 2, 2, 2, 2, 2], [16, 2, 2]),
+        ([9, 9, 9], [9, 9, 9]),
     ],
 )
 def test_a_class_is_cut_by_the_shares(sizes, images):
     assert stratify(sizes) == images
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_copies_of_a_small_class_do_not_keep_it_from_its_shares(seed):
+    options = make_options(splits={"train": 0.85, "eval": 0.15}, seed=seed)
+    assert stratify([7] + [1] * 8, options=options) == [13, 2]
+
+
+SIZES = st.lists(st.integers(1, 9), min_size=2, max_size=9)
+
+
+@settings(deadline=None)
+@given(SIZES, st.sampled_from([(9, 1), (1, 1), (2, 1), (1, 9)]))
+def test_of_two_splits_no_other_division_is_closer_to_the_shares(sizes, shares):
+    options = make_options(splits=dict(zip("ab", shares, strict=True)))
+    first, _ = stratify(sizes, options=options)
+    exact = sum(sizes) * shares[0] / sum(shares)
+    wanted = int(exact + 0.5)  # of two equal remainders the first split gets more
+    chosen = itertools.chain.from_iterable(itertools.combinations(sizes, count) for count in range(1, len(sizes)))
+    assert abs(first - wanted) == min(abs(sum(some) - wanted) for some in chosen)
+
+
+def test_images_in_units_of_other_classes_count_too():
+    # Class 0 has three units with five images of class 1 each; the other images of class 1 make up for where they went.
+    units, classes = [11] * 3 + [1] * 61, ([0] * 6 + [1] * 5) * 3 + [1] * 61
+    places = np.array(assign(units_of(units), make_options(splits={"a": 0.75, "b": 0.25}), classes=classes))
+    assert np.bincount(places[np.array(classes) == 0]).tolist() == [12, 6]
+    assert np.bincount(places[np.array(classes) == 1]).tolist() == [57, 19]
+
+
+def test_a_large_class_of_many_groups_is_divided_exactly():
+    sizes = np.random.default_rng(0).integers(2, 40, 5000)
+    total = int(sizes.sum())
+    images = stratify(sizes)
+    assert max(abs(found - share * total) for found, share in zip(images, (0.8, 0.1, 0.1), strict=True)) <= 1
 
 
 @settings(deadline=None)
