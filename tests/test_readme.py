@@ -75,9 +75,7 @@ def test_as_many_tests_are_run_as_it_says(request):
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("command", FEEDLINE)
-def test_command(workplace, warm, command, monkeypatch):
-    # Of the five images that are held back here no model is surely better than the largest class.
-    monkeypatch.setenv("FEEDLINE_EVALUATE__ABOVE_LARGEST_CLASS", "false")
+def test_command(workplace, warm, command):
     arguments = shlex.split(command)[1:]
     result = feedline(*arguments, cwd=workplace, programs=warm)
     assert result.returncode == 0, result.stderr
