@@ -35,7 +35,7 @@ from trainer.train_options import TrainOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 COLUMNS = TransformOptions(columns={"camera": "vocabulary(5)", "iso": "scale"})
-EVALUATE = EvaluateOptions(slice_by=("camera",), max_drop=1.0)
+EVALUATE = EvaluateOptions(above_largest_class=False, slice_by=("camera",), max_drop=1.0)
 BEAM_ARGS = ["--runner=FnApiRunner", "--direct_running_mode=in_memory"]
 
 
