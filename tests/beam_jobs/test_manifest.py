@@ -72,6 +72,9 @@ def test_counts_of_what_was_not_searched_survive_the_disk_and_are_absent_without
     assert manifest.load(str(tmp_path)) == some
 
 
+QUIET = replace(SOUND, remarks=Remarks())
+
+
 @pytest.mark.parametrize(
     ("classes", "warnings"),
     [
@@ -83,13 +86,13 @@ def test_counts_of_what_was_not_searched_survive_the_disk_and_are_absent_without
 )
 def test_classes_without_an_image_for_evaluation_are_a_warning(classes, warnings):
     eval_split = replace(SOUND.splits["eval"], classes=classes)
-    assert replace(SOUND, splits={**SOUND.splits, "eval": eval_split}).warnings == warnings
+    assert replace(QUIET, splits={**SOUND.splits, "eval": eval_split}).warnings == warnings
 
 
 def test_classes_that_the_first_split_lacks_are_no_warning_and_of_many_some_are_named():
     labels = tuple(f"{number:02d}" for number in range(30))
     empty = replace(SOUND.splits["eval"], classes={})
-    many = replace(SOUND, labels=labels, splits={"train": empty, "eval": empty, "test": empty})
+    many = replace(QUIET, labels=labels, splits={"train": empty, "eval": empty, "test": empty})
     assert [line.partition(":")[0] for line in many.warnings] == [
         "split eval holds no image of 30 classes",
         "split test holds no image of 30 classes",
@@ -99,7 +102,7 @@ def test_classes_that_the_first_split_lacks_are_no_warning_and_of_many_some_are_
 
 def test_images_that_were_not_searched_are_a_warning():
     (line,) = replace(
-        SOUND, splits={"train": SOUND.splits["train"]}, counts=ImageCounts(found=9, written=6, near_unsearched=1)
+        QUIET, splits={"train": SOUND.splits["train"]}, counts=ImageCounts(found=9, written=6, near_unsearched=1)
     ).warnings
     assert line.startswith("1 image was not compared with all others for near duplicates: ")
 
