@@ -7,6 +7,7 @@ object names its owner: one that ended on this machine is replaced, and one on a
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -80,8 +81,11 @@ def _file(path: str) -> Iterator[None]:
     number = _open(path)
     try:
         with contextlib.suppress(OSError):  # a full disk takes no name of an owner
-            os.ftruncate(number, 0)
-            os.write(number, Owner().to_bytes())
+            writing = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
+            try:
+                os.write(writing, Owner().to_bytes())
+            finally:
+                os.close(writing)
         yield
     finally:
         with contextlib.suppress(OSError):  # its directory was removed or renamed
@@ -89,10 +93,14 @@ def _file(path: str) -> Iterator[None]:
         os.close(number)
 
 
-def _open(path: str) -> int:
-    """Returns a descriptor of the file that has the lock on it."""
+def _open(path: str, access: int = os.O_RDONLY) -> int:
+    """Returns a descriptor of the file that has the lock on it.
+
+    It is open for reading, because a file that is open for writing keeps its disk from being made read-only; where
+    that takes no lock, as on NFS, for writing.
+    """
     while True:
-        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        number = os.open(path, access | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             _flock(number)
             # The owner before may have removed the file after it was opened here.
@@ -100,6 +108,11 @@ def _open(path: str) -> int:
                 return number
         except FileNotFoundError:
             pass
+        except OSError as error:
+            if error.errno != errno.EBADF or access == os.O_RDWR:
+                os.close(number)
+                raise
+            access = os.O_RDWR
         except BaseException:
             os.close(number)
             raise
@@ -111,8 +124,10 @@ def _flock(number: int) -> None:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise Locked(_described(os.pread(number, 1 << 16, 0))) from None
-    except OSError:  # a filesystem without locks: better unguarded than not at all
-        return
+    except OSError as error:
+        if error.errno == errno.EBADF:  # a lock asks for a file that is open for writing
+            raise
+        # A filesystem without locks: better unguarded than not at all.
 
 
 @contextlib.contextmanager

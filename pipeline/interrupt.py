@@ -103,12 +103,10 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 def _dropped(found: sys.UnraisableHookArgs) -> None:
     """Takes what was raised where nobody can catch it: an interruption comes again instead of being printed."""
-    # TensorFlow frees functions when its modules are gone already. A literal, for the names of this module may be, too.
-    if getattr(found.object, "__qualname__", "") == "AtomicFunction.__del__":
-        return
     if _number and issubclass(found.exc_type, KeyboardInterrupt):
         _send_again()
-    else:
+    # TensorFlow frees functions when its modules are gone already. A literal, for the names of this module may be, too.
+    elif getattr(found.object, "__qualname__", "") != "AtomicFunction.__del__":
         sys.__unraisablehook__(found)
 
 

@@ -17,6 +17,7 @@ EXIT_CODES = {
     "TooManyRejects": 3,
     "EmptySplit": 3,
     "SplitConflict": 3,
+    "Float32Loss": 3,
     "SourceChanged": 3,
     "DatasetChanged": 3,
     "CorruptDataset": 3,

@@ -112,9 +112,9 @@ def _write_odd(root: Path) -> None:
 
 
 def _write_flat(root: Path) -> None:
-    """Two files of one white picture with a grey dot on it, and others."""
-    pixels = np.full((HEIGHT, WIDTH, 3), 255, np.uint8)
-    pixels[10:13, 14:17] = 128
+    """Two files of one white picture with a grey shape on it, and others."""
+    pixels = np.full((96, 128, 3), 255, np.uint8)
+    pixels[30:70, 40:90] = 128
     _write(root / "white.png", pixels)
     (root / "white.jpg").write_bytes(encode(pixels, "JPEG", quality=95))
     for number in range(4):

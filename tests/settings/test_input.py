@@ -30,7 +30,7 @@ from trainer.options import InputOptions, TrainerConfig
 from trainer.order import Order
 from trainer.padding import VALID
 from trainer.parsing import KEY
-from trainer.position import Host, Position
+from trainer.position import Host
 from trainer.windows import plan, read
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -192,7 +192,7 @@ def remote_reads(fed: Fed) -> Counter[int]:
         record_bytes=100.0,
     )
     order = Order(records=2, lanes=1, window=2, run=1, seed=0, kind="none")
-    return arguments(read(plan(order, Position(), 1, Host()), index, fed.options), "ParallelInterleaveDatasetV4", -5)
+    return arguments(read(plan(order, 0, 2, Host()), index, fed.options), "ParallelInterleaveDatasetV4", -5)
 
 
 ROWS = [

@@ -23,7 +23,8 @@ feedline verify dataset --json
 `--json-schema`, as in `feedline verify --json-schema`, prints the [JSON Schema](https://json-schema.org) of that
 object, draft 2020-12, and does nothing else; the other arguments may be left out. It is an option of the command and
 not a command of its own, so that it stands in the same help as `--json` and needs no second way of naming commands.
-Each key below is always there, unless its meaning says when it is absent. Later releases may add keys; those that are there keep their meaning.
+Each key below is always there, unless its meaning says when it is absent. Later releases may add keys; those that are
+there keep their meaning.
 
 ## Errors
 
