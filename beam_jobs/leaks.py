@@ -47,19 +47,24 @@ def find(images: pa.Table, kinds: Sequence[str], new: np.ndarray | None = None) 
     leaks = []
     for column in kinds:
         rows = np.flatnonzero(placed & pc.fill_null(pc.not_equal(images[column], ""), False).to_numpy())
-        names = images[column].take(pa.array(rows)).combine_chunks().dictionary_encode()
+        names = images[column].take(_places(rows)).combine_chunks().dictionary_encode()
         sets = names.indices.to_numpy().astype(np.int64)
         pairs, firsts = np.unique(sets * len(splits.dictionary) + splits.indices.to_numpy()[rows], return_index=True)
         several = np.bincount(pairs // max(1, len(splits.dictionary)), minlength=len(names.dictionary)) > 1
         if new is not None:
             several[np.setdiff1d(sets, sets[new[rows]])] = False
         firsts = firsts[several[sets[firsts]]]
-        shown = images.select([column, "split", "key"]).take(pa.array(rows[firsts])).to_pylist()
+        shown = images.select([column, "split", "key"]).take(_places(rows[firsts])).to_pylist()
         found: dict[str, dict[str, str]] = {}
         for row in shown:
             found.setdefault(row[column], {})[row["split"]] = row["key"]
         leaks += [Leak(kind=KINDS[column], name=name, keys=dict(sorted(found[name].items()))) for name in sorted(found)]
     return leaks
+
+
+def _places(rows: np.ndarray) -> pa.Array:
+    """Returns int64[rows] for Arrow, which for an array of NumPy imports pandas, and loses a signal that comes then."""
+    return pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(rows)])
 
 
 def kinds_of(near_duplicates: str) -> tuple[str, ...]:

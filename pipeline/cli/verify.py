@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+from contextlib import suppress
+
 import click
 
 from beam_jobs import visible
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.machine import cores
 from beam_jobs.wording import WARNING, plural
+from pipeline import interrupt
 from pipeline.cli.common import echo, json_option, print_json
 from pipeline.cli.grammar import Command
 from pipeline.cli.values import DIR
@@ -40,6 +44,11 @@ def command(dataset: str, threads: int, as_json: bool) -> None:
 
     from beam_jobs.verify import verify
 
+    # PyArrow imports pandas, if there is one, where it first compares with a value, and loses a signal that comes then.
+    interrupt.hold()
+    with suppress(ImportError):
+        importlib.import_module("pandas")
+    interrupt.install()
     result = verify(dataset, threads or cores())
     if as_json:
         print_json(asdict(result))
