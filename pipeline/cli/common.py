@@ -150,8 +150,9 @@ def check_pushed(summary: RunSummary) -> None:
         return
     from pipeline.summary import refusal
 
-    remedy = "train longer, evaluate on more images, or lower the limit"
-    raise GateFailed(f"{refusal(summary)}; the model was not pushed; {remedy}")
+    raise GateFailed(
+        f"{refusal(summary)}; the model was not pushed; train longer, evaluate on more images, or lower the limit"
+    )
 
 
 def print_json(values: Mapping[str, Any]) -> None:
