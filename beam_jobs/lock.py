@@ -1,7 +1,8 @@
 """One process at a time in a place: a locked file, or an object that only its owner creates.
 
-The kernel releases the lock of a local file when its owner ends, even by SIGKILL. A store has nothing like it, so the
-object names its owner: one that ended on this machine is replaced, and one on another machine is named to the user.
+The kernel releases the lock of a local file when the last thread of its owner ends, even by SIGKILL. A store has
+nothing like it, so the object names its owner: one that ended on this machine is replaced, and one on another machine
+is named to the user.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from dataclasses import asdict, dataclass, field
 from beam_jobs import machine, storage
 
 _ATTEMPTS = 10  # to create an object that its owners remove meanwhile
-_owned: set[str] = set()  # tokens of the objects that this process owns: it may not have the right to remove one
+_ENDING_S = 10.0  # for the last threads of an owner that was killed, one of which may wait for a disk
+_owned: set[str] = set()  # tokens of the locks that this process owns: it may not have the right to remove an object
 
 
 class Locked(Exception):
@@ -79,15 +81,18 @@ def locked(path: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _file(path: str) -> Iterator[None]:
     number = _open(path)
+    ours = Owner()
+    _owned.add(ours.token)
     try:
         with contextlib.suppress(OSError):  # a full disk takes no name of an owner
             writing = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
             try:
-                os.write(writing, Owner().to_bytes())
+                os.write(writing, ours.to_bytes())
             finally:
                 os.close(writing)
         yield
     finally:
+        _owned.remove(ours.token)
         with contextlib.suppress(OSError):  # its directory was removed or renamed
             os.remove(path)
         os.close(number)
@@ -99,10 +104,16 @@ def _open(path: str, access: int = os.O_RDONLY) -> int:
     It is open for reading, because a file that is open for writing keeps its disk from being made read-only; where
     that takes no lock, as on NFS, for writing.
     """
+    deadline = time.monotonic() + _ENDING_S
     while True:
         number = os.open(path, access | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
-            _flock(number)
+            while not _flock(number):
+                content = os.pread(number, 1 << 16, 0)
+                owner = _owner(content)
+                if not owner or not owner.has_ended() or time.monotonic() > deadline:
+                    raise Locked(_described(content))
+                time.sleep(0.02)
             # The owner before may have removed the file after it was opened here.
             if os.path.samestat(os.fstat(number), os.stat(path)):
                 return number
@@ -119,15 +130,16 @@ def _open(path: str, access: int = os.O_RDONLY) -> int:
         os.close(number)
 
 
-def _flock(number: int) -> None:
+def _flock(number: int) -> bool:
+    """Returns whether the file is locked now; a filesystem without locks is better unguarded than of no use."""
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise Locked(_described(os.pread(number, 1 << 16, 0))) from None
+        return False
     except OSError as error:
         if error.errno == errno.EBADF:  # a lock asks for a file that is open for writing
             raise
-        # A filesystem without locks: better unguarded than not at all.
+    return True
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -67,6 +68,24 @@ def test_the_lock_of_a_process_that_was_killed_is_free(tmp_path):
     with locked(path):
         pass
     assert os.listdir(tmp_path) == []
+
+
+def test_an_owner_of_which_only_a_child_is_left_is_waited_for(tmp_path):
+    path = str(tmp_path / "lock")
+    reading, writing = os.pipe()
+    owner = os.fork()
+    if not owner:
+        with locked(path):
+            if not os.fork():  # has the same open file, as the last threads of a killed process have
+                os.close(reading)
+                time.sleep(0.5)
+                os._exit(0)
+            os.write(writing, b".")
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.read(reading, 1)
+    os.waitpid(owner, 0)
+    with locked(path):
+        pass
 
 
 def test_of_many_processes_one_owns_the_lock_at_a_time(tmp_path):
