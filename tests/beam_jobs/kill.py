@@ -31,7 +31,7 @@ from tests.make_images import class_folders, crop, encode
 
 OPTIONS = {"splits": {"train": 0.6, "eval": 0.4}, "shards": 3, "bucket_images": 4, "threads": 2}
 _ARGUMENT = {"open": 0, "os.rename": 1, "os.link": 1}  # audit event -> which of its arguments is the path
-_PATIENCE_S = 180.0  # for one ingest of a few images, on a machine that is busy with other things
+PATIENCE_S = 180.0  # for one ingest of a few images, on a machine that is busy with other things
 
 
 def make_source(folder: Path) -> Path:
@@ -63,6 +63,21 @@ def in_a_child(work: Callable[[], object]) -> int | None:
     Returns:
       its exit code, or the signal that ended it, negative; None when it did not end in time, and was ended.
     """
+    child = forked(work)
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return None
+        time.sleep(0.005)
+
+
+def forked(work: Callable[[], object]) -> int:
+    """Starts a process that runs a function and ends; returns its number."""
     gc.freeze()  # a collection in the child would copy the pages that both share
     child = os.fork()
     if not child:
@@ -74,16 +89,7 @@ def in_a_child(work: Callable[[], object]) -> int | None:
             status = end.code or 0
         finally:
             os._exit(status)
-    end = time.monotonic() + _PATIENCE_S
-    while True:
-        found, status = os.waitpid(child, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > end:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return None
-        time.sleep(0.005)
+    return child
 
 
 def on_each_moment(places: tuple[str, ...], act: Callable[[str], None]) -> None:
