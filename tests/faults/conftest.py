@@ -21,6 +21,7 @@ _FOLDER = "tests/faults/"
 _LONGEST = (
     "test_kills_run.py",
     "test_kills.py",
+    "test_together.py",
     "test_disk.py",
     "test_archives.py",
     "test_network.py",
