@@ -3,6 +3,8 @@
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3.10
+# Importing TensorFlow and TFX takes three times as long without compiled files; tests start many processes.
+unexport PYTHONDONTWRITEBYTECODE
 UV_VERSION := 0.9.30
 UV := .tools/bin/uv
 BIN := .venv/bin
@@ -87,5 +89,5 @@ $(UV):
 
 .venv/.installed: $(UV) setup.py constraints.txt Makefile
 	test -x $(BIN)/python || $(UV) venv --quiet --python 3.10 .venv
-	$(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	touch $@
