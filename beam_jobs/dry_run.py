@@ -16,10 +16,12 @@ from beam_jobs.dry_run_sample import Listing, Sample, listed, looked_at
 from beam_jobs.engines import Engine, costs
 from beam_jobs.engines.costs import Bill, Work, duration, size
 from beam_jobs.errors import SourceError
+from beam_jobs.manifest import Remarks
 from beam_jobs.options import IngestOptions
 from beam_jobs.publish import described
 from beam_jobs.reader import Reader
 from beam_jobs.sources import Source, open_source
+from beam_jobs.sources.hidden import HiddenNames
 from beam_jobs.types import ImageRef, Reject
 
 _RECORD_BYTES = 500  # everything in a record but the image, as in `plan`
@@ -68,6 +70,7 @@ class Estimate:
         items = {
             "source": f"{self.options.source}: {work.images:,} images, {size(work.read_bytes)}{self._how_sized()}",
             "rejects": f"{self.listing.rejects:,} by the listing alone" if self.listing.rejects else "",
+            "hidden": Remarks(hidden=self.listing.hidden, hidden_names=self.listing.hidden_names).hidden_text,
             "sample": looked,
             "work": f"buckets to examine {work.buckets:,}; shards to write: {written}",
             "out": f"{self.options.out}: about {size(work.written_bytes)}",
@@ -110,7 +113,8 @@ def estimate(options: IngestOptions, engine: Engine) -> Estimate:
         engine.check(options)
     dry_run_out.check(options)
     source = open_source(options)
-    listing = listed(_entries(source, options))
+    hidden = HiddenNames()
+    listing = listed(_entries(source, options, hidden), hidden)
     sample = looked_at(listing.picked, _reader(source, options), options)
     work = _work(options, listing, sample, source)
     bill = engine.bill(work) if isinstance(engine, Billed) else _here(work, options.thread_count)
@@ -118,11 +122,12 @@ def estimate(options: IngestOptions, engine: Engine) -> Estimate:
     return Estimate(options=options, engine=name, listing=listing, sample=sample, work=work, bill=bill)
 
 
-def _entries(source: Source, options: IngestOptions) -> Iterator[ImageRef | Reject]:
+def _entries(source: Source, options: IngestOptions, hidden: HiddenNames) -> Iterator[ImageRef | Reject]:
+    entries = source.entries(hidden.add)
     if options.append or options.retry_rejects:
         existing = append.load(options, source.label_kind, described(options))
-        return append.fresh(source.entries(), existing, options.retry_rejects)
-    return source.entries()
+        return append.fresh(entries, existing, options.retry_rejects)
+    return entries
 
 
 def _reader(source: Source, options: IngestOptions) -> Reader:

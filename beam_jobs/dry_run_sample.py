@@ -12,6 +12,7 @@ from beam_jobs.errors import BadImage, SourceError
 from beam_jobs.options import IngestOptions
 from beam_jobs.reader import Reader
 from beam_jobs.slices import Slice
+from beam_jobs.sources.hidden import HiddenNames
 from beam_jobs.types import ImageRef, Reject
 
 SAMPLE_IMAGES = 48
@@ -27,6 +28,8 @@ class Listing:
       sized: images whose size it tells; that of the others is that of the sample.
       bytes: of the files of those.
       rejects: what would be rejected unopened.
+      hidden: names that are passed over, see `manifest.Remarks`.
+      hidden_names: the first of them.
       picked: a random sample of the images, the same in every run.
     """
 
@@ -34,6 +37,8 @@ class Listing:
     sized: int
     bytes: int
     rejects: int
+    hidden: int
+    hidden_names: tuple[str, ...]
     picked: tuple[ImageRef, ...]
 
 
@@ -56,8 +61,13 @@ class Sample:
     megapixels: float
 
 
-def listed(entries: Iterable[ImageRef | Reject]) -> Listing:
-    """Counts the entries of a source, one in memory at a time, and picks some of its images."""
+def listed(entries: Iterable[ImageRef | Reject], hidden: HiddenNames) -> Listing:
+    """Counts the entries of a source, one in memory at a time, and picks some of its images.
+
+    Args:
+      entries: of the source.
+      hidden: what the source passes over on the way, complete when the entries end.
+    """
     chosen = random.Random(0)  # noqa: S311
     picked: list[ImageRef] = []
     count = sized = total = rejects = 0
@@ -72,7 +82,15 @@ def listed(entries: Iterable[ImageRef | Reject]) -> Listing:
             picked.append(entry)
         elif (place := chosen.randrange(count)) < SAMPLE_IMAGES:
             picked[place] = entry
-    return Listing(images=count, sized=sized, bytes=total, rejects=rejects, picked=tuple(picked))
+    return Listing(
+        images=count,
+        sized=sized,
+        bytes=total,
+        rejects=rejects,
+        hidden=hidden.count,
+        hidden_names=tuple(hidden.examples),
+        picked=tuple(picked),
+    )
 
 
 def looked_at(picked: Iterable[ImageRef], reader: Reader, options: IngestOptions) -> Sample:

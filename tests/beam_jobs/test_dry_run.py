@@ -86,6 +86,14 @@ def test_what_is_bad_is_counted_and_not_foreseen_as_written(photos, tmp_path):
     assert "3 of them bad" in "\n".join(found.lines())
 
 
+def test_hidden_names_are_told(photos, tmp_path):
+    source = Path(shutil.copytree(photos, tmp_path / "photos"))
+    (source / "china" / ".DS_Store").touch()
+    found = estimate(options(source, tmp_path / "out"), local.Options())
+    assert "hidden     1 name passed over: china/.DS_Store" in found.lines()
+    assert (found.to_json()["listing"]["hidden"], found.work.images) == (1, 24)
+
+
 def test_a_source_of_nothing_but_bad_images_is_told(tmp_path):
     (tmp_path / "photos" / "a").mkdir(parents=True)
     (tmp_path / "photos" / "a" / "x.jpg").write_bytes(b"no image")

@@ -92,6 +92,8 @@ _ESTIMATE = one(
         sized=whole("Images whose size it tells; that of the others is that of the sample."),
         bytes=whole("Of the files of those."),
         rejects=whole("Images that would be rejected unopened."),
+        hidden=whole("Names that are passed over; a folder counts once, whatever it holds."),
+        hidden_names=many(text("Path below the source; a folder ends in `/`."), "The first of them."),
     ),
     sample=one(
         "Some images that were read.",
