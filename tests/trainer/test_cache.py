@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+import os
 import shutil
 from pathlib import Path
 
@@ -237,6 +238,15 @@ def test_what_an_interrupted_run_left_is_never_used(noise, tmp_path, monkeypatch
     (left / "records.tfrecord").write_bytes(b"half")
     given = cached("disk", tmp_path, eval_ops=FIXED)
     assert read(noise, given, False, epochs=2) == read(noise, options(eval_ops=FIXED), False, epochs=2)
+
+
+def test_all_of_a_cache_is_on_the_disk_before_it_gets_its_name(noise, tmp_path, monkeypatch):
+    done = []
+    sync, rename = os.fsync, os.rename
+    monkeypatch.setattr(os, "fsync", lambda file: done.append(os.readlink(f"/proc/self/fd/{file}")) or sync(file))
+    monkeypatch.setattr(os, "rename", lambda old, new: done.append("renamed") or rename(old, new))
+    kept(noise, tmp_path / "cache")
+    assert [os.path.basename(path) for path in done] == ["records.tfrecord", "index.npz", "renamed", "cache"]
 
 
 def _cut(path: Path) -> None:
