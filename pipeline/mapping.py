@@ -162,4 +162,6 @@ def _is_required(item: dataclasses.Field[Any]) -> bool:
 
 
 def _dotted(where: str, key: str) -> str:
+    if where.startswith("-"):  # an option that takes a key and a value
+        return f"{where} {key}"
     return f"{where}.{key}" if where else str(key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,8 @@ from beam_jobs.inspect.guess import Guess, guess
 from beam_jobs.inspect.lookup import find_record, record_lengths
 from beam_jobs.inspect.summary import FileSummary, of_record, sizes_of, summarise
 from beam_jobs.inspect.values import shown_name, shown_value
-from beam_jobs.wording import listed, plural
+from beam_jobs.manifest import Manifest
+from beam_jobs.wording import listed, plural, some
 
 FEATURE_COLUMNS = ("feature", "kind", "values", "records", "looks like")
 FILE_COLUMNS = ("file", "records", "bytes", "compression")
@@ -65,7 +66,7 @@ def view_key(directory: str, key: str) -> View:
 
 
 def view_dataset(directory: str, shown: int) -> View:
-    """Looks at a published dataset: what its manifest says, and the features of its first shard.
+    """Looks at a published dataset: what its manifest says, and the features of as many shards as have the records.
 
     Args:
       directory: of the dataset.
@@ -73,12 +74,12 @@ def view_dataset(directory: str, shown: int) -> View:
 
     Raises:
       SourceError: the directory is not a dataset.
-      CorruptDataset: `dataset.json` or `images.parquet` is damaged, or not one record of the first shard is sound.
+      CorruptDataset: `dataset.json` or `images.parquet` is damaged, or not one of the records is sound.
     """
     dataset = manifest.load(directory)
     sizes = sizes_of(record_lengths(directory, dataset))
-    path = next((path for name in dataset.splits for path in dataset.shard_paths(directory, name)), "")
-    summary = summarise([path] if path else [], shown)
+    paths = list(_first_shards(directory, dataset, shown))
+    summary = summarise(paths, shown)
     if summary.errors and not summary.records:
         raise summary.errors[0]
     guessed = guess(summary)
@@ -92,12 +93,23 @@ def view_dataset(directory: str, shown: int) -> View:
         title=title_of(directory),
         facts=facts,
         features=_feature_rows(summary, guessed),
-        features_of=name_below(path, directory),
+        features_of=some([name_below(path, directory) for path in paths]),
         records=summary.first,
         guessed=guessed,
         values=dataset.to_json(),
         errors=summary.errors,
     )
+
+
+def _first_shards(directory: str, dataset: Manifest, shown: int) -> Iterator[str]:
+    """Yields the first shard, and more until there are so many records."""
+    records = 0
+    for name, split in dataset.splits.items():
+        for path, shard in zip(dataset.shard_paths(directory, name), split.shards, strict=True):
+            yield path
+            records += shard.records
+            if records >= shown:
+                return
 
 
 def view_files(path: str, shown: int) -> View:

@@ -273,7 +273,7 @@ ROWS = [
     Row("run --show-config", ABSENT, "--show-config", coded(has("epochs: 10")), REFUSED_OR_DONE),
     Row("run --detach", ABSENT, "--detach", lambda ran: len(ran.files("jobs/feedline/jobs/run-*")), (0, 1)),
     Row("verify --threads", "dataset", "--threads 2", lambda ran: ran.threads > 0, (False, True), "--threads 1"),
-    Row("inspect -n", "dataset", "-n 2", lambda ran: len(shown(ran)), (3, 2), "-n 3"),
+    Row("inspect -n", "dataset", "-n 9", lambda ran: len(shown(ran)), (3, 9), "-n 3"),
     Row("inspect --key", "dataset -n 1", "--key flower/002.png", shown, lambda _, after: after == ["flower/002.png"]),
     Row("inspect --export", "dataset -n 3", "--export new", lambda ran: len(ran.files("new/*")), (0, 3)),
     Row("inspect --html", "dataset -n 3", "--html new.html", pictures, (0, 3)),
