@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import google_crc32c
@@ -22,6 +23,7 @@ from beam_jobs.spool import SpoolWriter
 from beam_jobs.types import ImageFacts, ImageRef, Reject
 
 DIRECTORY = "examined"  # in the work directory
+_FACTS, _REJECTS, _SPOOL = "facts-", "rejects-", "spool-"  # what the names of files in it begin with
 # What another attempt, or another answer to who may be asked, can undo.
 _TRANSIENT = (RejectReason.NOT_FETCHED.value, RejectReason.ADDRESS_REFUSED.value)
 
@@ -53,7 +55,7 @@ class Examined:
       good: images with facts.
       rejected: images rejected.
       bytes: bytes read.
-      resumed: whether an earlier run had done it already.
+      resumed: whether an earlier run, or another attempt, has done it.
     """
 
     good: int
@@ -77,17 +79,31 @@ _Outcome = tuple[ImageRef, _Good | Reject]
 
 
 def facts_path(work: str, bucket: Bucket) -> str:
-    """Returns the file of facts of a bucket."""
-    return storage.join(work, DIRECTORY, f"facts-{bucket.name}.parquet")
+    """Returns the file of facts of a bucket that is done; see `_sealed_path`."""
+    return _sealed_path(work, bucket, _FACTS)
 
 
 def rejects_path(work: str, bucket: Bucket) -> str:
-    """Returns the file of rejects of a bucket."""
-    return storage.join(work, DIRECTORY, f"rejects-{bucket.name}.parquet")
+    """Returns the file of rejects of a bucket that is done; see `_sealed_path`."""
+    return _sealed_path(work, bucket, _REJECTS)
+
+
+def _sealed_path(work: str, bucket: Bucket, kind: str) -> str:
+    """Returns the file that the marker of a bucket names.
+
+    Raises:
+      OSError: the bucket is not done.
+      ValueError: its marker is damaged.
+    """
+    files = sealed.read(_marker_path(work, bucket))["files"]
+    return storage.join(work, DIRECTORY, next(name for name in files if name.startswith(kind)))
 
 
 def examine_bucket(bucket: Bucket, task: ExamineTask) -> Examined:
-    """Examines every image of a bucket, unless an earlier run did. Idempotent: equal inputs write equal files."""
+    """Examines every image of a bucket, unless it is done.
+
+    Idempotent: of several attempts, at once or one after the other, one counts, and all return its outcome.
+    """
     work = task.reader.work
     if earlier := _earlier(work, bucket):
         local.add(Progress(earlier.good + earlier.rejected, 0, earlier.rejected))
@@ -95,24 +111,31 @@ def examine_bucket(bucket: Bucket, task: ExamineTask) -> Examined:
     good: list[dict[str, Any]] = []
     bad: list[dict[str, Any]] = []
     read = 0
-    with SpoolWriter(work, _spool_name(bucket)) as spool:
-        for ref, outcome in _outcomes(bucket, task):
-            if isinstance(outcome, Reject):
-                done = Progress(1, outcome.bytes, 1)
-                bad.append(tables.reject_row(outcome))
-            else:
-                done = Progress(1, ref.bytes, 0)
-                places = _places(ref, outcome, spool)
-                good.append(tables.examined_row(ref, outcome.facts, places, outcome.mask_values))
-            read += done.bytes
-            local.add(done)
-    tables.write(facts_path(work, bucket), good, tables.EXAMINED)
-    tables.write(rejects_path(work, bucket), bad, tables.REJECTS)
-    counts = {"good": len(good), "rejected": len(bad), "bytes": read}
-    files = _checksums(work, bucket, spool.size)
-    # Last: a bucket without it is done again.
-    sealed.write(_marker_path(work, bucket), {**counts, "files": files})
-    return Examined(**counts, resumed=False)
+    with sealed.Attempt(_marker_path(work, bucket)) as attempt:
+        spool_name = attempt.name(f"{_SPOOL}{bucket.name}", ".bin")
+        with SpoolWriter(work, f"{DIRECTORY}/{spool_name}") as spool:
+            for ref, outcome in _outcomes(bucket, task):
+                if isinstance(outcome, Reject):
+                    done = Progress(1, outcome.bytes, 1)
+                    bad.append(tables.reject_row(outcome))
+                else:
+                    done = Progress(1, ref.bytes, 0)
+                    places = _places(ref, outcome, spool)
+                    good.append(tables.examined_row(ref, outcome.facts, places, outcome.mask_values))
+                read += done.bytes
+                local.add(done)
+        files = {spool_name: spool.size} if spool.size else {}
+        for kind, rows, schema in ((_FACTS, good, tables.EXAMINED), (_REJECTS, bad, tables.REJECTS)):
+            name = attempt.name(f"{kind}{bucket.name}", ".parquet")
+            files[name] = tables.write(storage.join(work, DIRECTORY, name), rows, schema)
+        counts = {"good": len(good), "rejected": len(bad), "bytes": read}
+        winner = attempt.seal({**counts, "files": files}, partial(_earlier, work, bucket))
+    return winner or Examined(**counts, resumed=False)
+
+
+def sweep(work: str) -> None:
+    """Removes what attempts that were killed have left; see `sealed.sweep`."""
+    sealed.sweep(storage.join(work, DIRECTORY), itemgetter("files"))
 
 
 def forget_transient(work: str, bucket: Bucket) -> None:
@@ -136,30 +159,25 @@ def done_by(marker: bytes) -> Progress | None:
 
 
 def _earlier(work: str, bucket: Bucket) -> Examined | None:
-    """Returns what an earlier run found in a bucket; None when there was none, or its files are no longer those."""
+    """Returns what the attempt that counts found in a bucket; None without one, or when its files are not whole."""
     if not storage.exists(_marker_path(work, bucket)):
         return None
     try:
         counts = sealed.read(_marker_path(work, bucket))
         files = counts.pop("files")
-        spooled = storage.size(storage.join(work, _spool_name(bucket))) if files["spool"] else 0
-        whole = files == _checksums(work, bucket, spooled)
+        whole = all(_check(work, name) == check for name, check in files.items())
     except (OSError, ValueError):
         return None
     return Examined(**counts, resumed=True) if whole else None
 
 
-def _checksums(work: str, bucket: Bucket, spooled: int) -> dict[str, int]:
-    """Returns what tells the files of a bucket: crc32c of its tables, and the bytes of its spool.
+def _check(work: str, name: str) -> int:
+    """Returns the crc32c of a table, and the bytes of a spool.
 
-    The spool may be as large as the source, and each image in it has a checksum that is compared when it is written.
+    A spool may be as large as the source, and each image in it has a checksum that is compared when it is written.
     """
-    facts, rejects = facts_path(work, bucket), rejects_path(work, bucket)
-    return {"facts": storage.checksum(facts), "rejects": storage.checksum(rejects), "spool": spooled}
-
-
-def _spool_name(bucket: Bucket) -> str:
-    return f"{DIRECTORY}/spool-{bucket.name}.bin"
+    path = storage.join(work, DIRECTORY, name)
+    return storage.size(path) if name.startswith(_SPOOL) else storage.checksum(path)
 
 
 def _marker_path(work: str, bucket: Bucket) -> str:

@@ -15,7 +15,20 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from beam_jobs import append, disk, examine, generations, leaks, manifest, remarks, room, storage, tables, workplace
+from beam_jobs import (
+    append,
+    disk,
+    examine,
+    generations,
+    leaks,
+    manifest,
+    remarks,
+    room,
+    storage,
+    tables,
+    workplace,
+    write,
+)
 from beam_jobs.append import Existing
 from beam_jobs.errors import SourceChanged, TooManyRejects
 from beam_jobs.examine import ExamineTask, facts_path, rejects_path
@@ -207,6 +220,7 @@ class _Ingest:
         except Exception:
             workplace.take_back(refs)
             raise
+        examine.sweep(self.work)
         self.say(f"scanned   {plural(found.found, 'image')}, {found.bytes / 1e6:,.1f} MB {_took(started)}")
         return found
 
@@ -258,6 +272,7 @@ class _Ingest:
         started = time.monotonic()
         check_unpublished(self.options.out)
         storage.remove_tree(storage.join(self.work, "failed"))
+        write.sweep(self.work, tasks)
         task = WriteTask(
             reader=self._reader,
             out=self.options.out,

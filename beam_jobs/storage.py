@@ -148,19 +148,40 @@ def atomic_writer(path: str, scratch: str = "", durable: bool = True, exclusive:
     Raises:
       FileExistsError: it is to be created, and there is one of that name.
     """
-    directory = scratch or _parent(path)
-    temporary = join(directory, f".{uuid.uuid4().hex}.tmp")
-    make_dirs(_parent(path))
-    make_dirs(directory)
-    try:
-        with _create(temporary) as stream:
+    temporary = join(scratch or _parent(path), f".{uuid.uuid4().hex}.tmp")
+    with _removed_on_error(temporary):
+        with own_writer(temporary, durable) as stream:
             yield stream
-            if durable:
-                _sync(stream)
-        _replace(temporary, path, durable, exclusive)
+        rename(temporary, path, durable, exclusive)
+
+
+@contextlib.contextmanager
+def own_writer(path: str, durable: bool = True) -> Iterator[BinaryIO]:
+    """Writes a file under a name that nobody else uses; it is removed when the block ends with an error.
+
+    In an object store it costs one upload, `atomic_writer` a copy more.
+
+    Args:
+      path: its name; its directory is created.
+      durable: whether its content must survive a power cut. Its name does when a file in the directory is renamed.
+
+    Yields:
+      a binary stream.
+    """
+    make_dirs(_parent(path))
+    with _removed_on_error(path), _create(path) as stream:
+        yield stream
+        if durable:
+            _sync(stream)
+
+
+@contextlib.contextmanager
+def _removed_on_error(path: str) -> Iterator[None]:
+    try:
+        yield
     except BaseException:
         with contextlib.suppress(OSError):  # what went wrong first is the reason
-            remove(temporary)
+            remove(path)
         raise
 
 
@@ -222,6 +243,37 @@ def make_dirs(path: str) -> None:
         os.makedirs(path, exist_ok=True)
 
 
+def rename(path: str, target: str, durable: bool = True, exclusive: bool = False) -> None:
+    """Gives a file another name, by a copy within the store where there is no renaming.
+
+    Args:
+      path: of the file.
+      target: its new name; its directory is created, and a file of that name replaced.
+      durable: whether the new name must survive a power cut.
+      exclusive: whether a local file of that name stays instead; for remote ones see `create_exclusive`.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      FileExistsError: there is one of the new name, and it is to stay.
+    """
+    if is_remote(path):
+        with _remote(path) as store:
+            store.rename(path, target)
+        return
+    make_dirs(_parent(target))
+    if exclusive:
+        _link(path, target)
+    else:
+        os.replace(path, target)
+    if not durable:
+        return
+    directory = os.open(os.path.dirname(target) or ".", os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
 def remove(path: str) -> None:
     """Removes a file if it is there."""
     if is_remote(path):
@@ -229,7 +281,8 @@ def remove(path: str) -> None:
             with _remote(path) as store:
                 store.delete(path)
     elif os.path.lexists(path):
-        os.remove(path)
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            os.remove(path)
 
 
 def remove_tree(path: str) -> None:
@@ -296,24 +349,6 @@ def _sync(stream: BinaryIO) -> None:
     # Streams of object stores have the method and refuse to answer; for them closing is what makes it last.
     with contextlib.suppress(io.UnsupportedOperation, AttributeError):
         os.fsync(stream.fileno())
-
-
-def _replace(temporary: str, path: str, durable: bool, exclusive: bool) -> None:
-    if is_remote(path):
-        with _remote(path) as store:
-            store.rename(temporary, path)
-        return
-    if exclusive:
-        _link(temporary, path)
-    else:
-        os.replace(temporary, path)
-    if not durable:
-        return
-    directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
-    try:
-        os.fsync(directory)  # the rename itself must survive a power cut
-    finally:
-        os.close(directory)
 
 
 def _link(temporary: str, path: str) -> None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import google_crc32c
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -14,6 +15,7 @@ from beam_jobs import arrow_types, storage  # noqa: F401 - importing the first m
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.types import Annotations, ImageFacts, ImageObject, ImageRef, Reject
 
+_COMPRESSION = "zstd"
 _STRING, _INT64, _FLOAT = pa.string(), pa.int64(), pa.float32()
 
 REFS = pa.schema(
@@ -119,15 +121,18 @@ def reject_row(reject: Reject) -> dict[str, Any]:
     return dict(vars(reject))
 
 
-def write(path: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
-    """Writes rows as a Parquet file, atomically."""
-    write_table(path, pa.Table.from_pylist(list(rows), schema))
+def write(path: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> int:
+    """Writes rows as a Parquet file, atomically, and returns the crc32c of its bytes."""
+    stream = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(list(rows), schema), stream, compression=_COMPRESSION)
+    storage.write_bytes(path, stream.getvalue())
+    return google_crc32c.value(stream.getvalue())
 
 
 def write_table(path: str, table: pa.Table, scratch: str = "", durable: bool = True) -> None:
     """Writes a table as a Parquet file, atomically; equal tables give equal bytes. See `storage.atomic_writer`."""
     with storage.atomic_writer(path, scratch, durable) as stream:
-        pq.write_table(table, stream, compression="zstd")
+        pq.write_table(table, stream, compression=_COMPRESSION)
 
 
 def read(path: str, columns: Sequence[str] | None = None) -> pa.Table:

@@ -5,20 +5,19 @@ Expected failures travel as values, because a runner turns an exception into tex
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import apache_beam as beam
 from apache_beam.metrics import Metrics
 
-from beam_jobs import examine, sealed, storage
+from beam_jobs import examine, sealed, storage, write
 from beam_jobs.errors import FeedlineError
 from beam_jobs.examine import Examined, ExamineTask, examine_bucket
 from beam_jobs.jobs import Tally
 from beam_jobs.progress import Progress
 from beam_jobs.scan import Bucket
-from beam_jobs.write import ShardTask, WriteTask, load_sidecar, note_failure, sidecar_path, write_shard
+from beam_jobs.write import ShardTask, WriteTask, load_sidecar, note_failure, write_shard
 
 
 @dataclass
@@ -61,16 +60,15 @@ class WriteShards(beam.PTransform):
 
     def tally(self) -> Tally:
         """Returns what tells how far the stage is, whichever processes do the work."""
-        digests = {os.path.basename(sidecar_path("", shard)): shard.digest for shard in self.shards}
 
-        def done_by(name: str, sidecar: bytes) -> Progress | None:
+        def done_by(_: str, sidecar: bytes) -> Progress | None:
             try:
                 found = sealed.loads(sidecar)
             except ValueError:  # a damaged one of an earlier run: its shard is being written again
                 return None
-            return Progress(found["records"], found["bytes"]) if found["digest"] == digests[name] else None
+            return Progress(found["records"], found["bytes"])
 
-        return Tally(storage.join(self.task.work, "written"), digests, done_by)
+        return Tally(storage.join(self.task.work, write.DIRECTORY), map(write.sidecar_name, self.shards), done_by)
 
 
 class _Examine(beam.DoFn):

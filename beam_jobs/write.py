@@ -1,7 +1,8 @@
-"""Write: one planned shard -> one file, streamed, fsynced, renamed. One unit of work, no Beam in sight."""
+"""Write: one planned shard -> one file, streamed, fsynced, sealed, renamed. One unit of work, no Beam in sight."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from beam_jobs.sink import Sink
 from beam_jobs.slices import SPOOL, Slice
 from beam_jobs.types import Annotations, ImageFacts, ImageRecord, RecordObject
 
+DIRECTORY = "written"  # in the work directory
 # What decides the bytes of a record, besides the options.
 _DIGESTED = (
     "key",
@@ -98,6 +100,7 @@ class Sidecar:
 
     Attributes:
       digest: of the plan it was written from.
+      file: name in the work directory, before it got the name that it has in the dataset.
       records: in the file.
       bytes: of the file.
       sha256: of the file, hex.
@@ -106,6 +109,7 @@ class Sidecar:
     """
 
     digest: str
+    file: str
     records: int
     bytes: int
     sha256: str
@@ -140,16 +144,32 @@ def shard_path(out: str, shard: ShardTask) -> str:
     return storage.join(out, shards.split_dir(shard.split), shard.name)
 
 
+def sidecar_name(shard: ShardTask) -> str:
+    """Returns the name, in `DIRECTORY`, of the sidecar, which is the seal of a shard; another plan has another."""
+    return f"{_stem(shard)}{sealed.SUFFIX}"
+
+
 def sidecar_path(work: str, shard: ShardTask) -> str:
     """Returns where the sidecar of a shard lies."""
-    return storage.join(work, "written", f"{shard.split}-{shard.name}.json")
+    return storage.join(work, DIRECTORY, sidecar_name(shard))
+
+
+def _stem(shard: ShardTask) -> str:
+    return f"{shard.split}-{shard.name}.{shard.digest[:16]}"
+
+
+def sweep(work: str, tasks: list[ShardTask]) -> None:
+    """Removes what other plans, and attempts that were killed, have left; see `sealed.sweep`."""
+    sealed.sweep(storage.join(work, DIRECTORY), lambda values: [values["file"]], {sidecar_name(task) for task in tasks})
 
 
 def write_shard(shard: ShardTask, task: WriteTask) -> bool:
-    """Writes a shard, unless its sidecar says that an earlier run did. Idempotent.
+    """Writes a shard, unless its sidecar says that it is written.
+
+    Idempotent: of several attempts, at once or one after the other, one gives its file the name in the dataset.
 
     Returns:
-      whether anything was written.
+      whether the shard is the one that this attempt wrote.
 
     Raises:
       SourceChanged: an image is not the one that was examined.
@@ -164,22 +184,25 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
     encode = partial(_record_pieces, task=task, indices={name: index for index, name in enumerate(task.labels)})
     offsets = []
     threads = task.reader.threads(rows, max(1, task.threads - 1))  # the sink is the other one
-    with (
-        storage.atomic_writer(shard_path(task.out, shard), storage.join(task.work, "tmp")) as stream,
-        Sink(stream) as sink,
-    ):
-        for pieces in map_ordered(encode, rows, threads, chunk):
-            offsets.append(sink.position)
-            sink.write(pieces)
-    sidecar = Sidecar(
-        digest=shard.digest,
-        records=len(rows),
-        bytes=sink.position,
-        sha256=sink.sha256,
-        crc32c=sink.crc32c,
-        offsets=tuple(offsets),
-    )
-    sealed.write(sidecar_path(task.work, shard), asdict(sidecar), durable=False)  # a torn one has the shard redone
+    with sealed.Attempt(sidecar_path(task.work, shard)) as attempt:
+        name = attempt.name(_stem(shard), ".tfrecord")
+        with storage.own_writer(storage.join(task.work, DIRECTORY, name)) as stream, Sink(stream) as sink:
+            for pieces in map_ordered(encode, rows, threads, chunk):
+                offsets.append(sink.position)
+                sink.write(pieces)
+        sidecar = Sidecar(
+            digest=shard.digest,
+            file=name,
+            records=len(rows),
+            bytes=sink.position,
+            sha256=sink.sha256,
+            crc32c=sink.crc32c,
+            offsets=tuple(offsets),
+        )
+        winner = attempt.seal(asdict(sidecar), partial(_written, shard, task))
+    if winner:
+        return False
+    _put_in_place(shard, task, sidecar)
     return True
 
 
@@ -207,13 +230,24 @@ def failures(work: str) -> list[str]:
 
 
 def _written(shard: ShardTask, task: WriteTask) -> Sidecar | None:
-    """Returns the sidecar of a shard that an earlier run has finished."""
+    """Returns the sidecar of a shard that another attempt has sealed."""
     try:
         sidecar = load_sidecar(task.work, shard)
-        whole = sidecar.digest == shard.digest and sidecar.bytes == storage.size(shard_path(task.out, shard))
+        return sidecar if _put_in_place(shard, task, sidecar) else None
     except (OSError, ValueError):
         return None  # no sidecar, or a damaged one: the shard is written again
-    return sidecar if whole else None
+
+
+def _put_in_place(shard: ShardTask, task: WriteTask, sidecar: Sidecar) -> bool:
+    """Gives a sealed shard the name that it has in the dataset, unless another attempt has done so.
+
+    Returns:
+      whether the file of that name has as many bytes as the sidecar says.
+    """
+    path = shard_path(task.out, shard)
+    with contextlib.suppress(FileNotFoundError):  # it has the name
+        storage.rename(storage.join(task.work, DIRECTORY, sidecar.file), path)
+    return storage.size(path) == sidecar.bytes
 
 
 def _record_pieces(row: Mapping[str, Any], task: WriteTask, indices: Mapping[str, int]) -> tuple[bytes, ...]:

@@ -44,7 +44,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, self._described(name))
 
     def do_POST(self):
-        content = self.rfile.read(int(self.headers["Content-Length"]))
+        content = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        if copied := re.search(r"/b/bucket/o/([^/]+)/copyTo/b/bucket/o/([^/?]+)", self.path):
+            self._copy(*map(unquote, copied.groups()))
+            return
         if self.path == "/token":
             self._answer(200, {"access_token": "token", "expires_in": 3600, "token_type": "Bearer"})
             return
@@ -73,6 +76,14 @@ class _Handler(BaseHTTPRequestHandler):
                 self.server.objects[name] = data
         gone = {"error": {"code": 412, "message": "At least one of the pre-conditions you specified did not hold."}}
         self._answer(412, gone) if refused else self._answer(200, self._described(name))
+
+    def _copy(self, source: str, target: str) -> None:
+        data = self.server.objects.get(source)
+        if data is None:
+            self._answer(404, {"error": {"code": 404, "message": "No such object"}})
+            return
+        self.server.objects[target] = data
+        self._answer(200, self._described(target))
 
     def _name(self) -> str:
         found = re.search(r"/b/bucket/o/([^/?]+)", self.path)

@@ -149,7 +149,8 @@ def left_behind(out: Path) -> dict[str, list[str]]:
     work = out / "_work"
     return {
         "buckets": sorted(path.name for path in work.glob("examined/done-*.json")),
-        "shards": sorted(path.name for path in work.glob("written/*.json")),
+        # Without the digest of the plan.
+        "shards": sorted(path.name.partition(".tfrecord")[0] for path in work.glob("written/*.json")),
     }
 
 
@@ -165,8 +166,8 @@ def still_to_read(source: Path, clean: Path, left: dict[str, list[str]]) -> Coun
     done = {int(name.removeprefix("done-").partition("-")[0]) for name in left["buckets"]}
     reads = Counter(key for place, key in enumerate(keys) if place // OPTIONS["bucket_images"] not in done)
     for row in tables.read(str(clean / "images.parquet")).to_pylist():
-        sidecar = f"{row['split']}-data-{row['shard']:05d}-of-{OPTIONS['shards']:05d}.tfrecord.json"
-        if sidecar not in left["shards"] and not row["normalised"]:  # what was changed comes out of the spool
+        shard = f"{row['split']}-data-{row['shard']:05d}-of-{OPTIONS['shards']:05d}"
+        if shard not in left["shards"] and not row["normalised"]:  # what was changed comes out of the spool
             reads[row["key"]] += 1
     return reads
 

@@ -31,6 +31,7 @@ from beam_jobs.write import (
     shard_path,
     shard_tasks,
     sidecar_path,
+    sweep,
     write_shard,
 )
 from tests.beam_jobs.make_rows import make_ref
@@ -118,8 +119,7 @@ def test_a_shard_holds_the_planned_images_with_their_own_bytes(stages, photos):
 def test_no_temporary_file_is_left_and_none_is_made_in_the_split(stages):
     write_shard(stages.shards[0], stages.task)
     assert [path.name for path in Path(stages.task.out, "Split-train").iterdir()] == ["data-00000-of-00002.tfrecord"]
-    assert list(Path(stages.task.work).rglob("*.tmp")) == []
-    assert Path(stages.task.work, "tmp").is_dir()
+    assert [path.suffix for path in Path(stages.task.work, "written").iterdir()] == [".json"]
 
 
 @pytest.mark.parametrize("threads", [1, 5])
@@ -138,6 +138,29 @@ def test_a_written_shard_is_not_written_again(stages):
     # Without its plan a shard could not be written, so this shows that it was not tried.
     Path(task.plan_path).unlink()
     assert write_shard(task, stages.task) is False
+
+
+def test_a_shard_that_was_sealed_and_did_not_get_its_name_gets_it(stages):
+    task = stages.shards[0]
+    write_shard(task, stages.task)
+    path, sidecar = Path(shard_path(stages.task.out, task)), load_sidecar(stages.task.work, task)
+    content = path.read_bytes()
+    path.rename(Path(stages.task.work, "written", sidecar.file))
+    path.write_bytes(bytes(len(content)))  # of another plan, and as long
+    Path(task.plan_path).unlink()
+    assert write_shard(task, stages.task) is False
+    assert path.read_bytes() == content
+
+
+def test_what_other_plans_and_killed_attempts_left_is_swept_away(stages):
+    one, other = stages.shards[:2]
+    write_shard(one, stages.task)
+    write_shard(replace(other, digest="of another plan"), stages.task)
+    written = Path(stages.task.work, "written")
+    (written / f"{one.split}-{one.name}.{one.digest[:16]}.{0:032x}.tfrecord").write_bytes(b"half")
+    sweep(stages.task.work, stages.shards)
+    assert [str(path) for path in written.iterdir()] == [sidecar_path(stages.task.work, one)]
+    assert write_shard(one, stages.task) is False
 
 
 def lose_sidecar(task, stages):

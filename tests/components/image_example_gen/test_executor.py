@@ -13,7 +13,7 @@ from tfx.components.util import tfxio_utils
 from tfx.dsl.components.base import base_beam_executor
 from tfx.types import artifact_utils, standard_artifacts
 
-from beam_jobs import manifest, record, sealed, storage, tables
+from beam_jobs import manifest, record, sealed, tables
 from beam_jobs.errors import SourceChanged, TooManyRejects
 from beam_jobs.fingerprint import dataset_fingerprint
 from beam_jobs.options import IngestOptions
@@ -86,10 +86,11 @@ def test_what_a_failed_attempt_examined_is_taken_up_by_the_next_one(photos, tmp_
     rows = tables.read(str(facts)).to_pylist()
     for row in rows:
         row["mean_rgb"] = [1.0, 2.0, 3.0]  # a mark that only taking up the file can carry on
-    tables.write(str(facts), rows, tables.EXAMINED)
+    checksum = tables.write(str(facts), rows, tables.EXAMINED)
     (marker,) = (work / "examined").glob("done-*.json")
     values = sealed.read(str(marker))
-    sealed.write(str(marker), {**values, "files": {**values["files"], "facts": storage.checksum(str(facts))}})
+    files = {**values["files"], facts.name: checksum}
+    sealed.Attempt(str(marker)).seal({**values, "files": files}, lambda: None)
     (tmp_path / "attempts" / ".work-older").mkdir()
     examples = do(source, tmp_path / "attempts", max_reject_ratio=0.1)
     assert manifest.load(examples.uri).channels.mean_rgb == (1.0, 2.0, 3.0)
