@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from beam_jobs import images
-from beam_jobs.errors import BadImage, SourceError
+from beam_jobs.errors import BadImage, SourceError, Unreadable
 from beam_jobs.options import IngestOptions
 from beam_jobs.reader import Reader
 from beam_jobs.slices import Slice
@@ -117,6 +117,8 @@ def looked_at(picked: Iterable[ImageRef], reader: Reader, options: IngestOptions
             good.append((len(encoded), facts.source_height * facts.source_width))
         except BadImage as bad:
             reasons.append(f"{ref.uri}: {bad.reason.value} ({bad.detail})")
+        except Unreadable as fault:
+            reasons.append(f"{ref.uri}: unreadable ({fault})")
         if sum(sizes) >= SAMPLE_BYTES:
             break
     if reasons and not good:

@@ -5,6 +5,7 @@
     │   ├── OptionError                   an option or configuration key
     │   └── SourceError                   where the images should come from
     ├── DiskError                exit 1   a local disk takes no more
+    ├── Unreadable               exit 1   images may be there, and cannot be read now
     └── DataError                exit 3   the data failed a check; nothing was published
         ├── TooManyRejects                more bad images than allowed
         ├── EmptySplit                    a split that would hold no image
@@ -22,7 +23,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
+
+
+class Fault(NamedTuple):
+    """What may be there and could not be read or written: the key of an image, or the name of a file, and the cause."""
+
+    key: str
+    cause: str
 
 
 class FeedlineError(Exception):
@@ -78,6 +86,20 @@ class SourceError(UsageError):
 
 class DiskError(FeedlineError):
     """A local disk is full, read-only or gone."""
+
+
+class Unreadable(FeedlineError):
+    """An image, or several, may be there and cannot be read: no permission, or a failing disk, network or store.
+
+    That says nothing of the images, so it makes no reject of them; another attempt may succeed.
+
+    Attributes:
+      faults: pairs of the key of such an image and the cause.
+    """
+
+    def __init__(self, message: str, faults: tuple[Fault, ...] = ()) -> None:
+        super().__init__(message)
+        self.faults = faults
 
 
 class DataError(FeedlineError):
@@ -142,7 +164,15 @@ class SplitConflict(DataError):
 
 
 class SourceChanged(DataError):
-    """An image is not the one that was examined."""
+    """An image is not the one that was examined.
+
+    Attributes:
+      key: of the image; empty where it concerns none.
+    """
+
+    def __init__(self, message: str, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key
 
 
 class DatasetChanged(DataError):
@@ -199,7 +229,8 @@ class RejectReason(str, enum.Enum):
       BAD_MEMBER: a member of an archive, or a record, cannot be read: encrypted, damaged, a link, outside the archive.
       NOT_A_FILE: it is a pipe, a socket, a device or a directory, or the cell that should name it is empty.
       OUTSIDE_ROOT: it is a link that leads out of the source folder.
-      UNREADABLE: it is missing, may not be read, or reading it fails.
+      UNREADABLE: it is missing; or it may be there, cannot be read, and `unreadable` is `reject`: then the next run
+        tries again.
       NOT_FETCHED: the web server gave no answer, or not this image; the next run tries again.
       ADDRESS_REFUSED: the URL leads to a private address, or is not http(s).
       EMPTY_FILE: it has 0 bytes.

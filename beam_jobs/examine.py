@@ -10,9 +10,9 @@ from typing import Any
 
 import google_crc32c
 
-from beam_jobs import decoders, sealed, storage, tables, web
+from beam_jobs import decoders, passes, sealed, storage, tables, web
 from beam_jobs.annotations import check
-from beam_jobs.errors import BadImage, RejectReason
+from beam_jobs.errors import BadImage, Fault, RejectReason, Unreadable
 from beam_jobs.geometry import geometry
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.pool import chunk_of, lots, map_chunks, map_ordered
@@ -24,8 +24,9 @@ from beam_jobs.types import ImageFacts, ImageRef, Reject
 
 DIRECTORY = "examined"  # in the work directory
 _FACTS, _REJECTS, _SPOOL = "facts-", "rejects-", "spool-"  # what the names of files in it begin with
+UNREAD = "unread"  # in the work directory: notes of the buckets with images that could not be read
 # What another attempt, or another answer to who may be asked, can undo.
-_TRANSIENT = (RejectReason.NOT_FETCHED.value, RejectReason.ADDRESS_REFUSED.value)
+_TRANSIENT = (RejectReason.NOT_FETCHED.value, RejectReason.ADDRESS_REFUSED.value, RejectReason.UNREADABLE.value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,7 @@ class ExamineTask:
       pixels: what becomes of the pixels.
       facts: `all` or `basic`.
       threads: threads to use.
+      reject_unreadable: whether images that cannot be read are rejected, for one run.
     """
 
     reader: Reader
@@ -45,6 +47,7 @@ class ExamineTask:
     pixels: PixelOptions
     facts: str
     threads: int
+    reject_unreadable: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +77,9 @@ class _Good:
     mask_values: tuple[int, ...]
 
 
-_File = tuple[ImageRef, bytes | BadImage]  # what was read of an image
-_Outcome = tuple[ImageRef, _Good | Reject]
+_File = tuple[ImageRef, bytes | BadImage | Unreadable]  # what was read of an image
+_Verdict = tuple[ImageRef, _Good | Reject]
+_Outcome = tuple[ImageRef, _Good | Reject | Unreadable]
 
 
 def facts_path(work: str, bucket: Bucket) -> str:
@@ -103,6 +107,10 @@ def examine_bucket(bucket: Bucket, task: ExamineTask) -> Examined:
     """Examines every image of a bucket, unless it is done.
 
     Idempotent: of several attempts, at once or one after the other, one counts, and all return its outcome.
+
+    Raises:
+      Unreadable: images could not be read, and are not to be rejected.
+      OSError: the results cannot be written.
     """
     work = task.reader.work
     if earlier := _earlier(work, bucket):
@@ -110,11 +118,12 @@ def examine_bucket(bucket: Bucket, task: ExamineTask) -> Examined:
         return earlier
     good: list[dict[str, Any]] = []
     bad: list[dict[str, Any]] = []
+    faults: list[Fault] = []
     read = 0
     with sealed.Attempt(_marker_path(work, bucket)) as attempt:
         spool_name = attempt.name(f"{_SPOOL}{bucket.name}", ".bin")
         with SpoolWriter(work, f"{DIRECTORY}/{spool_name}") as spool:
-            for ref, outcome in _outcomes(bucket, task):
+            for ref, outcome in _verdicts(bucket, task, faults):
                 if isinstance(outcome, Reject):
                     done = Progress(1, outcome.bytes, 1)
                     bad.append(tables.reject_row(outcome))
@@ -124,6 +133,11 @@ def examine_bucket(bucket: Bucket, task: ExamineTask) -> Examined:
                     good.append(tables.examined_row(ref, outcome.facts, places, outcome.mask_values))
                 read += done.bytes
                 local.add(done)
+        if faults:
+            unread = Unreadable(faults[0].cause, tuple(faults))
+            if not task.reject_unreadable:
+                raise unread
+            note_unread(bucket, task, unread)  # before the seal, for the next run
         files = {spool_name: spool.size} if spool.size else {}
         for kind, rows, schema in ((_FACTS, good, tables.EXAMINED), (_REJECTS, bad, tables.REJECTS)):
             name = attempt.name(f"{kind}{bucket.name}", ".parquet")
@@ -138,10 +152,26 @@ def sweep(work: str) -> None:
     sealed.sweep(storage.join(work, DIRECTORY), itemgetter("files"))
 
 
+def note_unread(bucket: Bucket, task: ExamineTask, error: Unreadable | OSError) -> None:
+    """Leaves a note in `UNREAD` of what could not be read of a bucket, or of what its results met. Idempotent."""
+    faults = error.faults if isinstance(error, Unreadable) else (Fault(bucket.name, error.strerror or str(error)),)
+    passes.note(storage.join(task.reader.work, UNREAD), bucket.name, faults)
+
+
 def forget_transient(work: str, bucket: Bucket) -> None:
     """Has a finished bucket examined again if what it rejected may be good in the next run: a server was down, say."""
     if set(_TRANSIENT) & set(tables.read(rejects_path(work, bucket))["reason"].to_pylist()):
-        storage.remove(_marker_path(work, bucket))
+        forget(work, bucket)
+
+
+def forget(work: str, bucket: Bucket) -> None:
+    """Has a bucket examined again, whatever an earlier run found."""
+    storage.remove(_marker_path(work, bucket))
+
+
+def is_done(work: str, bucket: Bucket) -> bool:
+    """Returns whether a bucket is examined, and all that was written of it is there."""
+    return _earlier(work, bucket) is not None
 
 
 def marker_name(bucket: Bucket) -> str:
@@ -182,6 +212,19 @@ def _check(work: str, name: str) -> int:
 
 def _marker_path(work: str, bucket: Bucket) -> str:
     return storage.join(work, DIRECTORY, marker_name(bucket))
+
+
+def _verdicts(bucket: Bucket, task: ExamineTask, faults: list[Fault]) -> Iterator[_Verdict]:
+    """Yields what became of the images of a bucket; those that cannot be read go to the faults, which are bounded."""
+    for ref, outcome in _outcomes(bucket, task):
+        if not isinstance(outcome, Unreadable):
+            yield ref, outcome
+            continue
+        faults.append(Fault(ref.key, str(outcome)))
+        if task.reject_unreadable:
+            yield ref, _reject(ref, BadImage(RejectReason.UNREADABLE, str(outcome)), 0)
+        elif len(faults) == passes.MOST_FAULTS:
+            return
 
 
 def _outcomes(bucket: Bucket, task: ExamineTask) -> Iterator[_Outcome]:
@@ -229,20 +272,22 @@ def _examine(files: list[_File], task: ExamineTask) -> Iterator[_Outcome]:
     read = [data for _, data in files if isinstance(data, bytes)]
     answers = iter(decoders.examine(read, task.limits, task.pixels, task.facts, task.threads))
     for ref, data in files:
-        if isinstance(data, BadImage):
-            yield ref, _reject(ref, data, 0)
+        if not isinstance(data, bytes):
+            yield ref, data if isinstance(data, Unreadable) else _reject(ref, data, 0)
             continue
         try:
             yield _outcome(ref, data, next(answers), task)
         except BadImage as bad:
             yield ref, _reject(ref, bad, len(data))
+        except Unreadable as fault:  # of its mask
+            yield ref, fault
 
 
 def _read(ref: ImageRef, task: ExamineTask) -> _File:
     try:
         return ref, task.reader.read(ref.uri, ref.slice)
-    except BadImage as bad:
-        return ref, bad
+    except (BadImage, Unreadable) as failed:
+        return ref, failed
 
 
 def _outcome(
@@ -286,6 +331,8 @@ def _read_mask(uri: str, task: ExamineTask) -> bytes:
         data = task.reader.read(uri)
     except BadImage as bad:  # or the image would seem to be the one that cannot be read
         raise BadImage(bad.reason, f"mask {uri}: {bad.detail}") from bad
+    except Unreadable as fault:
+        raise Unreadable(f"mask {uri}: {fault}") from fault
     if len(data) > task.limits.max_bytes:
         raise BadImage(RejectReason.BAD_MASK, f"mask {uri}: {len(data)} bytes; max_bytes is {task.limits.max_bytes}")
     return data

@@ -8,7 +8,7 @@ import os
 from functools import partial
 
 from beam_jobs import storage, tables
-from beam_jobs.errors import BadImage
+from beam_jobs.errors import BadImage, Unreadable
 from beam_jobs.manifest import Manifest
 from beam_jobs.options import IngestOptions
 from beam_jobs.pool import map_ordered
@@ -28,12 +28,13 @@ def source_fingerprint(options: IngestOptions) -> str:
 
     Raises:
       SourceError: the source cannot be ingested.
+      Unreadable: an image may be there and cannot be read, unless `unreadable` is `reject`.
     """
     source = open_source(options)
     hasher = hashlib.sha256()
     base = source.base if storage.is_remote(source.base) else os.path.abspath(source.base)
     reader = Reader(base=base, max_bytes=options.limits.max_bytes, http=options.http)
-    describe = partial(_describe, reader=reader)
+    describe = partial(_describe, reader=reader, rejecting=options.unreadable == "reject")
     for line in map_ordered(describe, source.entries(), options.thread_count):
         hasher.update(line)
     return hasher.hexdigest()
@@ -48,7 +49,7 @@ def dataset_fingerprint(dataset: Manifest) -> str:
     return dataset.to_json()["checksum"]
 
 
-def _describe(entry: ImageRef | Reject, reader: Reader) -> bytes:
+def _describe(entry: ImageRef | Reject, reader: Reader, rejecting: bool) -> bytes:
     if isinstance(entry, Reject):
         return json.dumps(tables.reject_row(entry), sort_keys=True).encode()
     row = {name: value for name, value in tables.ref_row(entry).items() if name not in _TIMES}
@@ -57,4 +58,10 @@ def _describe(entry: ImageRef | Reject, reader: Reader) -> bytes:
         mask = reader.read(entry.annotations.mask) if entry.annotations and entry.annotations.mask else b""
     except BadImage as bad:
         return json.dumps([row, bad.detail], sort_keys=True).encode()
+    except Unreadable as fault:
+        if not rejecting:
+            raise Unreadable(
+                f"{entry.key} cannot be read: {fault}; repair that, or set unreadable to reject"
+            ) from fault
+        return json.dumps([row, str(fault)], sort_keys=True).encode()
     return json.dumps([row, *(hashlib.sha256(part).hexdigest() for part in (data, mask))], sort_keys=True).encode()

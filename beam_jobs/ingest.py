@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ from beam_jobs import (
     generations,
     leaks,
     manifest,
+    passes,
     remarks,
     room,
     storage,
@@ -30,7 +31,7 @@ from beam_jobs import (
     write,
 )
 from beam_jobs.append import Existing
-from beam_jobs.errors import SourceChanged, TooManyRejects
+from beam_jobs.errors import Fault, SourceChanged, TooManyRejects
 from beam_jobs.examine import ExamineTask, facts_path, rejects_path
 from beam_jobs.jobs import MakePipeline, Watch, local_pipeline, run_job, unwatched
 from beam_jobs.manifest import Manifest, Remarks
@@ -39,13 +40,13 @@ from beam_jobs.plan import Plan, make_plan
 from beam_jobs.progress import Progress
 from beam_jobs.publish import Found, check_unpublished, described, producer, publish, reason_counts, rejects_table
 from beam_jobs.reader import Reader
-from beam_jobs.scan import Scan, scan
+from beam_jobs.scan import Bucket, Scan, scan
 from beam_jobs.sources import Source, open_source
 from beam_jobs.sources.hidden import HiddenNames
 from beam_jobs.transforms import ExamineBuckets, WriteShards
 from beam_jobs.types import ImageRef, Reject
 from beam_jobs.wording import WARNING, plural
-from beam_jobs.write import ShardTask, WriteTask, failures, shard_tasks
+from beam_jobs.write import Failure, ShardTask, WriteTask, failures, forget_failures, is_written, shard_tasks, unit_of
 
 _SHOWN_REJECTS = 3
 _SHOWN_CHARACTERS = 300  # of a name; a cell of a table may hold a megabyte
@@ -169,7 +170,7 @@ class _Ingest:
             tasks = shard_tasks(plan, storage.join(self.work, "plan"), salt, old.shard_counts() if old else None)
         disk.check_room(self.options.out, room.to_write(self.options, plan), "the shards")
         with self._on_disk("writing", lambda: max(room.BLOCK_BYTES, room.to_write(self.options, plan))):
-            self._write(plan, tasks)
+            self._write(plan, tasks, found.buckets)
         held = Found(
             images=found.found,
             label_kind=self.source.label_kind,
@@ -233,8 +234,7 @@ class _Ingest:
             facts=self.options.facts,
             threads=self.options.thread_count,
         )
-        total = Progress(found.found - len(found.rejects), found.bytes)
-        run_job("examining", total, ExamineBuckets(found.buckets, task), self.make_pipeline, self.watch)
+        self._examine_in_passes(found, task)
         facts = tables.concat((facts_path(self.work, bucket) for bucket in found.buckets), tables.EXAMINED)
         stored = tables.concat((rejects_path(self.work, bucket) for bucket in found.buckets), tables.REJECTS)
         rejects = rejects_table(stored, found.rejects)
@@ -246,6 +246,31 @@ class _Ingest:
                 examine.forget_transient(self.work, bucket)
             raise
         return facts, rejects
+
+    def _examine_in_passes(self, found: Scan, task: ExamineTask) -> None:
+        notes = storage.join(self.work, examine.UNREAD)
+        rejected = self.options.unreadable == "reject"
+        earlier = passes.noted(notes)  # of a run that rejected what it could not read
+        for bucket in found.buckets:
+            if bucket.name in earlier:
+                examine.forget(self.work, bucket)
+
+        def one_pass(buckets: Sequence[Bucket], last: bool) -> None:
+            storage.remove_tree(notes)
+            total = Progress(found.found - len(found.rejects), found.bytes)
+            if len(buckets) < len(found.buckets):
+                total = _total(bucket.path for bucket in buckets)
+            part = ExamineBuckets(tuple(buckets), dataclasses.replace(task, reject_unreadable=rejected and last))
+            run_job("examining", total, part, self.make_pipeline, self.watch)
+
+        def left(buckets: Sequence[Bucket]) -> list[Bucket]:
+            noted = passes.noted(notes)
+            return [bucket for bucket in buckets if bucket.name in noted and not examine.is_done(self.work, bucket)]
+
+        if unread := passes.run(found.buckets, one_pass, left, self.say):
+            noted = passes.noted(notes)
+            faults = [fault for bucket in unread for fault in noted[bucket.name]]
+            raise passes.unreadable(faults, "" if rejected else ", or give --unreadable reject")
 
     def _check_rejects(self, rejects: pa.Table, found: int) -> None:
         rejected, allowed = len(rejects), self.options.max_reject_ratio
@@ -268,10 +293,9 @@ class _Ingest:
             f"Repair or {remedy}"
         )
 
-    def _write(self, plan: Plan, tasks: list[ShardTask]) -> None:
+    def _write(self, plan: Plan, tasks: list[ShardTask], buckets: Sequence[Bucket]) -> None:
         started = time.monotonic()
         check_unpublished(self.options.out)
-        storage.remove_tree(storage.join(self.work, "failed"))
         write.sweep(self.work, tasks)
         task = WriteTask(
             reader=self._reader,
@@ -283,13 +307,44 @@ class _Ingest:
             threads=self.options.thread_count,
         )
         images = sum(len(split.images) for split in plan.splits)
-        run_job("writing", Progress(images), WriteShards(tuple(tasks), task), self.make_pipeline, self.watch)
-        if notes := failures(self.work):
-            # The facts are those of another file, and size and time need not tell: they must not be taken up again.
-            storage.remove_tree(storage.join(self.work, examine.DIRECTORY))
-            more = f" (and {len(notes) - 1} more shards)" if len(notes) > 1 else ""
-            raise SourceChanged(notes[0] + more)
+        if failed := self._write_in_passes(tasks, task, images):
+            changed = [failure for failure in failed if not failure.passing]
+            if changed or self.options.unreadable == "reject":
+                # The facts of what changed are those of another file, and size and time need not tell. What cannot be
+                # read any more is no longer planned once it is rejected.
+                self._forget(buckets, {failure.key for failure in changed or failed})
+            if changed:
+                more = f" (and {len(changed) - 1} more shards)" if len(changed) > 1 else ""
+                raise SourceChanged(changed[0].text + more)
+            raise passes.unreadable([Fault(failure.key, failure.text) for failure in failed], "")
         self.say(f"wrote     {plural(images, 'record')} in {plural(len(tasks), 'shard')} {_took(started, images)}")
+
+    def _write_in_passes(self, tasks: list[ShardTask], task: WriteTask, images: int) -> list[Failure]:
+        def one_pass(shards: Sequence[ShardTask], _: bool) -> None:
+            forget_failures(self.work)
+            total = images if len(shards) == len(tasks) else _total(shard.plan_path for shard in shards).images
+            run_job("writing", Progress(total), WriteShards(tuple(shards), task), self.make_pipeline, self.watch)
+
+        def left(shards: Sequence[ShardTask]) -> list[ShardTask]:
+            failed = {failure.unit: failure.passing for failure in failures(self.work)}
+            if not all(failed.values()):
+                return []  # nothing can be published, whatever another pass writes
+            return [shard for shard in shards if unit_of(shard) in failed and not is_written(shard, task)]
+
+        unwritten = {unit_of(shard) for shard in passes.run(tasks, one_pass, left, self.say)}
+        return [one for one in failures(self.work) if not one.passing or one.unit in unwritten]
+
+    def _forget(self, buckets: Sequence[Bucket], keys: set[str]) -> None:
+        """Has the buckets that hold some images examined again."""
+        for bucket in buckets:
+            if keys.intersection(tables.read(bucket.path)["key"].to_pylist()):
+                examine.forget(self.work, bucket)
+
+
+def _total(paths: Iterable[str]) -> Progress:
+    """Returns the images that tables list, and their bytes."""
+    listed = [tables.read(path)["bytes"].to_pylist() for path in paths]
+    return Progress(sum(map(len, listed)), sum(map(sum, listed)))
 
 
 def _silent(line: str) -> None:

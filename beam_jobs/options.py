@@ -21,6 +21,7 @@ RESIZE_FITS = ("short", "inside")
 SPLIT_CONFLICTS = ("report", "refuse")
 FACTS = ("all", "basic")
 FLOAT32_LOSSES = ("report", "refuse")
+UNREADABLE = ("stop", "reject")
 
 # Beam in process, by name: its default runner would try to download another one first. The last argument keeps TFX from
 # packing itself for workers that there are none of: seconds and 42 MB of temporary files a component, never removed.
@@ -33,7 +34,7 @@ PILLOW_MAX_PIXELS = 178_956_970  # twice `PIL.Image.MAX_IMAGE_PIXELS`: a decompr
 _NOT_IN_DIGEST = frozenset(
     {
         *("source", "out", "threads", "overwrite", "append", "retry_rejects", "bucket_images", "http"),
-        *("max_reject_ratio", "float32_loss", "split_conflicts"),
+        *("max_reject_ratio", "unreadable", "float32_loss", "split_conflicts"),
     }
 )
 
@@ -256,6 +257,9 @@ class IngestOptions:
       pixels: what becomes of the pixels.
       facts: `all`, or `basic` for no channel statistics, which makes `copy` faster.
       max_reject_ratio: share of bad images, 0-1, over which nothing is published.
+      unreadable: what becomes of images that may be there and that three passes could not read, because a permission is
+        missing, or a disk, a network or a store fails: `stop` names them and publishes nothing, `reject` makes rejects
+        of them, which the next run tries again.
       float32_loss: what happens where the float32 of a record changes a number of a user column: `report` publishes
         and warns, `refuse` publishes nothing.
       limits: what an image may be.
@@ -286,6 +290,7 @@ class IngestOptions:
     pixels: PixelOptions = field(default_factory=PixelOptions)
     facts: str = "all"
     max_reject_ratio: float = 0.05
+    unreadable: str = "stop"
     float32_loss: str = "report"
     limits: ImageLimits = field(default_factory=ImageLimits)
     http: HttpOptions = field(default_factory=HttpOptions)
@@ -301,6 +306,7 @@ class IngestOptions:
         validate.choice("near_duplicates", self.near_duplicates, NEAR_DUPLICATE_POLICIES)
         validate.choice("split_conflicts", self.split_conflicts, SPLIT_CONFLICTS)
         validate.choice("facts", self.facts, FACTS)
+        validate.choice("unreadable", self.unreadable, UNREADABLE)
         validate.choice("float32_loss", self.float32_loss, FLOAT32_LOSSES)
         validate.whole("near_distance", self.near_distance, 0)
         if self.near_distance > 8:

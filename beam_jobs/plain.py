@@ -90,7 +90,7 @@ def plain_path(path: str, packing: str, fresh: bool = True) -> str:
 
     Raises:
       SourceError: it is damaged, unpacks to more than `MAX_RATIO` times its size, or the disk has no room for it.
-      OSError: it is missing.
+      OSError: it is missing, or cannot be read.
     """
     copy = _newest.get(path) if storage.is_remote(path) and not fresh else None
     if copy is None:
@@ -129,6 +129,8 @@ def _copy(blocks: Iterator[bytes], out: BinaryIO, path: str, size: int) -> None:
         try:
             block = next(blocks, b"")
         except _DAMAGE as error:
+            if isinstance(error, OSError) and error.errno:  # of the disk or the store; those of gzip and bz2 have none
+                raise
             reason = str(error) or type(error).__name__
             raise SourceError(f"{path} cannot be unpacked past byte {written} of its content: {reason}") from error
         if not block:

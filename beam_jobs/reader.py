@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from beam_jobs import plain, record, storage, web
-from beam_jobs.errors import BadImage, RejectReason
+from beam_jobs.errors import BadImage, RejectReason, Unreadable
 from beam_jobs.options import HttpOptions
 from beam_jobs.slices import DEFLATE, EXAMPLE, SPOOL, Slice
 
 _BLOCK_BYTES = 1 << 20  # compressed bytes held at a time; most members have fewer
 _WAITING = 32  # threads for web servers and object stores: each answer takes tens of milliseconds, of no core of ours
+
+
+class EndsEarly(OSError):
+    """A file is shorter than what names a place in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,8 @@ class Reader:
           slice_text: `Slice.text` when it lies in a container.
 
         Raises:
-          BadImage: it cannot be read.
+          BadImage: there is no such image, or its container does not hold it.
+          Unreadable: it may be there; see `storage.is_no_file`.
           SourceError: it lies in a compressed container that cannot be unpacked here; see `plain.plain_path`.
         """
         try:
@@ -50,7 +55,10 @@ class Reader:
                 return web.fetch(uri, self.http, self.max_bytes + 1)
             return storage.read_range(_below(self.base, uri), 0, self.max_bytes + 1)
         except OSError as error:
-            raise BadImage(RejectReason.UNREADABLE, error.strerror or str(error)) from error
+            cause = error.strerror or str(error)
+            if isinstance(error, EndsEarly) or storage.is_no_file(error):
+                raise BadImage(RejectReason.UNREADABLE, cause) from error
+            raise Unreadable(cause) from error
 
     def threads(self, rows: Iterable[Mapping[str, Any]], cores: int) -> int:
         """Returns how many threads should read images: as many as there are cores, or more to wait for servers.
@@ -91,12 +99,13 @@ def read_at(path: str, offset: int, length: int) -> bytes:
     """Returns a run of bytes of a file, local or remote.
 
     Raises:
-      OSError: it cannot be read, or ends too early.
+      EndsEarly: it has no such bytes.
+      OSError: it cannot be read.
     """
     data = storage.read_range(path, offset, length) if length else b""  # stores take an empty range for the whole
     if len(data) < length:
         # Without the path: the text is kept in `rejects.parquet`, which must not tell where the source lay.
-        raise OSError(f"it ends at {offset + len(data)}, {length} bytes from {offset} are wanted")
+        raise EndsEarly(f"it ends at {offset + len(data)}, {length} bytes from {offset} are wanted")
     return data
 
 

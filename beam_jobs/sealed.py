@@ -106,6 +106,11 @@ def _values(directory: str, name: str) -> dict[str, Any] | None:
         return None
 
 
+def write(path: str, values: dict[str, Any]) -> None:
+    """Writes values with their checksum, atomically, over what is there; see `storage.atomic_writer`."""
+    storage.write_bytes(path, _dumps(values))
+
+
 def read(path: str) -> dict[str, Any]:
     """Returns the values that were written.
 

@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from beam_jobs.stores import Store
 
 
+# There is no file of that name, or can be none. Any other error may pass and says nothing of what the file holds.
+_NO_FILE = frozenset(
+    {
+        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
+        *(errno.EINVAL, errno.EILSEQ, errno.ENXIO, errno.ENODEV),
+    }
+)
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 
 
@@ -48,6 +55,14 @@ def exists(path: str) -> bool:
         return os.path.exists(path)
     with _remote(path) as store:
         return store.exists(path)
+
+
+def is_no_file(error: OSError) -> bool:
+    """Returns whether an error says that no file has that name, or that what has it is no file.
+
+    Any other, such as a missing permission or a failing disk, network or store, is no judgement on the file.
+    """
+    return error.errno in _NO_FILE
 
 
 def size(path: str) -> int:

@@ -12,8 +12,8 @@ import apache_beam as beam
 from apache_beam.metrics import Metrics
 
 from beam_jobs import examine, sealed, storage, write
-from beam_jobs.errors import FeedlineError
-from beam_jobs.examine import Examined, ExamineTask, examine_bucket
+from beam_jobs.errors import FeedlineError, Unreadable
+from beam_jobs.examine import Examined, ExamineTask, examine_bucket, note_unread
 from beam_jobs.jobs import Tally
 from beam_jobs.progress import Progress
 from beam_jobs.scan import Bucket
@@ -76,7 +76,14 @@ class _Examine(beam.DoFn):
         self._task = task
 
     def process(self, bucket: Bucket) -> Iterator[Examined]:
-        outcome = examine_bucket(bucket, self._task)
+        try:
+            outcome = examine_bucket(bucket, self._task)
+        except (Unreadable, OSError) as error:
+            if isinstance(error, OSError) and not storage.is_remote(self._task.reader.work):
+                raise  # `disk` explains it
+            note_unread(bucket, self._task, error)
+            _count("ExamineBuckets", unread_buckets=1)
+            return
         _count("ExamineBuckets", images=outcome.good, rejects=outcome.rejected, bytes=outcome.bytes)
         _count("ExamineBuckets", resumed_buckets=int(outcome.resumed))
         yield outcome
@@ -89,7 +96,9 @@ class _Write(beam.DoFn):
     def process(self, shard: ShardTask) -> Iterable[str]:
         try:
             written = write_shard(shard, self._task)
-        except FeedlineError as error:
+        except (FeedlineError, OSError) as error:
+            if isinstance(error, OSError) and not storage.is_remote(self._task.out):
+                raise  # `disk` explains it
             note_failure(shard, self._task, error)
             _count("WriteShards", failed_shards=1)
             return

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 import pyarrow as pa
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from beam_jobs import record, sealed, shards, storage, tables, tfrecord
 from beam_jobs.annotations import record_objects
-from beam_jobs.errors import BadImage, FeedlineError, SourceChanged
+from beam_jobs.errors import BadImage, Fault, FeedlineError, SourceChanged, Unreadable
 from beam_jobs.geometry import geometry
 from beam_jobs.options import PixelOptions
 from beam_jobs.plan import Plan
@@ -117,6 +117,22 @@ class Sidecar:
     offsets: tuple[int, ...]
 
 
+class Failure(NamedTuple):
+    """Why a shard could not be written.
+
+    Attributes:
+      unit: `SPLIT-INDEX` of the shard.
+      key: of the image that it failed at; the name of the shard where it is no image.
+      text: one line.
+      passing: whether another attempt may fare better: the image could not be read, or the shard not be written.
+    """
+
+    unit: str
+    key: str
+    text: str
+    passing: bool
+
+
 def shard_tasks(plan: Plan, directory: str, salt: str, existing: Mapping[str, int] | None = None) -> list[ShardTask]:
     """Writes the rows of every planned shard into `directory` and returns the units of work.
 
@@ -173,6 +189,7 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
 
     Raises:
       SourceChanged: an image is not the one that was examined.
+      Unreadable: an image may be there and cannot be read.
       OSError: what was kept of one between the stages is gone, or the disk takes no more.
     """
     if earlier := _written(shard, task):
@@ -217,16 +234,35 @@ def load_sidecar(work: str, shard: ShardTask) -> Sidecar:
     return Sidecar(**{**values, "offsets": tuple(values["offsets"])})
 
 
-def note_failure(shard: ShardTask, task: WriteTask, error: FeedlineError) -> None:
+def note_failure(shard: ShardTask, task: WriteTask, error: FeedlineError | OSError) -> None:
     """Leaves a note of why a shard could not be written, for `failures` to find. Idempotent."""
-    name = f"{shard.split}-{shard.index:05d}.txt"
-    storage.write_bytes(storage.join(task.work, "failed", name), str(error).encode())
+    key = (
+        error.key if isinstance(error, SourceChanged) else error.faults[0].key if isinstance(error, Unreadable) else ""
+    )
+    text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+    failure = Failure(unit_of(shard), key or shard.name, text, isinstance(error, (Unreadable, OSError)))
+    sealed.write(storage.join(task.work, "failed", f"{failure.unit}.json"), failure._asdict())
 
 
-def failures(work: str) -> list[str]:
+def failures(work: str) -> list[Failure]:
     """Returns the notes left by `note_failure`, in order of split and shard."""
     directory = storage.join(work, "failed")
-    return [storage.read_bytes(storage.join(directory, name)).decode() for name in storage.list_files(directory)]
+    return [Failure(**sealed.read(storage.join(directory, name))) for name in storage.list_files(directory)]
+
+
+def forget_failures(work: str) -> None:
+    """Removes the notes of earlier attempts."""
+    storage.remove_tree(storage.join(work, "failed"))
+
+
+def unit_of(shard: ShardTask) -> str:
+    """Returns the name of a shard in its note."""
+    return f"{shard.split}-{shard.index:05d}"
+
+
+def is_written(shard: ShardTask, task: WriteTask) -> bool:
+    """Returns whether a shard is written as it is planned."""
+    return _written(shard, task) is not None
 
 
 def _written(shard: ShardTask, task: WriteTask) -> Sidecar | None:
@@ -257,34 +293,43 @@ def _record_pieces(row: Mapping[str, Any], task: WriteTask, indices: Mapping[str
     written = ImageRecord(
         key=row["key"],
         uri=row["uri"],
-        encoded=_read(row["uri"], row["slice"], facts.crc32c, task.reader),
+        encoded=_read(row["key"], row["uri"], row["slice"], facts.crc32c, task.reader),
         facts=facts,
         labels=_labels(row, said, task.label_kind, indices),
         objects=_objects(said, facts, task.pixels, indices),
-        mask=_read(said.mask, row["mask_slice"], facts.mask_crc32c, task.reader) if said and said.mask else b"",
+        mask=_read_mask(row, said.mask, facts, task.reader) if said and said.mask else b"",
         weight=said.weight if said else None,
         extra=json.loads(row["extra"]) if row["extra"] != "{}" else {},
     )
     return tfrecord.frame(record.encode(written, task.moments))
 
 
-def _read(uri: str, place: str, crc32c: int, reader: Reader) -> bytes:
+def _read_mask(row: Mapping[str, Any], uri: str, facts: ImageFacts, reader: Reader) -> bytes:
+    return _read(row["key"], uri, row["mask_slice"], facts.mask_crc32c, reader)
+
+
+def _read(key: str, uri: str, place: str, crc32c: int, reader: Reader) -> bytes:
     spooled = bool(place) and Slice.parse(place).method == SPOOL
     lost = None
     try:
         data = reader.read(uri, place)
-    except BadImage as bad:
-        lost = bad.__cause__ if spooled else None
+    except (BadImage, Unreadable) as failed:
+        lost = failed.__cause__ if spooled else None
         if not isinstance(lost, OSError):
-            raise SourceChanged(f"{uri} changed while it was being ingested ({bad.detail}); run it again") from bad
+            if isinstance(failed, Unreadable):
+                cause = str(failed) if uri == key else f"{uri}: {failed}"
+                raise Unreadable(cause, (Fault(key, cause),)) from failed
+            what = f"{uri} changed while it was being ingested ({failed.detail}); run it again"
+            raise SourceChanged(what, key) from failed
     if lost:  # out of the block, or each of the two errors would be the cause of the other
         raise lost  # of the disk of the output, not of the source
     # A checksum is enough here: it has to notice an edit between two reads, not to withstand an adversary.
     if google_crc32c.value(data) != crc32c:
         if spooled:
-            raise SourceChanged(f"{uri} is not as it was kept in the work directory; check the disk and run it again")
+            what = f"{uri} is not as it was kept in the work directory; check the disk and run it again"
+            raise SourceChanged(what, key)
         detail = "the file is not the one that was examined"
-        raise SourceChanged(f"{uri} changed while it was being ingested ({detail}); run it again")
+        raise SourceChanged(f"{uri} changed while it was being ingested ({detail}); run it again", key)
     return data
 
 

@@ -30,11 +30,16 @@ def regular_file(path: str) -> os.stat_result:
 
     Raises:
       BadImage: it is missing, or is no regular file.
+      OSError: it may be there, see `storage.is_no_file`; what reads it later says more.
     """
     try:
         status = os.stat(path)
-    except (OSError, ValueError) as error:
-        raise BadImage(RejectReason.UNREADABLE, getattr(error, "strerror", "") or str(error)) from error
+    except ValueError as error:
+        raise BadImage(RejectReason.UNREADABLE, str(error)) from error
+    except OSError as error:
+        if not storage.is_no_file(error):
+            raise
+        raise BadImage(RejectReason.UNREADABLE, error.strerror or str(error)) from error
     if not stat.S_ISREG(status.st_mode):
         raise BadImage(RejectReason.NOT_A_FILE, "it is a directory, pipe, socket or device")
     return status
@@ -50,7 +55,8 @@ def reference(path: str, ref: ImageRef, link_root: str = "", label_kind: str = "
       label_kind: what the source says of the class, one of `types.LABEL_KINDS`; `single` needs a label.
 
     Returns:
-      the completed reference, or a reject for a missing, special or outside file.
+      the completed reference, or a reject for a missing, special or outside file; the reference as it is where the
+      file cannot be looked at now.
     """
     if printable(ref.key) != ref.key:
         return scan_reject(ref.key, ref.uri, RejectReason.NAME_NOT_UTF8, "rename it; keys are stored as UTF-8")
@@ -64,7 +70,9 @@ def reference(path: str, ref: ImageRef, link_root: str = "", label_kind: str = "
         status = regular_file(path)
     except BadImage as bad:
         return scan_reject(ref.key, ref.uri, bad.reason, bad.detail)
-    return replace(ref, bytes=status.st_size, mtime_ns=status.st_mtime_ns)
+    except OSError:
+        status = None
+    return replace(ref, bytes=status.st_size, mtime_ns=status.st_mtime_ns) if status else ref
 
 
 def leaves(path: str, root: str) -> bool:

@@ -103,6 +103,8 @@ class RowReader:
             return regular_file(path).st_mtime_ns
         except BadImage as bad:
             raise BadImage(bad.reason, f"mask {uri}: {bad.detail}") from bad
+        except OSError:  # the examination reads it
+            return 0
 
     def _path(self, uri: str) -> str:
         return uri if storage.is_remote(uri) else storage.join(self.base, uri)

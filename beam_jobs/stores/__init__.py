@@ -7,6 +7,7 @@ where it sets any, such as `--s3_endpoint_url`. Whatever a client raises leaves 
 
 from __future__ import annotations
 
+import errno
 from typing import Any, BinaryIO
 
 from apache_beam.io.filesystems import FileSystems
@@ -41,7 +42,8 @@ def store_for(path: str) -> Store:
         remedy = f"in the checkout of Feedline: pip install -c constraints.txt '.[{extra}]'"
         raise OSError(f"{scheme}:// cannot be reached ({error}); {remedy}") from error
     except ValueError as error:
-        raise OSError(f"{scheme}:// is no filesystem that is known here; give a local path, s3:// or gs://") from error
+        what = f"{scheme}:// is no filesystem that is known here; give a local path, s3:// or gs://"
+        raise OSError(errno.EINVAL, what) from error
 
 
 def open_read(path: str) -> BinaryIO:

@@ -45,10 +45,8 @@ def status_of(error: object) -> int:
 
 def _os_error(error: Any, path: str) -> OSError:
     status = status_of(error)
-    text = _text(error, status)
-    if status == 404:
-        return FileNotFoundError(errno.ENOENT, text, path)
-    return OSError(errno.EIO, text, path)
+    number = errno.ENOENT if status == 404 else getattr(error, "errno", None) or errno.EIO
+    return OSError(number, _text(error, status), path)
 
 
 def _text(error: Any, status: int) -> str:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import errno
+import io
 import os
 import threading
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+import google_crc32c
 from apache_beam.io.gcp.gcsio import BeamBlobWriter, GcsIO, create_storage_client, parse_gcs_path
 from google.api_core.exceptions import PreconditionFailed, RequestRangeNotSatisfiable
 
 from beam_jobs.stores import google_login
-from beam_jobs.stores.store import Listed, Store, already_exists
+from beam_jobs.stores.store import Listed, Store, already_exists, no_name
 
 _READ_BYTES = 1 << 20  # Beam's 16 MiB would be read for every jump in an object
+_BODY_ATTEMPTS = 3  # for a body that breaks off: the client repeats only what comes before it
 _EMULATOR = "STORAGE_EMULATOR_HOST"  # Google's client reads it
 
 _thread = threading.local()
@@ -53,7 +58,7 @@ class GcsStore(Store):
 
     def open(self, path: str) -> BinaryIO:
         """See `Store`."""
-        return self._gcsio.open(path, "r", read_buffer_size=_READ_BYTES)
+        return io.BufferedReader(_Reader(self, path), _READ_BYTES)
 
     def create(self, path: str) -> BinaryIO:
         """See `Store`."""
@@ -67,11 +72,16 @@ class GcsStore(Store):
             raise already_exists(path) from error
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
-        """See `Store`. It is one request."""
-        try:
-            return self._blob(path).download_as_bytes(start=offset, end=offset + length - 1, raw_download=True)
-        except RequestRangeNotSatisfiable:  # it ends before the range begins
-            return b""
+        """See `Store`. It is one request, and one for the size where less came and no checksum tells that it is all."""
+        for _ in range(_BODY_ATTEMPTS):
+            blob = self._blob(path)
+            try:
+                data = blob.download_as_bytes(start=offset, end=offset + length - 1, raw_download=True)
+            except RequestRangeNotSatisfiable:  # it ends before the range begins
+                return b""
+            if len(data) == length or _ends_there(blob, offset, data):
+                return data
+        raise ConnectionError(errno.ECONNRESET, "the connection broke in the middle of the object", path)
 
     def exists(self, path: str) -> bool:
         """See `Store`."""
@@ -100,8 +110,45 @@ class GcsStore(Store):
             yield Listed(f"gs://{bucket}/{blob.name}", blob.size, int(blob.updated.timestamp() * 1e9))
 
     def _blob(self, path: str) -> Any:
-        bucket, name = parse_gcs_path(path)
+        try:
+            bucket, name = parse_gcs_path(path)
+        except ValueError as error:
+            raise no_name(path, error) from error
         return self._gcsio.client.bucket(bucket).blob(name)
+
+
+def _ends_there(blob: Any, offset: int, data: bytes) -> bool:
+    """Returns whether an object ends where a body did: the client takes one that breaks off for a whole one."""
+    if not offset and blob.crc32c:
+        return blob.crc32c == base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
+    blob.reload()
+    return offset + len(data) == blob.size
+
+
+class _Reader(io.RawIOBase):
+    """An object as a stream; Google's takes a body that breaks off for the end of the object."""
+
+    def __init__(self, store: GcsStore, path: str) -> None:
+        super().__init__()
+        self._store, self._path, self._size = store, path, store.size(path)
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        length = min(len(buffer), max(0, self._size - self._position))
+        data = self._store.read_range(self._path, self._position, length) if length else b""
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + (0, self._position, self._size)[whence]
+        return self._position
 
 
 class _Writer(BeamBlobWriter):

@@ -15,10 +15,10 @@ from apache_beam.io.aws.clients.s3.boto3_client import Client
 from apache_beam.io.aws.clients.s3.messages import GetRequest
 from apache_beam.io.filesystemio import Uploader, UploaderStream
 from apache_beam.options.pipeline_options import S3Options
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
 from beam_jobs.stores.failures import status_of
-from beam_jobs.stores.store import Listed, Store, already_exists
+from beam_jobs.stores.store import Listed, Store, already_exists, no_name
 
 _READ_BYTES = 1 << 20  # Beam's 16 MiB would be read for every jump in an object
 _WRITE_BYTES = 1 << 17
@@ -115,7 +115,10 @@ class S3Store(Store):
                 yield Listed(f"s3://{bucket}/{item['Key']}", item["Size"], mtime_ns)
 
     def _read_once(self, path: str, offset: int, length: int) -> bytes:
-        bucket, key = s3io.parse_s3_path(path)
+        try:
+            bucket, key = s3io.parse_s3_path(path)
+        except ValueError as error:
+            raise no_name(path, error) from error
         try:
             found = self._boto.get_object(Bucket=bucket, Key=key, Range=f"bytes={offset}-{offset + length - 1}")
             return found["Body"].read()
@@ -123,6 +126,8 @@ class S3Store(Store):
             if status_of(error) == 416:  # it ends before the range begins
                 return b""
             raise
+        except ParamValidationError as error:
+            raise no_name(path, error) from error
 
 
 class _Upload(Uploader):

@@ -23,6 +23,11 @@ def already_exists(path: str) -> FileExistsError:
     return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
 
 
+def no_name(path: str, error: Exception) -> OSError:
+    """Returns the error of a path that no object can have."""
+    return OSError(errno.EINVAL, " ".join(str(error).split()), path)
+
+
 class Store:
     """An object store. Objects are never decompressed by their names."""
 

@@ -22,6 +22,7 @@ from beam_jobs.options import (
     RESIZE_FITS,
     SOURCE_KINDS,
     SPLIT_CONFLICTS,
+    UNREADABLE,
     parse_splits,
 )
 from pipeline.cli.completion_values import ASSIGNMENT
@@ -162,7 +163,7 @@ def print_json(values: Mapping[str, Any]) -> None:
 
 _PLAIN = (
     *("source_kind", "stratify", "seed", "shard_mb", "shards", "duplicates", "near_duplicates", "near_distance"),
-    *("split_conflicts", "facts", "max_reject_ratio", "float32_loss", "threads"),
+    *("split_conflicts", "facts", "max_reject_ratio", "unreadable", "float32_loss", "threads"),
 )
 _COLUMNS = (
     *("image_column", "label_column", "labels_column", "label_separator", "mask_column", "weight_column"),
@@ -218,6 +219,12 @@ _INGEST_OPTIONS = (
         "--max-reject-ratio",
         type=float,
         help="Share of bad images, 0-1, above which nothing is published.  [default: 0.05]",
+    ),
+    click.option(
+        "--unreadable",
+        type=click.Choice(UNREADABLE),
+        help="Images that are there and that three passes could not read: name them and publish nothing, or reject "
+        "them, and try them again in the next run.  [default: stop]",
     ),
     _split(
         "--splits",

@@ -5,6 +5,7 @@ It honours `ifGenerationMatch=0`, which other emulators do not.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import threading
@@ -15,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import google_crc32c
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -106,7 +108,9 @@ class _Handler(BaseHTTPRequestHandler):
         if first >= len(data):
             self._answer(416, b"")
             return
-        self._answer(206, data[first : last + 1], Content_Range=f"bytes {first}-{last}/{len(data)}")
+        crc32c = base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
+        headers = {"Content_Range": f"bytes {first}-{last}/{len(data)}", "X_Goog_Hash": f"crc32c={crc32c}"}
+        self._answer(206, data[first : last + 1], **headers)
 
     def _answer(self, code: int, content: bytes | dict, **headers: str) -> None:
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
@@ -114,11 +118,18 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {"Content_Type": "application/json", "Content_Length": str(len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
+        if code == 206 and self.server.cuts:
+            self.server.cuts -= 1
+            self.close_connection = True
+            body = body[: len(body) // 2]
         self.wfile.write(body)
 
 
 class GcsServer(ThreadingHTTPServer):
-    """Attributes: `objects` of the bucket `bucket` by name, `asked` holds path and range of every GET."""
+    """Attributes: `objects` of the bucket `bucket` by name, `asked` holds path and range of every GET.
+
+    `cuts` is how many of the next bodies end half way, without an error of the connection.
+    """
 
     daemon_threads = True
 
@@ -126,6 +137,7 @@ class GcsServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.objects: dict[str, bytes] = {}
         self.asked: list[str] = []
+        self.cuts = 0
         self.creating = threading.Lock()
 
 

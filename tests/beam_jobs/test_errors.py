@@ -13,6 +13,7 @@ EXIT_CODES = {
     "OptionError": 2,
     "SourceError": 2,
     "DiskError": 1,
+    "Unreadable": 1,
     "DataError": 3,
     "TooManyRejects": 3,
     "EmptySplit": 3,

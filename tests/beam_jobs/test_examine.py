@@ -11,15 +11,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beam_jobs import images, masks, sealed, tables
+from beam_jobs import images, masks, passes, sealed, tables
+from beam_jobs.errors import Unreadable
 from beam_jobs.examine import (
     DIRECTORY,
+    UNREAD,
     Examined,
     ExamineTask,
     done_by,
     examine_bucket,
     facts_path,
+    forget,
     forget_transient,
+    is_done,
     rejects_path,
     sweep,
 )
@@ -474,6 +478,54 @@ def test_a_bad_image_that_was_fetched_is_not_fetched_again(source):
         bucket, task = url_refs(source, server, "/a.jpg"), task_of(source)
         assert examine_bucket(bucket, task).rejected == 1
     assert examine_bucket(bucket, task) == Examined(good=0, rejected=1, bytes=8, resumed=True)
+
+
+@pytest.fixture
+def sector(source) -> Path:
+    """A file whose first byte can be read by nobody, as one on a bad sector."""
+    (source / "bad.jpg").symlink_to("/proc/self/mem")
+    return source / "bad.jpg"
+
+
+def test_a_bucket_with_an_image_that_cannot_be_read_is_not_done(source, sector, masked):
+    refs = [make_ref("1.jpg"), make_ref("bad.jpg"), make_ref("2.png"), masked("bad.jpg"), make_ref("b.webp")]
+    bucket, task = bucket_of_refs(source, *refs), task_of(source)
+    with pytest.raises(Unreadable) as fault:
+        examine_bucket(bucket, task)
+    assert fault.value.faults == (
+        ("bad.jpg", "Input/output error"),
+        ("a.jpg", "mask bad.jpg: Input/output error"),
+    )
+    assert not is_done(task.reader.work, bucket)
+    assert list(Path(task.reader.work).rglob("*.*")) == []
+    sector.unlink()
+    sector.write_bytes(MASKS["plain.png"])
+    assert examine_bucket(bucket, task) == examine_bucket(bucket, task_of(source, "other"))
+    assert is_done(task.reader.work, bucket)
+
+
+def test_what_cannot_be_read_is_rejected_and_noted_where_that_is_asked_for(source, sector):
+    bucket, task = bucket_of_refs(source, make_ref("1.jpg"), make_ref("bad.jpg")), task_of(source)
+    found = examine_bucket(bucket, replace(task, reject_unreadable=True))
+    assert (found.good, found.rejected) == (1, 1)
+    (reject,) = rejects_of(task, bucket)
+    assert (reject["key"], reject["stage"], reject["reason"], reject["detail"], reject["bytes"]) == (
+        *("bad.jpg", "examine", "unreadable", "Input/output error"),
+        0,
+    )
+    notes = passes.noted(f"{task.reader.work}/{UNREAD}")
+    assert notes == {bucket.name: (("bad.jpg", "Input/output error"),)}
+    assert is_done(task.reader.work, bucket)
+    forget(task.reader.work, bucket)
+    assert not is_done(task.reader.work, bucket)
+
+
+def test_a_bucket_of_which_nothing_can_be_read_is_given_up_early(source, sector, monkeypatch):
+    monkeypatch.setattr(passes, "MOST_FAULTS", 3)
+    refs = [make_ref(str(number), uri="bad.jpg") for number in range(50)]
+    with pytest.raises(Unreadable) as fault:
+        examine_bucket(bucket_of_refs(source, *refs), task_of(source))
+    assert [key for key, _ in fault.value.faults] == ["0", "1", "2"]
 
 
 def test_results_move_with_their_work_directory(source):

@@ -35,6 +35,7 @@ SHAPES_ONLY_THE_WORK = {
     "retry_rejects": True,
     "bucket_images": 7,
     "max_reject_ratio": 0.5,
+    "unreadable": "reject",
     "float32_loss": "refuse",
     "split_conflicts": "refuse",
     "http": HttpOptions(timeout_s=99.0),  # a patient run takes up what a hasty one has examined
@@ -99,6 +100,7 @@ def test_the_digest_is_64_hex_digits_and_repeatable():
         ("near_distance", -1, "^near_distance is -1; it must be a whole number of at least 0$"),
         ("near_distance", 9, "^near_distance is 9; give 0 to 8: over 8 of 64 bits unlike images meet$"),
         ("facts", "none", "^facts is 'none'; it must be one of all, basic$"),
+        ("unreadable", "skip", "^unreadable is 'skip'; it must be one of stop, reject$"),
         ("float32_loss", "keep", "^float32_loss is 'keep'; it must be one of report, refuse$"),
         ("shard_mb", 0, "^shard_mb is 0; it must be a number of at least 0.001$"),
         ("shard_mb", float("nan"), "^shard_mb is nan;"),

@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 from beam_jobs import record, storage, tfrecord, wire
-from beam_jobs.errors import BadImage, SourceError
+from beam_jobs.errors import BadImage, SourceError, Unreadable
 from beam_jobs.reader import Reader, inflate, read_at
 from beam_jobs.slices import SPOOL, STORED, Slice
 from tests.beam_jobs.object_store import SCHEME
@@ -82,6 +82,18 @@ def test_a_container_that_ends_too_early_is_unreadable(base):
     assert detail.endswith(f"it ends at {len(DATA)}, 4 bytes from {len(DATA) - 3} are wanted")
     with pytest.raises(OSError, match="are wanted"):
         read_at(storage.join(base, "box"), len(DATA) + 9, 1)
+
+
+@pytest.mark.parametrize(("uri", "slice_text"), [("bad.jpg", ""), ("x", text("stored", 0, 4, path="bad.jpg"))])
+def test_what_may_be_there_and_cannot_be_read_is_no_bad_image(tmp_path, uri, slice_text):
+    (tmp_path / "bad.jpg").symlink_to("/proc/self/mem")  # its first byte can be read by nobody
+    with pytest.raises(Unreadable, match="^Input/output error$"):
+        Reader(base=str(tmp_path), max_bytes=9).read(uri, slice_text)
+
+
+def test_a_store_that_is_not_known_is_a_wrong_address():
+    reason, detail = refusal(Reader(base="/nowhere", max_bytes=9), "", "nfs://host/a.jpg")
+    assert (reason, detail.startswith("nfs:// is no filesystem that is known here")) == ("unreadable", True)
 
 
 def test_a_container_that_is_gone_is_unreadable(tmp_path):

@@ -56,7 +56,7 @@ def test_a_shard_that_fails_leaves_a_note_and_no_element(stages, tmp_path):
     counters = run(WriteShards(tuple(stages.shards[:1]), task), [])
     assert counters == {"failed_shards": 1}
     (note,) = failures(stages.task.work)
-    assert note.endswith("changed while it was being ingested (No such file or directory); run it again")
+    assert note.text.endswith("changed while it was being ingested (No such file or directory); run it again")
 
 
 @pytest.mark.parametrize("transform", [ExamineBuckets, WriteShards])

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from beam_jobs import images, masks, record, tables, tfrecord
-from beam_jobs.errors import SourceChanged
+from beam_jobs.errors import Fault, SourceChanged, Unreadable
 from beam_jobs.examine import ExamineTask, examine_bucket, facts_path
 from beam_jobs.geometry import geometry
 from beam_jobs.options import ImageLimits, PixelOptions
@@ -23,9 +23,11 @@ from beam_jobs.reader import Reader
 from beam_jobs.scan import scan
 from beam_jobs.types import Annotations, ImageObject
 from beam_jobs.write import (
+    Failure,
     ShardTask,
     WriteTask,
     failures,
+    forget_failures,
     load_sidecar,
     note_failure,
     shard_path,
@@ -230,10 +232,22 @@ def test_a_changed_image_stops_the_shard_and_leaves_no_file(stages, photos, tmp_
     if data is not None:
         (copy / victim).write_bytes(data)
     message = rf"^{victim} changed while it was being ingested \({detail}\); run it again$"
-    with pytest.raises(SourceChanged, match=message):
+    with pytest.raises(SourceChanged, match=message) as changed:
         write_shard(stages.shards[0], replace(stages.task, reader=replace(stages.task.reader, base=str(copy))))
+    assert changed.value.key == victim
     assert list(Path(stages.task.out).rglob("*.tfrecord")) == []
     assert list(Path(stages.task.out).rglob("*.tmp")) == []
+
+
+def test_an_image_that_cannot_be_read_now_has_not_changed(stages, photos, tmp_path):
+    copy = shutil.copytree(photos, tmp_path / "copy")
+    victim = stages.plan.splits[0].shard(0)["uri"][0].as_py()
+    (copy / victim).unlink()
+    (copy / victim).symlink_to("/proc/self/mem")  # its first byte can be read by nobody
+    with pytest.raises(Unreadable, match="^Input/output error$") as fault:
+        write_shard(stages.shards[0], replace(stages.task, reader=replace(stages.task.reader, base=str(copy))))
+    assert fault.value.faults == ((victim, "Input/output error"),)
+    assert list(Path(stages.task.out).rglob("*.t*")) == []
 
 
 def test_extra_columns_are_written(stages):
@@ -251,8 +265,17 @@ def test_extra_columns_are_written(stages):
 def test_failures_are_noted_once_a_shard_and_read_in_order(stages):
     assert failures(stages.task.work) == []
     for index in (1, 0, 1):
-        note_failure(stages.shards[index], stages.task, SourceChanged(f"shard {index}: ä changed"))
-    assert failures(stages.task.work) == ["shard 0: ä changed", "shard 1: ä changed"]
+        note_failure(stages.shards[index], stages.task, SourceChanged(f"shard {index}: ä changed", "cat/ä.jpg"))
+    note_failure(stages.shards[2], stages.task, Unreadable("denied", (Fault("cat/b.jpg", "denied"),)))
+    note_failure(stages.shards[3], stages.task, OSError(5, "no answer"))
+    assert failures(stages.task.work) == [
+        Failure("eval-00000", "cat/b.jpg", "denied", passing=True),
+        Failure("eval-00001", "data-00001-of-00002.tfrecord", "no answer", passing=True),
+        Failure("train-00000", "cat/ä.jpg", "shard 0: ä changed", passing=False),
+        Failure("train-00001", "cat/ä.jpg", "shard 1: ä changed", passing=False),
+    ]
+    forget_failures(stages.task.work)
+    assert failures(stages.task.work) == []
 
 
 def test_work_is_counted_as_it_is_done_and_when_it_is_taken_up(stages):

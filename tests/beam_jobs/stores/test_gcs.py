@@ -36,6 +36,19 @@ def test_a_run_of_bytes_is_one_request_for_no_more(server):
     assert storage.read_range("gs://bucket/empty", 0, 1) == b""
 
 
+@pytest.mark.parametrize(("offset", "length"), [(0, 99), (0, 10), (2, 3), (2, 99)])
+def test_a_body_that_breaks_off_is_asked_for_again(server, offset, length):
+    server.objects = {"x": b"0123456789"}
+    server.cuts = 2
+    assert storage.read_range("gs://bucket/x", offset, length) == b"0123456789"[offset : offset + length]
+    server.cuts = 2
+    assert storage.read_bytes("gs://bucket/x") == b"0123456789"
+    server.cuts = 99
+    with pytest.raises(OSError, match="the connection broke in the middle of the object") as broken:
+        storage.read_range("gs://bucket/x", offset, length)
+    assert not storage.is_no_file(broken.value)
+
+
 def test_streams_are_read_and_moved_about_in(server):
     server.objects = {"x": b"0123456789" * 200_000}
     with storage.open_read("gs://bucket/x") as stream:
