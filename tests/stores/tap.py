@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 from urllib.parse import unquote
 
+CUT = -1  # instead of a status: the body of the answer ends half way, and the connection with it
 _TIMEOUT_S = 30
 _NOT_PASSED_ON = ("connection", "content-length", "transfer-encoding", "keep-alive")
 _TOKEN = {"access_token": "token", "expires_in": 3600, "token_type": "Bearer"}
@@ -34,7 +35,7 @@ class Tap(ThreadingHTTPServer):
     Attributes:
       url: where it listens.
       asked: every request so far.
-      refuse: takes a request and returns the status to answer with; 0 passes it on.
+      refuse: takes a request and returns the status to answer with; 0 passes it on, `CUT` half of the answer.
       tls: what clients meet that ask for a tunnel, as those do that insist on `https://`.
     """
 
@@ -101,10 +102,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.asked.append(asked)
         if asked.path.endswith("/token"):  # no emulator knows who may come in
             self._send(200, {"Content-Type": "application/json"}, json.dumps(_TOKEN).encode())
-        elif status := self.server.refuse(asked):
+        elif (status := self.server.refuse(asked)) > 0:
             self._send(status, {}, _refusal(status, "/storage/v1/" in asked.path))
         else:
-            self._pass_on(content)
+            self._pass_on(content, cut=status == CUT)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = _answer  # noqa: N815 - so the server calls them
 
@@ -118,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return b"".join(parts)
 
-    def _pass_on(self, content: bytes) -> None:
+    def _pass_on(self, content: bytes, cut: bool) -> None:
         upstream = http.client.HTTPConnection(self.server.upstream, timeout=_TIMEOUT_S)
         try:
             headers = {name: value for name, value in self.headers.items() if name.lower() not in _NOT_PASSED_ON}
@@ -126,7 +127,11 @@ class _Handler(BaseHTTPRequestHandler):
             answer = upstream.getresponse()
             kept = {name: value for name, value in answer.getheaders() if name.lower() not in _NOT_PASSED_ON}
             length = answer.getheader("Content-Length") if self.command == "HEAD" else None
-            self._send(answer.status, kept, answer.read(), length)
+            body = answer.read()
+            if cut:
+                self.close_connection = True
+                length, body = str(len(body)), body[: len(body) // 2]
+            self._send(answer.status, kept, body, length)
         finally:
             upstream.close()
 
