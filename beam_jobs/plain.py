@@ -26,9 +26,12 @@ GZIP, BZIP2, XZ, ZLIB = PACKINGS = ("gzip", "bzip2", "xz", "zlib")
 
 MAX_RATIO = 1000  # deflate reaches 1032 on zeros alone, images 2: more is a bomb
 SPARE_BYTES = 64 << 20  # a full disk stops other programs too, so this much of it is left alone
+XZ_MEMORY_BYTES = 256 << 20  # `xz -9` needs 65 MiB to unpack; the format allows 4 GiB
 
 _BLOCK_BYTES = 1 << 20
+_XZ_READ_BYTES = 64 << 10  # what follows a stream is copied for each: small, where there are thousands of empty ones
 _DAMAGE = (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError)
+_XZ_TOO_LARGE = "Memory usage limit exceeded"  # of liblzma
 
 
 @dataclass
@@ -89,7 +92,8 @@ def plain_path(path: str, packing: str, fresh: bool = True) -> str:
       fresh: whether a remote container is asked if it has changed; a request each time, so not for every image.
 
     Raises:
-      SourceError: it is damaged, unpacks to more than `MAX_RATIO` times its size, or the disk has no room for it.
+      SourceError: it is damaged, unpacks to more than `MAX_RATIO` times its size, needs more than `XZ_MEMORY_BYTES` of
+        memory, or the disk has no room for it.
       OSError: it is missing, or cannot be read.
     """
     copy = _newest.get(path) if storage.is_remote(path) and not fresh else None
@@ -161,11 +165,37 @@ def _no_room(path: str, reason: str) -> str:
 def _blocks(stream: BinaryIO, packing: str) -> Iterator[bytes]:
     if packing == ZLIB:
         return _zlib_blocks(stream)
-    if packing == GZIP:
-        unpacked: BinaryIO = gzip.GzipFile(fileobj=stream)  # type: ignore[assignment]
-    else:
-        unpacked = (bz2.BZ2File if packing == BZIP2 else lzma.LZMAFile)(stream)  # type: ignore[assignment]
+    if packing == XZ:
+        return _xz_blocks(stream)
+    unpacked = gzip.GzipFile(fileobj=stream) if packing == GZIP else bz2.BZ2File(stream)
     return iter(functools.partial(unpacked.read, _BLOCK_BYTES), b"")
+
+
+def _xz_blocks(stream: BinaryIO) -> Iterator[bytes]:
+    """Yields the content of the streams of an xz file, one after the other; zeros between them are padding."""
+    packed = stream.read(_XZ_READ_BYTES)
+    while packed:
+        # Not `LZMAFile`, which takes no limit of memory.
+        inflater = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY_BYTES)
+        while not inflater.eof:
+            if not packed and inflater.needs_input and not (packed := stream.read(_XZ_READ_BYTES)):
+                raise EOFError("it ends before its end-of-stream marker")
+            if block := _xz_block(inflater, packed):
+                yield block
+            packed = b""
+        packed = inflater.unused_data
+        while not (packed := packed.lstrip(b"\0")) and (more := stream.read(_XZ_READ_BYTES)):
+            packed = more
+
+
+def _xz_block(inflater: lzma.LZMADecompressor, packed: bytes) -> bytes:
+    try:
+        return inflater.decompress(packed, _BLOCK_BYTES)
+    except lzma.LZMAError as error:
+        if str(error) != _XZ_TOO_LARGE:
+            raise
+        limit = f"it needs more than the {XZ_MEMORY_BYTES >> 20} MiB of memory that are allowed"
+        raise lzma.LZMAError(f"{limit}; compress it with a smaller dictionary, as xz -9 does") from error
 
 
 def _zlib_blocks(stream: BinaryIO) -> Iterator[bytes]:

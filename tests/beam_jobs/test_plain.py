@@ -5,6 +5,7 @@ import gzip
 import lzma
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import threading
@@ -138,6 +139,41 @@ def test_a_bomb_is_refused_before_it_fills_the_disk(tmp_path, packing):
     message = f"^{path} unpacks to more than 1000 times its {len(packed)} bytes, as no honest container does"
     with pytest.raises(SourceError, match=message):
         plain.plain_path(str(path), packing)
+
+
+def with_dictionary(packed: bytes, size: int) -> bytes:
+    """Returns an xz stream that asks for a dictionary of 2**size bytes; see "The .xz File Format", 3.1."""
+    header = bytearray(packed[12 : 12 + 4 * (packed[12] + 1)])
+    header[4] = 2 * (size - 12)
+    header[-4:] = struct.pack("<I", zlib.crc32(header[:-4]))
+    return packed[:12] + bytes(header) + packed[12 + len(header) :]
+
+
+@pytest.mark.parametrize(
+    ("size", "message"), [(27, ""), (28, "it needs more than the 256 MiB of memory"), (31, "xz -9")]
+)
+def test_xz_takes_no_more_memory_than_its_limit(tmp_path, size, message):
+    path = tmp_path / "box"
+    path.write_bytes(with_dictionary(lzma.compress(DATA), size))
+    if not message:
+        assert unpacked(path, "xz") == DATA
+        return
+    with pytest.raises(SourceError, match=rf"^{path} cannot be unpacked past byte 0 of its content: .*{message}"):
+        plain.plain_path(str(path), "xz")
+
+
+@pytest.mark.parametrize("padding", [0, 4, 65536])
+def test_xz_streams_may_be_padded_with_zeros(tmp_path, padding):
+    path = tmp_path / "box"
+    path.write_bytes(lzma.compress(b"one") + bytes(padding) + lzma.compress(b"two") + bytes(padding))
+    assert unpacked(path, "xz") == b"onetwo"
+
+
+def test_bytes_after_the_last_xz_stream_are_damage(tmp_path):
+    path = tmp_path / "box"
+    path.write_bytes(lzma.compress(b"one") + b"more")
+    with pytest.raises(SourceError, match="cannot be unpacked past byte 3 of its content"):
+        plain.plain_path(str(path), "xz")
 
 
 def test_a_disk_without_room_is_named_with_the_way_out(tmp_path, monkeypatch):
