@@ -10,6 +10,9 @@ from beam_jobs import storage
 from beam_jobs.errors import BadImage, RejectReason
 from beam_jobs.types import ImageRef, Reject
 
+MAX_NAME_BYTES = 4096  # of a path, URL, key, label, group or split: what Linux allows for a path
+_SHOWN_CHARACTERS = 200  # of a longer one
+
 
 def printable(name: str) -> str:
     """Returns a file name fit for tables and terminals; what is not UTF-8 appears as escapes."""
@@ -21,8 +24,13 @@ def printable(name: str) -> str:
 
 
 def scan_reject(key: str, path: str, reason: RejectReason, detail: str) -> Reject:
-    """Returns a reject of the scan stage."""
-    return Reject(key=printable(key), uri=printable(path), stage="scan", reason=reason.value, detail=detail)
+    """Returns a reject of the scan stage; of a key or path of more than `MAX_NAME_BYTES` it has the beginning."""
+    return Reject(key=_short(key), uri=_short(path), stage="scan", reason=reason.value, detail=detail)
+
+
+def _short(name: str) -> str:
+    shown = printable(name)
+    return shown if len(shown) <= MAX_NAME_BYTES else f"{shown[:_SHOWN_CHARACTERS]}... ({len(shown)} characters)"
 
 
 def regular_file(path: str) -> os.stat_result:

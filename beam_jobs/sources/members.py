@@ -16,12 +16,10 @@ from beam_jobs.sources.containers import Container, Opened
 from beam_jobs.sources.hidden import OnHidden, hidden_part, ignore
 from beam_jobs.sources.local import scan_reject
 from beam_jobs.sources.samples import Member, clean_name
+from beam_jobs.sources.tar_headers import TarHeaders, TarMember
 from beam_jobs.types import Reject
 
-# Long names and attributes stand in headers of their own. `tarfile` takes any size for them and searches them in
-# quadratic time, so larger ones than systems allow for names and attributes are refused.
-_MAX_TAR_HEADER_BYTES = 64 << 10
-_TAR_BLOCK_BYTES = 512
+_TAR_BLOCK_BYTES = tarfile.BLOCKSIZE
 _BLOCK_BYTES = 1 << 20
 
 # `zipfile` reads the directory at once, and holds ten times as much. This is one of five million members.
@@ -42,21 +40,21 @@ def tar_members(container: Container, opened: Opened, on_hidden: OnHidden = igno
     Raises:
       SourceError: it is no tar archive, damaged or cut short; the message gives the place.
     """
-    archive = _open_tar(container, opened)
-    empty = archive.firstmember is None  # type: ignore[attr-defined]  # asked for more, tarfile would seek to -1
-    while not empty and (header := _next_tar_header(archive, container, opened)):
-        archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps every header it has read
-        if header.isdir():
+    headers = TarHeaders(opened.stream)
+    place = 0
+    while member := _next_tar_member(headers, place, container, opened):
+        place = member.end
+        if member.kind == tarfile.DIRTYPE:
             continue
         try:
-            name = clean_name(header.name)
+            name = clean_name(member.name)
             if hidden := hidden_part(name.split("/")):
                 on_hidden(hidden)
             else:
-                yield _tar_member(header, name, container, opened)
+                yield _tar_member(member, name, container, opened)
         except BadImage as bad:
-            yield scan_reject(header.name, header.name, bad.reason, bad.detail)
-    _check_tar_end(archive.offset, container, opened)
+            yield scan_reject(member.name, member.name, bad.reason, bad.detail)
+    _check_tar_end(place, container, opened)
 
 
 def zip_members(container: Container, opened: Opened, on_hidden: OnHidden = ignore) -> Iterator[Member | Reject]:
@@ -85,7 +83,7 @@ def zip_members(container: Container, opened: Opened, on_hidden: OnHidden = igno
 
 
 class _Headers:
-    """What `tarfile` and `zipfile` read through: they want headers only, so a long read is a forged size."""
+    """What `zipfile` reads through: it wants headers only, so a long read is a forged size."""
 
     def __init__(self, stream: BinaryIO, limit: int) -> None:
         self._stream = stream
@@ -96,58 +94,47 @@ class _Headers:
 
     def read(self, length: int | None = None) -> bytes:
         if length is not None and not 0 <= length <= self._limit:
-            raise tarfile.ReadError(f"a header claims {length} bytes")
+            raise zipfile.BadZipFile(f"a header claims {length} bytes")
         return self._stream.read(self._limit if length is None else length)
 
 
-def _open_tar(container: Container, opened: Opened) -> tarfile.TarFile:
+def _next_tar_member(headers: TarHeaders, place: int, container: Container, opened: Opened) -> TarMember | None:
+    """Returns the member whose headers begin at a byte; None where no header does, which may be the end."""
     try:
-        headers: BinaryIO = _Headers(opened.stream, _MAX_TAR_HEADER_BYTES)  # type: ignore[assignment]
-        return tarfile.open(fileobj=headers, mode="r:", encoding="utf-8", errors="surrogateescape")
-    # tarfile raises whatever its arithmetic runs into on forged headers, RecursionError included.
-    except Exception as error:
-        reason = str(error) or type(error).__name__
-        raise SourceError(f"{container.path} is no tar archive, plain or of gzip, bzip2 or xz: {reason}") from error
-
-
-def _next_tar_header(archive: tarfile.TarFile, container: Container, opened: Opened) -> tarfile.TarInfo | None:
-    place = archive.offset
-    try:
-        header = archive.next()
-    except Exception as error:  # as in `_open_tar`
-        reason = str(error) or type(error).__name__
-        raise SourceError(f"{container.path} is damaged at byte {place}: {reason}") from error
-    if header is None:
+        member = headers.member(place)
+    except ValueError as error:
+        raise SourceError(f"{container.path} is damaged at byte {place}: {error}") from error
+    if member is None:
         return None
-    if header.size < 0 or archive.offset < header.offset_data:
-        raise SourceError(f"{container.path} is damaged at byte {header.offset}: a member of {header.size} bytes")
-    if header.isreg() and not header.issparse() and header.offset_data + header.size > opened.bytes:
+    if member.size < 0:
+        raise SourceError(f"{container.path} is damaged at byte {place}: a member of {member.size} bytes")
+    if member.end > member.data and member.data + member.size > opened.bytes:
         raise SourceError(
-            f"{container.path} is cut short: it ends at byte {opened.bytes}, inside the member at byte {header.offset}"
+            f"{container.path} is cut short: it ends at byte {opened.bytes}, inside the member at byte {place}"
         )
-    return header
+    return member
 
 
-def _tar_member(header: tarfile.TarInfo, name: str, container: Container, opened: Opened) -> Member:
-    if not header.isreg() or header.issparse():
-        raise BadImage(RejectReason.BAD_MEMBER, f"it is {_tar_kind(header)}, not a file with bytes of its own")
-    place = Slice(
-        method=STORED, offset=header.offset_data, length=header.size, path=container.name, packing=opened.packing
-    )
-    return Member(name=name, place=place, bytes=header.size)
+def _tar_member(member: TarMember, name: str, container: Container, opened: Opened) -> Member:
+    if member.is_sparse or member.kind not in tarfile.REGULAR_TYPES:
+        raise BadImage(RejectReason.BAD_MEMBER, f"it is {_tar_kind(member)}, not a file with bytes of its own")
+    place = Slice(method=STORED, offset=member.data, length=member.size, path=container.name, packing=opened.packing)
+    return Member(name=name, place=place, bytes=member.size)
 
 
-def _tar_kind(header: tarfile.TarInfo) -> str:
-    if header.issym() or header.islnk():
+def _tar_kind(member: TarMember) -> str:
+    if member.kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
         return "a link"
-    return "a sparse file" if header.isreg() else "a device, a pipe or of unknown type"
+    return "a sparse file" if member.is_sparse else "a device, a pipe or of unknown type"
 
 
 def _check_tar_end(offset: int, container: Container, opened: Opened) -> None:
-    """Raises `SourceError` unless the archive ends as it should: tarfile takes a damaged header for the end."""
+    """Raises `SourceError` unless the archive ends as it should, where no header of a member begins."""
     stream = opened.stream
     stream.seek(offset)
     block = stream.read(_TAR_BLOCK_BYTES)
+    if not offset and (len(block) < _TAR_BLOCK_BYTES or any(block)):
+        raise SourceError(f"{container.path} is no tar archive, plain or of gzip, bzip2 or xz: no header starts it")
     if len(block) < _TAR_BLOCK_BYTES:
         raise SourceError(f"{container.path} is cut short: it ends at byte {opened.bytes} without an end mark")
     if any(block):

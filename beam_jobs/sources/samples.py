@@ -17,7 +17,7 @@ from beam_jobs.errors import BadImage, RejectReason
 from beam_jobs.options import TableColumns
 from beam_jobs.slices import Slice
 from beam_jobs.sources.containers import NO_FILES
-from beam_jobs.sources.local import printable, scan_reject
+from beam_jobs.sources.local import MAX_NAME_BYTES, printable, scan_reject
 from beam_jobs.sources.rows import RowReader
 from beam_jobs.types import ImageRef, Reject
 
@@ -84,8 +84,10 @@ def clean_name(name: str) -> str:
     """Returns the name of a member without needless parts.
 
     Raises:
-      BadImage: the name leads out of where the archive would be unpacked, or is not UTF-8.
+      BadImage: the name leads out of where the archive would be unpacked, is not UTF-8, or longer than allowed.
     """
+    if len(name) > MAX_NAME_BYTES:
+        raise BadImage(RejectReason.BAD_MEMBER, f"its name has {len(name)} characters; {MAX_NAME_BYTES} are allowed")
     if printable(name) != name:
         raise BadImage(RejectReason.NAME_NOT_UTF8, "rename it; keys are stored as UTF-8")
     parts = [part for part in name.split("/") if part not in ("", ".")]

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import io
 import struct
 import tarfile
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from beam_jobs.errors import BadImage, SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.reader import Reader
 from beam_jobs.slices import Slice
-from beam_jobs.sources import members
+from beam_jobs.sources import members, tar_headers
 from beam_jobs.sources.archives import TarSource, ZipSource
 from tests.beam_jobs.entries import contents, found_in, only
 from tests.beam_jobs.make_archives import FOLDERS, KINDS, add, make_tar, make_zip
@@ -229,6 +231,133 @@ def test_a_name_longer_than_any_system_allows_is_not_read(tmp_path, tar_format):
     make_tar(tmp_path / "y.tar", {"cat/a.jpg": b"x", "x" * 70_000: b"x"}, format=tar_format)
     message = tar_error(tmp_path, (tmp_path / "y.tar").read_bytes())
     assert message.startswith("is damaged at byte 1024: a header claims 7")
+
+
+def block(name: str, kind: bytes, size: int = 0) -> bytes:
+    header = tarfile.TarInfo(name)
+    header.size, header.type = size, kind
+    return header.tobuf(tarfile.GNU_FORMAT)
+
+
+def padded(content: bytes) -> bytes:
+    return content + bytes(-len(content) % 512)
+
+
+def attributes(**values: str) -> bytes:
+    """Returns the records of a pax header, each of which begins with its own length."""
+    records = b""
+    for name, value in values.items():
+        text = f" {name}={value}\n".encode()
+        length = len(text) + len(str(len(text)))
+        length = len(text) + len(str(length))
+        records += str(length).encode() + text
+    return records
+
+
+GOOD = block("cat/a.jpg", b"0", len(jpeg())) + padded(jpeg())
+
+
+def test_the_map_of_a_sparse_member_is_passed_over_and_not_held(tmp_path):
+    blocks = 40_000
+    first = bytearray(block("cat/x.jpg", tarfile.GNUTYPE_SPARSE))
+    first[482] = 1
+    first[148:156] = b" " * 8
+    first[148:156] = b"%06o\0 " % sum(first)
+    more = bytearray(512)
+    more[504] = 1
+    (tmp_path / "x.tar").write_bytes(first + more * (blocks - 1) + bytes(512) + GOOD + bytes(1024))
+    tracemalloc.start()
+    bad, good = TarSource(str(tmp_path / "x.tar"), TableColumns()).entries()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (bad.reason, bad.detail) == ("bad_member", "it is a sparse file, not a file with bytes of its own")
+    assert good.key == "cat/a.jpg"
+    assert peak < 4 << 20  # the map itself has 20 MB
+
+
+@pytest.mark.parametrize("last", [b"L", b"K", b"x", b"g"])
+def test_the_headers_of_one_member_are_bounded_together(tmp_path, last):
+    name = b"cat/" + b"x" * 30_000
+    once = block("x", b"L", len(name)) + padded(name)
+    content = attributes(path="x" * 30_000) if last in b"xg" else name
+    (tmp_path / "x.tar").write_bytes(once + GOOD + bytes(1024))
+    assert only(TarSource(str(tmp_path / "x.tar"), TableColumns())).reason == "bad_member"
+    twice = once + block("x", last, len(content)) + padded(content)
+    message = tar_error(tmp_path, GOOD + twice * 2 + GOOD + bytes(1024))
+    allowed = f"{tar_headers.MAX_BYTES} are allowed for those of one member"
+    assert message == f"is damaged at byte {len(GOOD)}: a header claims {len(name)} bytes; {allowed}"
+
+
+def test_a_name_of_more_than_4096_characters_is_a_bad_member_of_which_the_beginning_is_shown(archive):
+    bad, good = archive({"cat/" + "x" * 4093: jpeg(), "cat/" + "x" * 4088 + ".jpg": jpeg(1)}).entries()
+    assert (bad.reason, bad.detail) == ("bad_member", "its name has 4097 characters; 4096 are allowed")
+    assert bad.key == "cat/" + "x" * 196 + "... (4097 characters)"
+    assert len(good.key) == 4096
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE])
+def test_the_number_of_attributes_is_bounded(tmp_path, kind):
+    allowed = attributes(**{f"k{number}": "" for number in range(tar_headers.MAX_ATTRIBUTES)})
+    one_more = allowed + attributes(last="")
+    (tmp_path / "x.tar").write_bytes(block("x", kind, len(allowed)) + padded(allowed) + GOOD + bytes(1024))
+    assert found_in(TarSource(str(tmp_path / "x.tar"), TableColumns())) == [("cat/a.jpg", "cat")]
+    message = tar_error(tmp_path, block("x", kind, len(one_more)) + padded(one_more) + GOOD + bytes(1024))
+    assert message == "is damaged at byte 0: attribute 1001 of a header is damaged, or more than the 1000 allowed"
+
+
+def test_attributes_of_all_members_are_not_kept_unless_they_are_used(tmp_path):
+    content = attributes(comment="x" * 9999, path="dog/b.jpg", mtime="1")
+    stream = io.BytesIO(block("x", tarfile.XGLTYPE, len(content)) + padded(content) + GOOD + GOOD)
+    headers = tar_headers.TarHeaders(stream)
+    first = headers.member(0)
+    assert (first.name, headers.member(first.end).name) == ("dog/b.jpg", "dog/b.jpg")
+    assert headers.everywhere == {"path": "dog/b.jpg"}
+
+
+@pytest.mark.parametrize(
+    "content", [b"x", b"0 path=x\n", b"3 path=x\n", b"99 path=x\n", b"-9 path=x\n", b" path=x\n", b"9" * 600]
+)
+def test_attributes_that_cannot_be_read_are_damage(tmp_path, content):
+    message = tar_error(tmp_path, GOOD + block("x", b"x", len(content)) + padded(content) + GOOD + bytes(1024))
+    assert message.startswith(f"is damaged at byte {len(GOOD)}: attribute 1 of a header is damaged")
+
+
+@pytest.mark.parametrize("size", ["", "-1", "1e3", "x", "9" * 21])
+def test_a_size_in_the_attributes_must_be_one(tmp_path, size):
+    content = attributes(size=size)
+    message = tar_error(tmp_path, block("x", b"x", len(content)) + padded(content) + GOOD + bytes(1024))
+    assert message == f"is damaged at byte 0: the size of a member is {size!r}"
+
+
+LONG = padded(b"long/name.jpg\0")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"",
+        block("x", b"L", 14) + LONG,
+        block("x", b"K", 14) + LONG,
+        block("x", b"K", 14) + LONG + block("x", b"L", 14) + LONG,
+        block("x", b"x", 19) + padded(attributes(path="own/é.jpg")),
+        block("x", b"X", 19) + padded(attributes(path="own/é.jpg")),
+        block("x", b"g", 19) + padded(attributes(path="all/é.jpg")),
+        block("x", b"g", 19) + padded(attributes(path="all/é.jpg")) + block("x", b"L", 14) + LONG,
+        block("x", b"g", 19) + padded(attributes(path="all/é.jpg")) + block("x", b"x", 10) + padded(b"10 size=4\n"),
+        block("x", b"x", 10) + padded(b"10 size=4\n"),
+        block("x", b"L", 14) + LONG + block("x", b"x", 19) + padded(attributes(path="own/é.jpg")),
+        block("x", b"x", 19) + padded(attributes(path="own/é.jpg")) + block("x", b"L", 14) + LONG,
+    ],
+)
+def test_headers_mean_what_they_mean_to_tarfile(tmp_path, headers):
+    end = block("dog/", b"5") + block("dog/c.jpg", b"0", 3) + padded(b"abc") + bytes(1024)
+    data = headers + block("cat/a.jpg", b"0", 7) + padded(b"content") + end
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        expected = [(member.name, member.size, member.offset_data) for member in archive.getmembers()]
+    reader, found = tar_headers.TarHeaders(io.BytesIO(data)), []
+    while member := reader.member(found[-1].end if found else 0):
+        found.append(member)
+    assert [(member.name, member.size, member.data) for member in found] == expected
 
 
 @pytest.mark.parametrize("data", [b"", b"no archive at all", jpeg(), b"PK\x03\x04"])
