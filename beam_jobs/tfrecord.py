@@ -21,6 +21,7 @@ _HEAD = struct.Struct("<QI")
 _TAIL = struct.Struct("<I")
 HEADER = _HEAD.size  # bytes: 8 + 4
 OVERHEAD = _HEAD.size + _TAIL.size  # bytes
+MAX_RECORD_BYTES = 1 << 30  # of a payload, written or believed
 _MASK_DELTA = 0xA282EAD8
 
 
@@ -30,7 +31,7 @@ def frame(payload: bytes) -> tuple[bytes, bytes, bytes]:
     return length + _TAIL.pack(_masked_crc(length)), payload, _TAIL.pack(_masked_crc(payload))
 
 
-def read_records(stream: BinaryIO, name: str, max_bytes: int = 1 << 30) -> Iterator[tuple[int, bytes]]:
+def read_records(stream: BinaryIO, name: str, max_bytes: int = MAX_RECORD_BYTES) -> Iterator[tuple[int, bytes]]:
     """Yields (offset, payload) of every record, both checksums verified.
 
     Args:
@@ -47,7 +48,7 @@ def read_records(stream: BinaryIO, name: str, max_bytes: int = 1 << 30) -> Itera
         offset += len(payload) + OVERHEAD
 
 
-def read_record_at(stream: BinaryIO, name: str, offset: int, max_bytes: int = 1 << 30) -> bytes:
+def read_record_at(stream: BinaryIO, name: str, offset: int, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
     """Returns the payload of the record that starts at `offset`.
 
     Raises:
@@ -60,7 +61,7 @@ def read_record_at(stream: BinaryIO, name: str, offset: int, max_bytes: int = 1 
     return found
 
 
-def read_record(stream: BinaryIO, name: str, offset: int, max_bytes: int = 1 << 30) -> bytes | None:
+def read_record(stream: BinaryIO, name: str, offset: int, max_bytes: int = MAX_RECORD_BYTES) -> bytes | None:
     """Returns the payload of the record at which a stream stands; None at the end of the file.
 
     Args:

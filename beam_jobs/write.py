@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from beam_jobs import record, sealed, shards, storage, tables, tfrecord
 from beam_jobs.annotations import record_objects
-from beam_jobs.errors import BadImage, Fault, FeedlineError, SourceChanged, Unreadable
+from beam_jobs.errors import BadImage, DataError, Fault, FeedlineError, SourceChanged, Unreadable
 from beam_jobs.geometry import geometry
 from beam_jobs.options import PixelOptions
 from beam_jobs.plan import Plan
@@ -301,7 +301,11 @@ def _record_pieces(row: Mapping[str, Any], task: WriteTask, indices: Mapping[str
         weight=said.weight if said else None,
         extra=json.loads(row["extra"]) if row["extra"] != "{}" else {},
     )
-    return tfrecord.frame(record.encode(written, task.moments))
+    encoded = record.encode(written, task.moments)
+    if len(encoded) > tfrecord.MAX_RECORD_BYTES:
+        limit = f"{tfrecord.MAX_RECORD_BYTES} are allowed"
+        raise DataError(f"{row['key']} makes a record of {len(encoded)} bytes; {limit}; lower max_bytes")
+    return tfrecord.frame(encoded)
 
 
 def _read_mask(row: Mapping[str, Any], uri: str, facts: ImageFacts, reader: Reader) -> bytes:

@@ -8,7 +8,7 @@ import pytest
 from pycocotools import mask as coco_mask
 
 from beam_jobs import tables
-from beam_jobs.annotations import box_fault, check, record_objects
+from beam_jobs.annotations import MAX_DRAWN_PX, box_fault, check, record_objects
 from beam_jobs.errors import BadImage
 from beam_jobs.geometry import Geometry, geometry
 from beam_jobs.masks import move
@@ -164,6 +164,31 @@ def test_a_segmentation_that_cannot_be_drawn_is_refused(segmentation, message):
         check(annotations, HEIGHT, WIDTH)
     else:
         assert fault(annotations).startswith(f"object 0 (cat): {message}")
+
+
+def test_the_pixels_of_all_masks_of_an_image_are_bounded():
+    side = 10_000
+    outline = item((0, 0, 9, 9), segmentation=[[0, 0, 9, 0, 9, 9]])
+    allowed = [outline] * (MAX_DRAWN_PX // side**2)
+    boxes = [item((0, 0, 9, 9))] * 1000  # nothing to draw
+    check(said(*allowed, *boxes, size=(side, side)), side, side)
+    message = "21 segmentations of 10000x10000 pixels are 2100000000 pixels of masks; 2000000000 are allowed"
+    assert fault(said(*allowed, outline, size=(side, side)), side, side) == message
+
+
+def test_the_outlines_of_all_objects_of_an_image_are_bounded_together():
+    zigzag = [value for row in range(500) for value in (0, row, 1000, row + 1)]
+    outline = item((0, 0, 900, 900), segmentation=[zigzag])
+    check(said(*[outline] * 20, size=(1000, 1000)), 1000, 1000)
+    message = fault(said(*[outline] * 21, size=(1000, 1000)), 1000, 1000)
+    assert message == "the outlines of its objects are 21000000 pixels long; 20000000 are allowed"
+
+
+def test_the_class_names_of_all_objects_of_an_image_are_bounded_together():
+    named = item(label="x" * 4096)
+    check(said(*[named] * 4096), HEIGHT, WIDTH)
+    message = "the class names of 4097 objects have 16781312 bytes; 16777216 are allowed"
+    assert fault(said(*[named] * 4097)) == message
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pytest
 from PIL import Image
 
 from beam_jobs import images, masks, record, tables, tfrecord
-from beam_jobs.errors import Fault, SourceChanged, Unreadable
+from beam_jobs.errors import DataError, Fault, SourceChanged, Unreadable
 from beam_jobs.examine import ExamineTask, examine_bucket, facts_path
 from beam_jobs.geometry import geometry
 from beam_jobs.options import ImageLimits, PixelOptions
@@ -344,6 +345,22 @@ def test_what_was_changed_comes_out_of_the_spool(prepare, policy):
         assert values[record.FORMAT] == [facts.format.encode()]
         assert (values[record.HEIGHT], values[record.WIDTH]) == ([facts.height], [facts.width])
         assert (values[record.LABEL], values[record.TEXT]) == ([1], [b"bee"])
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_a_record_has_no_more_bytes_than_readers_believe(prepare, monkeypatch, spare):
+    shard, task = prepare(said("a.jpg", "bee"))
+    (row,) = tables.read(shard.plan_path).to_pylist()
+    write_shard(shard, task)
+    size = os.path.getsize(shard_path(task.out, shard)) - tfrecord.OVERHEAD
+    monkeypatch.setattr(tfrecord, "MAX_RECORD_BYTES", size + spare)
+    again = replace(shard, digest="another")
+    if not spare:
+        assert write_shard(again, task)
+        return
+    message = rf"^{row['key']} makes a record of {size} bytes; {size - 1} are allowed; lower max_bytes$"
+    with pytest.raises(DataError, match=message):
+        write_shard(again, task)
 
 
 def test_an_image_may_have_many_classes_and_none(prepare):
