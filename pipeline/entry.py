@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
-
-from pipeline import interrupt
 
 
 def main() -> None:
     """Runs the command line and exits with its code."""
+    _leave_working_directory()
+    from pipeline import interrupt
+
     interrupt.hold()
     from pipeline import cli
 
@@ -16,3 +18,12 @@ def main() -> None:
         cli.main()
     except KeyboardInterrupt:  # it came between two lines of `main`, where nothing has begun
         interrupt.end(cli.stopped(sys.argv[1:]))
+
+
+def _leave_working_directory() -> None:
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    sys.path.insert(0, ours)  # or a `beam_jobs` of the working directory could be imported to leave it
+    from beam_jobs import child_python
+
+    sys.path.remove(ours)
+    child_python.leave_working_directory()

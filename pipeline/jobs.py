@@ -14,7 +14,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from beam_jobs import machine, storage
+from beam_jobs import child_python, machine, storage
 from beam_jobs.errors import OptionError
 from beam_jobs.progress import Progress
 from beam_jobs.suggest import unknown
@@ -30,8 +29,7 @@ from beam_jobs.suggest import unknown
 RUNNING, DONE, FAILED, STOPPED, DIED = "running", "done", "failed", "stopped", "died"
 _JOB, _PROGRESS, _RESULT, _LOG, _EXIT, _STOP = "job.json", "progress.json", "result", "log", "exit_code", "stop"
 _STOPPED_CODES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-# Not `-m`, which would look for modules in the working directory first: a folder `pipeline` there is somebody else's.
-_START = "import sys; sys.path.remove(''); from pipeline.job_process import run; run()"
+_START = "from pipeline.job_process import run; run()"
 _KEPT = 100  # jobs that have ended; older ones are forgotten
 
 
@@ -134,10 +132,15 @@ def start(arguments: Sequence[str]) -> Job:
     for old in [job for job in jobs() if job.state != RUNNING][_KEPT:]:
         shutil.rmtree(old.directory, ignore_errors=True)
     directory = _new_directory(next((argument for argument in arguments if not argument.startswith("-")), "job"))
-    command = [sys.executable, "-c", _START, str(directory), *arguments]
+    command = child_python.command(_START, str(directory), *arguments)
     with open(directory / _RESULT, "wb") as out, open(directory / _LOG, "wb") as log:
         process = subprocess.Popen(  # noqa: S603 - this program itself
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=log, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=log,
+            start_new_session=True,
+            env=child_python.environment(),
         )
     values = {"arguments": list(arguments), "cwd": os.getcwd(), "pid": process.pid, "started": time.time()}
     storage.write_bytes(str(directory / _JOB), json.dumps(values).encode())

@@ -14,7 +14,8 @@ from typing import Any
 
 from beam_jobs.errors import FeedlineError
 
-COMMAND = ("python", "-m", "pipeline.kubeflow_container")
+# Not `-m`, which would look for modules in the working directory of the image first.
+COMMAND = ("python", "-c", "import sys; sys.path.remove(''); from pipeline.kubeflow_container import main; main()")
 # Kubeflow allows one dot in the name of a type, so that it cannot be the path of the class.
 TYPES: Mapping[str, str] = {
     "feedline.DatasetVerdict": "components.artifacts.DatasetVerdict",

@@ -7,11 +7,12 @@ import pickle
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator
 
 import keras
 import tensorflow as tf
 
-from beam_jobs import record
+from beam_jobs import child_python, record
 from beam_jobs.errors import OptionError
 from trainer.autograph import as_written
 from trainer.decode_source import DecodeSource
@@ -22,6 +23,7 @@ from trainer.transfer import leaves
 __all__ = ["DESCRIPTION_NAME", "EVALUATE_SIGNATURE", "PROBABILITIES", "ServingSpec", "decode_batch", "export"]
 
 _MODEL, _REST = "model.keras", "rest.pickle"  # what a process with another backend leaves to export
+_EXPORT = "from trainer.serving import export_saved; sys.path += sys.argv[2:]; export_saved(sys.argv[1])"
 
 
 def export(
@@ -129,13 +131,20 @@ def _export_with_tensorflow(model: keras.Model, rest: dict[str, object]) -> None
             # Classes of the user's are not in the file of the model; by reference, each brings its module.
             own = {type(layer).__name__: type(layer) for layer in leaves(model) if not _is_of_keras(layer)}
             pickle.dump((own, rest), stream)
-        environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "PYTHONPATH": os.pathsep.join(sys.path)}
-        code = "import sys; from trainer.serving import export_saved; export_saved(sys.argv[1])"
-        command = [sys.executable, "-c", code, folder]
+        environment = {**child_python.environment(), "KERAS_BACKEND": "tensorflow"}
+        command = child_python.command(_EXPORT, folder, *_folders(own.values()))
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
         line = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit status {done.returncode}"
         raise OptionError(f"the model {model.name} cannot be exported with TensorFlow: {line[:300]}")
+
+
+def _folders(classes: Iterable[type]) -> Iterator[str]:
+    """Yields where the top packages of classes lie: a script or a notebook may have them from its own directory."""
+    for kind in classes:
+        top = sys.modules[kind.__module__.partition(".")[0]]
+        if file := getattr(top, "__file__", None):
+            yield os.path.dirname(os.path.dirname(file) if hasattr(top, "__path__") else file)
 
 
 def _is_of_keras(layer: keras.layers.Layer) -> bool:

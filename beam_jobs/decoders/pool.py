@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -18,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from beam_jobs import child_python
 from beam_jobs.decoders.frames import Gone, Nonsense, Silent, receive, send, wait_at_most
 from beam_jobs.errors import FeedlineError
 
@@ -31,11 +30,7 @@ _IDLE = "exit code 0"
 _BLAMELESS = (_ENDED, _IDLE, "SIGKILL", "SIGTERM")
 # What TensorFlow and Keras import when they find it takes half of the time of a start, and no decoder needs it.
 _NOT_IMPORTED = ("keras", "jax", "matplotlib", "sklearn")
-_MAIN = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    f"sys.modules.update(dict.fromkeys({_NOT_IMPORTED})); "
-    "from beam_jobs.decoders.nursery import main; main()"
-)
+_MAIN = f"sys.modules.update(dict.fromkeys({_NOT_IMPORTED})); from beam_jobs.decoders.nursery import main; main()"
 
 
 class Died(Exception):
@@ -257,12 +252,16 @@ class _Nursery:
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
             self._process = subprocess.Popen(  # noqa: S603 - this very Python, on this very code
-                [sys.executable, "-W", "ignore", "-c", _MAIN, str(theirs.fileno()), json.dumps(sys.path)],
+                child_python.command(_MAIN, str(theirs.fileno()), flags=("-W", "ignore"), working_directory=False),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._said,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""},
+                env={
+                    **child_python.environment(working_directory=False),
+                    "TF_CPP_MIN_LOG_LEVEL": "3",
+                    "CUDA_VISIBLE_DEVICES": "",
+                },
             )
 
     def start(self) -> Decoder:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import IO
 
+from beam_jobs import child_python
 from beam_jobs.engines import flink_child
 from beam_jobs.engines.flink_child import Left
 from beam_jobs.engines.flink_logs import SERVER_LOG
@@ -80,7 +81,12 @@ def _started(command: Sequence[str], left: Left, log: IO[bytes]) -> subprocess.P
     # A session of its own: Ctrl-C is for this process, which cancels the job before the server has to go.
     ending_with_this = [sys.executable, "-I", flink_child.__file__, str(os.getpid()), *left, *command]
     return subprocess.Popen(  # noqa: S603 - the Java and the jar of the user
-        ending_with_this, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        ending_with_this,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env=child_python.environment(),  # of its workers
     )
 
 

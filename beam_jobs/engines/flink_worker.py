@@ -14,12 +14,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from beam_jobs import child_python
+
 _TIMEOUT_S = 60.0
 _LOOK_S = 1.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one worker until the runner lets it go, or the process that started it has died."""
+    child_python.leave_working_directory()
     given = _parser().parse_args(arguments)
     parent = os.getppid()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()

@@ -6,14 +6,15 @@ import dataclasses
 import importlib.util
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from beam_jobs import child_python
 from beam_jobs.storage import is_remote
 from pipeline.doctor import NETWORK_TIMEOUT_S, Check, common
 
 _PROBING_S = 120.0
+_PROBE = "from pipeline.doctor.airflow_probe import main; main(float(sys.argv[1]))"
 # Else importing Airflow writes a configuration and logs, and opens the database.
 _UNTOUCHED = {"_AIRFLOW__AS_LIBRARY": "1"}
 _MIGRATE = "airflow db migrate"
@@ -48,7 +49,7 @@ def root(settings: Mapping[str, Any]) -> Check:
 
 def _installation(home: str) -> Iterator[Check]:
     code, said, trouble = common.output(
-        [sys.executable, "-W", "ignore", "-m", "pipeline.doctor.airflow_probe", str(NETWORK_TIMEOUT_S)],
+        child_python.command(_PROBE, str(NETWORK_TIMEOUT_S), flags=("-W", "ignore")),
         _PROBING_S,
         {"AIRFLOW_HOME": home, **_UNTOUCHED},
     )

@@ -1,4 +1,4 @@
-"""Asks the Airflow of this environment about itself: `python -m pipeline.doctor.airflow_probe SECONDS` prints JSON.
+"""Asks the Airflow of this environment about itself, and prints JSON.
 
 A program of its own, because importing Airflow reads its configuration for good and takes over logging.
 """
@@ -78,7 +78,3 @@ def _is_migrated(engine: Any) -> bool:
     with engine.connect() as connection:
         found = set(MigrationContext.configure(connection).get_current_heads())
     return found == set(db._get_script_object().get_heads())  # no public function says it without waiting or migrating
-
-
-if __name__ == "__main__":
-    main(float(sys.argv[1]))

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
+from beam_jobs import child_python
 from beam_jobs import writable as places
 from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.storage import is_remote
@@ -170,7 +171,7 @@ def output(command: Sequence[str], timeout_s: float, environ: Mapping[str, str] 
             errors="replace",
             timeout=timeout_s,
             check=False,
-            env={**os.environ, **(environ or {})},
+            env={**child_python.environment(), **(environ or {})},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return -1, "", str(error)

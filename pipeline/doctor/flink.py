@@ -140,5 +140,5 @@ def _python_of(command: str) -> str:
     interpreter = first.removeprefix("#!").strip()
     if not first.startswith("#!") or "python" not in os.path.basename(interpreter):
         return ""
-    code, out, _ = common.output([interpreter, "-c", "import platform; print(platform.python_version())"], 10)
+    code, out, _ = common.output([interpreter, "-I", "-c", "import platform; print(platform.python_version())"], 10)
     return "" if code else out.strip()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from beam_jobs import machine
+from beam_jobs import child_python, machine
 from beam_jobs.errors import FeedlineError
 from beam_jobs.storage import is_remote
 from pipeline.doctor import Check, common
@@ -91,7 +90,7 @@ def beam() -> Check:
 
 def tensorflow() -> Iterator[Check]:
     """Loads TensorFlow and TFX as a run does, in a process that may die of it, and asks for GPUs."""
-    code, said, trouble = common.output([sys.executable, "-W", "ignore", "-c", _LOAD], _LOADING_S)
+    code, said, trouble = common.output(child_python.command(_LOAD, flags=("-W", "ignore")), _LOADING_S)
     if code:
         why = common.last_line(trouble) or f"it ended with code {code}"
         remedy = common.install("--force-reinstall", "feedline[tfx]")

@@ -15,7 +15,7 @@ import pytest
 from beam_jobs import manifest
 from beam_jobs.errors import OptionError
 from beam_jobs.verify import verify
-from pipeline.kubeflow_container import TYPES, with_types
+from pipeline.kubeflow_container import COMMAND, TYPES, with_types
 from pipeline.run_kubeflow import compile as compile_pipeline
 from tests.command import feedline
 from tests.make_images import crop, encode
@@ -154,7 +154,7 @@ def test_every_component_is_a_container_of_the_image_and_no_node_asks_ml_metadat
     for name in COMPONENTS:
         container = how[name].container
         assert container.image == IMAGE
-        assert list(container.command) == ["python", "-m", "pipeline.kubeflow_container"]
+        assert tuple(container.command) == COMMAND
         placeholders = [part for part in container.args if "{{" in part]
         assert placeholders == ["{{$}}"]
         assert [part for part in container.args if part.startswith("--direct")] == ["--direct_running_mode=in_memory"]
