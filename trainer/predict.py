@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 import tensorflow as tf
 
-from beam_jobs import images, record, storage
+from beam_jobs import decoders, record, storage
 from beam_jobs.errors import BadImage, OptionError, SourceError
 from trainer.serving_spec import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBABILITIES, ServingSpec, read_json
 
@@ -190,8 +190,9 @@ def _stored_or_refused(path: str, spec: ServingSpec, refuse: Callable[[str, Sour
 def _stored_bytes(path: str, spec: ServingSpec) -> bytes:
     try:
         data = storage.read_range(path, 0, spec.limits.max_bytes + 1)  # one more, so that the gate sees a larger file
-        return images.examine(data, spec.limits, spec.pixels, "basic")[0]
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from error
-    except BadImage as bad:
-        raise SourceError(f"{path} is not a usable image: {bad}") from bad
+    (examined,) = decoders.examine([data], spec.limits, spec.pixels, "basic", processes=1)
+    if isinstance(examined, BadImage):
+        raise SourceError(f"{path} is not a usable image: {examined}") from examined
+    return examined[0]

@@ -17,6 +17,7 @@ from beam_jobs.decoders.pool import Died, Pool, TooSlow
 from beam_jobs.errors import BadImage, RejectReason
 from beam_jobs.geometry import Geometry
 from beam_jobs.options import ImageLimits, PixelOptions
+from beam_jobs.thumbnail import Thumbnail, ThumbnailOptions
 from beam_jobs.types import ImageFacts
 
 _CRASHES = 3  # attempts that an image has; a machine out of memory can crash what is innocent
@@ -68,6 +69,46 @@ def normalise_mask(
 
 def _normalised(data: bytes, answer: dict[str, Any], changed: bytes | None) -> tuple[bytes, tuple[int, ...]]:
     return changed or data, tuple(map(int, answer["values"]))
+
+
+def thumbnail(data: bytes, limits: ImageLimits, options: ThumbnailOptions, processes: int = 1) -> Thumbnail:
+    """Draws an image as `thumbnail.draw` does, in another process.
+
+    Raises:
+      BadImage: it is over a limit, it cannot be decoded, or it takes too long.
+    """
+    asked = {"do": "thumbnail", "limits": dataclasses.asdict(limits), "options": dataclasses.asdict(options)}
+    (answer,) = _Request(_pool, asked, limits.max_seconds, processes, _drawn).answers([data])
+    if isinstance(answer, BadImage):
+        raise answer
+    return answer
+
+
+def _drawn(_: bytes, answer: dict[str, Any], encoded: bytes | None) -> Thumbnail:
+    if encoded is None:
+        raise ValueError("a picture without bytes")
+    return Thumbnail(encoded=encoded, width=int(answer["width"]), height=int(answer["height"]))
+
+
+def sizes(
+    images: Sequence[bytes], limits: ImageLimits, processes: int
+) -> list[tuple[int, int] | BadImage]:
+    """Decodes stored JPEG and PNG files as training does, in another process.
+
+    Args:
+      images: the files.
+      limits: what an image may be, and how long it may take.
+      processes: how many decoders may work at a time, for all threads together.
+
+    Returns:
+      for each file height and width of its pixels, or why it cannot be decoded.
+    """
+    asked = {"do": "size", "limits": dataclasses.asdict(limits)}
+    return _Request(_pool, asked, limits.max_seconds, processes, _size).answers(images)
+
+
+def _size(_: bytes, answer: dict[str, Any], __: bytes | None) -> tuple[int, int]:
+    return int(answer["height"]), int(answer["width"])
 
 
 def stop() -> None:

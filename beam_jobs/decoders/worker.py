@@ -1,4 +1,4 @@
-"""A decoder process: takes images, answers what `images.examine` and `masks.normalise_mask` say of them."""
+"""A decoder process: takes images, answers what the functions in `_WORKS` say of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import cv2
 import psutil
 import tensorflow as tf
 
-from beam_jobs import images, masks
+from beam_jobs import headers, images, masks, thumbnail
+from beam_jobs.decode import decode_checked
 from beam_jobs.decoders.frames import Gone, Silent, receive, send, wait_at_most
 from beam_jobs.errors import BadImage
 from beam_jobs.geometry import Geometry
@@ -101,4 +102,29 @@ def _masked(data: bytes, plan: Geometry, limits: ImageLimits) -> Answer:
     return {"values": values}, [] if encoded is data else [encoded]
 
 
-_WORKS: dict[str, Callable[[dict[str, Any]], Work]] = {"image": _image, "mask": _mask}
+def _thumbnail(asked: dict[str, Any]) -> Work:
+    options = thumbnail.ThumbnailOptions(**asked["options"])
+    return partial(_drawn, limits=ImageLimits(**asked["limits"]), options=options)
+
+
+def _drawn(data: bytes, limits: ImageLimits, options: thumbnail.ThumbnailOptions) -> Answer:
+    found = thumbnail.draw(data, limits, options)
+    return {"width": found.width, "height": found.height}, [found.encoded]
+
+
+def _size(asked: dict[str, Any]) -> Work:
+    return partial(_decoded, limits=ImageLimits(**asked["limits"]))
+
+
+def _decoded(data: bytes, limits: ImageLimits) -> Answer:
+    headers.gate(data, limits)
+    height, width = decode_checked(data).shape[:2]
+    return {"height": height, "width": width}, []
+
+
+_WORKS: dict[str, Callable[[dict[str, Any]], Work]] = {
+    "image": _image,
+    "mask": _mask,
+    "size": _size,
+    "thumbnail": _thumbnail,
+}

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
 from beam_jobs import record
 from beam_jobs.errors import UsageError
 from components.dataset_report import shown
 from components.dataset_report.images import Facts, Images
-from components.dataset_report.pictures import Album, Picture, Room, open_stored, picture
+from components.dataset_report.pictures import Album, Picture, Room, draw_pixels
 
 if TYPE_CHECKING:
     from trainer.ops import Op
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 _MOST_IMAGES = 8
 DRAWS = 6
 _SIDE_PX = 160
+# The ops run in this process, on what a decoder process has decoded before: 24 Mpx are 72 MB, and 288 MB as floats.
+_MOST_PIXELS = 24_000_000
 _ROOM_BYTES = 700_000
 
 
@@ -160,10 +161,12 @@ def _example(
     train, evaluation, seed = chains
     row = images.row(index)
     values = album.values(row)
-    stored = room.take(picture(open_stored(values, _SIDE_PX), _SIDE_PX))
+    stored = room.take(album.picture(row, values, _SIDE_PX, _MOST_PIXELS))
+    if stored is None or stored.remark:
+        return None
     draws = [room.take(_picture(seen(train, values, seed, epoch))) for epoch in range(DRAWS)]
     last = room.take(_picture(seen(evaluation, values, seed, 0)))
-    if stored is None or last is None:
+    if last is None:
         return None
     return Example(
         key=shown.place(row["key"]),
@@ -176,4 +179,4 @@ def _example(
 
 
 def _picture(pixels: np.ndarray) -> Picture:
-    return picture(Image.fromarray(pixels), _SIDE_PX)
+    return draw_pixels(pixels, _SIDE_PX)

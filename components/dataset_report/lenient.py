@@ -1,7 +1,7 @@
 """A look at a rejected file, as far as that is safe: what the ingest refuses may still be shown to a person.
 
-The file must be a regular one inside the source, its header is judged before anything is decoded, and what the decoder
-makes of the rest is taken as it comes, cut off or grey.
+The file must be a regular one inside the source, its header is judged before anything is decoded, and a decoder process
+with bounded time and memory makes of the rest what it can, cut off or grey.
 """
 
 from __future__ import annotations
@@ -9,32 +9,34 @@ from __future__ import annotations
 import os
 import stat
 
-from PIL import Image, ImageFile
-
-from beam_jobs import headers, storage
+from beam_jobs import storage
 from beam_jobs.errors import BadImage
 from beam_jobs.options import ImageLimits
+from beam_jobs.thumbnail import ThumbnailOptions
+from components.dataset_report.pictures import Picture, draw_file, placeholder
 
-# Looser than the ingest where that costs nothing, tighter where it costs memory: 24 Mpx decode to 72 MB.
-_LIMITS = ImageLimits(max_bytes=20 << 20, max_pixels=24_000_000, min_side_px=1, max_aspect=100.0)
+# Looser than the ingest where that costs nothing, tighter where it costs memory or time: 24 Mpx decode to 72 MB.
+_LIMITS = ImageLimits(max_bytes=20 << 20, max_pixels=24_000_000, min_side_px=1, max_aspect=100.0, max_seconds=10.0)
 
 
-def look(source: str, uri: str, side_px: int) -> Image.Image | None:
-    """Returns what can be seen of a file, in RGB; None when it cannot or must not be opened.
+def look(source: str, uri: str, side_px: int) -> Picture | None:
+    """Returns what can be seen of a file, a placeholder with the reason when that is nothing.
 
     Args:
       source: directory that the file must lie in, links followed.
       uri: of the file, absolute or relative to it.
-      side_px: long side that is enough.
+      side_px: long side of the picture at most.
+
+    Returns:
+      the picture; None when the file must not be opened.
     """
     data = _read(source, uri)
     if data is None:
         return None
     try:
-        header = headers.gate(data, _LIMITS)
-    except BadImage:
-        return None
-    return _decode(data, header.format, side_px)
+        return draw_file(data, _LIMITS, ThumbnailOptions(side_px=side_px, damaged=True))
+    except BadImage as bad:
+        return placeholder(bad)
 
 
 def _read(source: str, uri: str) -> bytes | None:
@@ -59,19 +61,3 @@ def _read(source: str, uri: str) -> bytes | None:
         return None
     finally:
         os.close(number)
-
-
-def _decode(data: bytes, name: str, side_px: int) -> Image.Image | None:
-    before = ImageFile.LOAD_TRUNCATED_IMAGES
-    ImageFile.LOAD_TRUNCATED_IMAGES = True
-    try:
-        with headers.open_image(data, name) as image:
-            image.draft("RGB", (side_px, side_px))
-            seen = image.convert("RGB")
-    # The file is known to be broken; Pillow's parsers raise whatever their arithmetic runs into.
-    except Exception:  # noqa: BLE001
-        return None
-    finally:
-        ImageFile.LOAD_TRUNCATED_IMAGES = before
-    # One colour all over is what is left when nothing could be decoded.
-    return seen if seen.getcolors(1) is None else None

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from PIL import Image
+import numpy as np
 
-from beam_jobs import record
+from beam_jobs import decoders, record, thumbnail
+from beam_jobs.errors import BadImage, CorruptDataset, RejectReason
 from beam_jobs.inspect.lookup import record_of
 from beam_jobs.manifest import Manifest
+from beam_jobs.options import PILLOW_MAX_PIXELS, ImageLimits
+from beam_jobs.thumbnail import TINY_PX, Thumbnail, ThumbnailOptions
+from components.dataset_report import shown
 
-_TINY_PX = 64  # up to here the pixels themselves are shown: enlarged without blur, stored without loss
-_QUALITY = 78
+# What an ingest may have stored under any options, within a time that the reader of a page waits.
+_LIMITS = ImageLimits(
+    min_side_px=1, max_side_px=65_535, max_aspect=65_535.0, max_pixels=PILLOW_MAX_PIXELS, max_bytes=1 << 30,
+    max_seconds=10.0,
+)  # fmt: skip
+# They say that a limit ended the look at an image, not that its bytes are damaged.
+_NOT_LOOKED_AT = (
+    RejectReason.DECODER_CRASHED,
+    RejectReason.TOO_LARGE,
+    RejectReason.TOO_MANY_BYTES,
+    RejectReason.TOO_SLOW,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,19 +36,21 @@ class Picture:
     """One small picture.
 
     Attributes:
-      url: `data:` URL of a JPEG or PNG file.
+      url: `data:` URL of a JPEG or PNG file; empty for a placeholder.
       width: columns, in pixels.
       height: rows.
+      remark: why there is nothing to see; empty for a picture.
     """
 
     url: str
     width: int
     height: int
+    remark: str = ""
 
     @property
     def is_tiny(self) -> bool:
         """Whether its pixels should stay visible when it is enlarged."""
-        return max(self.width, self.height) <= _TINY_PX
+        return max(self.width, self.height) <= TINY_PX
 
 
 class Room:
@@ -82,44 +97,68 @@ class Album:
         """Returns the picture of a row, its long side `side_px` at most; None when the section is full.
 
         Raises:
-          CorruptDataset: there is no sound record.
+          CorruptDataset: there is no sound record, or its image is damaged.
         """
         if room.left <= 0:
             return None
-        return room.take(picture(open_stored(self.values(row), side_px), side_px))
+        return room.take(self.picture(row, self.values(row), side_px))
+
+    def picture(self, row: Mapping[str, Any], values: Mapping[str, list], side_px: int, max_pixels: int = 0) -> Picture:
+        """Returns the picture of a record, or a placeholder where a limit forbids to decode it.
+
+        Args:
+          row: of `images.parquet`.
+          values: its record.
+          side_px: long side of the picture at most.
+          max_pixels: pixels of the stored image at most; 0 for what an ingest may store.
+
+        Raises:
+          CorruptDataset: the image is damaged.
+        """
+        limits = replace(_LIMITS, max_pixels=max_pixels) if max_pixels else _LIMITS
+        try:
+            is_raw = values[record.FORMAT] == [b"raw"]
+            size = (int(values[record.HEIGHT][0]), int(values[record.WIDTH][0])) if is_raw else None
+            return draw_file(values[record.ENCODED][0], limits, ThumbnailOptions(side_px=side_px, raw_size=size))
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise self._corrupt(row, f"is not of this format: {error!r}") from error
+        except BadImage as bad:
+            if bad.reason in _NOT_LOOKED_AT:
+                return placeholder(bad)
+            raise self._corrupt(row, f"cannot be shown: {bad}") from bad
+
+    def _corrupt(self, row: Mapping[str, Any], problem: str) -> CorruptDataset:
+        path = self._dataset.shard_paths(self._directory, row["split"])[row["shard"]]
+        place = f"{path} offset {row['offset']}"
+        return CorruptDataset(f"{place}: the image {row['key']!r} {problem}; `feedline verify` says more")
 
 
-def open_stored(values: Mapping[str, list], side_px: int = 0) -> Image.Image:
-    """Returns the image of a record in RGB.
+def draw_file(data: bytes, limits: ImageLimits, options: ThumbnailOptions) -> Picture:
+    """Returns the picture of an image that is not trusted, drawn in a decoder process.
+
+    Raises:
+      BadImage: it is over a limit, it cannot be decoded, or it takes too long.
+    """
+    return _picture(decoders.thumbnail(data, limits, options))
+
+
+def draw_pixels(pixels: np.ndarray, side_px: int) -> Picture:
+    """Returns pixels of our own as a picture.
 
     Args:
-      values: the record.
-      side_px: long side that is enough, which lets a JPEG be decoded in part; 0 for all of it.
+      pixels: uint8[height, width, 3].
+      side_px: long side of the picture at most; smaller ones keep their size.
     """
-    encoded = values[record.ENCODED][0]
-    if values[record.FORMAT][0] == b"raw":
-        return Image.frombytes("RGB", (values[record.WIDTH][0], values[record.HEIGHT][0]), encoded)
-    with Image.open(io.BytesIO(encoded), formats=("JPEG", "PNG")) as image:
-        if side_px:
-            image.draft("RGB", (side_px, side_px))
-        return image.convert("RGB")
+    options = ThumbnailOptions(side_px=side_px, raw_size=(pixels.shape[0], pixels.shape[1]))
+    return _picture(thumbnail.draw(pixels.tobytes(), _LIMITS, options))
 
 
-def picture(image: Image.Image, side_px: int) -> Picture:
-    """Returns an image as a picture.
+def placeholder(reason: BadImage) -> Picture:
+    """Returns what stands in the place of an image that cannot be shown."""
+    return Picture(url="", width=0, height=0, remark=shown.text(str(reason), 240))
 
-    Args:
-      image: in RGB.
-      side_px: its long side at most; smaller ones keep their size.
-    """
-    small = image.copy()
-    small.thumbnail((side_px, side_px))
-    out = io.BytesIO()
-    if max(small.size) <= _TINY_PX:
-        kind = "png"
-        small.save(out, "PNG", optimize=True)
-    else:
-        kind = "jpeg"
-        small.save(out, "JPEG", quality=_QUALITY)
-    url = f"data:image/{kind};base64," + base64.b64encode(out.getvalue()).decode()
-    return Picture(url=url, width=small.width, height=small.height)
+
+def _picture(drawn: Thumbnail) -> Picture:
+    kind = "png" if drawn.encoded.startswith(b"\x89PNG") else "jpeg"
+    url = f"data:image/{kind};base64," + base64.b64encode(drawn.encoded).decode()
+    return Picture(url=url, width=drawn.width, height=drawn.height)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from components.dataset_report import shown
 from components.dataset_report.lenient import look
-from components.dataset_report.pictures import Picture, Room, picture
+from components.dataset_report.pictures import Picture, Room
 
 _MOST_ROWS = 200
 _MOST_FILES = 100  # opened, whether or not a picture comes of it
@@ -31,7 +31,7 @@ class RejectRow:
       reason: a `RejectReason` value.
       detail: what was found and what is allowed.
       bytes: size, as text.
-      picture: what can be seen of the file; None when nothing can.
+      picture: what can be seen of the file; None when it was not opened.
     """
 
     key: str
@@ -96,7 +96,7 @@ def _picture(source: str, row: Mapping[str, Any], room: Room) -> Picture | None:
     if room.left <= 0:
         return None
     image = look(source, row["uri"], _SIDE_PX)
-    return None if image is None else room.take(picture(image, _SIDE_PX))
+    return None if image is None else room.take(image)
 
 
 def _row(row: Mapping[str, Any], found: Picture | None) -> RejectRow:
