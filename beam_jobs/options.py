@@ -88,6 +88,17 @@ class ImageLimits:
             raise OptionError(f"max_pixels is {self.max_pixels}; Pillow refuses images above {PILLOW_MAX_PIXELS}")
 
 
+# What a dataset may hold that was made with any options; looked at within a time that a person waits.
+STORED_LIMITS = ImageLimits(
+    max_bytes=1 << 30,
+    max_pixels=PILLOW_MAX_PIXELS,
+    max_side_px=PILLOW_MAX_PIXELS,
+    min_side_px=1,
+    max_aspect=float(PILLOW_MAX_PIXELS),
+    max_seconds=10.0,
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TableColumns:
     """Which columns of a table hold what; all but `image` are used when they are named.

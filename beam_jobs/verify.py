@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from beam_jobs import leaks, manifest, shards, storage, tables, tfrecord, user_columns, verify_record
+from beam_jobs import decoders, leaks, manifest, shards, storage, tables, tfrecord, user_columns, verify_record
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.manifest import Manifest, Shard
-from beam_jobs.pool import map_ordered
-from beam_jobs.verify_record import Seen
+from beam_jobs.options import STORED_LIMITS
+from beam_jobs.pool import lots, map_ordered
+from beam_jobs.verify_record import Seen, Sizes
 
 _OTHER_SHA256 = f"its sha256 is not the one in {manifest.MANIFEST_NAME}"
 
@@ -169,7 +172,9 @@ def _check_shard(
         yield from _check_file(path, shard)
         with storage.open_read(path) as stream:
             found = _records(stream, path, rows or [])
-            checked = map_ordered(lambda one: (one, _seen(one, dataset)), found, threads)
+            sizes = partial(decoders.sizes, limits=STORED_LIMITS, processes=threads)
+            lot = partial(_seen, dataset=dataset, sizes=sizes)
+            checked = itertools.chain.from_iterable(map_ordered(lot, lots(found, _size), threads))
             count, last, whole = 0, -1, True
             for one, seen in checked:
                 last = one.number
@@ -229,10 +234,16 @@ def _records(stream: BinaryIO, path: str, rows: Sequence[Mapping[str, Any]]) -> 
         number, offset = number + 1, offset + len(payload) + tfrecord.OVERHEAD
 
 
-def _seen(one: _Record, dataset: Manifest) -> Seen:
-    if isinstance(one.payload, CorruptDataset):
-        return verify_record.unreadable(str(one.payload))
-    return verify_record.check(one.payload, dataset)
+def _size(one: _Record) -> int:
+    return len(one.payload) if isinstance(one.payload, bytes) else 0
+
+
+def _seen(lot: Sequence[_Record], dataset: Manifest, sizes: Sizes) -> list[tuple[_Record, Seen]]:
+    checked = iter(verify_record.check([one.payload for one in lot if isinstance(one.payload, bytes)], dataset, sizes))
+    return [
+        (one, next(checked) if isinstance(one.payload, bytes) else verify_record.unreadable(str(one.payload)))
+        for one in lot
+    ]
 
 
 def _image_at(rows: list[dict[str, Any]] | None, one: _Record) -> str:

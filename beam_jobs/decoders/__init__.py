@@ -90,9 +90,7 @@ def _drawn(_: bytes, answer: dict[str, Any], encoded: bytes | None) -> Thumbnail
     return Thumbnail(encoded=encoded, width=int(answer["width"]), height=int(answer["height"]))
 
 
-def sizes(
-    images: Sequence[bytes], limits: ImageLimits, processes: int
-) -> list[tuple[int, int] | BadImage]:
+def sizes(images: Sequence[bytes], limits: ImageLimits, processes: int) -> list[tuple[int, int] | BadImage]:
     """Decodes stored JPEG and PNG files as training does, in another process.
 
     Args:

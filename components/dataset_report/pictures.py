@@ -13,15 +13,10 @@ from beam_jobs import decoders, record, thumbnail
 from beam_jobs.errors import BadImage, CorruptDataset, RejectReason
 from beam_jobs.inspect.lookup import record_of
 from beam_jobs.manifest import Manifest
-from beam_jobs.options import PILLOW_MAX_PIXELS, ImageLimits
+from beam_jobs.options import STORED_LIMITS, ImageLimits
 from beam_jobs.thumbnail import TINY_PX, Thumbnail, ThumbnailOptions
 from components.dataset_report import shown
 
-# What an ingest may have stored under any options, within a time that the reader of a page waits.
-_LIMITS = ImageLimits(
-    min_side_px=1, max_side_px=65_535, max_aspect=65_535.0, max_pixels=PILLOW_MAX_PIXELS, max_bytes=1 << 30,
-    max_seconds=10.0,
-)  # fmt: skip
 # They say that a limit ended the look at an image, not that its bytes are damaged.
 _NOT_LOOKED_AT = (
     RejectReason.DECODER_CRASHED,
@@ -115,7 +110,7 @@ class Album:
         Raises:
           CorruptDataset: the image is damaged.
         """
-        limits = replace(_LIMITS, max_pixels=max_pixels) if max_pixels else _LIMITS
+        limits = replace(STORED_LIMITS, max_pixels=max_pixels) if max_pixels else STORED_LIMITS
         try:
             is_raw = values[record.FORMAT] == [b"raw"]
             size = (int(values[record.HEIGHT][0]), int(values[record.WIDTH][0])) if is_raw else None
@@ -150,7 +145,7 @@ def draw_pixels(pixels: np.ndarray, side_px: int) -> Picture:
       side_px: long side of the picture at most; smaller ones keep their size.
     """
     options = ThumbnailOptions(side_px=side_px, raw_size=(pixels.shape[0], pixels.shape[1]))
-    return _picture(thumbnail.draw(pixels.tobytes(), _LIMITS, options))
+    return _picture(thumbnail.draw(pixels.tobytes(), STORED_LIMITS, options))
 
 
 def placeholder(reason: BadImage) -> Picture:

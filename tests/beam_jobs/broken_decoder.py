@@ -19,15 +19,18 @@ class Breaker:
         if name != "beam_jobs.decoders.worker":
             return None
         sys.meta_path.remove(self)
-        from beam_jobs import images
-        examine = images.examine
-        def broken(data, *rest):
-            for marker, act in ACTS.items():
-                if marker in data:
-                    act()
-            return examine(data, *rest)
-        images.examine = broken
+        from beam_jobs import decode, images, thumbnail
+        for module, name in ((images, "examine"), (thumbnail, "draw"), (decode, "decode_checked")):
+            setattr(module, name, broken(getattr(module, name)))
         return None
+
+def broken(function):
+    def acts(data, *rest, **named):
+        for marker, act in ACTS.items():
+            if marker in data:
+                act()
+        return function(data, *rest, **named)
+    return acts
 
 def spin():
     while True:

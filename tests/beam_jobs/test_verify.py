@@ -16,7 +16,8 @@ from beam_jobs.errors import CorruptDataset, SourceError, SplitConflict
 from beam_jobs.manifest import Manifest
 from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
 from beam_jobs.verify import _rows_by_shard, verify
-from tests.make_images import class_folders, encode, flipped, jpeg, png
+from tests.beam_jobs.broken_decoder import broken_decoders
+from tests.make_images import class_folders, encode, flipped, forged_png, jpeg, png
 
 NAME = "Split-train/data-00001-of-00002.tfrecord"
 
@@ -293,10 +294,12 @@ def replace_by(name, kind, value):
     return change
 
 
-def break_image(feature):
-    data = jpeg()[:-50]
-    set_value(record.ENCODED, data)(feature)
-    set_value(record.SHA256, hashlib.sha256(data).hexdigest().encode())(feature)
+def set_image(data: bytes):
+    def change(feature):
+        set_value(record.ENCODED, data)(feature)
+        set_value(record.SHA256, hashlib.sha256(data).hexdigest().encode())(feature)
+
+    return change
 
 
 WRONG_RECORDS = {
@@ -305,7 +308,8 @@ WRONG_RECORDS = {
     "text": (set_value(record.TEXT, b"dog"), r"label \d is not 'dog'"),
     "sha256": (set_value(record.SHA256, b"0" * 64), "the image of '.*' is not the one its sha256 was taken of"),
     "height": (set_value(record.HEIGHT, 3), r"'.*' decodes to \d+x\d+ pixels, its record says otherwise"),
-    "image": (break_image, "'.*' cannot be decoded: "),
+    "image": (set_image(jpeg()[:-50]), "'.*' cannot be decoded: "),
+    "bomb": (set_image(forged_png(30_000)), "'.*' cannot be decoded: 30000x30000 pixels; max_side_px is 178956970"),
     "no image": (lambda feature: feature.pop(record.ENCODED), "not a record of this format: KeyError"),
     "no label": (lambda feature: feature[record.LABEL].Clear(), "it has 0 labels instead of one"),
     "two labels": (lambda feature: feature[record.LABEL].int64_list.value.append(0), "it has 2 labels instead of one"),
@@ -332,6 +336,15 @@ def test_a_wrong_record_is_named_even_when_every_checksum_is_right(dataset, chan
     rewrite_shard(dataset, change)
     problems = verify(str(dataset)).problems
     assert re.fullmatch(rf"{dataset / NAME} offset 0: ({message}).*", problems[0]), problems[0]
+
+
+def test_an_image_that_breaks_its_decoder_is_named_and_the_others_are_read(dataset, tmp_path):
+    rewrite_shard(dataset, set_image(png() + b"<segv>"))
+    with broken_decoders(tmp_path):
+        found = verify(str(dataset))
+    (problem,) = (line for line in found.problems if "cannot be decoded" in line)
+    assert problem.endswith("cannot be decoded: the decoder broke down: SIGSEGV, 3 times")
+    assert found.records == manifest.load(str(dataset)).counts.written
 
 
 def test_a_negative_label_does_not_count_from_the_end(dataset):

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Sequence
 
 from google.protobuf.message import DecodeError
 
 from tests.fuzz import drive
 
 with drive.instrumented(__name__):
-    from beam_jobs import manifest, record, tfrecord, verify_record
-    from beam_jobs.errors import CorruptDataset
+    from beam_jobs import headers, manifest, record, tfrecord, verify_record
+    from beam_jobs.decode import decode_checked
+    from beam_jobs.errors import BadImage, CorruptDataset
+    from beam_jobs.options import ImageLimits
     from trainer.content import content_problem
 
+_LIMITS = ImageLimits(max_pixels=1 << 22, min_side_px=1)
 _MANIFEST = manifest.Manifest(
     source="photos",
     options={},
@@ -35,8 +39,22 @@ def target(data: bytes) -> None:
     assert list(tfrecord.read_records(io.BytesIO(framed), "framed")) == [(0, data)]
     with contextlib.suppress(DecodeError):
         record.decode(data)
-    verify_record.check(data, _MANIFEST)
+    verify_record.check([data], _MANIFEST, _sizes)
     content_problem(data, "china/000.jpg", decode=True)
+
+
+def _sizes(files: Sequence[bytes]) -> list[tuple[int, int] | BadImage]:
+    """Decodes in this process, where the search sees it."""
+    return [_size(data) for data in files]
+
+
+def _size(data: bytes) -> tuple[int, int] | BadImage:
+    try:
+        headers.gate(data, _LIMITS)
+        height, width = decode_checked(data).shape[:2]
+    except BadImage as bad:
+        return bad
+    return height, width
 
 
 def _shard(data: bytes) -> None:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.options import ImageLimits
+from tests.beam_jobs.broken_decoder import broken_decoders
 from tests.make_images import encode, rotated_jpeg
 from trainer.ops import parse_ops
 from trainer.predict import Prediction, load_model, newest_version, predict
@@ -175,3 +176,13 @@ def test_a_file_that_cannot_be_read_is_refused(sky_model, tmp_path):
         predict(str(sky_model), [str(tmp_path / "absent.jpg")])
     with pytest.raises(SourceError, match="cannot be read: Is a directory"):
         predict(str(sky_model), [str(tmp_path)])
+
+
+def test_a_file_that_breaks_its_decoder_is_left_out(sky_model, write, tmp_path):
+    data = encode(sky(255, 0), "PNG")
+    bad, good = write("bad.png", data + b"<segv>"), write("good.png", data)
+    refused: list[str] = []
+    with broken_decoders(tmp_path):
+        found = predict(str(sky_model), [bad, good], lambda _, error: refused.append(str(error)))
+    assert [prediction.path for prediction in found] == [good]
+    assert refused == [f"{bad} is not a usable image: decoder_crashed: the decoder broke down: SIGSEGV, 3 times"]

@@ -3,12 +3,15 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from beam_jobs import manifest, tables
+from beam_jobs import manifest, record, tables
+from beam_jobs.errors import CorruptDataset
 from components.dataset_report import gallery as module
 from components.dataset_report.balance import balance
 from components.dataset_report.gallery import gallery
 from components.dataset_report.images import Images
 from components.dataset_report.pictures import Album
+from components.dataset_report.render import render
+from tests.beam_jobs.broken_decoder import broken_decoders
 from tests.components.conftest import manifest_of
 from tests.components.dataset_report.page import ingest, pixels
 from tests.make_images import encode, png
@@ -90,3 +93,35 @@ def test_of_very_many_classes_the_largest_and_smallest_are_listed(fewest, ratio)
     assert (found.rows[0].images, found.rows[-1].images) == (fewest, 1299)
     assert found.left_out == 1300 - fewest - 200
     assert found.ratio == ratio
+
+
+def test_a_stored_image_over_a_limit_is_a_placeholder_with_its_reason(tmp_path):
+    made = ingest(tmp_path, {"a/bad.png": png(3) + b"<bug>", "a/good.png": png(1)})
+    (tmp_path / "site").mkdir()
+    with broken_decoders(tmp_path / "site"):
+        ((strip,),) = gallery_of(made).classes.values()
+        page = render(str(made))
+    pictures = {tile.key: tile.picture for tile in strip.tiles}
+    assert pictures["a/bad.png"].url == ""
+    assert pictures["a/bad.png"].remark == "decoder_crashed: the decoder broke down: KeyError: 'a bug'"
+    assert pictures["a/good.png"].url
+    assert 'title="decoder_crashed: the decoder broke down' in page
+
+
+RAW = {record.ENCODED: [b"pixels"], record.FORMAT: [b"raw"]}
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({**RAW, record.HEIGHT: [1 << 31], record.WIDTH: [1 << 31]}, "forged_size"),
+        ({**RAW, record.HEIGHT: [], record.WIDTH: [1]}, "IndexError"),
+        ({record.ENCODED: [png(1)[:500]], record.FORMAT: [b"png"]}, "undecodable"),
+        ({record.ENCODED: [png(1)]}, "KeyError"),
+    ],
+)
+def test_a_damaged_image_is_named_by_its_place(dataset, values, problem):
+    album = Album(str(dataset), manifest.load(str(dataset)))
+    row = {"split": "train", "shard": 0, "offset": 7, "key": "a/x.png"}
+    with pytest.raises(CorruptDataset, match=rf"Split-train/\S+ offset 7: the image 'a/x.png' .*{problem}"):
+        album.picture(row, values, 40)

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import pyarrow as pa
 import pytest
-from PIL import Image, ImageFile
+from PIL import Image
 
 from beam_jobs import tables
+from components.dataset_report import lenient
 from components.dataset_report.lenient import look
 from components.dataset_report.rejects import rejects
+from tests.beam_jobs.broken_decoder import broken_decoders
 from tests.components.dataset_report.page import ingest, pixels
 from tests.make_images import encode, forged_png, jpeg, png
 
@@ -29,7 +32,6 @@ def test_what_can_still_be_seen_of_a_cut_file_is_shown(tmp_path):
         top = [abs(one - two) for one, two in zip(seen.getpixel((40, 5)), good.getpixel((40, 5)), strict=True)]
     assert max(top) < 24
     assert (found.total, found.reasons) == (2, {"not_an_image": 1, "undecodable": 1})
-    assert not ImageFile.LOAD_TRUNCATED_IMAGES
 
 
 def test_without_a_source_nothing_is_opened(tmp_path):
@@ -104,3 +106,14 @@ def test_pipes_and_folders_are_not_read(source):
 def test_what_must_or_can_not_be_decoded_is_not(source, data):
     (source / "bad.png").write_bytes(data)
     assert look(str(source), "bad.png", 40).remark
+
+
+def test_a_file_that_breaks_its_decoder_costs_its_own_picture(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(lenient, "_LIMITS", dataclasses.replace(lenient._LIMITS, max_seconds=1.0))
+    for name, marker in (("slow.png", b"<spin>"), ("crash.png", b"<segv>")):
+        (source / name).write_bytes(png(3) + marker)
+    with broken_decoders(tmp_path):
+        found = {name: look(str(source), name, 40) for name in ("slow.png", "crash.png", "good.png")}
+    assert found["slow.png"].remark.startswith("too_slow: it took more than 1 s")
+    assert found["crash.png"].remark == "decoder_crashed: the decoder broke down: SIGSEGV, 3 times"
+    assert size_of(found["good.png"]) == (40, 30)
