@@ -11,7 +11,7 @@ import google_crc32c
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from beam_jobs import arrow_types, storage  # noqa: F401 - importing the first makes Parquet safe to open
+from beam_jobs import parquet, storage
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.types import Annotations, ImageFacts, ImageObject, ImageRef, Reject
 
@@ -147,13 +147,13 @@ def read(path: str, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def read_published(path: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Reads a table of a published dataset, or some columns of it.
+    """Reads a table of a published dataset, or some columns of it; see `parquet.read` for how large it may be.
 
     Raises:
-      CorruptDataset: it is missing or damaged.
+      CorruptDataset: it is missing, damaged or over a limit.
     """
     try:
-        return read(path, columns)
+        return parquet.read(storage.read_bytes(path), columns)
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise CorruptDataset(f"{path} cannot be read: {error}; write the dataset again") from error
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, BinaryIO
 
-import pyarrow as pa
-
 from beam_jobs import decoders, leaks, manifest, shards, storage, tables, tfrecord, user_columns, verify_record
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.manifest import Manifest, Shard
@@ -79,7 +77,12 @@ def verify(directory: str, threads: int = 1) -> Verification:
     result.problems.extend(_check_counts(dataset))
     result.problems.extend(_stray_splits(directory, dataset))
     result.leaks.extend(_leaks(directory, dataset))
-    rows = _rows_by_shard(directory)
+    try:
+        rows = _rows_by_shard(directory)
+    except CorruptDataset as error:
+        rows = None
+        if not any(manifest.IMAGES_NAME in problem for problem in result.problems):
+            result.problems.append(str(error))
     for split, info in dataset.splits.items():
         result.problems.extend(_strays(directory, split, {shard.name for shard in info.shards}))
         labels: Counter[str] = Counter()
@@ -125,12 +128,18 @@ def _check_counts(dataset: Manifest) -> Iterator[str]:
         yield f"{manifest.MANIFEST_NAME} counts {counts.found} images found, which is not written + rejected + dropped"
 
 
-def _rows_by_shard(directory: str) -> dict[tuple[str, int], list[dict[str, Any]]] | None:
+def _rows_by_shard(directory: str) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    """Returns the rows of the image table by split and shard.
+
+    Raises:
+      CorruptDataset: it is missing, damaged or over a limit.
+    """
     path = storage.join(directory, manifest.IMAGES_NAME)
     try:
-        found = tables.read(path).select(["key", "split", "shard", "offset", "sha256", "extra"]).to_pylist()
-    except (OSError, pa.ArrowException, KeyError, UnicodeDecodeError):
-        return None  # `_check_tables` has said so
+        table = tables.read_published(path).select(["key", "split", "shard", "offset", "sha256", "extra"])
+        found = table.to_pylist()
+    except (KeyError, UnicodeDecodeError) as error:
+        raise CorruptDataset(f"{path} cannot be read: {error}; write the dataset again") from error
     rows: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in found:
         rows.setdefault((row["split"], row["shard"]), []).append(row)
@@ -140,10 +149,10 @@ def _rows_by_shard(directory: str) -> dict[tuple[str, int], list[dict[str, Any]]
 def _leaks(directory: str, dataset: Manifest) -> list[str]:
     kinds = leaks.kinds_of(dataset.options.get("near_duplicates", "off"))
     try:
-        images = tables.read(storage.join(directory, manifest.IMAGES_NAME)).select(["key", "split", *kinds])
+        images = tables.read_published(storage.join(directory, manifest.IMAGES_NAME)).select(["key", "split", *kinds])
         return [str(leak) for leak in leaks.find(images, kinds)]
-    except (OSError, pa.ArrowException, KeyError, UnicodeDecodeError):
-        return []  # `_check_tables` has said so
+    except (CorruptDataset, KeyError, UnicodeDecodeError):
+        return []  # `_rows_by_shard` says so
 
 
 def _stray_splits(directory: str, dataset: Manifest) -> Iterator[str]:

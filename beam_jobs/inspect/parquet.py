@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from beam_jobs import arrow_types, storage, visible  # noqa: F401 - importing the first makes Parquet safe to open
+from beam_jobs import parquet, storage, visible
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.inspect.guess import Guess
 from beam_jobs.inspect.values import shown_value
@@ -19,7 +20,6 @@ COLUMNS = ("column", "type")
 
 _MAGIC = b"PAR1"
 _BATCH_ROWS = 64  # images may be among the columns
-_BUFFER_BYTES = 1 << 20
 _SHOWN_CHARACTERS = 300  # the details of a reject are sentences
 _SHOWN_ITEMS = 8
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError)
@@ -46,11 +46,10 @@ def view_table(path: str, shown: int) -> View:
     """
     try:
         with storage.open_read(path) as stream:
-            # Arrow's own threads abort other processes that end soon after, see `tables.read`.
-            table = pq.ParquetFile(stream, buffer_size=_BUFFER_BYTES)  # or whole columns of a row group are read
+            table = pq.ParquetFile(stream)
             rows, schema = table.metadata.num_rows, table.schema_arrow
-            reasons = _reasons(table) if schema.equals(REJECTS) else {}
-            first = _first(table, shown)
+            reasons = _reasons(stream) if schema.equals(REJECTS) else {}
+            first = _first(stream, shown)
         size = storage.size(path)
     except _UNREADABLE as error:
         raise CorruptDataset(f"{path} cannot be read as Parquet: {' '.join(str(error).split())}") from error
@@ -88,18 +87,19 @@ def _names(schema: pa.Schema) -> list[str]:
     return list(names)
 
 
-def _reasons(table: pq.ParquetFile) -> dict[str, int]:
+def _reasons(stream: BinaryIO) -> dict[str, int]:
     """Returns reason -> rejects, the most frequent first."""
-    found = table.read(["reason"], use_threads=False)["reason"].value_counts().to_pylist()
-    counts = {str(one["values"]): one["counts"] for one in found}
+    counts: Counter[str] = Counter()
+    for batch in parquet.batches(stream, ["reason"]):
+        counts.update({str(one["values"]): one["counts"] for one in batch.column(0).value_counts().to_pylist()})
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _first(table: pq.ParquetFile, shown: int) -> list[dict[str, list[Any]]]:
+def _first(stream: BinaryIO, shown: int) -> list[dict[str, list[Any]]]:
     rows: list[dict[str, list[Any]]] = []
     if not shown:
         return rows
-    for batch in table.iter_batches(min(shown, _BATCH_ROWS), use_threads=False):
+    for batch in parquet.batches(stream, rows=min(shown, _BATCH_ROWS, parquet.batch_rows(stream))):
         names, count = _names(batch.schema), min(batch.num_rows, shown - len(rows))
         rows += (
             {name: _values(column[place]) for name, column in zip(names, batch.columns, strict=True)}

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from beam_jobs import arrow_types, storage  # noqa: F401 - importing the first makes Parquet safe to open
+from beam_jobs import parquet, storage
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.hidden import OnHidden, ignore
@@ -25,7 +25,6 @@ from beam_jobs.sources.rows import NUMBER, Row, RowReader, extra_kinds, value_ki
 from beam_jobs.types import ImageRef, Reject
 
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
-_PARQUET_BATCH_ROWS = 4096
 _EXCEL = re.compile(r"sep=.?\s*$", re.IGNORECASE)  # tells it what parts the cells
 _QUOTE = "a quote is not closed, or should be written twice"
 _MORE = "\0"  # where the csv module puts cells beyond the header; it lets no name hold this
@@ -210,7 +209,7 @@ class JsonlTable(Table):
 
 
 class ParquetTable(Table):
-    """A Parquet file; only the named columns are read, a few thousand rows at a time."""
+    """A Parquet file; only the named columns are read, as many rows at a time as memory allows."""
 
     unit: ClassVar[str] = "row"
 
@@ -221,17 +220,25 @@ class ParquetTable(Table):
 
     def rows(self) -> Iterator[tuple[int, Row]]:
         """See `Table`."""
-        names = sorted(set(self.columns.named().values()))
         number = 0
         try:
             with storage.open_read(self.path) as stream:
-                for batch in pq.ParquetFile(stream).iter_batches(_PARQUET_BATCH_ROWS, columns=names, use_threads=False):
+                for batch in parquet.batches(stream, self._names, self._batch_rows):
                     for row in batch.to_pylist():
                         number += 1
                         yield number, row
         # Arrow does not look at values until they are made Python's: text may not be UTF-8, times of no calendar.
         except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
             raise SourceError(f"{self.path} cannot be read past row {number}: {_told(error)}") from error
+
+    @property
+    def _names(self) -> list[str]:
+        return sorted(set(self.columns.named().values()))
+
+    @functools.cached_property
+    def _batch_rows(self) -> int:
+        with storage.open_read(self.path) as stream:
+            return parquet.batch_rows(stream, self._names)
 
 
 def _told(error: Exception) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -33,8 +34,7 @@ def edit_manifest(dataset: Path, edit) -> None:
 def edit_rows(dataset: Path, edit) -> None:
     path = str(dataset / "images.parquet")
     tables.write(path, edit(tables.read(path).to_pylist()), tables.IMAGES)
-    seal = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    edit_manifest(dataset, lambda values: values["tables"].update({"images.parquet": seal}))
+    sealed_as_it_is(dataset)
 
 
 def rewrite_shard(dataset: Path, change, split: str = "train", index: int = 1) -> str:
@@ -206,13 +206,40 @@ def test_an_image_table_whose_text_is_not_utf8_is_named_and_the_shards_are_still
     assert result.records == 24
 
 
+def sealed_as_it_is(dataset: Path) -> None:
+    seal = hashlib.sha256((dataset / "images.parquet").read_bytes()).hexdigest()
+    edit_manifest(dataset, lambda values: values["tables"].update({"images.parquet": seal}))
+
+
+def test_an_image_table_that_is_damaged_under_a_right_checksum_is_named(dataset):
+    (dataset / "images.parquet").write_bytes(b"not parquet")
+    sealed_as_it_is(dataset)
+    (problem,) = verify(str(dataset)).problems
+    assert problem.startswith(f"{dataset}/images.parquet cannot be read: ")
+
+
+def test_an_image_table_that_unpacks_to_far_more_than_an_honest_one_is_named(dataset):
+    path = dataset / "images.parquet"
+    table = tables.read(str(path))
+    uris = pa.array(["x" * 16_000_000] * len(table))
+    tables.write_table(str(path), table.set_column(table.schema.get_field_index("uri"), "uri", uris))
+    sealed_as_it_is(dataset)
+    (problem,) = verify(str(dataset)).problems
+    size = path.stat().st_size
+    assert problem == (
+        f"{path} cannot be read: its {size} bytes unpack to more than {(256 << 20) + 100 * size}; it is refused; "
+        "write the dataset again"
+    )
+
+
 def test_no_byte_of_the_image_table_can_break_the_verification(dataset):
     # A damaged table must become a problem or go unseen, never an exception; every 97th byte keeps this short.
     path = dataset / "images.parquet"
     data = path.read_bytes()
     for position in range(0, len(data), 97):
         path.write_bytes(flipped(data, position))
-        _rows_by_shard(str(dataset))
+        with contextlib.suppress(CorruptDataset):
+            _rows_by_shard(str(dataset))
         assert any(str(path) in problem for problem in verify(str(dataset)).problems)
 
 
