@@ -12,17 +12,18 @@ from typing import TypeVar
 import apache_beam as beam
 import pytest
 
-from beam_jobs import ingest
+from beam_jobs import ingest, passes
 from beam_jobs.engines.flink import Options
 from beam_jobs.errors import FeedlineError
 from beam_jobs.jobs import run_job, unwatched
 from beam_jobs.options import IngestOptions
 from beam_jobs.progress import Progress
+from beam_jobs.verify import verify
 from tests.beam_jobs.runs import files_under
 from tests.command import feedline
 from tests.engines import flink_parts
 from tests.engines.flink_processes import Cluster, cluster, members, wait_until
-from tests.make_images import crop, encode
+from tests.make_images import crop, encode, jpeg
 
 pytestmark = pytest.mark.flink
 PER_CLASS, BUCKET = 150, 10
@@ -109,6 +110,29 @@ def test_what_fails_on_a_worker_is_one_line_that_names_the_log(jar, tmp_path):
     assert str(failed.value).startswith(words)
     assert str(failed.value).endswith(f"; the log of Flink is {tmp_path / 'flink.log'}")
     assert "Traceback" in (tmp_path / "flink.log").read_text()
+
+
+def test_an_image_that_a_worker_cannot_read_is_tried_again(jar, tmp_path, monkeypatch):
+    monkeypatch.setattr(passes, "WAITS_S", (0.0, 0.0))
+    (tmp_path / "bad.jpg").symlink_to("/proc/self/mem")  # its first byte can be read by nobody
+    for number in range(3):
+        (tmp_path / f"{number}.jpg").write_bytes(jpeg(number))
+    (tmp_path / "table.csv").write_text("image,label\n0.jpg,a\nbad.jpg,a\n1.jpg,b\n2.jpg,b\n")
+    out = tmp_path / "out"
+    options = IngestOptions(source=str(tmp_path / "table.csv"), out=str(out), splits={"all": 1}, bucket_images=2)
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if line.startswith("retrying"):
+            (tmp_path / "bad.jpg").unlink()
+            (tmp_path / "bad.jpg").write_bytes(jpeg(9))
+
+    with engine(jar, retries=0).open() as make_pipeline:
+        result = ingest.run(options, make_pipeline, say)
+    assert (result.counts.written, result.counts.rejected) == (4, 0)
+    assert sum(line.startswith("retrying  1 unit of work") for line in lines) == 1
+    assert verify(str(out)).problems == []
 
 
 def test_two_task_managers_make_the_bytes_of_the_in_process_runner(jar, standalone, many, plain, tmp_path):

@@ -174,7 +174,7 @@ EVERY_OPTION = (
     " --labels-column ls --label-separator ; --mask-column m --weight-column w --key-column k --group-column g"
     " --split-column s --extra-column x --extra-column y --max-bytes 90001 --max-pixels 90000 --max-side-px 900"
     " --min-side-px 9 --max-aspect 9 --max-seconds 7 --http-timeout-s 1.5 --http-retries 8 --http-per-host 2"
-    " --http-allow-private --float32-loss refuse --mask-classes 4 --mask-ignore 255"
+    " --http-allow-private --unreadable reject --float32-loss refuse --mask-classes 4 --mask-ignore 255"
 )
 
 
@@ -228,6 +228,7 @@ def test_every_option_reaches_its_setting(asked_for):
         pixels=PixelOptions(policy="resize", side_px=99, fit="inside", quality=71),
         facts="basic",
         max_reject_ratio=0.5,
+        unreadable="reject",
         float32_loss="refuse",
         threads=3,
         columns=TableColumns(
@@ -281,6 +282,7 @@ def test_the_defaults_that_help_names_are_the_defaults():
         "--quality": options.pixels.quality,
         "--facts": options.facts,
         "--max-reject-ratio": options.max_reject_ratio,
+        "--unreadable": options.unreadable,
         "--float32-loss": options.float32_loss,
         "--threads": options.threads,
         "--image-column": options.columns.image,

@@ -52,7 +52,7 @@ def make_source(root: Path) -> Path:
     row lacks `city` and `serial`. `odd`: class folder `odd`, an image for every limit. `copies`: class folders of two
     equal files, of the `LOOK_ALIKES`, and of others. `flat`: two files of one white picture, and others. `twins`: a
     class of 15 with copies. `jpegs`: class folder of JPEG files. `slow`: one of its images never leaves the decoder,
-    where `broken_decoders` are at work.
+    where `broken_decoders` are at work. `sector.csv`: four images, and a file whose first byte cannot be read.
     """
     rows = []
     (root / "masks").mkdir(parents=True)
@@ -79,6 +79,9 @@ def make_source(root: Path) -> Path:
     for number in range(4):
         _write(root / "slow" / "slow" / f"{number}.png", noise(500 + number))
     (root / "slow" / "slow" / "slow.png").write_bytes(encode(noise(510), "PNG") + b"<spin>")
+    (root / "sector.png").symlink_to("/proc/self/mem")
+    names = [*(f"slow/slow/{number}.png" for number in range(4)), "sector.png"]
+    (root / "sector.csv").write_text("\n".join(["image,label", *(f"{name},any" for name in names), ""]))
     return root
 
 

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import pytest
 
-from beam_jobs import record
+from beam_jobs import passes, record
 from tests.beam_jobs.broken_decoder import broken_decoders
 from tests.beam_jobs.web_server import Handler, Page, WebServer, body, serving, status
 from tests.make_images import encode
@@ -186,6 +186,13 @@ ROWS = [
         lambda found: found.error,
         ("TooManyRejects", ""),
         given={"ingest.source": "odd", "ingest.splits": {"train": 1, "eval": 1}},
+    ),
+    row(
+        "ingest.unreadable",
+        "reject",
+        lambda found: found.error or found.reasons,
+        ("Unreadable", {"unreadable": 1}),
+        given={"ingest.source": "sector.csv", "ingest.splits": HALVES, "ingest.max_reject_ratio": 1.0},
     ),
     row("ingest.threads", 3, lambda found: found.threads > 0, (False, True), given=PHOTOS, first=(1,), same=stored),
     row("ingest.bucket_images", 8, lambda found: found.buckets, (1, ALL // 8), given=PHOTOS, same=stored),
@@ -435,6 +442,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ingests]:
     ):
         write_urls(source, server, pages)
         patch.chdir(source)
+        patch.setattr(passes, "WAITS_S", (0.0, 0.0))
         yield Ingests(root / "out", pages.most_at_once)
 
 
