@@ -94,7 +94,7 @@ class Trial:
         if self.code == 0:
             return published and not self.error
         unexpected = "--debug" in self.err or "Traceback" in self.err
-        return self.code in (2, 3) and not published and not unexpected and len(self.error.splitlines()) == 1
+        return self.code in (1, 2, 3) and not published and not unexpected and len(self.error.splitlines()) == 1
 
     def judge(
         self,
