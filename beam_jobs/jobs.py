@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import shutil
 import threading
@@ -27,11 +28,20 @@ _FRAME = re.compile(r"\s*(at [\w.$/<>]+\(.*|\.\.\. \d+ more)?\s*$")
 _CLASSES = re.compile(r"^(Caused by: |([a-z]\w*\.)+[A-Z][\w$]*(: |$)|RuntimeError: (?=([a-z]\w*\.)*[A-Z]\w+: ))+")
 
 _LOOK_S = 2.0
+_ASK_AGAIN_S = 60.0
+_LOGGER = logging.getLogger(__name__)
 _UNCANCELLED = "the job could not be cancelled and may still run, end it where it runs"
 
 MakePipeline = Callable[[], beam.Pipeline]
 # Takes the name of a stage, what it will have done at its end, and how to ask what it has done; shows it meanwhile.
 Watch = Callable[[str, Progress, Callable[[], Progress]], AbstractContextManager[object]]
+
+
+class Unanswered(Exception):
+    """A service does not say how a job is, which may be as well as ever; the text is what went wrong.
+
+    What an engine raises of `wait_until_finish` instead of an error, for the job to be asked for again.
+    """
 
 
 def local_pipeline() -> beam.Pipeline:
@@ -115,10 +125,10 @@ class _Job:
         self.remark = ""  # what belongs behind the text of an error
 
     def follow(self, result: Any) -> None:
-        """Waits for a running job, which answers `done` from now on; cancels it when nobody waits any more."""
+        """Waits for a running job, which answers `done` from now on; cancels it when the user ends it, or it fails."""
         self._result = result
         try:
-            state = result.wait_until_finish()
+            state = _end_of(result)
         except BaseException:
             self.remark = f"; {_UNCANCELLED}"  # which a second Ctrl-C leaves standing
             with contextlib.suppress(Exception):
@@ -144,6 +154,17 @@ class _Job:
             with contextlib.suppress(Exception):
                 here = max(here, self._tally(), key=lambda found: found.images)
         return here
+
+
+def _end_of(result: Any) -> Any:
+    """Returns the state in which a job ends, however long its service gives no answer."""
+    while True:
+        try:
+            return result.wait_until_finish()
+        except Unanswered as error:
+            again = f"the job goes on, and is asked for again in {_ASK_AGAIN_S:.0f} s; Ctrl-C cancels it"
+            _LOGGER.warning("%s; %s", error, again)
+        time.sleep(_ASK_AGAIN_S)
 
 
 def _from_metrics(result: Any) -> Progress:

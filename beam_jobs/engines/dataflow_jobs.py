@@ -11,12 +11,13 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
+from apache_beam.runners.dataflow.dataflow_runner import DataflowRunner
 from apache_beam.transforms.environments import DockerEnvironment
 from apitools.base.py.exceptions import HttpError  # type: ignore[import-untyped]
 
 from beam_jobs.engines import dataflow_graph
 from beam_jobs.errors import FeedlineError, OptionError
-from beam_jobs.jobs import MakePipeline
+from beam_jobs.jobs import MakePipeline, Unanswered
 from beam_jobs.stores import google_login
 
 # What to do about the answers that users meet; others say enough themselves.
@@ -64,24 +65,37 @@ class _Pipeline(beam.Pipeline):
         look = DockerEnvironment.from_container_image("unused")
         dataflow_graph.check(self.to_runner_api(default_environment=look))
         with _one_line(), _quiet():
-            return _Running(super().run(test_runner_api), self.options.view_as(GoogleCloudOptions))
+            return _Running(super().run(test_runner_api), self.runner, self.options.view_as(GoogleCloudOptions))
 
 
 class _Running:
     """A job of the service."""
 
-    def __init__(self, result: Any, options: GoogleCloudOptions) -> None:
+    def __init__(self, result: Any, runner: DataflowRunner, options: GoogleCloudOptions) -> None:
         self._result = result
+        self._runner = runner
         self._options = options
 
     def wait_until_finish(self) -> Any:
-        """Waits for the end of the job, and returns how it ended."""
+        """Waits for the end of the job, and returns how it ended.
+
+        Raises:
+          FeedlineError: it failed.
+          Unanswered: the service did not say how it is, for as long as Beam's client goes on asking: ten minutes.
+        """
+        # Beam's own way of waiting loses the error of the thread that asks, and takes it for the end of the job.
+        try:
+            while not self._result.is_in_terminal_state():
+                self._runner.poll_for_job_completion(self._runner, self._result, None)
+        except Exception as error:
+            raise Unanswered(f"Dataflow does not say how the job at {self._place()} is: {_words(error)}") from error
         with _one_line(self._place()):
             return self._result.wait_until_finish()
 
     def cancel(self) -> None:
-        """Stops the job: when nobody waits for it, it would go on and be paid for."""
-        self._result.cancel()
+        """Stops the job, unless it has ended: when nobody waits for it, it would go on and be paid for."""
+        if not self._result.is_in_terminal_state():
+            self._result.cancel()
 
     def metrics(self) -> Any:
         """Returns the metrics of the job, as Beam does."""
@@ -99,17 +113,15 @@ def _one_line(place: str = "") -> Iterator[None]:
         yield
     except HttpError as error:
         remedy = _REMEDIES.get(error.status_code, "")
-        message = f"Dataflow refused: {_said(error)} ({error.status_code})"
+        message = f"Dataflow refused: {_words(error)}"
         raise FeedlineError("; ".join(part for part in (message, remedy) if part)) from error
     except FeedlineError:
         raise
     except Exception as error:
         if not place:
             raise
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        last = lines[-1].strip().rstrip(".")
         advice = "what was finished is kept, run the same command again"
-        raise FeedlineError(f"a job on Dataflow failed: {last}; its logs are at {place}; {advice}") from error
+        raise FeedlineError(f"a job on Dataflow failed: {_words(error)}; its logs are at {place}; {advice}") from error
 
 
 @contextlib.contextmanager
@@ -124,7 +136,12 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _said(error: HttpError) -> str:
-    with contextlib.suppress(ValueError, TypeError, KeyError):
-        return " ".join(str(json.loads(error.content)["error"]["message"]).split())
-    return "no reason given"
+def _words(error: Exception) -> str:
+    """Returns one line about an error: what the service says, or the last line of anything else."""
+    if isinstance(error, HttpError):
+        reason = "no reason given"
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            reason = " ".join(str(json.loads(error.content)["error"]["message"]).split())
+        return f"{reason} ({error.status_code})"
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1].strip().rstrip(".")

@@ -1,0 +1,168 @@
+"""Waiting for a job on Dataflow whose service cannot be reached for a while: Beam's real client, and a server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import apache_beam as beam
+import pytest
+from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
+from apache_beam.runners.dataflow.dataflow_runner import DataflowPipelineResult, DataflowRunner
+from apache_beam.runners.dataflow.internal import apiclient
+from apache_beam.runners.dataflow.internal.clients import dataflow
+from apache_beam.runners.runner import PipelineRunner
+
+from beam_jobs import jobs
+from beam_jobs.engines.dataflow_jobs import _Running
+from beam_jobs.errors import FeedlineError
+from beam_jobs.jobs import run_job, unwatched
+from beam_jobs.progress import Progress
+
+
+class Service(ThreadingHTTPServer):
+    """Describes one job.
+
+    Attributes:
+      status: of HTTP, that requests are answered with; 0 breaks them off.
+      end: state of the job.
+      cancelled: whether somebody has cancelled it.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, status: int, end: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.status = status
+        self.end = end
+        self.cancelled = False
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Service
+
+    def log_message(self, *_):
+        """Keeps quiet."""
+
+    def do_GET(self):
+        if self.server.status == 200:
+            self._answer({"id": "job", "currentState": self.server.end, "jobMessages": []}, 200)
+        elif self.server.status:
+            self._answer({"error": {"message": "the backend\nis away"}}, self.server.status)
+
+    def do_PUT(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.cancelled = True
+        self._answer({"id": "job", "currentState": "JOB_STATE_CANCELLED"}, 200)
+
+    def _answer(self, content: dict, status: int) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class Sent(PipelineRunner):
+    """A runner whose job was sent to the service already."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__()
+        url = f"http://127.0.0.1:{service.server_port}/"
+        arguments = ["--project=p", "--region=us-central1", "--no_auth", f"--dataflow_endpoint={url}"]
+        options = PipelineOptions([*arguments, "--temp_location=gs://bucket/tmp"])
+        runner = DataflowRunner()
+        runner.dataflow_client = apiclient.DataflowApplicationClient(options)
+        sent = dataflow.Job(id="job", currentState=dataflow.Job.CurrentStateValueValuesEnum.JOB_STATE_RUNNING)
+        result = DataflowPipelineResult(sent, runner, options)
+        self._running = _Running(result, runner, options.view_as(GoogleCloudOptions))
+
+    def run_pipeline(self, pipeline, options):
+        return self._running
+
+
+@pytest.fixture
+def serving(monkeypatch) -> Iterator:
+    """Serves a job; nobody waits between two requests."""
+    made = []
+    wait = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: wait(min(seconds, 0.01)))
+
+    def serve(status: int, end: str = "JOB_STATE_DONE") -> Service:
+        made.append(Service(status, end))
+        threading.Thread(target=made[-1].serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return made[-1]
+
+    yield serve
+    for service in made:
+        service.shutdown()
+        service.server_close()
+
+
+def follow(service: Service) -> None:
+    stage = beam.ptransform_fn(lambda root: root | beam.Create([1]))
+    run_job("examining", Progress(1), stage(), lambda: beam.Pipeline(runner=Sent(service)), unwatched)
+
+
+class Lines(logging.Handler):
+    """Takes what is said of jobs, and does something at the second line."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self._act = act
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+        if len(self.lines) == 2:
+            self._act()
+
+
+@contextlib.contextmanager
+def at_the_second_line(act: Callable[[], object]) -> Iterator[list[str]]:
+    handler = Lines(act)
+    logger = logging.getLogger(jobs.__name__)
+    logger.addHandler(handler)
+    try:
+        yield handler.lines
+    finally:
+        logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize("status", [503, 403, 0])
+def test_a_job_goes_on_while_its_service_gives_no_answer(serving, status):
+    service = serving(status)
+    with at_the_second_line(lambda: setattr(service, "status", 200)) as lines:
+        follow(service)
+    assert not service.cancelled
+    assert len(lines) == 2
+    assert all(line.startswith("Dataflow does not say how the job at https://") for line in lines)
+    assert all(line.endswith("and is asked for again in 60 s; Ctrl-C cancels it") for line in lines)
+    assert not status or f": the backend is away ({status}); the job goes on" in lines[0]
+    assert not any("\n" in line for line in lines)
+
+
+def test_a_job_that_failed_meanwhile_has_failed(serving):
+    service = serving(503, "JOB_STATE_FAILED")
+    failed = pytest.raises(FeedlineError, match="^a job on Dataflow failed: .*; its logs are at https://")
+    with at_the_second_line(lambda: setattr(service, "status", 200)), failed:
+        follow(service)
+    assert not service.cancelled, "it has ended"
+
+
+def test_the_user_cancels_a_job_whose_service_gives_no_answer(serving):
+    service = serving(503, "JOB_STATE_RUNNING")
+
+    def ctrl_c() -> None:
+        service.status = 200
+        raise KeyboardInterrupt
+
+    with at_the_second_line(ctrl_c), pytest.raises(KeyboardInterrupt):
+        follow(service)
+    assert service.cancelled
