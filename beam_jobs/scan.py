@@ -57,7 +57,7 @@ def scan(
 
     Args:
       entries: what the source yields.
-      directory: where the buckets go; they replace those of an earlier scan.
+      directory: where the buckets go. Those of an earlier scan stay, for workers of its run may still read them.
       bucket_images: references a bucket.
       splits: splits that a split column may name.
       salt: what the results depend on besides the references, such as the digest of the options.
@@ -67,9 +67,10 @@ def scan(
     found = total = kept = 0
     for index, chunk in enumerate(_chunks(_good(entries, rejects, splits), bucket_images)):
         columns = _columns(chunk)
-        path = storage.join(directory, f"refs-{index:06d}.parquet")
+        name = f"{index:06d}-{_digest(columns, salt)}"
+        path = storage.join(directory, f"refs-{name}.parquet")
         tables.write_table(path, pa.table(columns, schema=tables.REFS))
-        buckets.append(Bucket(path=path, name=f"{index:06d}-{_digest(columns, salt)}"))
+        buckets.append(Bucket(path=path, name=name))
         found += len(chunk)
         total += sum(ref.bytes for ref in chunk)
         kept += sum(ref.bytes for ref in chunk if not ref.key.lower().endswith(_STORED_AS_OTHERS))

@@ -148,9 +148,10 @@ def shard_tasks(plan: Plan, directory: str, salt: str, existing: Mapping[str, in
         count = first + split.shard_count
         for index in range(first, count):
             rows = split.shard(index - first)
-            path = storage.join(directory, f"{split.name}-{index:05d}.parquet")
-            tables.write_table(path, rows, durable=False)  # made again by every run
             digest = _digest(rows, salt, plan.labels)
+            # The name holds the digest, for workers of an earlier run may still read its plan.
+            path = storage.join(directory, f"{split.name}-{index:05d}-{digest[:16]}.parquet")
+            tables.write_table(path, rows, durable=False)  # made again by every run
             tasks.append(ShardTask(split=split.name, index=index, count=count, plan_path=path, digest=digest))
     return tasks
 
@@ -280,9 +281,10 @@ def _put_in_place(shard: ShardTask, task: WriteTask, sidecar: Sidecar) -> bool:
     Returns:
       whether the file of that name has as many bytes as the sidecar says.
     """
-    path = shard_path(task.out, shard)
-    with contextlib.suppress(FileNotFoundError):  # it has the name
-        storage.rename(storage.join(task.work, DIRECTORY, sidecar.file), path)
+    path, before = shard_path(task.out, shard), storage.join(task.work, DIRECTORY, sidecar.file)
+    if storage.exists(before):
+        with contextlib.suppress(FileNotFoundError):  # the other attempt does so at this moment
+            storage.rename(before, path)
     return storage.size(path) == sidecar.bytes
 
 

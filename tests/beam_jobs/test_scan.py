@@ -19,7 +19,9 @@ def test_references_are_cut_into_buckets_in_order(tmp_path):
     stored = [[tables.ref_of(row) for row in tables.read(bucket.path).to_pylist()] for bucket in found.buckets]
     assert stored == [REFS[:3], REFS[3:6], REFS[6:]]
     assert (found.found, found.bytes, found.rejects) == (7, 7 * 10 + 21, ())
-    assert [bucket.path for bucket in found.buckets] == [str(tmp_path / f"refs-00000{n}.parquet") for n in range(3)]
+    assert [bucket.path for bucket in found.buckets] == [
+        str(tmp_path / f"refs-{bucket.name}.parquet") for bucket in found.buckets
+    ]
 
 
 def test_rejects_are_counted_but_in_no_bucket(tmp_path):
@@ -47,6 +49,12 @@ def test_the_same_source_gives_the_same_names(tmp_path):
 
 def test_another_salt_renames_every_bucket(tmp_path):
     assert set(names_of(tmp_path)).isdisjoint(names_of(tmp_path, salt="other"))
+
+
+def test_the_references_of_an_earlier_scan_stay_for_workers_that_still_read_them(tmp_path):
+    (bucket,) = scan(REFS, str(tmp_path), 10, SPLITS, "").buckets
+    scan([make_ref("other")], str(tmp_path), 10, SPLITS, "")
+    assert [tables.ref_of(row) for row in tables.read(bucket.path).to_pylist()] == REFS
 
 
 def test_a_changed_file_renames_its_bucket_alone(tmp_path):

@@ -85,6 +85,14 @@ def test_the_digest_of_a_task_follows_the_classes_where_rows_name_them(stages, t
     assert same == [False, True, True, True]  # images of one label carry its index
 
 
+def test_the_rows_of_an_earlier_plan_stay_for_workers_that_still_read_them(stages):
+    directory = str(Path(stages.shards[0].plan_path).parent)
+    before = [tables.read(task.plan_path) for task in stages.shards]
+    splits = tuple(replace(split, images=split.images.slice(1)) for split in stages.plan.splits)
+    shard_tasks(replace(stages.plan, splits=splits), directory, "salt")
+    assert [tables.read(task.plan_path) for task in stages.shards] == before
+
+
 def test_new_shards_are_numbered_after_those_that_are_there(stages, tmp_path):
     tasks = shard_tasks(stages.plan, str(tmp_path / "plan"), "salt", {"train": 3})
     assert [(task.split, task.name) for task in tasks] == [
