@@ -22,8 +22,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
+
+from beam_jobs import visible
 
 
 class Fault(NamedTuple):
@@ -36,7 +38,11 @@ class Fault(NamedTuple):
 class FeedlineError(Exception):
     """Base of every error a user is meant to read; the message is the whole explanation.
 
-    `exit_code` is what the command line ends with.
+    It is one line, whatever names are in it, and a further one for each of `problems`.
+
+    Attributes:
+      exit_code: what the command line ends with.
+      problems: what was found, where that is a list.
 
     Examples:
       >>> from beam_jobs import FeedlineError, load
@@ -48,6 +54,11 @@ class FeedlineError(Exception):
     """
 
     exit_code: ClassVar[int] = 1
+    problems: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        """Returns the message; a line feed in a name is an escape there."""
+        return visible.lines([super().__str__(), *self.problems])
 
 
 class UsageError(FeedlineError):
@@ -201,9 +212,9 @@ class GateFailed(DataError):
       verdict: what the dataset gate found, the content of `verdict.json`; None for the evaluation.
     """
 
-    def __init__(self, message: str, verdict: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, message: str, verdict: Mapping[str, Any] | None = None, problems: Sequence[str] = ()) -> None:
         super().__init__(message)
-        self.verdict = verdict
+        self.verdict, self.problems = verdict, problems
 
 
 class TrainingDiverged(DataError):

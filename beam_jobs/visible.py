@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Iterable
 from typing import Any
 
 # Controls of both sets, what ends a line to some readers, what turns the direction of writing, halves of surrogates.
@@ -27,17 +28,22 @@ def line(value: object) -> str:
     return _HIDDEN_IN_LINE.sub(_escape, str(value))
 
 
+def lines(values: Iterable[object]) -> str:
+    """Returns texts as lines, one each: no name in one of them can pretend to be another."""
+    return "\n".join(map(line, values))
+
+
 def to_json(value: Any) -> str:
     """Returns indented JSON that means the same and is printed safely; JSON itself would let some controls through."""
     return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, indent=2, ensure_ascii=False))
 
 
 class LogFormatter(logging.Formatter):
-    """A formatter whose lines can be shown on a terminal."""
+    """A formatter whose lines can be shown on a terminal, and only the first of a record begins at the margin."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the line, or the lines, of a record."""
-        return text(super().format(record))
+        return text(super().format(record)).replace("\n", "\n  ")
 
 
 def _escape(found: re.Match[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from beam_jobs import visible
 from beam_jobs.wording import listed, plural
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def dataset_lines(dataset: Manifest) -> list[tuple[str, str]]:
 def aligned(lines: list[tuple[str, str]]) -> str:
     """Returns lines with their headings in a column of one width."""
     width = max([_WIDTH, *(len(name) for name, _ in lines)])
-    return "\n".join(f"{name:<{width}} {value}" for name, value in lines)
+    return visible.lines(f"{name:<{width}} {value}" for name, value in lines)
 
 
 def _duplicates(dataset: Manifest) -> str:

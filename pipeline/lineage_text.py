@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from beam_jobs import visible
 from pipeline.lineage import COMPARED, Artifact, Execution, Lineage
 
 _WIDTH = 100
@@ -66,7 +67,7 @@ def text(lineage: Lineage, model: str, note: str = "") -> str:
         lines.append(f"code {next(iter(codes))}")
     for execution in lineage.executions:
         lines += ["", *_execution(execution, artifacts, with_code=len(codes) > 1)]
-    return "\n".join(lines)
+    return visible.lines(lines)
 
 
 def _execution(execution: Execution, artifacts: Mapping[int, Artifact], with_code: bool) -> Iterator[str]:
@@ -101,7 +102,7 @@ def _line(label: str, value: str, always: bool = False) -> list[str]:
         return []
     # A path or digest stays in one piece, even where it is wider than the screen.
     lines = textwrap.wrap(
-        f"  {label:<{_LABEL_WIDTH - 2}}{value}",
+        f"  {visible.line(label):<{_LABEL_WIDTH - 2}}{visible.line(value)}",
         _WIDTH,
         subsequent_indent=" " * _LABEL_WIDTH,
         break_long_words=False,

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from beam_jobs import visible
 from pipeline.config import TARGET_SECTIONS
 from pipeline.hidden import hide
 from pipeline.setting_names import names
@@ -23,7 +24,7 @@ def text(settings: Settings) -> str:
     Raises:
       OptionError: the settings are no configuration.
     """
-    return "\n".join(_lines(_nested(settings), settings.origin, ""))
+    return visible.lines(_lines(_nested(settings), settings.origin, ""))
 
 
 def to_json(settings: Settings) -> dict[str, Any]:

@@ -35,8 +35,8 @@ def parse_value(text: str, wants_text: bool) -> Any:
 
 def one_line(value: Any) -> str:
     """Returns a value as YAML on one line; what YAML has no word for is written as text."""
-    dumped = yaml.safe_dump(
-        _plain(value), default_flow_style=True, sort_keys=False, allow_unicode=True, width=float("inf")
+    dumped: str = yaml.dump(
+        _plain(value), Dumper=_Dumper, default_flow_style=True, sort_keys=False, allow_unicode=True, width=float("inf")
     )
     return dumped.removesuffix("...\n").strip()
 
@@ -47,6 +47,16 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(held) for held in value]
     return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes a text with line feeds as one line."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style='"' if "\n" in data else None)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 class _Loader(yaml.SafeLoader):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from beam_jobs import visible
 from beam_jobs.storage import is_remote
 from beam_jobs.wording import plural
 from trainer.cache import WHILE_FILLED
@@ -52,7 +53,7 @@ def describe(
         ("batch", _batch(choices)),
         ("memory", _memory(choices)),
     ]
-    return "\n".join(f"{name:<8} {text}" for name, text in lines)
+    return visible.lines(f"{name:<8} {text}" for name, text in lines)
 
 
 def memory_bytes(choices: Choices) -> dict[str, float]:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow.compute as pc
 import tensorflow as tf
 
-from beam_jobs import manifest, storage, tables
+from beam_jobs import manifest, storage, tables, visible
 from beam_jobs.errors import DatasetChanged, FeedlineError, OptionError
 from beam_jobs.manifest import IMAGES_NAME, Manifest
 from beam_jobs.wording import listed
@@ -171,7 +171,7 @@ def fit(
         _log.warning(warning)
     say(_choices(job, core, strategy))
     if job.multi and (absent := _without_image(job)):
-        say(f"val_auc leaves out the classes without an image in {job.eval_split}, {listed(absent)}")
+        say(f"val_auc leaves out the classes without an image in {job.eval_split}, {visible.line(listed(absent))}")
     with _explained(job):
         task = Task(
             model=model,

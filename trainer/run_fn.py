@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from beam_jobs import manifest, storage
+from beam_jobs import manifest, storage, visible
 from beam_jobs.errors import OptionError
 from beam_jobs.types import LABEL_KINDS
 from trainer.allocator import keep_buffers
@@ -105,7 +105,7 @@ def run_fn(fn_args: FnArgs) -> None:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(visible.text(text), file=sys.stderr, flush=True)
 
 
 def dataset_dir(patterns: list[str]) -> str:

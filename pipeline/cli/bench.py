@@ -12,7 +12,7 @@ import click
 
 from beam_jobs import writable
 from beam_jobs.errors import CorruptDataset
-from pipeline.cli.common import config_option, echo, json_option, print_json, say
+from pipeline.cli.common import config_option, json_option, print_json, say
 from pipeline.cli.completion_values import OP_CHAIN
 from pipeline.cli.grammar import Group
 from pipeline.cli.values import DIR, FILE, SPLIT
@@ -88,7 +88,7 @@ def bench_input(dataset: str, **values: Any) -> None:
         advice = [dataclasses.asdict(item) for item in advise(figures)]
         print_json({**figures.to_json(), "advice": advice, "html": values["html"] or ""})
     else:
-        echo(report(figures))
+        click.echo(report(figures))
     if values["html"]:
         writable.write_file("--html", values["html"], render(figures).encode())
         say(values["html"])

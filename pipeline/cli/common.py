@@ -100,9 +100,9 @@ def say(line: str) -> None:
     echo(line, err=True)
 
 
-def echo(text: str, *, err: bool = False) -> None:
-    """Prints lines; controls that names and labels hold reach the terminal as escapes."""
-    click.echo(visible.text(text), err=err)
+def echo(*lines: str, err: bool = False) -> None:
+    """Prints lines; controls that names and labels hold, line feeds too, reach the terminal as escapes."""
+    click.echo(visible.lines(lines), err=err)
 
 
 def colour() -> bool | None:

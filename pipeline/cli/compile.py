@@ -8,7 +8,7 @@ import os
 import click
 
 from beam_jobs import storage
-from pipeline.cli.common import config_option, json_option, print_json, say, set_option
+from pipeline.cli.common import config_option, echo, json_option, print_json, say, set_option
 from pipeline.cli.grammar import Command
 from pipeline.cli.values import FILE
 
@@ -38,5 +38,5 @@ def command(target: str, config_path: str, out: str, assignments: tuple[str, ...
         written = out if storage.is_remote(out) else os.path.abspath(out)
         print_json({"target": target, "file": written, "next": hint})
         return
-    click.echo(out)
+    echo(out)
     say(hint)

@@ -43,8 +43,8 @@ def command(root: str, as_json: bool) -> None:
     if as_json:
         print_json(summary.to_json())
     else:
-        echo("\n" + text(summary))
+        click.echo("\n" + text(summary))
         echo(f"{'took':<12} {time.monotonic() - started:.0f} s")
     check_pushed(summary)
     if not as_json:
-        echo(f"\nTry next:  {program()} predict {summary.model_dir} {first}")
+        echo("", f"Try next:  {program()} predict {summary.model_dir} {first}")

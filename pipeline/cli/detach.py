@@ -11,7 +11,7 @@ import click
 
 from beam_jobs.errors import OptionError
 from pipeline import jobs
-from pipeline.cli.common import print_json, program, say
+from pipeline.cli.common import echo, print_json, program, say
 
 FLAG = "--detach"
 _LOOK_S = 15.0  # most mistakes show before the first stage
@@ -45,7 +45,7 @@ def _start(arguments: list[str], as_json: bool) -> None:
     if as_json:
         print_json({"job": job.name, "log": str(job.directory / "log")})
     else:
-        click.echo(job.name)
+        echo(job.name)
     say(f"it runs on its own; `{program()} status {job.name} --follow` shows how far it is")
 
 

@@ -6,8 +6,9 @@ from dataclasses import asdict
 
 import click
 
+from beam_jobs import visible
 from pipeline import doctor
-from pipeline.cli.common import config_option, json_option, print_json, set_option
+from pipeline.cli.common import config_option, echo, json_option, print_json, set_option
 from pipeline.cli.grammar import Command
 from pipeline.doctor import Check
 
@@ -46,13 +47,13 @@ def command(target: str, config_path: str | None, assignments: tuple[str, ...], 
         checks = [{**asdict(check), "mark": check.mark, "remedy": "" if check.ok else check.remedy} for check in found]
         print_json({"target": target, "ready": not count["missing"], "checks": checks})
     else:
-        click.echo(f"\n{target}: {count['ok']} ok, {count['warn']} to look at, {count['missing']} missing")
+        echo("", f"{target}: {count['ok']} ok, {count['warn']} to look at, {count['missing']} missing")
     if count["missing"]:
         raise click.exceptions.Exit(NOT_READY)
 
 
 def _show(check: Check) -> None:
     mark = click.style(f"{check.mark:<7}", fg=_COLOURS[check.mark])
-    click.echo(f"{mark}  {check.name:<20}  {check.detail}")
+    click.echo(f"{mark}  {check.name:<20}  {visible.line(check.detail)}")
     if not check.ok:
-        click.echo(f"{'':<31}repair:  {check.remedy}")
+        echo(f"{'':<31}repair:  {check.remedy}")

@@ -101,7 +101,7 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
         return
     place = out if is_remote(out) else os.path.abspath(out)
     listed = [("rejects", join(place, manifest.REJECTS_NAME))] if result.counts.rejected else []
-    echo(aligned([*dataset_lines(result), *listed, ("dataset", place)]))
+    click.echo(aligned([*dataset_lines(result), *listed, ("dataset", place)]))
 
 
 def _kept(section: Any) -> dict[str, Any]:
@@ -121,4 +121,4 @@ def _show_estimate(options: IngestOptions, engine: Engine, as_json: bool) -> Non
     if as_json:
         print_json(found.to_json())
     else:
-        echo("\n".join(found.lines()))
+        echo(*found.lines())

@@ -10,7 +10,7 @@ import click
 
 from beam_jobs import storage
 from beam_jobs.errors import OptionError
-from pipeline.cli.common import json_option, print_json, program, say
+from pipeline.cli.common import echo, json_option, print_json, program, say
 from pipeline.cli.grammar import Command
 from pipeline.cli.values import DIR, PATH
 from pipeline.starter import CONFIG_NAME, DEFAULT_SOURCE, files
@@ -43,13 +43,13 @@ def command(directory: str, images: str | None, as_json: bool) -> None:
         print_json({"directory": os.path.abspath(directory), "files": list(written), "next": following})
         return
     for name in written:
-        click.echo(os.path.join(directory, name))
+        echo(os.path.join(directory, name))
     config = os.path.join(directory, CONFIG_NAME)
     if images and _is_missing(images):
         say(f"{images} does not exist yet; put the images there, or correct ingest.source in {config}")
     if not images and not os.path.exists(os.path.join(directory, DEFAULT_SOURCE)):
-        click.echo(f"\nName your images in {config}, where ingest.source is {DEFAULT_SOURCE}.")
-    click.echo(f"\nTry next:  {following}")
+        echo("", f"Name your images in {config}, where ingest.source is {DEFAULT_SOURCE}.")
+    echo("", f"Try next:  {following}")
 
 
 def _check(directory: str, written: Iterable[str]) -> None:

@@ -124,10 +124,10 @@ def _print(view: View, colours: str) -> None:
 
 
 def _print_fact(name: str, value: str) -> None:
-    indent = " " * _LABEL_WIDTH
-    label = f"{name:<{_LABEL_WIDTH - 1}} "
-    lines = textwrap.wrap(value, _width() - len(label), break_long_words=False, break_on_hyphens=False) or [""]
-    echo(label + f"\n{indent}".join(lines))
+    first, *further = textwrap.wrap(value, _width() - _LABEL_WIDTH, break_long_words=False, break_on_hyphens=False) or [
+        ""
+    ]
+    echo(f"{name:<{_LABEL_WIDTH - 1}} {first}", *(f"{'':<{_LABEL_WIDTH}}{line}" for line in further))
 
 
 def _print_record(values: dict[str, list]) -> None:

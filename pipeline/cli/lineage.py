@@ -6,7 +6,7 @@ import os
 
 import click
 
-from pipeline.cli.common import echo, json_option, print_json
+from pipeline.cli.common import json_option, print_json
 from pipeline.cli.grammar import Command
 from pipeline.cli.values import DIR
 
@@ -40,4 +40,4 @@ def command(model: str, root: str, as_json: bool) -> None:
     if as_json:
         print_json({"database": database, "note": found.note, **lineage.to_json()})
     else:
-        echo(text(lineage, newest(model), found.note))
+        click.echo(text(lineage, newest(model), found.note))

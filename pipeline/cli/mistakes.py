@@ -38,11 +38,11 @@ class Mistake:
 def of(error: Exception) -> Mistake:
     """Returns what an error means to a user."""
     if isinstance(error, click.ClickException):
-        return Mistake(message=_of_click(error), code=UsageError.exit_code, kind=_kind(UsageError))
+        return Mistake(message=visible.line(_of_click(error)), code=UsageError.exit_code, kind=_kind(UsageError))
     if isinstance(error, FeedlineError):
         return Mistake(message=str(error), code=error.exit_code, kind=_kind(type(error)))
     message = f"{type(error).__name__}: {_bounded(str(error))} (run again with --debug for the traceback)"
-    return Mistake(message=message, code=1, kind=UNFORESEEN)
+    return Mistake(message=visible.line(message), code=1, kind=UNFORESEEN)
 
 
 def _bounded(text: str) -> str:

@@ -104,10 +104,10 @@ def command(
     if as_json:
         print_json(summary.to_json())
     else:
-        echo("\n" + text(summary))
+        click.echo("\n" + text(summary))
     check_pushed(summary)
     if not as_json:
-        echo(f"\nTry next:  {program()} predict {summary.model_dir} IMAGE...")
+        echo("", f"Try next:  {program()} predict {summary.model_dir} IMAGE...")
 
 
 def _hint(config_path: str | None) -> str:
@@ -123,7 +123,7 @@ def _show(settings: Settings, as_json: bool) -> None:
     if as_json:
         print_json(settings_text.to_json(settings))
     else:
-        echo(settings_text.text(settings))
+        click.echo(settings_text.text(settings))
 
 
 _PLACES = {

@@ -147,7 +147,8 @@ def _table(rows: list[Row]) -> list[str]:
     widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
     others = ["", *(row.other for row in rows)]
-    return [f"{line}\n    {other}" if other else line for line, other in zip(lines, others, strict=True)]
+    pairs = zip(lines, (f"    {other}" if other else "" for other in others), strict=True)
+    return [line for pair in pairs for line in filter(None, pair)]
 
 
 def _lines(found: Difference) -> list[str]:

@@ -7,7 +7,6 @@ from contextlib import suppress
 
 import click
 
-from beam_jobs import visible
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.machine import cores
 from beam_jobs.wording import WARNING, plural
@@ -53,15 +52,16 @@ def command(dataset: str, threads: int, as_json: bool) -> None:
     if as_json:
         print_json(asdict(result))
     if result.problems:
-        more = f"\n  and {len(result.problems) - _SHOWN} more" if len(result.problems) > _SHOWN else ""
-        listed = "\n".join(f"  {visible.line(line)}" for line in result.problems[:_SHOWN])
-        raise CorruptDataset(
+        error = CorruptDataset(
             f"{dataset} has {plural(len(result.problems), 'problem')}; remove what is not part of it, and for all else "
-            f"write the dataset again, with --overwrite:\n{listed}{more}"
+            "write the dataset again, with --overwrite:"
         )
+        more = [f"and {len(result.problems) - _SHOWN} more"] if len(result.problems) > _SHOWN else []
+        error.problems = [f"  {line}" for line in (*result.problems[:_SHOWN], *more)]
+        raise error
     if not as_json:
         for line in result.leaks[:_SHOWN]:
-            echo(f"{WARNING}{visible.line(line)}")
+            echo(f"{WARNING}{line}")
         if len(result.leaks) > _SHOWN:
             echo(f"{WARNING}and {len(result.leaks) - _SHOWN} more sets of images that lie in several splits")
         echo(f"sound: {plural(result.records, 'record')} in {plural(result.shards, 'shard')}, {result.bytes:,} bytes")

@@ -27,6 +27,7 @@ def test_controls_are_made_visible_and_the_rest_is_left(value, shown):
 def test_only_a_text_keeps_its_lines():
     assert visible.text("a\n\tb") == "a\n\tb"
     assert visible.line("a\n\tb") == "a\\x0a\\x09b"
+    assert visible.lines(["a\n\tb", 7]) == "a\\x0a\\x09b\n7"
 
 
 def test_json_means_what_it_meant():
@@ -40,4 +41,4 @@ def test_json_means_what_it_meant():
 
 def test_a_log_shows_names_without_their_controls():
     record = logging.LogRecord("x", logging.INFO, "x.py", 1, "read %s\nend", ("\x1b[2Ja.png",), None)
-    assert visible.LogFormatter("%(levelname)s %(message)s").format(record) == "INFO read \\x1b[2Ja.png\nend"
+    assert visible.LogFormatter("%(levelname)s %(message)s").format(record) == "INFO read \\x1b[2Ja.png\n  end"

@@ -73,7 +73,7 @@ def test_errors_are_printed_without_controls(monkeypatch, capsys, flags):
     monkeypatch.setattr(cli, "main", fail)
     assert run([*flags, "verify", "x"]) == 1
     shown = capsys.readouterr().err
-    assert "\\x1b]0;title\\x07 cannot be read\nnor seen\n" in shown
+    assert "\\x1b]0;title\\x07 cannot be read\\x0anor seen\n" in shown
     assert "\x1b" not in shown
 
 
