@@ -73,7 +73,7 @@ def batches(stream: BinaryIO, columns: Sequence[str] | None = None, rows: int = 
       rows: what `batch_rows` returned, or less; it is asked when none are given.
 
     Raises:
-      pa.ArrowException: it is no Parquet, damaged, or over a limit.
+      pa.ArrowException, UnicodeDecodeError: it is no Parquet, damaged, or over a limit.
       OSError: it cannot be read.
     """
     # Buffered, or the whole of a column is read at once. Arrow's own threads abort every other process that ends soon
@@ -86,7 +86,7 @@ def batch_rows(stream: BinaryIO, columns: Sequence[str] | None = None) -> int:
     """Returns how many rows of some columns, or of all, may be decoded at once, by the headers of their pages.
 
     Raises:
-      pa.ArrowException: it is no Parquet, damaged, or over a limit.
+      pa.ArrowException, UnicodeDecodeError: it is no Parquet, damaged, or over a limit.
       OSError: it cannot be read.
     """
     value_bytes = sum(column.value_bytes for column in _looked_at(stream, columns))
@@ -97,7 +97,7 @@ def read(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
     """Returns the whole of a file, or some columns of it, unless it unpacks to far more than any honest one.
 
     Raises:
-      pa.ArrowException: it is no Parquet, damaged, or over a limit.
+      pa.ArrowException, UnicodeDecodeError: it is no Parquet, damaged, or over a limit.
     """
     found = _looked_at(io.BytesIO(data), columns)
     allowed = _TABLE_BYTES + _TABLE_RATIO * len(data)
@@ -147,12 +147,12 @@ def _check(name: str, found: int, allowed: int, what: str) -> None:
 
 def _look_at(stream: BinaryIO, chunk: Any, column: Any, allowed: int, seen: _Column) -> None:
     """Adds the pages of one column in one row group."""
-    fixed = column.length if column.physical_type != _BYTE_ARRAY else 0
-    longest = fixed
+    longest = fixed = column.length  # 0, unless all values have the length that the schema says
     for page in _pages(stream, chunk):
         _check(column.path, page.bytes, allowed, "bytes in a page")
         if page.kind == _DICTIONARY:
-            longest = fixed or _longest(stream, page, chunk.compression)
+            if column.physical_type == _BYTE_ARRAY:
+                longest = _longest(stream, page, chunk.compression)
             seen.add(0, page.bytes, 0)
         elif page.encoding in _BY_DICTIONARY:
             seen.add(page.values, page.bytes, longest)
