@@ -24,7 +24,7 @@ from beam_jobs import arrow_types  # noqa: F401 - importing it makes Parquet saf
 # Each grows with the file, because honest large files hold much: text packs to a fifth, a column of labels to less.
 _PAGE_BYTES, _PAGE_RATIO = 64 << 20, 20  # of the largest pages of all columns, together
 _TABLE_BYTES, _TABLE_RATIO = 256 << 20, 100  # of a table, or the lists of a column, decoded
-_VALUES, _VALUES_RATIO = 100_000, 100  # of a column
+_VALUES, _VALUES_RATIO = 100_000, 100  # of a column, and so rows
 
 _BATCH_BYTES = 32 << 20
 _BATCH_ROWS = 4096
@@ -131,8 +131,9 @@ def _looked_at(stream: BinaryIO, columns: Sequence[str] | None) -> list[_Column]
         for group in range(metadata.num_row_groups):
             chunk = metadata.row_group(group).column(index)
             _look_at(stream, chunk, column, _PAGE_BYTES + _PAGE_RATIO * size, seen)
-        _check(column.path, seen.values, _VALUES + _VALUES_RATIO * size, "values")
-        if column.max_repetition_level:  # one row may hold them all
+        if not column.max_repetition_level:
+            _check(column.path, seen.values, _VALUES + _VALUES_RATIO * size, "values")
+        else:  # one row may hold them all
             _check(column.path, seen.bytes, _TABLE_BYTES + _TABLE_RATIO * size, "bytes in lists")
             seen.value_bytes = _VALUE_BYTES
         found.append(seen)

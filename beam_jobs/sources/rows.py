@@ -11,11 +11,13 @@ from typing import Any
 from beam_jobs import storage
 from beam_jobs.errors import BadImage, RejectReason, SourceError
 from beam_jobs.options import TableColumns
-from beam_jobs.sources.local import reference, regular_file, scan_reject
+from beam_jobs.sources.local import MAX_NAME_BYTES, reference, regular_file, scan_reject
 from beam_jobs.types import EXTRA_TYPES, Annotations, ExtraValue, ImageRef, Reject
 from beam_jobs.user_columns import fits_float32, is_whole
 
 NUMBER = re.compile(r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+MAX_EXTRA_BYTES = 1 << 20  # of a cell of an extra column, and of all labels of an image; captions have thousands
+_NUMBER_BYTES = 8
 _LARGEST_FLOAT32 = 3.4028234e38  # what a record can hold
 
 Row = Mapping[str, Any]
@@ -86,6 +88,7 @@ class RowReader:
     def _labels(self, row: Row) -> tuple[str, ...]:
         value = row.get(self.columns.labels)
         cells = value.split(self.columns.label_separator) if isinstance(value, str) else value
+        _check_bytes(value, self.columns.labels)
         names = (_plain(item, self.columns.labels) for item in (cells if isinstance(cells, list) else [cells]))
         return tuple(sorted({name for name in names if name}))
 
@@ -186,7 +189,20 @@ def _plain(value: Any, column: str) -> str:
     if isinstance(value, (list, dict, tuple, bytes)):
         detail = f"column {column!r} holds {value!r:.60}; it must hold one text or number"
         raise BadImage(RejectReason.BAD_ANNOTATION, detail)
-    return _utf8(str(value), column).strip()
+    text = _utf8(str(value), column).strip()
+    if (length := len(text.encode())) > MAX_NAME_BYTES:
+        detail = f"column {column!r} holds {length} bytes, {text[:60]!r}...; {MAX_NAME_BYTES} are allowed"
+        raise BadImage(RejectReason.BAD_ANNOTATION, detail)
+    return text
+
+
+def _check_bytes(value: Any, column: str) -> None:
+    """Raises `BadImage` when the cell of an extra column, or of labels, is longer than allowed."""
+    items = value if isinstance(value, list) else [value]
+    found = sum(len(item.encode("utf-8", "replace")) if isinstance(item, str) else _NUMBER_BYTES for item in items)
+    if found > MAX_EXTRA_BYTES:
+        detail = f"column {column!r} holds {found} bytes; {MAX_EXTRA_BYTES} are allowed"
+        raise BadImage(RejectReason.BAD_ANNOTATION, detail)
 
 
 def _utf8(text: str, column: str) -> str:
@@ -225,6 +241,7 @@ def _has_value(value: Any, kind: type) -> bool:
 
 def _extra(row: Row, name: str, kind: type) -> ExtraValue:
     value = row[name]
+    _check_bytes(value, name)
     if isinstance(value, list):
         return [_converted(item, name, kind) for item in value]
     return _converted(value, name, kind)

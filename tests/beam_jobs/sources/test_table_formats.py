@@ -34,6 +34,9 @@ def write(tmp_path):
         path = tmp_path / f"table.{suffix}"
         if suffix == "parquet":
             pq.write_table(pa.Table.from_pylist(rows), path)
+        elif suffix == "csv":
+            lines = [",".join(row.values()) for row in rows]
+            path.write_text("\n".join([",".join(rows[0]), *lines]), encoding="utf-8")
         else:
             path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8-sig")
         return path
@@ -246,3 +249,53 @@ def test_every_format_of_table_gives_the_same_shards(tmp_path, suffix):
         for kind in ("csv", suffix)
     }
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("column", ["image", "label", "key", "group", "split"])
+def test_a_path_or_a_name_has_at_most_4096_bytes(write, suffix, column):
+    names = {"image": "1.jpg", "label": "cat", "key": "k", "group": "g", "split": "train"}
+    rows = [{**names, column: "é" * 2048}, {**names, column: "é" * 2048 + "x"}]
+    columns = TableColumns(key="key", group="group", split="split")
+    allowed, refused = open_source(make_options(source=str(write(suffix, rows)), columns=columns)).entries()
+    assert getattr(allowed, "reason", "unreadable") == "unreadable"  # there is no image of the longest path
+    place = {"csv": "line 3", "jsonl": "line 2", "parquet": "row 2"}[suffix]
+    shown = "'" + "é" * 60 + "'"
+    assert (refused.reason, refused.detail) == (
+        "bad_annotation",
+        f"{place}: column {column!r} holds 4097 bytes, {shown}...; 4096 are allowed",
+    )
+    assert len(refused.key) < 10
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    "value", ["x" * (1 << 20), ["x" * (1 << 19)] * 2, [7] * (1 << 17)], ids=["text", "texts", "numbers"]
+)
+def test_a_cell_of_an_extra_column_has_at_most_a_mebibyte(write, suffix, value):
+    more = [*value, value[0]] if isinstance(value, list) else value + "x"
+    rows = [{"image": "1.jpg", "label": "cat", "note": cell} for cell in (value, more)]
+    columns = TableColumns(extra=("note",))
+    allowed, refused = open_source(make_options(source=str(write(suffix, rows)), columns=columns)).entries()
+    assert allowed.extra == {"note": value}
+    assert refused.reason == "bad_annotation"
+    assert re.search(r"column 'note' holds 1\d{6} bytes; 1048576 are allowed$", refused.detail)
+
+
+def test_all_labels_of_an_image_have_at_most_a_mebibyte(write):
+    rows = [{"image": "1.jpg", "names": ["x" * 4096] * count} for count in (256, 257)]
+    columns = TableColumns(labels="names")
+    allowed, refused = open_source(make_options(source=str(write("jsonl", rows)), columns=columns)).entries()
+    assert allowed.annotations.labels == ("x" * 4096,)
+    assert refused.detail == "line 2: column 'names' holds 1052672 bytes; 1048576 are allowed"
+
+
+def test_a_table_of_a_text_that_every_row_repeats_is_read_without_holding_it_for_each(write):
+    path = write("parquet", [{"image": "x" * 400_000, "label": "cat"}] * 1024)
+    assert path.stat().st_size < 100_000  # of 410 MB
+    before = pa.total_allocated_bytes()
+    peak = 0
+    for reject in open_source(make_options(source=str(path), columns=TableColumns())).entries():
+        peak = max(peak, pa.total_allocated_bytes() - before)
+        assert (reject.key, len(reject.detail) < 200) == (reject.uri, True)
+    assert peak < 64 << 20
