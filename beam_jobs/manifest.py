@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 1
+_MAX_BYTES = 64 << 20  # of dataset.json: that of a dataset of 300 thousand shards
 MANIFEST_NAME = "dataset.json"
 IMAGES_NAME = "images.parquet"
 REJECTS_NAME = "rejects.parquet"
@@ -227,7 +228,7 @@ def load(directory: str) -> Manifest:
             raise SourceError(
                 f"{directory} is not a dataset: it has no {MANIFEST_NAME}; make one with `feedline ingest`"
             )
-        values = json.loads(storage.read_bytes(path))
+        values = json.loads(storage.read_bytes(path, _MAX_BYTES))
         version = values["format_version"]
         if version != FORMAT_VERSION:
             raise ValueError(f"its format version is {version!r}, this release reads {FORMAT_VERSION}")

@@ -95,6 +95,7 @@ _TYPES: dict[str, type] = {
     MASK_FORMAT: bytes,
     **{OBJECT_PREFIX + name: kind for name, kind in _OBJECT_TYPES.items()},
 }
+MAX_VALUES = 4 << 20  # of a feature, decoded; a user column has a mebibyte
 # Small numbers and categories: safe for statistics, which would keep whole images as categorical values otherwise.
 STATISTICS_FEATURES = (
     *(FORMAT, HEIGHT, WIDTH, CHANNELS, BYTES, ASPECT_RATIO),
@@ -149,7 +150,7 @@ def decode(serialized: bytes) -> dict[str, list]:
     """Returns feature name -> list of values of any serialised `tf.train.Example`, ours or not.
 
     Raises:
-      google.protobuf.message.DecodeError: the bytes are not an Example.
+      google.protobuf.message.DecodeError: the bytes are not an Example, or a feature has over `MAX_VALUES` values.
     """
     from google.protobuf.message import DecodeError
     from tensorflow.core.example import example_pb2
@@ -160,7 +161,10 @@ def decode(serialized: bytes) -> dict[str, list]:
     values = {}
     for name, feature in example.features.feature.items():
         kind = feature.WhichOneof("kind")
-        values[name] = list(getattr(feature, kind).value) if kind else []
+        found = getattr(feature, kind).value if kind else ()
+        if len(found) > MAX_VALUES:
+            raise DecodeError(f"feature {name!r:.60} has {len(found)} values; {MAX_VALUES} are allowed")
+        values[name] = list(found)
     return values
 
 

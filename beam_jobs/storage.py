@@ -109,14 +109,21 @@ def read_range(path: str, offset: int, length: int) -> bytes:
         os.close(number)
 
 
-def read_bytes(path: str) -> bytes:
+def read_bytes(path: str, at_most: int = -1) -> bytes:
     """Returns the whole file.
 
+    Args:
+      path: of the file.
+      at_most: bytes that it may have; -1 for any number. What is parsed as a whole takes many times its size.
+
     Raises:
-      OSError: the file is missing or not readable.
+      OSError: the file is missing, not readable, or longer.
     """
     with open_read(path) as stream:
-        return stream.read()
+        data = stream.read(at_most + 1 if at_most >= 0 else -1)
+    if 0 <= at_most < len(data):
+        raise OSError(errno.EFBIG, f"it has more than the {at_most} bytes that are allowed", path)
+    return data
 
 
 def digest(path: str) -> tuple[int, str]:

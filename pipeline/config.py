@@ -181,6 +181,8 @@ def load(path: str) -> dict[str, Any]:
       OptionError: it cannot be read or is not a mapping.
     """
     try:
+        if (size := os.stat(path).st_size) > yaml_text.MAX_BYTES:
+            raise OptionError(f"config {path} has {size} bytes; {yaml_text.MAX_BYTES} are allowed")
         with open(path, encoding="utf-8") as stream:
             values = yaml_text.parse(stream)
     except FileNotFoundError as error:

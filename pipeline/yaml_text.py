@@ -8,14 +8,20 @@ from typing import Any, TextIO
 
 import yaml
 
+MAX_BYTES = 1 << 20  # of a file: PyYAML takes some 20 s for it
+_MAX_VALUES = 10_000  # with what aliases repeat: ten lines of them can stand for a thousand million
+
 
 def parse(text: str | TextIO) -> Any:
     """Returns the one document in a text.
 
     Raises:
-      yaml.YAMLError: it is not YAML, or a mapping names a key twice.
+      yaml.YAMLError: it is not YAML, a mapping names a key twice, or it is deeper or larger than allowed.
     """
-    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader, see below
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader, see below
+    except RecursionError as error:
+        raise yaml.YAMLError("it is nested too deeply, or holds itself") from error
 
 
 def parse_value(text: str, wants_text: bool) -> Any:
@@ -49,6 +55,16 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
 
 
+def _values(node: yaml.Node, known: dict[int, int]) -> int:
+    """Returns how many values a node stands for, each alias counted as what it repeats."""
+    if id(node) not in known:
+        parts = node.value if isinstance(node, yaml.CollectionNode) else []
+        if isinstance(node, yaml.MappingNode):
+            parts = [part for pair in parts for part in pair]
+        known[id(node)] = 1 + sum(_values(part, known) for part in parts)
+    return known[id(node)]
+
+
 class _Dumper(yaml.SafeDumper):
     """Writes a text with line feeds as one line."""
 
@@ -60,6 +76,12 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 
 
 class _Loader(yaml.SafeLoader):
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None and (found := _values(node, {})) > _MAX_VALUES:
+            raise yaml.YAMLError(f"it stands for {found} values; {_MAX_VALUES} are allowed")
+        return node
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
         for key, _ in node.value:

@@ -16,7 +16,7 @@ from beam_jobs.errors import BadImage, RejectReason, SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.coco_objects import Id, is_id, said_of
 from beam_jobs.sources.hidden import OnHidden, ignore
-from beam_jobs.sources.local import printable, scan_reject
+from beam_jobs.sources.local import MAX_NAME_BYTES, printable, scan_reject
 from beam_jobs.sources.rows import RowReader, extra_kinds, value_kind
 from beam_jobs.types import Annotations, ImageRef, Reject
 
@@ -178,6 +178,9 @@ def _category_names(path: str, categories: list[Any]) -> dict[Id, str]:
         name = category.get("name") if isinstance(category, dict) else None
         if not isinstance(name, str) or not name.strip() or not is_id(category.get("id")) or printable(name) != name:
             raise SourceError(f"{path} has the category {category!r:.60}; it must have an id and a name")
+        if len(name.encode()) > MAX_NAME_BYTES:
+            shown = f"the category {category['id']!r:.40} with a name of {len(name.encode())} bytes"
+            raise SourceError(f"{path} has {shown}; {MAX_NAME_BYTES} are allowed")
         if category["id"] in names:
             raise SourceError(f"{path} has two categories with the id {category['id']!r}")
         names[category["id"]] = name.strip()

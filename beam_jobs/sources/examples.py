@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from beam_jobs import plain, record, tfrecord
+from beam_jobs import plain, record, storage, tfrecord
 from beam_jobs.errors import BadImage, CorruptDataset, RejectReason, SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.slices import EXAMPLE, Slice
@@ -21,6 +21,8 @@ from beam_jobs.sources.rows import RowReader
 from beam_jobs.types import ImageRef, Reject
 
 _OBSERVED_RECORDS = 100  # a feature that none of the first so many has is taken for a misspelt one
+# Of a record in a compressed file; images pack to little less than they have.
+_PACKED_BYTES, _PACKED_RATIO = 32 << 20, 20
 _FRAME_HEAD_BYTES = 12  # of a record, before its payload: length and checksum
 
 
@@ -151,7 +153,7 @@ def _payloads(file: ExampleFile, opened: Opened) -> Iterator[tuple[int, bytes]]:
     """Yields offset and payload of the records of a file."""
     path, count = file.container.path, 0
     try:
-        for offset, payload in tfrecord.read_records(opened.stream, path):
+        for offset, payload in tfrecord.read_records(opened.stream, path, _record_bytes(path, opened)):
             count += 1
             yield offset, payload
     except CorruptDataset as error:
@@ -161,6 +163,13 @@ def _payloads(file: ExampleFile, opened: Opened) -> Iterator[tuple[int, bytes]]:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
     if file.records not in (-1, count):
         raise SourceError(f"{path} holds {count} records, its dataset says {file.records}; prepare it again")
+
+
+def _record_bytes(path: str, opened: Opened) -> int:
+    """Returns how long a record may be: one of zeros would unpack from next to nothing."""
+    if not opened.packing:
+        return tfrecord.MAX_RECORD_BYTES
+    return min(tfrecord.MAX_RECORD_BYTES, _PACKED_BYTES + _PACKED_RATIO * storage.size(path))
 
 
 def _packing(container: Container) -> str:

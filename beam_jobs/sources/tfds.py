@@ -18,6 +18,7 @@ from beam_jobs.sources.layouts import DEFAULTS, Layout, layout_of
 _INFO, _FEATURES = "dataset_info.json", "features.json"
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"  # when the metadata name none
 _FORMAT = "tfrecord"
+_MAX_BYTES = 16 << 20  # of a file that describes the dataset
 _CUSTOMARY = {"image": record.ENCODED, "label": record.LABEL}  # by role; datasets of our own have them
 _IMAGE, _CLASS, _CLASSES, _OTHER = "Image", "ClassLabel", "Sequence of ClassLabel", "other"
 
@@ -118,7 +119,7 @@ class TfdsSource(ExampleSource):
         if not storage.exists(path):
             return ()  # declared by its number of classes
         try:
-            lines = storage.read_bytes(path).decode().split("\n")
+            lines = storage.read_bytes(path, _MAX_BYTES).decode().split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise SourceError(f"{path} cannot be read: {error}; prepare the dataset again") from error
         return tuple(line.strip() for line in lines if line.strip())
@@ -126,7 +127,7 @@ class TfdsSource(ExampleSource):
     def _json(self, name: str) -> dict[str, Any]:
         path = storage.join(self.path, name)
         try:
-            values = json.loads(storage.read_bytes(path))
+            values = json.loads(storage.read_bytes(path, _MAX_BYTES))
         except OSError as error:
             raise SourceError(
                 f"{path} cannot be read: {error.strerror or error}; give the directory of one version of a prepared "

@@ -215,3 +215,11 @@ def test_a_damaged_manifest_is_a_corrupt_dataset(tmp_path, content, message):
     with pytest.raises(CorruptDataset, match=rf"dataset\.json cannot be used: .*({message})") as caught:
         manifest.load(str(tmp_path))
     assert str(caught.value).endswith("; write the dataset again")
+
+
+def test_a_manifest_of_more_than_64_mebibytes_is_not_read(tmp_path):
+    manifest.write(SOUND, str(tmp_path))
+    with open(tmp_path / "dataset.json", "ab") as stream:
+        stream.write(b" " * (64 << 20))
+    with pytest.raises(SourceError, match="dataset.json cannot be read: it has more than the 67108864 bytes that are "):
+        manifest.load(str(tmp_path))

@@ -392,3 +392,13 @@ def test_a_class_index_beyond_the_names_is_rejected(copied):
     rejected = [entry for entry in TfdsSource(str(copied), TableColumns()).entries() if not isinstance(entry, ImageRef)]
     assert {entry.reason for entry in rejected} == {"bad_annotation", "no_label"}
     assert "feature 'label' holds 1; it has 1 names" in {entry.detail for entry in rejected}
+
+
+def test_metadata_of_more_than_16_mebibytes_are_not_read(copied):
+    source = TfdsSource(str(copied), TableColumns())
+    with open(f"{source.path}/features.json", "ab") as stream:
+        stream.write(b" " * (16 << 20))
+    with pytest.raises(
+        SourceError, match="features.json cannot be read: it has more than the 16777216 bytes that are "
+    ):
+        source.check()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from beam_jobs import tfrecord, wire
+from beam_jobs import record, tfrecord, wire
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.slices import Slice
@@ -190,7 +190,26 @@ def test_a_record_that_is_no_example_is_rejected(records):
     assert found_in(source) == [("x.tfrecord:0", "! bad_member"), ("x.tfrecord:1", "cat")]
 
 
+@pytest.mark.parametrize("value", [7, 0.5, b""])
+def test_a_feature_has_at_most_four_million_values(records, monkeypatch, value):
+    monkeypatch.setattr(record, "MAX_VALUES", 3)
+    good = {"image": jpeg(), "label": "cat"}
+    source = records(example(**good, more=[value] * 3), example(**good, more=[value] * 4))
+    assert found_in(source) == [("x.tfrecord:0", "cat"), ("x.tfrecord:1", "! bad_member")]
+
+
 # ------------------------------------------------------------------ files
+
+
+def test_a_record_of_a_compressed_file_has_at_most_32_mebibytes_and_20_times_the_file(tmp_path):
+    def source(size: int) -> TfrecordSource:
+        first = example(image=jpeg(), label="cat")
+        path = write(tmp_path / f"{size}.tfrecord", first, bytes(size), pack=gzip.compress)
+        return TfrecordSource(str(path), TableColumns())
+
+    assert [kind for _, kind in found_in(source(32 << 20))] == ["cat", "! bad_member"]
+    with pytest.raises(SourceError, match="has a corrupt length at offset "):
+        found_in(source(34 << 20))
 
 
 @pytest.mark.parametrize("place", ["local", "remote"])

@@ -348,6 +348,10 @@ def test_annotations_of_no_image_are_rejected_one_by_one(coco):
         (document(categories=[{"id": 1, "name": " "}]), "has the category "),
         (document(categories=[{"id": [], "name": "a"}]), "has the category "),
         (document(categories=[{"id": 1, "name": "\ud800"}]), "has the category "),
+        (
+            document(categories=[{"id": 1, "name": "x" * 4097}]),
+            "has the category 1 with a name of 4097 bytes; 4096 are ",
+        ),
         (document(categories=[*CATEGORIES, {"id": 1, "name": "cat"}]), "has two categories with the id 1$"),
         (document(["text"]), "has no image with a field 'file_name' for the image$"),
         (document([{"id": 1}]), "has no image with a field 'file_name' for the "),

@@ -23,6 +23,8 @@ def test_a_schema_survives_its_file_and_people_can_read_it(tmp_path):
         (b"feature {", 'cannot be used: 1:9 : Expected "}"'),
         (b'feature { nam: "a" }', 'has no field named "nam"'),
         (b"\xff", "can't decode"),
+        (b"feature { struct_domain { " * 2000, "recursion"),
+        (b"#" * (files.MAX_BYTES + 1), "it has more than the 16777216 bytes that are allowed"),
         (b"# nothing but a remark\n", "names no feature; `feedline schema init DATASET --out FILE` writes one"),
     ],
 )
