@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from beam_jobs import generations, manifest, shards, storage, tables
+from beam_jobs import generations, manifest, shards, storage, tables, web
 from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.manifest import ImageCounts, Manifest, Shard, SplitInfo
 from beam_jobs.options import IngestOptions
@@ -132,11 +131,15 @@ def _check_shards(out: str, found: Manifest) -> None:
 
 
 def fresh(entries: Iterable[ImageRef | Reject], existing: Existing, retry: bool) -> Iterator[ImageRef | Reject]:
-    """Yields the entries whose key the dataset does not know; with `retry`, those that it knows as rejects alone."""
-    good = set(existing.images["key"].to_pylist())
-    bad = set(existing.rejects["key"].to_pylist())
+    """Yields the entries whose key the dataset does not know; with `retry`, those that it knows as rejects alone.
+
+    Keys of a dataset from before signatures were cut from URLs hold them, and stay.
+    """
+    good = set(map(web.unsigned, existing.images["key"].to_pylist()))
+    bad = set(map(web.unsigned, existing.rejects["key"].to_pylist()))
     for entry in entries:
-        if entry.key not in good and (entry.key in bad) == retry:
+        key = web.unsigned(entry.key)
+        if key not in good and (key in bad) == retry:
             yield entry
 
 
@@ -174,8 +177,9 @@ def merged_splits(existing: Existing, new: dict[str, SplitInfo], totals: dict[st
 
 def merged_rejects(existing: Existing, new: pa.Table, retried: Set[str]) -> pa.Table:
     """Returns the old rejects that were not tried again, and the new ones, ordered by key."""
-    again = pc.is_in(existing.rejects["key"], value_set=pa.array(sorted(retried), pa.string()))
-    kept = existing.rejects.filter(pc.invert(again))
+    kept = existing.rejects.filter(
+        pa.array([web.unsigned(key) not in retried for key in existing.rejects["key"].to_pylist()], pa.bool_())
+    )
     return pa.concat_tables([kept, new]).sort_by([("key", "ascending"), ("uri", "ascending")])
 
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from beam_jobs import images
+from beam_jobs import decoders, web
 from beam_jobs.errors import BadImage, SourceError, Unreadable
 from beam_jobs.options import IngestOptions
 from beam_jobs.reader import Reader
@@ -113,12 +113,15 @@ def looked_at(picked: Iterable[ImageRef], reader: Reader, options: IngestOptions
         try:
             data = reader.read(ref.uri, ref.slice)
             sizes.append(len(data))
-            encoded, facts = images.examine(data, options.limits, options.pixels, options.facts)
+            (examined,) = decoders.examine([data], options.limits, options.pixels, options.facts, processes=1)
+            if isinstance(examined, BadImage):
+                raise examined
+            encoded, facts = examined
             good.append((len(encoded), facts.source_height * facts.source_width))
         except BadImage as bad:
-            reasons.append(f"{ref.uri}: {bad.reason.value} ({bad.detail})")
+            reasons.append(f"{web.unsigned(ref.uri)}: {bad.reason.value} ({bad.detail})")
         except Unreadable as fault:
-            reasons.append(f"{ref.uri}: unreadable ({fault})")
+            reasons.append(f"{web.unsigned(ref.uri)}: unreadable ({fault})")
         if sum(sizes) >= SAMPLE_BYTES:
             break
     if reasons and not good:

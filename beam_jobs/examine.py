@@ -330,9 +330,11 @@ def _read_mask(uri: str, task: ExamineTask) -> bytes:
     try:
         data = task.reader.read(uri)
     except BadImage as bad:  # or the image would seem to be the one that cannot be read
-        raise BadImage(bad.reason, f"mask {uri}: {bad.detail}") from bad
+        raise BadImage(bad.reason, f"mask {web.unsigned(uri)}: {bad.detail}") from bad
     except Unreadable as fault:
-        raise Unreadable(f"mask {uri}: {fault}") from fault
+        raise Unreadable(f"mask {web.unsigned(uri)}: {fault}") from fault
     if len(data) > task.limits.max_bytes:
-        raise BadImage(RejectReason.BAD_MASK, f"mask {uri}: {len(data)} bytes; max_bytes is {task.limits.max_bytes}")
+        raise BadImage(
+            RejectReason.BAD_MASK, f"mask {web.unsigned(uri)}: {len(data)} bytes; max_bytes is {task.limits.max_bytes}"
+        )
     return data

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import google_crc32c
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from beam_jobs import parquet, storage
+from beam_jobs import parquet, storage, web
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.types import Annotations, ImageFacts, ImageObject, ImageRef, Reject
 
@@ -105,7 +106,9 @@ def examined_row(
       places: slices that hold the stored bytes and the stored mask; empty for files of their own.
       mask_values: class indices that occur in its mask.
     """
-    row = ref_row(ref)
+    mask = ref.annotations and ref.annotations.mask
+    said = replace(ref.annotations, mask=web.unsigned(mask)) if ref.annotations and mask else ref.annotations
+    row = ref_row(replace(ref, uri=web.unsigned(ref.uri), annotations=said))
     work = {"slice": places[0], "mask_slice": places[1], "mask_values": " ".join(map(str, mask_values))}
     return {**{name: row[name] for name in _FROM_REF}, **vars(facts), **work}
 
@@ -118,7 +121,7 @@ def facts_of(row: Mapping[str, Any]) -> ImageFacts:
 
 def reject_row(reject: Reject) -> dict[str, Any]:
     """Returns the row of a reject in a `REJECTS` table."""
-    return dict(vars(reject))
+    return {**vars(reject), "uri": web.unsigned(reject.uri)}
 
 
 def write(path: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> int:

@@ -17,10 +17,44 @@ _FIRST_PAUSE_S = 0.5  # doubled for every further attempt
 _LONGEST_PAUSE_S = 30.0
 _LONGEST_WISH_S = 60.0  # a server may ask for a longer pause than ours, not for a day
 
+# Of queries, in lower case.
+_SIGNS_BEGIN = ("x-amz-", "x-goog-")
+_SIGNS = frozenset({"sig", "signature", "expires"})
+_BESIDE = frozenset({"googleaccessid", "awsaccesskeyid", "key-pair-id", "policy"})
+# They are common names, and part of a signature only beside `sig`.
+# Source: https://learn.microsoft.com/rest/api/storageservices/create-service-sas
+_AZURE = frozenset(
+    {
+        *("sv", "ss", "srt", "sp", "se", "st", "spr", "sip", "sr", "si", "sdd", "ses"),
+        *("saoid", "suoid", "scid", "skoid", "sktid", "skt", "ske", "sks", "skv"),
+    }
+)
+
 
 def is_url(uri: str) -> bool:
     """Returns whether a uri is to be fetched from a web server."""
     return uri[:8].lower().startswith(("http://", "https://"))
+
+
+def unsigned(uri: str) -> str:
+    """Returns a URL without the parameters that sign it, which let everybody who reads them fetch the file for a while.
+
+    They are those of S3, Google Cloud Storage, CloudFront and Azure, and what stands beside them. All other parts of a
+    URL, and all of what is no URL, stay as they are.
+    """
+    if not is_url(uri) or "?" not in uri:
+        return uri
+    place, _, query = uri.partition("?")
+    query, mark, fragment = query.partition("#")
+    parts = query.split("&")
+    names = [part.partition("=")[0].lower() for part in parts]
+    signs = _SIGNS | (_AZURE if "sig" in names else set()) | (_BESIDE if "signature" in names else set())
+    kept = [
+        part for part, name in zip(parts, names, strict=True) if name not in signs and not name.startswith(_SIGNS_BEGIN)
+    ]
+    if len(kept) == len(parts):
+        return uri
+    return place + ("?" + "&".join(kept) if kept else "") + mark + fragment
 
 
 def fetch(url: str, options: HttpOptions, limit: int) -> bytes:

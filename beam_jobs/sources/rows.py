@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from beam_jobs import storage
+from beam_jobs import storage, web
 from beam_jobs.errors import BadImage, RejectReason, SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.local import MAX_NAME_BYTES, reference, regular_file, scan_reject
@@ -52,14 +52,14 @@ class RowReader:
         key, uri = place, ""
         try:
             uri = _cell(row, columns.image)
-            key = _cell(row, columns.key) or uri or place
+            key = web.unsigned(_cell(row, columns.key) or uri or place)
             if fault:
                 raise BadImage(RejectReason.BAD_ANNOTATION, fault)
             if not uri:
                 raise BadImage(RejectReason.NOT_A_FILE, f"the cell of column {columns.image!r} is empty")
             return self._reference(row, key, uri)
         except BadImage as bad:
-            return scan_reject(key, uri or place, bad.reason, f"{place}: {bad.detail}")
+            return scan_reject(key, web.unsigned(uri) or place, bad.reason, f"{place}: {bad.detail}")
 
     def _reference(self, row: Row, key: str, uri: str) -> ImageRef | Reject:
         columns = self.columns

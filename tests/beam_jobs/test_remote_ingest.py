@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from beam_jobs import storage
+from beam_jobs import manifest, storage, tables
 from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.ingest import run
-from beam_jobs.options import HttpOptions, IngestOptions
+from beam_jobs.options import HttpOptions, IngestOptions, TableColumns
 from beam_jobs.verify import verify
 from tests.beam_jobs import s3_server
 from tests.beam_jobs.runs import shards_under
 from tests.beam_jobs.web_server import body, serving
+from tests.make_images import encode, png
+
+GREY = np.zeros((60, 80), np.uint8)
 
 
 @pytest.fixture
@@ -69,3 +74,49 @@ def test_a_bucket_that_is_not_there_is_told_before_anything_is_written(photos, b
     assert not (tmp_path / "out").exists()
     with pytest.raises(OptionError, match="cannot be written: .*bucket does not exist"):
         run(options(str(photos), f"{bucket}-not/out"))
+
+
+def signed_table(folder: Path, server, signature: str) -> str:
+    rows = [
+        f"{server.url(f'/{name}')}?{SIGNED}{signature}"
+        for name in ("1.png", "2.png", "bad.png", "gone.png", "none.png")
+    ]
+    mask = f"{server.url('/mask.png')}?sv=1&sig={signature}"
+    text = "\n".join(["image,label,mask", *(f"{row},cat,{mask}" for row in rows[:-1]), f"{rows[-1]},,{mask}"])
+    (folder / "signed.csv").write_text(text)
+    return str(folder / "signed.csv")
+
+
+SIGNED = "id=7&X-Amz-Credential=owner&X-Amz-Signature="
+
+
+def test_no_signature_of_a_url_is_stored_and_an_append_knows_the_image_by_the_rest(tmp_path):
+    http = HttpOptions(timeout_s=5, retries=0, allow_private=True)
+    made = options("", str(tmp_path / "out"), http=http, max_reject_ratio=1.0, columns=TableColumns(mask="mask"))
+    pages = {f"/{name}?{SIGNED}secret1": body(png(int(name[0]))) for name in ("1.png", "2.png")}
+    pages |= {f"/bad.png?{SIGNED}secret1": body(b"no image"), "/mask.png?sv=1&sig=secret1": body(encode(GREY, "PNG"))}
+    lines: list[str] = []
+    with serving(pages) as server:
+        run(replace(made, source=signed_table(tmp_path, server, "secret1")), report=lines.append)
+        # Signed anew, and under a key with its signature, as it was stored before signatures were cut.
+        edit_keys(tmp_path / "out", lambda key: key.replace("1.png?id=7", f"1.png?{SIGNED}old"))
+        again = replace(made, source=signed_table(tmp_path, server, "secret2"), append=True)
+        run(again, report=lines.append)
+        keys = [server.url(f"/{name}?id=7") for name in ("1.png", "2.png", "bad.png", "gone.png", "none.png")]
+        old = keys[0].replace("id=7", f"{SIGNED}old")
+    assert "nothing to add" in lines[-1]
+    images, rejects = (
+        pq.read_table(tmp_path / "out" / f"{name}.parquet").to_pylist() for name in ("images", "rejects")
+    )
+    assert {row["key"]: row["uri"] for row in images} == {old: keys[0], keys[1]: keys[1]}
+    reasons = {keys[2]: "not_an_image", keys[3]: "not_fetched", keys[4]: "no_label"}
+    assert {row["key"]: row["reason"] for row in rejects} == reasons
+    written = b"".join(path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file())
+    assert b"secret" not in written
+    assert "secret" not in f"{lines} {images} {rejects}"
+
+
+def edit_keys(out: Path, change) -> None:
+    dataset, path = manifest.load(str(out)), str(out / "images.parquet")
+    tables.write(path, [{**row, "key": change(row["key"])} for row in tables.read(path).to_pylist()], tables.IMAGES)
+    manifest.write(replace(dataset, tables={**dataset.tables, "images.parquet": storage.digest(path)[1]}), str(out))

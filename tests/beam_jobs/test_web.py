@@ -298,3 +298,26 @@ def test_connections_are_used_again(server):
     for _ in range(5):
         fetch(server, "/x")
     assert len(ports) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "stored"),
+    [
+        ("https://b/a.jpg?X-Amz-Algorithm=A&X-Amz-Credential=C&X-Amz-Date=D&X-Amz-Signature=S", "https://b/a.jpg"),
+        ("https://b/a.jpg?x-goog-signature=S&X-Goog-Expires=9&v=2#top", "https://b/a.jpg?v=2#top"),
+        ("HTTP://b/a.jpg?AWSAccessKeyId=K&Signature=S%3D&Expires=9", "HTTP://b/a.jpg"),
+        ("https://b/a.jpg?GoogleAccessId=K&Expires=9&Signature=S&id=7", "https://b/a.jpg?id=7"),
+        ("https://b/a.jpg?Policy=P&Signature=S&Key-Pair-Id=K", "https://b/a.jpg"),
+        ("https://b/a.jpg?sv=2022&ss=b&sr=b&sp=r&se=2030&st=2020&spr=https&sig=S&w=1", "https://b/a.jpg?w=1"),
+        (
+            "https://b/a.jpg?sp=1&se=2&sr=3&policy=thumb&signed=no",
+            "https://b/a.jpg?sp=1&se=2&sr=3&policy=thumb&signed=no",
+        ),
+        ("https://b/a.jpg?", "https://b/a.jpg?"),
+        ("https://b/sig=1/a.jpg", "https://b/sig=1/a.jpg"),
+        ("a.jpg?sig=1", "a.jpg?sig=1"),
+        ("s3://b/a.jpg?sig=1", "s3://b/a.jpg?sig=1"),
+    ],
+)
+def test_what_signs_a_url_is_cut(url, stored):
+    assert web.unsigned(url) == stored
