@@ -34,7 +34,7 @@ PILLOW_MAX_PIXELS = 178_956_970  # twice `PIL.Image.MAX_IMAGE_PIXELS`: a decompr
 _NOT_IN_DIGEST = frozenset(
     {
         *("source", "out", "threads", "overwrite", "append", "retry_rejects", "bucket_images", "http"),
-        *("max_reject_ratio", "unreadable", "float32_loss", "split_conflicts"),
+        *("allow_buckets", "max_reject_ratio", "unreadable", "float32_loss", "split_conflicts"),
     }
 )
 
@@ -276,6 +276,8 @@ class IngestOptions:
       limits: what an image may be.
       threads: threads of one unit of work; 0 means one per core.
       http: how images are fetched from web servers.
+      allow_buckets: buckets, such as `s3://photos`, that a table may name besides its own and that of `out`; what it
+        names is read with the credentials of this process.
       overwrite: replace the dataset that `out` holds, by rename, once the new one is whole.
       append: add the images whose key the dataset in `out` does not know; its shards keep their bytes, not their names.
       retry_rejects: add the images that were rejected before and are good now.
@@ -305,6 +307,7 @@ class IngestOptions:
     float32_loss: str = "report"
     limits: ImageLimits = field(default_factory=ImageLimits)
     http: HttpOptions = field(default_factory=HttpOptions)
+    allow_buckets: tuple[str, ...] = ()
     threads: int = 0
     overwrite: bool = False
     append: bool = False
@@ -356,7 +359,8 @@ class IngestOptions:
 
         The splits become pairs, because their order fixes the hash ranges and JSON objects have none.
         """
-        return {**asdict(self), "splits": [[name, share] for name, share in self.splits.items()]}
+        splits = [[name, share] for name, share in self.splits.items()]
+        return {**asdict(self), "splits": splits, "allow_buckets": list(self.allow_buckets)}
 
     @classmethod
     def from_json(cls, values: Mapping) -> IngestOptions:
@@ -374,6 +378,7 @@ class IngestOptions:
             limits=ImageLimits(**plain.pop("limits", {})),
             http=HttpOptions(**plain.pop("http", {})),
             splits=dict(plain.pop("splits")),
+            allow_buckets=tuple(plain.pop("allow_buckets", ())),
             **plain,
         )
 

@@ -28,7 +28,7 @@ _PRODUCERS = ("feedline", "tensorflow", "pillow", "opencv-python-headless", "pyc
 # Of one run, not of the dataset.
 _NOT_OURS_TO_SAY = (
     *("source", "out", "threads", "overwrite", "append", "retry_rejects", "bucket_images", "http"),
-    *("unreadable", "float32_loss", "split_conflicts"),
+    *("allow_buckets", "unreadable", "float32_loss", "split_conflicts"),
 )
 
 

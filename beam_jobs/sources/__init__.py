@@ -9,12 +9,13 @@ from typing import Protocol
 from beam_jobs import storage
 from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.options import IngestOptions, TableColumns
+from beam_jobs.sources import buckets
 from beam_jobs.sources.archives import TarSource, ZipSource
 from beam_jobs.sources.coco import CocoSource
 from beam_jobs.sources.folders import ClassFolders
 from beam_jobs.sources.globs import GlobSource
 from beam_jobs.sources.hidden import OnHidden, ignore
-from beam_jobs.sources.tables import TABLES
+from beam_jobs.sources.tables import TABLES, Table
 from beam_jobs.sources.tfds import TfdsSource
 from beam_jobs.sources.tfrecords import TfrecordSource
 from beam_jobs.types import ImageRef, Reject
@@ -65,13 +66,14 @@ class Source(Protocol):
 _KINDS: dict[str, Callable[[str, TableColumns], Source]] = {
     "folder": lambda path, _: ClassFolders(path),
     "glob": GlobSource,
-    **TABLES,
-    "coco": CocoSource,
     "tar": TarSource,
     "zip": ZipSource,
     "tfrecord": TfrecordSource,
     "tfds": TfdsSource,
 }
+
+# Their rows name images that may lie anywhere.
+_NAMING: dict[str, type[Table] | type[CocoSource]] = {**TABLES, "coco": CocoSource}
 
 
 def open_source(options: IngestOptions) -> Source:
@@ -82,7 +84,10 @@ def open_source(options: IngestOptions) -> Source:
     """
     kind = options.source_kind if options.source_kind != "auto" else guess_kind(options.source)
     _check_columns(kind, options)
-    source = _KINDS[kind](options.source, options.columns)
+    if kind in _NAMING:
+        source: Source = _NAMING[kind](options.source, options.columns, buckets.allowed(options))
+    else:
+        source = _KINDS[kind](options.source, options.columns)
     source.check()
     return source
 

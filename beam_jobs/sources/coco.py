@@ -6,7 +6,7 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from beam_jobs import storage, web
 from beam_jobs.errors import BadImage, RejectReason, SourceError
 from beam_jobs.options import TableColumns
+from beam_jobs.sources.buckets import refuse_others
 from beam_jobs.sources.coco_objects import Id, is_id, said_of
 from beam_jobs.sources.hidden import OnHidden, ignore
 from beam_jobs.sources.local import MAX_NAME_BYTES, printable, scan_reject
@@ -41,10 +42,12 @@ class CocoSource:
     Attributes:
       path: of the json, local or remote.
       columns: which fields to read; `image="coco_url"` fetches the images that are not on disk.
+      buckets: that images and masks may lie in, see `buckets.allowed`.
     """
 
     path: str
     columns: TableColumns
+    buckets: Set[str] = frozenset()
 
     @property
     def label_kind(self) -> str:
@@ -91,8 +94,11 @@ class CocoSource:
         """Yields the images in the order of the json, then the annotations that belong to none, as rejects.
 
         Raises:
-          SourceError: an extra column holds what no record can hold.
+          SourceError: an extra column holds what no record can hold, or images lie in other buckets.
         """
+        yield from refuse_others(self._entries(), self.path, self.buckets)
+
+    def _entries(self) -> Iterator[ImageRef | Reject]:
         base, document = self.base, self._document
         vars(self).pop("_document")  # from here on only this generator holds it
         rows = (image for image in document.images if isinstance(image, dict))

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from beam_jobs import parquet, storage
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
+from beam_jobs.sources.buckets import refuse_others
 from beam_jobs.sources.hidden import OnHidden, ignore
 from beam_jobs.sources.lines import DELIMITERS, delimiter_of, lines, swallowed_row
 from beam_jobs.sources.rows import NUMBER, Row, RowReader, extra_kinds, value_kind
@@ -41,10 +42,12 @@ class Table(ABC):
     Attributes:
       path: of the table.
       columns: which column holds what.
+      buckets: that cells may name, see `buckets.allowed`.
     """
 
     path: str
     columns: TableColumns
+    buckets: Set[str] = frozenset()
 
     unit: ClassVar[str] = "line"  # what the numbers of `rows` count
 
@@ -100,8 +103,11 @@ class Table(ABC):
         """Yields a reference or a reject a row; none is hidden.
 
         Raises:
-          SourceError: the table breaks off half way, with the place.
+          SourceError: the table breaks off half way, with the place, or names images in other buckets.
         """
+        yield from refuse_others(self._entries(), self.path, self.buckets)
+
+    def _entries(self) -> Iterator[ImageRef | Reject]:
         kinds = extra_kinds((row for _, row in self.rows()), self.columns.extra, self._kind_of)
         reader = RowReader(columns=self.columns, base=self.base, kinds=kinds)
         for number, row in self.rows():

@@ -90,6 +90,8 @@ def ingest_settings(values: Mapping[str, Any]) -> dict[str, Any]:
         "limits": {name: given[name] for name in _LIMITS if name in given},
         "http": {name.removeprefix("http_"): given[name] for name in _HTTP if name in given},
     }
+    if "allow_buckets" in given:
+        settings["allow_buckets"] = tuple(given["allow_buckets"])
     if "extra_columns" in given:
         nested["columns"]["extra"] = tuple(given["extra_columns"])
     return {**settings, **{name: values for name, values in nested.items() if values}}
@@ -225,6 +227,13 @@ _INGEST_OPTIONS = (
         type=click.Choice(UNREADABLE),
         help="Images that are there and that three passes could not read: name them and publish nothing, or reject "
         "them, and try them again in the next run.  [default: stop]",
+    ),
+    click.option(
+        "--allow-bucket",
+        "allow_buckets",
+        metavar="URL",
+        multiple=True,
+        help="Bucket that a table may name besides its own and that of --out, such as s3://photos; repeatable.",
     ),
     _split(
         "--splits",

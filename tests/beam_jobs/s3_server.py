@@ -44,10 +44,10 @@ def _client() -> Any:
     return boto3.client("s3")
 
 
-def new_bucket(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Returns `s3://NAME` of an empty bucket."""
+def new_bucket(monkeypatch: pytest.MonkeyPatch, name: str = "") -> str:
+    """Returns `s3://NAME` of an empty bucket, of a name of its own when none is given."""
     use_server(monkeypatch)  # first, for the client reads the environment when it is made
-    name = f"test-{uuid.uuid4().hex}"
+    name = name or f"test-{uuid.uuid4().hex}"
     _client().create_bucket(Bucket=name)
     return f"s3://{name}"
 

@@ -38,6 +38,7 @@ SHAPES_ONLY_THE_WORK = {
     "unreadable": "reject",
     "float32_loss": "refuse",
     "split_conflicts": "refuse",
+    "allow_buckets": ("s3://elsewhere",),
     "http": HttpOptions(timeout_s=99.0),  # a patient run takes up what a hasty one has examined
 }
 

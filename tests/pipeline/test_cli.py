@@ -174,7 +174,8 @@ EVERY_OPTION = (
     " --labels-column ls --label-separator ; --mask-column m --weight-column w --key-column k --group-column g"
     " --split-column s --extra-column x --extra-column y --max-bytes 90001 --max-pixels 90000 --max-side-px 900"
     " --min-side-px 9 --max-aspect 9 --max-seconds 7 --http-timeout-s 1.5 --http-retries 8 --http-per-host 2"
-    " --http-allow-private --unreadable reject --float32-loss refuse --mask-classes 4 --mask-ignore 255"
+    " --allow-bucket s3://a --allow-bucket gs://b --http-allow-private --unreadable reject --float32-loss refuse"
+    " --mask-classes 4 --mask-ignore 255"
 )
 
 
@@ -213,6 +214,7 @@ def test_every_option_reaches_its_setting(asked_for):
     assert known - used == (of_the_command | of_where_it_runs) & known
     assert asked_for(EVERY_OPTION) == IngestOptions(
         source="table.csv",
+        allow_buckets=("s3://a", "gs://b"),
         out="o",
         overwrite=True,
         source_kind="csv",

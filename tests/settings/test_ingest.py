@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from beam_jobs import passes, record
+from tests.beam_jobs import s3_server
 from tests.beam_jobs.broken_decoder import broken_decoders
 from tests.beam_jobs.web_server import Handler, Page, WebServer, body, serving, status
 from tests.make_images import encode
@@ -24,6 +25,7 @@ from tests.settings.table import Row, grows, missing, row, shrinks
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 ALL = CATS + DOGS
+BUCKET = "s3://settings-of-the-ingest"
 HALVES = {"train": 0.5, "eval": 0.5}
 PHOTOS = {"ingest.source": "photos", "ingest.splits": HALVES}
 TABLE = {"ingest.source": "images.csv", "ingest.splits": HALVES}
@@ -84,6 +86,13 @@ def whole_families(found: Published) -> int:
 
 
 ROWS = [
+    row(
+        "ingest.allow_buckets",
+        [BUCKET],
+        lambda found: found.error or len(found.records),
+        ("SourceError", 9),
+        given={"ingest.source": "bucket.csv", "ingest.splits": HALVES},
+    ),
     row(
         "ingest.source",
         "odd",
@@ -431,6 +440,13 @@ def write_urls(folder: Path, server: WebServer, pages: Pages) -> None:
         (folder / f"{table}.csv").write_text("\n".join(["image,label", *lines, ""]))
 
 
+def write_bucket(folder: Path, bucket: str) -> None:
+    """Writes a table of one image in a bucket, beside others."""
+    s3_server.put(bucket, "1.png", encode(noise(420), "PNG"))
+    rows = [*(f"photos/cat/0{number}.png,cat" for number in range(8)), f"{bucket}/1.png,cat"]
+    (folder / "bucket.csv").write_text("\n".join(["image,label", *rows, ""]))
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ingests]:
     root = tmp_path_factory.mktemp("ingests")
@@ -441,6 +457,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ingests]:
         pytest.MonkeyPatch.context() as patch,
     ):
         write_urls(source, server, pages)
+        write_bucket(source, s3_server.new_bucket(patch, BUCKET.removeprefix("s3://")))
         patch.chdir(source)
         patch.setattr(passes, "WAITS_S", (0.0, 0.0))
         yield Ingests(root / "out", pages.most_at_once)
