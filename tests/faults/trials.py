@@ -170,6 +170,12 @@ class Worker:
             return Trial(out=out, code=-1, hang=hang, err=f"{_MESSAGE}no answer")
         return Trial(out=out, **answer)
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        assert self._process, "nothing was asked yet"
+        return self._process.pid
+
     def ask(self, request: dict, timeout: float) -> dict | None:
         """Has a command run; returns None when there is no answer in time."""
         process = self._process if self._process and self._process.poll() is None else self._started()
