@@ -157,6 +157,7 @@ class Manifest:
         if manifest.digest != digest:
             raise ValueError(f"its digest is {digest}, its content gives {manifest.digest}")
         _check_names(manifest)
+        _check_counts(manifest)
         return manifest
 
 
@@ -168,6 +169,18 @@ def _check_names(manifest: Manifest) -> None:
     for name in (*manifest.tables, *(shard.name for info in manifest.splits.values() for shard in info.shards)):
         if not _FILE.fullmatch(name):
             raise ValueError(f"the file {name!r} has no name that an ingest gives")
+
+
+def _check_counts(manifest: Manifest) -> None:
+    """Raises a `ValueError` for a number of images, records or bytes that is none."""
+    counted = {f"counts.{name}": value for name, value in vars(manifest.counts).items()}
+    for split, info in manifest.splits.items():
+        counted[f"splits.{split}.classes"] = info.classes
+        counted |= {f"{shard.name}.{part}": vars(shard)[part] for shard in info.shards for part in ("records", "bytes")}
+    for name, value in counted.items():
+        for number in value.values() if isinstance(value, Mapping) else (value,):
+            if type(number) is not int or number < 0:
+                raise ValueError(f"{name} holds {number!r:.60}, which is no number")
 
 
 def checksum_of(values: Mapping[str, Any]) -> str:

@@ -53,8 +53,11 @@ class Sample:
             return found
         from PIL import Image
 
+        height, width = self.values[record.HEIGHT][0], self.values[record.WIDTH][0]
+        if len(found) != height * width * 3:
+            raise CorruptDataset(f"{self.key!r} has {len(found)} bytes of pixels, its record says {width}x{height}")
         out = io.BytesIO()
-        Image.frombytes("RGB", (self.values[record.WIDTH][0], self.values[record.HEIGHT][0]), found).save(out, "PNG")
+        Image.frombytes("RGB", (width, height), found).save(out, "PNG")
         return out.getvalue()
 
     def plain(self, name: str) -> Any:

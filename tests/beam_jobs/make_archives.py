@@ -38,3 +38,36 @@ def make_zip(path: Path, files: dict[str, bytes], **options) -> Path:
 
 
 KINDS = {"tar": (TarSource, make_tar, "x.tar"), "zip": (ZipSource, make_zip, "x.zip")}
+
+
+def header_block(name: str, kind: bytes, size: int = 0, form: int = tarfile.GNU_FORMAT) -> bytes:
+    """Returns the header of a member of a tar archive, 512 bytes."""
+    header = tarfile.TarInfo(name)
+    header.type, header.size = kind, size
+    return header.tobuf(form)
+
+
+def member(name: str, data: bytes, kind: bytes = b"0") -> bytes:
+    """Returns a member of a tar archive."""
+    return header_block(name, kind, len(data)) + data + bytes(-len(data) % 512)
+
+
+def attributes(*pairs: tuple[str, str]) -> bytes:
+    """Returns the records of a PAX header, each of which begins with its own length."""
+    records = b""
+    for name, value in pairs:
+        text = f" {name}={value}\n"
+        length = len(text) + len(str(len(text) + len(str(len(text)))))
+        records += f"{length}{text}".encode()
+    return records
+
+
+def sparse_member(blocks: int) -> bytes:
+    """Returns a member of the old GNU form whose map goes on for so many blocks."""
+    first = bytearray(header_block("all/sparse.jpg", tarfile.GNUTYPE_SPARSE))
+    first[482] = 1
+    first[148:156] = b" " * 8
+    first[148:156] = b"%06o\0 " % sum(first)
+    entries = b"".join(b"%011o\0%011o\0" % (place, 1) for place in range(21))
+    more = entries + b"\x01" + bytes(7)
+    return bytes(first) + more * blocks + entries + bytes(8)

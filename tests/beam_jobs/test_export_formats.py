@@ -16,11 +16,12 @@ import pytest
 from PIL import Image
 
 from beam_jobs import ingest, manifest, record, tables, tfrecord
-from beam_jobs.errors import OptionError
+from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.export import parquet
 from beam_jobs.export.names import safe_name
 from beam_jobs.export.options import ExportOptions
 from beam_jobs.export.run import export
+from beam_jobs.export.samples import Sample
 from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
 from tests.make_images import encode, jpeg, png
 
@@ -310,3 +311,11 @@ def test_croissant_has_the_columns_the_splits_and_the_labels(dataset, tmp_path):
         {"splits/name": "eval", "splits/role": "cr:ValidationSplit", "splits/images": 4},
     ]
     assert [row["labels/name"] for row in sets["labels"]["data"]] == list(manifest.load(str(dataset)).labels)
+
+
+def test_raw_pixels_of_another_size_are_damage():
+    values = {record.FILENAME: [b"a/x.jpg"], record.FORMAT: [b"raw"], record.ENCODED: [b"pixels"]}
+    sample = Sample(b"")
+    sample.values = {**values, record.HEIGHT: [1 << 31], record.WIDTH: [1 << 31]}
+    with pytest.raises(CorruptDataset, match="'a/x.jpg' has 6 bytes of pixels, its record says 2147483648x2147483648"):
+        _ = sample.image

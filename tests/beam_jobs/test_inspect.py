@@ -272,3 +272,13 @@ def test_a_table_of_another_dataset_is_found_out(dataset):
     tables.write_table(str(path), images.filter(pc.not_equal(images["key"], "china/000.jpg")))
     with pytest.raises(CorruptDataset, match=r"images.parquet is not the table of dataset.json"):
         record_lengths(str(dataset), manifest.load(str(dataset)))
+
+
+def test_an_image_table_that_names_a_shard_that_is_none_is_damage(dataset):
+    path = str(dataset / "images.parquet")
+    rows = tables.read(path).to_pylist()
+    tables.write(path, [{**row, "shard": 1 << 40} for row in rows], tables.IMAGES)
+    with pytest.raises(CorruptDataset, match=r"images.parquet names shard 1099511627776 of \w+, which has \d+$"):
+        find_record(str(dataset), rows[0]["key"])
+    with pytest.raises(CorruptDataset, match=r"images.parquet is not the table of dataset.json"):
+        record_lengths(str(dataset), manifest.load(str(dataset)))

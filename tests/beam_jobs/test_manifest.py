@@ -196,6 +196,8 @@ DAMAGED = {
     "a split without classes": (changed(splits={"train": {"shards": []}}), "classes"),
     "an unknown field": (changed(colour="red"), "colour"),
     "an unknown count": (changed(counts={**SOUND.to_json()["counts"], "lost": 1}), "lost"),
+    "a count that is text": (changed(counts={"found": "x\nimages", "written": 1}), r"counts.found holds 'x\\nimages'"),
+    "a negative count": (changed(counts={"found": 1, "written": -1}), "counts.written holds -1, which is no number"),
     "splits of another shape": (changed(splits=[]), "items"),
     "no checksum": ({k: v for k, v in SOUND.to_json().items() if k != "checksum"}, "checksum"),
     "a split that climbs": (named("a/../../b", "c.tfrecord"), "the split 'a/../../b' has no name that an ingest gives"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -71,16 +72,29 @@ def _repeated(name: str, count: int) -> Callable[[pa.Table], pa.Table]:
     return change
 
 
-def _record(features: Mapping[str, Any]) -> Change:
-    """Changes features of the first record, and the checksums of its shard."""
+def _payloads(change: Callable[[list[bytes]], list[bytes]]) -> Change:
+    """Changes the payloads of the records, and the checksums of their shard."""
 
     def write(dataset: Path) -> None:
-        from tensorflow.core.example import example_pb2
-
         loaded = manifest.load(str(dataset))
         (path,) = loaded.shard_paths(str(dataset), "all")
         with open(path, "rb") as stream:
-            payloads = [payload for _, payload in tfrecord.read_records(stream, path)]
+            payloads = change([payload for _, payload in tfrecord.read_records(stream, path)])
+        data = b"".join(itertools.chain.from_iterable(map(tfrecord.frame, payloads)))
+        Path(path).write_bytes(data)
+        info = loaded.splits["all"]
+        shard = replace(info.shards[0], bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+        manifest.write(replace(loaded, splits={"all": replace(info, shards=(shard,))}), str(dataset))
+
+    return write
+
+
+def _record(features: Mapping[str, Any]) -> Change:
+    """Changes features of the first record, and its checksum with its image."""
+
+    def change(payloads: list[bytes]) -> list[bytes]:
+        from tensorflow.core.example import example_pb2
+
         first = example_pb2.Example.FromString(payloads[0])
         for name, value in features.items():
             feature = first.features.feature[name]
@@ -91,14 +105,9 @@ def _record(features: Mapping[str, Any]) -> Change:
         if "image/encoded" in features:
             digest = hashlib.sha256(features["image/encoded"]).hexdigest().encode()
             first.features.feature["image/key/sha256"].bytes_list.value[:] = [digest]
-        records = [tfrecord.frame(payload) for payload in (first.SerializeToString(deterministic=True), *payloads[1:])]
-        data = b"".join(piece for record in records for piece in record)
-        Path(path).write_bytes(data)
-        info = loaded.splits["all"]
-        shard = replace(info.shards[0], bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-        manifest.write(replace(loaded, splits={"all": replace(info, shards=(shard,))}), str(dataset))
+        return [first.SerializeToString(deterministic=True), *payloads[1:]]
 
-    return write
+    return _payloads(change)
 
 
 def _encoded(data: Callable[[], bytes]) -> Change:
@@ -146,5 +155,7 @@ DATASETS: dict[str, Change] = {
     "an unknown format": _record({"image/format": b"webp"}),
     "a key of a megabyte": _record({"image/filename": b"x" * 1_000_000}),
     "a key with line feeds": _record({"image/filename": b"x\nimages  60 found, 60 written"}),
+    "records that are no Example": _payloads(lambda payloads: [b"\xff" * len(payload) for payload in payloads]),
+    "records without features": _payloads(lambda payloads: [b""] * len(payloads)),
     "sizes that are none": _record({"image/height": -1, "image/width": 0}),
 }

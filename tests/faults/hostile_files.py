@@ -12,7 +12,6 @@ import itertools
 import json
 import lzma
 import struct
-import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -24,6 +23,7 @@ import pyarrow.parquet as pq
 from beam_jobs import tfrecord, wire
 from tests.beam_jobs import make_hostile_images as make
 from tests.beam_jobs.hostile_rows import REJECTED, SECTIONS
+from tests.beam_jobs.make_archives import attributes, header_block, member, sparse_member
 from tests.make_images import forged_png, jpeg
 
 Maker = Callable[[Path], Path]
@@ -57,51 +57,20 @@ def _images() -> dict[str, Maker]:
     return {f"{kind}: {row.name}": _image(row.make) for kind, row in rows if len(row.make()) <= MAX_BYTES}
 
 
-def _header(name: str, kind: bytes, size: int = 0, form: int = tarfile.GNU_FORMAT) -> bytes:
-    header = tarfile.TarInfo(name)
-    header.type, header.size = kind, size
-    return header.tobuf(form)
-
-
-def _member(name: str, data: bytes, kind: bytes = b"0") -> bytes:
-    return _header(name, kind, len(data)) + data + bytes(-len(data) % 512)
-
-
-def _attributes(*pairs: tuple[str, str]) -> bytes:
-    """Returns the records of a PAX header, each of which begins with its own length."""
-    records = b""
-    for name, value in pairs:
-        text = f" {name}={value}\n"
-        length = len(text) + len(str(len(text) + len(str(len(text)))))
-        records += f"{length}{text}".encode()
-    return records
-
-
 def _tar(*members: bytes) -> bytes:
-    return b"".join(members) + _member("all/good.jpg", jpeg()) + bytes(1024)
-
-
-def _sparse(blocks: int) -> bytes:
-    """Returns a member of the old GNU form whose map goes on for so many blocks."""
-    first = bytearray(_header("all/sparse.jpg", tarfile.GNUTYPE_SPARSE))
-    first[482] = 1
-    first[148:156] = b" " * 8
-    first[148:156] = b"%06o\0 " % sum(first)
-    entries = b"".join(b"%011o\0%011o\0" % (place, 1) for place in range(21))
-    more = entries + b"\x01" + bytes(7)
-    return bytes(first) + more * blocks + entries + bytes(8)
+    return b"".join(members) + member("all/good.jpg", jpeg()) + bytes(1024)
 
 
 def _sparse_pax() -> bytes:
     numbers = ",".join(map(str, range(60_000)))
-    content = _attributes(("GNU.sparse.map", numbers), ("GNU.sparse.size", "9"), ("GNU.sparse.numblocks", "30000"))
-    return _tar(_member("x", content, b"x"), _member("all/sparse.jpg", b"x"))
+    content = attributes(("GNU.sparse.map", numbers), ("GNU.sparse.size", "9"), ("GNU.sparse.numblocks", "30000"))
+    return _tar(member("x", content, b"x"), member("all/sparse.jpg", b"x"))
 
 
 def _xz_of_a_large_dictionary() -> bytes:
     """Returns the xz of a gibibyte of zeros that claims to need a dictionary of 1.5 GiB."""
     packer = lzma.LZMACompressor(preset=0)
-    data = bytearray(packer.compress(_header("all/zeros.jpg", b"0", 1 << 30)))
+    data = bytearray(packer.compress(header_block("all/zeros.jpg", b"0", 1 << 30)))
     for _ in range(1 << 6):
         data += packer.compress(bytes(1 << 24))
     data += packer.flush()
@@ -123,15 +92,15 @@ def _zip(*members: tuple[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> byt
 
 ZEROS = bytes(1 << 28)
 ARCHIVES: dict[str, Maker] = {
-    "sparse map of 1,000 blocks": _file("x.tar", lambda: _tar(_sparse(1_000))),
-    "sparse map of 200,000 blocks, gzip": _file("x.tar.gz", lambda: gzip.compress(_tar(_sparse(200_000)), 9)),
+    "sparse map of 1,000 blocks": _file("x.tar", lambda: _tar(sparse_member(1_000))),
+    "sparse map of 200,000 blocks, gzip": _file("x.tar.gz", lambda: gzip.compress(_tar(sparse_member(200_000)), 9)),
     "sparse map in a PAX header": _file("x.tar", _sparse_pax),
     "global attributes, and members": _file(
         "x.tar.gz",
         lambda: gzip.compress(
             _tar(
-                _member("g", _attributes(*((f"key{number}", "v") for number in range(20_000))), b"g"),
-                *(_header(f"all/{number}.jpg", b"0") for number in range(10_000)),
+                member("g", attributes(*((f"key{number}", "v") for number in range(20_000))), b"g"),
+                *(header_block(f"all/{number}.jpg", b"0") for number in range(10_000)),
             )
         ),
     ),
@@ -142,8 +111,8 @@ ARCHIVES: dict[str, Maker] = {
                 *itertools.chain(
                     *(
                         (
-                            _member("g", _attributes((f"key{number}", "v" * 400)), b"g"),
-                            _header(f"all/{number}.jpg", b"0"),
+                            member("g", attributes((f"key{number}", "v" * 400)), b"g"),
+                            header_block(f"all/{number}.jpg", b"0"),
                         )
                         for number in range(10_000)
                     )
@@ -151,23 +120,23 @@ ARCHIVES: dict[str, Maker] = {
             )
         ),
     ),
-    "a name of a megabyte": _file("x.tar", lambda: _tar(_member("x", b"n" * (1 << 20), b"L"), _header("x", b"0"))),
+    "a name of a megabyte": _file("x.tar", lambda: _tar(member("x", b"n" * (1 << 20), b"L"), header_block("x", b"0"))),
     "10,000 long names in a row": _file(
-        "x.tar.gz", lambda: gzip.compress(_tar(*(_member("x", b"n" * 30_000, b"L") for _ in range(10_000))))
+        "x.tar.gz", lambda: gzip.compress(_tar(*(member("x", b"n" * 30_000, b"L") for _ in range(10_000))))
     ),
-    "a member that claims 2^60 bytes": _file("x.tar", lambda: _header("all/a.jpg", b"0", 1 << 60) + bytes(1024)),
-    "gzip of zeros": _file("x.tar.gz", lambda: gzip.compress(_header("all/a.jpg", b"0", len(ZEROS)) + ZEROS)),
-    "bzip2 of zeros": _file("x.tar.bz2", lambda: bz2.compress(_header("all/a.jpg", b"0", len(ZEROS)) + ZEROS)),
+    "a member that claims 2^60 bytes": _file("x.tar", lambda: header_block("all/a.jpg", b"0", 1 << 60) + bytes(1024)),
+    "gzip of zeros": _file("x.tar.gz", lambda: gzip.compress(header_block("all/a.jpg", b"0", len(ZEROS)) + ZEROS)),
+    "bzip2 of zeros": _file("x.tar.bz2", lambda: bz2.compress(header_block("all/a.jpg", b"0", len(ZEROS)) + ZEROS)),
     "xz with a dictionary of 1.5 GiB": _file("x.tar.xz", _xz_of_a_large_dictionary),
     "deflated zeros in zip": _file("x.zip", lambda: _zip(("all/a.jpg", ZEROS), ("all/good.jpg", jpeg()))),
     "10,000 empty members in zip": _file(
         "x.zip", lambda: _zip(*((f"all/{number}.jpg", b"") for number in range(10_000)), ("all/good.jpg", jpeg()))
     ),
     "sidecar of deep JSON": _file(
-        "x.tar", lambda: _tar(_member("a.jpg", jpeg()), _member("a.json", b"[" * _DEEP + b"]" * _DEEP))
+        "x.tar", lambda: _tar(member("a.jpg", jpeg()), member("a.json", b"[" * _DEEP + b"]" * _DEEP))
     ),
     "sidecar of a long number": _file(
-        "x.tar", lambda: _tar(_member("a.jpg", jpeg()), _member("a.json", b'{"weight":%s}' % (b"9" * 900_000)))
+        "x.tar", lambda: _tar(member("a.jpg", jpeg()), member("a.json", b'{"weight":%s}' % (b"9" * 900_000)))
     ),
 }
 

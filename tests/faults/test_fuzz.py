@@ -9,12 +9,15 @@ import zlib
 import pytest
 
 from tests.faults.bounded import bounded
+from tests.faults.trials import least_memory_mib, memory_mib
 from tests.fuzz.drive import corpus
 
 _SECONDS = 60.0  # what takes longer hangs; nothing takes a tenth of a second
+_MEMORY_MIB = 900  # by which the process may grow
 _OUTCOME = "read, or refused with an error of the product"
 TARGETS = {
     "archives": ("tar and zip archives", 4000, 300),
+    "datasets": ("manifests and image tables", 4000, 300),
     "examples": ("TFRecord and TFDS files of others", 4000, 300),
     "headers": ("gate in front of the decoders", 20_000, 2000),
     "images": ("examining images", 6000, 200),
@@ -31,11 +34,14 @@ def test_nothing_but_errors_of_the_product(fault, tries, name):
     kept = fault("fuzz", f"kept files: {about}", _OUTCOME)
     changed = fault("fuzz", f"random changes of them: {about}", _OUTCOME)
     target(seeds[0])  # imports what the first use imports
+    start = least_memory_mib()
     for path, data in zip(corpus(name), seeds, strict=True):
         _try(kept, target, path.name, data)
     draw = random.Random(zlib.crc32(name.encode()))
     for number in range(tries(full, few)):
         _try(changed, target, f"number {number}", _mutated(draw, draw.choice(seeds), seeds))
+    grown = memory_mib("VmHWM") - start
+    changed.tried(f"all of them: the process grew by {grown:,.0f} MiB", wrong=grown > _MEMORY_MIB)
 
 
 def _try(row, target, about: str, data: bytes) -> None:

@@ -235,24 +235,24 @@ def _answer(arguments: list[str], between: tuple[int, str] | None, at: tuple[str
     from pipeline import cli
 
     out, err = io.StringIO(), io.StringIO()
-    before = _least_memory_mib()
+    before = least_memory_mib()
     strike = _Strike(*at) if at else None
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _jobs(between):
         code = cli.execute(arguments)
-    grown = _memory_mib("VmHWM") - before
+    grown = memory_mib("VmHWM") - before
     return {"code": code, "err": err.getvalue(), "grown_mib": grown, **(strike.over() if strike else {})}
 
 
-def _least_memory_mib() -> float:
+def least_memory_mib() -> float:
     """Gives back what earlier tries left free, or it would hide what the next one takes; returns what is held then."""
     gc.collect()
     pa.default_memory_pool().release_unused()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text(_FORGET_PEAK)
-    return _memory_mib("VmRSS")
+    return memory_mib("VmRSS")
 
 
-def _memory_mib(name: str) -> float:
+def memory_mib(name: str) -> float:
     """Returns what the system says of the memory of this process: `VmRSS` now, `VmHWM` at most."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:"))

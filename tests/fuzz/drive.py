@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -17,8 +18,9 @@ from pathlib import Path
 
 CORPUS = Path(__file__).parent / "corpus"
 WORK = Path(__file__).parents[2] / "build" / "fuzz"
-_INPUT_SECONDS = 30  # one input that takes longer is a find
-_RSS_MB = 4096
+# An input that takes longer, or more memory than that above what the process has at its start, is a find.
+_INPUT_SECONDS = 20
+_GROWTH_MB = 900
 _SEARCHES = "FEEDLINE_FUZZ_SEARCHES"  # set in the process that searches, which libFuzzer ends as it likes
 _FINDS = ("crash-*", "timeout-*", "oom-*", "leak-*")
 
@@ -53,20 +55,25 @@ def main(target: Target) -> None:
 
     found = WORK / name / "found"
     found.mkdir(parents=True, exist_ok=True)
+    warnings.simplefilter("error", RuntimeWarning)  # protobuf warns where it reads a part and takes it for the whole
+    target(corpus(name)[0].read_bytes())  # what is imported at the first use takes longer than any input may
     options = {
         "max_total_time": given.seconds,
         "seed": given.seed,
         "max_len": given.max_len,
         "timeout": _INPUT_SECONDS,
-        "rss_limit_mb": _RSS_MB,
+        "rss_limit_mb": _memory_mb() + _GROWTH_MB,
         "artifact_prefix": f"{WORK / name}/",
         "print_final_stats": 1,
     }
-    warnings.simplefilter("error", RuntimeWarning)  # protobuf warns where it reads a part and takes it for the whole
-    target(corpus(name)[0].read_bytes())  # what is imported at the first use takes longer than any input may
     flags = [f"-{key}={value}" for key, value in options.items()]
     atheris.Setup([sys.argv[0], *flags, str(found), str(CORPUS / name)], target)
     atheris.Fuzz()
+
+
+def _memory_mb() -> int:
+    """Returns the most memory that this process has had, which libFuzzer compares with its limit."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 
 def _recorded(name: str) -> int:

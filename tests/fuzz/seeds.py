@@ -17,10 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from beam_jobs import record, tfrecord
+from beam_jobs import manifest, record, tfrecord
+from beam_jobs import tables as table_rows
 from beam_jobs.images import examine
 from beam_jobs.options import ImageLimits
-from beam_jobs.types import ImageRecord, RecordObject
+from beam_jobs.types import ImageRecord, ImageRef, RecordObject
+from tests.beam_jobs import make_archives
 from tests.beam_jobs import make_hostile_images as make
 from tests.fuzz.drive import CORPUS
 from tests.make_images import crop, encode
@@ -86,6 +88,9 @@ def tables() -> Iterator[bytes]:
     yield b"d" + "\n".join(map(json.dumps, many)).encode()
     yield b"e" + _parquet({"image": ["table", None], "label": ["cat", "dog"], "age": [1.5, float("nan")]})
     yield b"f" + _parquet({"image": ["table"], "labels": [["a", "b"]], "age": [True], "size": [[1, 2]]})
+    repeated = pa.DictionaryArray.from_arrays(pa.array([0] * 40, pa.int32()), pa.array(["table" * 99]))
+    yield b"e" + _parquet({"image": repeated, "label": repeated, "age": [1] * 40})
+    yield b"g" + json.dumps(_masks()).encode()
     yield b"g" + json.dumps(
         {
             "images": [
@@ -103,6 +108,53 @@ def tables() -> Iterator[bytes]:
     ).encode()  # fmt: skip
 
 
+def _masks() -> dict[str, object]:
+    """Returns COCO json of an image of 4 megapixels and of masks in every form."""
+    forms = [
+        [[0, 0, 2000, 0, 2000, 2000]],
+        {"size": [2000, 2000], "counts": [0, 4_000_000]},
+        {"size": [2000, 2000], "counts": "PPYo1"},
+        {"size": [1 << 31, 1 << 31], "counts": [0, 1 << 62]},
+        [[0, 0]], [], {}, {"size": [2000], "counts": None},
+    ]  # fmt: skip
+    usual = {"image_id": 1, "category_id": 1, "bbox": [0, 0, 9, 9], "iscrowd": 0}
+    return {
+        "images": [{"id": 1, "file_name": "table", "height": 2000, "width": 2000}],
+        "annotations": [{**usual, "id": number, "segmentation": form} for number, form in enumerate(forms)],
+        "categories": [{"id": 1, "name": "cat"}],
+    }
+
+
+def datasets() -> Iterator[bytes]:
+    """Yields what a dataset says of itself, sound, deep, and with values that are none."""
+    shard = manifest.Shard(name="data-00000-of-00001.tfrecord", records=1, bytes=99, sha256="e" * 64)
+    sound = manifest.Manifest(
+        source="photos",
+        options={"seed": 0},
+        options_digest="",
+        label_kind="single",
+        labels=("cat",),
+        splits={"train": manifest.SplitInfo(shards=(shard,), classes={"cat": 1})},
+        counts=manifest.ImageCounts(found=1, written=1),
+        channels=None,
+        producer={},
+        tables={},
+    )
+    text = manifest.serialise(sound.to_json())
+    yield b"a" + text
+    yield b"b" + text.replace(b'"records": 1', b'"records": "1"')
+    for deep in (b"[" * 4000, b'{"format_version":' + b"[" * 4000, text[:-3] + b',"deep":' + b"[" * 4000):
+        yield b"a" + deep
+    facts = examine(encode(_SMALL, "JPEG", quality=50), ImageLimits())[1]
+    row = table_rows.examined_row(ImageRef(key="k", uri="u", label="cat"), facts)
+    planned = {**row, "cluster": "", "near": "", "label_index": 0, "shard": 0, "offset": 0}
+    table = pa.Table.from_pylist([planned] * 40, table_rows.IMAGES)
+    for one in (table, table.slice(0, 1)):
+        out = io.BytesIO()
+        pq.write_table(one, out, write_statistics=False)
+        yield b"c" + out.getvalue()
+
+
 def archives() -> Iterator[bytes]:
     """Yields an archive of each kind and compression, of class folders and of samples with sidecars."""
     image = encode(_SMALL[:4, :4], "PNG")
@@ -113,6 +165,13 @@ def archives() -> Iterator[bytes]:
     for pack in (bytes, gzip.compress, bz2.compress, lzma.compress):
         yield b"a" + pack(_tar(folders))
     yield b"a" + _tar(odd, tarfile.PAX_FORMAT)
+    good = make_archives.member("cat/1.png", image) + bytes(1024)
+    yield b"a" + make_archives.sparse_member(2) + good
+    sparse = (("GNU.sparse.map", "0,1,2,3"), ("GNU.sparse.numblocks", "2"), ("GNU.sparse.size", "9"))
+    everywhere = (("path", "dog/2.png"), ("comment", "c" * 300), ("mtime", "1.5"))
+    for kind, pairs in ((b"x", sparse), (b"g", everywhere), (b"x", (("size", "4"), ("path", "own/\n3.png")))):
+        yield b"a" + make_archives.member("x", make_archives.attributes(*pairs), kind) + good
+    yield b"a" + lzma.compress(make_archives.member("cat/zeros.png", bytes(1 << 20)) + good, preset=0)
     yield b"b" + _tar(samples, tarfile.GNU_FORMAT)
     for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2):
         yield b"c" + _zip(folders, method)
@@ -150,6 +209,7 @@ def examples() -> Iterator[bytes]:
 
 SEEDS = {
     "archives": archives,
+    "datasets": datasets,
     "examples": examples,
     "headers": images,
     "images": images,
