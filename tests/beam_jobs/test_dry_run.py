@@ -94,6 +94,16 @@ def test_hidden_names_are_told(photos, tmp_path):
     assert (found.to_json()["listing"]["hidden"], found.work.images) == (1, 24)
 
 
+def test_what_cannot_be_read_is_counted_with_the_bad_images(photos, tmp_path):
+    (tmp_path / "bad.jpg").symlink_to("/proc/self/mem")  # its first byte can be read by nobody
+    good = next(photos.rglob("*.jpg"))
+    (tmp_path / "table.csv").write_text(f"image,label\nbad.jpg,cat\n{good},cat\n")
+    assert estimate(options(tmp_path / "table.csv", tmp_path / "out"), local.Options()).sample.rejected == 1
+    (tmp_path / "table.csv").write_text("image,label\nbad.jpg,cat\n")
+    with pytest.raises(SourceError, match=r"first: bad.jpg: unreadable \(Input/output error\)$"):
+        work_of(tmp_path / "table.csv", tmp_path / "out")
+
+
 def test_a_source_of_nothing_but_bad_images_is_told(tmp_path):
     (tmp_path / "photos" / "a").mkdir(parents=True)
     (tmp_path / "photos" / "a" / "x.jpg").write_bytes(b"no image")

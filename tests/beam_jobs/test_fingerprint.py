@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from beam_jobs import manifest
-from beam_jobs.errors import SourceError
+from beam_jobs.errors import SourceError, Unreadable
 from beam_jobs.fingerprint import dataset_fingerprint, source_fingerprint
 from beam_jobs.options import ImageLimits, TableColumns
 from tests.beam_jobs.make_rows import make_options
 from tests.beam_jobs.object_store import SCHEME
+from tests.make_images import jpeg
 
 
 @pytest.fixture
@@ -96,6 +97,18 @@ def test_a_file_that_vanishes_is_part_of_the_fingerprint(source):
     before = fingerprint(table)
     (source / "cat" / "none.jpg").write_bytes(b"here after all")
     assert fingerprint(table) != before
+
+
+def test_what_cannot_be_read_now_gives_no_fingerprint_unless_it_is_to_be_rejected(tmp_path):
+    (tmp_path / "bad.jpg").symlink_to("/proc/self/mem")  # its first byte can be read by nobody
+    (tmp_path / "table.csv").write_text("image,label\nbad.jpg,cat\n")
+    table = tmp_path / "table.csv"
+    with pytest.raises(Unreadable, match="^bad.jpg cannot be read: Input/output error; repair that, or set unreadable"):
+        fingerprint(table)
+    without = fingerprint(table, unreadable="reject")
+    (tmp_path / "bad.jpg").unlink()
+    (tmp_path / "bad.jpg").write_bytes(jpeg())
+    assert fingerprint(table, unreadable="reject") == fingerprint(table) != without
 
 
 def test_the_columns_that_are_asked_for_are_part_of_the_fingerprint(source):

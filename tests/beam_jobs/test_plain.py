@@ -68,6 +68,16 @@ def test_a_container_is_unpacked_once(tmp_path):
     assert plain.plain_path(str(path), "gzip") == plain.plain_path(str(path), "gzip")
 
 
+def test_a_disk_or_a_store_that_fails_damages_no_container_and_is_asked_again(tmp_path):
+    (tmp_path / "box").symlink_to("/proc/self/mem")  # its first byte can be read by nobody
+    for _ in range(2):
+        with pytest.raises(OSError, match="Input/output error"):
+            plain.plain_path(str(tmp_path / "box"), "gzip")
+    (tmp_path / "box").unlink()
+    (tmp_path / "box").write_bytes(gzip.compress(b"data"))
+    assert unpacked(tmp_path / "box", "gzip") == b"data"
+
+
 def test_threads_share_one_copy(tmp_path):
     path = tmp_path / "box"
     path.write_bytes(gzip.compress(DATA))

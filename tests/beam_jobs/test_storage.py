@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -7,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from apache_beam.io.filesystem import BeamIOError
 
-from beam_jobs import storage
+from beam_jobs import storage, stores
 from beam_jobs.stores import s3, store_for
 from tests.beam_jobs import kill, s3_server
 from tests.beam_jobs.object_store import SCHEME, ObjectStore
@@ -284,6 +286,26 @@ def test_what_no_store_holds_is_an_os_error(monkeypatch, tmp_path, path, message
     with pytest.raises(OSError, match=r"://"):
         storage.read_bytes(path)
     assert list(tmp_path.iterdir()) == []  # nothing is made here instead
+
+
+@pytest.mark.parametrize("path", ["s3://bucket", "s3://no bucket/a.jpg"])
+def test_a_name_that_no_object_can_have_is_a_judgement(monkeypatch, path):
+    s3_server.use_server(monkeypatch)
+    with pytest.raises(OSError, match=r"^\[Errno 22\] .*[Bb]ucket") as wrong:
+        storage.read_range(path, 0, 1)
+    assert storage.is_no_file(wrong.value)
+    assert "\n" not in str(wrong.value)
+
+
+def test_errors_of_the_system_stay_what_they_are_and_others_judge_nothing():
+    for number, is_judgement in ((errno.ENOENT, True), (errno.EACCES, False), (errno.ESTALE, False)):
+        with pytest.raises(OSError, match="^.Errno") as failed, stores.os_errors("hdfs://x"):
+            raise BeamIOError("failed", {"hdfs://x": OSError(number, os.strerror(number))})
+        assert (failed.value.errno, storage.is_no_file(failed.value)) == (number, is_judgement)
+    for error in (BeamIOError("failed", {"x": RuntimeError("no answer")}), ValueError("no key"), OSError("no login")):
+        with pytest.raises(OSError, match="no ") as failed, stores.os_errors("x"):
+            raise error
+        assert not storage.is_no_file(failed.value)
 
 
 def test_a_store_that_does_not_answer_is_an_os_error_and_soon(monkeypatch):
