@@ -107,10 +107,11 @@ class CocoSource:
         by_image: _ByImage = {
             image["id"]: [] for image in document.images if isinstance(image, dict) and is_id(image.get("id"))
         }
-        orphans = _group(document.annotations, by_image)
+        image_ids = frozenset(by_image)
+        _group(document.annotations, by_image)
         for number, image in enumerate(document.images, 1):
             yield self._entry(image, f"image {number}", reader, by_image, document.names)
-        for name, detail in orphans:
+        for name, detail in _orphans(document.annotations, image_ids):
             yield scan_reject(f"annotation {name}", self.path, RejectReason.BAD_ANNOTATION, detail)
 
     @cached_property
@@ -210,23 +211,23 @@ def _folders(path: str) -> Iterator[str]:
         yield storage.join(folder, below)
 
 
-def _group(annotations: list[Any], by_image: _ByImage) -> list[tuple[str, str]]:
-    """Sorts annotations to their images, and those of an image by their id.
-
-    Returns:
-      what to call each annotation that belongs to no image, and why it does not.
-    """
-    orphans = []
-    for number, annotation in enumerate(annotations, 1):
+def _group(annotations: list[Any], by_image: _ByImage) -> None:
+    """Sorts annotations to their images, and those of an image by their id."""
+    for annotation in annotations:
         image_id = annotation.get("image_id") if isinstance(annotation, dict) else None
         if is_id(image_id) and image_id in by_image:
             by_image[image_id].append(annotation)
-        else:
-            name = repr(annotation.get("id")) if isinstance(annotation, dict) else f"number {number}"
-            orphans.append((f"{name:.40}", f"its image_id is {image_id!r:.40}; no image has that id"))
     for own in by_image.values():
         own.sort(key=_order)
-    return orphans
+
+
+def _orphans(annotations: list[Any], image_ids: frozenset[Id]) -> Iterator[tuple[str, str]]:
+    """Yields what to call each annotation that belongs to no image, and why it does not."""
+    for number, annotation in enumerate(annotations, 1):
+        image_id = annotation.get("image_id") if isinstance(annotation, dict) else None
+        if not is_id(image_id) or image_id not in image_ids:
+            name = repr(annotation.get("id")) if isinstance(annotation, dict) else f"number {number}"
+            yield f"{name:.40}", f"its image_id is {image_id!r:.40}; no image has that id"
 
 
 def _order(annotation: Mapping[str, Any]) -> tuple[int, int, str]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+import tracemalloc
 import weakref
 from pathlib import Path
 
@@ -387,6 +388,18 @@ def test_an_extra_field_that_no_record_can_hold_is_refused(coco):
     source = coco(document([image(x={"a": 1})]), extra=("x",))
     with pytest.raises(SourceError, match=r"val2017\.json: an extra column holds {'a': 1}; only numbers, text"):
         list(source.entries())
+
+
+@pytest.mark.parametrize("item", ["[]", "{}", "0.5", '{"":{}}', '"é"', "[[]]"])
+def test_a_json_takes_at_most_forty_times_its_size(coco, item):
+    text = json.dumps(document())
+    source = coco(text.replace('"annotations": []', f'"annotations": [{",".join([item] * 50_000)}]'))
+    size = Path(source.path).stat().st_size
+    tracemalloc.start()
+    assert sum(1 for _ in source.entries()) == 50_001
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 40 * size + (1 << 20)
 
 
 def test_the_json_is_read_once_and_let_go(coco, tmp_path):
