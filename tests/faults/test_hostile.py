@@ -47,6 +47,7 @@ class Bounds:
         answer = self._worker.ask({"arguments": [*map(str, arguments)], "between": None, "at": None}, TIME_S)
         if answer is None:  # it hung, or its process died
             row.tried(f"{about}: {arguments[0]} gave no answer in {TIME_S:g} s, or died", hang=True)
+            self._worker.close()
             self._warm()
             return -1
         problems = [f"exit code {answer['code']}"] if answer["code"] not in (0, 2, 3) else []
