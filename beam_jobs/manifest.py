@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from beam_jobs import shards, storage
+from beam_jobs import bounded_json, shards, storage
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 from beam_jobs.manifest_parts import ChannelStatistics, ImageCounts, Remarks, Shard, SplitInfo
 from beam_jobs.wording import plural, some
@@ -35,7 +35,6 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 1
-_MAX_BYTES = 64 << 20  # of dataset.json: that of a dataset of 300 thousand shards
 MANIFEST_NAME = "dataset.json"
 IMAGES_NAME = "images.parquet"
 REJECTS_NAME = "rejects.parquet"
@@ -241,7 +240,7 @@ def load(directory: str) -> Manifest:
             raise SourceError(
                 f"{directory} is not a dataset: it has no {MANIFEST_NAME}; make one with `feedline ingest`"
             )
-        values = json.loads(storage.read_bytes(path, _MAX_BYTES))
+        values = bounded_json.read(path)
         version = values["format_version"]
         if version != FORMAT_VERSION:
             raise ValueError(f"its format version is {version!r}, this release reads {FORMAT_VERSION}")

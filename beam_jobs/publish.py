@@ -188,7 +188,7 @@ def _tfds_files(
     parts = {name for one in said for name in ("objects", "mask", "weight") if getattr(one, name) is not None}
     extra: dict[str, type] = {}
     for text in set(images["extra"].to_pylist()) - {"{}"}:
-        for name, value in json.loads(text).items():
+        for name, value in tables.cell(text).items():
             values = value if isinstance(value, list) else [value]
             extra[name] = max([extra.get(name, int), *map(type, values)], key=EXTRA_TYPES.index)
     features = tfds_info.features_of(

@@ -109,20 +109,27 @@ def read_range(path: str, offset: int, length: int) -> bytes:
         os.close(number)
 
 
-def read_bytes(path: str, at_most: int = -1) -> bytes:
+def read_bytes(path: str) -> bytes:
     """Returns the whole file.
 
-    Args:
-      path: of the file.
-      at_most: bytes that it may have; -1 for any number. What is parsed as a whole takes many times its size.
-
     Raises:
-      OSError: the file is missing, not readable, or longer.
+      OSError: the file is missing or not readable.
     """
     with open_read(path) as stream:
-        data = stream.read(at_most + 1 if at_most >= 0 else -1)
-    if 0 <= at_most < len(data):
-        raise OSError(errno.EFBIG, f"it has more than the {at_most} bytes that are allowed", path)
+        return stream.read()
+
+
+def read_at_most(path: str, most_bytes: int) -> bytes:
+    """Returns the content of a file that should be small.
+
+    Raises:
+      OSError: it cannot be read.
+      ValueError: it has more bytes.
+    """
+    with open_read(path) as stream:
+        data = stream.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise ValueError(f"it has more than {most_bytes:,} bytes")
     return data
 
 

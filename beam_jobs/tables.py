@@ -12,7 +12,7 @@ import google_crc32c
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from beam_jobs import parquet, storage, web
+from beam_jobs import bounded_json, parquet, storage, web
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.types import Annotations, ImageFacts, ImageObject, ImageRef, Reject
 
@@ -81,11 +81,36 @@ def ref_of(row: Mapping[str, Any]) -> ImageRef:
     return ImageRef(**{**row, "extra": json.loads(row["extra"]), "annotations": annotations_of(row["annotations"])})
 
 
+def cell(text: str) -> dict[str, Any]:
+    """Returns the object in a cell of JSON of a published table.
+
+    Raises:
+      CorruptDataset: it is none, or deeper than an ingest writes it.
+    """
+    try:
+        values = bounded_json.parse(text)
+        if not isinstance(values, dict):
+            raise ValueError("it is no object")
+    except (TypeError, ValueError) as error:
+        raise CorruptDataset(f"images.parquet has the cell {text!r:.60}: {error}; write the dataset again") from error
+    return values
+
+
 def annotations_of(text: str) -> Annotations | None:
-    """Returns the annotations in a cell of a table; None for an empty one."""
+    """Returns the annotations in a cell of a table; None for an empty one.
+
+    Raises:
+      CorruptDataset: it holds something else.
+    """
     if not text:
         return None
-    values = json.loads(text)
+    try:
+        return _annotations(cell(text))
+    except (KeyError, TypeError) as error:
+        raise CorruptDataset(f"images.parquet has the annotations {text!r:.60}; write the dataset again") from error
+
+
+def _annotations(values: dict[str, Any]) -> Annotations:
     if values["labels"] is not None:
         values["labels"] = tuple(values["labels"])
     if values["size"] is not None:

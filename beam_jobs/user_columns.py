@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from array import array
 from collections import Counter
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from beam_jobs import record
+from beam_jobs import bounded_json, record, tables
 from beam_jobs.errors import OptionError
 from beam_jobs.suggest import unknown
 
@@ -87,7 +86,7 @@ def float32_changes(cells: Iterable[str]) -> dict[str, Float32Changes]:
     """
     columns: dict[str, Float32Changes] = {}
     for text, images in Counter(cells).items():
-        for name, value in json.loads(text).items():
+        for name, value in tables.cell(text).items():
             for number in value if isinstance(value, list) else [value]:
                 if isinstance(number, float):
                     _count(columns.setdefault(name, Float32Changes()), number, images)
@@ -105,7 +104,8 @@ def mismatch(cells: Any, values: Mapping[str, list]) -> str:
     """
     try:
         expected = {
-            record.EXTRA_PREFIX + name: record.extra_feature(name, one) for name, one in json.loads(cells).items()
+            record.EXTRA_PREFIX + name: record.extra_feature(name, one)
+            for name, one in bounded_json.parse(cells).items()
         }
     except (TypeError, ValueError, AttributeError):
         return f"it has {cells!r:.60} for user columns, which no ingest writes"

@@ -10,13 +10,12 @@ from typing import Any
 
 import yaml
 
-from beam_jobs import spans, storage
+from beam_jobs import spans, storage, yaml_text
 from beam_jobs.errors import OptionError
 from beam_jobs.options import LOCAL_BEAM_ARGS, IngestOptions
 from components.dataset_gate.limits import GateLimits
 from components.evaluation.options import EvaluateOptions
 from components.image_example_gen.request import check_dataset
-from pipeline import yaml_text
 from pipeline.mapping import SettingError, from_mapping, not_a_section
 from trainer.columns import TransformOptions
 from trainer.options import InputOptions
@@ -181,8 +180,6 @@ def load(path: str) -> dict[str, Any]:
       OptionError: it cannot be read or is not a mapping.
     """
     try:
-        if (size := os.stat(path).st_size) > yaml_text.MAX_BYTES:
-            raise OptionError(f"config {path} has {size} bytes; {yaml_text.MAX_BYTES} are allowed")
         with open(path, encoding="utf-8") as stream:
             values = yaml_text.parse(stream)
     except FileNotFoundError as error:

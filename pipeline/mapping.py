@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from beam_jobs.errors import OptionError
 from beam_jobs.suggest import unknown
+from beam_jobs.yaml_text import one_line
 from pipeline.hidden import hide
-from pipeline.yaml_text import one_line
 
 T = TypeVar("T")
 _SHOWN = 120  # characters of a value in an error; a whole section would hide what is said about it

@@ -15,10 +15,10 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from beam_jobs.yaml_text import one_line
 from pipeline.config import TARGET_SECTIONS
 from pipeline.setting_names import names, sections
 from pipeline.target_settings import target_options
-from pipeline.yaml_text import one_line
 
 _TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false", types.NoneType: "null"}
 _PAGES = {

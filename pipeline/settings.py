@@ -15,9 +15,10 @@ from typing import Any
 
 import yaml
 
+from beam_jobs import yaml_text
 from beam_jobs.errors import OptionError, UsageError
 from pipeline import config as configuration
-from pipeline import target_settings, yaml_text
+from pipeline import target_settings
 from pipeline.config import PipelineConfig
 from pipeline.mapping import SettingError, shown
 from pipeline.setting_names import PREFIX, Place, check_variable, default_entries, hint, is_section, setting_of

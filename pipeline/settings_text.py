@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from beam_jobs import visible
+from beam_jobs.yaml_text import one_line
 from pipeline.config import TARGET_SECTIONS
 from pipeline.hidden import hide
 from pipeline.setting_names import names
 from pipeline.settings import Settings
-from pipeline.yaml_text import one_line
 
 _COMMENT_COLUMN = 48
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.yaml_text import one_line
+from beam_jobs.yaml_text import one_line
 
 CONFIG_NAME = "pipeline.yaml"
 DEFAULT_SOURCE = "photos"

@@ -6,7 +6,6 @@ columns costs several times the forward pass; ragged tensors are cut and joined 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -164,7 +163,7 @@ def _cells(path: str, column: str) -> Iterator[Mapping[str, Any]]:
     """Yields the different cells of JSON in a column of `images.parquet`, of the records that are in a shard."""
     table = tables.read_published(storage.join(path, IMAGES_NAME), [column, "shard"])
     texts = zip(table[column].to_pylist(), table["shard"].to_pylist(), strict=True)
-    yield from (json.loads(text) for text in {text for text, shard in texts if shard >= 0} if text)
+    yield from (tables.cell(text) for text in {text for text, shard in texts if shard >= 0} if text)
 
 
 def _check_target(path: str, target: str) -> None:

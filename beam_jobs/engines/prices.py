@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from beam_jobs import validate
+from beam_jobs import validate, yaml_text
 from beam_jobs.errors import OptionError
 from beam_jobs.suggest import unknown
 
@@ -65,7 +65,7 @@ def load(path: str) -> Prices:
         return Prices()
     try:
         with open(path, encoding="utf-8") as stream:
-            values = yaml.safe_load(stream)
+            values = yaml_text.parse(stream)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise OptionError(f"prices is {path!r}, which cannot be read: {reason}") from error

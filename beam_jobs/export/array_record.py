@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
 import shutil
 import tempfile
@@ -12,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from beam_jobs import manifest, storage, tfds_info
+from beam_jobs import bounded_json, manifest, storage, tfds_info
 from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.export.formats import ExportedFile
 from beam_jobs.export.samples import Sample
@@ -68,8 +67,12 @@ class ArrayRecord:
     def beside(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
         """Returns the files of TFDS beside the dataset, turned to what was written."""
         found = {name: self._read(name) for name in self._beside}
-        info = json.loads(found[tfds_info.INFO_NAME])
-        called = {split: said["name"] for split, said in zip(self._splits, info["splits"], strict=True)}
+        try:
+            info = bounded_json.parse(found[tfds_info.INFO_NAME])
+            called = {split: said["name"] for split, said in zip(self._splits, info["splits"], strict=True)}
+        except (KeyError, TypeError, ValueError) as error:
+            path = storage.join(self._directory, tfds_info.INFO_NAME)
+            raise CorruptDataset(f"{path} cannot be used: {error!r}; write the dataset again") from error
         info["fileFormat"] = "array_record"
         info["splits"] = [_split(called[split], split, written) for split, written in files.items()]
         return {**found, tfds_info.INFO_NAME: manifest.serialise(info)}
@@ -77,9 +80,10 @@ class ArrayRecord:
     def _read(self, name: str) -> bytes:
         path = storage.join(self._directory, name)
         try:
-            return storage.read_bytes(path)
-        except OSError as error:
-            raise CorruptDataset(f"{path} cannot be read: {error.strerror or error}") from error
+            return storage.read_at_most(path, bounded_json.MAX_BYTES)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CorruptDataset(f"{path} cannot be read: {reason}") from error
 
 
 class _Writer:

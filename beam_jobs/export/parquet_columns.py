@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from beam_jobs import record, storage, tfds_info
+from beam_jobs import bounded_json, record, storage, tfds_info
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.export.samples import Sample
 from beam_jobs.manifest import Manifest
@@ -148,8 +148,8 @@ def _features(directory: str) -> dict[str, dict[str, Any]]:
     """Returns record feature -> what `features.json` says of it."""
     path = storage.join(directory, tfds_info.FEATURES_NAME)
     try:
-        return dict(_flat(json.loads(storage.read_bytes(path)), ""))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return dict(_flat(bounded_json.read(path), ""))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptDataset(f"{path} cannot be read: {error}; write the dataset again") from error
 
 

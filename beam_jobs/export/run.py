@@ -118,7 +118,10 @@ def _write_split(
         written = 0
         with form.open(path) as shard:
             for _, sample in group:
-                shard.write(sample)
+                try:
+                    shard.write(sample)
+                except (LookupError, TypeError, ValueError) as error:  # it lacks a feature, or has another in its place
+                    raise samples.corrupt(sample, repr(error)) from error
                 written += 1
                 progress.local.add(Progress(1, len(sample.payload), 0))
         yield ExportedFile(name=name, samples=written, bytes=storage.size(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import io
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,10 +21,12 @@ class Sample:
 
     Attributes:
       payload: the serialised Example.
+      place: shard and offset of it.
     """
 
-    def __init__(self, payload: bytes) -> None:
+    def __init__(self, payload: bytes, place: str) -> None:
         self.payload = payload
+        self.place = place
 
     @functools.cached_property
     def values(self) -> Mapping[str, list]:
@@ -75,22 +78,50 @@ _SINGLE |= {record.WEIGHT}
 
 
 def read(directory: str, dataset: Manifest, split: str) -> Iterator[Sample]:
-    """Yields the samples of a split in the order of its shards, every checksum verified; one is in memory at a time.
+    """Yields the samples of a split in the order of its shards, every checksum verified, also that of each image.
+
+    One is in memory at a time.
 
     Raises:
-      CorruptDataset: a shard cannot be read, is damaged, or holds more or fewer records than `dataset.json` says.
+      CorruptDataset: a shard cannot be read, is damaged, or holds more or fewer records than `dataset.json` says, or
+        something else than images of a dataset.
     """
     for path, shard in zip(dataset.shard_paths(directory, split), dataset.split(split).shards, strict=True):
         count = 0
         try:
             with storage.open_read(path) as stream:
-                for _, payload in tfrecord.read_records(stream, path):
+                for offset, payload in tfrecord.read_records(stream, path):
                     count += 1
-                    yield Sample(payload)
+                    sample = Sample(payload, f"{path} at offset {offset}")
+                    if problem := _problem(sample):
+                        raise corrupt(sample, problem)
+                    yield sample
         except OSError as error:
             raise CorruptDataset(f"{path} cannot be read: {error.strerror or error}") from error
         if count != shard.records:
             raise CorruptDataset(f"{path} holds {count} records, dataset.json says {shard.records}; verify the dataset")
+
+
+def corrupt(sample: Sample, problem: str) -> CorruptDataset:
+    """Returns the error about a sample that is not what an ingest writes."""
+    return CorruptDataset(f"{sample.place} is no record of a dataset: {problem}; write the dataset again")
+
+
+def _problem(sample: Sample) -> str:
+    """Returns what is wrong with a record, short of decoding its image; empty for nothing."""
+    from google.protobuf.message import DecodeError
+
+    try:
+        if wrong := record.type_problem(sample.values):
+            return wrong
+        found, (encoded,) = sample.values[record.FORMAT][0], sample.values[record.ENCODED]
+        if found not in _SUFFIXES:
+            return f"its image is {found!r:.40}; known are jpeg, png and raw"
+        if hashlib.sha256(encoded).hexdigest() != sample.values[record.SHA256][0].decode():
+            return f"the image of {sample.key!r} is not the one its sha256 was taken of"
+    except (DecodeError, LookupError, ValueError) as error:
+        return repr(error)
+    return ""
 
 
 def numbered(samples: Iterator[Sample], info: SplitInfo, count: int) -> Iterator[tuple[int, Sample]]:

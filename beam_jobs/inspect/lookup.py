@@ -57,18 +57,25 @@ def record_of(directory: str, dataset: Manifest, row: Mapping[str, Any]) -> dict
     Raises:
       CorruptDataset: there is no sound record.
     """
-    paths = dataset.shard_paths(directory, row["split"])
-    if not 0 <= row["shard"] < len(paths):
+    from google.protobuf.message import DecodeError
+
+    split, shard, offset = row["split"], row["shard"], row["offset"]
+    listed = dataset.split(split).shards
+    if shard not in range(len(listed)) or offset not in range(listed[shard].bytes):
         table = storage.join(directory, manifest.IMAGES_NAME)
-        raise CorruptDataset(f"{table} names shard {row['shard']} of {row['split']}, which has {len(paths)}")
-    path = paths[row["shard"]]
+        raise CorruptDataset(
+            f"{table} names a record at offset {offset} of shard {shard} of {split}, and there is none"
+        )
+    path = dataset.shard_paths(directory, split)[shard]
     try:
         with storage.open_read(path) as stream:
-            return record.decode(tfrecord.read_record_at(stream, path, row["offset"]))
+            return record.decode(tfrecord.read_record_at(stream, path, offset))
     except OSError as error:
         raise CorruptDataset(
             f"{path} cannot be read: {error.strerror or error}; `feedline verify` says more"
         ) from error
+    except (DecodeError, TypeError, ValueError) as error:
+        raise CorruptDataset(f"{path} has no record of a dataset at offset {offset}: {error}") from error
 
 
 def record_lengths(directory: str, dataset: Manifest) -> Any:

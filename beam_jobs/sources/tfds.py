@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from beam_jobs import record, storage
+from beam_jobs import bounded_json, record, storage
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.containers import container_at
@@ -18,7 +17,6 @@ from beam_jobs.sources.layouts import DEFAULTS, Layout, layout_of
 _INFO, _FEATURES = "dataset_info.json", "features.json"
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"  # when the metadata name none
 _FORMAT = "tfrecord"
-_MAX_BYTES = 16 << 20  # of a file that describes the dataset
 _CUSTOMARY = {"image": record.ENCODED, "label": record.LABEL}  # by role; datasets of our own have them
 _IMAGE, _CLASS, _CLASSES, _OTHER = "Image", "ClassLabel", "Sequence of ClassLabel", "other"
 
@@ -119,21 +117,21 @@ class TfdsSource(ExampleSource):
         if not storage.exists(path):
             return ()  # declared by its number of classes
         try:
-            lines = storage.read_bytes(path, _MAX_BYTES).decode().split("\n")
-        except (OSError, UnicodeDecodeError) as error:
+            lines = storage.read_at_most(path, bounded_json.MAX_BYTES).decode().split("\n")
+        except (OSError, ValueError) as error:
             raise SourceError(f"{path} cannot be read: {error}; prepare the dataset again") from error
         return tuple(line.strip() for line in lines if line.strip())
 
     def _json(self, name: str) -> dict[str, Any]:
         path = storage.join(self.path, name)
         try:
-            values = json.loads(storage.read_bytes(path, _MAX_BYTES))
+            values = bounded_json.read(path)
         except OSError as error:
             raise SourceError(
                 f"{path} cannot be read: {error.strerror or error}; give the directory of one version of a prepared "
                 "dataset, such as mnist/3.0.1"
             ) from error
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise self._damaged(name, error) from error
         if not isinstance(values, dict):
             raise self._damaged(name, "it holds no object")

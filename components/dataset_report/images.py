@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -65,7 +64,7 @@ class Images:
     def extras(self) -> Iterator[Mapping[str, Any]]:
         """Yields the user columns of each row."""
         for cell in self.table["extra"].to_pylist():
-            yield json.loads(cell) if cell else {}
+            yield tables.cell(cell) if cell else {}
 
     def row(self, index: int) -> dict[str, Any]:
         """Returns a whole row."""
@@ -90,7 +89,7 @@ class Images:
             ("Copies", f"set {row['cluster']}" if row["cluster"] else ""),
             ("Looks like", f"set {row['near']}" if row["near"] else ""),
         ]
-        extra = json.loads(row["extra"] or "{}")
+        extra = tables.cell(row["extra"] or "{}")
         pairs += [(shown.text(name, 60), shown.text(extra[name], 80)) for name in sorted(extra)[:columns]]
         return tuple((name, value) for name, value in pairs if value)
 

@@ -9,7 +9,7 @@ from beam_jobs import storage
 from beam_jobs.errors import OptionError
 
 _REMEDY = "`feedline schema init DATASET --out FILE` writes one"
-MAX_BYTES = 16 << 20  # of a schema file: 50 thousand features have so much
+_MAX_BYTES = 16 << 20  # a category takes 30
 SCHEMA_NAME = "schema.pbtxt"  # inside a `Schema` artifact, where the components of TFX look for it
 
 
@@ -42,9 +42,11 @@ def write(schema: schema_pb2.Schema, path: str) -> None:
 
 def _read(path: str) -> tuple[str, schema_pb2.Schema]:
     try:
-        text = storage.read_bytes(path, MAX_BYTES).decode()
+        text = storage.read_at_most(path, _MAX_BYTES).decode()
         schema = text_format.Parse(text, schema_pb2.Schema())
-    except (OSError, UnicodeDecodeError, RecursionError, text_format.ParseError) as error:
+    except RecursionError:
+        raise OptionError(f"schema {path} cannot be used: it is nested too deep; {_REMEDY}") from None
+    except (OSError, ValueError, text_format.ParseError) as error:
         what = getattr(error, "strerror", None) or " ".join(str(error).split())  # without the path once more
         raise OptionError(f"schema {path} cannot be used: {what}; {_REMEDY}") from error
     if not schema.feature:

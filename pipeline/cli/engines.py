@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import click
 import yaml
 
+from beam_jobs import yaml_text
 from beam_jobs.engines import ENGINES, Engine, options_of
 from beam_jobs.errors import OptionError
-from pipeline import yaml_text
 from pipeline.cli.common import config_option
 from pipeline.mapping import from_mapping
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from beam_jobs.export.options import FORMATS, STREAMED, ExportOptions
 from beam_jobs.export.run import EXPORT_NAME, Exported, export
 from beam_jobs.options import IngestOptions
 from tests.make_images import encode
+from tests.rewrite_records import rewrite
 
 
 def run(dataset: Path, to: str, out: Path, **given) -> Exported:
@@ -245,3 +247,49 @@ def test_memory_does_not_grow_with_the_dataset(tmp_path):
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < peaks[0] + 1_000_000
+
+
+# --- datasets of strangers: their checksums are right
+
+
+def bytes_of(name: str, value: bytes):
+    return lambda features: features[name].bytes_list.value.__setitem__(0, value)
+
+
+def two_images(features):
+    features["image/encoded"].bytes_list.value.append(b"x")
+
+
+FORGED = {
+    "another format": (bytes_of("image/format", b"webp"), "its image is b'webp'; known are jpeg, png and raw"),
+    "another image": (bytes_of("image/encoded", b"x"), "is not the one its sha256 was taken of"),
+    "two images": (two_images, "ValueError"),
+    "no key": (lambda features: features.pop("image/filename"), "KeyError"),
+    "a key of bytes": (bytes_of("image/filename", b"\xff"), "UnicodeDecodeError"),
+    "numbers for bytes": (lambda features: features["image/format"].int64_list.value.append(1), "it must hold bytes"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), FORGED.values(), ids=FORGED)
+@pytest.mark.parametrize("to", ["webdataset", "parquet"])
+def test_a_record_that_no_ingest_writes_is_named_with_its_place(dataset, tmp_path, to, change, message):
+    path = rewrite(dataset, change)
+    with pytest.raises(
+        CorruptDataset, match=rf"{re.escape(path)} at offset 0 is no record of a dataset: .*({message})"
+    ):
+        run(dataset, to, tmp_path / "out")
+    assert sorted(os.listdir(tmp_path)) == ["dataset"]
+
+
+def test_a_record_that_lacks_what_the_format_needs_is_named_with_its_place(dataset, tmp_path):
+    path = rewrite(dataset, lambda features: features.pop("image/class/label"))
+    with pytest.raises(CorruptDataset, match=rf"{re.escape(path)} at offset 0 is no record of a dataset: KeyError"):
+        run(dataset, "webdataset", tmp_path / "out")
+
+
+@pytest.mark.parametrize(("to", "name"), [("parquet", "features.json"), ("array_record", "dataset_info.json")])
+@pytest.mark.parametrize("content", ["[" * 100_000, "[]", "{}", "3", '{"featuresDict": 3}', '{"splits": [3]}'])
+def test_a_description_that_is_none_is_named(dataset, tmp_path, to, name, content):
+    (dataset / name).write_text(content)
+    with pytest.raises(CorruptDataset, match=f"{name} cannot be"):
+        run(dataset, to, tmp_path / "out")

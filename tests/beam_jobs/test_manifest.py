@@ -183,6 +183,11 @@ DAMAGED = {
     "no json": (b"{", "Expecting property name"),
     "empty": (b"", "Expecting value"),
     "not utf-8": (b"\xff\xfe{}\x80", "codec can't decode|Expecting"),
+    "deep": (b"[" * 100_000, "its JSON is nested more than 64 deep"),
+    "deep in a field": (
+        b'{"format_version": 1, "checksum": ' + b"[" * 900 + b"]" * 900 + b"}",
+        "its JSON is nested more than 64 deep",
+    ),
     "a list": (b"[]", "indices must be"),
     "a number": (b"3", "not subscriptable"),
     "another version": (changed(format_version=2), "its format version is 2, this release reads 1"),
@@ -223,5 +228,5 @@ def test_a_manifest_of_more_than_64_mebibytes_is_not_read(tmp_path):
     manifest.write(SOUND, str(tmp_path))
     with open(tmp_path / "dataset.json", "ab") as stream:
         stream.write(b" " * (64 << 20))
-    with pytest.raises(SourceError, match="dataset.json cannot be read: it has more than the 67108864 bytes that are "):
+    with pytest.raises(CorruptDataset, match="dataset.json cannot be used: it has more than 67,108,864 bytes"):
         manifest.load(str(tmp_path))

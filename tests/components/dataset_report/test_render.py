@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from beam_jobs import manifest
+from beam_jobs import manifest, tables
 from beam_jobs.errors import CorruptDataset, SourceError
 from beam_jobs.ingest import run
 from beam_jobs.manifest import Remarks
@@ -18,6 +18,7 @@ from components.dataset_report.run_details import ArtifactDetail, RunDetails, St
 from components.evaluation import Accuracy, Evaluation
 from tests.components.dataset_report.page import HOSTILE_CLASS, HOSTILE_NAME, Page, ingest
 from tests.make_images import png
+from tests.rewrite_records import rewrite
 
 HALF = Accuracy(value=0.8125, low=0.75, high=0.9, images=64)
 FINDING = {"check": "drift", "split": "train", "feature": "f", "value": "0.2", "limit": "0.1", "remedy": "look"}
@@ -233,3 +234,34 @@ def test_datasets_of_every_kind_have_a_page(tmp_path, columns, options, shown):
     # The pictures of augmentation need no label: each image as it is stored, as trained on, and as evaluated.
     drawn = [attributes for tag, attributes in page.tags if tag == "td" and attributes.get("class") == "stored"]
     assert len(drawn) == 4
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: b"x" * len(data), "not_an_image"),
+        (lambda data: data[:300] + b"\0" * (len(data) - 300), ""),
+        (lambda data: b"", "empty_file"),
+    ],
+    ids=["no image", "broken off", "empty"],
+)
+def test_a_damaged_image_is_named_with_its_place(dataset, damage, message):
+    def change(features):
+        encoded = features["image/encoded"].bytes_list.value
+        encoded[0] = damage(encoded[0])
+
+    path = rewrite(dataset, change)
+    with pytest.raises(
+        CorruptDataset, match=rf"{path} offset \d+: the image '.*' cannot be shown: {message}"
+    ) as caught:
+        render(str(dataset))
+    assert "BytesIO" not in str(caught.value)
+
+
+@pytest.mark.parametrize("cell", ["[" * 100_000, "{", "3"])
+def test_a_cell_that_no_ingest_writes_is_a_corrupt_dataset(dataset, cell):
+    path = str(dataset / "images.parquet")
+    rows = tables.read(path).to_pylist()
+    tables.write(path, [{**row, "extra": cell} for row in rows], tables.IMAGES)
+    with pytest.raises(CorruptDataset, match=r"images\.parquet has the cell '.*; write the dataset again"):
+        render(str(dataset))

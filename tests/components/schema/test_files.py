@@ -23,8 +23,8 @@ def test_a_schema_survives_its_file_and_people_can_read_it(tmp_path):
         (b"feature {", 'cannot be used: 1:9 : Expected "}"'),
         (b'feature { nam: "a" }', 'has no field named "nam"'),
         (b"\xff", "can't decode"),
-        (b"feature { struct_domain { " * 2000, "recursion"),
-        (b"#" * (files.MAX_BYTES + 1), "it has more than the 16777216 bytes that are allowed"),
+        (b"feature { struct_domain { " * 2_000, "cannot be used: it is nested too deep"),
+        (b"#" * ((16 << 20) + 1), "cannot be used: it has more than 16,777,216 bytes"),
         (b"# nothing but a remark\n", "names no feature; `feedline schema init DATASET --out FILE` writes one"),
     ],
 )

@@ -1,4 +1,7 @@
-"""YAML as its readers expect it: a key stands once in a mapping, `1e-3` is a number and `off` is a word."""
+"""YAML as its readers expect it: a key stands once in a mapping, `1e-3` is a number and `off` is a word.
+
+Its size is bounded, and so is what its aliases come to: ten lines of aliases of aliases can mean a billion values.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,24 @@ from typing import Any, TextIO
 
 import yaml
 
-MAX_BYTES = 1 << 20  # of a file: PyYAML takes some 20 s for it
-_MAX_VALUES = 10_000  # with what aliases repeat: ten lines of them can stand for a thousand million
+MAX_LETTERS = 1 << 20
+MAX_VALUES = 100_000  # with every alias in full
+MAX_DEPTH = 64
 
 
 def parse(text: str | TextIO) -> Any:
     """Returns the one document in a text.
 
     Raises:
-      yaml.YAMLError: it is not YAML, a mapping names a key twice, or it is deeper or larger than allowed.
+      yaml.YAMLError: it is not YAML, a mapping names a key twice, or it is larger or deeper than the limits.
     """
+    read = text if isinstance(text, str) else text.read(MAX_LETTERS + 1)
+    if len(read) > MAX_LETTERS:
+        raise yaml.YAMLError(f"it has more than {MAX_LETTERS:,} letters")
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader, see below
-    except RecursionError as error:
-        raise yaml.YAMLError("it is nested too deeply, or holds itself") from error
+        return yaml.load(read, Loader=_Loader)  # noqa: S506 - a safe loader, see below
+    except RecursionError:
+        raise yaml.YAMLError(_TOO_DEEP) from None
 
 
 def parse_value(text: str, wants_text: bool) -> Any:
@@ -75,11 +82,28 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(str, _Dumper.represent_str)
 
 
+_TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
+
+
 class _Loader(yaml.SafeLoader):
-    def get_single_node(self) -> yaml.Node | None:
-        node = super().get_single_node()
-        if node is not None and (found := _values(node, {})) > _MAX_VALUES:
-            raise yaml.YAMLError(f"it stands for {found} values; {_MAX_VALUES} are allowed")
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._sizes: dict[int, tuple[int, int]] = {}  # of each node that is whole: values in it, and depth
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        is_alias = self.check_event(yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        if node is None or is_alias:
+            if node is not None and id(node) not in self._sizes:
+                raise yaml.composer.ComposerError(None, None, "it holds an alias of itself", node.start_mark)
+            return node
+        held = node.value if isinstance(node, yaml.CollectionNode) else ()
+        parts = [self._sizes[id(one)] for item in held for one in (item if isinstance(item, tuple) else (item,))]
+        values, depth = 1 + sum(size for size, _ in parts), 1 + max((deep for _, deep in parts), default=0)
+        if values > MAX_VALUES or depth > MAX_DEPTH:
+            message = _TOO_DEEP if depth > MAX_DEPTH else f"with its aliases it has more than {MAX_VALUES:,} values"
+            raise yaml.composer.ComposerError(None, None, message, node.start_mark)
+        self._sizes[id(node)] = values, depth
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
