@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 
-from beam_jobs import machine, storage
+from beam_jobs import bounded_json, machine, storage
 
 _ATTEMPTS = 10  # to create an object that its owners remove meanwhile
 _ENDING_S = 10.0  # for the last threads of an owner that was killed, one of which may wait for a disk
@@ -180,7 +180,7 @@ def _replace_ended(path: str, content: bytes) -> None:
 
 def _owner(content: bytes) -> Owner | None:
     try:
-        return Owner(**json.loads(content))
+        return Owner(**bounded_json.parse(content))
     except (ValueError, TypeError):  # it is being written, or of another program
         return None
 

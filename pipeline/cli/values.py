@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import click
 from click.shell_completion import CompletionItem
+
+from beam_jobs import bounded_json
 
 
 class Place(click.ParamType):
@@ -49,11 +50,11 @@ class SplitName(click.ParamType):
         dataset = ctx.params.get("dataset") or "".join(ctx.args[:1])
         path = os.path.join(dataset, "dataset.json")
         try:
-            with open(path, encoding="utf-8") as file:
-                names = list(json.load(file)["splits"])
+            with open(path, "rb") as file:
+                names = list(bounded_json.parse(file.read(bounded_json.MAX_BYTES))["splits"])
         except (OSError, ValueError, KeyError, TypeError):
             return []
-        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+        return [CompletionItem(name) for name in names if name.isidentifier() and name.startswith(incomplete)]
 
 
 FILE = Place("file", "file")

@@ -13,6 +13,7 @@ from click.shell_completion import BashComplete
 from pipeline import setting_names
 from pipeline.cli.completion import _CLASSES
 from pipeline.cli.completion_values import ASSIGNMENT, OP_CHAIN, OPS
+from pipeline.cli.values import SPLIT
 
 
 @click.command()
@@ -100,3 +101,19 @@ def test_scripts_put_no_blank_behind_what_wants_a_value(shell):
         pytest.skip(f"{shell} is not installed")
     done = subprocess.run([shell, "-n", "/dev/stdin"], input=text, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        ('{"splits": {"train": {}, "a\\nb": {}, "eval; rm": {}}}', ["train"]),
+        ("[" * 100_000, []),
+        ('{"splits": 3}', []),
+        ("[]", []),
+    ],
+)
+def test_the_splits_of_a_dataset_of_strangers_are_names_alone(tmp_path, content, names):
+    (tmp_path / "dataset.json").write_text(content)
+    context = click.Context(command)
+    context.params["dataset"] = str(tmp_path)
+    assert [item.value for item in SPLIT.shell_complete(context, command.params[0], "")] == names
