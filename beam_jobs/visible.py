@@ -6,7 +6,6 @@ somebody typed. So what a user reads passes through here, and every control of i
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Iterable
@@ -35,6 +34,8 @@ def lines(values: Iterable[object]) -> str:
 
 def to_json(value: Any) -> str:
     """Returns indented JSON that means the same and is printed safely; JSON itself would let some controls through."""
+    import json  # here, as a worker imports this module before it has left the working directory
+
     return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, indent=2, ensure_ascii=False))
 
 
