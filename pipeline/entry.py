@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
+from pipeline import interrupt
+
 
 def main() -> None:
     """Runs the command line and exits with its code."""
-    _leave_working_directory()
-    from pipeline import interrupt
-
     interrupt.hold()
+    _leave_working_directory()
     from pipeline import cli
 
     try:
