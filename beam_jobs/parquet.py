@@ -70,7 +70,7 @@ def batches(stream: BinaryIO, columns: Sequence[str] | None = None, rows: int = 
     Args:
       stream: seekable, of the file.
       columns: which to decode; all when not given.
-      rows: what `batch_rows` returned, or less; it is asked when none are given.
+      rows: at most in a batch; what `batch_rows` returns when not given.
 
     Raises:
       pa.ArrowException, UnicodeDecodeError: it is no Parquet, damaged, or over a limit.

@@ -257,7 +257,7 @@ def attributes(**values: str) -> bytes:
 GOOD = block("cat/a.jpg", b"0", len(jpeg())) + padded(jpeg())
 
 
-def test_the_map_of_a_sparse_member_is_passed_over_and_not_held(tmp_path):
+def test_the_map_of_a_sparse_member_is_passed_over_and_not_kept_in_memory(tmp_path):
     blocks = 40_000
     first = bytearray(block("cat/x.jpg", tarfile.GNUTYPE_SPARSE))
     first[482] = 1

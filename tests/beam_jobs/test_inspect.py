@@ -6,7 +6,9 @@ import tracemalloc
 import zlib
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
@@ -15,6 +17,7 @@ from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 from beam_jobs.ingest import run
 from beam_jobs.inspect import find_record, shown_value, summarise, summarise_file
 from beam_jobs.inspect.lookup import record_lengths
+from beam_jobs.inspect.parquet import view_table
 from beam_jobs.inspect.records import LOOKED_BYTES
 from beam_jobs.options import IngestOptions
 from tests.make_images import class_folders, flipped, jpeg
@@ -299,3 +302,15 @@ def test_an_image_table_that_names_a_shard_that_is_none_is_damage(dataset):
         find_record(str(dataset), rows[0]["key"])
     with pytest.raises(CorruptDataset, match=r"images.parquet is not the table of dataset.json"):
         record_lengths(str(dataset), manifest.load(str(dataset)))
+
+
+def test_a_parquet_table_that_unpacks_to_far_more_than_an_honest_one_is_refused(tmp_path):
+    path = str(tmp_path / "x.parquet")
+    pq.write_table(pa.table({"note": ["x" * (65 << 20)]}), path, use_dictionary=False, compression="zstd")
+    with pytest.raises(CorruptDataset, match=f"^{path} cannot be read as Parquet: it has 68157450 bytes in a page of "):
+        view_table(path, 1)
+    pq.write_table(pa.table({"note": ["x" * 400_000] * 4096}), path, compression="zstd")
+    before = pa.total_allocated_bytes()
+    (row,) = view_table(path, 1).records
+    assert len(row["note"][0]) == 300
+    assert pa.total_allocated_bytes() - before < 1 << 20

@@ -87,7 +87,7 @@ def test_a_page_that_unpacks_to_more_than_its_limit_is_refused():
     allowed = 64 * MIB + 20 * len(data)
     message = f"column image has {65 * MIB + 10} bytes in a page; {allowed} are allowed in a file of its size"
     assert refusal(data) == message
-    assert rows_of(data, ["label"]) == [{"label": "cat"}]  # what is not asked for is not decoded
+    assert rows_of(data, ["label"]) == [{"label": "cat"}]  # other columns are not decoded
 
 
 def test_the_largest_pages_of_all_columns_are_bounded_together():
