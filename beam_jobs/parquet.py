@@ -1,8 +1,8 @@
 """Parquet files of anybody, decoded within a bound of memory.
 
 A few bytes of a file can stand for gigabytes: one long text that every row repeats, a page that unpacks to a thousand
-times its size. Arrow decodes what it is told to; so the headers of the pages are read first, which say how much that
-is. Source of the format: https://parquet.apache.org/docs/file-format (`parquet.thrift`), and the compact protocol of
+times its size. Arrow decodes as much as the file claims; so the headers of the pages are read first, which say how much
+that is. Source of the format: https://parquet.apache.org/docs/file-format (`parquet.thrift`), and the compact protocol of
 Thrift.
 """
 

@@ -1,4 +1,4 @@
-"""The headers of a tar archive, one member after the other. Each has a bound, and nothing of one is kept for the next.
+"""The headers of a tar archive, one member after the other. Each has a bound, and no member costs another one.
 
 `tarfile` parses single blocks here, no more: for one member it reads names, attributes and sparse maps of any size, and
 it copies the attributes that are for all members to each. Sources of the format: POSIX.1-2001, "pax Interchange
