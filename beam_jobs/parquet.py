@@ -2,8 +2,8 @@
 
 A few bytes of a file can stand for gigabytes: one long text that every row repeats, a page that unpacks to a thousand
 times its size. Arrow decodes as much as the file claims; so the headers of the pages are read first, which say how much
-that is. Source of the format: https://parquet.apache.org/docs/file-format (`parquet.thrift`), and the compact protocol of
-Thrift.
+that is. Source of the format: https://parquet.apache.org/docs/file-format (`parquet.thrift`), and the compact protocol
+of Thrift.
 """
 
 from __future__ import annotations
