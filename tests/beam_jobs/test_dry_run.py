@@ -95,7 +95,7 @@ def test_hidden_names_are_told(photos, tmp_path):
 
 
 def test_what_cannot_be_read_is_counted_with_the_bad_images(photos, tmp_path):
-    (tmp_path / "bad.jpg").symlink_to("/proc/self/mem")  # its first byte can be read by nobody
+    (tmp_path / "bad.jpg").symlink_to("/proc/self/mem")  # no process can read its first byte
     good = next(photos.rglob("*.jpg"))
     (tmp_path / "table.csv").write_text(f"image,label\nbad.jpg,cat\n{good},cat\n")
     assert estimate(options(tmp_path / "table.csv", tmp_path / "out"), local.Options()).sample.rejected == 1

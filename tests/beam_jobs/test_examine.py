@@ -480,6 +480,15 @@ def test_a_bad_image_that_was_fetched_is_not_fetched_again(source):
     assert examine_bucket(bucket, task) == Examined(good=0, rejected=1, bytes=8, resumed=True)
 
 
+def test_an_image_that_was_missing_is_tried_again_once_that_is_asked_for(source):
+    bucket, task = bucket_of(source, "1.jpg", "late.jpg"), task_of(source)
+    assert examine_bucket(bucket, task).rejected == 1
+    (source / "late.jpg").write_bytes(FILES["3.png"])
+    assert examine_bucket(bucket, task).resumed
+    forget_transient(task.reader.work, bucket)
+    assert examine_bucket(bucket, task).rejected == 0
+
+
 @pytest.fixture
 def sector(source) -> Path:
     """A file whose first byte can be read by nobody, as one on a bad sector."""

@@ -100,7 +100,7 @@ def test_a_file_that_vanishes_is_part_of_the_fingerprint(source):
 
 
 def test_what_cannot_be_read_now_gives_no_fingerprint_unless_it_is_to_be_rejected(tmp_path):
-    (tmp_path / "bad.jpg").symlink_to("/proc/self/mem")  # its first byte can be read by nobody
+    (tmp_path / "bad.jpg").symlink_to("/proc/self/mem")  # no process can read its first byte
     (tmp_path / "table.csv").write_text("image,label\nbad.jpg,cat\n")
     table = tmp_path / "table.csv"
     with pytest.raises(Unreadable, match="^bad.jpg cannot be read: Input/output error; repair that, or set unreadable"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +10,9 @@ import pytest
 
 from beam_jobs import ingest, manifest, passes, tables
 from beam_jobs.errors import SourceChanged, TooManyRejects, Unreadable
-from beam_jobs.options import IngestOptions
+from beam_jobs.options import IngestOptions, TableColumns
 from beam_jobs.verify import verify
+from tests.beam_jobs.object_store import SCHEME
 from tests.beam_jobs.runs import Recorder, files_under
 from tests.make_images import jpeg
 
@@ -24,7 +24,7 @@ class Sector:
     """A file of which no byte can be read, not even by root, from `harm` to `mend`."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._data, self._time = path, path.read_bytes(), path.stat().st_mtime_ns
+        self._path, self._data = path, path.read_bytes()
 
     def harm(self) -> None:
         self._path.unlink()
@@ -33,19 +33,20 @@ class Sector:
     def mend(self) -> None:
         self._path.unlink()
         self._path.write_bytes(self._data)
-        os.utime(self._path, ns=(self._time, self._time))
 
 
 @pytest.fixture
 def options(tmp_path, monkeypatch) -> IngestOptions:
-    """Eight images in a table, in units of two."""
+    """Eight images in a table, in units of two; in a store that tells neither size nor time beforehand."""
     monkeypatch.setattr(passes, "WAITS_S", (0.0, 0.0))
     (tmp_path / "photos").mkdir()
     for number in range(IMAGES):
         (tmp_path / "photos" / f"{number}.jpg").write_bytes(jpeg(number))
-    lines = [f"photos/{number}.jpg,{'cat' if number % 2 else 'dog'}" for number in range(IMAGES)]
-    (tmp_path / "table.csv").write_text("\n".join(["image,label", *lines, ""]))
-    given = {"bucket_images": BUCKET, "splits": {"all": 1}, "shards": 2, "threads": 2}
+    root = f"{SCHEME}://{tmp_path}"
+    rows = [f"{root}/photos/{number}.jpg,{'cat' if number % 2 else 'dog'},{number}" for number in range(IMAGES)]
+    (tmp_path / "table.csv").write_text("\n".join(["image,label,name", *rows, ""]))
+    columns = TableColumns(key="name")
+    given = {"bucket_images": BUCKET, "splits": {"all": 1}, "shards": 2, "threads": 2, "columns": columns}
     return IngestOptions(source=str(tmp_path / "table.csv"), out=str(tmp_path / "out"), **given)
 
 
@@ -101,7 +102,7 @@ def counters(recorder: Recorder, job: int) -> dict[str, int]:
 
 
 def test_what_stays_unreadable_is_named_and_the_next_run_reads_it_alone(options, plain, sector):
-    message = rf"^1 file could not be read or written in 3 passes: photos/5.jpg \({ERROR}\)\. Nothing was published\. "
+    message = rf"^1 file could not be read or written in 3 passes: 5 \({ERROR}\)\. Nothing was published\. "
     with pytest.raises(Unreadable, match=message) as fault:
         ingest.run(options)
     assert str(fault.value).endswith("run the same command again, or give --unreadable reject")
@@ -118,7 +119,7 @@ def test_what_cannot_be_read_is_rejected_where_that_is_asked_for_and_tried_again
     result = ingest.run(rejecting)
     assert (result.counts.written, result.counts.rejects) == (IMAGES - 1, {"unreadable": 1})
     (reject,) = tables.read(f"{options.out}/rejects.parquet").to_pylist()
-    assert (reject["key"], reject["detail"]) == ("photos/5.jpg", ERROR)
+    assert (reject["key"], reject["detail"]) == ("5", ERROR)
     sector.mend()
     result = ingest.run(replace(options, retry_rejects=True))
     assert (result.counts.written, result.counts.rejects) == (IMAGES, {})
@@ -156,7 +157,7 @@ def test_an_image_that_cannot_be_read_while_it_is_written_is_tried_again(options
 @pytest.mark.parametrize("unreadable", ["stop", "reject"])
 def test_an_image_that_stays_unreadable_while_it_is_written_is_named(options, plain, sound, unreadable):
     asked = replace(options, unreadable=unreadable)
-    with pytest.raises(Unreadable, match=rf"passes: photos/5.jpg \({ERROR}\)\. Nothing was published\. "):
+    with pytest.raises(Unreadable, match=rf"passes: 5 \(objects://.*/5.jpg: {ERROR}\)\. Nothing was"):
         ingest.run(asked, Recorder(sound.harm))
     sound.mend()
     after = Recorder()
@@ -169,9 +170,24 @@ def test_an_image_that_stays_unreadable_while_it_is_written_is_named(options, pl
 
 def test_a_change_has_its_own_unit_examined_again_and_no_other(options, tmp_path):
     edited = tmp_path / "photos" / "5.jpg"
-    with pytest.raises(SourceChanged, match=r"^photos/5.jpg changed while it was being ingested"):
+    with pytest.raises(SourceChanged, match=r"/photos/5.jpg changed while it was being ingested"):
         ingest.run(options, Recorder(lambda: edited.write_bytes(jpeg(99).ljust(edited.stat().st_size, b"\0"))))
     recorder = Recorder()
     ingest.run(options, recorder)
     assert counters(recorder, 0)["resumed_buckets"] == IMAGES // BUCKET - 1
     assert verify(options.out).problems == []
+
+
+def test_a_change_ends_the_passes(options, plain, tmp_path):
+    shard_of = {row["key"]: row["shard"] for row in tables.read(str(tmp_path / "plain/images.parquet")).to_pylist()}
+    unread, edited = (next(key for key, shard in shard_of.items() if shard == number) for number in range(2))
+    sector = Sector(tmp_path / "photos" / f"{unread}.jpg")
+
+    def harm() -> None:
+        sector.harm()
+        (tmp_path / "photos" / f"{edited}.jpg").write_bytes(jpeg(99))
+
+    lines, say = lines_of(sector.mend)
+    with pytest.raises(SourceChanged, match=rf"/photos/{edited}.jpg changed while it was being ingested"):
+        ingest.run(options, Recorder(harm), say)
+    assert not any(line.startswith("retrying") for line in lines)

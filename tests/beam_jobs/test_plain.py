@@ -69,7 +69,7 @@ def test_a_container_is_unpacked_once(tmp_path):
 
 
 def test_a_disk_or_a_store_that_fails_damages_no_container_and_is_asked_again(tmp_path):
-    (tmp_path / "box").symlink_to("/proc/self/mem")  # its first byte can be read by nobody
+    (tmp_path / "box").symlink_to("/proc/self/mem")  # no process can read its first byte
     for _ in range(2):
         with pytest.raises(OSError, match="Input/output error"):
             plain.plain_path(str(tmp_path / "box"), "gzip")

@@ -86,7 +86,7 @@ def test_a_container_that_ends_too_early_is_unreadable(base):
 
 @pytest.mark.parametrize(("uri", "slice_text"), [("bad.jpg", ""), ("x", text("stored", 0, 4, path="bad.jpg"))])
 def test_what_may_be_there_and_cannot_be_read_is_no_bad_image(tmp_path, uri, slice_text):
-    (tmp_path / "bad.jpg").symlink_to("/proc/self/mem")  # its first byte can be read by nobody
+    (tmp_path / "bad.jpg").symlink_to("/proc/self/mem")  # no process can read its first byte
     with pytest.raises(Unreadable, match="^Input/output error$"):
         Reader(base=str(tmp_path), max_bytes=9).read(uri, slice_text)
 

@@ -252,7 +252,7 @@ def test_an_image_that_cannot_be_read_now_has_not_changed(stages, photos, tmp_pa
     copy = shutil.copytree(photos, tmp_path / "copy")
     victim = stages.plan.splits[0].shard(0)["uri"][0].as_py()
     (copy / victim).unlink()
-    (copy / victim).symlink_to("/proc/self/mem")  # its first byte can be read by nobody
+    (copy / victim).symlink_to("/proc/self/mem")  # no process can read its first byte
     with pytest.raises(Unreadable, match="^Input/output error$") as fault:
         write_shard(stages.shards[0], replace(stages.task, reader=replace(stages.task.reader, base=str(copy))))
     assert fault.value.faults == ((victim, "Input/output error"),)

@@ -114,7 +114,7 @@ def test_what_fails_on_a_worker_is_one_line_that_names_the_log(jar, tmp_path):
 
 def test_an_image_that_a_worker_cannot_read_is_tried_again(jar, tmp_path, monkeypatch):
     monkeypatch.setattr(passes, "WAITS_S", (0.0, 0.0))
-    (tmp_path / "bad.jpg").symlink_to("/proc/self/mem")  # its first byte can be read by nobody
+    (tmp_path / "bad.jpg").symlink_to("/proc/self/mem")  # no process can read its first byte
     for number in range(3):
         (tmp_path / f"{number}.jpg").write_bytes(jpeg(number))
     (tmp_path / "table.csv").write_text("image,label\n0.jpg,a\nbad.jpg,a\n1.jpg,b\n2.jpg,b\n")

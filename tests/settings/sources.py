@@ -52,7 +52,7 @@ def make_source(root: Path) -> Path:
     row lacks `city` and `serial`. `odd`: class folder `odd`, an image for every limit. `copies`: class folders of two
     equal files, of the `LOOK_ALIKES`, and of others. `flat`: two files of one white picture, and others. `twins`: a
     class of 15 with copies. `jpegs`: class folder of JPEG files. `slow`: one of its images never leaves the decoder,
-    where `broken_decoders` are at work. `sector.csv`: four images, and a file whose first byte cannot be read.
+    where `broken_decoders` are at work. `sector.csv`: four images, and a file of which no byte can be read.
     """
     rows = []
     (root / "masks").mkdir(parents=True)
