@@ -9,6 +9,7 @@ import json
 import os
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -89,7 +90,8 @@ class Table(ABC):
         except (OSError, ValueError, csv.Error, pa.ArrowException) as error:
             raise SourceError(f"{self.path} cannot be read as a {self.kind} table: {_told(error)}") from error
         named = self.columns.named()
-        twice = sorted({name for name in header if header.count(name) > 1} & set(named.values()))
+        counts = Counter(header)
+        twice = sorted(name for name in set(named.values()) if counts[name] > 1)
         if twice:
             raise SourceError(f"{self.path} has the column {twice[0]!r} more than once; rename all but one")
         for role, column in named.items():
