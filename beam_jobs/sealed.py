@@ -29,14 +29,14 @@ T = TypeVar("T")
 
 
 class Attempt:
-    """One attempt at a unit of work. Its files are removed at the end of the block unless its seal counts."""
+    """One attempt at a unit of work. Its files are removed at the end of the block unless its seal may count."""
 
     def __init__(self, path: str) -> None:
         """Names the seal, in whose directory the files lie."""
         self._path = path
         self._token = uuid.uuid4().hex
         self._names: list[str] = []
-        self._counts = False
+        self._may_count = False
 
     def name(self, stem: str, suffix: str) -> str:
         """Returns the name of a file of this attempt alone."""
@@ -56,11 +56,13 @@ class Attempt:
         Raises:
           OSError: the seal cannot be written.
         """
+        # Before it is known: an interrupt, or a lost answer, may leave a seal behind that names the files.
+        self._may_count = True
         while not storage.create_exclusive(self._path, _dumps(values)):
             if result := sealed():
+                self._may_count = False
                 return result
             storage.remove(self._path)
-        self._counts = True
         return None
 
     def __enter__(self) -> Attempt:
@@ -71,7 +73,7 @@ class Attempt:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Removes the files of an attempt that does not count."""
-        if not self._counts:
+        if not self._may_count:
             for name in self._names:
                 with contextlib.suppress(OSError):  # `sweep` removes it
                     storage.remove(storage.join(os.path.dirname(self._path), name))

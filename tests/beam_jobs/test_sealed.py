@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import sealed
+from beam_jobs import sealed, storage
 
 VALUES = {"digest": "ab", "bytes": 7, "offsets": [0, 3], "ö": "ä"}
 
@@ -73,6 +73,19 @@ def test_an_attempt_that_fails_leaves_nothing(tmp_path, error):
     with pytest.raises(error):
         attempt(tmp_path, error=error)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_after_the_seal_leaves_what_the_seal_names(tmp_path, monkeypatch):
+    create = storage.create_exclusive
+
+    def interrupted(path: str, data: bytes) -> bool:
+        create(path, data)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(storage, "create_exclusive", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        attempt(tmp_path)
+    assert all((tmp_path / name).exists() for name in sealed.read(str(tmp_path / "a.json"))["files"])
 
 
 @pytest.mark.parametrize("seals", [None, {"a.json"}])
