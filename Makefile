@@ -44,7 +44,7 @@ test-faults: setup  ## kills, full disks, flipped bits, hostile files and server
 	FEEDLINE_FAULTS=$(FAULTS) $(BIN)/python -m pytest -n 4 -m faults tests/faults
 
 fuzz: setup  ## search every parser of foreign bytes for errors, guided by coverage (SECONDS=600 for each)
-	code=0; for target in archives examples headers images records tables; do \
+	code=0; for target in archives datasets examples headers images records tables; do \
 		TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -W ignore -m tests.fuzz.$$target --seconds $(SECONDS) || { code=$$?; break; }; \
 		done; $(BIN)/python -m tests.fuzz.report; exit $$code
 
