@@ -122,7 +122,7 @@ def _ends_there(blob: Any, offset: int, data: bytes) -> bool:
     if not offset and blob.crc32c:
         return blob.crc32c == base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
     blob.reload()
-    return offset + len(data) == blob.size
+    return offset + len(data) >= blob.size
 
 
 class _Reader(io.RawIOBase):
