@@ -22,6 +22,7 @@ from beam_jobs import bounded_json, machine, storage
 
 _ATTEMPTS = 10  # to create an object that its owners remove meanwhile
 _ENDING_S = 10.0  # for the last threads of an owner that was killed, one of which may wait for a disk
+_NAMING_S = 2.0  # for a new owner to write its name
 _owned: set[str] = set()  # tokens of the locks that this process owns: it may not have the right to remove an object
 
 
@@ -104,14 +105,15 @@ def _open(path: str, access: int = os.O_RDONLY) -> int:
     It is open for reading, because a file that is open for writing keeps its disk from being made read-only; where
     that takes no lock, as on NFS, for writing.
     """
-    deadline = time.monotonic() + _ENDING_S
+    began = time.monotonic()
     while True:
         number = os.open(path, access | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             while not _flock(number):
                 content = os.pread(number, 1 << 16, 0)
                 owner = _owner(content)
-                if not owner or not owner.has_ended() or time.monotonic() > deadline:
+                patience = _NAMING_S if not owner else _ENDING_S if owner.has_ended() else 0.0
+                if time.monotonic() >= began + patience:
                     raise Locked(_described(content))
                 time.sleep(0.02)
             # The owner before may have removed the file after it was opened here.

@@ -79,7 +79,13 @@ def batches(stream: BinaryIO, columns: Sequence[str] | None = None, rows: int = 
     # Buffered, or the whole of a column is read at once. Arrow's own threads abort every other process that ends soon
     # after ("terminate called").
     file = pq.ParquetFile(stream, buffer_size=_BUFFER_BYTES)
-    yield from file.iter_batches(rows or batch_rows(stream, columns), columns=columns, use_threads=False)
+    for batch in file.iter_batches(rows or batch_rows(stream, columns), columns=columns, use_threads=False):
+        yield pa.RecordBatch.from_arrays([_plain(column) for column in batch.columns], batch.schema.names)
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """Returns each value in full, as who reads rows holds it; Arrow keeps the dictionaries that it wrote."""
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
 def batch_rows(stream: BinaryIO, columns: Sequence[str] | None = None) -> int:

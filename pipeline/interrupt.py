@@ -105,8 +105,9 @@ def _dropped(found: sys.UnraisableHookArgs) -> None:
     """Takes what was raised where nobody can catch it: an interruption comes again instead of being printed."""
     if _number and issubclass(found.exc_type, KeyboardInterrupt):
         _send_again()
-    # TensorFlow frees functions when its modules are gone already. A literal, for the names of this module may be, too.
-    elif getattr(found.object, "__qualname__", "") != "AtomicFunction.__del__":
+    # What an interruption left half made cannot be freed, which is of no interest any more. TensorFlow frees functions
+    # when its modules are gone already. A literal, for the names of this module may be, too.
+    elif not _number and getattr(found.object, "__qualname__", "") != "AtomicFunction.__del__":
         sys.__unraisablehook__(found)
 
 

@@ -143,10 +143,9 @@ def test_the_program_itself_is_ended(fault, source, short, tmp_path):
     names = ("SIGTERM",) if short else SIGNALS
     choose = random.Random(SEED)
     late = {name: choose.uniform(0, 8) for name in names}
-    running = {name: _start(source, tmp_path / f"{name}-0") for name in names}
 
     def attempt(name: str, before: int) -> Outcome:
-        return _ended_by(_start(source, tmp_path / f"{name}-{before}") if before else running[name], name, late[name])
+        return _ended_by(_start(source, tmp_path / f"{name}-{before}"), name, late[name])
 
     ended = {name: tried_again(lambda before, name=name: attempt(name, before), _seconds) for name in names}
     places = {name: tmp_path / f"{name}-{len(ended[name]) - 1}" for name in names}
