@@ -104,19 +104,19 @@ class _Handler(BaseHTTPRequestHandler):
         description = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.server.refusal:
             status, message = self.server.refusal
-            self._answer({"error": {"code": status, "message": message}}, status)
+            answer(self, {"error": {"code": status, "message": message}}, status)
             return
         job = Job(description, self.server.python, self.server.directory)
         if self.server.freezes:
             job.freeze()
         self.server.jobs.append(job)
-        self._answer(self._described(job) | {"currentState": "JOB_STATE_PENDING"})
+        answer(self, self._described(job) | {"currentState": "JOB_STATE_PENDING"})
 
     def do_PUT(self):
         self.rfile.read(int(self.headers["Content-Length"]))
         job = self._job()
         job.stop()
-        self._answer(self._described(job))
+        answer(self, self._described(job))
 
     def do_GET(self):
         job = self._job()
@@ -125,11 +125,11 @@ class _Handler(BaseHTTPRequestHandler):
             failed = job.state == "JOB_STATE_FAILED"
             text = (job.log.strip() or "the worker ended without a word").splitlines()[-1]
             message = {"id": "1", "time": "2025-01-01T00:00:00Z", "messageImportance": "JOB_MESSAGE_ERROR"}
-            self._answer({"jobMessages": [message | {"messageText": text}] if failed else []})
+            answer(self, {"jobMessages": [message | {"messageText": text}] if failed else []})
         elif self._path().endswith("/metrics"):
-            self._answer({"metrics": []})
+            answer(self, {"metrics": []})
         else:
-            self._answer(self._described(job))
+            answer(self, self._described(job))
 
     def _path(self) -> str:
         return urlsplit(self.path).path
@@ -141,13 +141,15 @@ class _Handler(BaseHTTPRequestHandler):
         same = {key: job.description[key] for key in ("name", "clientRequestId")}
         return {"id": job.id, "currentState": job.state, **same}
 
-    def _answer(self, content: dict, status: int = 200) -> None:
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+
+def answer(handler: BaseHTTPRequestHandler, content: dict, status: int = 200) -> None:
+    """Answers a request with JSON."""
+    body = json.dumps(content).encode()
+    handler.send_response(status)
+    handler.send_header("Content-Type", "application/json")
+    handler.send_header("Content-Length", str(len(body)))
+    handler.end_headers()
+    handler.wfile.write(body)
 
 
 @contextmanager

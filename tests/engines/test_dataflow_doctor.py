@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +13,7 @@ from google.auth.credentials import CredentialsWithRegionalAccessBoundary
 from pipeline import doctor
 from pipeline.doctor import Check, dataflow
 from tests.beam_jobs import gcs_server
+from tests.engines.dataflow_service import answer
 
 JOBS = "/v1b3/projects/my-project-1/locations/us-central1/jobs"
 BUCKET = "/storage/v1/b/bucket"
@@ -45,12 +45,7 @@ def google(monkeypatch, tmp_path) -> Iterator[dict[str, tuple[int, dict]]]:
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self):
             status, content = said[urlsplit(self.path).path]
-            body = json.dumps(content).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            answer(self, content, status)
 
         def log_message(self, *_):
             """Keeps quiet."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
 import time
@@ -23,6 +22,7 @@ from beam_jobs.engines.dataflow_jobs import _Running
 from beam_jobs.errors import FeedlineError
 from beam_jobs.jobs import run_job, unwatched
 from beam_jobs.progress import Progress
+from tests.engines.dataflow_service import answer
 
 
 class Service(ThreadingHTTPServer):
@@ -51,22 +51,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         if self.server.status == 200:
-            self._answer({"id": "job", "currentState": self.server.end, "jobMessages": []}, 200)
+            answer(self, {"id": "job", "currentState": self.server.end, "jobMessages": []})
         elif self.server.status:
-            self._answer({"error": {"message": "the backend\nis away"}}, self.server.status)
+            answer(self, {"error": {"message": "the backend\nis away"}}, self.server.status)
 
     def do_PUT(self):
         self.rfile.read(int(self.headers["Content-Length"]))
         self.server.cancelled = True
-        self._answer({"id": "job", "currentState": "JOB_STATE_CANCELLED"}, 200)
-
-    def _answer(self, content: dict, status: int) -> None:
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        answer(self, {"id": "job", "currentState": "JOB_STATE_CANCELLED"})
 
 
 class Sent(PipelineRunner):

@@ -37,9 +37,8 @@ __all__ = ["always_first_class"]
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 ROOT = Path(__file__).parents[2]
-# Option that many commands have -> the test of all of them.
+# Option that many commands have -> the test of all of them. The help is click's own, and no parameter of a command.
 EVERYWHERE = {
-    "-h": "tests/pipeline/test_cli_help.py::test_the_help_fits_on_80_columns",
     "--json": "tests/pipeline/test_cli_json.py::test_every_command_with_a_result_has_a_schema",
     "--json-schema": "tests/pipeline/test_cli_json.py::test_the_schema_is_printed_without_any_other_argument",
 }
@@ -408,14 +407,14 @@ def test_a_row_whose_option_does_not_do_what_it_says_fails(without_effect: Row, 
 # --- options that are settings
 
 
-COMMANDS = {context.command_path.partition(" ")[2]: (command, context) for command, context in every_command()}
+COMMANDS = {context.command_path.partition(" ")[2]: command for command, context in every_command()}
 SETTINGS = {key for covered in COVERED.values() for section in covered for key in documented(section)}
 VALUES = {"--min-accuracy": "0.25", "--max-reject-ratio": "0.25", "--splits": "a=1,b=1"}
 
 
 def settings_of(name: str) -> dict[str, str]:
     """Option of `run` or `ingest` -> the setting with a row that it sets."""
-    command = COMMANDS[name][0]
+    command = COMMANDS[name]
     values = {parameter.name: ("x",) if parameter.multiple else "a=1" for parameter in command.params}
     found = {option: key for key, option in option_names(command, values).items() if key in SETTINGS}
     return {option: key for option, key in found.items() if name == "run" or key.startswith("ingest.")}
@@ -423,7 +422,7 @@ def settings_of(name: str) -> dict[str, str]:
 
 def words_of(option: str) -> list[str]:
     """Returns an option of `run` with a value that is not its default."""
-    [parameter] = [one for one in COMMANDS["run"][0].params if option in one.opts]
+    [parameter] = [one for one in COMMANDS["run"].params if option in one.opts]
     if parameter.is_flag:
         return [option]
     if isinstance(parameter.type, click.Choice):
@@ -454,8 +453,8 @@ def test_ingest_and_run_have_the_same_options_of_the_ingest():
 def test_every_option_of_every_command_is_shown_to_have_an_effect():
     known = {
         (name, parameter.opts[0])
-        for name, (command, context) in COMMANDS.items()
-        for parameter in command.get_params(context)
+        for name, command in COMMANDS.items()
+        for parameter in command.params
         if isinstance(parameter, click.Option) and not parameter.hidden
     }
     settings = {(name, option) for name in ("ingest", "run") for option in settings_of(name)}
