@@ -82,18 +82,18 @@ def locked(path: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _file(path: str) -> Iterator[None]:
     number = _open(path)
-    ours = Owner()
-    _owned.add(ours.token)
+    token = uuid.uuid4().hex
+    _owned.add(token)
     try:
         with contextlib.suppress(OSError):  # a full disk takes no name of an owner
             writing = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
             try:
-                os.write(writing, ours.to_bytes())
+                os.write(writing, Owner(token=token).to_bytes())
             finally:
                 os.close(writing)
         yield
     finally:
-        _owned.remove(ours.token)
+        _owned.remove(token)
         with contextlib.suppress(OSError):  # its directory was removed or renamed
             os.remove(path)
         os.close(number)

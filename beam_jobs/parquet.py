@@ -117,7 +117,9 @@ def read(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
         if size > allowed:
             raise pa.ArrowInvalid(f"its {len(data)} bytes unpack to more than {allowed}; it is refused")
         decoded.append(batch)
-    return pa.Table.from_batches(decoded, decoded[0].schema)
+    if not decoded:
+        raise pa.ArrowInvalid("its pages hold values, and it has no row")
+    return pa.Table.from_batches(decoded)
 
 
 def _looked_at(stream: BinaryIO, columns: Sequence[str] | None) -> list[_Column]:

@@ -11,75 +11,35 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beam_jobs import images, masks, passes, sealed, tables
-from beam_jobs.errors import Unreadable
+from beam_jobs import images, masks, sealed, tables
 from beam_jobs.examine import (
     DIRECTORY,
-    UNREAD,
     Examined,
     ExamineTask,
     done_by,
     examine_bucket,
     facts_path,
-    forget,
     forget_transient,
-    is_done,
-    rejects_path,
     sweep,
 )
 from beam_jobs.geometry import geometry
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.progress import Progress, local
-from beam_jobs.reader import Reader
-from beam_jobs.scan import Bucket, scan
+from beam_jobs.scan import Bucket
 from beam_jobs.slices import Slice
 from beam_jobs.types import Annotations, ImageObject, ImageRef
+from tests.beam_jobs.buckets import FILES, MIXED, bucket_of, bucket_of_refs, facts_of, rejects_of, task_of, write_files
 from tests.beam_jobs.make_rows import make_ref
-from tests.beam_jobs.web_server import HERE, body, serving, status
-from tests.make_images import crop, encode, jpeg, png, rotated_jpeg
+from tests.beam_jobs.web_server import body, serving, status
+from tests.make_images import encode, png
 
-FILES = {"1.jpg": jpeg(1), "2.png": b"text", "3.png": jpeg(3), "4": png(4), "5.txt": jpeg(5), "6.jpg": jpeg(6)[:-9]}
-# What cannot be stored as it is, between files that can.
-MIXED = {
-    "a.jpg": jpeg(11),
-    "b.webp": encode(crop(12), "WEBP", quality=80),
-    "c.png": png(13),
-    "d.jpg": rotated_jpeg(6, seed=14),
-    "e.bmp": encode(crop(15), "BMP"),
-}
 ATTEMPT = re.compile(r"\.[0-9a-f]{32}")  # what tells the files of one attempt from those of another
 CHANGED = ("b.webp", "d.jpg", "e.bmp")
 
 
 @pytest.fixture
 def source(tmp_path) -> Path:
-    for name, data in {**FILES, **MIXED}.items():
-        (tmp_path / name).write_bytes(data)
-    return tmp_path
-
-
-def bucket_of(source: Path, *names: str) -> Bucket:
-    return bucket_of_refs(source, *(make_ref(name, bytes=len({**FILES, **MIXED}.get(name, b""))) for name in names))
-
-
-def bucket_of_refs(source: Path, *refs: ImageRef) -> Bucket:
-    (bucket,) = scan(refs, str(source / "refs"), 100, {}, "").buckets
-    return bucket
-
-
-def task_of(source: Path, work: str = "work", **fields) -> ExamineTask:
-    limits = fields.get("limits", ImageLimits())
-    reader = Reader(base=str(source), max_bytes=limits.max_bytes, work=str(source / work), http=HERE)
-    values = {"reader": reader, "limits": limits, "pixels": PixelOptions(), "facts": "all", "threads": 2}
-    return ExamineTask(**{**values, **fields})
-
-
-def facts_of(task: ExamineTask, bucket: Bucket) -> list[dict]:
-    return tables.read(facts_path(task.reader.work, bucket)).to_pylist()
-
-
-def rejects_of(task: ExamineTask, bucket: Bucket) -> list[dict]:
-    return tables.read(rejects_path(task.reader.work, bucket)).to_pylist()
+    return write_files(tmp_path)
 
 
 def results(task: ExamineTask) -> dict[str, str]:
@@ -487,54 +447,6 @@ def test_an_image_that_was_missing_is_tried_again_once_that_is_asked_for(source)
     assert examine_bucket(bucket, task).resumed
     forget_transient(task.reader.work, bucket)
     assert examine_bucket(bucket, task).rejected == 0
-
-
-@pytest.fixture
-def sector(source) -> Path:
-    """A file whose first byte can be read by nobody, as one on a bad sector."""
-    (source / "bad.jpg").symlink_to("/proc/self/mem")
-    return source / "bad.jpg"
-
-
-def test_a_bucket_with_an_image_that_cannot_be_read_is_not_done(source, sector, masked):
-    refs = [make_ref("1.jpg"), make_ref("bad.jpg"), make_ref("2.png"), masked("bad.jpg"), make_ref("b.webp")]
-    bucket, task = bucket_of_refs(source, *refs), task_of(source)
-    with pytest.raises(Unreadable) as fault:
-        examine_bucket(bucket, task)
-    assert fault.value.faults == (
-        ("bad.jpg", "Input/output error"),
-        ("a.jpg", "mask bad.jpg: Input/output error"),
-    )
-    assert not is_done(task.reader.work, bucket)
-    assert list(Path(task.reader.work).rglob("*.*")) == []
-    sector.unlink()
-    sector.write_bytes(MASKS["plain.png"])
-    assert examine_bucket(bucket, task) == examine_bucket(bucket, task_of(source, "other"))
-    assert is_done(task.reader.work, bucket)
-
-
-def test_what_cannot_be_read_is_rejected_and_noted_where_that_is_asked_for(source, sector):
-    bucket, task = bucket_of_refs(source, make_ref("1.jpg"), make_ref("bad.jpg")), task_of(source)
-    found = examine_bucket(bucket, replace(task, reject_unreadable=True))
-    assert (found.good, found.rejected) == (1, 1)
-    (reject,) = rejects_of(task, bucket)
-    assert (reject["key"], reject["stage"], reject["reason"], reject["detail"], reject["bytes"]) == (
-        *("bad.jpg", "examine", "unreadable", "Input/output error"),
-        0,
-    )
-    notes = passes.noted(f"{task.reader.work}/{UNREAD}")
-    assert notes == {bucket.name: (("bad.jpg", "Input/output error"),)}
-    assert is_done(task.reader.work, bucket)
-    forget(task.reader.work, bucket)
-    assert not is_done(task.reader.work, bucket)
-
-
-def test_a_bucket_of_which_nothing_can_be_read_is_given_up_early(source, sector, monkeypatch):
-    monkeypatch.setattr(passes, "MOST_FAULTS", 3)
-    refs = [make_ref(str(number), uri="bad.jpg") for number in range(50)]
-    with pytest.raises(Unreadable) as fault:
-        examine_bucket(bucket_of_refs(source, *refs), task_of(source))
-    assert [key for key, _ in fault.value.faults] == ["0", "1", "2"]
 
 
 def test_results_move_with_their_work_directory(source):

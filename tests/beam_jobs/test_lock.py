@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -86,6 +88,16 @@ def test_an_owner_of_which_only_a_child_is_left_is_waited_for(tmp_path):
     os.waitpid(owner, 0)
     with locked(path):
         pass
+
+
+def test_an_owner_that_has_not_written_its_name_yet_is_waited_for(tmp_path):
+    path = tmp_path / "lock"
+    with path.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        owner = Owner(process=os.getppid(), since=time.time())
+        threading.Timer(0.3, lambda: path.write_bytes(owner.to_bytes())).start()
+        with pytest.raises(Locked, match=f"^process {owner.process} on host "), locked(str(path)):
+            pass
 
 
 def test_of_many_processes_one_owns_the_lock_at_a_time(tmp_path):

@@ -120,6 +120,25 @@ def test_a_whole_table_that_unpacks_to_more_than_its_limit_is_refused():
         parquet.read(data(80))
 
 
+def repeated(rows: int) -> bytes:
+    """Returns a file of one long text that every row repeats, which says that it is to be read as a dictionary."""
+    return written(pa.table({"note": pa.DictionaryArray.from_arrays([0] * rows, ["x" * 400_000])}))
+
+
+def test_a_text_of_a_dictionary_counts_in_every_row():
+    with pytest.raises(pa.ArrowInvalid, match="unpack to more than 268"):
+        parquet.read(repeated(5001))
+    assert rows_of(repeated(3)) == [{"note": "x" * 400_000}] * 3
+
+
+def test_pages_of_a_group_that_claims_no_row_are_damage():
+    data = repeated(5001)
+    claimed = b"\x92\x4e"  # 5001 as Thrift writes it; the last one is that of the group
+    place = data.rindex(claimed)
+    with pytest.raises(pa.ArrowInvalid, match="its pages hold values, and it has no row"):
+        parquet.read(data[:place] + b"\x80\x00" + data[place + 2 :])
+
+
 def test_one_long_value_among_many_short_ones_is_no_reason_to_refuse_a_table():
     table = pa.table({"extra": ["x" * MIB, *["y"] * 5000]})  # were each as long, it would be 5 GB
     assert parquet.read(written(table)).equals(table)

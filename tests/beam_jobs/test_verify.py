@@ -2,63 +2,28 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import re
-import shutil
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
 from beam_jobs import ingest, manifest, record, tables, tfrecord
 from beam_jobs.errors import CorruptDataset, SourceError, SplitConflict
 from beam_jobs.manifest import Manifest
-from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
+from beam_jobs.options import IngestOptions, TableColumns
 from beam_jobs.verify import _rows_by_shard, verify
 from tests.beam_jobs.broken_decoder import broken_decoders
-from tests.make_images import class_folders, encode, flipped, forged_png, jpeg, png
+from tests.make_images import flipped, forged_png, jpeg, png
+from tests.rewrite_records import edit_manifest, rewrite_shard, set_value
 
 NAME = "Split-train/data-00001-of-00002.tfrecord"
-
-
-def edit_manifest(dataset: Path, edit) -> None:
-    values = json.loads((dataset / "dataset.json").read_text())
-    edit(values)
-    del values["checksum"]
-    values["checksum"] = manifest.checksum_of(values)
-    (dataset / "dataset.json").write_bytes(manifest.serialise(values))
 
 
 def edit_rows(dataset: Path, edit) -> None:
     path = str(dataset / "images.parquet")
     tables.write(path, edit(tables.read(path).to_pylist()), tables.IMAGES)
     sealed_as_it_is(dataset)
-
-
-def rewrite_shard(dataset: Path, change, split: str = "train", index: int = 1) -> str:
-    """Replaces the records of a shard by changed ones and its promises by true ones: all checksums are right.
-
-    Returns its path.
-    """
-    from tensorflow.core.example import example_pb2
-
-    loaded = manifest.load(str(dataset))
-    path = loaded.shard_paths(str(dataset), split)[index]
-    with open(path, "rb") as stream:
-        payloads = [payload for _, payload in tfrecord.read_records(stream, "x")]
-    first = example_pb2.Example.FromString(payloads[0])
-    change(first.features.feature)
-    pieces = [tfrecord.frame(payload) for payload in [first.SerializeToString(deterministic=True), *payloads[1:]]]
-    data = b"".join(piece for three in pieces for piece in three)
-    Path(path).write_bytes(data)
-    info = loaded.splits[split]
-    shards = list(info.shards)
-    shards[index] = replace(shards[index], bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-    splits = {**loaded.splits, split: replace(info, shards=tuple(shards))}
-    manifest.write(replace(loaded, splits=splits), str(dataset))
-    return path
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -305,14 +270,6 @@ def test_a_directory_without_manifest_cannot_be_verified(tmp_path):
         verify(str(tmp_path))
 
 
-def set_value(name, value):
-    def change(feature):
-        kind = feature[name].WhichOneof("kind")
-        getattr(feature[name], kind).value[:] = [value]
-
-    return change
-
-
 def replace_by(name, kind, value):
     def change(feature):
         feature[name].Clear()
@@ -381,112 +338,6 @@ def test_a_negative_label_does_not_count_from_the_end(dataset):
 
     rewrite_shard(dataset, last)
     assert any("offset 0: " in problem and "label -" in problem for problem in verify(str(dataset)).problems)
-
-
-def image_folder(folder: Path) -> Path:
-    folder.mkdir()
-    for number in range(6):
-        (folder / f"{number}.jpg").write_bytes(jpeg(number))
-        (folder / f"{number}.png").write_bytes(encode(np.full((60, 80), number, np.uint8), "PNG"))
-    return folder
-
-
-def ingested(source: Path, out: Path, **fields) -> Path:
-    ingest.run(IngestOptions(source=str(source), out=str(out), splits={"all": 1}, **fields))
-    return out
-
-
-@pytest.fixture(scope="module")
-def _many(tmp_path_factory) -> Path:
-    folder = image_folder(tmp_path_factory.mktemp("many") / "source")
-    lines = [f"{n}.jpg,{'a|b' if n % 2 else ''},{n}.png" for n in range(6)]
-    (folder / "table.csv").write_text("\n".join(["image,classes,mask", *lines, ""]))
-    columns = TableColumns(labels="classes", mask="mask")
-    return ingested(folder / "table.csv", folder.parent / "out", columns=columns)
-
-
-@pytest.fixture(scope="module")
-def _objects(tmp_path_factory) -> Path:
-    folder = image_folder(tmp_path_factory.mktemp("objects") / "source")
-    outline = [[10, 10, 40, 12, 35, 50]]
-    boxes = [
-        {"id": n, "image_id": n // 2, "category_id": 1 + n % 2, "bbox": [8, 10, 32, 41], "segmentation": outline}
-        for n in range(12)
-    ]
-    values = {
-        "images": [{"id": n, "file_name": f"{n}.jpg", "height": 60, "width": 80} for n in range(6)],
-        "annotations": boxes,
-        "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}],
-    }
-    (folder / "instances.json").write_text(json.dumps(values))
-    return ingested(folder / "instances.json", folder.parent / "out")
-
-
-@pytest.fixture(scope="module")
-def _raw(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("raw")
-    source = class_folders(folder / "source", per_class=3)
-    return ingested(source, folder / "out", pixels=PixelOptions(policy="raw", side_px=16))
-
-
-@pytest.fixture
-def copy_of(request, tmp_path):
-    """Returns a function that copies a dataset by the name of its fixture."""
-    return lambda name: Path(shutil.copytree(request.getfixturevalue(name), tmp_path / "copy"))
-
-
-@pytest.mark.parametrize("name", ["_many", "_objects", "_raw"])
-def test_datasets_of_every_kind_are_sound(copy_of, name):
-    result = verify(str(copy_of(name)))
-    assert (result.records, result.problems) == (6, [])
-
-
-def append_value(name, value):
-    def change(feature):
-        kind = feature[name].WhichOneof("kind")
-        getattr(feature[name], kind).value.append(value)
-
-    return change
-
-
-OBJECT_LABEL, OBJECT_TEXT, OBJECT_MASK = (record.OBJECT_PREFIX + name for name in ("class/label", "class/text", "mask"))
-SMALL_MASK = encode(np.zeros((30, 40), np.uint8), "PNG")
-WRONG_ANNOTATIONS = {
-    "label beyond the classes": ("_many", append_value(record.LABEL, 7), "label 7 is not None"),
-    "label without a name": ("_many", append_value(record.LABEL, 1), "label 1 is not None"),
-    "name without a label": ("_many", append_value(record.TEXT, b"a"), "label None is not 'a'"),
-    "mask of another size": (
-        "_many",
-        set_value(record.MASK, SMALL_MASK),
-        r"a mask of '\d.jpg' has 40x30 pixels, its image 80x60",
-    ),
-    "damaged mask": ("_many", set_value(record.MASK, SMALL_MASK[:-20]), r"'\d.jpg' cannot be decoded: "),
-    "object beyond the classes": ("_objects", set_value(OBJECT_LABEL, 2), "label 2 is not 'cat'"),
-    "object of another class": ("_objects", set_value(OBJECT_LABEL, 1), "label 1 is not 'cat'"),
-    "name of another class": ("_objects", set_value(OBJECT_TEXT, b"dog"), "label 0 is not 'dog'"),
-    "object mask of another size": ("_objects", set_value(OBJECT_MASK, SMALL_MASK), r"a mask of '\d.jpg' has 40x30"),
-    "too few pixels": (
-        "_raw",
-        set_value(record.HEIGHT, 17),
-        r"'.*' has 768 bytes of pixels, its record says 16x17 of three each",
-    ),
-    "too many pixels": ("_raw", set_value(record.WIDTH, 15), r"'.*' has 768 bytes of pixels, its record says 15x16"),
-    "pixels that changed": ("_raw", set_value(record.ENCODED, bytes(768)), "the image of '.*' is not the one its"),
-}
-
-
-@pytest.mark.parametrize(("name", "change", "message"), WRONG_ANNOTATIONS.values(), ids=WRONG_ANNOTATIONS)
-def test_a_wrong_annotation_is_named_even_when_every_checksum_is_right(copy_of, name, change, message):
-    dataset = copy_of(name)
-    path = rewrite_shard(dataset, change, "all", 0)
-    problems = verify(str(dataset)).problems
-    assert re.fullmatch(rf"{path} offset 0: ({message}).*", problems[0]), problems[0]
-
-
-def test_a_histogram_of_several_classes_an_image_is_compared_too(copy_of):
-    dataset = copy_of("_many")
-    edit_manifest(dataset, lambda values: values["splits"]["all"]["classes"].update(a=4))
-    assert verify(str(dataset)).problems == ["all: the class histogram of dataset.json is not that of its records"]
 
 
 @pytest.mark.parametrize("conflicts", ["report", "refuse"])

@@ -197,3 +197,24 @@ interrupt.install()
 last = {name}()  # freed with the module, at the end
 """)
     assert (done.returncode, "its module is gone" in done.stderr) == (0, printed)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_what_an_interruption_left_half_made_is_not_printed_when_it_is_freed(interrupted):
+    done = python(f"""
+import os, signal
+from pipeline import interrupt
+
+class Half:
+    def __del__(self):
+        raise RuntimeError("it has no such attribute")
+
+interrupt.install()
+try:
+    if {interrupted}:
+        os.kill(os.getpid(), signal.SIGINT)
+except KeyboardInterrupt:
+    pass
+Half()
+""")
+    assert ("it has no such attribute" in done.stderr) is not interrupted
