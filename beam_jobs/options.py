@@ -28,6 +28,7 @@ UNREADABLE = ("stop", "reject")
 LOCAL_BEAM_ARGS = ("--runner=FnApiRunner", "--direct_running_mode=in_memory", "--sdk_container_image=unused")
 
 _MAX_RAW_SIDE = 4096
+MAX_VALUE_BYTES = 16 << 20  # of a cell; a line of a text table has no more characters
 PILLOW_MAX_PIXELS = 178_956_970  # twice `PIL.Image.MAX_IMAGE_PIXELS`: a decompression bomb to it
 
 # They say where the data is or how the work is cut, never which bytes come out.
@@ -123,9 +124,11 @@ class TableColumns:
       group: images of one group never part between splits.
       split: name of the split, overriding the hash.
       extra: columns copied into the records as `extra/NAME`.
+      max_value_bytes: largest cell of an `extra` column and all labels of one image, in bytes; captions have thousands.
+        A row with more is the reject `bad_annotation`. At most 16 MiB, so that a row stays small beside an image.
 
     Raises:
-      OptionError: a column that is needed has no name.
+      OptionError: a column that is needed has no name, or `max_value_bytes` is out of range.
     """
 
     image: str = "image"
@@ -138,11 +141,15 @@ class TableColumns:
     group: str = ""
     split: str = ""
     extra: tuple[str, ...] = ()
+    max_value_bytes: int = 1 << 20
 
     def __post_init__(self) -> None:
         for role in ("image", "label_separator"):
             if not getattr(self, role):
                 raise OptionError(f"the {role} column is {getattr(self, role)!r}; name a column of the table")
+        validate.whole("max_value_bytes", self.max_value_bytes, 1)
+        if self.max_value_bytes > MAX_VALUE_BYTES:
+            raise OptionError(f"max_value_bytes is {self.max_value_bytes}; at most {MAX_VALUE_BYTES} can be allowed")
 
     @property
     def label_kind(self) -> str:

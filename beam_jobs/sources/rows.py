@@ -16,7 +16,6 @@ from beam_jobs.types import EXTRA_TYPES, Annotations, ExtraValue, ImageRef, Reje
 from beam_jobs.user_columns import fits_float32, is_whole
 
 NUMBER = re.compile(r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
-MAX_EXTRA_BYTES = 1 << 20  # of a cell of an extra column, and of all labels of an image; captions have thousands
 _NUMBER_BYTES = 8
 _LARGEST_FLOAT32 = 3.4028234e38  # what a record can hold
 
@@ -75,7 +74,9 @@ class RowReader:
             group=_cell(row, columns.group),
             split=_cell(row, columns.split),
             extra={
-                name: _extra(row, name, kind) for name, kind in self.kinds.items() if _has_value(row.get(name), kind)
+                name: self._extra(row, name, kind)
+                for name, kind in self.kinds.items()
+                if _has_value(row.get(name), kind)
             },
             annotations=None if said == Annotations() else said,
         )
@@ -88,7 +89,7 @@ class RowReader:
     def _labels(self, row: Row) -> tuple[str, ...]:
         value = row.get(self.columns.labels)
         cells = value.split(self.columns.label_separator) if isinstance(value, str) else value
-        _check_bytes(value, self.columns.labels)
+        self._check_bytes(value, self.columns.labels)
         names = (_plain(item, self.columns.labels) for item in (cells if isinstance(cells, list) else [cells]))
         return tuple(sorted({name for name in names if name}))
 
@@ -108,6 +109,21 @@ class RowReader:
             raise BadImage(bad.reason, f"mask {uri}: {bad.detail}") from bad
         except OSError:  # the examination reads it
             return 0
+
+    def _extra(self, row: Row, name: str, kind: type) -> ExtraValue:
+        value = row[name]
+        self._check_bytes(value, name)
+        if isinstance(value, list):
+            return [_converted(item, name, kind) for item in value]
+        return _converted(value, name, kind)
+
+    def _check_bytes(self, value: Any, column: str) -> None:
+        """Raises `BadImage` when the cell of an extra column, or of labels, is longer than allowed."""
+        items = value if isinstance(value, list) else [value]
+        found = sum(len(item.encode("utf-8", "replace")) if isinstance(item, str) else _NUMBER_BYTES for item in items)
+        if found > (allowed := self.columns.max_value_bytes):
+            detail = f"column {column!r} holds {found} bytes; {allowed} are allowed (max_value_bytes)"
+            raise BadImage(RejectReason.BAD_ANNOTATION, detail)
 
     def _path(self, uri: str) -> str:
         return uri if storage.is_remote(uri) else storage.join(self.base, uri)
@@ -196,15 +212,6 @@ def _plain(value: Any, column: str) -> str:
     return text
 
 
-def _check_bytes(value: Any, column: str) -> None:
-    """Raises `BadImage` when the cell of an extra column, or of labels, is longer than allowed."""
-    items = value if isinstance(value, list) else [value]
-    found = sum(len(item.encode("utf-8", "replace")) if isinstance(item, str) else _NUMBER_BYTES for item in items)
-    if found > MAX_EXTRA_BYTES:
-        detail = f"column {column!r} holds {found} bytes; {MAX_EXTRA_BYTES} are allowed"
-        raise BadImage(RejectReason.BAD_ANNOTATION, detail)
-
-
 def _utf8(text: str, column: str) -> str:
     try:
         text.encode()
@@ -237,14 +244,6 @@ def _is_missing_number(value: Any) -> bool:
 def _has_value(value: Any, kind: type) -> bool:
     """Returns whether a cell goes into the record; whole numbers have no NaN, which is then a missing one."""
     return not (_is_empty(value) or (kind is int and _is_missing_number(value)))
-
-
-def _extra(row: Row, name: str, kind: type) -> ExtraValue:
-    value = row[name]
-    _check_bytes(value, name)
-    if isinstance(value, list):
-        return [_converted(item, name, kind) for item in value]
-    return _converted(value, name, kind)
 
 
 def _converted(value: Any, name: str, kind: type) -> Any:

@@ -169,7 +169,7 @@ _PLAIN = (
 )
 _COLUMNS = (
     *("image_column", "label_column", "labels_column", "label_separator", "mask_column", "weight_column"),
-    *("key_column", "group_column", "split_column"),
+    *("key_column", "group_column", "split_column", "max_value_bytes"),
 )
 _PIXELS = ("policy", "side_px", "fit", "quality")
 # Option -> another, and the values of that one with which it does something.
@@ -295,6 +295,11 @@ _INGEST_OPTIONS = (
         metavar="NAME",
         multiple=True,
         help="Column to copy into the records; repeatable.",
+    ),
+    _column(
+        "--max-value-bytes",
+        type=int,
+        help="Largest cell of an --extra-column, and all labels of an image, in bytes.  [default: 1048576]",
     ),
     _column(
         "--float32-loss",

@@ -73,7 +73,7 @@ def test_the_digest_follows_every_option_of_the_pixels(field, value):
 
 @pytest.mark.parametrize("field", [field.name for field in fields(TableColumns)])
 def test_the_digest_follows_every_column(field):
-    columns = TableColumns(**{field: ("other",) if field == "extra" else "other"})
+    columns = TableColumns(**{field: {"extra": ("other",), "max_value_bytes": 7}.get(field, "other")})
     assert replace(BASE, columns=columns).digest() != BASE.digest()
 
 
@@ -208,6 +208,13 @@ def test_classes_of_masks_are_values_of_a_byte(field, value, message):
 def test_a_limit_of_bytes_must_be_a_whole_number(value):
     with pytest.raises(OptionError, match="^max_bytes is "):
         ImageLimits(max_bytes=value)
+
+
+@pytest.mark.parametrize("value", [0, (16 << 20) + 1, 1.5])
+def test_a_cell_has_1_byte_to_16_mebibytes(value):
+    with pytest.raises(OptionError, match="^max_value_bytes is "):
+        TableColumns(max_value_bytes=value)
+    assert TableColumns(max_value_bytes=16 << 20).max_value_bytes == 16 << 20
 
 
 @pytest.mark.parametrize("name", ["image", "label_separator"])

@@ -172,7 +172,8 @@ EVERY_OPTION = (
     " --policy resize --side-px 99 --fit inside --quality 71 --facts basic --max-reject-ratio 0.5"
     " --threads 3 --image-column i --label-column l"
     " --labels-column ls --label-separator ; --mask-column m --weight-column w --key-column k --group-column g"
-    " --split-column s --extra-column x --extra-column y --max-bytes 90001 --max-pixels 90000 --max-side-px 900"
+    " --split-column s --extra-column x --extra-column y --max-value-bytes 90"
+    " --max-bytes 90001 --max-pixels 90000 --max-side-px 900"
     " --min-side-px 9 --max-aspect 9 --max-seconds 7 --http-timeout-s 1.5 --http-retries 8 --http-per-host 2"
     " --allow-bucket s3://a --allow-bucket gs://b --http-allow-private --unreadable reject --float32-loss refuse"
     " --mask-classes 4 --mask-ignore 255"
@@ -244,6 +245,7 @@ def test_every_option_reaches_its_setting(asked_for):
             group="g",
             split="s",
             extra=("x", "y"),
+            max_value_bytes=90,
         ),
         limits=ImageLimits(
             max_bytes=90001,
@@ -290,6 +292,7 @@ def test_the_defaults_that_help_names_are_the_defaults():
         "--image-column": options.columns.image,
         "--label-column": options.columns.label,
         "--label-separator": options.columns.label_separator,
+        "--max-value-bytes": options.columns.max_value_bytes,
         "--max-bytes": options.limits.max_bytes,
         "--max-pixels": options.limits.max_pixels,
         "--max-side-px": options.limits.max_side_px,

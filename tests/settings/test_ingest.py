@@ -266,6 +266,13 @@ ROWS = [
         ([], ["extra/city", "extra/price"]),
         given=TABLE,
     ),
+    row(
+        "ingest.columns.max_value_bytes",
+        4,
+        lambda found: found.error,
+        ("", "TooManyRejects"),  # each city has five letters
+        given={**TABLE, "ingest.columns.extra": ["city"]},
+    ),
     row("ingest.columns.extra", ["serial"], serials, lambda _, after: after == {*SERIALS} - {SERIALS[5]}, given=TABLE),
     row(
         "ingest.columns.extra",

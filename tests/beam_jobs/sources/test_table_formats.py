@@ -279,7 +279,7 @@ def test_a_cell_of_an_extra_column_has_at_most_a_mebibyte(write, suffix, value):
     allowed, refused = open_source(make_options(source=str(write(suffix, rows)), columns=columns)).entries()
     assert allowed.extra == {"note": value}
     assert refused.reason == "bad_annotation"
-    assert re.search(r"column 'note' holds 1\d{6} bytes; 1048576 are allowed$", refused.detail)
+    assert re.search(r"column 'note' holds 1\d{6} bytes; 1048576 are allowed \(max_value_bytes\)$", refused.detail)
 
 
 def test_all_labels_of_an_image_have_at_most_a_mebibyte(write):
@@ -287,7 +287,16 @@ def test_all_labels_of_an_image_have_at_most_a_mebibyte(write):
     columns = TableColumns(labels="names")
     allowed, refused = open_source(make_options(source=str(write("jsonl", rows)), columns=columns)).entries()
     assert allowed.annotations.labels == ("x" * 4096,)
-    assert refused.detail == "line 2: column 'names' holds 1052672 bytes; 1048576 are allowed"
+    assert refused.detail == "line 2: column 'names' holds 1052672 bytes; 1048576 are allowed (max_value_bytes)"
+
+
+@pytest.mark.parametrize("column", [{"labels": "names"}, {"extra": ("names",)}])
+def test_the_bytes_of_a_cell_are_an_option(write, column):
+    rows = [{"image": "1.jpg", "label": "cat", "names": "x" * count} for count in (8, 9)]
+    options = make_options(source=str(write("jsonl", rows)), columns=TableColumns(max_value_bytes=8, **column))
+    allowed, refused = open_source(options).entries()
+    assert allowed.key
+    assert refused.detail == "line 2: column 'names' holds 9 bytes; 8 are allowed (max_value_bytes)"
 
 
 def test_a_table_of_a_text_that_every_row_repeats_is_read_without_holding_it_for_each(write):
