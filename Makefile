@@ -8,7 +8,8 @@ unexport PYTHONDONTWRITEBYTECODE
 UV_VERSION := 0.9.30
 UV := .tools/bin/uv
 BIN := .venv/bin
-EXTRAS := tfx,dev,airflow,kubeflow,gcp
+STACK ?= legacy
+EXTRAS := tfx,dev,kubeflow,gcp
 ROOT ?= demo_run
 FAULTS ?= full
 SECONDS ?= 600
@@ -16,7 +17,7 @@ SECONDS ?= 600
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-setup: .venv/.installed  ## make .venv from constraints.txt
+setup: .venv/.installed  ## make .venv from the constraints of the stack
 
 demo: setup  ## the whole pipeline on real handwritten digits
 	$(BIN)/feedline demo --root $(ROOT)
@@ -48,8 +49,8 @@ fuzz: setup  ## search every parser of foreign bytes for errors, guided by cover
 		TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -W ignore -m tests.fuzz.$$target --seconds $(SECONDS) || { code=$$?; break; }; \
 		done; $(BIN)/python -m tests.fuzz.report; exit $$code
 
-advisories: setup  ## ask for advisories of the versions in constraints.txt (AUDIT="-s osv": of another service)
-	$(UV) tool run --quiet pip-audit==2.10.1 --requirement constraints.txt --no-deps --disable-pip --format json \
+advisories: setup  ## ask for advisories of the versions in constraints/ (AUDIT="-s osv": of another service)
+	$(UV) tool run --quiet pip-audit==2.10.1 --requirement constraints/$(STACK).txt --no-deps --disable-pip --format json \
 		--progress-spinner off $(AUDIT) | $(BIN)/python -m tests.security.advisories
 
 test-orchestrators: setup  ## the pipeline under Airflow, and as Kubeflow and Dataflow would run it
@@ -70,8 +71,11 @@ format: setup  ## format and mend what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lock: $(UV)  ## bring constraints.txt in line with setup.py, for all extras together (UPGRADE=--upgrade for newer versions)
-	$(UV) pip compile setup.py --all-extras --python-version 3.10 --no-header --no-emit-index-url $(UPGRADE) -q -o constraints.txt
+# The markers that are true wherever the lock is used are left out of it.
+lock: $(UV)  ## bring constraints/ in line with setup.py, for all extras together (UPGRADE=--upgrade for newer versions)
+	$(UV) pip compile setup.py --all-extras --constraint constraints/legacy.in --python-version 3.10 --no-header --no-emit-index-url $(UPGRADE) -q -o constraints/legacy.txt
+	$(UV) pip compile setup.py --all-extras --constraint constraints/current.in --python-version 3.10 --universal --no-header --no-emit-index-url $(UPGRADE) -q -o constraints/current.txt
+	sed -i -E "s/ and platform_machine == 'x86_64' and sys_platform == 'linux'//; s/ and python_full_version < '3.14'//; s/ ; python_full_version < '3.14'$$//" constraints/current.txt
 
 docs: setup  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
@@ -87,7 +91,7 @@ $(UV):
 	$(PYTHON) -m venv .tools
 	.tools/bin/python -m pip install --quiet uv==$(UV_VERSION)
 
-.venv/.installed: $(UV) setup.py constraints.txt Makefile
+.venv/.installed: $(UV) setup.py constraints/$(STACK).txt Makefile
 	test -x $(BIN)/python || $(UV) venv --quiet --python 3.10 .venv
-	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints/$(STACK).txt --editable '.[$(EXTRAS)]'
 	touch $@

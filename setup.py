@@ -6,52 +6,51 @@ from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
 
-# Ranges say what the code needs; `constraints.txt` says what was tested, to the last transitive version.
+# Ranges say what the code needs; `constraints/` says what was tested, to the last transitive version.
 CORE = [
     "apache-beam>=2.74,<3",
     "click>=8.1",
     "google-crc32c>=1.5",  # without a C crc32c a record costs milliseconds instead of microseconds
     "jinja2>=3.1",
-    "numpy>=1.26,<2",
+    "numpy>=1.26,<3",
     "opencv-python-headless>=4.8",
     "packaging>=24.2",  # the list of SPDX licences
     "pillow>=10.3",
     "psutil>=5.9",
-    "pyarrow>=10,<19",
-    "pyarrow-hotfix>=0.6",  # TFX keeps pyarrow at 10, which runs what a Parquet file holds: see SECURITY.md
+    "pyarrow>=10",
+    # TFX 1.16, which needs Python 3.10, keeps pyarrow at 10, which runs what a Parquet file holds: see SECURITY.md.
+    "pyarrow-hotfix>=0.6; python_version < '3.11'",
     "pycocotools>=2.0.7",  # polygons and run-length encodings of COCO to masks
     "pyyaml>=6",
     "rich>=13",
-    "tensorflow>=2.16,<2.17",
+    "tensorflow>=2.16,<2.22",
     "urllib3>=1.26",
 ]
 TFX = [
-    "dill==0.3.1.1",  # tensorflow-transform imports it and Beam no longer installs it
+    "dill>=0.3.1.1",  # tensorflow-transform imports it and Beam no longer installs it
     "ml-metadata>=1.16,<2",
-    "protobuf>=3.20.3,<5",
-    "scikit-learn>=1.5,<1.6",  # ships the 1,797 digits of `feedline demo`
+    "protobuf>=3.20.3,<7",
+    "scikit-learn>=1.5",  # ships the 1,797 digits of `feedline demo`
     "setuptools<81",  # tfx and kfp import pkg_resources, which 81 starts to remove
     "tensorflow-data-validation>=1.16,<2",
     "tensorflow-model-analysis>=0.47,<1",
     "tensorflow-transform>=1.16,<2",
-    "tfx>=1.16,<1.17",
+    "tfx>=1.16,<1.22",
     "tfx-bsl>=1.16,<2",
 ]
 EXTRAS = {
     "tfx": TFX,
-    # The newest that TensorFlow 2.16 and Keras 3.12 work with side by side.
-    "jax": ["jax>=0.4.30,<0.4.35", "jaxlib>=0.4.30,<0.4.35"],
-    "kubeflow": ["kfp>=2.5,<2.6"],
-    "airflow": ["apache-airflow>=2.11,<3"],
+    "jax": ["jax>=0.4.30", "jaxlib>=0.4.30"],
+    "kubeflow": ["kfp>=2.5,<3"],
     "aws": ["apache-beam[aws]>=2.74,<3"],
     "gcp": ["apache-beam[gcp]>=2.74,<3"],
     "dev": [
         "apache-beam[aws]>=2.74,<3",
-        "atheris>=2.3,<3; sys_platform == 'linux' and platform_machine == 'x86_64'",  # elsewhere it has no wheel
+        "atheris>=2.3; sys_platform == 'linux' and platform_machine == 'x86_64'",  # elsewhere it has no wheel
         "hypothesis>=6",
         "ipykernel>=6",  # of the notebook, which a test runs from top to bottom
-        "jax>=0.4.30,<0.4.35",  # the trainer is tested with both backends of Keras
-        "jaxlib>=0.4.30,<0.4.35",
+        "jax>=0.4.30",  # the trainer is tested with both backends of Keras
+        "jaxlib>=0.4.30",
         "jsonschema>=4.18",  # results of --json against their schemas
         "matplotlib>=3.8",  # plots of the notebook
         "mkdocs-material>=9",
@@ -71,6 +70,8 @@ EXTRAS = {
         "pytest-timeout>=2.3",
         "pytest-xdist>=3.6",
         "ruff>=0.6",
+        "importlib-resources>=6",  # tensorflow-datasets imports it and does not say so
+        "tensorboard>=2.16",  # TensorFlow 2.21 no longer brings it
         "tensorflow-datasets>=4.9",
         "tfrecord>=1.14",
         "types-PyYAML",
@@ -85,7 +86,7 @@ setup(
     long_description=(HERE / "README.md").read_text(encoding="utf-8") if (HERE / "README.md").exists() else "",
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.10,<3.11",
+    python_requires=">=3.10,<3.14",
     # The names are generic, so they are listed: `tests` and `benchmarks` must never be installed.
     packages=find_packages(include=["pipeline*", "components*", "beam_jobs*", "trainer*"]),
     package_data={
@@ -105,5 +106,8 @@ setup(
     classifiers=[
         "License :: OSI Approved :: Apache Software License",
         "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
     ],
 )

@@ -5,8 +5,11 @@ Before 14.0.1 Arrow runs what such a column brings along as soon as the file is 
 
 from __future__ import annotations
 
+import contextlib
+
 import pyarrow as pa
-import pyarrow_hotfix  # noqa: F401 - Beam imports it too; done after the registration below, it would take its place
+
+from beam_jobs import stack
 
 _NAME = "arrow.py_extension_type"
 
@@ -23,5 +26,8 @@ class _Refused(pa.ExtensionType):
         raise pa.ArrowInvalid(detail)
 
 
-pa.unregister_extension_type(_NAME)
+# Before the registration below, whose place it would take: Beam imports the same package.
+stack.protect_arrow()
+with contextlib.suppress(pa.ArrowKeyError):  # newer versions of Arrow have no such type
+    pa.unregister_extension_type(_NAME)
 pa.register_extension_type(_Refused(pa.null(), _NAME))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from beam_jobs import storage, validate, writable
+from beam_jobs import stack, storage, validate, writable
 from beam_jobs.errors import OptionError
 from components.dataset_gate.limits import GateLimits
 from pipeline import config as configuration
@@ -180,7 +180,7 @@ def _job(config: PipelineConfig, options: KubeflowOptions, root: str) -> dict[st
         import kfp  # noqa: F401 - seconds sooner than TFX would find out
         from tfx.orchestration.kubeflow.v2 import kubeflow_v2_dag_runner
     except ImportError as error:
-        remedy = "in the checkout of Feedline: pip install -c constraints.txt '.[tfx,kubeflow]'"
+        remedy = stack.pip_install(".[tfx,kubeflow]")
         raise OptionError(f"the target kubeflow needs {error.name}; {remedy}") from error
     from pipeline.pipeline import Baselines, create_pipeline
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import platform
 import re
 import shutil
 import subprocess
@@ -14,12 +15,14 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
+from beam_jobs import stack
 from beam_jobs.engines.dataflow_package import build_wheel
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("beam_jobs", "components", "pipeline", "trainer")
-BESIDE = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "constraints.txt", ".python-version")
+BESIDE = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "constraints")
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +32,7 @@ def checkout(tmp_path_factory) -> Path:
     for package in PACKAGES:
         shutil.copytree(ROOT / package, target / package, ignore=shutil.ignore_patterns("__pycache__"))
     for name in BESIDE:
-        shutil.copy(ROOT / name, target)
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, target / name)
     (target / "tests").mkdir()
     (target / "tests" / "__init__.py").write_text("")  # what must never be installed
     return target
@@ -62,8 +65,13 @@ def of_packages() -> dict[str, bytes]:
     return {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in kept}
 
 
-def constraint(name: str) -> str:
-    return re.search(rf"^{re.escape(name)}==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[1]
+def constraint(name: str, file: str, python: str = platform.python_version()) -> str:
+    """Version of a package in the lock of a stack, for a version of Python."""
+    lines = [line for line in (ROOT / file).read_text().splitlines() if line.startswith(f"{name}==")]
+    markers = {"python_full_version": python}
+    asked = (Requirement(line) for line in lines)
+    (found,) = (one for one in asked if one.marker is None or one.marker.evaluate(markers))
+    return str(found.specifier).removeprefix("==")
 
 
 def dockerfile() -> list[list[str]]:
@@ -91,8 +99,8 @@ def test_the_wheel_of_the_installed_code_is_the_same_code(wheel, tmp_path):
     made = contents(build_wheel(str(tmp_path)))
     assert without_info(made) == without_info(wheel)
     text = next(data.decode() for name, data in made.items() if name.endswith("METADATA"))
-    assert f"Requires-Dist: tensorflow=={constraint('tensorflow')}\n" in text
-    assert f"Requires-Dist: apache-beam=={constraint('apache-beam')}\n" in text
+    assert f"Requires-Dist: tensorflow=={constraint('tensorflow', stack.constraints())}\n" in text
+    assert f"Requires-Dist: apache-beam=={constraint('apache-beam', stack.constraints())}\n" in text
     assert "extra ==" not in text
 
 
@@ -119,13 +127,13 @@ def test_the_image_is_made_of_what_is_there_and_sent_to_the_builder():
 
 
 def test_the_image_has_the_versions_of_the_lock():
-    beam = constraint("apache-beam")
-    python = (ROOT / ".python-version").read_text().strip()
+    python = "3.12"
+    beam = constraint("apache-beam", "constraints/current.txt", f"{python}.0")
     bases = [words[0] for words in instructions("FROM")]
-    assert bases == [f"apache/beam_python{python}_sdk:{beam}", f"python:{python}-slim-bookworm"]
+    assert bases == [f"apache/beam_python{python}_sdk:{beam}", f"python:{python}-slim-trixie"]
     for words in instructions("RUN"):
         text = " ".join(words)
-        assert "pip install" not in text or "--constraint constraints.txt" in text
+        assert "pip install" not in text or "--constraint constraints/current.txt" in text
         assert all(version == beam for version in re.findall(r"apache-beam\[gcp\]==([\d.]+)", text))
 
 

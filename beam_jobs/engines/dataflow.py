@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from beam_jobs import stack
 from beam_jobs.engines import dataflow_checks, dataflow_cost, dataflow_machine, dataflow_package, prices
 from beam_jobs.engines.costs import Bill, Work
 from beam_jobs.errors import OptionError
@@ -135,8 +136,7 @@ class Options:
         try:
             from beam_jobs.engines import dataflow_jobs
         except ImportError as error:
-            remedy = "in the checkout of Feedline: pip install -c constraints.txt '.[gcp]'"
-            raise OptionError(f"Dataflow cannot be reached ({error}); {remedy}") from error
+            raise OptionError(f"Dataflow cannot be reached ({error}); {stack.pip_install('.[gcp]')}") from error
         if "--no_auth" not in self.beam_args:
             dataflow_jobs.check_credentials()
         with tempfile.TemporaryDirectory(prefix="feedline-dataflow-") as directory:

@@ -14,6 +14,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.options.value_provider import RuntimeValueProvider
 
+from beam_jobs import stack
 from beam_jobs.stores.failures import Stream, os_errors
 from beam_jobs.stores.store import Listed, Store
 
@@ -39,7 +40,7 @@ def store_for(path: str) -> Store:
         return Store(FileSystems.get_filesystem(path))
     except ImportError as error:
         extra = "aws" if scheme == "s3" else "gcp"
-        remedy = f"in the checkout of Feedline: pip install -c constraints.txt '.[{extra}]'"
+        remedy = stack.pip_install(f".[{extra}]")
         raise OSError(f"{scheme}:// cannot be reached ({error}); {remedy}") from error
     except ValueError as error:
         what = f"{scheme}:// is no filesystem that is known here; give a local path, s3:// or gs://"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import tensorflow_model_analysis as tfma
+from tensorflow_model_analysis.proto import config_pb2
 
 from beam_jobs import record
 from components.evaluation.margin import Margin
@@ -14,7 +15,7 @@ from components.evaluation.options import EvaluateOptions
 
 def evaluation_config(
     options: EvaluateOptions, signature: str, probabilities: str, is_weighted: bool = False
-) -> tfma.EvalConfig:
+) -> config_pb2.EvalConfig:
     """Returns the configuration of Evaluator for a model of one class an image.
 
     Measured over all images, a class at a time and a value of each user column at a time: accuracy, whether the class
@@ -28,12 +29,12 @@ def evaluation_config(
       probabilities: name of its output, float32[batch, classes].
       is_weighted: whether the records hold the weight of their image.
     """
-    per_image = tfma.ExampleWeightOptions(unweighted=True)
+    per_image = config_pb2.ExampleWeightOptions(unweighted=True)
     columns = [record.EXTRA_PREFIX + name for name in options.slice_by]
-    return tfma.EvalConfig(
+    return config_pb2.EvalConfig(
         # One without a name: TFX adds the other when there is a model to compare with.
         model_specs=[
-            tfma.ModelSpec(
+            config_pb2.ModelSpec(
                 signature_name=signature,
                 label_key=record.LABEL,
                 example_weight_key=record.WEIGHT if is_weighted else "",
@@ -42,15 +43,15 @@ def evaluation_config(
             )
         ],
         slicing_specs=[
-            tfma.SlicingSpec(),
-            *(tfma.SlicingSpec(feature_keys=[name]) for name in (record.TEXT, *columns)),
+            config_pb2.SlicingSpec(),
+            *(config_pb2.SlicingSpec(feature_keys=[name]) for name in (record.TEXT, *columns)),
         ],
         metrics_specs=[
-            tfma.MetricsSpec(
+            config_pb2.MetricsSpec(
                 metrics=[
                     _metric("SparseCategoricalAccuracy", {"name": ACCURACY}, _overall(_accuracy_limits(options))),
                     _metric("SparseTopKCategoricalAccuracy", {"name": TOP_ACCURACY, "k": TOP_K}),
-                    tfma.MetricConfig(
+                    config_pb2.MetricConfig(
                         class_name=Margin.__name__,
                         module=Margin.__module__,
                         config=json.dumps({"name": MARGIN}),
@@ -58,13 +59,13 @@ def evaluation_config(
                     ),
                 ]
             ),
-            tfma.MetricsSpec(
+            config_pb2.MetricsSpec(
                 metrics=[_metric("ExampleCount"), _metric("MultiClassConfusionMatrixPlot")], example_weights=per_image
             ),
             # Of every image its most likely class alone, right or wrong, with the probability it was given.
-            tfma.MetricsSpec(
+            config_pb2.MetricsSpec(
                 metrics=[_metric("CalibrationPlot", {"num_buckets": CALIBRATION_BINS})],
-                aggregate=tfma.AggregationOptions(micro_average=True, top_k_list={"values": [1]}),
+                aggregate=config_pb2.AggregationOptions(micro_average=True, top_k_list={"values": [1]}),
                 example_weights=per_image,
             ),
         ],
@@ -72,23 +73,27 @@ def evaluation_config(
 
 
 def _metric(
-    name: str, config: dict[str, str | int] | None = None, thresholds: list[tfma.PerSliceMetricThreshold] | None = None
-) -> tfma.MetricConfig:
-    return tfma.MetricConfig(class_name=name, config=json.dumps(config or {}), per_slice_thresholds=thresholds or [])
+    name: str,
+    config: dict[str, str | int] | None = None,
+    thresholds: list[config_pb2.PerSliceMetricThreshold] | None = None,
+) -> config_pb2.MetricConfig:
+    return config_pb2.MetricConfig(
+        class_name=name, config=json.dumps(config or {}), per_slice_thresholds=thresholds or []
+    )
 
 
-def _accuracy_limits(options: EvaluateOptions) -> tfma.MetricThreshold:
+def _accuracy_limits(options: EvaluateOptions) -> config_pb2.MetricThreshold:
     limits = _at_least(options.min_accuracy - ROUNDING)
     if options.max_drop is not None:
-        limits.change_threshold.direction = tfma.MetricDirection.HIGHER_IS_BETTER
+        limits.change_threshold.direction = config_pb2.MetricDirection.HIGHER_IS_BETTER
         limits.change_threshold.absolute.value = -(options.max_drop + ROUNDING)
     return limits
 
 
-def _at_least(value: float) -> tfma.MetricThreshold:
-    return tfma.MetricThreshold(value_threshold=tfma.GenericValueThreshold(lower_bound={"value": value}))
+def _at_least(value: float) -> config_pb2.MetricThreshold:
+    return config_pb2.MetricThreshold(value_threshold=config_pb2.GenericValueThreshold(lower_bound={"value": value}))
 
 
-def _overall(limits: tfma.MetricThreshold) -> list[tfma.PerSliceMetricThreshold]:
+def _overall(limits: config_pb2.MetricThreshold) -> list[config_pb2.PerSliceMetricThreshold]:
     # Of the overall slice alone: a plain threshold holds for every slice, and a class of 30 images misses it by one.
-    return [tfma.PerSliceMetricThreshold(slicing_specs=[tfma.SlicingSpec()], threshold=limits)]
+    return [config_pb2.PerSliceMetricThreshold(slicing_specs=[config_pb2.SlicingSpec()], threshold=limits)]

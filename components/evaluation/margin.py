@@ -12,6 +12,7 @@ import apache_beam as beam
 import numpy as np
 import tensorflow_model_analysis as tfma
 from tensorflow_model_analysis.metrics import metric_util
+from tensorflow_model_analysis.proto import config_pb2
 
 from components.evaluation.names import EFFECTIVE, LARGEST, MARGIN
 from components.evaluation.values import wilson_interval
@@ -31,7 +32,7 @@ class Margin(tfma.metrics.Metric):
 
 def _computations(
     name: str,
-    eval_config: tfma.EvalConfig | None = None,
+    eval_config: config_pb2.EvalConfig | None = None,
     model_names: list[str] | None = None,
     example_weighted: bool = False,
 ) -> list[Any]:

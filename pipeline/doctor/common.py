@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from beam_jobs import child_python
+from beam_jobs import child_python, stack
 from beam_jobs import writable as places
 from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.storage import is_remote
@@ -32,7 +32,7 @@ def install(*requirements: str) -> str:
     """
     ours = [item for item in requirements if item.partition("[")[0] == DISTRIBUTION]
     from_checkout = [f".{item.removeprefix(DISTRIBUTION)}" if item in ours else item for item in requirements]
-    wanted = shlex.join(["-c", "constraints.txt", *from_checkout] if ours else requirements)
+    wanted = shlex.join(["-c", stack.constraints(), *from_checkout] if ours else requirements)
     where, python = "in the checkout of Feedline: " if ours else "", shlex.quote(sys.executable)
     if _version("pip"):
         return f"{where}{python} -m pip install {wanted}"
@@ -63,7 +63,7 @@ def python() -> Check:
         name="python",
         ok=SpecifierSet(asked).contains(found),
         detail=f"{found}, asked for is {asked}",
-        remedy="in the checkout of Feedline: python3.10 -m venv .venv && .venv/bin/pip install -c constraints.txt .",
+        remedy="in the checkout of Feedline: make setup",
     )
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from beam_jobs import stack
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -17,9 +20,9 @@ def make(directory: Path, wheel: str) -> str:
     if not Path(uv).is_file():
         pytest.skip("uv is not here: `make setup` brings it into .tools")
     python = str(directory / "bin" / "python")
-    _call(uv, "venv", "--quiet", "--python", "3.10", str(directory))
+    _call(uv, "venv", "--quiet", "--python", sys.executable, str(directory))
     # The clients of Google Cloud are in the image of every worker, so they are here too.
-    pinned = ["--constraint", str(ROOT / "constraints.txt")]
+    pinned = ["--constraint", str(ROOT / stack.constraints())]
     _call(uv, "pip", "install", "--quiet", "--python", python, *pinned, wheel, "apache-beam[gcp]")
     return python
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import manifest
+from beam_jobs import manifest, stack
 from beam_jobs.errors import OptionError
 from beam_jobs.verify import verify
 from pipeline.kubeflow_container import COMMAND, TYPES, with_types
@@ -342,5 +342,5 @@ def test_without_kfp_the_command_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "kfp", None)
     for name in [name for name in sys.modules if name.startswith(("kfp.", "tfx.orchestration.kubeflow"))]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(OptionError, match=re.escape("pip install -c constraints.txt '.[tfx,kubeflow]'")):
+    with pytest.raises(OptionError, match=re.escape(stack.pip_install(".[tfx,kubeflow]"))):
         compile_pipeline(settings(Path("/work"), Path("/photos")), "p.yaml")

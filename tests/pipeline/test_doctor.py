@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
+from beam_jobs import stack
 from beam_jobs.errors import OptionError
 from pipeline import doctor
 from pipeline.cli import execute
@@ -105,8 +106,8 @@ def test_the_install_command_installs_with_what_there_is():
 def test_feedline_is_installed_from_its_checkout():
     remedy = common.install("--force-reinstall", "feedline[tfx,kubeflow]")
     assert remedy.startswith("in the checkout of Feedline: ")
-    assert remedy.endswith("pip install -c constraints.txt --force-reinstall '.[tfx,kubeflow]'")
-    assert common.install("--no-deps", "feedline").endswith("pip install -c constraints.txt --no-deps .")
+    assert remedy.endswith(f"pip install -c {stack.constraints()} --force-reinstall '.[tfx,kubeflow]'")
+    assert common.install("--no-deps", "feedline").endswith(f"pip install -c {stack.constraints()} --no-deps .")
     assert common.install("click>=8").endswith("pip install 'click>=8'")
     assert "checkout" not in common.install("click>=8")
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import yaml
 
+from beam_jobs import stack
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "SECURITY.md"
 BEGIN, END = "<!-- advisories: begin -->", "<!-- advisories: end -->"
@@ -29,8 +31,8 @@ def accepted() -> list[Advisory]:
 
 
 def pins() -> dict[str, str]:
-    """Returns package -> version of constraints.txt."""
-    found = re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    """Returns package -> version of this environment's stack."""
+    found = re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / stack.constraints()).read_text(encoding="utf-8"), re.MULTILINE)
     return dict(found)
 
 

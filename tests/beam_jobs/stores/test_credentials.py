@@ -103,5 +103,7 @@ def test_a_client_that_is_not_installed_is_said_with_the_command(scheme, extra, 
     name = {"s3": "s3", "gs": "gcs"}[scheme]
     monkeypatch.setitem(sys.modules, f"beam_jobs.stores.{name}", None)
     monkeypatch.delattr(stores, name)
-    with pytest.raises(OSError, match=rf"in the checkout of Feedline: pip install -c constraints.txt '.\[{extra}\]'$"):
+    with pytest.raises(
+        OSError, match=rf"in the checkout of Feedline: pip install -c constraints/(current|legacy).txt '.\[{extra}\]'$"
+    ):
         storage.exists(f"{scheme}://bucket/x")

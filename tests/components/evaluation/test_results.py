@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import tensorflow_model_analysis as tfma
+from tensorflow_model_analysis.proto import config_pb2
 
 from beam_jobs import manifest
 from beam_jobs.errors import CorruptDataset
@@ -157,7 +157,7 @@ def test_every_value_of_a_column_is_measured_apart(hundred):
 def test_with_intervals_of_tfma_the_numbers_are_the_same(
     always_first_class, dataset, evaluation_config, evaluation_dir, tmp_path
 ):
-    config = tfma.EvalConfig()
+    config = config_pb2.EvalConfig()
     config.CopyFrom(evaluation_config)
     config.options.compute_confidence_intervals.value = True
     del config.metrics_specs[-1]
@@ -168,7 +168,7 @@ def test_with_intervals_of_tfma_the_numbers_are_the_same(
 
 
 def test_an_evaluation_without_overall_metrics_is_refused(always_first_class, dataset, evaluation_config, tmp_path):
-    config = tfma.EvalConfig()
+    config = config_pb2.EvalConfig()
     config.CopyFrom(evaluation_config)
     del config.slicing_specs[0]
     path = analyse(always_first_class, dataset, config, tmp_path / "sliced")

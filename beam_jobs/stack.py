@@ -1,0 +1,53 @@
+"""What differs between the two sets of libraries that Feedline runs on; `constraints/` pins both.
+
+| | current | legacy |
+|---|---|---|
+| where | glibc 2.39 or later | older glibc |
+| Python | 3.10 to 3.13 | 3.10 |
+| TFX, TensorFlow | 1.21, 2.21 | 1.16, 2.16 |
+
+Every difference that the code has to know stands here, with its reason.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+CURRENT, LEGACY = "current", "legacy"
+_FIRST_CURRENT = (2, 21)  # version of TensorFlow
+_MENDED_ARROW = (14, 0, 1)
+
+
+def name() -> str:
+    """Returns `current` or `legacy`: the set that this environment has its TensorFlow from."""
+    return CURRENT if _version("tensorflow")[:2] >= _FIRST_CURRENT else LEGACY
+
+
+def constraints() -> str:
+    """Returns the file that pins the versions of this environment, relative to the checkout."""
+    return f"constraints/{name()}.txt"
+
+
+def pip_install(requirement: str) -> str:
+    """Returns the command that adds an extra to this environment.
+
+    Args:
+      requirement: the checkout with its extras, such as `.[gcp]`.
+    """
+    return f"in the checkout of Feedline: pip install -c {constraints()} '{requirement}'"
+
+
+def protect_arrow() -> None:
+    """Keeps Arrow from running code that a Parquet file holds (CVE-2023-47248).
+
+    TFX 1.16 holds Arrow at 10; the fault was mended in 14.0.1.
+
+    Raises:
+      ImportError: the package that mends an old Arrow is not installed.
+    """
+    if _version("pyarrow") < _MENDED_ARROW:
+        import pyarrow_hotfix  # noqa: F401 - importing it is enough
+
+
+def _version(package: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in metadata.version(package).split(".")[:3] if part.isdigit())
