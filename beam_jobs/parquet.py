@@ -186,6 +186,8 @@ def _pages(stream: BinaryIO, chunk: Any) -> Iterator[_Page]:
     place = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < place:
         place = chunk.dictionary_page_offset
+    if place < 0:
+        raise pa.ArrowInvalid(f"the pages of column {chunk.path_in_schema} begin at byte {place}")
     end, values = place + chunk.total_compressed_size, 0
     while place < end and values < chunk.num_values:
         header, length = _page_header(stream, place)

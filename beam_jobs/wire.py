@@ -1,8 +1,10 @@
 """`tf.train.Example` on the wire, written without building the message: what every record pays for.
 
-The bytes are those of protobuf's own deterministic serialisation (a test holds them equal), three times as fast and
-with the image copied once. Source of the format: tensorflow/core/example/{example,feature}.proto and the protobuf
-encoding of length-delimited fields, packed numbers and maps.
+Every entry has the bytes that protobuf gives it (a test holds them equal), three times as fast and with the image copied
+once. Entries stand in the order of their names as UTF-8 bytes, which is part of the disk contract: the order of
+protobuf's own deterministic serialisation changed between its versions 3 and 6. Source of the format:
+tensorflow/core/example/{example,feature}.proto and the protobuf encoding of length-delimited fields, packed numbers and
+maps.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ def example(features: Mapping[str, tuple[str, Values]]) -> bytes:
       KeyError: a kind is none of the three.
     """
     pieces = [b""]  # what goes before all others is known last
-    # Protobuf sorts map keys as text, which Python compares by code point and UTF-8 by byte: the same order.
+    # Python compares text by code point, which is the order of its UTF-8 bytes.
     for name in sorted(features):
         kind, values = features[name]
         if kind == "int64" and len(values) == 1:

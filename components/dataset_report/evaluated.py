@@ -149,7 +149,7 @@ def measure(predictions: Predictions, labels: Sequence[str]) -> Evaluation:
     diagonal, said, true = counts.diagonal(), counts.sum(0), counts.sum(1)
     return Evaluation(
         overall=_accuracy(right.sum(), len(right)),
-        classes={labels[index]: _accuracy(diagonal[index], true[index]) for index in np.flatnonzero(true)},
+        classes={labels[index]: _accuracy(diagonal[index], true[index]) for index in np.flatnonzero(true).tolist()},
         precision={label: _accuracy(diagonal[index], said[index]) for index, label in enumerate(labels)},
         confusion=Counts(labels=list(labels), counts=counts.tolist()),
         calibration=_calibration(predictions.certainty, right),

@@ -110,7 +110,7 @@ def gallery(images: Images, album: Album) -> Gallery:
 
 def _counts(images: Images) -> Counter[tuple[str, str]]:
     counts: Counter[tuple[str, str]] = Counter()
-    for index in np.flatnonzero(images.is_written):
+    for index in np.flatnonzero(images.is_written).tolist():
         counts.update((label, images.splits[index]) for label in images.labels[index])
     return counts
 
@@ -119,11 +119,11 @@ def _sample(images: Images, labels: Sequence[str], strips: int) -> dict[tuple[st
     most = max(1, min(_MOST_A_STRIP, _MOST_IMAGES // strips))
     wanted: dict[tuple[str, str], list[int]] = defaultdict(list)
     allowed = set(labels)
-    for index in np.flatnonzero(images.is_written):
+    for index in np.flatnonzero(images.is_written).tolist():
         for label in images.labels[index]:
             strip = wanted[label, images.splits[index]] if label in allowed else None
             if strip is not None and len(strip) < most:
-                strip.append(int(index))
+                strip.append(index)
     return wanted
 
 

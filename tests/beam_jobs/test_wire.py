@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tensorflow.core.example import example_pb2
+from tensorflow.core.example import example_pb2, feature_pb2
 
 from beam_jobs import wire
 
@@ -23,12 +23,17 @@ LARGEST, LEAST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).sma
 
 
 def by_protobuf(features) -> bytes:
-    message = example_pb2.Example()
-    for name, (kind, values) in features.items():
-        chosen = getattr(message.features.feature[name], f"{kind}_list")
+    """The entries as protobuf serialises each, in the order of their names: versions of it order a map differently."""
+    entries = b""
+    for name in sorted(features):
+        kind, values = features[name]
+        one = feature_pb2.Features()
+        chosen = getattr(one.feature[name], f"{kind}_list")
         chosen.SetInParent()  # an empty list is a list, not a feature without a kind
         chosen.value.extend(values)
-    return message.SerializeToString(deterministic=True)
+        entries += one.SerializeToString()
+    # On the wire a list of one text is an Example of these features: field 1, length, content.
+    return feature_pb2.BytesList(value=[entries]).SerializeToString()
 
 
 @settings(deadline=None)
