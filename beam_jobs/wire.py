@@ -1,7 +1,7 @@
 """`tf.train.Example` on the wire, written without building the message: what every record pays for.
 
-Every entry has the bytes that protobuf gives it (a test holds them equal), three times as fast and with the image copied
-once. Entries stand in the order of their names as UTF-8 bytes, which is part of the disk contract: the order of
+Every entry has the bytes that protobuf gives it (a test holds them equal), three times as fast and with the image
+copied once. Entries stand in the order of their names as UTF-8 bytes, which is part of the disk contract: the order of
 protobuf's own deterministic serialisation changed between its versions 3 and 6. Source of the format:
 tensorflow/core/example/{example,feature}.proto and the protobuf encoding of length-delimited fields, packed numbers and
 maps.
