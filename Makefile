@@ -1,5 +1,5 @@
 # Every target works in a fresh clone: the first one called makes the environment, later ones find it and go on at once.
-.PHONY: setup demo test gate test-browser test-docs test-interop test-faults fuzz advisories test-orchestrators test-flink test-stores check format lock docs bench clean help
+.PHONY: setup demo test test-current gate test-browser test-docs test-interop test-faults fuzz advisories test-orchestrators test-flink test-stores check format lock docs bench clean help
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3.10
@@ -27,7 +27,10 @@ test: setup  ## every test
 
 # In this order, one after the other: what fails early is what fails most.
 .NOTPARALLEL:
-gate: check test demo docs test-interop test-browser test-flink test-stores test-orchestrators test-docs test-faults  ## every check and test, without a limit of time
+gate: check test demo test-current docs test-interop test-browser test-flink test-stores test-orchestrators test-docs test-faults  ## every check and test, without a limit of time
+
+test-current:  ## check, test and demo of HEAD on the current stack, in a Debian 13 root that is made for it; needs root
+	.ci/debian13 make check test demo
 
 test-browser: setup  ## the report in a real headless Chromium, which is installed when it is missing
 	command -v chromium >/dev/null || (apt-get update -q && apt-get install -yq chromium)
