@@ -3,12 +3,27 @@
 #   docker build -t IMAGE .                                     workers: what an ingest needs
 #   docker build -t IMAGE --build-arg EXTRAS=gcp,tfx,kubeflow . components: TFX and all it needs
 #
-# Every version is that of constraints/current.txt, an environment that the tests ran in.
+# Every version is that of the lock of a stack, an environment that the tests ran in. The Python and the Beam of an image
+# must be those of the environment that submits the job; for the legacy stack add
+#
+#   --build-arg STACK=legacy --build-arg PYTHON=3.10 --build-arg BEAM=2.74.0 --build-arg DEBIAN=bookworm
+
+ARG STACK=current
+ARG PYTHON=3.12
+ARG BEAM=2.77.0
+ARG DEBIAN=trixie
 
 # The boot program of Beam's workers, and nothing else of Beam's image: its Python packages are not those of the lock.
-FROM apache/beam_python3.12_sdk:2.77.0 AS beam
+FROM apache/beam_python${PYTHON}_sdk:${BEAM} AS beam
 
-FROM python:3.12-slim-trixie
+# What TFX needs and its authors publish as source alone.
+FROM python:${PYTHON}-slim-${DEBIAN} AS wheels
+ARG STACK
+RUN apt-get update && apt-get install --yes --no-install-recommends g++
+COPY constraints/${STACK}.txt ./constraints/
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels --constraint constraints/${STACK}.txt pyfarmhash
+
+FROM python:${PYTHON}-slim-${DEBIAN}
 
 # libgomp1 and libglib2.0-0 are what the wheels of scikit-learn and OpenCV look for in the system.
 RUN apt-get update \
@@ -16,18 +31,21 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 COPY --from=beam /opt/apache/beam /opt/apache/beam
+COPY --from=wheels /wheels /opt/wheels
 
+ARG STACK
+ARG BEAM
 ARG EXTRAS=gcp,aws
 WORKDIR /opt/feedline
-COPY constraints/current.txt ./constraints/
+COPY constraints/${STACK}.txt ./constraints/
 # Beam first: it is the largest part that does not change with the code.
-RUN pip install --no-cache-dir --constraint constraints/current.txt "apache-beam[gcp]==2.77.0"
+RUN pip install --no-cache-dir --constraint constraints/${STACK}.txt "apache-beam[gcp]==${BEAM}"
 COPY setup.py pyproject.toml README.md LICENSE ./
 COPY beam_jobs ./beam_jobs
 COPY components ./components
 COPY pipeline ./pipeline
 COPY trainer ./trainer
-RUN pip install --no-cache-dir --constraint constraints/current.txt ".[${EXTRAS}]" \
+RUN pip install --no-cache-dir --find-links /opt/wheels --constraint constraints/${STACK}.txt ".[${EXTRAS}]" \
     && python -c "import beam_jobs.transforms" \
     && pip check
 

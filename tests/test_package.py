@@ -114,6 +114,12 @@ def test_beam_packs_the_same_files_from_the_setup_file(wheel, checkout, tmp_path
     assert not any(name.startswith("tests/") for name in names)
 
 
+def arguments(name: str) -> str:
+    """Value of the argument of the build, unless another is given."""
+    (found,) = (words[0].partition("=")[2] for words in instructions("ARG") if words[0].startswith(f"{name}="))
+    return found
+
+
 def test_the_image_is_made_of_what_is_there_and_sent_to_the_builder():
     ignored = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
     assert ignored[0] == "*"
@@ -121,28 +127,35 @@ def test_the_image_is_made_of_what_is_there_and_sent_to_the_builder():
     for words in instructions("COPY"):
         if words[0].startswith("--from="):
             continue
-        for source in words[:-1]:
+        for source in (word.replace("${STACK}", arguments("STACK")) for word in words[:-1]):
             assert (ROOT / source).exists(), source
             assert any(fnmatch(source, pattern) for pattern in sent), source
 
 
-def test_the_image_has_the_versions_of_the_lock():
-    python = "3.12"
-    beam = constraint("apache-beam", "constraints/current.txt", f"{python}.0")
+LEGACY = dict(
+    part.split("=") for part in re.findall(r"--build-arg ([A-Z]+=\S+)", (ROOT / "Dockerfile").read_text())[-4:]
+)
+
+
+@pytest.mark.parametrize("given", [{}, LEGACY], ids=["current", "legacy"])
+def test_the_image_has_the_versions_of_the_lock(given):
+    names = ("STACK", "PYTHON", "BEAM", "DEBIAN")
+    asked = {name: arguments(name) for name in names} | given
+    beam = constraint("apache-beam", f"constraints/{asked['STACK']}.txt", f"{asked['PYTHON']}.0")
+    assert (asked["BEAM"], asked["DEBIAN"]) == (beam, {"current": "trixie", "legacy": "bookworm"}[asked["STACK"]])
     bases = [words[0] for words in instructions("FROM")]
-    assert bases == [f"apache/beam_python{python}_sdk:{beam}", f"python:{python}-slim-trixie"]
+    assert bases == ["apache/beam_python${PYTHON}_sdk:${BEAM}", *["python:${PYTHON}-slim-${DEBIAN}"] * 2]
     for words in instructions("RUN"):
         text = " ".join(words)
-        assert "pip install" not in text or "--constraint constraints/current.txt" in text
-        assert all(version == beam for version in re.findall(r"apache-beam\[gcp\]==([\d.]+)", text))
+        assert not re.search("pip (install|wheel)", text) or "--constraint constraints/${STACK}.txt" in text
+        assert set(re.findall(r"apache-beam\[gcp\]==([^\"]+)", text)) <= {"${BEAM}"}
 
 
 def test_the_image_asks_for_extras_that_exist_and_starts_what_it_copies():
     tree = ast.parse((ROOT / "setup.py").read_text())
     extras = next(node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "EXTRAS")
     known = {key.value for key in extras.keys}
-    (argument,) = instructions("ARG")
-    assert set(argument[0].removeprefix("EXTRAS=").split(",")) <= known
+    assert set(arguments("EXTRAS").split(",")) <= known
     (entry,) = instructions("ENTRYPOINT")
     copied = [words[-1] for words in instructions("COPY") if words[0] == "--from=beam"]
     assert entry[0] == f'["{copied[0]}/boot"]'
