@@ -14,13 +14,11 @@ from typing import Any
 
 import yaml
 
-from beam_jobs import stack
-
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "SECURITY.md"
 BEGIN, END = "<!-- advisories: begin -->", "<!-- advisories: end -->"
 _ACCEPTED = Path(__file__).parent / "accepted.yaml"
-_HEAD = ("package", "advisory", "what it is", "why this version", "why it is accepted", "seen")
+_HEAD = ("package", "advisory", "mended in", "what it is", "why this version", "why it is accepted", "seen")
 
 Advisory = Mapping[str, Any]
 
@@ -30,16 +28,20 @@ def accepted() -> list[Advisory]:
     return yaml.safe_load(_ACCEPTED.read_text(encoding="utf-8"))
 
 
-def pins() -> dict[str, str]:
-    """Returns package -> version of this environment's stack."""
-    found = re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / stack.constraints()).read_text(encoding="utf-8"), re.MULTILINE)
-    return dict(found)
+def pins(name: str) -> dict[str, str]:
+    """Returns package -> version of the lock of a stack; the oldest, where it differs by the version of Python."""
+    text = (ROOT / "constraints" / f"{name}.txt").read_text(encoding="utf-8")
+    found = re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE)
+    return dict(reversed(found))
 
 
 def table(known: Sequence[Advisory]) -> str:
     """Returns the page's table of accepted advisories."""
     rows = [
-        (f"{one['package']} {one['version']}", one["ids"][0], one["what"], one["pinned_by"], one["reason"], one["seen"])
+        (
+            f"{one['package']} {one['version']}",
+            *(one["ids"][0], one["fixed"], one["what"], one["pinned_by"], one["reason"], one["seen"]),
+        )
         for one in known
     ]
     lines = [_HEAD, ("---",) * len(_HEAD), *rows]
