@@ -32,7 +32,7 @@ def install(*requirements: str) -> str:
     """
     ours = [item for item in requirements if item.partition("[")[0] == DISTRIBUTION]
     from_checkout = [f".{item.removeprefix(DISTRIBUTION)}" if item in ours else item for item in requirements]
-    wanted = shlex.join(["-c", stack.constraints(), *from_checkout] if ours else requirements)
+    wanted = f"-c {stack.constraints()} {shlex.join(from_checkout)}" if ours else shlex.join(requirements)
     where, python = "in the checkout of Feedline: " if ours else "", shlex.quote(sys.executable)
     if _version("pip"):
         return f"{where}{python} -m pip install {wanted}"
