@@ -11,6 +11,7 @@ Every difference that the code has to know stands here, with its reason.
 
 from __future__ import annotations
 
+import json
 from importlib import metadata
 
 CURRENT, LEGACY = "current", "legacy"
@@ -47,6 +48,27 @@ def protect_arrow() -> None:
     """
     if _version("pyarrow") < _MENDED_ARROW:
         import pyarrow_hotfix  # noqa: F401 - importing it is enough
+
+
+def refusal_of_dataflow(error: Exception) -> tuple[int, str] | None:
+    """Returns the status of HTTP and the reason that Dataflow gives for a refusal; None for any other error.
+
+    From 2.76 Beam asks the service by Google's own client, before by that of apitools.
+    """
+    from google.api_core.exceptions import GoogleAPICallError
+
+    if isinstance(error, GoogleAPICallError):
+        return int(error.code or 0), str(error.message)
+    try:
+        from apitools.base.py.exceptions import HttpError  # type: ignore[import-untyped]
+    except ImportError:  # it left with the older client
+        return None
+    if not isinstance(error, HttpError):
+        return None
+    try:
+        return error.status_code, str(json.loads(error.content)["error"]["message"])
+    except (ValueError, TypeError, KeyError):
+        return error.status_code, ""
 
 
 def _version(package: str) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,8 +12,8 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
 from apache_beam.runners.dataflow.dataflow_runner import DataflowRunner
 from apache_beam.transforms.environments import DockerEnvironment
-from apitools.base.py.exceptions import HttpError  # type: ignore[import-untyped]
 
+from beam_jobs import stack
 from beam_jobs.engines import dataflow_graph
 from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.jobs import MakePipeline, Unanswered
@@ -111,13 +110,13 @@ def _one_line(place: str = "") -> Iterator[None]:
     """Turns what the service says into one line."""
     try:
         yield
-    except HttpError as error:
-        remedy = _REMEDIES.get(error.status_code, "")
-        message = f"Dataflow refused: {_words(error)}"
-        raise FeedlineError("; ".join(part for part in (message, remedy) if part)) from error
     except FeedlineError:
         raise
     except Exception as error:
+        if refusal := stack.refusal_of_dataflow(error):
+            remedy = _REMEDIES.get(refusal[0], "")
+            message = f"Dataflow refused: {_words(error)}"
+            raise FeedlineError("; ".join(part for part in (message, remedy) if part)) from error
         if not place:
             raise
         advice = "what was finished is kept, run the same command again"
@@ -138,10 +137,8 @@ def _quiet() -> Iterator[None]:
 
 def _words(error: Exception) -> str:
     """Returns one line about an error: what the service says, or the last line of anything else."""
-    if isinstance(error, HttpError):
-        reason = "no reason given"
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            reason = " ".join(str(json.loads(error.content)["error"]["message"]).split())
-        return f"{reason} ({error.status_code})"
+    if refusal := stack.refusal_of_dataflow(error):
+        status, reason = refusal
+        return f"{' '.join(reason.split()) or 'no reason given'} ({status})"
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1].strip().rstrip(".")

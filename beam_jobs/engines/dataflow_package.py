@@ -9,15 +9,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import re
 import zipfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 _NAME = "feedline"
 _PACKAGES = ("beam_jobs", "components", "pipeline", "trainer")
-_REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9._-]+)(?P<extras>\[[^]]*\])?[^;]*(?P<marker>;.*)?")
 _LEFT_OUT = ("Provides-Extra", "License-File", "Dynamic")  # of no use in a worker, or about files that are not in it
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that zip knows: equal code is an equal file
 
@@ -53,10 +53,10 @@ def requirements() -> list[str]:
     """Returns the direct dependencies of the package, fixed to what is installed here; extras are left out."""
     found = []
     for text in metadata.requires(_NAME) or []:
-        parts = _REQUIREMENT.fullmatch(text)
-        if parts and "extra ==" not in (parts["marker"] or ""):
-            pinned = f"{parts['name']}{parts['extras'] or ''}=={metadata.version(parts['name'])}"
-            found.append(pinned + (f" {parts['marker']}" if parts["marker"] else ""))
+        asked = Requirement(text)
+        if asked.marker is None or asked.marker.evaluate({"extra": ""}):  # workers have the Python of this process
+            extras = f"[{','.join(sorted(asked.extras))}]" if asked.extras else ""
+            found.append(f"{asked.name}{extras}=={metadata.version(asked.name)}")
     return found
 
 

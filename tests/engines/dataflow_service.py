@@ -91,7 +91,7 @@ class Service(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/"
+        return f"http://localhost:{self.server_port}/"
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -14,7 +14,6 @@ import pytest
 from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
 from apache_beam.runners.dataflow.dataflow_runner import DataflowPipelineResult, DataflowRunner
 from apache_beam.runners.dataflow.internal import apiclient
-from apache_beam.runners.dataflow.internal.clients import dataflow
 from apache_beam.runners.runner import PipelineRunner
 
 from beam_jobs import jobs
@@ -66,13 +65,15 @@ class Sent(PipelineRunner):
 
     def __init__(self, service: Service) -> None:
         super().__init__()
-        url = f"http://127.0.0.1:{service.server_port}/"
+        url = f"http://localhost:{service.server_port}/"
         arguments = ["--project=p", "--region=us-central1", "--no_auth", f"--dataflow_endpoint={url}"]
         options = PipelineOptions([*arguments, "--temp_location=gs://bucket/tmp"])
         runner = DataflowRunner()
         runner.dataflow_client = apiclient.DataflowApplicationClient(options)
-        sent = dataflow.Job(id="job", currentState=dataflow.Job.CurrentStateValueValuesEnum.JOB_STATE_RUNNING)
-        result = DataflowPipelineResult(sent, runner, options)
+        answers = service.status, service.end
+        service.status, service.end = 200, "JOB_STATE_RUNNING"
+        result = DataflowPipelineResult(runner.dataflow_client.get_job("job"), runner, options)
+        service.status, service.end = answers
         self._running = _Running(result, runner, options.view_as(GoogleCloudOptions))
 
     def run_pipeline(self, pipeline, options):
