@@ -92,8 +92,9 @@ class _Handler(BaseHTTPRequestHandler):
         return unquote(found[1]) if found else ""
 
     def _described(self, name: str) -> dict:
-        size = len(self.server.objects[name])
-        return {"name": name, "bucket": "bucket", "size": str(size), "updated": "2024-01-02T03:04:05.5Z"}
+        data = self.server.objects[name]
+        described = {"name": name, "bucket": "bucket", "size": str(len(data)), "updated": "2024-01-02T03:04:05.5Z"}
+        return described | {"crc32c": _checksum(data)}
 
     def _list(self, query: dict) -> None:
         names = sorted(name for name in self.server.objects if name.startswith(query["prefix"][0]))
@@ -108,8 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
         if first >= len(data):
             self._answer(416, b"")
             return
-        crc32c = base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
-        headers = {"Content_Range": f"bytes {first}-{last}/{len(data)}", "X_Goog_Hash": f"crc32c={crc32c}"}
+        headers = {"Content_Range": f"bytes {first}-{last}/{len(data)}", "X_Goog_Hash": f"crc32c={_checksum(data)}"}
         self._answer(206, data[first : last + 1], **headers)
 
     def _answer(self, code: int, content: bytes | dict, **headers: str) -> None:
@@ -123,6 +123,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             body = body[: len(body) // 2]
         self.wfile.write(body)
+
+
+def _checksum(data: bytes) -> str:
+    return base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
 
 
 class GcsServer(ThreadingHTTPServer):
