@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from beam_jobs import stack
 from benchmarks import serve
 from benchmarks.peers import compare, environments, script
 from benchmarks.peers.environments import Skipped
@@ -97,6 +98,7 @@ def test_every_version_is_pinned() -> None:
             assert line.count("==") == 1, line
 
 
+@pytest.mark.skipif(stack.name() != stack.LEGACY, reason="peers are measured beside the legacy stack")
 def test_webdataset_decodes_with_the_tensorflow_of_this_environment() -> None:
     assert f"tensorflow=={metadata.version('tensorflow')}" in PEERS["webdataset"].requirements.read_text().splitlines()
 

@@ -43,7 +43,7 @@ def regular_file(path: str) -> os.stat_result:
     try:
         status = os.stat(path)
     except ValueError as error:
-        raise BadImage(RejectReason.UNREADABLE, str(error)) from error
+        raise BadImage(RejectReason.UNREADABLE, "its path has a null character, which no file has") from error
     except OSError as error:
         if not storage.is_no_file(error):
             raise

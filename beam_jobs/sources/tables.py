@@ -167,7 +167,9 @@ class CsvTable(Table):
 
     def _reader(self, stream: io.TextIOBase) -> csv.DictReader:
         # Strict: otherwise a quote that is never closed takes the rest of the table into its cell.
-        return csv.DictReader(lines(stream, self.path), restkey=_MORE, delimiter=self._delimiter, strict=True)
+        return csv.DictReader(
+            _without_nul(lines(stream, self.path)), restkey=_MORE, delimiter=self._delimiter, strict=True
+        )
 
     def _open(self) -> io.TextIOWrapper:
         return io.TextIOWrapper(storage.open_read(self.path), encoding="utf-8-sig", newline="")
@@ -247,6 +249,14 @@ class ParquetTable(Table):
     def _batch_rows(self) -> int:
         with storage.open_read(self.path) as stream:
             return parquet.batch_rows(stream, self._names)
+
+
+def _without_nul(lines: Iterator[str]) -> Iterator[str]:
+    """Yields the lines; from Python 3.11 the csv module takes one with a null character, which is no text."""
+    for line in lines:
+        if "\0" in line:
+            raise csv.Error("line contains NUL")
+        yield line
 
 
 def _told(error: Exception) -> str:

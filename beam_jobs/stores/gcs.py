@@ -12,13 +12,16 @@ from typing import Any, BinaryIO
 
 import google_crc32c
 from apache_beam.io.gcp.gcsio import BeamBlobWriter, GcsIO, create_storage_client, parse_gcs_path
-from google.api_core.exceptions import PreconditionFailed, RequestRangeNotSatisfiable
+from google.api_core.exceptions import PreconditionFailed, RequestRangeNotSatisfiable, RetryError
+from google.cloud.storage.retry import DEFAULT_RETRY
+from urllib3.exceptions import HTTPError
 
 from beam_jobs.stores import google_login
 from beam_jobs.stores.store import Listed, Store, already_exists, no_name
 
 _READ_BYTES = 1 << 20  # Beam's 16 MiB would be read for every jump in an object
-_BODY_ATTEMPTS = 3  # for a body that breaks off: the client repeats only what comes before it
+_BODY_ATTEMPTS = 3  # for a body that breaks off: older clients repeat only what comes before it
+_RETRY = DEFAULT_RETRY  # of the client: two minutes, with growing waits
 _EMULATOR = "STORAGE_EMULATOR_HOST"  # Google's client reads it
 
 _thread = threading.local()
@@ -76,9 +79,13 @@ class GcsStore(Store):
         for _ in range(_BODY_ATTEMPTS):
             blob = self._blob(path)
             try:
-                data = blob.download_as_bytes(start=offset, end=offset + length - 1, raw_download=True)
+                data = blob.download_as_bytes(start=offset, end=offset + length - 1, raw_download=True, retry=_RETRY)
             except RequestRangeNotSatisfiable:  # it ends before the range begins
                 return b""
+            except RetryError as error:  # newer clients ask again themselves for a body that breaks off
+                if isinstance(error.cause, HTTPError):
+                    break
+                raise
             if len(data) == length or _ends_there(blob, offset, data):
                 return data
         raise ConnectionError(errno.ECONNRESET, "the connection broke in the middle of the object", path)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from packaging.version import Version
 
 from beam_jobs import tables
 from beam_jobs.errors import CorruptDataset, SourceError
@@ -46,7 +47,7 @@ def opened_by(code: str, path: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True).stdout
 
 
-@pytest.mark.skipif(not hasattr(pa, "PyExtensionType"), reason="this Arrow has no such type any more")
+@pytest.mark.skipif(Version(pa.__version__) >= Version("14.0.1"), reason="this Arrow runs nothing that a file holds")
 def test_the_trap_is_one(trap):
     path, proof = trap
     opened_by("import sys, pyarrow.parquet as pq; pq.read_schema(sys.argv[1])", path)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import random
+import re
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -107,7 +108,8 @@ def test_rows_that_take_no_room_are_bounded(value):
 
 def test_a_list_of_a_text_without_end_is_refused():
     table = pa.table({"names": [["x" * 100_000] * 4000]})
-    assert refusal(written(table)).startswith("column names.list.item has 400256000 bytes in lists; ")
+    # What the values of a list are called differs between versions of Arrow.
+    assert re.match(r"column names\.list\.(item|element) has 400256000 bytes in lists; ", refusal(written(table)))
     assert len(rows_of(written(table.slice(0, 1).set_column(0, "names", [[["x" * 100_000] * 2000]])))) == 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import platform
 import re
 import shlex
 import socket
@@ -146,7 +147,9 @@ def test_a_jar_that_cannot_be_fetched_ends_the_command_of_the_remedy_in_one_line
 def test_a_worker_of_another_python_is_named(tmp_path):
     old = script(tmp_path / "python3.9", "#!/bin/sh\necho 3.9.1\n")
     other = script(tmp_path / "feedline-worker", f"#!{old}\n")
-    assert " has Python 3.9.1, this is 3.10" in flink.worker(Options(worker_command=other)).detail
+    assert (
+        f" has Python 3.9.1, this is {platform.python_version()}" in flink.worker(Options(worker_command=other)).detail
+    )
     same = script(tmp_path / "same", f"#!{sys.executable}\n")
     assert flink.worker(Options(worker_command=same)).ok
     assert flink.worker(Options(worker_command=str(tmp_path / "absent"))).mark == "missing"

@@ -73,7 +73,7 @@ def test_a_reference_is_completed_with_size_and_time(tmp_path):
         (pipe, {}, "not_a_file", "it is a directory, pipe, socket or device"),
         (dangling, {}, "unreadable", "No such file or directory"),
         (lambda tmp_path: f"{tmp_path}/none", {}, "unreadable", "No such file or directory"),
-        (lambda tmp_path: f"{tmp_path}/a\0b", {}, "unreadable", "embedded null byte"),
+        (lambda tmp_path: f"{tmp_path}/a\0b", {}, "unreadable", "its path has a null character, which no file has"),
         (lambda tmp_path: f"{tmp_path}/{'x' * 300}", {}, "unreadable", "File name too long"),
         (str, {"key": "caf\udce9"}, "name_not_utf8", "rename it; keys are stored as UTF-8"),
     ],

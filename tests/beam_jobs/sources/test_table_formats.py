@@ -107,7 +107,7 @@ def test_labels_may_be_a_list(write, suffix, cell, labels):
         ({"label": "\ud800"}, "name_not_utf8", "line 1: column 'label' holds "),
         ({"note": "\ud800"}, "name_not_utf8", "line 1: column 'note' holds "),
         ({"note": ["a", "\ud800"]}, "name_not_utf8", "line 1: column 'note' holds "),
-        ({"image": "a\0b"}, "unreadable", "embedded null byte"),
+        ({"image": "a\0b"}, "unreadable", "its path has a null character, which no file has"),
         ({"image": 7}, "unreadable", "No such file or directory"),
         ({"image": None}, "not_a_file", "line 1: the cell of column 'image' is empty"),
         ({"image": float("nan")}, "not_a_file", "line 1: the cell of column 'image' is empty"),

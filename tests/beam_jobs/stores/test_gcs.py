@@ -7,6 +7,10 @@ from tests.beam_jobs import gcs_server
 
 pytest.importorskip("google.cloud.storage")
 
+from google.cloud.storage.retry import DEFAULT_RETRY
+
+from beam_jobs.stores import gcs
+
 
 @pytest.fixture
 def server(monkeypatch, tmp_path):
@@ -37,13 +41,14 @@ def test_a_run_of_bytes_is_one_request_for_no_more(server):
 
 
 @pytest.mark.parametrize(("offset", "length"), [(0, 99), (0, 10), (2, 3), (2, 99)])
-def test_a_body_that_breaks_off_is_asked_for_again(server, offset, length):
+def test_a_body_that_breaks_off_is_asked_for_again(server, offset, length, monkeypatch):
     server.objects = {"x": b"0123456789"}
     server.cuts = 2
     assert storage.read_range("gs://bucket/x", offset, length) == b"0123456789"[offset : offset + length]
     server.cuts = 2
     assert storage.read_bytes("gs://bucket/x") == b"0123456789"
     server.cuts = 99
+    monkeypatch.setattr(gcs, "_RETRY", DEFAULT_RETRY.with_timeout(1))
     with pytest.raises(OSError, match="the connection broke in the middle of the object") as broken:
         storage.read_range("gs://bucket/x", offset, length)
     assert not storage.is_no_file(broken.value)
