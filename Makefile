@@ -78,7 +78,10 @@ format: setup  ## format and mend what the linter can
 lock: $(UV)  ## bring constraints/ in line with setup.py, for all extras together (UPGRADE=--upgrade for newer versions)
 	$(UV) pip compile setup.py --all-extras --constraint constraints/legacy.in --python-version 3.10 --no-header --no-emit-index-url $(UPGRADE) -q -o constraints/legacy.txt
 	$(UV) pip compile setup.py --all-extras --constraint constraints/current.in --python-version 3.10 --universal --no-header --no-emit-index-url $(UPGRADE) -q -o constraints/current.txt
-	sed -i -E "s/ and platform_machine == 'x86_64' and sys_platform == 'linux'//; s/ and python_full_version < '3.14'//; s/ ; python_full_version < '3.14'$$//" constraints/current.txt
+	for airflow in airflow2 airflow3; do \
+		$(UV) pip compile constraints/$$airflow.in --python-version 3.10 --universal --no-header --no-emit-index-url $(UPGRADE) -q -o constraints/$$airflow.txt || exit; \
+		done
+	sed -i -E "s/ and platform_machine == 'x86_64' and sys_platform == 'linux'//; s/ and python_full_version < '3.14'//; s/ ; python_full_version < '3.14'$$//" constraints/current.txt constraints/airflow?.txt
 
 docs: setup  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
