@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
+import ast
 import dataclasses
 import logging
 import os
-from collections.abc import Iterator, Mapping
+import signal
+import sys
+import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from beam_jobs import spans
 from beam_jobs.errors import EmptySplit, FeedlineError, GateFailed, OptionError, TooManyRejects
-from pipeline import conclusion
+from pipeline import conclusion, interrupt
 from pipeline import config as configuration
 from pipeline.config import PipelineConfig
 
@@ -24,6 +27,33 @@ Steps = Mapping[str, list[str]]
 
 _FINAL = (EmptySplit, GateFailed, TooManyRejects)  # what the data failed once, it fails again
 _log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Runs the step that a task of the DAG file asks for, and ends with the exit code of `feedline`.
+
+    The first argument is the id of the run of the DAG. Settings, steps and the name of the step are a Python literal:
+    the second argument, or the first line of the input, with whose end this process ends too. The exit code is
+    `os.EX_DATAERR` where the data failed a check, which Airflow is not to try again.
+    """
+    interrupt.install()
+    run_id, *given = sys.argv[1:]
+    settings, steps, step = ast.literal_eval(given[0] if given else sys.stdin.readline())
+    if not given:
+        threading.Thread(target=_end_with_input, daemon=True).start()
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    code = 0
+    try:
+        if step in steps:
+            run_step(settings, steps, step, run_id)
+        else:
+            finish(settings, run_id)
+    except FeedlineError as error:
+        _log.error("%s", error)
+        code = os.EX_DATAERR if isinstance(error, _FINAL) else error.exit_code
+    except KeyboardInterrupt:
+        code = interrupt.code()
+    interrupt.end(code)
 
 
 def pipeline_of(config: PipelineConfig) -> tfx.dsl.Pipeline:
@@ -50,26 +80,25 @@ def run_step(settings: Mapping[str, Any], steps: Steps, step: str, run_id: str) 
       run_id: of the run of the DAG.
 
     Raises:
-      AirflowException: it failed. `AirflowFailException`, which Airflow does not retry, where the data failed a check.
+      FeedlineError: it failed.
     """
-    with _told_to_airflow():
-        config = _configured(settings)
-        pipeline = pipeline_of(config)
-        if steps_of(pipeline) != steps:
-            raise OptionError(
-                "the code or the files of the pipeline are not those that its DAG was written for; compile it again"
-            )
-        os.makedirs(config.root, exist_ok=True)
-        from pipeline.attempts import alone
+    config = _configured(settings)
+    pipeline = pipeline_of(config)
+    if steps_of(pipeline) != steps:
+        raise OptionError(
+            "the code or the files of the pipeline are not those that its DAG was written for; compile it again"
+        )
+    os.makedirs(config.root, exist_ok=True)
+    from pipeline.attempts import alone
 
-        with alone(config):
-            run = _run_name(config, run_id)
-            if _succeeded(config, run, step):
-                _log.info("%s succeeded in this run before and keeps what it made; trigger a new run for more", step)
-                return
-            _launch(config, pipeline, run, step)
-            if not _succeeded(config, run, step):  # TFX only logs that an input is missing
-                raise FeedlineError(f"{step} came to no result; the log above says why")
+    with alone(config):
+        run = _run_name(config, run_id)
+        if _succeeded(config, run, step):
+            _log.info("%s succeeded in this run before and keeps what it made; trigger a new run for more", step)
+            return
+        _launch(config, pipeline, run, step)
+        if not _succeeded(config, run, step):  # TFX only logs that an input is missing
+            raise FeedlineError(f"{step} came to no result; the log above says why")
 
 
 def finish(settings: Mapping[str, Any], run_id: str) -> None:
@@ -80,37 +109,31 @@ def finish(settings: Mapping[str, Any], run_id: str) -> None:
       run_id: of the run of the DAG.
 
     Raises:
-      AirflowFailException: the model was not good enough to be pushed.
+      GateFailed: the model was not good enough to be pushed.
     """
-    with _told_to_airflow():
-        config = _configured(settings)
-        from pipeline.attempts import alone
-        from pipeline.cli.common import check_pushed
-        from pipeline.history import open_store
-        from pipeline.summary import text
+    config = _configured(settings)
+    from pipeline.attempts import alone
+    from pipeline.cli.common import check_pushed
+    from pipeline.history import open_store
+    from pipeline.summary import text
 
-        with alone(config):
-            store = open_store(config.metadata_path)
-            if not _is_newest(store, config, _run_name(config, run_id)):
-                _log.info("a newer run has come since; the report in %s is about that one", config.root)
-                return
-            images = conclusion.images_dir(_pinned(config, store))
-            summary = conclusion.conclude(config, images, _log.info)
-        _log.info("what came of the run:\n%s", text(summary))
-        check_pushed(summary)
+    with alone(config):
+        store = open_store(config.metadata_path)
+        if not _is_newest(store, config, _run_name(config, run_id)):
+            _log.info("a newer run has come since; the report in %s is about that one", config.root)
+            return
+        images = conclusion.images_dir(_pinned(config, store))
+        summary = conclusion.conclude(config, images, _log.info)
+    _log.info("what came of the run:\n%s", text(summary))
+    check_pushed(summary)
 
 
-@contextlib.contextmanager
-def _told_to_airflow() -> Iterator[None]:
-    """Turns errors that a person is meant to read into Airflow's, without the traceback that says nothing more."""
-    from airflow.exceptions import AirflowException, AirflowFailException
-
-    try:
-        yield
-    except _FINAL as error:
-        raise AirflowFailException(str(error)) from None
-    except FeedlineError as error:
-        raise AirflowException(str(error)) from None
+def _end_with_input() -> None:
+    """Kills this process and those that it started when the task is gone, which holds the other end of the input."""
+    # Not through `sys.stdin`, whose lock this thread would hold at the end of the interpreter.
+    while os.read(0, 4096):
+        pass
+    os.killpg(os.getpid(), signal.SIGKILL)
 
 
 def _configured(settings: Mapping[str, Any]) -> PipelineConfig:

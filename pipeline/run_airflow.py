@@ -5,35 +5,32 @@ images, so that changed ones are served from the cache, and a task that is repea
 it registered before. Here a task runs its one node of the compiled pipeline through the launcher of the local runner:
 same cache, same resolvers, and a retry takes up the execution that failed.
 
-The file that Airflow reads holds the names of the tasks, because the scheduler reads it twice a minute and building
-the pipeline means importing TFX.
+Airflow and Feedline do not share an environment, for their packages do not fit together. The file that Airflow reads
+holds the names of the tasks and the code that starts a step elsewhere: `airflow_dag`, which imports Airflow alone.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-import functools
 import os
 import pprint
 import re
+import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from beam_jobs import validate, writable
 from beam_jobs.errors import OptionError
 from beam_jobs.storage import is_remote
-from pipeline import airflow_folder, airflow_tasks, run_local
+from pipeline import airflow_folder, airflow_tasks, placeholders, run_local
 from pipeline import config as configuration
 from pipeline.config import PipelineConfig
 
-if TYPE_CHECKING:
-    from airflow import DAG
-
 OPTIONS_KEY = "airflow"
-FINISH = "Finish"  # the task after the components: summary, report and whether the model was pushed
 
 _PRESETS = ("@once", "@continuous", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
 _DAG_ID = re.compile(r"[A-Za-z0-9_.-]{1,250}")
@@ -41,15 +38,24 @@ _FILE = '''\
 """The Airflow DAG of the Feedline pipeline {name}.
 
 Written by `feedline compile --target airflow`, which writes it anew; change the settings there.
+It needs Airflow 2.11 or 3, and nothing of Feedline: the tasks start {python} {where}.
 """
 
-from pipeline.run_airflow import make_dag
+{code}
 
 SETTINGS = {settings}
 
 STEPS = {steps}
 
-DAG = make_dag(SETTINGS, STEPS, schedule={schedule!r}, retries={retries!r}, retry_delay_s={retry_delay_s!r})
+FEEDLINE = make_dag(
+    SETTINGS,
+    STEPS,
+    python={python!r},
+    pod={pod},
+    schedule={schedule!r},
+    retries={retries!r},
+    retry_delay_s={retry_delay_s!r},
+)
 '''
 
 
@@ -61,11 +67,18 @@ class AirflowOptions:
       schedule: when to run: five cron fields or a preset such as `@daily`; empty for only when somebody triggers it.
       retries: further attempts of a task that failed or was killed, 0 or more.
       retry_delay_s: seconds before a further attempt, 0 or more.
+      environment: directory of the Python environment that holds Feedline, the same on every worker of Airflow; empty
+        is the one that compiles.
+      image: container image with Feedline and its extra `tfx`; every task is then a pod of Kubernetes.
+      pod_template: YAML file of that pod, with the volumes of images and root; it becomes part of the DAG file.
     """
 
     schedule: str = ""
     retries: int = 2
     retry_delay_s: float = 60.0
+    environment: str = ""
+    image: str = ""
+    pod_template: str = ""
 
     def __post_init__(self) -> None:
         if self.schedule and self.schedule not in _PRESETS and len(self.schedule.split()) != 5:
@@ -75,6 +88,17 @@ class AirflowOptions:
             )
         validate.whole("airflow.retries", self.retries, 0)
         validate.at_least("airflow.retry_delay_s", self.retry_delay_s, 0)
+        if self.image and (self.image.split() != [self.image] or placeholders.in_image(self.image)):
+            raise OptionError(
+                f"airflow.image is {self.image!r}; name a container image such as registry.example.org/feedline:1"
+            )
+        if bool(self.image) != bool(self.pod_template):
+            raise OptionError(
+                f"airflow.image is {self.image!r} and airflow.pod_template is {self.pod_template!r}; give both or "
+                "neither: the pods share images and root through a volume of the template"
+            )
+        if self.image and self.environment:
+            raise OptionError(f"airflow.environment is {self.environment!r}; leave it out, the image is one itself")
 
 
 def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - the name the command calls on every target
@@ -95,6 +119,7 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - the n
     config = configuration.build(values)
     _check_names(config, out)
     writable.check_file("--out", out)
+    python, pod = _python(options), _pod(options)
     hints = [airflow_folder.hint(out, config.name)]
     if "engine" in settings:
         hints.append("engine is left out: Beam runs in the tasks")
@@ -105,6 +130,10 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - the n
     _check_settings(config)
     text = _FILE.format(
         name=config.name,
+        code=_code(),
+        python=python,
+        where=f"in the image {options.image}" if pod else "on the workers",
+        pod=_literal(pod) if pod else None,
         settings=_literal(_resolved(values, config)),
         steps=_literal(_steps(config)),
         schedule=options.schedule or None,
@@ -115,51 +144,35 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - the n
     return "; ".join(hints)
 
 
-def make_dag(
-    settings: Mapping[str, Any],
-    steps: Mapping[str, list[str]],
-    *,
-    schedule: str | None = None,
-    start_date: str = "2024-01-01",
-    retries: int = 2,
-    retry_delay_s: float = 60.0,
-) -> DAG:
-    """Builds the DAG; the file that `compile` writes calls it. Only Airflow is imported.
+def _python(options: AirflowOptions) -> str:
+    """Returns the interpreter that the tasks start."""
+    if options.image:
+        return "python"
+    environment = os.path.abspath(options.environment or sys.prefix)
+    if options.environment and not os.access(os.path.join(environment, "bin", "feedline"), os.X_OK):
+        raise OptionError(
+            f"airflow.environment is {options.environment!r}, which has no bin/feedline; name the directory of the "
+            "environment that Feedline is installed in, or leave it out for the one that compiles"
+        )
+    return os.path.join(environment, "bin", "python3")
 
-    Args:
-      settings: of the pipeline, with absolute paths.
-      steps: component -> those that it waits for.
-      schedule: when to run, anything that Airflow takes; None for only when triggered.
-      start_date: ISO date in the past; runs of times gone by are never made up for.
-      retries: further attempts of a task.
-      retry_delay_s: seconds before a further attempt.
-    """
-    from airflow import DAG
-    from airflow.operators.python import PythonOperator
 
-    dag = DAG(
-        dag_id=settings["name"],
-        schedule=schedule,
-        start_date=datetime.fromisoformat(start_date).replace(tzinfo=timezone.utc),
-        catchup=False,
-        # The components share one SQLite file of ML Metadata, and each takes the whole machine anyway.
-        max_active_runs=1,
-        max_active_tasks=1,
-        default_args={"retries": retries, "retry_delay": timedelta(seconds=retry_delay_s)},
-        tags=["feedline"],
-    )
+def _pod(options: AirflowOptions) -> dict[str, Any]:
+    """Returns the image and the template of the pods; empty when there are none."""
+    if not options.image:
+        return {}
+    try:
+        template = configuration.load(options.pod_template)
+    except OptionError as error:
+        raise OptionError(f"airflow.pod_template: {error}") from error
+    return {"image": options.image, "pod_template_dict": template}
 
-    def task(name: str, function: Callable[..., None]) -> PythonOperator:
-        return PythonOperator(task_id=name, python_callable=function, dag=dag)
 
-    tasks = {name: task(name, functools.partial(airflow_tasks.run_step, settings, steps, name)) for name in steps}
-    last = task(FINISH, functools.partial(airflow_tasks.finish, settings))
-    waited_for = {before for upstream in steps.values() for before in upstream}
-    for name, upstream in steps.items():
-        tasks[name].set_upstream([tasks[before] for before in upstream])
-        if name not in waited_for:
-            tasks[name].set_downstream(last)
-    return dag
+def _code() -> str:
+    """Returns what the DAG file has of `airflow_dag`: all but its docstring."""
+    source = Path(__file__).with_name("airflow_dag.py").read_text(encoding="utf-8")
+    docstring = ast.parse(source).body[0]
+    return "\n".join(source.splitlines()[docstring.end_lineno :]).strip()
 
 
 def _check_names(config: PipelineConfig, out: str) -> None:

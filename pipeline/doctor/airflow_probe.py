@@ -1,6 +1,6 @@
-"""Asks the Airflow of this environment about itself, and prints JSON.
+"""Asks an Airflow about itself, and prints JSON: a file that the Python of the environment of Airflow runs.
 
-A program of its own, because importing Airflow reads its configuration for good and takes over logging.
+That environment holds nothing of Feedline, and may have another version of Python.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 _PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
@@ -20,9 +21,11 @@ def main(timeout_s: float) -> None:
     Args:
       timeout_s: how long to wait for the server of the database.
     """
+    # Python looks beside this file first, where a module is called airflow too.
+    sys.path[:] = [place for place in sys.path if place != os.path.dirname(os.path.abspath(__file__))]
     import airflow
     from airflow.configuration import conf
-    from sqlalchemy.engine import create_engine, make_url  # type: ignore[import-untyped]
+    from sqlalchemy.engine import create_engine, make_url
 
     url = make_url(conf.get("database", "sql_alchemy_conn"))
     unreachable = _unreachable(url, timeout_s)
@@ -70,11 +73,14 @@ def _is_missing_file(url: Any) -> bool:
 
 
 def _is_migrated(engine: Any) -> bool:
-    from airflow import settings
-    from airflow.utils import db
+    import airflow
     from alembic.runtime.migration import MigrationContext
+    from alembic.script import ScriptDirectory
 
-    settings.configure_vars()
     with engine.connect() as connection:
         found = set(MigrationContext.configure(connection).get_current_heads())
-    return found == set(db._get_script_object().get_heads())  # no public function says it without waiting or migrating
+    return found == set(ScriptDirectory(str(Path(airflow.__file__).parent / "migrations")).get_heads())
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]))

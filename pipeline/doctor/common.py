@@ -178,6 +178,17 @@ def output(command: Sequence[str], timeout_s: float, environ: Mapping[str, str] 
     return done.returncode, done.stdout, done.stderr
 
 
+def interpreter(command: str) -> str:
+    """Returns the Python that a console script starts, of its first line; empty when it is no such script."""
+    try:
+        with open(command, "rb") as stream:
+            first = stream.readline(4096).decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+    found = first.removeprefix("#!").strip()
+    return found if first.startswith("#!") and "python" in os.path.basename(found) else ""
+
+
 def last_line(text: str) -> str:
     """Returns the last line that says something, which is where a traceback names its error."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

@@ -132,13 +132,8 @@ def _options(settings: Mapping[str, Any]) -> Options | Check:
 
 def _python_of(command: str) -> str:
     """Returns the version of the Python that a console script starts; empty when it is no such script."""
-    try:
-        with open(command, "rb") as stream:
-            first = stream.readline(4096).decode("utf-8", "replace").strip()
-    except OSError:
-        return ""
-    interpreter = first.removeprefix("#!").strip()
-    if not first.startswith("#!") or "python" not in os.path.basename(interpreter):
+    interpreter = common.interpreter(command)
+    if not interpreter:
         return ""
     code, out, _ = common.output([interpreter, "-I", "-c", "import platform; print(platform.python_version())"], 10)
     return "" if code else out.strip()
