@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from beam_jobs import validate, writable
+import yaml
+
+from beam_jobs import validate, writable, yaml_text
 from beam_jobs.errors import OptionError
 from beam_jobs.storage import is_remote
 from pipeline import airflow_folder, airflow_tasks, placeholders, run_local
@@ -161,10 +163,14 @@ def _pod(options: AirflowOptions) -> dict[str, Any]:
     """Returns the image and the template of the pods; empty when there are none."""
     if not options.image:
         return {}
+    path = options.pod_template
     try:
-        template = configuration.load(options.pod_template)
-    except OptionError as error:
-        raise OptionError(f"airflow.pod_template: {error}") from error
+        with open(path, encoding="utf-8") as stream:
+            template = yaml_text.parse(stream)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise OptionError(f"airflow.pod_template {path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(template, Mapping) or template.get("kind") != "Pod":
+        raise OptionError(f"airflow.pod_template {path} has no `kind: Pod`; write the pod with its volumes there")
     return {"image": options.image, "pod_template_dict": template}
 
 

@@ -36,8 +36,16 @@ def python_for(name: str, peer: Peer, cache: Path) -> Path:
     return Path(sys.executable)
 
 
-def make_environment(directory: Path, requirements: Path) -> Path:
+def make_environment(
+    directory: Path, requirements: Path, versions: str = sys.executable, built: tuple[str, ...] = ()
+) -> Path:
     """Makes a virtual environment of exactly the pinned packages, unless it is there; with uv where there is one.
+
+    Args:
+      directory: of the environment.
+      requirements: file of the packages.
+      versions: of Python that they run on, such as `>=3.10,<3.13`; only uv looks for another than this one.
+      built: packages that have no wheel, which are built here.
 
     Returns:
       its Python.
@@ -51,7 +59,7 @@ def make_environment(directory: Path, requirements: Path) -> Path:
     if marker.is_file() and python.exists() and marker.read_text() == wanted:
         return python
     shutil.rmtree(directory, ignore_errors=True)
-    for command in _commands(directory, python, requirements):
+    for command in _commands(directory, requirements, versions, built):
         _run(command)
     marker.write_text(wanted)
     return python
@@ -63,14 +71,16 @@ def last_line(text: str) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
-def _commands(directory: Path, python: Path, requirements: Path) -> list[list[str]]:
-    """Wheels only: nothing is compiled, and no foreign set-up script runs."""
-    what = ["--only-binary", ":all:", "--requirement", str(requirements)]
+def _commands(directory: Path, requirements: Path, versions: str, built: tuple[str, ...]) -> list[list[str]]:
+    """Wheels only, but for packages that are named: nothing is compiled, and no foreign set-up script runs."""
+    python = directory / "bin" / "python"
+    named = [word for name in built for word in ("--no-binary", name)]
+    what = ["--only-binary", ":all:", *named, "--requirement", str(requirements)]
     beside = ROOT / ".tools" / "bin" / "uv"
     uv = str(beside) if beside.exists() else shutil.which("uv")
     if uv:
         return [
-            [uv, "venv", "--quiet", "--python", sys.executable, str(directory)],
+            [uv, "venv", "--quiet", "--python", versions, str(directory)],
             [uv, "pip", "install", "--quiet", "--python", str(python), *what],
         ]
     return [
