@@ -12,7 +12,6 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ import pytest
 from beam_jobs.engines.flink import Options
 from pipeline.cli import execute
 from pipeline.doctor import Check, airflow, dataflow, flink, kubeflow
+from tests.orchestrators.airflow_environments import bin_of
 
 SETTINGS = {"root": "work", "ingest": {"source": "photos"}}
 
@@ -277,27 +277,53 @@ def test_the_root_that_tasks_share_takes_files(locked):
     assert found.remedy.startswith(f"{locked.repair}, or feedline compile --target airflow -c pipeline.yaml --set root")
 
 
-@pytest.mark.orchestrators
-def test_airflow_is_asked_without_leaving_anything_behind_and_is_ready_when_it_is_migrated(tmp_path, monkeypatch):
+def test_without_the_program_of_airflow_it_says_that_compile_needs_none(tmp_path, monkeypatch):
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check = by_name(airflow.checks(SETTINGS))["airflow"]
+    assert (check.mark, "DAG file is written without one" in check.detail) == ("warn", True)
+    assert "-r constraints/airflow3.txt" in check.remedy
+    (tmp_path / "airflow").write_text("#!/bin/sh\n")
+    (tmp_path / "airflow").chmod(0o755)
+    assert "is no script of Python" in by_name(airflow.checks(SETTINGS))["airflow"].detail
+    (tmp_path / "airflow").write_text(f"#!{sys.executable}\nimport airflow\n")
+    (tmp_path / "airflow.py").write_text("raise OSError('the disk is broken')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    broken = by_name(airflow.checks(SETTINGS))["airflow"]
+    assert (broken.mark, broken.detail.endswith("does not load: OSError: the disk is broken")) == ("missing", True)
+
+
+@pytest.fixture(params=["2", "3"])
+def airflow_home(request, tmp_path_factory, tmp_path, monkeypatch) -> Path:
+    """An empty home of a version of Airflow that is installed in an environment of its own."""
+    found = bin_of(request.param)
+    if isinstance(found, str):
+        pytest.skip(found)
+    monkeypatch.setenv("PATH", f"{found}:{os.environ['PATH']}")
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path_factory.mktemp("home")))
     monkeypatch.setenv("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
+    return Path(os.environ["AIRFLOW_HOME"])
+
+
+@pytest.mark.orchestrators
+def test_airflow_is_asked_without_leaving_anything_behind_and_is_ready_when_it_is_migrated(airflow_home):
     fresh = by_name(airflow.checks(SETTINGS))
-    assert list(tmp_path.iterdir()) == []
+    assert list(airflow_home.iterdir()) == []
     assert {name for name, check in fresh.items() if check.mark == "missing"} == {"database", "dags folder"}
     assert fresh["database"].remedy == "airflow db migrate"
-    program = str(Path(sys.executable).parent / "airflow")
-    done = subprocess.run([program, "db", "migrate"], capture_output=True, text=True, timeout=200)
+    done = subprocess.run(["airflow", "db", "migrate"], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    assert fresh["dags folder"].remedy == f"mkdir -p {tmp_path}/dags"
-    (tmp_path / "dags").mkdir()
+    assert fresh["dags folder"].remedy == f"mkdir -p {airflow_home}/dags"
+    (airflow_home / "dags").mkdir()
     migrated = by_name(airflow.checks(SETTINGS))
     assert {name for name, check in migrated.items() if not check.ok} == {"database"}
-    assert (migrated["database"].mark, migrated["executor"].detail) == ("warn", "SequentialExecutor")
+    executor = {"2": "SequentialExecutor", "3": "LocalExecutor"}[migrated["airflow"].detail[0]]
+    assert (migrated["database"].mark, migrated["executor"].detail) == ("warn", executor)
 
 
+@pytest.mark.orchestrators
 @pytest.mark.parametrize("named", [True, False])
-def test_a_database_that_cannot_be_reached_is_named_without_its_password(tmp_path, monkeypatch, named):
-    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
+def test_a_database_that_cannot_be_reached_is_named_without_its_password(airflow_home, monkeypatch, named):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     address = f"postgresql+psycopg2://me:secret@127.0.0.1{f':{port}' if named else ''}/airflow"
@@ -309,13 +335,13 @@ def test_a_database_that_cannot_be_reached_is_named_without_its_password(tmp_pat
     assert "secret" not in check.detail
 
 
-def test_a_driver_that_is_not_installed_is_named(tmp_path, monkeypatch):
+@pytest.mark.orchestrators
+def test_a_driver_that_is_not_installed_is_named(airflow_home, tmp_path, monkeypatch):
     (tmp_path / "psycopg2.py").write_text("raise ModuleNotFoundError('no psycopg2', name='psycopg2')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("AIRFLOW_HOME", tempfile.mkdtemp(dir=tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"postgresql+psycopg2://me:secret@127.0.0.1:{server.getsockname()[1]}/airflow"
         monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", address)
         check = by_name(airflow.checks(SETTINGS))["database"]
     assert check.detail.endswith("airflow needs psycopg2")
-    assert check.remedy.endswith("pip install psycopg2-binary")
+    assert check.remedy.endswith("python -m pip install psycopg2-binary")

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,28 @@ ROWS = [
     row("airflow.schedule", "@daily", lambda dag: dag["schedule"], (None, "@daily")),
     row("airflow.retries", 5, lambda dag: dag["retries"], (2, 5)),
     row("airflow.retry_delay_s", 9.0, lambda dag: dag["retry_delay_s"], (60.0, 9.0)),
+    row(
+        "airflow.environment",
+        "ENVIRONMENT",
+        lambda dag: Path(dag["python"]).parts[-3:],
+        (Path(sys.prefix, "bin", "python3").parts[-3:], ("environment", "bin", "python3")),
+    ),
+    row(
+        "airflow.image",
+        "registry/feedline:2",
+        lambda dag: dag["pod"]["image"],
+        ("registry/feedline:1", "registry/feedline:2"),
+        first=("registry/feedline:1",),
+        given={"airflow.pod_template": "POD"},
+    ),
+    row(
+        "airflow.pod_template",
+        "OTHER_POD",
+        lambda dag: dag["pod"]["pod_template_dict"]["metadata"]["name"],
+        ("first", "second"),
+        first=("POD",),
+        given={"airflow.image": "registry/feedline:1"},
+    ),
 ]
 
 
@@ -271,6 +294,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (place / "own-1.0.tar.gz").touch()
     (place / "setup.py").touch()
     (place / "prices.yaml").write_text("source: our contract, 2026\nvcpu_hour: 0.03\n")
+    (place / "environment" / "bin").mkdir(parents=True)
+    program(place / "environment" / "bin" / "feedline", "exit 0")
+    for file, name in (("pod.yaml", "first"), ("other.yaml", "second")):
+        (place / file).write_text(f"kind: Pod\nmetadata: {{name: {name}}}\n")
     (place / "rest").mkdir()
     (place / "rest" / "overview").write_text(json.dumps({"flink-version": "1.19.3", "slots-total": 7}))
     jars(place / "cache")
@@ -287,6 +314,9 @@ NAMED = {
     "PACKAGE": "own-1.0.tar.gz",
     "SETUP": "setup.py",
     "PRICES": "prices.yaml",
+    "ENVIRONMENT": "environment",
+    "POD": "pod.yaml",
+    "OTHER_POD": "other.yaml",
 }
 
 
