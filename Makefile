@@ -2,22 +2,23 @@
 .PHONY: setup demo test test-current gate test-browser test-docs test-interop test-faults fuzz advisories test-orchestrators test-flink test-stores check format lock docs bench clean help
 .DEFAULT_GOAL := help
 
-PYTHON ?= python3.10
+# The stack and the Python choose themselves; STACK=current, STACK=legacy, PYTHON=python3.12 or PYTHON=PATH override them.
+STACK ?=
+PYTHON ?=
 # Importing TensorFlow and TFX takes three times as long without compiled files; tests start many processes.
 unexport PYTHONDONTWRITEBYTECODE
-UV_VERSION := 0.9.30
 UV := .tools/bin/uv
 BIN := .venv/bin
-STACK ?= legacy
 EXTRAS := tfx,dev,kubeflow,gcp
 ROOT ?= demo_run
 FAULTS ?= full
+LOCK ?= legacy
 SECONDS ?= 600
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-setup: .venv/.installed  ## make .venv from the constraints of the stack
+setup: .venv/.installed  ## make .venv from the lock of the stack that this machine can run (STACK=, PYTHON=)
 
 demo: setup  ## the whole pipeline on real handwritten digits
 	$(BIN)/feedline demo --root $(ROOT)
@@ -52,8 +53,8 @@ fuzz: setup  ## search every parser of foreign bytes for errors, guided by cover
 		TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -W ignore -m tests.fuzz.$$target --seconds $(SECONDS) || { code=$$?; break; }; \
 		done; $(BIN)/python -m tests.fuzz.report; exit $$code
 
-advisories: setup  ## ask for advisories of the versions in constraints/ (AUDIT="-s osv": of another service)
-	$(UV) tool run --quiet pip-audit==2.10.1 --requirement constraints/$(STACK).txt --no-deps --disable-pip --format json \
+advisories: setup $(UV)  ## ask for advisories of the versions in a lock (LOCK=current; AUDIT="-s osv": of another service)
+	$(UV) tool run --quiet pip-audit==2.10.1 --requirement constraints/$(LOCK).txt --no-deps --disable-pip --format json \
 		--progress-spinner off $(AUDIT) | $(BIN)/python -m tests.security.advisories
 
 test-orchestrators: setup  ## the pipeline under Airflow, and as Kubeflow and Dataflow would run it
@@ -92,12 +93,19 @@ bench: setup  ## measure ingest and input pipeline side by side; results in benc
 clean:  ## remove what the targets made, environment included
 	rm -rf .venv .tools build dist site *.egg-info demo_run .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# uv resolves in seconds where pip backtracks for long; it lives in a venv of its own, out of the project's way.
-$(UV):
-	$(PYTHON) -m venv .tools
-	.tools/bin/python -m pip install --quiet uv==$(UV_VERSION)
+# Any Python from 3.8 on makes the environment. It runs where a file of the list is newer, where the Python of .venv is
+# gone, and where a choice is given, which it holds against the .venv that is there.
+ENVIRONMENT = @for python in python3 python3.13 python3.12 python3.11 python3.10; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null && exec $$python -I constraints/environment.py $(1); done; \
+	echo 'setup: error: there is no Python 3.8 or later in PATH to make the environment with: apt-get install python3' >&2; exit 2
 
-.venv/.installed: $(UV) setup.py constraints/$(STACK).txt Makefile
-	test -x $(BIN)/python || $(UV) venv --quiet --python 3.10 .venv
-	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints/$(STACK).txt --editable '.[$(EXTRAS)]'
-	touch $@
+$(UV):
+	$(call ENVIRONMENT,--only-uv)
+
+.venv/.installed: .venv/bin/python setup.py constraints/current.txt constraints/legacy.txt constraints/environment.py Makefile $(if $(STACK)$(PYTHON),choose)
+	$(call ENVIRONMENT,--stack='$(STACK)' --python='$(PYTHON)' --extras='$(EXTRAS)')
+
+.venv/bin/python: ;
+
+.PHONY: choose
+choose:

@@ -16,15 +16,21 @@ ROOT = Path(__file__).parent.parent.parent
 
 def make(directory: Path, wheel: str) -> str:
     """Installs a wheel into an environment of its own, and returns its interpreter."""
-    uv = shutil.which("uv") or str(ROOT / ".tools" / "bin" / "uv")
-    if not Path(uv).is_file():
-        pytest.skip("uv is not here: `make setup` brings it into .tools")
+    uv = uv_program()
     python = str(directory / "bin" / "python")
     _call(uv, "venv", "--quiet", "--python", sys.executable, str(directory))
     # The clients of Google Cloud are in the image of every worker, so they are here too.
     pinned = ["--constraint", str(ROOT / stack.constraints())]
     _call(uv, "pip", "install", "--quiet", "--python", python, *pinned, wheel, "apache-beam[gcp]")
     return python
+
+
+def uv_program() -> str:
+    """Path of uv; the test is skipped where there is none."""
+    uv = shutil.which("uv") or str(ROOT / ".tools" / "bin" / "uv")
+    if not Path(uv).is_file():
+        pytest.skip("uv is not here: `make setup` brings it into .tools")
+    return uv
 
 
 def _call(*command: str) -> None:
