@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.make_images import class_folders
+
 ROOT = Path(__file__).parent.parent
 ALLOWED = {
     "beam_jobs": {"beam_jobs"},
@@ -19,6 +21,16 @@ ALLOWED = {
     "pipeline": {"beam_jobs", "components", "pipeline", "trainer"},
 }
 WITHOUT_BEAM = ("errors", "options", "record", "shards", "manifest", "images", "tfrecord", "types", "plan", "examine")
+
+WITHOUT_TFX = """
+import sys
+absent = ("tfx", "tensorflow_transform", "tensorflow_data_validation", "tensorflow_metadata", "ml_metadata", "sklearn")
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in absent:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Refuse())
+"""
 
 
 def imported_packages(path: Path) -> set[str]:
@@ -50,18 +62,19 @@ def test_the_disk_contract_imports_without_beam_tensorflow_and_tfx():
 
 
 def test_ingest_and_input_pipeline_import_without_tfx():
-    blocker = (
-        "import sys\n"
-        "absent = ('tfx', 'tensorflow_transform', 'tensorflow_data_validation', 'ml_metadata')\n"
-        "class Refuse:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.partition('.')[0] in absent:\n"
-        "            raise ImportError(name)\n"
-        "sys.meta_path.insert(0, Refuse())\n"
-    )
     imports = "import beam_jobs.ingest, beam_jobs.verify, trainer.input_fn, trainer.predict\nprint('ok')"
-    result = run_python(blocker + imports)
+    result = run_python(WITHOUT_TFX + imports)
     assert result.stdout.strip() == "ok", result.stderr
+
+
+@pytest.mark.parametrize("command", ["run --images photos --root work", "demo --root demo", "lineage ."])
+def test_a_command_that_needs_tfx_says_so_in_one_line(command, tmp_path):
+    class_folders(tmp_path / "photos", per_class=1)
+    code = f"import os\nos.chdir({str(tmp_path)!r})\nfrom pipeline import cli\n"
+    result = run_python(f"{WITHOUT_TFX}{code}sys.exit(cli.execute({command.split()!r}))")
+    assert result.returncode == 2
+    line = result.stderr.splitlines()[-1]
+    assert re.fullmatch(r"feedline: error: this needs TFX, and there is no module '\w+' here; .* '\.\[tfx\]'", line)
 
 
 def test_no_module_reads_the_environment_when_it_is_imported():

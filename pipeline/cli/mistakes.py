@@ -10,13 +10,17 @@ from dataclasses import dataclass
 
 import click
 
-from beam_jobs import visible
+from beam_jobs import stack, visible
 from beam_jobs.errors import FeedlineError, UsageError
 from beam_jobs.suggest import unknown
 from pipeline.cli.common import colour
 
 _LONGEST = 1000  # characters of a message that nobody foresaw
 INTERRUPTED, UNFORESEEN = "interrupted", "unforeseen"
+# What the extra `tfx` of setup.py brings; ingest, input and training work without it.
+_OF_TFX = {"ml_metadata", "sklearn", "tfx", "tfx_bsl"} | {
+    f"tensorflow_{part}" for part in ("data_validation", "metadata", "model_analysis", "transform")
+}
 _NOT_A_CHOICE = re.compile(r"(?P<value>'.*'|\".*\") is not (?:one of )?['\"]", re.DOTALL)
 
 
@@ -41,6 +45,9 @@ def of(error: Exception) -> Mistake:
         return Mistake(message=visible.line(_of_click(error)), code=UsageError.exit_code, kind=_kind(UsageError))
     if isinstance(error, FeedlineError):
         return Mistake(message=str(error), code=error.exit_code, kind=_kind(type(error)))
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _OF_TFX:
+        message = f"this needs TFX, and there is no module {error.name!r} here; {stack.pip_install('.[tfx]')}"
+        return Mistake(message=message, code=UsageError.exit_code, kind=_kind(UsageError))
     message = f"{type(error).__name__}: {_bounded(str(error))} (run again with --debug for the traceback)"
     return Mistake(message=visible.line(message), code=1, kind=UNFORESEEN)
 
