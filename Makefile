@@ -1,5 +1,5 @@
 # Every target works in a fresh clone: the first one called makes the environment, later ones find it and go on at once.
-.PHONY: setup demo test test-current gate test-browser test-docs test-interop test-faults fuzz advisories test-orchestrators test-flink test-stores check format lock docs bench clean help
+.PHONY: setup demo test test-current gate test-browser test-docs test-interop test-faults fuzz advisories test-orchestrators test-flink test-stores check format lock docs bench dist clean help
 .DEFAULT_GOAL := help
 
 # The stack and the Python choose themselves; STACK=current, STACK=legacy, PYTHON=python3.12 or PYTHON=PATH override them.
@@ -83,6 +83,11 @@ lock: $(UV)  ## bring constraints/ in line with setup.py, for all extras togethe
 		$(UV) pip compile constraints/$$airflow.in --python-version 3.10 --universal --no-header --no-emit-index-url $(UPGRADE) -q -o constraints/$$airflow.txt || exit; \
 		done
 	sed -i -E "s/ and platform_machine == 'x86_64' and sys_platform == 'linux'//; s/ and python_full_version < '3.14'//; s/ ; python_full_version < '3.14'$$//" constraints/current.txt constraints/airflow?.txt
+
+dist: setup  ## build sdist and wheel into dist/, and check what an index would show of them
+	rm -rf build/lib build/bdist.* dist
+	$(UV) build --quiet --python $(BIN)/python --out-dir dist .
+	$(UV) tool run --quiet --python $(BIN)/python twine==6.2.0 check --strict dist/*
 
 docs: setup  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict

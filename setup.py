@@ -11,11 +11,15 @@ CORE = [
     "apache-beam>=2.74,<3",
     "click>=8.1",
     "google-crc32c>=1.5",  # without a C crc32c a record costs milliseconds instead of microseconds
+    "grpcio>=1.53",
     "jinja2>=3.1",
+    "keras>=3.3,<4",
+    "ml-dtypes>=0.3.1",
     "numpy>=1.26,<3",
     "opencv-python-headless>=4.8",
     "packaging>=24.2",  # the list of SPDX licences
     "pillow>=10.3",
+    "protobuf>=3.20.3,<7",
     "psutil>=5.9",
     "pyarrow>=10",
     # TFX 1.16, which needs Python 3.10, keeps pyarrow at 10, which runs what a Parquet file holds: see SECURITY.md.
@@ -27,12 +31,13 @@ CORE = [
     "urllib3>=1.26",
 ]
 TFX = [
+    "absl-py>=1.4",
     "dill>=0.3.1.1",  # tensorflow-transform imports it and Beam no longer installs it
     "ml-metadata>=1.16,<2",
-    "protobuf>=3.20.3,<7",
     "scikit-learn>=1.5",  # ships the 1,797 digits of `feedline demo`
     "setuptools<81",  # tfx and kfp import pkg_resources, which 81 starts to remove
     "tensorflow-data-validation>=1.16,<2",
+    "tensorflow-metadata>=1.16,<2",
     "tensorflow-model-analysis>=0.47,<1",
     "tensorflow-transform>=1.16,<2",
     "tfx>=1.16,<1.22",
@@ -42,8 +47,14 @@ EXTRAS = {
     "tfx": TFX,
     "jax": ["jax>=0.4.30", "jaxlib>=0.4.30"],
     "kubeflow": ["kfp>=2.5,<3"],
-    "aws": ["apache-beam[aws]>=2.74,<3"],
-    "gcp": ["apache-beam[gcp]>=2.74,<3"],
+    "aws": ["apache-beam[aws]>=2.74,<3", "boto3>=1.9", "botocore>=1.12"],
+    "gcp": [
+        "apache-beam[gcp]>=2.74,<3",
+        "google-api-core>=2",
+        "google-apitools>=0.5.31",
+        "google-auth>=2",
+        "requests>=2.32",
+    ],
     "dev": [
         "apache-beam[aws]>=2.74,<3",
         "atheris>=2.3; sys_platform == 'linux' and platform_machine == 'x86_64'",  # elsewhere it has no wheel
@@ -85,7 +96,8 @@ setup(
     description="Raw images to a validated, sharded TFRecord dataset and a trained model, in one command.",
     long_description=(HERE / "README.md").read_text(encoding="utf-8") if (HERE / "README.md").exists() else "",
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
+    license_expression="Apache-2.0",
+    license_files=["LICENSE"],
     python_requires=">=3.10,<3.14",
     # The names are generic, so they are listed: `tests` and `benchmarks` must never be installed.
     packages=find_packages(include=["pipeline*", "components*", "beam_jobs*", "trainer*"]),
@@ -104,10 +116,15 @@ setup(
         ]
     },
     classifiers=[
-        "License :: OSI Approved :: Apache Software License",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3 :: Only",
         "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Scientific/Engineering :: Image Processing",
     ],
 )

@@ -22,7 +22,45 @@ from beam_jobs.engines.dataflow_package import build_wheel
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("beam_jobs", "components", "pipeline", "trainer")
-BESIDE = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "constraints")
+BESIDE = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "constraints")
+# Import -> distribution, where another `-` is not all that they differ in.
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "absl": "absl-py",
+    "apitools": "google-apitools",
+    "cv2": "opencv-python-headless",
+    "google.protobuf": "protobuf",
+    "grpc": "grpcio",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+# The Python of Airflow runs these, and where there is no certifi the certificates of the system do.
+OF_OTHERS = {"airflow", "alembic", "sqlalchemy", "certifi"}
+# What only an extra can do, and its module is imported by nothing that works without.
+OF_EXTRAS = {
+    "beam_jobs/engines/dataflow_jobs.py": "gcp",
+    "beam_jobs/stores/gcs.py": "gcp",
+    "beam_jobs/stores/google_login.py": "gcp",
+    "beam_jobs/stores/s3.py": "aws",
+    **dict.fromkeys(
+        (
+            f"pipeline/{name}.py"
+            for name in (
+                "attempts",
+                "history",
+                "lineage",
+                "lineage_facts",
+                "lineage_find",
+                "lineage_graph",
+                "page",
+                "pipeline",
+            )
+        ),
+        "tfx",
+    ),
+    "trainer/column_ops.py": "tfx",
+    "trainer/preprocessing.py": "tfx",
+}
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +124,59 @@ def instructions(name: str) -> list[list[str]]:
 
 def test_the_wheel_holds_every_file_of_the_packages_and_no_other(wheel):
     assert without_info(wheel) == of_packages()
+
+
+def requirements(wheel: dict[str, bytes]) -> dict[str, set[str]]:
+    """Distribution -> the extras that require it; "" is what is always installed."""
+    (text,) = (data.decode() for name, data in wheel.items() if name.endswith("METADATA"))
+    extras = re.findall(r"^Provides-Extra: (.+)$", text, flags=re.MULTILINE)
+    found: dict[str, set[str]] = {}
+    for line in re.findall(r"^Requires-Dist: (.+)$", text, flags=re.MULTILINE):
+        asked = Requirement(line)
+        for extra in ("", *extras):
+            if asked.marker is None or asked.marker.evaluate({"extra": extra, "python_version": "3.10"}):
+                found.setdefault(asked.name.lower(), set()).add(extra)
+    return found
+
+
+def imports(*, whole: bool) -> dict[tuple[str, str], int]:
+    """(File, distribution) -> line of what is imported from elsewhere: anywhere, or when the module is."""
+    found = {}
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree) if whole else tree.body:
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+            for module in modules:
+                top = ".".join(module.split(".")[: 2 if module.startswith("google.") else 1])
+                if top not in sys.stdlib_module_names and top not in PACKAGES:
+                    name = DISTRIBUTIONS.get(top, re.sub("[._]", "-", top))
+                    found[path.relative_to(ROOT).as_posix(), name] = node.lineno
+    return found
+
+
+def test_every_import_is_required_by_the_wheel_or_an_extra_that_users_install(wheel):
+    required = {name for name, extras in requirements(wheel).items() if extras - {"dev"}}
+    assert {(file, name) for file, name in imports(whole=True) if name not in required | OF_OTHERS} == set()
+
+
+def test_without_extras_a_module_imports_what_is_always_installed(wheel):
+    required = requirements(wheel)
+    needs = {
+        file: required[name]
+        for file, name in imports(whole=False)
+        if not file.startswith("components/") and "" not in required[name]
+    }
+    assert {file: extras & {OF_EXTRAS.get(file)} for file, extras in needs.items()} == {
+        file: {extra} for file, extra in OF_EXTRAS.items()
+    }
+
+
+def test_the_licence_is_an_spdx_expression_and_its_text_is_in_the_wheel(wheel):
+    (text,) = (data.decode() for name, data in wheel.items() if name.endswith("METADATA"))
+    assert "License-Expression: Apache-2.0\n" in text
+    assert "License ::" not in text
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel)
 
 
 def test_the_wheel_starts_the_command_line(wheel):
