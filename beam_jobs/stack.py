@@ -12,6 +12,7 @@ Every difference that the code has to know stands here, with its reason.
 from __future__ import annotations
 
 import json
+import platform
 from importlib import metadata
 
 CURRENT, LEGACY = "current", "legacy"
@@ -22,6 +23,14 @@ _MENDED_ARROW = (14, 0, 1)
 def name() -> str:
     """Returns `current` or `legacy`: the set that this environment has its TensorFlow from."""
     return CURRENT if _version("tensorflow")[:2] >= _FIRST_CURRENT else LEGACY
+
+
+def summary() -> str:
+    """Returns one line: the name of the set, and the versions of Python and of its largest packages."""
+    packages = {"TensorFlow": "tensorflow", "TFX": "tfx", "Beam": "apache-beam"}
+    found = [_titled(title, package) for title, package in packages.items()]
+    which = "no stack" if "no TensorFlow" in found else f"{name()} stack"
+    return f"{which}: {', '.join(found)}, Python {platform.python_version()}"
 
 
 def constraints() -> str:
@@ -69,6 +78,13 @@ def refusal_of_dataflow(error: Exception) -> tuple[int, str] | None:
         return error.status_code, str(json.loads(error.content)["error"]["message"])
     except (ValueError, TypeError, KeyError):
         return error.status_code, ""
+
+
+def _titled(title: str, package: str) -> str:
+    try:
+        return f"{title} {metadata.version(package)}"
+    except metadata.PackageNotFoundError:
+        return f"no {title}"
 
 
 def _version(package: str) -> tuple[int, ...]:

@@ -89,11 +89,12 @@ def test_no_module_reads_the_environment_when_it_is_imported():
             assert not names & {"environ", "getenv"}, path.relative_to(ROOT)
 
 
-def test_help_needs_no_heavy_import():
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version_need_no_heavy_import(option):
     code = (
         "import sys\n"
         "from pipeline.cli import cli\n"
-        "cli.main(['--help'], standalone_mode=False)\n"
+        f"cli.main([{option!r}], standalone_mode=False)\n"
         "print([n for n in ('apache_beam', 'tensorflow', 'tfx', 'pyarrow', 'numpy') if n in sys.modules])"
     )
     assert run_python(code).stdout.strip().splitlines()[-1] == "[]"

@@ -10,11 +10,12 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterable, Sequence
+from importlib import metadata
 
 import click
 from click.shell_completion import CompletionItem
 
-from beam_jobs import visible
+from beam_jobs import stack, visible
 from pipeline import interrupt
 from pipeline.cli import grammar, mistakes
 from pipeline.cli.common import colour
@@ -60,9 +61,22 @@ class _LazyGroup(grammar.Group):
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
+def _show_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked and not context.resilient_parsing:
+        click.echo(f"feedline, version {metadata.version('feedline')}\n{stack.summary()}")
+        context.exit()
+
+
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option(_DEBUG, is_flag=True, help="Show tracebacks and library warnings; may follow COMMAND.")
-@click.version_option(package_name="feedline", prog_name="feedline")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
 @click.pass_context
 def cli(context: click.Context, debug: bool) -> None:
     """Raw images to a validated, sharded TFRecord dataset and a trained model.

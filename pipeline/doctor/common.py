@@ -49,6 +49,7 @@ def install_system(package: str) -> str:
 def basics(*extras: str) -> Iterator[Check]:
     """Yields what every target needs: the right Python, and the packages of Feedline and of some of its extras."""
     yield python()
+    yield Check(name="stack", ok=True, detail=stack.summary())
     yield from packages("")
     for extra in extras:
         yield from packages(extra)
@@ -77,8 +78,9 @@ def packages(extra: str) -> Iterator[Check]:
 
     title = f"packages of {extra}" if extra else "packages"
     asked = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or ()]
-    asked = [one for one in asked if (one.marker is None) == (not extra)]
-    asked = [one for one in asked if one.marker is None or one.marker.evaluate({"extra": extra})]
+    # A marker may also name versions of Python, for which a package is always or never asked for.
+    always = [one for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})]
+    asked = [one for one in asked if one not in always and one.marker.evaluate({"extra": extra})] if extra else always
     found = {one.name: _version(one.name) for one in asked}
     wrong = [one for one in asked if not one.specifier.contains(found[one.name] or "0", prereleases=True)]
     for one in wrong:

@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import keras
 import pytest
 
+from beam_jobs import stack
 from beam_jobs.errors import OptionError
 from beam_jobs.options import HttpOptions, ImageLimits, IngestOptions, PixelOptions, TableColumns
 from pipeline.cli import execute as run
@@ -445,3 +447,10 @@ def test_a_path_that_is_not_there_is_told_before_what_takes_long_is_imported(pla
 )
 def test_assignments_become_nested_settings(text, settings):
     assert gather(None, {}, [text], {}).values == settings
+
+
+def test_the_version_names_the_stack(capsys):
+    assert run(["--version"]) == 0
+    own, of_stack = capsys.readouterr().out.splitlines()
+    assert own == f"feedline, version {metadata.version('feedline')}"
+    assert of_stack == stack.summary()

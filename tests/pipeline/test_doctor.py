@@ -92,7 +92,10 @@ def test_another_python_is_named(distribution):
 
 
 def test_the_packages_of_this_environment_are_as_asked_for():
-    assert [check.mark for check in common.basics("tfx")] == ["ok", "ok", "ok"]
+    checks = list(common.basics("tfx"))
+    assert [check.mark for check in checks] == ["ok"] * 4
+    (found,) = (check.detail for check in checks if check.name == "stack")
+    assert found == stack.summary()
 
 
 def test_the_install_command_installs_with_what_there_is():
