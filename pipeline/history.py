@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sqlite3
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import ml_metadata
 from ml_metadata.metadata_store import MetadataStore
 from ml_metadata.proto import metadata_store_pb2
 
@@ -17,6 +19,7 @@ from beam_jobs.errors import OptionError
 
 _STATES = metadata_store_pb2.Execution.State
 _EVENTS = metadata_store_pb2.Event
+_OTHER_SCHEMA = re.compile(r"database version (?P<there>\d+) is \w+ than library version (?P<here>\d+)")
 _JOURNAL = "-journal"  # SQLite's, beside the database while it is being changed
 
 
@@ -47,7 +50,7 @@ def open_store(path: str, write: bool = False) -> MetadataStore:
       write: whether it is going to be changed. If not, nothing in it or beside it is: a pipeline may be running on it.
 
     Raises:
-      OptionError: it cannot be read, or is not a database of ML Metadata.
+      OptionError: it cannot be read, or is not a database of ML Metadata, or of another schema than the library reads.
     """
     modes = metadata_store_pb2.SqliteMetadataSourceConfig
     try:
@@ -58,6 +61,11 @@ def open_store(path: str, write: bool = False) -> MetadataStore:
                 raise
             return _connect_to_copy(path)
     except (OSError, sqlite3.Error, RuntimeError) as error:
+        if schema := _OTHER_SCHEMA.search(str(error)):
+            raise OptionError(
+                f"{path} has schema {schema['there']} of ML Metadata, and ml-metadata {ml_metadata.__version__} reads "
+                f"schema {schema['here']}; open it with the release of Feedline that wrote it, or choose another root"
+            ) from error
         raise OptionError(f"{path} is not a database of ML Metadata, or not one that can be read here") from error
 
 

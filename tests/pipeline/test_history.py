@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
 
+import ml_metadata
 import pytest
 from ml_metadata import errors
 from ml_metadata.proto import metadata_store_pb2 as pb
@@ -92,3 +94,21 @@ def test_what_is_no_database_of_ours_is_refused_in_one_line(path, content):
     with pytest.raises(OptionError, match=r"^[^\n]*metadata.sqlite is not a database of ML Metadata[^\n]*$"):
         open_store(str(path))
     assert (path.read_bytes() if path.exists() else None) == before
+
+
+@pytest.mark.parametrize("write", [False, True])
+@pytest.mark.parametrize("schema", [9, 11])
+def test_a_schema_that_this_ml_metadata_does_not_read_is_refused_in_one_line_and_left_as_it_is(
+    ledger, path, schema, write
+):
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE MLMDEnv SET schema_version = ?", (schema,))
+        connection.commit()
+    before = path.read_bytes()
+    with pytest.raises(OptionError) as caught:
+        open_store(str(path), write)
+    assert str(caught.value) == (
+        f"{path} has schema {schema} of ML Metadata, and ml-metadata {ml_metadata.__version__} reads schema 10; open it "
+        "with the release of Feedline that wrote it, or choose another root"
+    )
+    assert path.read_bytes() == before
