@@ -173,8 +173,8 @@ def assign(
     Raises:
       OptionError: the checkpoint is of another model; nothing was assigned.
     """
-    wanted = {_name(group, index, variable): variable for index, variable in enumerate(variables)}
-    stored = {name: value for name, value in arrays.items() if name.startswith(f"{group}/")}
+    wanted = {_comparable(_name(group, index, variable)): variable for index, variable in enumerate(variables)}
+    stored = {_comparable(name): value for name, value in arrays.items() if name.startswith(f"{group}/")}
     for name in {**wanted, **stored}:
         here = tuple(wanted[name].shape) if name in wanted else None
         there = stored[name].shape if name in stored else None
@@ -191,6 +191,11 @@ def _name(group: str, index: int, variable: keras.Variable) -> str:
     # Keras numbers layers of one kind within a process: the second model of one has other numbers than the first.
     path = re.sub(r"_\d+(?=/|_|$)", "", getattr(variable, "path", variable.name))
     return f"{group}/{index:05d}/{path.replace('/', '.')}"
+
+
+def _comparable(name: str) -> str:
+    # Keras 3.15 calls `adam_w`, `rm_sprop` and `sgd` what it called `adamw`, `rmsprop` and `SGD` before.
+    return name.replace("_", "").lower()
 
 
 def _write_arrays(path: str, arrays: Mapping[str, np.ndarray]) -> str:

@@ -184,3 +184,13 @@ def test_groups_do_not_mix():
     arrays = arrays_of(model.variables, "model") | arrays_of(optimizer.variables, "optimizer")
     assert len(arrays) == 4
     assign(optimizer.variables, arrays, "optimizer")
+
+
+@pytest.mark.parametrize(("one", "other"), [("adamw", "adam_w"), ("SGD", "sgd"), ("rmsprop", "rm_sprop")])
+def test_optimizers_take_their_state_back_under_the_names_of_another_version_of_keras(one, other):
+    first, second = keras.optimizers.AdamW(name=one), keras.optimizers.AdamW(name=other)
+    for optimizer in (first, second):
+        optimizer.build(dense(3).trainable_variables)
+    first.iterations.assign(7)
+    assign(second.variables, arrays_of(first.variables, "optimizer"), "optimizer")
+    assert int(second.iterations) == 7
