@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import sqlite3
 import tarfile
@@ -18,7 +19,7 @@ from ml_metadata.proto import metadata_store_pb2 as pb
 
 from beam_jobs import ingest, manifest, verify_dataset
 from pipeline.cli import execute
-from pipeline.history import newest_run, open_store
+from pipeline.history import newest_executions, newest_run, open_store
 from tests.beam_jobs.runs import Recorder
 from tests.golden import make
 from trainer import InputOptions, make_dataset
@@ -222,18 +223,31 @@ def test_a_root_of_a_later_release_is_refused_in_one_line_before_anything_runs(n
     assert len(list((newer_schema.place / "root" / "artifacts" / "ImageExampleGen" / "examples").iterdir())) == 1
 
 
+def inputs_of(store: MetadataStore, component: str, key: str) -> list[pb.Artifact]:
+    """The artifacts that a component got in the newest run."""
+    executions = [one for one in newest_executions(store) if one.type.endswith(component)]
+    events = store.get_events_by_execution_ids([one.id for one in executions])
+    numbers = [one.artifact_id for one in events if one.type == pb.Event.INPUT and one.path.steps[0].key == key]
+    return store.get_artifacts_by_id(numbers)
+
+
 @pytest.mark.e2e
 def test_a_run_goes_on_in_a_root(golden, capsys):
     config = str(golden.place / "pipeline.yaml")
     [old] = (golden.place / "root" / "serving").iterdir()
+    [old_number] = os.listdir(golden.place / "root" / "artifacts" / "Trainer" / "model")
     known = len(open_store(golden.database).get_executions())
-    assert execute(["run", "--config", config, "--json"]) == 0
+    # With a limit, the new model is compared with the one that was pushed before.
+    assert execute(["run", "--config", config, "--set", "evaluate.max_drop=1", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     # Code and libraries are part of the key of the cache, so every step is made again after an upgrade.
     assert {step["state"] for step in summary["steps"].values()} == {"complete"}
     dataset = manifest.load(summary["steps"]["ImageExampleGen"]["outputs"]["examples"])
     assert dataset.digest == golden.about["digests"]["copy"]
     assert old.is_dir()
-    assert len(open_store(golden.database).get_executions()) > known
+    store = open_store(golden.database)
+    assert len(store.get_executions()) > known
+    [baseline] = inputs_of(store, "Evaluator", "baseline_model")
+    assert baseline.uri == os.path.join(golden.place, "root", "artifacts", "Trainer", "model", old_number)
     assert execute(["lineage", str(old)]) == 0
     assert golden.about["release"] in capsys.readouterr().out

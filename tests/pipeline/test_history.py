@@ -108,7 +108,7 @@ def test_a_schema_that_this_ml_metadata_does_not_read_is_refused_in_one_line_and
     with pytest.raises(OptionError) as caught:
         open_store(str(path), write)
     assert str(caught.value) == (
-        f"{path} has schema {schema} of ML Metadata, and ml-metadata {ml_metadata.__version__} reads schema 10; open it "
-        "with the release of Feedline that wrote it, or choose another root"
+        f"{path} has schema {schema} of ML Metadata, and ml-metadata {ml_metadata.__version__} reads schema 10; open "
+        "it with the release of Feedline that wrote it, or choose another root"
     )
     assert path.read_bytes() == before
