@@ -16,7 +16,8 @@ from beam_jobs import bounded_json, parquet, storage, web
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.types import Annotations, ImageFacts, ImageObject, ImageRef, Reject
 
-_COMPRESSION = "zstd"
+# The items of a list are called `item` in the files of every release; newer versions of Arrow write `element`.
+_PARQUET_OPTIONS = {"compression": "zstd", "use_compliant_nested_type": False}
 _STRING, _INT64, _FLOAT = pa.string(), pa.int64(), pa.float32()
 
 REFS = pa.schema(
@@ -152,7 +153,7 @@ def reject_row(reject: Reject) -> dict[str, Any]:
 def write(path: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> int:
     """Writes rows as a Parquet file, atomically, and returns the crc32c of its bytes."""
     stream = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(list(rows), schema), stream, compression=_COMPRESSION)
+    pq.write_table(pa.Table.from_pylist(list(rows), schema), stream, **_PARQUET_OPTIONS)
     storage.write_bytes(path, stream.getvalue())
     return google_crc32c.value(stream.getvalue())
 
@@ -160,7 +161,7 @@ def write(path: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> in
 def write_table(path: str, table: pa.Table, scratch: str = "", durable: bool = True) -> None:
     """Writes a table as a Parquet file, atomically; equal tables give equal bytes. See `storage.atomic_writer`."""
     with storage.atomic_writer(path, scratch, durable) as stream:
-        pq.write_table(table, stream, compression=_COMPRESSION)
+        pq.write_table(table, stream, **_PARQUET_OPTIONS)
 
 
 def read(path: str, columns: Sequence[str] | None = None) -> pa.Table:

@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from ml_metadata.metadata_store import MetadataStore
 from ml_metadata.proto import metadata_store_pb2 as pb
@@ -114,6 +115,12 @@ def test_the_same_images_give_the_same_dataset_again(untouched, name, tmp_path):
     here = {package: metadata.version(package) for package in SHAPING}
     digest = untouched.ingest(name, str(tmp_path / "again")).digest
     assert digest == untouched.about["digests"][name], f"made with {untouched.about['versions']}, here is {here}"
+    # The other release adds to the dataset of this one, too: its tables have the same columns, down to the lists.
+    for table in (manifest.IMAGES_NAME, manifest.REJECTS_NAME):
+        before, after = (
+            pq.ParquetFile(Path(out, table)).schema for out in (untouched.dataset(name), tmp_path / "again")
+        )
+        assert [after.column(i).path for i in range(len(after))] == [before.column(i).path for i in range(len(before))]
 
 
 @each_dataset
