@@ -53,6 +53,7 @@ EXTRAS = {
         "google-api-core>=2",
         "google-apitools>=0.5.31",
         "google-auth>=2",
+        "google-cloud-storage>=2.18",
         "requests>=2.32",
     ],
     "dev": [

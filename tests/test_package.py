@@ -29,6 +29,7 @@ DISTRIBUTIONS = {
     "absl": "absl-py",
     "apitools": "google-apitools",
     "cv2": "opencv-python-headless",
+    "google.cloud": "google-cloud-storage",
     "google.protobuf": "protobuf",
     "grpc": "grpcio",
     "sklearn": "scikit-learn",
@@ -38,7 +39,6 @@ DISTRIBUTIONS = {
 OF_OTHERS = {"airflow", "alembic", "sqlalchemy", "certifi"}
 # What only an extra can do, and its module is imported by nothing that works without.
 OF_EXTRAS = {
-    "beam_jobs/engines/dataflow_jobs.py": "gcp",
     "beam_jobs/stores/gcs.py": "gcp",
     "beam_jobs/stores/google_login.py": "gcp",
     "beam_jobs/stores/s3.py": "aws",
