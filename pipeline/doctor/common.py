@@ -79,9 +79,9 @@ def packages(extra: str) -> Iterator[Check]:
     title = f"packages of {extra}" if extra else "packages"
     asked = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or ()]
     # A marker may also name versions of Python, for which a package is always or never asked for.
-    wanted = [one for one in asked if one.marker is None or one.marker.evaluate({"extra": extra})]
     always = [one for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})]
-    asked = [one for one in wanted if one not in always] if extra else always
+    of_extra = [one for one in asked if one.marker and one.marker.evaluate({"extra": extra}) and one not in always]
+    asked = of_extra if extra else always
     found = {one.name: _version(one.name) for one in asked}
     wrong = [one for one in asked if not one.specifier.contains(found[one.name] or "0", prereleases=True)]
     for one in wrong:
