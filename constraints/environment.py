@@ -197,12 +197,12 @@ def _of_venv(stack: str) -> Python | None:
     if of_stack not in PYTHONS:
         _refuse(
             ".venv does not say of which stack it is (an older `make setup` or another program made it)",
-            "`make clean`",
+            "remove it with `make clean`",
         )
     if of_stack != stack:
         _refuse(
             f".venv is of the {of_stack} stack on Python {version}, and this is to be the {stack} one",
-            f"`make clean`, or STACK={of_stack} to stay with it",
+            f"remove it with `make clean`, or STACK={of_stack} to stay with it",
         )
     inside = VENV / "bin" / "python"
     if not os.path.lexists(inside):
@@ -210,14 +210,15 @@ def _of_venv(stack: str) -> Python | None:
         return None
     found = _probe(str(inside))
     if isinstance(found, str):
-        _refuse(f".venv is of a Python {version} that no longer starts ({found})", "`make clean`")
+        _refuse(f".venv is of a Python {version} that no longer starts ({found})", "remove it with `make clean`")
     return found
 
 
 def _same(of_venv: Python | None, python: Python) -> Python:
     if of_venv and of_venv.numbers != python.numbers:
         _refuse(
-            f".venv is of Python {of_venv.version}, and PYTHON is {python.version}", "`make clean`, or leave PYTHON out"
+            f".venv is of Python {of_venv.version}, and PYTHON is {python.version}",
+            "remove it with `make clean`, or leave PYTHON out",
         )
     return python
 

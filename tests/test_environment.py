@@ -315,19 +315,22 @@ def of_another_program(checkout: Checkout) -> list[str]:
             other_stack,
             (
                 ".venv is of the legacy stack on Python 3.10.13, and this is to be the current one; "
-                "`make clean`, or STACK=legacy to stay with it"
+                "remove it with `make clean`, or STACK=legacy to stay with it"
             ),
         ),
-        (other_python, ".venv is of Python 3.13.5, and PYTHON is 3.10.13; `make clean`, or leave PYTHON out"),
+        (
+            other_python,
+            ".venv is of Python 3.13.5, and PYTHON is 3.10.13; remove it with `make clean`, or leave PYTHON out",
+        ),
         (
             python_gone,
-            ".venv is of a Python 3.13.5 that no longer starts (there is no such program); `make clean`",
+            ".venv is of a Python 3.13.5 that no longer starts (there is no such program); remove it with `make clean`",
         ),
         (
             of_another_program,
             (
                 ".venv does not say of which stack it is (an older `make setup` or another program made it); "
-                "`make clean`"
+                "remove it with `make clean`"
             ),
         ),
     ],
