@@ -62,7 +62,7 @@ def protect_arrow() -> None:
 def refusal_of_dataflow(error: Exception) -> tuple[int, str] | None:
     """Returns the status of HTTP and the reason that Dataflow gives for a refusal; None for any other error.
 
-    From 2.76 Beam asks the service by Google's own client, before by that of apitools.
+    Beam 2.77 asks the service by Google's own client, Beam 2.74 by that of apitools.
     """
     from google.api_core.exceptions import GoogleAPICallError
 

@@ -251,9 +251,9 @@ class ParquetTable(Table):
             return parquet.batch_rows(stream, self._names)
 
 
-def _without_nul(lines: Iterator[str]) -> Iterator[str]:
+def _without_nul(text: Iterator[str]) -> Iterator[str]:
     """Yields the lines; from Python 3.11 the csv module takes one with a null character, which is no text."""
-    for line in lines:
+    for line in text:
         if "\0" in line:
             raise csv.Error("line contains NUL")
         yield line
