@@ -11,13 +11,24 @@ Every difference that the code has to know stands here, with its reason.
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import platform
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
 from importlib import metadata
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 CURRENT, LEGACY = "current", "legacy"
 _FIRST_CURRENT = (2, 21)  # version of TensorFlow
 _MENDED_ARROW = (14, 0, 1)
+_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+# What Abseil says before anybody has told it where to: a heading, and notes about the machine.
+_NOTE_OF_ABSEIL = re.compile(rb"WARNING: All log messages before absl::InitializeLog\(\)|I\d{4} \d\d:\d\d:")
 
 
 def name() -> str:
@@ -59,6 +70,15 @@ def protect_arrow() -> None:
         import pyarrow_hotfix  # noqa: F401 - importing it is enough
 
 
+def quieten_tensorflow() -> None:
+    """Keeps the remarks of TensorFlow off standard error, unless TF_CPP_MIN_LOG_LEVEL is set to another level.
+
+    TensorFlow 2.21 writes six lines about the machine while it is imported, whatever the level says.
+    """
+    if os.environ.setdefault(_LOG_LEVEL, "3") != "0":
+        sys.meta_path.insert(0, _QuietImport())  # type: ignore[arg-type]
+
+
 def refusal_of_dataflow(error: Exception) -> tuple[int, str] | None:
     """Returns the status of HTTP and the reason that Dataflow gives for a refusal; None for any other error.
 
@@ -78,6 +98,36 @@ def refusal_of_dataflow(error: Exception) -> tuple[int, str] | None:
         return error.status_code, str(json.loads(error.content)["error"]["message"])
     except (ValueError, TypeError, KeyError):
         return error.status_code, ""
+
+
+class _QuietImport:
+    """Finds TensorFlow, once, and lets its import write to standard error only what is no note of Abseil."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "tensorflow":
+            return None
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        spec = importlib.util.find_spec(name)
+        if spec and spec.loader:
+            execute = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: _without_notes(execute, module)  # type: ignore[method-assign]
+        return spec
+
+
+def _without_notes(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+    # C++ writes to the descriptor, so the descriptor has to be another one for that long.
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as said, os.fdopen(os.dup(2), "wb") as stderr:
+        os.dup2(said.fileno(), 2)
+        try:
+            execute(module)
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr.fileno(), 2)
+            said.seek(0)
+            stderr.writelines(line for line in said if not _NOTE_OF_ABSEIL.match(line))
 
 
 def _titled(title: str, package: str) -> str:

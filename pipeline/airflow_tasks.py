@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from beam_jobs import spans
+from beam_jobs import spans, stack
 from beam_jobs.errors import EmptySplit, FeedlineError, GateFailed, OptionError, TooManyRejects
 from pipeline import conclusion, interrupt
 from pipeline import config as configuration
@@ -138,7 +138,7 @@ def _end_with_input() -> None:
 
 def _configured(settings: Mapping[str, Any]) -> PipelineConfig:
     """Returns the configuration, in a process that is ready for TensorFlow as that of a command is."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    stack.quieten_tensorflow()
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     return configuration.build(settings)
 

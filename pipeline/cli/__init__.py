@@ -103,7 +103,7 @@ def cli(context: click.Context, debug: bool) -> None:
         return
     warnings.filterwarnings("ignore")
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # what it would say is said in one line, as an error
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    stack.quieten_tensorflow()
     # Beam's workers and StatisticsGen would each take a whole GPU; the Trainer asks for it when it runs alone.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
 import platform
+import subprocess
+import sys
 from importlib import metadata
 
 import pytest
@@ -36,3 +39,30 @@ def installed(monkeypatch) -> dict[str, str]:
 def test_one_line_says_which_stack_this_is_and_what_it_lacks(installed, versions, line):
     installed.update(versions)
     assert stack.summary() == f"{line}, Python {platform.python_version()}"
+
+
+def _imported(places: str = "", level: str | None = None) -> subprocess.CompletedProcess:
+    """Imports TensorFlow in a quiet process."""
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    environment |= {"PYTHONPATH": places} if places else {}
+    environment |= {"TF_CPP_MIN_LOG_LEVEL": level} if level else {}
+    code = "from beam_jobs import stack; stack.quieten_tensorflow(); import tensorflow"
+    return subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True)
+
+
+def test_tensorflow_is_imported_without_a_word_on_standard_error():
+    done = _imported()
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("level", "kept"), [(None, ["a library speaks"]), ("0", ["I0000 00:00:17.5 9 port.cc:1] a note", "a library speaks"])]
+)
+def test_an_import_that_fails_keeps_its_words_and_a_level_its_notes(tmp_path, level, kept):
+    (tmp_path / "tensorflow.py").write_text(
+        'import os\nos.write(2, b"I0000 00:00:17.5 9 port.cc:1] a note\\na library speaks\\n")\nraise ImportError("broken")'
+    )
+    done = _imported(f"{tmp_path}{os.pathsep}{os.getcwd()}", level)
+    assert done.returncode == 1
+    *_, last = lines = done.stderr.splitlines()
+    assert (lines[: len(kept)], last) == (kept, "ImportError: broken")
