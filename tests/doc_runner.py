@@ -89,7 +89,7 @@ def run_shell(block: Block, folder: Path, programs: Path) -> str:
     path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     runs = re.search(r"^[^#\n]*feedline (?:run|demo)\b", code, re.MULTILINE)
     settings = QUICK if runs else {}  # what only looks would look at them too
-    environment = {**settings, **os.environ, "PATH": path, "XDG_STATE_HOME": str(folder / "state")}
+    environment = {**settings, **os.environ, "PATH": path}
     command = ["bash", "-eu", "-o", "pipefail", "-c", code]
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **streams) as shell:

@@ -1,7 +1,7 @@
 """Stands for `feedline` where the pages are run: hands the command to the process of `doc_warm`, and ends as it ends.
 
 Run as `doc_stub.py SOCKET PROGRAM ARGUMENT...`. It imports nothing of ours, for all it is for is to start at once. The
-program itself is run where the start is a part of what is shown: another Keras or path, a job of its own, the doctor.
+program itself is run where the start is a part of what is shown: another Keras or path, the doctor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 LENGTH, CODE = struct.Struct("<i"), struct.Struct("<i")
 PYTHON = ("-W", "ignore", "-c")  # how the nursery is started; its program is Python itself
 _AT_THE_START = {"PYTHONPATH", "KERAS_BACKEND"}  # what is read when Python or Keras is imported
-_BY_ITSELF = {"--detach", "doctor"}
+_BY_ITSELF = "doctor"
 _NURSERY = "beam_jobs.decoders.nursery"
 
 
@@ -39,7 +39,7 @@ def main(server: str, program: str, *arguments: str) -> None:
 def _is_for_the_server(arguments: tuple[str, ...]) -> bool:
     if arguments[: len(PYTHON)] == PYTHON:
         return _NURSERY in arguments[len(PYTHON)]
-    return not (_AT_THE_START & os.environ.keys() or _BY_ITSELF.intersection(arguments))
+    return not (_AT_THE_START & os.environ.keys() or _BY_ITSELF in arguments)
 
 
 def _descriptors(besides: int) -> list[int]:

@@ -205,7 +205,7 @@ def test_a_wrong_mention_is_found(mention):
         "COMMAND --help",
         "--debug COMMAND",
         "compile --target airflow\\|kubeflow -c pipeline.yaml --out FILE",
-        "status JOB",
+        "verify DIR",
     ],
 )
 def test_a_mention_may_leave_things_open(mention):

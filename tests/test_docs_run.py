@@ -105,4 +105,4 @@ def test_the_page_does_what_it_shows(page, place, warm, monkeypatch):
     for block in to_run(page):
         shown.run(block)
     monkeypatch.undo()
-    shutil.rmtree(place, ignore_errors=True)  # a job in the background may still write there
+    shutil.rmtree(place, ignore_errors=True)

@@ -28,7 +28,6 @@ _COMMANDS = {
     "init": ("pipeline.cli.init", "Write a commented pipeline.yaml to start from."),
     "ingest": ("pipeline.cli.ingest", "Turn raw images into a published dataset of TFRecord shards."),
     "run": ("pipeline.cli.run", "Run the whole TFX pipeline here: raw images to a pushed model."),
-    "status": ("pipeline.cli.status", "Show the progress of commands that run in the background."),
     "compile": ("pipeline.cli.compile", "Write the pipeline as a file that Airflow or Kubeflow runs."),
     "doctor": ("pipeline.cli.doctor", "Say what is missing for a target, and how to repair it."),
     "verify": ("pipeline.cli.verify", "Read a dataset back: every checksum, count and image."),
@@ -130,7 +129,7 @@ def execute(arguments: list[str]) -> int:
     arguments = _debug_in_front(arguments)
     debug, as_json = _DEBUG in arguments[:1], _JSON in _options(arguments)
     try:
-        return cli.main(arguments, prog_name="feedline", standalone_mode=False, obj=tuple(arguments)) or 0
+        return cli.main(arguments, prog_name="feedline", standalone_mode=False) or 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except (click.Abort, KeyboardInterrupt) as stop:

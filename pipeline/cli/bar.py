@@ -13,33 +13,27 @@ from pipeline.cli.common import say
 
 _BAR_SECONDS = 0.2
 _LINE_SECONDS = 15.0
-_TELL_SECONDS = 0.5
-# Also hears how far a stage is: its name, what it will have done, what it has, seconds. Set by the process of a job.
-listener: Callable[[str, Progress, Progress, float], object] | None = None
 
 
 @contextlib.contextmanager
-def watch(stage: str, total: Progress, read: Callable[[], Progress], since: float = 0.0) -> Iterator[None]:
+def watch(stage: str, total: Progress, read: Callable[[], Progress]) -> Iterator[None]:
     """Shows images done, images/s, MB/s, rejects and the time left while the block runs; a `jobs.Watch`.
 
     Args:
       stage: its name.
       total: what it will have done; `images` 0 when nobody knows.
       read: tells what is done.
-      since: seconds that the stage has run already.
     """
-    started = time.monotonic() - since
+    started = time.monotonic()
 
     def line() -> str:
         return describe(read(), total, time.monotonic() - started)
 
-    with contextlib.ExitStack() as shown:
-        if listener:
-            shown.enter_context(_told(stage, total, read, listener))
-        if sys.stderr.isatty():
-            shown.enter_context(_bar(stage, total, read, line))
-        else:
-            shown.enter_context(_every(_LINE_SECONDS, lambda: say(f"{stage}: {line()}")))
+    if sys.stderr.isatty():
+        shown = _bar(stage, total, read, line)
+    else:
+        shown = _every(_LINE_SECONDS, lambda: say(f"{stage}: {line()}"))
+    with shown:
         yield
 
 
@@ -73,24 +67,6 @@ def _bar(stage: str, total: Progress, read: Callable[[], Progress], line: Callab
         task = bars.add_task(stage, total=total.images or None, line="")
         with _every(_BAR_SECONDS, lambda: bars.update(task, completed=read().images, line=line())):
             yield
-
-
-@contextlib.contextmanager
-def _told(
-    stage: str,
-    total: Progress,
-    read: Callable[[], Progress],
-    tell: Callable[[str, Progress, Progress, float], object],
-) -> Iterator[None]:
-    started = time.monotonic()
-
-    def now() -> None:
-        tell(stage, total, read(), time.monotonic() - started)
-
-    now()
-    with _every(_TELL_SECONDS, now):
-        yield
-    now()
 
 
 @contextlib.contextmanager

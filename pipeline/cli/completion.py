@@ -37,7 +37,7 @@ _CLASSES = {"bash": _Bash, "zsh": _Zsh, "fish": FishComplete}
 def command(context: click.Context, shell: str) -> None:
     """Print a script that lets the shell complete commands and options.
 
-    Choices, paths, jobs, splits, ops and settings are completed, too. The script asks this program at every TAB, so it
+    Choices, paths, splits, ops and settings are completed, too. The script asks this program at every TAB, so it
     needs no update. Bash must be 4.4 or newer; in zsh, compinit must have run.
 
     \b

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from beam_jobs.suggest import unknown
+from pipeline.cli import removed
 
 GENERAL = "Options"
 
@@ -28,6 +29,18 @@ class Option(click.Option):
 
 class Command(click.Command):
     """A command whose help has its options under their headings, those of the command itself first."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Returns the arguments that are left.
+
+        Raises:
+          UsageError: an option was removed in this release.
+        """
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            removed.check(ctx.command_path, error.option_name)
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the options."""
@@ -55,10 +68,12 @@ class Group(click.Group):
         """Returns name, command and the arguments left for it.
 
         Raises:
+          UsageError: the command was removed in this release.
           click.UsageError: there is no such command; the nearest is named.
         """
         names = self.list_commands(ctx)
         if args and args[0] not in names and not ctx.resilient_parsing and not args[0].startswith("-"):
+            removed.check(ctx.command_path, args[0])
             raise click.UsageError(unknown("command", args[0], names))
         return super().resolve_command(ctx, args)
 

@@ -10,7 +10,6 @@ import click
 
 from beam_jobs.storage import is_remote, join
 from pipeline.cli.common import check_useful, echo, ingest_options, ingest_settings, json_option, print_json, say
-from pipeline.cli.detach import detachable
 from pipeline.cli.engines import engine_of, engine_options
 from pipeline.cli.grammar import Command
 from pipeline.cli.run import option_names
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 @engine_options
 @ingest_options
 @json_option
-@detachable
 @click.pass_context
 def command(context: click.Context, source: str, out: str, as_json: bool, **values: Any) -> None:
     """Turn SOURCE into a published dataset.

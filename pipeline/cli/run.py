@@ -23,7 +23,6 @@ from pipeline.cli.common import (
     say,
     set_option,
 )
-from pipeline.cli.detach import detachable
 from pipeline.cli.grammar import Command
 from pipeline.cli.values import DIR, FILE, PATH
 from pipeline.starter import CONFIG_NAME
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
 @click.option("--show-config", is_flag=True, help="Print every setting and where it came from; run nothing.")
 @ingest_options
 @json_option
-@detachable
 @click.pass_context
 def command(
     context: click.Context,

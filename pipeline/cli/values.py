@@ -27,18 +27,6 @@ class Place(click.ParamType):
         return [CompletionItem(incomplete, type=self._kind)]
 
 
-class JobName(click.ParamType):
-    """The name of a job of this machine."""
-
-    name = "job"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Returns the jobs there are, the newest first."""
-        from pipeline.jobs import jobs
-
-        return [CompletionItem(job.name, help=job.state) for job in jobs() if job.name.startswith(incomplete)]
-
-
 class SplitName(click.ParamType):
     """The name of a split of the dataset that the argument `dataset` names."""
 
@@ -60,5 +48,4 @@ class SplitName(click.ParamType):
 FILE = Place("file", "file")
 DIR = Place("dir", "dir")
 PATH = Place("path", "file")
-JOB = JobName()
 SPLIT = SplitName()

@@ -7,7 +7,6 @@ import platform
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -44,7 +43,6 @@ def hostile(tmp_path, monkeypatch) -> Path:
     folder.mkdir()
     lay(folder, HOSTILE)
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr("sys.path", [*sys.path, ""])  # a notebook has it first, and this test would be hit itself
     return folder
 
@@ -56,16 +54,6 @@ def decode(tmp_path):
     with pool.decoder(1) as decoder:
         assert decoder.pid
     pool.close()
-
-
-def start_job(tmp_path):
-    from pipeline import jobs
-
-    job = jobs.start(["--version"])
-    deadline = time.monotonic() + 60
-    while job.state == jobs.RUNNING and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert (job.state, job.result[:9]) == (jobs.DONE, "feedline,"), job.log
 
 
 def export_model(tmp_path):
@@ -113,7 +101,7 @@ def start_server(tmp_path):
         assert log.read().strip() == b"None"  # the workers of the server have it too
 
 
-PLACES = (decode, start_job, export_model, load_tensorflow, probe_airflow, ask_python, start_server)
+PLACES = (decode, export_model, load_tensorflow, probe_airflow, ask_python, start_server)
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)

@@ -111,7 +111,7 @@ WRONG = [
     ("schema dif a b", "there is no command 'dif'; did you mean diff? known are init, show, diff"),
     ("compile -c wrong.yaml --out o", "--target is missing; known are airflow, kubeflow"),
     ("completion fsh", "there is no SHELL 'fsh'; did you mean fish? known are bash, zsh, fish"),
-    ("status --stpo", "there is no option '--stpo'; did you mean --stop?"),
+    ("verify o --thraeds 1", "there is no option '--thraeds'; did you mean --threads?"),
 ]
 
 
@@ -213,7 +213,7 @@ def test_every_option_reaches_its_setting(asked_for):
     known = {name for parameter in ingest_command.params for name in parameter.opts if name.startswith("--")}
     used = {word for word in EVERY_OPTION.split() if word.startswith("--")}
     of_the_command = {"--append", "--retry-rejects", "--span", "--span-version", "--json", "--json-schema", "--help"}
-    of_where_it_runs = {"--config", "--runner", "--runner-option", "--dry-run", "--detach"}
+    of_where_it_runs = {"--config", "--runner", "--runner-option", "--dry-run"}
     assert known - used == (of_the_command | of_where_it_runs) & known
     assert asked_for(EVERY_OPTION) == IngestOptions(
         source="table.csv",

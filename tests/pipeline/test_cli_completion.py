@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -27,14 +26,9 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a job and a dataset that says its splits."""
+    """A working directory with a dataset that says its splits."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("PATH", f"{PROGRAMS}:{os.environ['PATH']}")
-    job = tmp_path / "state" / "feedline" / "jobs" / "ingest-20260131-140509"
-    job.mkdir(parents=True)
-    (job / "job.json").write_text(json.dumps({"arguments": ["ingest"], "cwd": ".", "pid": 1, "started": 1.0}))
-    (job / "exit_code").write_text("0")
     (tmp_path / "photos").mkdir()
     (tmp_path / "phone.yaml").touch()
     (tmp_path / "dataset").mkdir()
@@ -65,8 +59,6 @@ def offered(words: str) -> list[str]:
         ("feedline ingest photos --policy r", ["resize", "raw"]),
         ("feedline doctor --target f", ["flink"]),
         ("feedline completion ", ["bash", "zsh", "fish"]),
-        ("feedline status ", ["ingest-20260131-140509"]),
-        ("feedline status run", []),
         ("feedline bench input dataset --split ", ["train", "eval"]),
         ("feedline bench input photos --split ", []),
         ("feedline ingset --o", []),
@@ -151,7 +143,6 @@ def needs(shell: str) -> None:
         ("feedline ingest photos --near-dup\\t", "ingest photos --near-duplicates"),
         ("feedline bench input dataset --split ev\\t", "bench input dataset --split eval"),
         ("feedline verify datas\\t", "verify dataset"),  # zsh takes the slash back
-        ("feedline status inge\\t", "status ingest-20260131-140509"),
     ],
 )
 def test_a_tab_completes_the_line_that_runs(place, shell, typed, line):
@@ -197,7 +188,7 @@ def test_the_program_answers_other_shells(place, shell):
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("words", ["feedline ", "feedline ingest --p", "feedline run --gate ", "feedline status "])
+@pytest.mark.parametrize("words", ["feedline ", "feedline ingest --p", "feedline run --gate "])
 def test_a_completion_loads_nothing_heavy(place, words):
     code = (
         "import atexit, sys\n"

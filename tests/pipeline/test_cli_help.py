@@ -123,7 +123,7 @@ def test_options_stand_under_headings(capsys, monkeypatch):
         *("Columns of a table:", "Limits of an image:", "Images on web servers:"),
     ]
     assert "--quality" in text.partition("Pixels:")[2].partition("Columns of a table:")[0]
-    assert "--detach" in text.partition("Options:")[2].partition("Splits and shards:")[0]
+    assert "--dry-run" in text.partition("Options:")[2].partition("Splits and shards:")[0]
 
 
 def test_exit_codes_are_in_the_help_and_on_the_page(capsys):

@@ -54,9 +54,8 @@ def error(capsys: pytest.CaptureFixture[str], line: str) -> dict[str, Any]:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with images, and jobs of its own."""
+    """A working directory with images."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     class_folders(tmp_path / "photos", per_class=6)
     return tmp_path
 
@@ -167,18 +166,6 @@ def test_results_about_schemas(dataset, tmp_path, capsys):
 def test_results_about_this_machine(place, capsys):
     check("init", result(capsys, "init", "project", "--images", "photos"))
     check("run", result(capsys, "run", "--config", "project/pipeline.yaml", "--show-config"))
-    check("status", result(capsys, "status"))
-
-
-def test_a_job_is_started_and_asked_about(place, capsys, monkeypatch):
-    monkeypatch.setattr("pipeline.cli.detach._LOOK_S", 100.0)  # a busy machine takes long to load Beam
-    started = result(capsys, "ingest", "photos", "--out", "dataset", "--detach")
-    check("ingest", started)
-    shown = result(capsys, "status", started["job"], "--follow")
-    check("status", shown)
-    assert shown["state"] == "done"
-    check("ingest", json.loads(shown["result"]))
-    check("status", result(capsys, "status"))
 
 
 def test_the_result_of_compile(photos, tmp_path, capsys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -37,10 +36,6 @@ def datasets(tmp_path_factory) -> Path:
     assert cli.execute([*ingest, str(place / "old")]) == 0
     shutil.copytree(place / "new", place / "stray")
     (place / "stray" / "Split-all" / NAME).write_text("")
-    job = place / "feedline" / "jobs" / "a"
-    job.mkdir(parents=True)
-    values = {"arguments": ["ingest", NAME], "cwd": f"/{NAME}", "pid": 1, "started": 0.0}
-    (job / "job.json").write_text(json.dumps(values))
     return place
 
 
@@ -63,16 +58,12 @@ def datasets(tmp_path_factory) -> Path:
         "report KEY",
         "lineage KEY",
         "predict new KEY",
-        "status",
-        "status a",
-        "status KEY",
         "run --show-config --images KEY --root work",
         "run --set KEY=1 --images source --root work",
         "init KEY",
     ],
 )
 def test_a_name_forges_no_line(command, datasets, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("XDG_STATE_HOME", str(datasets))
     for path in datasets.iterdir():
         (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)

@@ -44,9 +44,6 @@ EVERYWHERE = {
 }
 # Command and option -> the test of what costs too much here, or needs a terminal.
 ELSEWHERE = {
-    ("ingest", "--detach"): "tests/pipeline/test_jobs.py::test_a_job_ends_as_the_command_would_have",
-    ("status", "--follow"): "tests/pipeline/test_jobs.py::test_a_job_ends_as_the_command_would_have",
-    ("status", "--stop"): "tests/pipeline/test_jobs.py::test_a_stopped_job_keeps_what_is_finished",
     ("inspect", "--draw"): "tests/pipeline/test_cli_inspect.py::test_a_terminal_gets_a_ruled_table_and_drawings",
     ("bench input", "--ablation"): "tests/pipeline/test_cli_json.py::test_the_result_of_bench",
 }
@@ -270,7 +267,6 @@ ROWS = [
     Row("run -c", SHOW, "-c pipeline.yaml", epochs, (10, 3)),
     Row("run --set", SHOW, "--set train.epochs=4", epochs, (10, 4)),
     Row("run --show-config", ABSENT, "--show-config", coded(has("epochs: 10")), REFUSED_OR_DONE),
-    Row("run --detach", ABSENT, "--detach", lambda ran: len(ran.files("jobs/feedline/jobs/run-*")), (0, 1)),
     Row("verify --threads", "dataset", "--threads 2", lambda ran: ran.threads > 0, (False, True), "--threads 1"),
     Row("inspect -n", "dataset", "-n 9", lambda ran: len(shown(ran)), (3, 9), "-n 3"),
     Row("inspect --key", "dataset -n 1", "--key flower/002.png", shown, lambda _, after: after == ["flower/002.png"]),
@@ -368,7 +364,6 @@ def run(tmp_path_factory: pytest.TempPathFactory, always_first_class: Path) -> I
         if line not in made:
             folder = shutil.copytree(place, root / str(len(made)))
             patch.chdir(folder)
-            patch.setenv("XDG_STATE_HOME", str(folder / "jobs"))
             made[line] = execute(line)
         return made[line]
 
@@ -376,7 +371,6 @@ def run(tmp_path_factory: pytest.TempPathFactory, always_first_class: Path) -> I
         make_place(place, always_first_class)
         patch.chdir(place)
         patch.setenv("JAVA_HOME", str(place / "java"))
-        patch.setattr("pipeline.cli.detach._LOOK_S", 100.0)  # a busy machine takes long to start a process
         patch.setattr(measure, "measure", functools.partial(measure.measure, rounds=1))  # what is measured stays
         for source, out in {"photos": "dataset", "china": "half"}.items():
             assert execute(f"ingest {source} --out {out} --splits train=0.5,eval=0.5 --shards 2").code == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pipeline.cli.json_schema.machine import STARTED
 from pipeline.cli.json_schema.parts import (
     Schema,
     anything,
@@ -162,7 +161,7 @@ _EXPORTED = one(
 )
 
 SCHEMAS: dict[str, Schema] = {
-    "ingest": either(MANIFEST, _ESTIMATE, STARTED),
+    "ingest": either(MANIFEST, _ESTIMATE),
     "verify": _VERIFICATION,
     "export": _EXPORTED,
     "report": one("The page.", report=text("Path of the file."), bytes=whole("Its size.")),

@@ -43,8 +43,7 @@ and `kind` one of these:
 _CHECKS = """
 Where a check fails after its result is there, as in `feedline verify`, `feedline schema diff` and a `feedline run`
 whose model is not pushed, standard output holds the result and standard error the object. `feedline doctor`,
-`feedline status`, `feedline predict` and `feedline diff --exit-code` say it all in their results and end with the code
-alone.
+`feedline predict` and `feedline diff --exit-code` say it all in their results and end with the code alone.
 """
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pipeline.cli.json_schema.data import MANIFEST
-from pipeline.cli.json_schema.machine import STARTED
 from pipeline.cli.json_schema.parts import (
     Schema,
     anything,
@@ -208,7 +207,7 @@ _BENCH = one(
 
 SCHEMAS: dict[str, Schema] = {
     "demo": _SUMMARY,
-    "run": either(_SUMMARY, _SETTINGS, STARTED),
+    "run": either(_SUMMARY, _SETTINGS),
     "lineage": _LINEAGE,
     "predict": one(
         "The answers. When files are left out the exit code is 3.",
