@@ -1,4 +1,4 @@
-"""What an ingest would do, how long and at what cost, without doing it.
+"""What an ingest would do, and what that takes, without doing it.
 
 The source is listed, as the scan would, and a small sample of its images is read and examined, as the workers would.
 Nothing is written.
@@ -30,7 +30,7 @@ _BYTES_PER_PIXEL = 0.3  # of a photograph as JPEG, where no image could be looke
 
 @runtime_checkable
 class Billed(Protocol):
-    """An engine that knows what work costs on it."""
+    """An engine that knows what work takes on it."""
 
     def check(self, ingest: IngestOptions) -> None:
         """Raises `OptionError` if it could not run this ingest."""

@@ -16,7 +16,6 @@ from typing import Any
 import click
 import yaml
 
-from beam_jobs.engines import prices
 from pipeline.cli import cli
 from pipeline.cli.engines import engine_of
 from pipeline.config import build
@@ -152,19 +151,13 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 
 
 def check_yaml(values: Any) -> None:
-    """Checks the values of a block of YAML: prices of Dataflow, or else a `pipeline.yaml`.
+    """Checks the values of a block of YAML, a `pipeline.yaml`.
 
     Raises:
       FeedlineError: a name or a value is not allowed.
     """
     assert isinstance(values, Mapping), f"{values!r} is no mapping"
-    if not values.keys() & {"vcpu_hour", "memory_gb_hour"}:
-        check_settings(values)
-        return
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump(values, file)
-        file.flush()
-        prices.load(file.name)
+    check_settings(values)
 
 
 def check_feedline(arguments: Sequence[str]) -> None:

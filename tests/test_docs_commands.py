@@ -224,7 +224,6 @@ def test_a_mention_may_leave_things_open(mention):
         ("kubeflow: {gpus: 1, image: x, gpu_type: ''}", "kubeflow.gpus"),
         ("engine: {runner: flink, paralelism: 3}", "paralelism"),
         ("engine: {runner: dataflow, project: p-project, region: us-central1}", "engine.temp_location is missing"),
-        ("{source: ours, vcpu_hour: 0.05, gb_hour: 1}", "gb_hour"),
     ],
 )
 def test_a_wrong_yaml_is_found(text, message):

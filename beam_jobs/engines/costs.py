@@ -105,7 +105,7 @@ def core_seconds(options: IngestOptions, megapixels: float) -> float:
 
 
 def on_cores(work: Work, cores: int, start_seconds: float) -> Bill:
-    """Returns the bill of machines that have no price: time on so many cores.
+    """Returns the bill of machines of your own: time on so many cores.
 
     Args:
       work: to do.
@@ -117,7 +117,6 @@ def on_cores(work: Work, cores: int, start_seconds: float) -> Bill:
     started = f"of which {duration(start_seconds)} are starting"
     lines = {
         "time": f"{duration(seconds)}, {started}, on {about(cores)} cores like those of the benchmarks{waiting}",
-        "cost": "none stated: it runs on machines of your own",
     }
     return Bill(
         lines=lines, values={"cores": cores, "seconds": float(f"{seconds:.3g}"), "start_seconds": start_seconds}
@@ -133,13 +132,6 @@ def about(value: float, unit: str = "") -> str:
     rounded = float(f"{value:.2g}")
     text = f"{rounded:,.0f}" if abs(rounded) >= 10 else f"{rounded:g}"
     return f"{text} {unit}".strip()
-
-
-def money(dollars: float) -> str:
-    """Returns an amount of US dollars: to the cent, or two significant digits of it."""
-    if dollars < 0.005:
-        return "under $0.01"
-    return f"${dollars:.2f}" if dollars < 10 else f"${about(dollars)}"
 
 
 def duration(seconds: float) -> str:

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from beam_jobs import stack
-from beam_jobs.engines import dataflow_checks, dataflow_cost, dataflow_machine, dataflow_package, prices
+from beam_jobs import stack, validate
+from beam_jobs.engines import dataflow_checks, dataflow_cost, dataflow_machine, dataflow_package
 from beam_jobs.engines.costs import Bill, Work
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
@@ -47,7 +47,8 @@ class Options:
       setup_file: `setup.py` of a checkout that the workers install instead.
       labels: labels of the jobs.
       job_name: the jobs are called NAME-examine and NAME-write.
-      prices: YAML file of prices for `--dry-run`.
+      vcpu_hour_price: what you pay for a vCPU hour of a worker, its memory and disk included, in any currency;
+        `--dry-run` then states a cost. 0 is no price.
       beam_args: further arguments for Beam, as `--dataflow_kms_key=...`.
 
     Raises:
@@ -71,7 +72,7 @@ class Options:
     setup_file: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     job_name: str = "feedline"
-    prices: str = ""
+    vcpu_hour_price: float = 0.0
     beam_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -84,14 +85,14 @@ class Options:
         dataflow_checks.workers(self)
         dataflow_checks.network(self)
         dataflow_checks.code(self)
-        prices.load(self.prices)
+        validate.at_least("vcpu_hour_price", self.vcpu_hour_price, 0)
         for argument in self.beam_args:
             dataflow_checks.argument(argument, self.__dataclass_fields__)
 
     @property
-    def machine(self) -> dataflow_machine.Machine:
-        """Cores and memory of a worker."""
-        return dataflow_machine.machine(self.worker_machine_type)
+    def worker_cores(self) -> int:
+        """Virtual cores of a worker."""
+        return dataflow_machine.cores(self.worker_machine_type)
 
     def check(self, ingest: IngestOptions) -> None:
         """Checks that the workers can reach what an ingest reads and writes.
@@ -145,20 +146,15 @@ class Options:
             yield dataflow_jobs.pipelines(arguments, names)
 
     def bill(self, work: Work) -> Bill:
-        """Returns what some work takes: machines, time and money, by the price table.
-
-        Raises:
-          OptionError: the file of prices cannot be used.
-        """
+        """Returns what some work takes: machines, time, vCPU hours and requests, and money where there is a price."""
         return dataflow_cost.bill(
             work,
             dataflow_cost.Pool(
                 region=self.region,
                 machine_type=self.worker_machine_type,
-                machine=self.machine,
+                cores=self.worker_cores,
                 least=self.num_workers,
                 most=self.num_workers if self.autoscaling_algorithm == "NONE" else self.max_num_workers,
-                disk_gb=self.disk_size_gb or dataflow_cost.DISK_GB,
             ),
-            prices.load(self.prices),
+            self.vcpu_hour_price,
         )

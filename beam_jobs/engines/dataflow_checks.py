@@ -61,7 +61,7 @@ def names(options: Options) -> None:
 
 def workers(options: Options) -> None:
     """Raises `OptionError` for machines or numbers of them that cannot be."""
-    dataflow_machine.machine(options.worker_machine_type)
+    dataflow_machine.cores(options.worker_machine_type)
     validate.choice("autoscaling_algorithm", options.autoscaling_algorithm, ALGORITHMS)
     validate.whole("num_workers", options.num_workers, 0)
     validate.whole("max_num_workers", options.max_num_workers, 1)

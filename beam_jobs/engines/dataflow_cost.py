@@ -1,19 +1,17 @@
-"""What an ingest costs on Dataflow, by the list of prices and the measured seconds of an image."""
+"""What an ingest takes on Dataflow, by the measured seconds of an image: time, vCPU hours and requests."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from beam_jobs.engines.costs import Bill, Work, about, duration, money, size
-from beam_jobs.engines.dataflow_machine import Machine
-from beam_jobs.engines.prices import Prices
+from beam_jobs.engines.costs import Bill, Work, about, duration
 
-DISK_GB = 25  # of a worker of a batch job, whose shuffle runs in the service
 _JOBS = 2  # each starts workers of its own
+_BUSY_SHARE = 0.7  # of the time in which a paid core works
+_STARTUP_MINUTES = 5  # from asking for a worker to its first image; an image with Feedline in it takes less
 _WRITES_PER_UNIT = 4  # the file, its facts or sidecar, and their renames
 _LISTED_PER_REQUEST = 1000
-_REFERENCE_BYTES = 500  # what a reference to a unit takes in the shuffle; images never pass it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,26 +21,24 @@ class Pool:
     Attributes:
       region: where they run.
       machine_type: name of what each is.
-      machine: cores and memory of it.
+      cores: virtual cores of each.
       least: workers to begin with; 0 for the choice of the service.
       most: workers at most.
-      disk_gb: disk of each.
     """
 
     region: str
     machine_type: str
-    machine: Machine
+    cores: int
     least: int
     most: int
-    disk_gb: int
 
     def workers(self, units: int) -> int:
         """Returns how many of them some units of work keep busy, a unit a core."""
-        return max(self.least, min(self.most, math.ceil(units / self.machine.cpus)))
+        return max(self.least, min(self.most, math.ceil(units / self.cores)))
 
 
-def bill(work: Work, pool: Pool, prices: Prices) -> Bill:
-    """Returns time and money of some work.
+def bill(work: Work, pool: Pool, vcpu_hour_price: float) -> Bill:
+    """Returns what some work takes.
 
     The workers are taken to be as many as there is work for from the beginning; autoscaling gets there in minutes and
     pays for fewer meanwhile.
@@ -50,53 +46,38 @@ def bill(work: Work, pool: Pool, prices: Prices) -> Bill:
     Args:
       work: what there is to do.
       pool: what it is done on.
-      prices: what that costs, and what is assumed.
+      vcpu_hour_price: of a vCPU hour, in any currency; 0 for an estimate without money.
     """
     workers = pool.workers(work.units)
-    cores = workers * pool.machine.cpus
-    working = work.core_seconds / prices.busy_share / cores
-    starting = _JOBS * prices.startup_minutes * 60
-    hours = workers * (working + starting) / 3600
-    parts = {
-        "workers": hours * _worker_hour(pool, prices),
-        "shuffle": (work.buckets + sum(work.shards.values())) * _REFERENCE_BYTES / 1e9 * prices.shuffle_gb,
-        "requests": _requests(work, prices),
-    }
-    total = sum(parts.values())
-    monthly = work.written_bytes / 1e9 * prices.storage_gb_month
+    cores = workers * pool.cores
+    starting = _JOBS * _STARTUP_MINUTES * 60
+    seconds = work.core_seconds / _BUSY_SHARE / cores + starting
+    worker_hours, vcpu_hours = workers * seconds / 3600, cores * seconds / 3600
+    cost = vcpu_hours * vcpu_hour_price
+    writes = _writes(work)
     lines = {
         "workers": f"{workers} x {pool.machine_type} in {pool.region}, at most {pool.most}",
-        "time": f"{duration(working + starting)}, of which {duration(starting)} are starting",
-        "paid": f"{about(hours, 'worker hours')} = {about(hours * pool.machine.cpus, 'vCPU hours')}",
-        "cost": f"{money(total)}: " + ", ".join(f"{name} {money(part)}" for name, part in parts.items()),
-        "storage": f"{money(monthly)} a month for {size(work.written_bytes)}",
-        "prices": prices.source,
-        "assumed": f"cores busy {prices.busy_share:.0%} of the time, {prices.startup_minutes:g} min to start a worker",
+        "time": f"{duration(seconds)}, of which {duration(starting)} are starting",
+        "paid": f"{about(worker_hours, 'worker hours')} = {about(vcpu_hours, 'vCPU hours')}",
+        "requests": f"{about(work.requests)} to read, {about(writes)} to write and list",
+        "cost": f"{about(cost)} at {vcpu_hour_price:g} a vCPU hour, without requests and storage" if cost else "",
+        "assumed": f"cores busy {_BUSY_SHARE:.0%} of the time, {_STARTUP_MINUTES} min to start a worker",
     }
     values = {
         "workers": workers,
         "max_workers": pool.most,
-        "seconds": _rounded(working + starting),
-        "worker_hours": _rounded(hours),
-        "vcpu_hours": _rounded(hours * pool.machine.cpus),
-        "cost_usd": {name: _rounded(part) for name, part in parts.items()} | {"total": _rounded(total)},
-        "storage_usd_month": _rounded(monthly),
-        "prices": dict(vars(prices)),
+        "seconds": _rounded(seconds),
+        "worker_hours": _rounded(worker_hours),
+        "vcpu_hours": _rounded(vcpu_hours),
+        "write_requests": writes,
+        **({"cost": _rounded(cost)} if cost else {}),
     }
     return Bill(lines=lines, values=values)
 
 
-def _worker_hour(pool: Pool, prices: Prices) -> float:
-    machine = pool.machine
-    compute = machine.cpus * prices.vcpu_hour + machine.memory_gb * prices.memory_gb_hour
-    return compute + pool.disk_gb * prices.disk_gb_hour
-
-
-def _requests(work: Work, prices: Prices) -> float:
-    writes = (work.buckets + sum(work.shards.values())) * _WRITES_PER_UNIT
-    if work.requests:
-        writes += math.ceil(work.images / _LISTED_PER_REQUEST)
-    return work.requests / 1e4 * prices.read_10k + writes / 1e4 * prices.write_10k
+def _writes(work: Work) -> int:
+    listed = math.ceil(work.images / _LISTED_PER_REQUEST) if work.requests else 0
+    return (work.buckets + sum(work.shards.values())) * _WRITES_PER_UNIT + listed
 
 
 def _rounded(value: float) -> float:

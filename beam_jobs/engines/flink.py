@@ -132,7 +132,7 @@ class Options:
         flink_jar.check(self.flink_version, self.job_server_jar)
 
     def bill(self, work: Work) -> Bill:
-        """Returns what some work takes: time on the slots there are. Machines of your own have no price here.
+        """Returns what some work takes: time on the slots there are.
 
         Raises:
           OptionError: the cluster does not answer, or does not fit.

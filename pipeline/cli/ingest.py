@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--overwrite", is_flag=True, help="Replace the dataset in --out once the new one is complete.")
 @click.option("--append", is_flag=True, help="Add the images that the dataset in --out does not have yet.")
 @click.option("--retry-rejects", is_flag=True, help="Add the images that were rejected before and are good now.")
-@click.option("--dry-run", is_flag=True, help="Only say what would run, how long it would take and what it would cost.")
+@click.option("--dry-run", is_flag=True, help="Only say what would run, how long it would take and what it needs.")
 @engine_options
 @ingest_options
 @json_option

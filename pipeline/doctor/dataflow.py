@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from beam_jobs.engines import dataflow_cost, dataflow_package
+from beam_jobs.engines import dataflow_package
 from beam_jobs.engines.dataflow import Options
 from beam_jobs.errors import OptionError
 from pipeline.doctor import NETWORK_TIMEOUT_S, Check, common
@@ -17,6 +17,7 @@ _ENGINE = "dataflow"
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _DATAFLOW = "https://dataflow.googleapis.com"
 _COMPUTE = "https://compute.googleapis.com"
+_DISK_GB = 25  # of a worker of a batch job, whose shuffle runs in the service
 _STORAGE = "https://storage.googleapis.com"
 _SETTINGS = "add to pipeline.yaml: engine: {runner: dataflow, project: P, region: R, temp_location: gs://BUCKET/tmp}"
 
@@ -147,8 +148,8 @@ def quota(session: Any, options: Options) -> Check:
     free = {one["metric"]: one["limit"] - one["usage"] for one in answer.get("quotas", ())}
     most = options.max_num_workers
     wanted = {
-        "CPUS": most * options.machine.cpus,
-        "DISKS_TOTAL_GB": most * (options.disk_size_gb or dataflow_cost.DISK_GB),
+        "CPUS": most * options.worker_cores,
+        "DISKS_TOTAL_GB": most * (options.disk_size_gb or _DISK_GB),
         "IN_USE_ADDRESSES": most if options.use_public_ips else 0,
     }
     short = [
@@ -160,7 +161,7 @@ def quota(session: Any, options: Options) -> Check:
         fitting = min(int(most * free[name] / count) for name, count in wanted.items() if count and name in free)
         remedy = f"set engine.max_num_workers to {max(1, fitting)}, or ask for more at IAM & Admin > Quotas"
         return Check(name="quota", ok=False, detail=", ".join(short), remedy=remedy, needed=False)
-    return Check(name="quota", ok=True, detail=f"enough for {most} workers of {options.machine.cpus} cores")
+    return Check(name="quota", ok=True, detail=f"enough for {most} workers of {options.worker_cores} cores")
 
 
 def _options(settings: Mapping[str, Any]) -> Options | OptionError:

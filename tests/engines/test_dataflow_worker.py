@@ -181,21 +181,18 @@ def test_a_refusal_of_the_service_says_what_to_do(photos, bucket, service, capfd
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_dry_run_lists_prices_and_writes_nothing(photos, bucket, tmp_path):
+def test_a_dry_run_estimates_and_writes_nothing(photos, bucket):
     source = bucket.put_tree("photos", photos)
     before = bucket.names()
-    table = tmp_path / "prices.yaml"
-    table.write_text("source: our contract\nread_10k: 100\n")
     settings = [f"{key}={value}" for key, value in {**PROJECT, "temp_location": f"{bucket.url}/tmp"}.items()]
-    chosen = [f"--runner-option={setting}" for setting in (*settings, f"prices={table}")]
+    chosen = [f"--runner-option={setting}" for setting in (*settings, "vcpu_hour_price=0.5")]
     done = feedline(
         "ingest", source, "--out", f"{bucket.url}/out", "--dry-run", "--json", "--runner", "dataflow", *chosen
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["work"]["images"], found["work"]["requests"]) == (24, 48)
-    assert found["estimate"]["cost_usd"]["requests"] == pytest.approx(0.48, rel=0.01)
-    assert found["estimate"]["prices"]["source"] == "our contract"
+    assert found["estimate"]["cost"] == pytest.approx(0.5 * found["estimate"]["vcpu_hours"], rel=0.01)
     assert bucket.names() == before
 
 

@@ -55,7 +55,7 @@ class DataflowJob:
     runner: str
     options: dict[str, Any]
     names: list[str]
-    source_of_prices: str
+    cost: float | None
 
 
 def option(name: str) -> Callable[[Any], Any]:
@@ -208,7 +208,7 @@ ROWS = [
         lambda job: job.names,
         (["feedline-examine", "feedline-write"], ["photos-examine", "photos-write"]),
     ),
-    row("dataflow.prices", "PRICES", lambda job: job.source_of_prices == "our contract, 2026", (False, True)),
+    row("dataflow.vcpu_hour_price", 0.05, lambda job: job.cost, lambda before, after: before is None and after > 0),
     row(
         "dataflow.beam_args",
         [*LOCAL, "--dataflow_kms_key=k"],
@@ -293,7 +293,6 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (place / "own.jar").touch()
     (place / "own-1.0.tar.gz").touch()
     (place / "setup.py").touch()
-    (place / "prices.yaml").write_text("source: our contract, 2026\nvcpu_hour: 0.03\n")
     (place / "environment" / "bin").mkdir(parents=True)
     program(place / "environment" / "bin" / "feedline", "exit 0")
     for file, name in (("pod.yaml", "first"), ("other.yaml", "second")):
@@ -313,7 +312,6 @@ NAMED = {
     "LOGS": "logs",
     "PACKAGE": "own-1.0.tar.gz",
     "SETUP": "setup.py",
-    "PRICES": "prices.yaml",
     "ENVIRONMENT": "environment",
     "POD": "pod.yaml",
     "OTHER_POD": "other.yaml",
@@ -360,7 +358,7 @@ def run_dataflow(settings: Mapping[str, Any], workplace: Path) -> DataflowJob:
         runner=type(jobs[0].runner).__name__,
         options=options[0],
         names=[found["job_name"] for found in options],
-        source_of_prices=engine.bill(work()).lines["prices"],
+        cost=engine.bill(work()).values.get("cost"),
     )
 
 

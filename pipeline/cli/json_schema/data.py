@@ -114,8 +114,8 @@ _ESTIMATE = one(
         remote=truth("Whether images are read from an object store or a web server."),
     ),
     estimate=anything(
-        "Time and cost: `seconds`, and `cores` and `start_seconds` on machines of your own; on Dataflow `workers`, "
-        "`max_workers`, `worker_hours`, `vcpu_hours`, `cost_usd`, `storage_usd_month` and the `prices` they come from."
+        "What it takes: `seconds`, and `cores` and `start_seconds` on machines of your own; on Dataflow `workers`, "
+        "`max_workers`, `worker_hours`, `vcpu_hours`, `write_requests`, and, with `vcpu_hour_price`, `cost`."
     ),
 )
 _VERIFICATION = one(
