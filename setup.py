@@ -103,7 +103,7 @@ setup(
     # The names are generic, so they are listed: `tests` and `benchmarks` must never be installed.
     packages=find_packages(include=["pipeline*", "components*", "beam_jobs*", "trainer*"]),
     package_data={
-        "beam_jobs": ["py.typed", "inspect/templates/*", "templates/*"],
+        "beam_jobs": ["py.typed", "templates/*"],
         "components": ["py.typed", "dataset_report/templates/*"],
         "pipeline": ["py.typed"],
         "trainer": ["py.typed", "bench/templates/*"],

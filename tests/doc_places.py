@@ -187,7 +187,7 @@ def _foreign_records(folder: Path) -> None:
     names = (b"crow", b"rook")
     birds = [{"jpeg": jpeg(n), "species": names[n % 2], "id": str(n).encode()} for n in range(64)]
     write(folder / "birds/birds.gz", "GZIP", birds)
-    write(folder / "somebody.tfrecord", "", birds)
+    write(folder / "somebody.tfrecord", "", [{"image/encoded": jpeg(n), "image/class/label": n % 2} for n in range(64)])
 
 
 # --- what a page says is yours, by name; files go into the working directory

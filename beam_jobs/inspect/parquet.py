@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 
 from beam_jobs import parquet, storage, visible
 from beam_jobs.errors import CorruptDataset
-from beam_jobs.inspect.guess import Guess
 from beam_jobs.inspect.values import shown_value
-from beam_jobs.inspect.view import View, title_of
+from beam_jobs.inspect.view import View
 from beam_jobs.tables import REJECTS
 from beam_jobs.wording import plural
 
@@ -55,15 +54,11 @@ def view_table(path: str, shown: int) -> View:
         raise CorruptDataset(f"{path} cannot be read as Parquet: {' '.join(str(error).split())}") from error
     columns = list(zip(_names(schema), map(str, schema.types), strict=True))
     return View(
-        title=title_of(path),
         headline=f"{plural(rows, 'row')}, {size:,} bytes, Parquet",
         facts=[("reasons", ", ".join(f"{count:,} {reason}" for reason, count in reasons.items()))] if reasons else [],
         features=columns,
         feature_columns=COLUMNS,
-        features_are="Columns",
-        records_are="Rows",
         records=first,
-        guessed=Guess(looks_like="Parquet"),
         values={
             "path": path,
             "rows": rows,

@@ -6,7 +6,6 @@ what a hostile file does there costs its own picture and a remark.
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,15 +14,13 @@ from PIL import Image
 
 from beam_jobs import decoders, headers, record
 from beam_jobs.errors import BadImage, RejectReason
-from beam_jobs.inspect.guess import Guess, channels_of
+from beam_jobs.inspect.feature_roles import FeatureRoles
 from beam_jobs.options import ImageLimits, PixelOptions
 
 # Looser than the ingest where that costs nothing, tighter where it costs time: somebody waits before a terminal.
 _LIMITS = ImageLimits(min_side_px=1, max_aspect=10_000.0, max_bytes=64 << 20, max_seconds=10.0)
-_TINY_PX = 64  # up to here the pixels themselves are shown, stored without loss
-_QUALITY = 80
 _AT_A_TIME = 16  # images sent to a decoder together
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_CHANNELS = {"RGB": 3, "L": 1}
 _SUFFIXES = {"jpeg": "jpg"}
 
 NO_IMAGE = "no image"
@@ -41,22 +38,13 @@ class Picture:
     image: Image.Image | None = None
     remark: str = ""
 
-    @property
-    def url(self) -> str:
-        """`data:` URL of a JPEG or PNG file; empty without an image."""
-        if self.image is None:
-            return ""
-        kind = "png" if max(self.image.size) <= _TINY_PX else "jpeg"
-        encoded = base64.b64encode(_file(self.image, kind)).decode()
-        return f"data:image/{kind};base64,{encoded}"
 
-
-def image_file(values: Mapping[str, list], guessed: Guess) -> tuple[str, bytes]:
+def image_file(values: Mapping[str, list], roles: FeatureRoles) -> tuple[str, bytes]:
     """Returns the image of a record as a file, undecoded; bare pixels become a PNG.
 
     Args:
       values: the record.
-      guessed: what its features are.
+      roles: of its features.
 
     Returns:
       the suffix that fits its content, and its bytes.
@@ -64,43 +52,45 @@ def image_file(values: Mapping[str, list], guessed: Guess) -> tuple[str, bytes]:
     Raises:
       BadImage: it has none.
     """
-    data = image_bytes(values, guessed)
-    pixels = _bare(data, values, guessed)
+    data = image_bytes(values, roles)
+    pixels = _bare(data, values)
     if pixels is not None:
-        return "png", _file(pixels, "png")
+        out = io.BytesIO()
+        pixels.save(out, "png")
+        return "png", out.getvalue()
     name = headers.sniff(data)
     return _SUFFIXES.get(name, name), data
 
 
-def image_bytes(values: Mapping[str, list], guessed: Guess) -> bytes:
+def image_bytes(values: Mapping[str, list], roles: FeatureRoles) -> bytes:
     """Returns what a record holds in the feature of the image; of several images the first.
 
     Raises:
       BadImage: that is nothing, or no bytes.
     """
-    found = values.get(guessed.image)
+    found = next((values[name] for name in roles.image if values.get(name)), None)
     if not found or not isinstance(found[0], bytes):
         raise BadImage(RejectReason.NOT_AN_IMAGE, NO_IMAGE)
     return found[0]
 
 
-def pictures(records: Sequence[Mapping[str, list]], guessed: Guess, side_px: int) -> Iterator[Picture]:
+def pictures(records: Sequence[Mapping[str, list]], roles: FeatureRoles, side_px: int) -> Iterator[Picture]:
     """Yields what can be seen of each record.
 
     Args:
       records: feature name -> values.
-      guessed: what their features are.
+      roles: of their features.
       side_px: long side of a picture at most; smaller ones keep their size.
     """
     for start in range(0, len(records), _AT_A_TIME):
-        yield from _some(records[start : start + _AT_A_TIME], guessed, side_px)
+        yield from _some(records[start : start + _AT_A_TIME], roles, side_px)
 
 
-def _some(records: Sequence[Mapping[str, list]], guessed: Guess, side_px: int) -> list[Picture]:
+def _some(records: Sequence[Mapping[str, list]], roles: FeatureRoles, side_px: int) -> list[Picture]:
     found: dict[int, Picture] = {}
     files: dict[int, bytes] = {}
     for place, values in enumerate(records):
-        one = _undecoded(values, guessed, side_px)
+        one = _undecoded(values, roles, side_px)
         if isinstance(one, Picture):
             found[place] = one
         else:
@@ -112,11 +102,11 @@ def _some(records: Sequence[Mapping[str, list]], guessed: Guess, side_px: int) -
     return [found[place] for place in range(len(records))]
 
 
-def _undecoded(values: Mapping[str, list], guessed: Guess, side_px: int) -> Picture | bytes:
+def _undecoded(values: Mapping[str, list], roles: FeatureRoles, side_px: int) -> Picture | bytes:
     """Returns the file that is to be decoded; a picture where there is nothing to decode."""
     try:
-        data = image_bytes(values, guessed)
-        pixels = _bare(data, values, guessed)
+        data = image_bytes(values, roles)
+        pixels = _bare(data, values)
         if pixels is not None:
             return _small(pixels, side_px)
         headers.sniff(data)
@@ -125,15 +115,15 @@ def _undecoded(values: Mapping[str, list], guessed: Guess, side_px: int) -> Pict
     return data
 
 
-def _bare(data: bytes, values: Mapping[str, list], guessed: Guess) -> Image.Image | None:
-    """Returns the image of bare pixels; None for anything else. Sizes are held against the bytes before all else."""
-    if values.get(record.FORMAT, [b"raw"]) != [b"raw"]:
+def _bare(data: bytes, values: Mapping[str, list]) -> Image.Image | None:
+    """Returns the image of bare pixels; None for anything else. Sizes must fit the bytes before any is read."""
+    if values.get(record.FORMAT) != [b"raw"]:
         return None
-    channels = channels_of(data, values, guessed.sides)
-    if not channels:
+    height, width = ((values.get(side) or [0])[0] for side in (record.HEIGHT, record.WIDTH))
+    if not (isinstance(height, int) and isinstance(width, int) and height > 0 and width > 0):
         return None
-    height, width = (values[guessed.sides[side]][0] for side in ("height", "width"))
-    return Image.frombytes(_MODES[channels], (width, height), data)
+    mode = next((mode for mode, channels in _CHANNELS.items() if len(data) == height * width * channels), None)
+    return Image.frombytes(mode, (width, height), data) if mode else None
 
 
 def _opened(data: bytes, side_px: int) -> Picture:
@@ -149,9 +139,3 @@ def _small(image: Image.Image, side_px: int) -> Picture:
     small = image.convert("RGB")
     small.thumbnail((side_px, side_px))
     return Picture(image=small)
-
-
-def _file(image: Image.Image, kind: str) -> bytes:
-    out = io.BytesIO()
-    image.save(out, kind, **({"quality": _QUALITY} if kind == "jpeg" else {}))
-    return out.getvalue()

@@ -13,7 +13,7 @@ from beam_jobs.errors import BadImage, CorruptDataset, FeedlineError, SourceErro
 from beam_jobs.headers import sniff
 from beam_jobs.inspect.records import opened
 
-MOST_DISTINCT = 1000  # values of a feature that are told apart
+_MOST_DISTINCT = 1000  # values of a feature that are told apart
 
 _KEPT_BYTES = 256 << 20  # of the records that are kept to be shown
 _MOST_NAMES = 2000  # of features; a file that has a new one in every record must not fill the memory
@@ -37,11 +37,8 @@ class FeatureSummary:
       records: records that have it.
       least: shortest list of values.
       most: longest list of values.
-      empty: records whose list of values is empty.
       low: smallest finite number; None without any.
       high: largest finite number.
-      value_bytes: of the first values, all records together.
-      texts: records whose first value is text.
       formats: image format -> records whose first value begins like a file of it.
     """
 
@@ -49,11 +46,8 @@ class FeatureSummary:
     records: int = 0
     least: int = 0
     most: int = 0
-    empty: int = field(default=0, repr=False)
     low: float | None = field(default=None, repr=False)
     high: float | None = field(default=None, repr=False)
-    value_bytes: int = field(default=0, repr=False)
-    texts: int = field(default=0, repr=False)
     formats: dict[str, int] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -61,7 +55,7 @@ class FeatureSummary:
 
     @property
     def distinct(self) -> int:
-        """Different first values, `MOST_DISTINCT` + 1 for more than that; those of many bytes do not count."""
+        """Different first values, 1,001 for more than 1,000; those of many bytes do not count."""
         return len(self._seen)
 
     def add(self, values: list) -> None:
@@ -70,7 +64,6 @@ class FeatureSummary:
         self.most = max(self.most, len(values))
         self.records += 1
         if not values:
-            self.empty += 1
             return
         kind = _KINDS[type(values[0])]
         self.kind = kind if self.kind in ("none", kind) else "mixed"
@@ -78,7 +71,7 @@ class FeatureSummary:
             self._add_bytes(values[0])
         else:
             self._add_numbers(values)
-        if len(self._seen) <= MOST_DISTINCT and (kind != "bytes" or len(values[0]) <= _DISTINCT_BYTES):
+        if len(self._seen) <= _MOST_DISTINCT and (kind != "bytes" or len(values[0]) <= _DISTINCT_BYTES):
             self._seen.add(values[0])
 
     def to_json(self) -> dict[str, Any]:
@@ -86,9 +79,7 @@ class FeatureSummary:
         return {name: value for name, value in vars(self).items() if name != "_seen"} | {"distinct": self.distinct}
 
     def _add_bytes(self, value: bytes) -> None:
-        self.value_bytes += len(value)
-        if is_text(value):
-            self.texts += 1
+        if _is_text(value):  # BMW is a car, and no BMP file
             return
         try:
             name = sniff(value)
@@ -137,7 +128,6 @@ class FileSummary:
       files: each of them.
       features: name -> summary, of the records that are `tf.train.Example`; of 2,000 names at most.
       first: the first records, each feature name -> values.
-      sample: the first record that is an Example, whether or not it is to be shown.
       unreadable: records that are no Example.
       long: records too long to be looked into.
       left_out: records that were to be shown, and are not because those before take 256 MiB.
@@ -146,7 +136,6 @@ class FileSummary:
     files: list[FileFacts] = field(default_factory=list)
     features: dict[str, FeatureSummary] = field(default_factory=dict)
     first: list[dict[str, list]] = field(default_factory=list)
-    sample: dict[str, list] = field(default_factory=dict)
     unreadable: int = 0
     long: int = 0
     left_out: int = 0
@@ -196,7 +185,6 @@ class FileSummary:
         for name, found in values.items():
             if name in self.features or len(self.features) < _MOST_NAMES:
                 self.features.setdefault(name, FeatureSummary()).add(found)
-        self.sample = self.sample or values
         if len(self.first) + self.left_out < shown:
             if self._kept + length > _KEPT_BYTES or self.left_out:
                 self.left_out += 1
@@ -252,14 +240,7 @@ def summarise(paths: Iterable[str], shown: int = 5) -> FileSummary:
     return summary
 
 
-def of_record(values: dict[str, list]) -> FileSummary:
-    """Returns the summary of a single record."""
-    summary = FileSummary()
-    summary.add(values, 0, 1)
-    return summary
-
-
-def is_text(value: bytes) -> bool:
+def _is_text(value: bytes) -> bool:
     """Returns whether bytes are a short text in UTF-8."""
     if not value or len(value) > _TEXT_BYTES:
         return False

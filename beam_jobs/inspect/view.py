@@ -1,4 +1,4 @@
-"""What is shown of a path: the same on a terminal, on a page and as JSON."""
+"""What is shown of a path: the same on a terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 from beam_jobs import manifest, storage
 from beam_jobs.errors import CorruptDataset, FeedlineError
+from beam_jobs.inspect.feature_roles import FeatureRoles, roles_of
 from beam_jobs.inspect.files import find, name_below
-from beam_jobs.inspect.guess import Guess, guess
 from beam_jobs.inspect.lookup import find_record, record_lengths
-from beam_jobs.inspect.summary import FileSummary, of_record, sizes_of, summarise
+from beam_jobs.inspect.summary import FeatureSummary, FileSummary, sizes_of, summarise
 from beam_jobs.inspect.values import shown_name, shown_value
 from beam_jobs.manifest import Manifest
 from beam_jobs.wording import listed, plural, some
 
-FEATURE_COLUMNS = ("feature", "kind", "values", "records", "looks like")
+FEATURE_COLUMNS = ("feature", "kind", "values", "records", "holds")
 FILE_COLUMNS = ("file", "records", "bytes", "compression")
 
 _SHOWN_FILES = 20
@@ -27,32 +27,26 @@ class View:
     """What is shown of a path.
 
     Attributes:
-      title: what it is called.
       headline: counts in a line; empty where `facts` say them.
       facts: name and value of what is known of the whole.
       features: what is known of each feature, as text, under `feature_columns`; empty for none.
       feature_columns: what the parts of `features` are.
-      features_are: what they are called together.
       features_of: what `features` were seen in; empty for all of it.
       files: name, records, bytes and compression of each file, as text; empty for one file.
       records: those that are shown, feature name -> values.
-      records_are: what they are called together.
-      guessed: what the features are.
+      roles: of the features.
       values: all of it as plain JSON values.
       errors: why files were not read to their end.
     """
 
-    title: str
     headline: str = ""
     facts: Sequence[tuple[str, str]] = ()
     features: Sequence[tuple[str, ...]] = ()
     feature_columns: Sequence[str] = FEATURE_COLUMNS
-    features_are: str = "Features"
-    records_are: str = "Records"
     features_of: str = ""
     files: Sequence[tuple[str, ...]] = ()
     records: Sequence[dict[str, list]]
-    guessed: Guess
+    roles: FeatureRoles = field(default_factory=FeatureRoles)
     values: Mapping[str, Any]
     errors: Sequence[FeedlineError] = field(default_factory=tuple)
 
@@ -62,7 +56,7 @@ def view_key(directory: str, key: str) -> View:
     row, values = find_record(directory, key)
     place = f"{row['split']} shard {row['shard']} offset {row['offset']:,}"
     plain = {"row": row, "features": _shown(values)}
-    return View(title=key, headline=place, records=[values], guessed=guess(of_record(values)), values=plain)
+    return View(headline=place, records=[values], roles=roles_of(values), values=plain)
 
 
 def view_dataset(directory: str, shown: int) -> View:
@@ -82,7 +76,7 @@ def view_dataset(directory: str, shown: int) -> View:
     summary = summarise(paths, shown)
     if summary.errors and not summary.records:
         raise summary.errors[0]
-    guessed = guess(summary)
+    roles = roles_of(summary.features)
     facts = [("digest", dataset.digest), ("classes", listed(dataset.labels))]
     for name, info in dataset.splits.items():
         facts.append(
@@ -90,12 +84,11 @@ def view_dataset(directory: str, shown: int) -> View:
         )
     facts += _size_facts(sizes)
     return View(
-        title=title_of(directory),
         facts=facts,
-        features=_feature_rows(summary, guessed),
+        features=_feature_rows(summary, roles),
         features_of=some([name_below(path, directory) for path in paths]),
         records=summary.first,
-        guessed=guessed,
+        roles=roles,
         values=dataset.to_json(),
         errors=summary.errors,
     )
@@ -127,24 +120,23 @@ def view_files(path: str, shown: int) -> View:
     summary = summarise(paths, shown)
     if summary.errors and not summary.records:
         raise summary.errors[0]
-    guessed = guess(summary)
+    roles = roles_of(summary.features)
     size = {one: _size(one) for one in paths}
     many = f"records in {len(paths):,} files" if len(paths) > 1 else "records"
     total = f"{sum(size.values()):,} bytes"
     plain = [{**_file_json(one), "file": name_below(one.path, path), "bytes": size[one.path]} for one in summary.files]
     return View(
-        title=title_of(path),
         headline=f"{summary.records:,} {many}, {total}, compression {summary.compression}",
-        facts=[*_size_facts(summary.sizes), *_remarks(summary), *_guess_facts(guessed)],
-        features=_feature_rows(summary, guessed),
+        facts=[*_size_facts(summary.sizes), *_remarks(summary), *_role_facts(roles)],
+        features=_feature_rows(summary, roles),
         files=_file_rows(plain) if len(paths) > 1 else (),
         records=summary.first,
-        guessed=guessed,
+        roles=roles,
         values={
             "path": path,
             **_totals(summary),
             "bytes": sum(size.values()),
-            "guess": _guess_json(guessed),
+            "guess": _roles_json(roles),
             "features": {name: one.to_json() for name, one in sorted(summary.features.items())},
             "files": plain,
             "first": [_shown(values) for values in summary.first],
@@ -173,11 +165,6 @@ def _totals(summary: FileSummary) -> Mapping[str, Any]:
     }
 
 
-def title_of(path: str) -> str:
-    """Returns what to call a path: its last part."""
-    return path.rstrip("/").rpartition("/")[2] or path
-
-
 def _size(path: str) -> int:
     try:
         return storage.size(path)
@@ -202,20 +189,26 @@ def _remarks(summary: FileSummary) -> list[tuple[str, str]]:
     return [("remark", line) for line in said]
 
 
-def _guess_facts(guessed: Guess) -> list[tuple[str, str]]:
-    facts = [("looks like", guessed.looks_like)]
-    if guessed.image:
-        facts.append(("image", f"{guessed.image} ({guessed.roles[guessed.image].partition(', ')[2]})"))
-    found = (("label", guessed.labels), ("text", guessed.text), ("boxes", guessed.boxes))
-    return facts + [(name, ", ".join(names)) for name, names in found if names]
+def _role_facts(roles: FeatureRoles) -> list[tuple[str, str]]:
+    facts = (("image", roles.image), ("label", roles.labels), ("key", roles.keys))
+    looks_like = roles.looks_like or "unknown: no feature has a known name of an image"
+    return [("looks like", looks_like), *((name, ", ".join(features)) for name, features in facts if features)]
 
 
-def _feature_rows(summary: FileSummary, guessed: Guess) -> list[tuple[str, ...]]:
+def _feature_rows(summary: FileSummary, roles: FeatureRoles) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name, one in sorted(summary.features.items()):
         lengths = str(one.least) if one.least == one.most else f"{one.least}-{one.most}"
-        rows.append((shown_name(name), one.kind, lengths, f"{one.records:,}", guessed.roles.get(name, "")))
+        holds = ", ".join(filter(None, (roles.of(name), *_seen(one))))
+        rows.append((shown_name(name), one.kind, lengths, f"{one.records:,}", holds))
     return rows
+
+
+def _seen(one: FeatureSummary) -> Iterator[str]:
+    """Yields the range of the numbers of a feature, and the image formats of its bytes."""
+    if one.low is not None:
+        yield f"{one.low:.6g}" if one.low == one.high else f"{one.low:.6g} to {one.high:.6g}"
+    yield from (f"{count:,} {name}" for name, count in sorted(one.formats.items()))
 
 
 def _file_rows(files: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -235,8 +228,9 @@ def _file_json(one: Any) -> dict[str, Any]:
     return {**vars(one), "error": str(one.error) if one.error else ""}
 
 
-def _guess_json(guessed: Guess) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(guessed).items()}
+def _roles_json(roles: FeatureRoles) -> dict[str, Any]:
+    image, key = (names[0] if names else "" for names in (roles.image, roles.keys))
+    return {"looks_like": roles.looks_like, "image": image, "labels": list(roles.labels), "key": key}
 
 
 def _shown(values: Mapping[str, list]) -> dict[str, str]:

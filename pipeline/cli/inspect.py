@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -14,7 +14,7 @@ from beam_jobs import storage, visible, writable
 from beam_jobs.errors import BadImage, OptionError, SourceError
 from pipeline.cli.common import echo, json_option, print_json, say, terminal_columns
 from pipeline.cli.grammar import Command
-from pipeline.cli.values import DIR, FILE, PATH
+from pipeline.cli.values import DIR, PATH
 
 if TYPE_CHECKING:
     from beam_jobs.inspect.pictures import Picture
@@ -42,15 +42,12 @@ _DRAWN_COLUMNS, _DRAWN_ROWS = 64, 24
 @click.option("--key", help="Show the one image of a dataset that has this key.")
 @click.option("--draw", is_flag=True, help="Draw the images that are shown, on a terminal with colours.")
 @click.option("--export", "export_dir", type=DIR, help="Directory to write the shown images to.")
-@click.option("--html", type=FILE, help="HTML file to write: one page with all that is shown, images too.")
 @json_option
-def command(
-    path: str, shown: int, key: str | None, draw: bool, export_dir: str | None, html: str | None, as_json: bool
-) -> None:
+def command(path: str, shown: int, key: str | None, draw: bool, export_dir: str | None, as_json: bool) -> None:
     """Look inside a dataset, any TFRecord file, or a Parquet table.
 
     PATH is a dataset, a TFRecord file from anywhere, or a directory or pattern of such files. For files it shows
-    counts, sizes, compression and features, and guesses which features hold image, label, text and boxes. Of a
+    counts, sizes, compression and features, and which of them hold image, label and key in well-known layouts. Of a
     Parquet table, such as the rejects of an ingest, it shows columns and rows.
 
     \b
@@ -59,12 +56,10 @@ def command(
       feedline inspect dataset --key cat/1.jpg --export pictures
       feedline inspect dataset/rejects.parquet -n 20
       feedline inspect other.tfrecord.gz -n 2 --draw
-      feedline inspect tensorflow_datasets/mnist/3.0.1 --html mnist.html
+      feedline inspect tensorflow_datasets/mnist/3.0.1
     """
     if draw and as_json:
         raise click.UsageError("--draw and --json exclude each other: one is for people, one for machines")
-    if html:
-        writable.check_file("--html", html)
     from beam_jobs.inspect.view import damage
 
     view = _look(path, shown, key)
@@ -74,8 +69,6 @@ def command(
         _print(view, _colours(draw))
     if export_dir:
         _export(view, export_dir)
-    if html:
-        _write_page(view, html)
     broken = damage(view)
     if broken:
         raise broken
@@ -103,6 +96,7 @@ def _look(path: str, shown: int, key: str | None) -> View:
 
 
 def _print(view: View, colours: str) -> None:
+    from beam_jobs.inspect.pictures import pictures
     from beam_jobs.inspect.view import FILE_COLUMNS
 
     if view.headline:
@@ -115,7 +109,7 @@ def _print(view: View, colours: str) -> None:
             _print_table(columns, rows)
     if view.features and view.features_of:
         echo(f"(features of {visible.line(view.features_of)})")
-    seen = _pictures(view, _DRAWN_COLUMNS) if colours else None
+    seen = pictures(view.records, view.roles, _DRAWN_COLUMNS) if colours else None
     for values in view.records:
         echo("")
         _print_record(values)
@@ -202,7 +196,7 @@ def _colours(draw: bool) -> str:
     elif BLOCK.encode(sys.stdout.encoding or "ascii", "ignore") == b"":
         missing = f"the terminal takes {sys.stdout.encoding}, which has no blocks"
     if missing:
-        say(f"--draw: {missing}; --html FILE writes the images into a page")
+        say(f"--draw: {missing}; --export DIR writes the images")
     return "" if missing else str(system)
 
 
@@ -217,21 +211,15 @@ def _draw(picture: Picture, colours: str) -> None:
     click.echo(half_blocks(picture.image, columns, _DRAWN_ROWS, colours == "truecolor"), color=True)
 
 
-def _pictures(view: View, side_px: int) -> Iterator[Picture]:
-    from beam_jobs.inspect.pictures import pictures
-
-    return pictures(view.records, view.guessed, side_px)
-
-
 def _export(view: View, directory: str) -> None:
     from beam_jobs.inspect.pictures import image_file
 
     count = 0
     for index, values in enumerate(view.records):
         try:
-            suffix, data = image_file(values, view.guessed)
+            suffix, data = image_file(values, view.roles)
         except BadImage as bad:
-            if view.guessed.image:
+            if view.roles.image:
                 say(f"record {index} is not exported: {visible.line(bad.detail)}")
             continue
         # Named by number: a key comes from data and could lead out of the directory.
@@ -240,11 +228,6 @@ def _export(view: View, directory: str) -> None:
         count += 1
         say(target)
     if not count:
-        raise OptionError("none of the records shown holds an image; there is nothing to export")
-
-
-def _write_page(view: View, path: str) -> None:
-    from beam_jobs.inspect.page import SIDE_PX, render
-
-    writable.write_file("--html", path, render(view, _pictures(view, SIDE_PX)).encode("utf-8", "backslashreplace"))
-    say(path)
+        raise OptionError(
+            "none of the records shown holds an image in a feature of a known name; there is nothing to export"
+        )

@@ -1,9 +1,7 @@
-"""Images of strangers, looked at: drawn, exported, on a page."""
+"""Images of strangers, looked at: drawn and exported."""
 
 from __future__ import annotations
 
-import base64
-import html.parser
 import io
 import re
 
@@ -11,19 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beam_jobs.errors import BadImage, CorruptDataset
-from beam_jobs.inspect.guess import Guess, guess
-from beam_jobs.inspect.page import render
-from beam_jobs.inspect.pictures import Picture, image_file, pictures
-from beam_jobs.inspect.summary import of_record
+from beam_jobs.errors import BadImage
+from beam_jobs.inspect.feature_roles import FeatureRoles
+from beam_jobs.inspect.pictures import image_file, pictures
 from beam_jobs.inspect.terminal import BLOCK, half_blocks, nearest_256
-from beam_jobs.inspect.view import View
 from tests.beam_jobs.make_hostile_images import exif_bomb, exif_jpeg, many_scans, ztxt
-from tests.browser.markup import NAMES
 from tests.make_images import crop, encode, forged_png, jpeg, png
 
-IMAGE = Guess(looks_like="", image="x")
-BARE = Guess(looks_like="", image="x", sides={"height": "h", "width": "w"})
+IMAGE = FeatureRoles(image=("x",))
 
 HOSTILE = {
     "cut off": jpeg()[:700],
@@ -51,10 +44,14 @@ def test_what_is_no_image_is_not_exported(values):
         image_file(values, IMAGE)
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4])
+def bare(data: bytes, height: int, width: int) -> dict[str, list]:
+    return {"x": [data], "image/format": [b"raw"], "image/height": [height], "image/width": [width]}
+
+
+@pytest.mark.parametrize("channels", [1, 3])
 def test_bare_pixels_are_exported_as_png(channels):
     pixels = np.arange(6 * 5 * channels, dtype=np.uint8).reshape(6, 5, channels)
-    suffix, data = image_file({"x": [pixels.tobytes()], "h": [6], "w": [5]}, BARE)
+    suffix, data = image_file(bare(pixels.tobytes(), 6, 5), IMAGE)
     assert suffix == "png"
     with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
         assert np.array_equal(np.asarray(image).reshape(pixels.shape), pixels)
@@ -63,7 +60,7 @@ def test_bare_pixels_are_exported_as_png(channels):
 @pytest.mark.parametrize("sides", [(7, 5), (1 << 40, 1 << 40), (0, 0), (-6, -5)])
 def test_sizes_that_do_not_fit_the_pixels_are_not_believed(sides):
     with pytest.raises(BadImage):
-        image_file({"x": [bytes(90)], "h": [sides[0]], "w": [sides[1]]}, BARE)
+        image_file(bare(bytes(90), *sides), IMAGE)
 
 
 # --- what is seen
@@ -92,8 +89,8 @@ def test_pictures_are_small_upright_and_rgb():
     seen = [one.image for one in pictures([{"x": [wide]}, {"x": [tiny]}, {"x": [turned]}], IMAGE, 40)]
     assert [image.size for image in seen] == [(40, 10), (7, 5), (40, 30)]
     assert {image.mode for image in seen} == {"RGB"}
-    (bare,) = pictures([{"x": [crop(0, 6, 5).tobytes()], "h": [6], "w": [5]}], BARE, 40)
-    assert np.array_equal(np.asarray(bare.image), crop(0, 6, 5))
+    (pixels,) = pictures([bare(crop(0, 6, 5).tobytes(), 6, 5)], IMAGE, 40)
+    assert np.array_equal(np.asarray(pixels.image), crop(0, 6, 5))
 
 
 # --- on a terminal
@@ -129,75 +126,3 @@ def test_256_colours_are_the_nearest_of_xterm():
     chosen = nearest_256(colours) - 16
     assert (distance[np.arange(500), chosen] <= distance.min(1) * 1.5 + 100).all()
     assert "38;5;" in half_blocks(Image.new("RGB", (4, 4)), 4, 4, False)
-
-
-# --- on a page
-
-
-class Page(html.parser.HTMLParser):
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict]] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-
-    def all(self, tag: str) -> list[dict]:
-        return [attributes for found, attributes in self.tags if found == tag]
-
-
-def view_of(*records: dict[str, list], **fields) -> View:
-    return View(**{"title": "t", "records": list(records), "guessed": IMAGE, "values": {}, **fields})
-
-
-def seen_of(*sizes: tuple[int, int]) -> list[Picture]:
-    noise = np.random.default_rng(0)
-    return [Picture(image=Image.fromarray(noise.integers(0, 256, (h, w, 3)).astype(np.uint8))) for h, w in sizes]
-
-
-def test_a_page_holds_its_images_and_loads_nothing():
-    page = Page(render(view_of({"x": [jpeg()]}, {"x": [b"no"]}), [*seen_of((30, 40)), Picture(remark="why not")]))
-    (image,) = page.all("img")
-    data = base64.b64decode(image["src"].removeprefix("data:image/png;base64,"))
-    with Image.open(io.BytesIO(data), formats=("PNG",)) as opened:
-        assert opened.size == (40, 30)
-    assert page.all("script") == []
-    (policy,) = (meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy")
-    assert policy.startswith("default-src 'none'; img-src data:; style-src 'sha256-")
-    assert [link["href"] for link in page.all("link")] == ["data:,"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_names_that_try_to_be_markup_stay_text(name):
-    assert page_of(name).tags == page_of("harmless").tags
-
-
-def page_of(name: str) -> Page:
-    """A page on which everything is called so."""
-    view = view_of(
-        {name: [name.encode()]},
-        title=name,
-        headline=name,
-        facts=[(name, name)],
-        features=[(name,) * 5],
-        features_of=name,
-        files=[(name,) * 4],
-        errors=[CorruptDataset(name)],
-    )
-    return Page(render(view, [Picture(remark=name)]))
-
-
-def test_a_page_stays_under_its_size_and_says_what_is_left_out():
-    many = seen_of(*[(320, 320)] * 10) * 30
-    text = render(view_of(*[{"x": [b"v"]}] * len(many)), many)
-    assert len(text) < 10 << 20
-    shown = len(Page(text).all("img"))
-    assert 10 < shown < len(many)
-    assert f"{len(many) - shown} more are left out" in text
-
-
-def test_the_sizes_of_a_record_are_guessed_from_its_own_features():
-    values = {"image/encoded": [bytes(4 * 5 * 3)], "image/format": [b"raw"], "image/height": [4], "image/width": [5]}
-    suffix, data = image_file(values, guess(of_record(values)))
-    assert (suffix, data[:4]) == ("png", b"\x89PNG")

@@ -13,7 +13,7 @@ from tests.make_images import jpeg, png
 from tests.trainer.bench_figures import ablated, figures
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-SCRIPTS = {"report": 1, "bench": 0, "inspect": 0}
+SCRIPTS = {"report": 1, "bench": 0}
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +23,6 @@ def pages(tmp_path_factory) -> dict[str, Path]:
     paths = {name: folder / f"{name}.html" for name in SCRIPTS}
     paths["report"].write_text(_report(folder), encoding="utf-8")
     paths["bench"].write_text(_bench(), encoding="utf-8")
-    paths["inspect"].write_text(_inspect(folder), encoding="utf-8")
     return paths
 
 
@@ -88,30 +87,6 @@ def _bench() -> str:
     return render(given)
 
 
-def _inspect(folder: Path) -> str:
-    """A page about TFRecord files whose names, features, texts and labels are all of `NAMES`."""
-    import tensorflow as tf
-
-    from beam_jobs.inspect.page import SIDE_PX, render
-    from beam_jobs.inspect.pictures import pictures
-    from beam_jobs.inspect.view import view_files
-
-    files = folder / NAMES[0].replace("/", "|")
-    files.mkdir()
-    for place, name in enumerate(NAMES):
-        texts = {**{f"{other}|{name}": other for other in NAMES}, "label": name, "image/encoded": ""}
-        features = {
-            key: tf.train.Feature(bytes_list=tf.train.BytesList(value=[value.encode()])) for key, value in texts.items()
-        }
-        # One is a picture; the others leave a remark in its place.
-        features["image/encoded"].bytes_list.value[0] = name.encode() if place % 2 else jpeg(place)
-        record = tf.train.Example(features=tf.train.Features(feature=features))
-        with tf.io.TFRecordWriter(str(files / f"{name.replace('/', '|')}.tfrecord")) as writer:
-            writer.write(record.SerializeToString())
-    view = view_files(str(files), len(NAMES))
-    return render(view, pictures(view.records, view.guessed, SIDE_PX))
-
-
 @pytest.mark.parametrize("kind", SCRIPTS)
 def test_names_stay_names_wherever_they_stand(browser, pages, kind):
     page = browser.new_page()
@@ -132,7 +107,7 @@ def test_names_stay_names_wherever_they_stand(browser, pages, kind):
     assert list(foreign(page)) == []
     text = page.evaluate("document.documentElement.textContent")
     assert [name for name in NAMES if name.strip() not in text] == []
-    assert page.title().endswith(("dataset report", "input bench", "inspected"))
+    assert page.title().endswith(("dataset report", "input bench"))
     assert wrong == []
     page.close()
 

@@ -163,10 +163,6 @@ def shown(ran: Ran) -> list[str]:
     return re.findall(r"^  image/filename +(\S+/\S+)$", ran.out, re.MULTILINE)
 
 
-def pictures(ran: Ran) -> int:
-    return sum(ran.text(page).count("<img") for page in new(ran))
-
-
 def suffixes(ran: Ran) -> set[str]:
     return {Path(name).suffix for name in ran.files("new/**/*-0000*")}
 
@@ -271,7 +267,6 @@ ROWS = [
     Row("inspect -n", "dataset", "-n 9", lambda ran: len(shown(ran)), (3, 9), "-n 3"),
     Row("inspect --key", "dataset -n 1", "--key flower/002.png", shown, lambda _, after: after == ["flower/002.png"]),
     Row("inspect --export", "dataset -n 3", "--export new", lambda ran: len(ran.files("new/*")), (0, 3)),
-    Row("inspect --html", "dataset -n 3", "--html new.html", pictures, (0, 3)),
     Row("diff --limit", "half dataset", "--limit 2", lambda ran: ran.out.count("\n  + "), (6, 2)),
     Row("diff --exit-code", "half dataset", "--exit-code", lambda ran: ran.code, (0, 3)),
     Row("export --to", "dataset --out new", "--to parquet", suffixes, ({".tar"}, {".parquet"}), "--to webdataset"),

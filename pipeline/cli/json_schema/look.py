@@ -21,16 +21,12 @@ from pipeline.cli.json_schema.parts import (
 
 _SHOWN = named(text("The values, shortened where they are long."), "Feature -> its values.")
 _RECORD = one("With `--key`: one image.", row=anything("Its row of `images.parquet`."), features=_SHOWN)
-_NAMES = many(text("Feature."), "Names of features.")
 _GUESS = one(
-    "What the records probably are.",
-    looks_like=text("Who wrote them, and how one can tell."),
-    roles=named(text("What it looks like."), "Feature -> what it looks like."),
-    image=text("Feature that holds the image; empty for none."),
-    sides=named(text("Feature."), "`height`, `width` and perhaps `channels` -> feature that holds it."),
-    labels={**_NAMES, "description": "Features that look like the class, the likeliest first."},
-    text={**_NAMES, "description": "Features that hold text other than class names and keys."},
-    boxes={**_NAMES, "description": "Features, or what the names of four have in common, that look like boxes."},
+    "What the features are by their names; empty where no well-known layout has them.",
+    looks_like=text("Who writes records with these names."),
+    image=text("Feature that holds the image."),
+    labels=many(text("Feature."), "Features that hold the class."),
+    key=text("Feature that holds the identity of the image."),
 )
 _RECORD_BYTES = one(
     "Bytes of a record; null without any.",
