@@ -75,9 +75,9 @@ def bench_input(dataset: str, **values: Any) -> None:
     from trainer.allocator import keep_buffers
 
     keep_buffers()  # as in training
+    from trainer.bench.bottleneck import find_bottleneck
     from trainer.bench.measure import measure, prepare
     from trainer.bench.page import render
-    from trainer.bench.rules import advise
     from trainer.bench.text import report
 
     with _explained(dataset, values["split"]):
@@ -85,8 +85,8 @@ def bench_input(dataset: str, **values: Any) -> None:
         with _progress(bench, values["seconds"]) as on_sample:
             figures = measure(bench, values["seconds"], on_sample)
     if values["as_json"]:
-        advice = [dataclasses.asdict(item) for item in advise(figures)]
-        print_json({**figures.to_json(), "advice": advice, "html": values["html"] or ""})
+        bottleneck = dataclasses.asdict(find_bottleneck(figures))
+        print_json({**figures.to_json(), "bottleneck": bottleneck, "html": values["html"] or ""})
     else:
         click.echo(report(figures))
     if values["html"]:

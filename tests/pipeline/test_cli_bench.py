@@ -38,7 +38,7 @@ def test_json_is_the_only_thing_on_standard_output(dataset, capsys):
     assert values["facts"]["ops"] == "decode|resize(16)"
     assert values["facts"]["threads"] == 2
     assert values["pipeline"]["images_s"] > 0
-    assert values["advice"][0]["sentence"].endswith(".")
+    assert values["bottleneck"]["sentence"].endswith(".")
     assert values["ablation"] == []
     assert values["html"] == ""
 

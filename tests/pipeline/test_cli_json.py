@@ -113,7 +113,7 @@ PREDICTION = RESULTS["predict"]["properties"]["predictions"]["items"]
         (RESULTS["lineage"]["properties"]["executions"]["items"], "pipeline.lineage.Execution", set()),
         (RESULTS["bench input"]["properties"]["facts"], "trainer.bench.figures.Facts", set()),
         (RESULTS["bench input"]["properties"]["ablation"]["items"], "trainer.bench.figures.Ablated", {"worth"}),
-        (RESULTS["bench input"]["properties"]["advice"]["items"], "trainer.bench.rules.Advice", set()),
+        (RESULTS["bench input"]["properties"]["bottleneck"], "trainer.bench.bottleneck.Bottleneck", set()),
         (RESULTS["diff"], "beam_jobs.diff.Difference", {"equal"}),
         (PREDICTION, "trainer.predict.Prediction", set()),
         (PREDICTION["properties"]["labels"]["items"], "trainer.predict.PredictedLabel", set()),

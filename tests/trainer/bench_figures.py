@@ -36,11 +36,9 @@ _PHOTOGRAPHS = {
     "readers": 8,
     "remote": False,
     "parse_batch": 64,
-    "steady_ops": 0,
     "device": "CPU:0",
     "model": "",
     "in_memory": True,
-    "free_bytes": 8_000_000_000,
 }
 
 

@@ -214,7 +214,6 @@ def test_a_measurement_has_limit_baselines_model_and_ablation(figures):
     assert list(figures.baselines) == ["tutorial", "naive"]
     assert figures.trained.rate > 0
     assert [row.name for row in figures.ablation][:2] == ["parallel map", "batched parse"]
-    assert figures.facts.steady_ops == 2
     assert "flip" in figures.device_ops
     assert "bottleneck" in report(figures)
 

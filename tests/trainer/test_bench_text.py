@@ -120,7 +120,7 @@ def outline(page: str) -> Outline:
     return found
 
 
-def test_the_page_is_well_formed_and_shows_stages_limit_baselines_and_advice():
+def test_the_page_is_well_formed_and_shows_stages_limit_baselines_and_bottleneck():
     given = figures({"small_cnn": (2_100.0, 9.0), "trained": (1_400.0, 9.0)}, model="small_cnn", ablation=(ablated(),))
     found = outline(render(given))
     words = " ".join(found.words)

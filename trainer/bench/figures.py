@@ -1,4 +1,4 @@
-"""What was measured, as plain values: the only thing that rules, text, JSON and page look at."""
+"""What was measured, as plain values: the only thing that text, JSON and page look at."""
 
 from __future__ import annotations
 
@@ -32,11 +32,9 @@ class Facts:
       readers: shards read at a time, at most.
       remote: whether the shards lie in an object store.
       parse_batch: records parsed by one op.
-      steady_ops: ops before the first random one, the decode included.
       device: of the step, such as `GPU:0`.
       model: of the step, empty for none.
       in_memory: whether the shards were read into the page cache before.
-      free_bytes: memory that is free.
     """
 
     dataset: str
@@ -54,11 +52,9 @@ class Facts:
     readers: int
     remote: bool
     parse_batch: int
-    steady_ops: int
     device: str
     model: str
     in_memory: bool
-    free_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,19 +141,22 @@ class Figures:
         return self.limit.cpu_us / self.pipeline.cpu_us
 
     @property
-    def slowest(self) -> str:
-        """What would hold the pipeline up if all else cost nothing: a kind, or `prepare` for the ops."""
-        rates = {stage.kind: stage.cost.rate for stage in self.stages if stage.kind not in (CALL, DECODE, AUGMENT)}
-        rates["prepare"] = self.prepare.rate
-        return min(rates, key=lambda kind: rates[kind])
+    def bottleneck(self) -> Stage:
+        """The model where it is slower than the input, else the slowest stage alone.
 
-    @property
-    def heaviest(self) -> Stage:
-        """The op, or the call of the map, that takes most CPU."""
-        return max(
-            (stage for stage in self.stages if stage.kind in (CALL, DECODE, AUGMENT)),
-            key=lambda stage: stage.cost.cpu_us,
+        The ops share one map and count as one stage; of them it is the one with the most CPU time, the call included.
+        """
+        step = self.of_kind(STEP)
+        if step and step.cost.rate <= self.pipeline.rate:
+            return step
+        slowest = min(
+            (stage for stage in self.stages if stage.kind in (READ, PARSE, BATCH, TRANSFER)),
+            key=lambda stage: stage.cost.rate,
         )
+        if slowest.cost.rate < self.prepare.rate:
+            return slowest
+        ops = (stage for stage in self.stages if stage.kind in (CALL, DECODE, AUGMENT))
+        return max(ops, key=lambda stage: stage.cost.cpu_us)
 
     @property
     def parts_cpu_us(self) -> float:

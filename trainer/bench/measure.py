@@ -172,7 +172,6 @@ def _so_far(name: str, costs: dict[str, Cost]) -> float | None:
 def _facts(source: Source, pool: stages.Pool, where: str, model: str, in_memory: bool) -> Facts:
     options, dataset = source.options, source.choices.dataset
     info = dataset.split(source.split)
-    chance = [op.random for op in source.choices.whole_ops]
     return Facts(
         dataset=source.path,
         split=source.split,
@@ -189,9 +188,7 @@ def _facts(source: Source, pool: stages.Pool, where: str, model: str, in_memory:
         readers=options.readers,
         remote=is_remote(source.path),
         parse_batch=options.parse_batch,
-        steady_ops=chance.index(True) if True in chance else len(chance),
         device=where,
         model=model,
         in_memory=in_memory,
-        free_bytes=machine.free_bytes(),
     )

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from beam_jobs.html_page import render_page
+from trainer.bench.bottleneck import find_bottleneck
 from trainer.bench.figures import STEP, TRANSFER, Figures
 from trainer.bench.meter import Cost
-from trainer.bench.rules import advise
 from trainer.bench.text import title, totals
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -57,7 +57,7 @@ def render(figures: Figures) -> str:
     values = {
         "figures": figures,
         "facts": figures.facts,
-        "advice": advise(figures),
+        "bottleneck": find_bottleneck(figures),
         "rates": _rates(figures),
         "shares": _shares(figures),
         "stages": [(title(stage, figures), stage) for stage in figures.stages],

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from beam_jobs import visible
+from trainer.bench.bottleneck import find_bottleneck
 from trainer.bench.figures import BATCH, CALL, STEP, TRANSFER, Ablated, Figures, Stage
 from trainer.bench.meter import Cost
-from trainer.bench.rules import advise
 
 _WIDTH = 34
 
 
 def report(figures: Figures) -> str:
-    """Returns stages, totals, ablation and advice."""
+    """Returns stages, totals, ablation and bottleneck."""
     parts = [_head(figures), _stages(figures), _totals(figures)]
     if figures.ablation:
         parts.append(_ablation(figures.ablation))
-    return "\n\n".join(visible.lines(part) for part in [*parts, _advice(figures)])
+    return "\n\n".join(visible.lines(part) for part in [*parts, _conclusion(figures)])
 
 
 def title(stage: Stage, figures: Figures) -> str:
@@ -81,8 +81,8 @@ def _ablation(rows: Sequence[Ablated]) -> Iterator[str]:
         yield f"{name:<{_WIDTH + 6}} {row.rate:>6,.0f} {row.cpu_us:>10,.1f} {row.worth:>7.2f}x{note}"
 
 
-def _advice(figures: Figures) -> Iterator[str]:
-    yield from map(str, advise(figures))
+def _conclusion(figures: Figures) -> Iterator[str]:
+    yield find_bottleneck(figures).sentence
     if figures.disturbed:
         yield (
             f"Other processes took part of the machine: a bare decode had {figures.limit.cores:.1f} of "

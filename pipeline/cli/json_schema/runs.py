@@ -150,11 +150,9 @@ _FACTS = one(
     readers=whole("Shards read at a time, at most."),
     remote=truth("Whether the shards lie in an object store."),
     parse_batch=whole("Records parsed by one op."),
-    steady_ops=whole("Ops before the first random one, the decode included."),
     device=text("Of the step."),
     model=text("Of the step; empty for none."),
     in_memory=truth("Whether the shards were read into the page cache before."),
-    free_bytes=whole("Memory that is free."),
 )
 _ABLATED = one(
     "The pipeline without one of its optimisations.",
@@ -192,15 +190,11 @@ _BENCH = one(
     trained=or_null(one("Pipeline, transfer and step together; null without `--model`.", **_COST)),
     ablation=many(_ABLATED, "Empty without `--ablation`."),
     disturbed=truth("Whether other processes took part of the machine."),
-    advice=many(
-        one(
-            "One thing that holds the pipeline up.",
-            stage=text("The bottleneck: a kind of stage."),
-            sentence=text("That, with figures."),
-            remedy=text("What to do about it; empty when there is nothing to gain."),
-            option=text("The option to change, `name=value`; empty for none."),
-        ),
-        "What to change, the most important first.",
+    bottleneck=one(
+        "What limits the pipeline.",
+        stage=text("A kind of stage."),
+        sentence=text("That, with figures, and what to do about it."),
+        option=text("The option to change, `name` or `name=value`; empty when none helps."),
     ),
     html=text("File of the chart; empty without `--html`."),
 )
