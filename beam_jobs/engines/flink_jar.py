@@ -68,12 +68,6 @@ def published(flink_version: str) -> str:
     return url
 
 
-def kept(flink_version: str) -> str:
-    """Returns the path of the jar that was fetched before for a version of Flink; empty when there is no whole one."""
-    path = os.path.join(_cache(), os.path.basename(published(flink_version)))
-    return path if _is_whole(path) else ""
-
-
 def _cache() -> str:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(base, "feedline", "jars")

@@ -25,7 +25,6 @@ _POSTGRES = "export AIRFLOW__DATABASE__SQL_ALCHEMY_CONN=postgresql+psycopg2://US
 _DRIVERS = {"psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
 _SHARED = "every worker needs it at the same path"
 _OTHER_ROOT = "feedline compile --target airflow -c pipeline.yaml --set root=/shared/work --out dags/feedline_dag.py"
-_ONE_MACHINE = ("SequentialExecutor", "LocalExecutor")
 
 
 def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
@@ -50,7 +49,7 @@ def root(settings: Mapping[str, Any]) -> Check:
     found = str(settings.get("root") or "")
     if not found or is_remote(found):
         return Check(name="root", ok=not found, detail=f"{found or 'not set'}; {_SHARED}", remedy=_OTHER_ROOT)
-    check = common.writable("root", found, _OTHER_ROOT, common.LEAST_ROOT_BYTES)
+    check = common.writable("root", found, _OTHER_ROOT)
     return dataclasses.replace(check, detail=f"{check.detail}; {_SHARED}") if check.ok else check
 
 
@@ -69,7 +68,6 @@ def _installation(program: str, home: str) -> Iterator[Check]:
     found = json.loads(common.last_line(answer))
     yield Check(name="airflow", ok=True, detail=f"{found['version']}, {program}")
     yield _database(found, python)
-    yield _executor(found)
     folder = found["dags_folder"]
     there = os.path.isdir(folder)
     detail = f"{folder}{'' if there else ' is not there'}"
@@ -86,13 +84,4 @@ def _database(found: Mapping[str, Any], python: str) -> Check:
         return Check(name="database", ok=False, detail=f"{url} needs {found['missing_driver']}", remedy=remedy)
     if not found["migrated"]:
         return Check(name="database", ok=False, detail=f"{url} lacks the tables of this version", remedy=_MIGRATE)
-    if url.startswith("sqlite"):
-        detail = f"{url}, migrated; SQLite is for trying Airflow out"
-        return Check(name="database", ok=False, detail=detail, remedy=f"{_POSTGRES} && {_MIGRATE}", needed=False)
     return Check(name="database", ok=True, detail=f"{url}, migrated")
-
-
-def _executor(found: Mapping[str, Any]) -> Check:
-    name = found["executor"]
-    where = "" if name in _ONE_MACHINE else "; its workers need Feedline, the images and the root at the same paths"
-    return Check(name="executor", ok=True, detail=f"{name}{where}")

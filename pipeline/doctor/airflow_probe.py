@@ -16,7 +16,7 @@ _PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 
 
 def main(timeout_s: float) -> None:
-    """Prints version, executor, folder of DAGs, and the state of the database, its password left out.
+    """Prints version, folder of DAGs, and the state of the database, its password left out.
 
     Args:
       timeout_s: how long to wait for the server of the database.
@@ -39,7 +39,6 @@ def main(timeout_s: float) -> None:
             unreachable = str(error).strip().partition("\n")[0] or type(error).__name__
     found = {
         "version": airflow.__version__,
-        "executor": conf.get("core", "executor"),
         "dags_folder": conf.get("core", "dags_folder"),
         "database": url.render_as_string(hide_password=True),
         "missing_driver": driver,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import shlex
 import shutil
 import subprocess
@@ -20,7 +19,6 @@ from pipeline import config as configuration
 from pipeline.doctor import Check
 
 DISTRIBUTION = "feedline"
-LEAST_ROOT_BYTES = 5_000_000_000
 SHOW = "feedline run --config pipeline.yaml --show-config names the place; change the value there"
 
 
@@ -47,25 +45,10 @@ def install_system(package: str) -> str:
 
 
 def basics(*extras: str) -> Iterator[Check]:
-    """Yields what every target needs: the right Python, and the packages of Feedline and of some of its extras."""
-    yield python()
-    yield Check(name="stack", ok=True, detail=stack.summary())
+    """Yields what every target needs: the packages of Feedline and of some of its extras."""
     yield from packages("")
     for extra in extras:
         yield from packages(extra)
-
-
-def python() -> Check:
-    """Checks the version of the interpreter against what the distribution asks for."""
-    from packaging.specifiers import SpecifierSet
-
-    asked, found = metadata.metadata(DISTRIBUTION)["Requires-Python"], platform.python_version()
-    return Check(
-        name="python",
-        ok=SpecifierSet(asked).contains(found),
-        detail=f"{found}, asked for is {asked}",
-        remedy="in the checkout of Feedline: make setup",
-    )
 
 
 def packages(extra: str) -> Iterator[Check]:
@@ -133,8 +116,8 @@ def section(cls: type[Any], settings: Mapping[str, Any], name: str) -> Any | Che
         return Check(name=f"section {name}", ok=False, detail=str(error), remedy=f"set {name} in the configuration")
 
 
-def writable(name: str, directory: str, remedy: str, least_bytes: int) -> Check:
-    """Checks that a local directory, or the nearest one above it, takes files and has room for them.
+def writable(name: str, directory: str, remedy: str) -> Check:
+    """Checks that a local directory, or the nearest one above it, takes files.
 
     A file is tried there, which has no name where the system can do without one; nothing stays of it.
 
@@ -142,7 +125,6 @@ def writable(name: str, directory: str, remedy: str, least_bytes: int) -> Check:
       name: of the check.
       directory: it need not exist.
       remedy: the command that names another one.
-      least_bytes: free space under which it is a warning.
     """
     if is_remote(directory):
         return Check(name=name, ok=False, detail=f"{directory} is not on this machine", remedy=remedy)
@@ -150,12 +132,7 @@ def writable(name: str, directory: str, remedy: str, least_bytes: int) -> Check:
         repair = f"{refused.repair}, or {remedy}" if refused.repair else remedy
         return Check(name=name, ok=False, detail=refused.reason, remedy=repair)
     free = shutil.disk_usage(places.nearest(directory)).free
-    detail = f"{os.path.abspath(directory)}, {free / 1e9:,.1f} GB free"
-    if free < least_bytes:
-        return Check(
-            name=name, ok=False, detail=f"{detail}, under {least_bytes / 1e9:g} GB", remedy=remedy, needed=False
-        )
-    return Check(name=name, ok=True, detail=detail)
+    return Check(name=name, ok=True, detail=f"{os.path.abspath(directory)}, {free / 1e9:,.1f} GB free")
 
 
 def output(command: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None) -> tuple[int, str, str]:

@@ -33,7 +33,7 @@ def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
         yield Check(name="section engine", ok=False, detail=str(options), remedy=_SETTINGS)
     else:
         yield Check(name="section engine", ok=True, detail=f"project {options.project}, region {options.region}")
-        yield code(options)
+        yield from worker_image(options)
     session, found = credentials()
     yield found
     if session is None or isinstance(options, OptionError):
@@ -57,16 +57,17 @@ def package() -> Check:
     return Check(name="package", ok=True, detail=detail)
 
 
-def code(options: Options) -> Check:
-    """Says how the workers get the code; installing TensorFlow in each of them takes minutes of every job."""
-    if options.sdk_container_image:
-        return Check(name="worker image", ok=True, detail=f"{options.sdk_container_image}; it must hold this version")
-    image = f"{options.region}-docker.pkg.dev/{options.project}/feedline/worker"
-    return Check(
+def worker_image(options: Options) -> Iterator[Check]:
+    """Yields the check of workers without public addresses, which reach no package index unless Cloud NAT is there."""
+    if options.use_public_ips:
+        return
+    image = options.sdk_container_image
+    example = f"{options.region}-docker.pkg.dev/{options.project}/feedline/worker"
+    yield Check(
         name="worker image",
-        ok=False,
-        detail="none named: every worker installs the package and TensorFlow when it starts",
-        remedy=f"docker build -t {image} . && docker push {image}, then engine.sdk_container_image: {image}",
+        ok=bool(image),
+        detail=image or "none named, and workers without public addresses cannot install Feedline",
+        remedy=f"docker build -t {example} . && docker push {example}, then engine.sdk_container_image: {example}",
         needed=False,
     )
 
@@ -119,23 +120,16 @@ def api(session: Any, options: Options) -> Check:
 
 
 def bucket(session: Any, options: Options, name: str) -> Check:
-    """Asks Google Storage for the bucket of a location: whether it is there, and near the workers."""
+    """Asks Google Storage for the bucket of a location."""
     held = getattr(options, name).removeprefix("gs://").partition("/")[0]
     storage = os.environ.get("STORAGE_EMULATOR_HOST", _STORAGE).rstrip("/")
     status, answer = _ask(session, f"{storage}/storage/v1/b/{held}")
-    where = str(answer.get("location", "")).lower()
     if status == 404:
         remedy = f"gcloud storage buckets create gs://{held} --project {options.project} --location {options.region}"
         return Check(name=name, ok=False, detail=f"there is no bucket {held}", remedy=remedy)
     if status != 200:
         return Check(name=name, ok=False, detail=_said(status, answer), remedy=_grant(options, "roles/storage.admin"))
-    near = not where or where == options.region or options.region.startswith(f"{where}-")
-    detail = f"gs://{held} in {where or 'an unknown place'}"
-    if not near:
-        detail += f", the workers in {options.region}: what passes between them is slow and paid for"
-    return Check(
-        name=name, ok=near, detail=detail, remedy=f"set engine.{name} to a bucket in {options.region}", needed=False
-    )
+    return Check(name=name, ok=True, detail=f"gs://{held} in {str(answer.get('location', 'an unknown place')).lower()}")
 
 
 def quota(session: Any, options: Options) -> Check:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-import shlex
 import socket
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from beam_jobs.engines import flink_cluster, flink_jar, flink_java
+from beam_jobs.engines import flink_cluster, flink_java
 from beam_jobs.engines.flink import Options, worker_path
 from beam_jobs.errors import OptionError
 from pipeline.doctor import NETWORK_TIMEOUT_S, Check, common
@@ -31,7 +29,7 @@ def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
         yield options
         return
     yield java()
-    yield job_server(options)
+    yield from job_server(options)
     yield worker(options)
     yield cluster(options)
 
@@ -51,25 +49,13 @@ def java() -> Check:
     return Check(name="java", ok=True, detail=f"{path}, {(err + out).partition(chr(10))[0]}")
 
 
-def job_server(options: Options) -> Check:
-    """Checks that the jar of the job server is there; one that is not is fetched by the first run, if it can be."""
-    if options.job_server_jar:
-        there = os.path.isfile(os.path.expanduser(options.job_server_jar)) or "://" in options.job_server_jar
-        return Check(
-            name="job server",
-            ok=there,
-            detail=f"{options.job_server_jar}{'' if there else ' is not a file'}",
-            remedy=f"{_INGEST} job_server_jar=PATH",
-        )
-    if path := flink_jar.kept(options.flink_version):
-        return Check(name="job server", ok=True, detail=path)
-    return Check(
-        name="job server",
-        ok=False,
-        detail=f"not here yet; the first run fetches {flink_jar.published(options.flink_version)}",
-        remedy=f"{shlex.quote(sys.executable)} -m pipeline.doctor.fetch_jar {options.flink_version}",
-        needed=False,
-    )
+def job_server(options: Options) -> Iterator[Check]:
+    """Yields the check of a jar that the settings name; without one the first run fetches it."""
+    named = options.job_server_jar
+    if named:
+        there = os.path.isfile(os.path.expanduser(named)) or "://" in named
+        detail = f"{named}{'' if there else ' is not a file'}"
+        yield Check(name="job server", ok=there, detail=detail, remedy=f"{_INGEST} job_server_jar=PATH")
 
 
 def worker(options: Options) -> Check:

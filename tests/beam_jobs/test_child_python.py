@@ -119,7 +119,7 @@ def test_decoders_leave_the_working_directory_out_even_where_it_is_named(hostile
 
 def test_python_is_started_in_one_place():
     """The rest is `-I` on one file, and text for the user."""
-    others = {"beam_jobs/engines/flink_server.py", "pipeline/doctor/common.py", "pipeline/doctor/flink.py"}
+    others = {"beam_jobs/engines/flink_server.py", "pipeline/doctor/common.py"}
     found = {
         path.relative_to(ROOT).as_posix()
         for package in ("beam_jobs", "components", "pipeline", "trainer")

@@ -96,7 +96,7 @@ def test_the_remedies_of_the_doctor_are_whole_commands(served, tmp_path):
     other.chmod(0o755)
     checks = [
         doctor.cluster(Options(flink_master=url)),
-        doctor.job_server(Options(job_server_jar="absent.jar")),
+        *doctor.job_server(Options(job_server_jar="absent.jar")),
         doctor.worker(Options(worker_command=str(other))),
     ]
     start = "feedline ingest SOURCE --out DIR --runner flink --runner-option "

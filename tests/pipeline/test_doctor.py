@@ -20,7 +20,6 @@ from pipeline.cli import execute
 from pipeline.cli.json_schema import schema_of
 from pipeline.doctor import TARGETS, Check, common, local
 from tests.command import feedline
-from tests.locked import Locked, locked_directory
 
 SETTINGS = {"root": "work", "ingest": {"source": "photos"}}
 
@@ -31,7 +30,6 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "site" / "feedline-9.dist-info"
     folder.mkdir(parents=True)
     asked = [
-        "Requires-Python: >=3.99",
         "Requires-Dist: click>=8.1",
         "Requires-Dist: numpy<1",
         'Requires-Dist: no-such-package[fast]>=2 ; extra == "tfx"',
@@ -41,11 +39,6 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "METADATA").write_text("\n".join(["Metadata-Version: 2.1", "Name: feedline", "Version: 9", *asked]))
     monkeypatch.syspath_prepend(str(folder.parent))
     return folder
-
-
-def locked() -> Iterator[Locked]:
-    with locked_directory("work") as found:
-        yield found
 
 
 def by_name(checks: Iterator[Check]) -> dict[str, Check]:
@@ -86,16 +79,11 @@ def test_a_package_that_is_missing_or_too_new_is_named_with_the_command_that_ins
     assert extra["no-such-package"].remedy.endswith("pip install 'no-such-package[fast]>=2'")
 
 
-def test_another_python_is_named(distribution):
-    check = common.python()
-    assert (check.mark, check.detail.partition(", ")[2]) == ("missing", "asked for is >=3.99")
-
-
 def test_the_packages_of_this_environment_are_as_asked_for():
-    checks = list(common.basics("tfx"))
-    assert [check.mark for check in checks] == ["ok"] * 4
-    (found,) = (check.detail for check in checks if check.name == "stack")
-    assert found == stack.summary()
+    assert [(check.name, check.mark) for check in common.basics("tfx")] == [
+        ("packages", "ok"),
+        ("packages of tfx", "ok"),
+    ]
 
 
 def test_the_install_command_installs_with_what_there_is():
@@ -122,15 +110,14 @@ def test_a_package_of_the_system_takes_root():
 def test_a_directory_that_cannot_be_used_is_named(tmp_path):
     (tmp_path / "file").write_text("x")
     deep = str(tmp_path / "new" / "deeper")
-    assert common.writable("root", deep, "r", 1).mark == "ok"
+    assert common.writable("root", deep, "r").mark == "ok"
     assert not os.path.exists(deep)
-    assert common.writable("root", deep, "r", 1 << 62).mark == "warn"
-    assert common.writable("root", str(tmp_path / "file" / "below"), "r", 1).detail.endswith("file is a file")
-    assert common.writable("root", "gs://bucket/x", "r", 1).detail == "gs://bucket/x is not on this machine"
+    assert common.writable("root", str(tmp_path / "file" / "below"), "r").detail.endswith("file is a file")
+    assert common.writable("root", "gs://bucket/x", "r").detail == "gs://bucket/x is not on this machine"
 
 
 def test_a_directory_that_takes_no_files_is_named_with_who_cannot_write_and_what_repairs_it(locked):
-    new = common.writable("root", f"{locked.path}/work", "feedline run --root DIR", 1)
+    new = common.writable("root", f"{locked.path}/work", "feedline run --root DIR")
     assert new.mark == "missing"
     assert new.detail == f"{locked.path} cannot be written by {locked.user}: Permission denied"
     assert new.remedy == f"{locked.repair}, or feedline run --root DIR"
@@ -138,7 +125,7 @@ def test_a_directory_that_takes_no_files_is_named_with_who_cannot_write_and_what
 
 def test_where_rights_do_not_help_another_place_is_named():
     # Nobody makes files there, and the free space of it is 0.
-    check = common.writable("root", "/proc/self/work", "feedline run --root DIR", 1)
+    check = common.writable("root", "/proc/self/work", "feedline run --root DIR")
     assert check.mark == "missing"
     assert "/proc/self cannot be written by " in check.detail
     assert check.remedy.endswith("feedline run --root DIR")
@@ -152,9 +139,11 @@ def test_a_program_that_hangs_or_is_not_there_is_given_up():
 # --- local
 
 
-def test_the_machine_is_described():
+def test_a_machine_with_too_little_memory_for_any_run_is_warned_of(monkeypatch):
     assert local.memory().detail.split()[1:3] == ["GB", "free,"]
-    assert int(local.cores().detail) == len(os.sched_getaffinity(0))
+    for free, mark in ((1_900_000_000, "warn"), (2_000_000_000, "ok")):
+        monkeypatch.setattr(local.machine, "free_bytes", lambda free=free: free)
+        assert local.memory().mark == mark
 
 
 def test_the_in_process_runner_starts():
@@ -190,16 +179,7 @@ def test_the_command_says_that_this_machine_is_ready(photos, tmp_path):
     assert (done.returncode, said["target"], said["ready"]) == (0, "local", True), done.stderr
     marks = {check["name"]: check["mark"] for check in said["checks"]}
     assert marks["tensorflow and tfx"] == marks["beam"] == marks["configuration"] == "ok"
-    assert {
-        "python",
-        "packages",
-        "packages of tfx",
-        "memory",
-        "cores",
-        "root",
-        "temporary files",
-        "gpu",
-    } <= marks.keys()
+    assert {"packages", "packages of tfx", "memory", "root"} <= marks.keys()
     assert [path.name for path in tmp_path.iterdir()] == ["pipeline.yaml"]
 
 
@@ -240,6 +220,3 @@ def test_machines_are_told_the_same(capsys, monkeypatch):
 def test_a_wrong_request_is_code_2(capsys, arguments, message):
     assert execute(["doctor", *arguments]) == 2
     assert message in capsys.readouterr().err
-
-
-# --- flink
