@@ -38,13 +38,11 @@ def split_dir(split: str) -> str:
     return SPLIT_PREFIX + split
 
 
-def hash64(purpose: str, seed: int, text: str) -> int:
-    """Returns a stable 64-bit hash of `text`, independent between purposes and seeds."""
-    return int(hashes64(purpose, seed, [text])[0])
-
-
 def hashes64(purpose: str, seed: int, texts: Iterable[str]) -> np.ndarray:
-    """Returns the hash of each text, uint64: blake2b of 8 bytes, keyed by purpose and seed, big-endian."""
+    """Returns a stable hash of each text, uint64, independent between purposes and seeds.
+
+    It is blake2b of 8 bytes, keyed by purpose and seed, big-endian.
+    """
     key = f"{purpose}:{seed}".encode()
     if len(key) > hashlib.blake2b.MAX_KEY_SIZE:
         key = hashlib.blake2b(key).digest()
@@ -58,24 +56,14 @@ def texts(column: pa.Array) -> Iterator[str]:
         yield from column.slice(start, _TEXTS).to_numpy(zero_copy_only=False)
 
 
-def order_of(seed: int, key: str) -> int:
-    """Returns the place of a record in the global order, uint64; ties are broken by the key itself."""
-    return hash64(ORDER, seed, key)
-
-
-def split_of(seed: int, group: str, shares: Mapping[str, float]) -> str:
-    """Returns the split of a group: a pure function of its name, whatever else is in the dataset.
+def splits_of(seed: int, groups: Iterable[str], shares: Mapping[str, float]) -> np.ndarray:
+    """Returns the split of each group, as its place in `shares`: a pure function of the name of the group.
 
     Args:
       seed: salt; another seed is another split.
-      group: what must stay together.
+      groups: what must stay together.
       shares: split -> share, summing to 1, in a fixed order.
     """
-    return list(shares)[splits_of(seed, [group], shares)[0]]
-
-
-def splits_of(seed: int, groups: Iterable[str], shares: Mapping[str, float]) -> np.ndarray:
-    """Returns the split of each group, as its place in `shares`; see `split_of`."""
     points = hashes64(SPLIT, seed, groups) / 2.0**64
     edges = list(itertools.accumulate(shares.values()))
     edges[-1] = math.inf  # the shares add up to a hair under 1

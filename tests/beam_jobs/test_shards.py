@@ -14,6 +14,10 @@ from beam_jobs import shards
 EIGHT_TWO = {"train": 0.8, "eval": 0.2}
 
 
+def split_of(seed: int, group: str, shares: dict[str, float]) -> str:
+    return list(shares)[shards.splits_of(seed, [group], shares)[0]]
+
+
 @pytest.mark.parametrize(
     ("purpose", "seed", "text", "expected"),
     [
@@ -25,33 +29,33 @@ EIGHT_TWO = {"train": 0.8, "eval": 0.2}
         ("split", 10**70, "a", 13823361277005500005),  # the key is longer than blake2b takes
     ],
 )
-def test_hash64_gives_the_values_that_are_on_disk(purpose, seed, text, expected):
-    assert shards.hash64(purpose, seed, text) == expected
+def test_hashes64_gives_the_values_that_are_on_disk(purpose, seed, text, expected):
+    assert shards.hashes64(purpose, seed, [text]).tolist() == [expected]
 
 
-def test_order_of_gives_the_values_that_are_on_disk():
-    assert [shards.order_of(0, key) for key in "abc"] == [
+def test_the_order_has_the_values_that_are_on_disk():
+    assert shards.hashes64(shards.ORDER, 0, "abc").tolist() == [
         6938488549510239100,
         11910047998886992565,
         7912435165521335042,
     ]
-    assert shards.order_of(7, "a") == 2002310069110094357
+    assert shards.hashes64(shards.ORDER, 7, "a").tolist() == [2002310069110094357]
 
 
 @pytest.mark.parametrize(("seed", "in_eval"), [(0, "g"), (1, "ad")])
-def test_split_of_gives_the_values_that_are_on_disk(seed, in_eval):
-    assert "".join(key for key in "abcdefgh" if shards.split_of(seed, key, EIGHT_TWO) == "eval") == in_eval
+def test_splits_of_gives_the_values_that_are_on_disk(seed, in_eval):
+    assert "".join(key for key in "abcdefgh" if split_of(seed, key, EIGHT_TWO) == "eval") == in_eval
 
 
 def test_many_texts_hash_as_each_alone():
     texts = ["a", "ä/猫.jpg", "", "a"]
-    assert shards.hashes64("order", 0, texts).tolist() == [shards.hash64("order", 0, text) for text in texts]
+    assert shards.hashes64("order", 0, texts).tolist() == [shards.hashes64("order", 0, [text])[0] for text in texts]
     assert shards.hashes64("order", 0, []).tolist() == []
 
 
 def test_many_groups_are_split_as_each_alone():
     places = shards.splits_of(0, "abcdefgh", EIGHT_TWO).tolist()
-    assert [list(EIGHT_TWO)[place] for place in places] == [shards.split_of(0, key, EIGHT_TWO) for key in "abcdefgh"]
+    assert [list(EIGHT_TWO)[place] for place in places] == [split_of(0, key, EIGHT_TWO) for key in "abcdefgh"]
 
 
 @pytest.mark.parametrize("count", [0, 1, 8191, 8192, 20_000])
@@ -137,18 +141,18 @@ def test_cut_leaves_no_run_empty_and_every_run_within_one_record_of_its_share(si
 
 @pytest.mark.parametrize("shares", [{"train": 0.9, "eval": 0.1}, {"a": 0.5, "b": 0.3, "c": 0.2}])
 def test_split_shares_are_met(shares):
-    names = [shards.split_of(3, f"image {number}", shares) for number in range(5000)]
+    names = [split_of(3, f"image {number}", shares) for number in range(5000)]
     for name, share in shares.items():
         assert names.count(name) / 5000 == pytest.approx(share, abs=0.02)
 
 
 def test_a_point_past_shares_that_add_up_to_less_than_one_goes_to_the_last_split():
     tiny = {"train": 1e-12, "eval": 1e-12}
-    assert {shards.split_of(0, key, tiny) for key in "abcdefgh"} == {"eval"}
+    assert {split_of(0, key, tiny) for key in "abcdefgh"} == {"eval"}
 
 
 def test_the_order_of_splits_fixes_their_hash_ranges():
     def eval_of(shares):
-        return {key for key in "abcdefgh" if shards.split_of(0, key, shares) == "eval"}
+        return {key for key in "abcdefgh" if split_of(0, key, shares) == "eval"}
 
     assert eval_of({"train": 0.8, "eval": 0.2}) != eval_of({"eval": 0.2, "train": 0.8})

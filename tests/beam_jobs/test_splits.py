@@ -78,8 +78,7 @@ def test_images_stay_together_exactly_when_a_chain_of_groups_and_contents_links_
 
 def test_a_free_unit_goes_where_its_hash_says():
     units = units_of([1] * 200)
-    names = list(THREE.splits)
-    expected = [names.index(shards.split_of(0, name, THREE.shares)) for name in units.names.to_pylist()]
+    expected = shards.splits_of(0, units.names.to_pylist(), THREE.shares).tolist()
     assert assign(units) == expected
     assert len(set(expected)) == 3
 
