@@ -10,6 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
+import platform
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +24,7 @@ from benchmarks.input_sources import Sources
 from benchmarks.input_turns import Effort, Feed, Row
 from trainer.allocator import keep_buffers
 
+ROOT = Path(__file__).parent.parent
 NAIVE_IS = "naive pipeline on the same records"
 NAIVE_FILES_IS = "naive pipeline on the files as they were"
 BARE_IS = "bare decode of the same images, all cores, from memory"
@@ -244,13 +248,22 @@ def sources_of(arguments: argparse.Namespace, scratch: Path) -> Sources:
 
 
 def write(path: Path, section: str, rows: Mapping[str, Any]) -> None:
-    """Writes rows as `benchmarks.run` does: machine, commit, and what was there of other sections and rows."""
-    from benchmarks.run import commit, machine
-
+    """Writes rows with machine and commit, beside what was there of other sections and rows."""
     results = json.loads(path.read_text())["results"] if path.exists() else {}
     results[section] = {**results.get(section, {}), **rows, "commit": commit()}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": machine(), "results": results}, indent=2) + "\n")
+
+
+def machine() -> dict[str, str | int]:
+    """Returns what the rates depend on."""
+    return {"cores": os.cpu_count() or 1, "python": platform.python_version(), "machine": platform.machine()}
+
+
+def commit() -> str:
+    """Returns the commit that was measured, empty outside a checkout."""
+    run = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False)
+    return run.stdout.strip()
 
 
 def _parts(text: str) -> tuple[str, ...]:

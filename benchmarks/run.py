@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -22,7 +20,6 @@ from benchmarks import ingest as ingest_bench
 from benchmarks import input as input_bench
 from benchmarks import options as options_bench
 from benchmarks.input_peers import compare as input_peers
-from benchmarks.input_peers.__main__ import FILES_OF
 from benchmarks.input_peers.registry import PEERS as INPUT_PEERS
 from benchmarks.input_sources import Sources
 from benchmarks.input_turns import Effort
@@ -32,7 +29,6 @@ from benchmarks.peers.registry import PEERS
 from benchmarks.sources import subset, write_photographs
 from trainer.allocator import keep_buffers
 
-ROOT = Path(__file__).parent.parent
 FEW, MANY = 500, 4500  # photographs of 500x375; the slope between the two counts
 LARGE_FEW, LARGE_MANY = 20, 120  # of 2000x1500
 MEMORY_IMAGES = (450, 4500)
@@ -45,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=Path, help=f"at least {MANY} in class folders; made in code when not given")
     parser.add_argument("--only", default=",".join(SECTIONS), help=f"some of {','.join(SECTIONS)}")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "latest.json")
+    parser.add_argument("--out", type=Path, default=input_bench.ROOT / "benchmarks" / "results" / "latest.json")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     keep_buffers()
@@ -53,9 +49,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         source = arguments.images or write_photographs(Path(scratch) / "photos", MANY)
         for name in arguments.only.split(","):
-            results[name] = SECTIONS[name](source, Path(scratch)) | {"commit": commit()}
+            results[name] = SECTIONS[name](source, Path(scratch)) | {"commit": input_bench.commit()}
             _show(name, results[name])
-    values = {"machine": machine(), "results": results}
+    values = {"machine": input_bench.machine(), "results": results}
     storage.write_bytes(str(arguments.out), (json.dumps(values, indent=2) + "\n").encode())
 
 
@@ -85,7 +81,7 @@ def memory(source: Path, scratch: Path) -> dict:
 def plan(*_: Path) -> dict:
     """A million references scanned and planned."""
     command = [sys.executable, "-m", "benchmarks.plan", "--images", str(PLAN_IMAGES), "--json"]
-    run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=input_bench.ROOT)
     return json.loads(run.stdout.splitlines()[-1])
 
 
@@ -102,7 +98,7 @@ def input_rates(source: Path, scratch: Path) -> dict:
 def input_peer_rates(source: Path, scratch: Path) -> dict:
     """The input pipeline beside others that do the same."""
     sources = _input_sources(source, scratch)
-    files = {task: sources.files(kind) for task, kind in FILES_OF.items()}
+    files = {task: sources.files(kind) for task, kind in input_peers.FILES_OF.items()}
     return input_peers.compare(files, PEER_IMAGES, INPUT_PEERS, DEFAULT_CACHE.absolute())
 
 
@@ -133,17 +129,6 @@ def _show(section: str, rows: dict) -> None:
             print(ingest_bench.line(f"{section}: {name}" if section == "peers" else name, row), flush=True)
         elif name != "commit":
             print(f"{name:<50} {json.dumps(row)}", flush=True)
-
-
-def machine() -> dict[str, str | int]:
-    """Returns what the rates depend on."""
-    return {"cores": os.cpu_count() or 1, "python": platform.python_version(), "machine": platform.machine()}
-
-
-def commit() -> str:
-    """Returns the commit that was measured, empty outside a checkout."""
-    run = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False)
-    return run.stdout.strip()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import input as input_bench
-from benchmarks.input_peers.compare import ROUNDS, compare, table
+from benchmarks.input_peers.compare import FILES_OF, ROUNDS, compare, table
 from benchmarks.input_peers.registry import PEERS
 from benchmarks.input_peers.script import TASKS
 from benchmarks.input_sources import Sources
@@ -65,9 +65,6 @@ def main() -> None:
     print(table(rows))
     if arguments.out:
         input_bench.write(arguments.out, "input_peers", rows)
-
-
-FILES_OF = {"photos": "photographs", "cifar": "cifar"}
 
 
 def _some(what: str, known: dict) -> object:

@@ -17,6 +17,7 @@ from benchmarks.peers.registry import Peer
 
 ROUNDS = 3
 OURS = "feedline"
+FILES_OF = {"photos": "photographs", "cifar": "cifar"}  # task -> the images of `input_sources` that it reads
 
 Say = Callable[[str], object]
 Row = dict[str, Any]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import keras
 
-from benchmarks.recipes.recipe import FROZEN_BASE
+from benchmarks.recipes.training import FROZEN_BASE
 from trainer.models import build_model
 from trainer.models.parts import classify, image_input, normalise
 

@@ -10,10 +10,9 @@ import numpy as np
 
 from benchmarks.input_sources import SPLIT, Sources, cifar_arrays
 from benchmarks.recipes import training
-from benchmarks.recipes.training import Epoch, Train
+from benchmarks.recipes.training import FROZEN_BASE, Epoch, Train
 
 NAIVE, OURS = "naive", "feedline"
-FROZEN_BASE = "frozen_base"
 # Of the training images of CIFAR-10, and of ImageNet; 0-255.
 CIFAR_STATISTICS = ((125.3, 123.0, 113.9), (63.0, 62.1, 66.7))
 PHOTO_STATISTICS = ((123.7, 116.3, 103.5), (58.4, 57.1, 57.4))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+FROZEN_BASE = "frozen_base"  # the model of `models` that is no model of `trainer.models`
 Train = Callable[[Any, Any], object]
 Clock = Callable[[], float]
 
