@@ -81,10 +81,13 @@ class Options:
         dataflow_checks.bucket_path("temp_location", self.temp_location)
         if self.staging_location:
             dataflow_checks.bucket_path("staging_location", self.staging_location)
-        dataflow_checks.names(self)
-        dataflow_checks.workers(self)
-        dataflow_checks.network(self)
-        dataflow_checks.code(self)
+        dataflow_checks.names(self.job_name, self.labels)
+        dataflow_machine.cores(self.worker_machine_type)
+        dataflow_checks.workers(self.autoscaling_algorithm, self.num_workers, self.max_num_workers, self.disk_size_gb)
+        dataflow_checks.network(self.service_account_email, self.subnetwork, self.region, self.project)
+        dataflow_checks.code(
+            sdk_container_image=self.sdk_container_image, package=self.package, setup_file=self.setup_file
+        )
         validate.at_least("vcpu_hour_price", self.vcpu_hour_price, 0)
         for argument in self.beam_args:
             dataflow_checks.argument(argument, self.__dataclass_fields__)
@@ -102,7 +105,8 @@ class Options:
             have no client of.
         """
         dataflow_checks.reachable(ingest)
-        dataflow_checks.clients(self, ingest)
+        if not (self.sdk_container_image or self.package or self.setup_file):
+            dataflow_checks.packed_clients(ingest)
 
     def arguments(self, directory: str) -> list[str]:
         """Returns the arguments of Beam for a job; packs the code into `directory` where it is not given."""

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping
 
 from beam_jobs import storage, validate
-from beam_jobs.engines import dataflow_machine
 from beam_jobs.errors import OptionError
 from beam_jobs.options import TABLE_KINDS, IngestOptions
-
-if TYPE_CHECKING:
-    from beam_jobs.engines.dataflow import Options
 
 ALGORITHMS = ("THROUGHPUT_BASED", "NONE")
 LEAST_DISK_GB = 25
@@ -52,62 +47,51 @@ def bucket_path(name: str, value: str) -> None:
     _match(name, value, _BUCKET_PATH, "a directory in a bucket, as gs://my-bucket/tmp")
 
 
-def names(options: Options) -> None:
+def names(job_name: str, labels: Mapping[str, str]) -> None:
     """Raises `OptionError` for a name of jobs or a label that the service does not take."""
-    _match("job_name", options.job_name, _JOB_NAME, "up to 50 of a-z, 0-9 and -, beginning with a letter")
-    for key, value in options.labels.items():
+    _match("job_name", job_name, _JOB_NAME, "up to 50 of a-z, 0-9 and -, beginning with a letter")
+    for key, value in labels.items():
         _match("labels", f"{key}={value}", _LABEL, "up to 63 of a-z, 0-9, - and _ each, as {team: vision}")
 
 
-def workers(options: Options) -> None:
-    """Raises `OptionError` for machines or numbers of them that cannot be."""
-    dataflow_machine.cores(options.worker_machine_type)
-    validate.choice("autoscaling_algorithm", options.autoscaling_algorithm, ALGORITHMS)
-    validate.whole("num_workers", options.num_workers, 0)
-    validate.whole("max_num_workers", options.max_num_workers, 1)
-    validate.whole("disk_size_gb", options.disk_size_gb, 0)
-    least, most = options.num_workers, options.max_num_workers
+def workers(algorithm: str, least: int, most: int, disk_gb: int) -> None:
+    """Raises `OptionError` for numbers of machines or sizes of their disks that cannot be."""
+    validate.choice("autoscaling_algorithm", algorithm, ALGORITHMS)
+    validate.whole("num_workers", least, 0)
+    validate.whole("max_num_workers", most, 1)
+    validate.whole("disk_size_gb", disk_gb, 0)
     if least > most:
         raise OptionError(f"num_workers is {least}, more than max_num_workers, {most}; raise that one")
-    if options.autoscaling_algorithm == "NONE" and not least:
+    if algorithm == "NONE" and not least:
         raise OptionError("autoscaling_algorithm is 'NONE' and num_workers is 0; say how many workers there should be")
-    if 0 < options.disk_size_gb < LEAST_DISK_GB:
-        raise OptionError(
-            f"disk_size_gb is {options.disk_size_gb}; system and package need {LEAST_DISK_GB}, 0 is the default"
-        )
+    if 0 < disk_gb < LEAST_DISK_GB:
+        raise OptionError(f"disk_size_gb is {disk_gb}; system and package need {LEAST_DISK_GB}, 0 is the default")
 
 
-def network(options: Options) -> None:
+def network(account: str, subnetwork: str, region: str, project: str) -> None:
     """Raises `OptionError` for an account or a subnetwork that cannot be."""
-    account = options.service_account_email
     if account and account.count("@") != 1:
-        raise OptionError(
-            f"service_account_email is {account!r}; write it as NAME@{options.project}.iam.gserviceaccount.com"
-        )
-    if not options.subnetwork:
+        raise OptionError(f"service_account_email is {account!r}; write it as NAME@{project}.iam.gserviceaccount.com")
+    if not subnetwork:
         return
-    found = _SUBNETWORK.fullmatch(options.subnetwork)
+    found = _SUBNETWORK.fullmatch(subnetwork)
     if not found:
-        raise OptionError(
-            f"subnetwork is {options.subnetwork!r}; write it as regions/{options.region}/subnetworks/NAME"
-        )
-    if found["region"] != options.region:
-        raise OptionError(
-            f"subnetwork lies in {found['region']}, the workers in {options.region}; name one of that region"
-        )
+        raise OptionError(f"subnetwork is {subnetwork!r}; write it as regions/{region}/subnetworks/NAME")
+    if found["region"] != region:
+        raise OptionError(f"subnetwork lies in {found['region']}, the workers in {region}; name one of that region")
 
 
-def code(options: Options) -> None:
+def code(*, sdk_container_image: str, package: str, setup_file: str) -> None:
     """Raises `OptionError` unless the workers get the code in one way, and what is named is there."""
-    given = [name for name in ("sdk_container_image", "package", "setup_file") if getattr(options, name)]
+    ways = {"sdk_container_image": sdk_container_image, "package": package, "setup_file": setup_file}
+    given = [name for name, value in ways.items() if value]
     if len(given) > 1:
         raise OptionError(f"{' and '.join(given)} exclude one another: the workers get the code in one way; give one")
-    if options.setup_file and os.path.basename(options.setup_file) != "setup.py":
-        raise OptionError(f"setup_file is {options.setup_file!r}; it must be the path of a setup.py")
-    if options.package and not options.package.endswith((".whl", ".tar.gz")):
-        raise OptionError(f"package is {options.package!r}; it must be a wheel or a .tar.gz, as `pip wheel` makes them")
-    for name in ("setup_file", "package"):
-        path = getattr(options, name)
+    if setup_file and os.path.basename(setup_file) != "setup.py":
+        raise OptionError(f"setup_file is {setup_file!r}; it must be the path of a setup.py")
+    if package and not package.endswith((".whl", ".tar.gz")):
+        raise OptionError(f"package is {package!r}; it must be a wheel or a .tar.gz, as `pip wheel` makes them")
+    for name, path in (("setup_file", setup_file), ("package", package)):
         if path and not os.path.isfile(path):
             raise OptionError(f"{name} is {path!r}, which is not a file")
 
@@ -138,10 +122,9 @@ def reachable(ingest: IngestOptions) -> None:
         )
 
 
-def clients(options: Options, ingest: IngestOptions) -> None:
-    """Raises `OptionError` for a source in S3 when the workers install what is packed here: that leaves out extras."""
-    brought = options.sdk_container_image or options.package or options.setup_file
-    if ingest.source.startswith("s3://") and not brought:
+def packed_clients(ingest: IngestOptions) -> None:
+    """Raises `OptionError` for a source in S3, where workers install what is packed here: that leaves out extras."""
+    if ingest.source.startswith("s3://"):
         raise OptionError(
             f"the source {ingest.source!r} lies in S3, which workers cannot read with what they install by default; "
             "set sdk_container_image to an image built with --build-arg EXTRAS=gcp,aws"

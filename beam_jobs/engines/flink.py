@@ -91,10 +91,17 @@ class Options:
         """Whether the cluster is one in a JVM of this machine."""
         return self.flink_master == LOCAL
 
-    @property
     def slots(self) -> int:
-        """Units of work at a time, as asked for or as the mini cluster takes them; 0 leaves it to the cluster."""
-        return self.parallelism or (os.cpu_count() or 1 if self.is_local else 0)
+        """Returns how many units of work will run at a time; a cluster is asked.
+
+        Raises:
+          OptionError: the cluster does not answer, is of another version, or has fewer slots than asked for.
+        """
+        from beam_jobs.engines import flink_cluster
+
+        if self.is_local:
+            return self.parallelism or os.cpu_count() or 1
+        return flink_cluster.slots(self.flink_master, self.flink_version, self.parallelism)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[MakePipeline]:
@@ -103,7 +110,7 @@ class Options:
         from beam_jobs.engines.flink_child import Left
 
         worker = self._worker()
-        slots = flink_cluster.slots(self)
+        slots = self.slots()
         java = flink_java.find()
         jar = flink_jar.find(self.flink_version, self.job_server_jar)
         command = flink_server.command(java, jar, self.flink_master, self.java_memory)
@@ -124,10 +131,10 @@ class Options:
         Raises:
           OptionError: worker, cluster, Java or job server are missing or do not fit.
         """
-        from beam_jobs.engines import flink_cluster, flink_jar, flink_java
+        from beam_jobs.engines import flink_jar, flink_java
 
         self._worker()
-        flink_cluster.slots(self)
+        self.slots()
         flink_java.find()
         flink_jar.check(self.flink_version, self.job_server_jar)
 
@@ -137,9 +144,7 @@ class Options:
         Raises:
           OptionError: the cluster does not answer, or does not fit.
         """
-        from beam_jobs.engines import flink_cluster
-
-        return costs.on_cores(work, flink_cluster.slots(self), costs.FLINK_START_SECONDS)
+        return costs.on_cores(work, self.slots(), costs.FLINK_START_SECONDS)
 
     def _worker(self) -> str:
         if self.worker_pool:

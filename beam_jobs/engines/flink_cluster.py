@@ -6,12 +6,8 @@ import http.client
 import json
 import urllib.request
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from beam_jobs.errors import OptionError
-
-if TYPE_CHECKING:
-    from beam_jobs.engines.flink import Options
 
 _TIMEOUT_S = 15.0
 
@@ -40,32 +36,35 @@ class Overview:
         return self.slots >= max(1, parallelism)
 
 
-def slots(options: Options) -> int:
-    """Returns how many units of work will run at a time.
+def slots(master: str, version: str, parallelism: int) -> int:
+    """Returns how many units of work will run at a time on a cluster.
+
+    Args:
+      master: see `overview`.
+      version: of Flink that it must have, such as `1.19`.
+      parallelism: units of work asked for; 0 takes every slot.
 
     Raises:
       OptionError: the cluster does not answer, is of another version, or has fewer slots than asked for.
     """
-    if options.is_local:
-        return options.slots
     try:
-        found = overview(options.flink_master)
+        found = overview(master)
     except ConnectionError as error:
         raise OptionError(
-            f"flink_master is {options.flink_master}, which does not answer as the REST endpoint of a Flink cluster "
+            f"flink_master is {master}, which does not answer as the REST endpoint of a Flink cluster "
             f"({error}); start the cluster, correct the address, or leave it out for a mini cluster on this machine"
         ) from error
-    if found.minor != options.flink_version:
+    if found.minor != version:
         raise OptionError(
-            f"the cluster at {options.flink_master} runs Flink {found.version}, flink_version is "
-            f"{options.flink_version}; set --runner-option flink_version={found.minor}, if that is one that Beam knows"
+            f"the cluster at {master} runs Flink {found.version}, flink_version is {version}; "
+            f"set --runner-option flink_version={found.minor}, if that is one that Beam knows"
         )
-    if not found.has_room(options.parallelism):
+    if not found.has_room(parallelism):
         raise OptionError(
-            f"the cluster at {options.flink_master} has {found.slots} slots, parallelism is {options.parallelism}; "
+            f"the cluster at {master} has {found.slots} slots, parallelism is {parallelism}; "
             "start more task managers, or lower --runner-option parallelism"
         )
-    return options.parallelism or found.slots
+    return parallelism or found.slots
 
 
 def overview(master: str, timeout_s: float = _TIMEOUT_S) -> Overview:

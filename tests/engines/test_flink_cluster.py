@@ -10,7 +10,6 @@ import threading
 
 import pytest
 
-from beam_jobs.engines import flink_cluster
 from beam_jobs.engines.flink import Options
 from beam_jobs.errors import OptionError
 from pipeline.doctor import flink as doctor
@@ -43,20 +42,20 @@ def test_a_cluster_that_does_not_fit_is_named_before_anything_is_sent(overview, 
     folder, url = served
     (folder / "overview").write_text(json.dumps(overview))
     with pytest.raises(OptionError, match=said):
-        flink_cluster.slots(Options(flink_master=url, **settings))
+        Options(flink_master=url, **settings).slots()
 
 
 def test_a_cluster_that_fits_gives_its_slots(served):
     folder, url = served
     (folder / "overview").write_text(json.dumps({"flink-version": "1.19.3", "slots-total": 4}))
     place = url.removeprefix("http://")
-    assert flink_cluster.slots(Options(flink_master=place)) == 4
-    assert flink_cluster.slots(Options(flink_master=f"{url}/", parallelism=3)) == 3
+    assert Options(flink_master=place).slots() == 4
+    assert Options(flink_master=f"{url}/", parallelism=3).slots() == 3
 
 
 def test_no_cluster_at_all_is_said_with_the_remedy():
     with pytest.raises(OptionError, match=r"flink_master is localhost:1, which does not answer .*refused.*; start the"):
-        flink_cluster.slots(Options(flink_master="localhost:1"))
+        Options(flink_master="localhost:1").slots()
 
 
 @pytest.mark.parametrize("greeting", [b"SSH-2.0-OpenSSH_9.2\r\n", b"\x16\x03\n\xff\n"])
@@ -74,7 +73,7 @@ def test_a_port_that_speaks_no_http_is_no_cluster(greeting):
         thread.start()
         options = Options(flink_master=f"localhost:{listener.getsockname()[1]}")
         with pytest.raises(OptionError, match=r"does not answer .* \(it speaks no HTTP\); start the cluster"):
-            flink_cluster.slots(options)
+            options.slots()
         assert doctor.cluster(options).detail.endswith("does not answer as Flink: it speaks no HTTP")
         listener.shutdown(socket.SHUT_RDWR)
         thread.join(10)
@@ -108,5 +107,5 @@ def test_the_remedies_of_the_doctor_are_whole_commands(served, tmp_path):
 
 
 def test_without_a_cluster_every_core_is_a_slot():
-    assert flink_cluster.slots(Options()) == os.cpu_count()
-    assert flink_cluster.slots(Options(parallelism=5)) == 5
+    assert Options().slots() == os.cpu_count()
+    assert Options(parallelism=5).slots() == 5
