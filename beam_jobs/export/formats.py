@@ -1,4 +1,4 @@
-"""What a format that copies records must say of itself, and the list of those formats."""
+"""The interface of a format that copies records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from beam_jobs.export.samples import Sample
-from beam_jobs.manifest import Manifest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,22 +43,3 @@ class Format(Protocol):
 
     def beside(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
         """Returns name -> content of the small files that readers of the format look for; `files` by split."""
-
-
-def make(name: str, directory: str, dataset: Manifest) -> Format:
-    """Returns a format; of all of them, its libraries alone are imported.
-
-    Raises:
-      OptionError: a package that it needs is not installed.
-    """
-    if name == "webdataset":
-        from beam_jobs.export.webdataset import WebDataset
-
-        return WebDataset(directory, dataset)
-    if name == "array_record":
-        from beam_jobs.export.array_record import ArrayRecord
-
-        return ArrayRecord(directory, dataset)
-    from beam_jobs.export.parquet import Parquet
-
-    return Parquet(directory, dataset)

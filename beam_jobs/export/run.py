@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from beam_jobs import disk, manifest, progress, shards, storage
-from beam_jobs.export import croissant, dali, formats, samples, staging
+from beam_jobs.export import croissant, dali, samples, staging
 from beam_jobs.export.formats import ExportedFile, Format
 from beam_jobs.export.options import STREAMED, ExportOptions
 from beam_jobs.export.remote import EXPORT_NAME
@@ -88,7 +88,7 @@ def _exported(options: ExportOptions, dataset: Manifest, files: Mapping[str, tup
 def _stream(
     options: ExportOptions, dataset: Manifest, chosen: Mapping[str, SplitInfo], out: str, watch: Watch
 ) -> Exported:
-    form = formats.make(options.to, options.dataset, dataset)
+    form = _format(options.to, options.dataset, dataset)
     total = Progress(sum(info.records for info in chosen.values()), sum(info.bytes for info in chosen.values()))
     disk.check_room(_parent(out), total.bytes, "the export", kept=False)
     progress.local.reset()
@@ -105,6 +105,25 @@ def _stream(
         exported = _exported(options, dataset, files)
         stage.write_last(EXPORT_NAME, manifest.serialise(exported.to_json()))
     return exported
+
+
+def _format(name: str, directory: str, dataset: Manifest) -> Format:
+    """Returns a format; of all of them, its libraries alone are imported.
+
+    Raises:
+      OptionError: a package that it needs is not installed.
+    """
+    if name == "webdataset":
+        from beam_jobs.export.webdataset import WebDataset
+
+        return WebDataset(directory, dataset)
+    if name == "array_record":
+        from beam_jobs.export.array_record import ArrayRecord
+
+        return ArrayRecord(directory, dataset)
+    from beam_jobs.export.parquet import Parquet
+
+    return Parquet(directory, dataset)
 
 
 def _write_split(
