@@ -113,9 +113,8 @@ def finish(settings: Mapping[str, Any], run_id: str) -> None:
     """
     config = _configured(settings)
     from pipeline.attempts import alone
-    from pipeline.cli.common import check_pushed
     from pipeline.history import open_store
-    from pipeline.summary import text
+    from pipeline.summary import check_pushed, text
 
     with alone(config):
         store = open_store(config.metadata_path)

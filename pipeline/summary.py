@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from beam_jobs import manifest, storage
+from beam_jobs.errors import GateFailed
 from beam_jobs.manifest import Manifest
 from components.blessed_model.component import NODE_ID as BLESSED_MODEL
 from components.dataset_gate.executor import VERDICT_NAME
@@ -150,6 +151,14 @@ def _schema(summary: RunSummary) -> str:
 def refusal(summary: RunSummary) -> str:
     """Returns why a model was not pushed."""
     return "; ".join(summary.refused)
+
+
+def check_pushed(summary: RunSummary) -> None:
+    """Raises `GateFailed` when the model was not pushed; called last, so that the summary is printed all the same."""
+    if not summary.blessed:
+        raise GateFailed(
+            f"{refusal(summary)}; the model was not pushed; train longer, evaluate on more images, or lower the limit"
+        )
 
 
 def _accuracy(accuracy: Accuracy) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from beam_jobs import visible
-from beam_jobs.errors import GateFailed, OptionError
+from beam_jobs.errors import OptionError
 from beam_jobs.options import (
     DUPLICATE_POLICIES,
     FACTS,
@@ -31,7 +31,6 @@ from pipeline.cli.values import FILE
 
 if TYPE_CHECKING:
     from beam_jobs.options import IngestOptions
-    from pipeline.summary import RunSummary
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -145,17 +144,6 @@ def check_useful(values: Mapping[str, Any], options: IngestOptions) -> None:
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def check_pushed(summary: RunSummary) -> None:
-    """Raises `GateFailed` when the model was not pushed; called last, so that the summary is printed all the same."""
-    if summary.blessed:
-        return
-    from pipeline.summary import refusal
-
-    raise GateFailed(
-        f"{refusal(summary)}; the model was not pushed; train longer, evaluate on more images, or lower the limit"
-    )
 
 
 def print_json(values: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ import time
 import click
 
 from beam_jobs.errors import OptionError
-from pipeline.cli.common import check_pushed, echo, json_option, print_json, program, say
+from pipeline.cli.common import echo, json_option, print_json, program, say
 from pipeline.cli.grammar import Command
 from pipeline.cli.values import DIR
 
@@ -38,7 +38,7 @@ def command(root: str, as_json: bool) -> None:
     except OSError as error:
         raise OptionError(f"root {root} cannot be written: {error.strerror}") from error
     summary = run_local.run(demo.config(images, root), say)
-    from pipeline.summary import text
+    from pipeline.summary import check_pushed, text
 
     if as_json:
         print_json(summary.to_json())

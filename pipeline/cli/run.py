@@ -11,7 +11,6 @@ import click
 from beam_jobs.errors import OptionError
 from components.dataset_gate.limits import MODES
 from pipeline.cli.common import (
-    check_pushed,
     check_useful,
     config_option,
     echo,
@@ -97,7 +96,7 @@ def command(
         check_useful(values, config.ingest)
     with settings.explained():
         summary = run_local.run(config, say)
-    from pipeline.summary import text
+    from pipeline.summary import check_pushed, text
 
     if as_json:
         print_json(summary.to_json())

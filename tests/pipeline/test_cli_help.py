@@ -15,8 +15,8 @@ import pytest
 
 from pipeline.cli import cli
 from pipeline.cli import execute as run
+from pipeline.cli.command_reference import every_command, examples, page
 from pipeline.cli.grammar import summary
-from pipeline.cli_reference import every_command, examples, page
 from tests.doc_pages import check_feedline
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +138,7 @@ def test_exit_codes_are_in_the_help_and_on_the_page(capsys):
 
 
 def test_the_page_is_up_to_date():
-    command = "python -m pipeline.cli_reference > docs/cli-reference.md"
+    command = "python -m pipeline.cli.command_reference > docs/cli-reference.md"
     assert PAGE.read_text(encoding="utf-8") == page(), f"run `{command}`"
 
 

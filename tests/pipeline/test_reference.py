@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli.settings_reference import meanings, page, target_options
 from pipeline.config import TARGET_SECTIONS
-from pipeline.reference import meanings, page, target_options
 from pipeline.setting_names import names, sections
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ def rows() -> dict[str, list[str]]:
 
 
 def test_the_page_is_up_to_date():
-    command = "python -m pipeline.reference > docs/pipeline-yaml.md"
+    command = "python -m pipeline.cli.settings_reference > docs/pipeline-yaml.md"
     assert PAGE.read_text(encoding="utf-8") == page(), f"run `{command}`"
 
 

@@ -24,8 +24,8 @@ import yaml
 from beam_jobs import manifest
 from beam_jobs.manifest import Manifest
 from pipeline import cli
+from pipeline.cli.command_reference import every_command
 from pipeline.cli.run import option_names
-from pipeline.cli_reference import every_command
 from tests.components.conftest import always_first_class
 from tests.make_images import class_folders, jpeg
 from tests.pipeline.test_lineage import make as make_root

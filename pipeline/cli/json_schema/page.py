@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeline.cli import mistakes
+from pipeline.cli.command_reference import every_command
 from pipeline.cli.json_schema import RESULTS
 from pipeline.cli.json_schema.parts import Schema
-from pipeline.cli_reference import every_command
 
 _INTRODUCTION = """# JSON
 

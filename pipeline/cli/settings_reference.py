@@ -1,4 +1,4 @@
-"""The reference page of `pipeline.yaml`, generated: `python -m pipeline.reference > docs/pipeline-yaml.md`.
+"""The page about `pipeline.yaml`, generated: `python -m pipeline.cli.settings_reference > docs/pipeline-yaml.md`.
 
 Names, types and defaults are those of the dataclasses, and what a setting means is what their docstrings say of it.
 So the page cannot say anything that the code does not.
@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from beam_jobs.yaml_text import one_line
+from pipeline.cli.run import command, option_names
 from pipeline.config import TARGET_SECTIONS
 from pipeline.setting_names import names, sections
 from pipeline.target_settings import target_options
@@ -32,7 +33,7 @@ _PAGES = {
 }
 _INTRODUCTION = """# pipeline.yaml
 
-<!-- Made from the code by `python -m pipeline.reference > docs/pipeline-yaml.md`; change docstrings, not this page. -->
+<!-- Made by `python -m pipeline.cli.settings_reference > docs/pipeline-yaml.md`; change docstrings, not this page. -->
 
 One file holds every setting of a pipeline. `feedline init DIR` writes one to start from; this is the shortest that
 works:
@@ -188,8 +189,6 @@ def _default(item: dataclasses.Field[Any]) -> str:
 
 def _options() -> dict[str, str]:
     """Returns dotted key -> option of `feedline run`."""
-    from pipeline.cli.run import command, option_names
-
     return option_names(command, {str(parameter.name): "a=1" for parameter in command.params})
 
 

@@ -1,4 +1,4 @@
-"""The reference page of the command line, generated: `python -m pipeline.cli_reference > docs/cli-reference.md`.
+"""The page about the command line, generated: `python -m pipeline.cli.command_reference > docs/cli-reference.md`.
 
 Everything on it is what `--help` says, so the page cannot say anything that the program does not.
 """
@@ -18,7 +18,7 @@ from pipeline.cli.grammar import GENERAL, summary
 
 _INTRODUCTION = """# Command reference
 
-<!-- Made from the code by `python -m pipeline.cli_reference > docs/cli-reference.md`; change what it shows. -->
+<!-- Made from the code by `python -m pipeline.cli.command_reference > docs/cli-reference.md`; change what it shows. -->
 
 This is what `feedline COMMAND --help` says of every command. [Command line](command-line.md) tells how they work
 together, and [JSON](json.md) what `--json` prints.
