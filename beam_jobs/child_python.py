@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+
+# Each ends children of one kind at once, also those that work; called, in a thread, when this process is asked to stop.
+stops: list[Callable[[], None]] = []
 
 _VARIABLE = "PYTHONPATH"
 # The directory of the product itself, which a checkout that is not installed has on the path.

@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType, TracebackType
 
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # exit codes, as shells have them
@@ -23,6 +24,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _AGAIN_S = 0.01
 
 _number = 0  # of the signal that came; 0 before
+_stops: list[Callable[[], None]] = []  # `child_python.stops`
+_exit_code: int | None = None  # with which to end at once, after the exit functions
 
 
 def hold() -> None:
@@ -33,7 +36,10 @@ def hold() -> None:
 
 def install() -> None:
     """Takes SIGINT and SIGTERM; SIGINT too, because shells start background jobs with it ignored."""
-    global _number  # noqa: PLW0603 - signals are of the process
+    global _number, _stops  # noqa: PLW0603 - signals are of the process
+    from beam_jobs import child_python
+
+    _stops = child_python.stops
     if signal.getsignal(signal.SIGTERM) is not _keep:
         _number = 0
     sys.unraisablehook, sys.excepthook = _dropped, _printed
@@ -74,16 +80,39 @@ def end(code: int) -> None:
       code: exit code.
 
     Raises:
-      SystemExit: no signal came, so everything may end in its own time.
+      SystemExit: always; without a signal, everything ends in its own time.
     """
+    global _exit_code  # noqa: PLW0603
     ignore()  # all is done or said; one more signal would only add a traceback
-    if not _number:
-        sys.exit(code)
-    atexit._run_exitfuncs()  # temporary files go; unlike the end of the interpreter it waits for no thread
+    if _number:
+        _exit_code = code
+        signal.signal(signal.SIGALRM, _end_wait)
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S, _AGAIN_S)
+    sys.exit(code)
+
+
+def _end_wait(_: int, frame: FrameType | None) -> None:
+    """Ends the wait of the interpreter for threads, which comes before the exit functions that remove temporary files.
+
+    As with Ctrl-C, what a handler raises ends the wait and is no error. The wait is what `threading` does when nothing
+    has called it, for the program has ended.
+    """
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    if frame is not None and frame.f_globals.get("__name__") == "threading":
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        raise SystemExit
+
+
+@atexit.register  # the first to be registered is the last to be called
+def _leave() -> None:
+    """Ends the process before the interpreter is taken down, which threads that go on would not survive."""
+    if _exit_code is None:
+        return
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+        with contextlib.suppress(OSError, ValueError):  # the reader is gone
             stream.flush()
-    os._exit(code)
+    os._exit(_exit_code)
 
 
 def _keep(number: int, _: FrameType | None) -> None:
@@ -93,11 +122,9 @@ def _keep(number: int, _: FrameType | None) -> None:
 
 def _handle(number: int, frame: FrameType | None) -> None:
     _keep(number, frame)
-    # An image that takes long must not hold up the exit. Only where images are decoded, for the import takes a while;
-    # and in a thread without a lock of Python's own, for whoever was struck may hold the same one.
-    if decoders := sys.modules.get("beam_jobs.decoders"):
-        with contextlib.suppress(AttributeError):  # it is just being imported
-            _thread.start_new_thread(decoders.stop, ())
+    for stop in _stops:
+        # A thread without a lock of Python's own, for the code that was struck may hold the same one.
+        _thread.start_new_thread(stop, ())
     raise KeyboardInterrupt
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from beam_jobs import child_python
 from beam_jobs.decoders.pool import Died, Pool, TooSlow
 from beam_jobs.errors import BadImage, RejectReason
 from beam_jobs.geometry import Geometry
@@ -206,3 +207,5 @@ def _forget() -> None:
 
 # A forked process must not talk to the decoders of its parent; sockets and processes stay with the parent.
 os.register_at_fork(after_in_child=_forget)
+# An image that takes long must not hold up the end of the process.
+child_python.stops.append(stop)

@@ -23,14 +23,15 @@ interrupt.install()
 interrupt.check()
 print("forgotten", interrupt.requested())
 """
-# A thread that never ends, as one that reads from a server that says nothing, and something to tidy up.
+# Threads that never end, as one that reads from a server that says nothing, and something to tidy up.
 LEAVING = """
-import atexit, os, signal, sys, threading, time
+import atexit, concurrent.futures, os, signal, sys, threading, time
 from pipeline import cli, interrupt
 atexit.register(print, "tidied up")
 class Command:
     def main(*_, **__):
         threading.Thread(target=time.sleep, args=(600,)).start()
+        concurrent.futures.ThreadPoolExecutor().submit(time.sleep, 600)
         os.kill(os.getpid(), signal.{name})
 cli.cli = Command
 sys.stdout.write("unflushed ")
@@ -38,10 +39,12 @@ cli.main([])
 """
 # The handler, when images are decoded.
 DECODING = """
-import os, signal, sys, time, types
+import os, signal, time
+from beam_jobs import child_python, decoders
 from pipeline import interrupt
+assert child_python.stops == [decoders.stop]
 ended = []
-sys.modules["beam_jobs.decoders"] = types.SimpleNamespace(stop=lambda: ended.append(1))
+child_python.stops[:] = [lambda: ended.append(1)]
 interrupt.install()
 try:
     os.kill(os.getpid(), signal.SIGTERM)
