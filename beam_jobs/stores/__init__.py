@@ -11,8 +11,8 @@ import errno
 from typing import Any, BinaryIO
 
 from apache_beam.io.filesystems import FileSystems
+from apache_beam.io.localfilesystem import LocalFileSystem
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.options.value_provider import RuntimeValueProvider
 
 from beam_jobs import stack
 from beam_jobs.stores.failures import Stream, os_errors
@@ -67,9 +67,21 @@ def create(path: str) -> BinaryIO:
         return Stream(store_for(path).create(path), path).buffered()
 
 
+class PipelineOptionsFileSystem(LocalFileSystem):
+    """A filesystem without files of its own: Beam gives the options of the pipeline to filesystems, in workers too."""
+
+    def __init__(self, pipeline_options: Any) -> None:
+        super().__init__(pipeline_options)
+        self.options = pipeline_options
+
+    @classmethod
+    def scheme(cls) -> str:
+        """Returns a scheme that no path has; Beam finds the class by it."""
+        return "feedline-options"
+
+
 def _options() -> Any:
-    # Both private, both where Beam's own filesystems look: the first in this process, the second in a remote worker.
-    options = FileSystems._pipeline_options or RuntimeValueProvider.runtime_options
+    options = FileSystems.get_filesystem(f"{PipelineOptionsFileSystem.scheme()}://").options
     if options is None:
         options = PipelineOptions([])  # no pipeline has been made yet; without a list it would read our command line
         FileSystems.set_options(options)

@@ -159,17 +159,22 @@ class _Reader(io.RawIOBase):
 
 
 class _Writer(BeamBlobWriter):
-    """A writer that keeps to the contract of streams."""
+    """A writer that keeps to the contract of streams, and tries once to finish its object."""
+
+    _closed = False  # of the class, for an object that was not made to its end is collected too
 
     def write(self, data: Any) -> int:
         # Google's returns where it is in the object, which a buffer in front of it takes for a mistake.
         super().write(data)
         return len(data)
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def close(self) -> None:
-        try:
+        # Google's stays open after a failure, and tries again when it is collected, for minutes and in the middle of
+        # anything else.
+        if not self._closed:
+            self._closed = True
             super().close()
-        finally:
-            # Or it would try again when it is collected, for minutes and in the middle of anything else. The attribute
-            # is private, but it is what `closed` looks at.
-            self._buffer.close()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import errno
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 from apache_beam.io.filesystem import CompressionTypes
@@ -76,6 +78,17 @@ class Store:
         """Yields every object whose path begins so, in the order of the store, which is that of the names."""
         if self._system.has_dirs():
             raise OSError("this filesystem does not list what lies below a folder; use a table of paths")
-        # Private, but what every filesystem of Beam must have; the public `match` holds the whole listing in memory.
-        for found in self._system._list(prefix):
-            yield Listed(found.path, found.size_in_bytes, int(found.last_updated_in_seconds * 1e9))
+        listings: list[Iterable[Any]] = []
+
+        def match_files(objects: Iterable[Any], _: str) -> Iterable[Any]:
+            listings.append(objects)
+            return ()
+
+        # What `match` returns holds the whole listing in memory; what it passes to `match_files` is read as it comes.
+        system = copy.copy(self._system)
+        system.match_files = match_files
+        system.match([f"{prefix}**"])
+        for one in itertools.chain.from_iterable(listings):
+            # A listing goes by what comes before the first character of patterns, which may be less than the prefix.
+            if one.path.startswith(prefix):
+                yield Listed(one.path, one.size_in_bytes, int(one.last_updated_in_seconds * 1e9))
