@@ -10,7 +10,7 @@ import numpy as np
 
 from beam_jobs.errors import OptionError
 from beam_jobs.suggest import unknown
-from trainer.optimizers import averaged
+from trainer.optimizers import averaged, put_back, trained_values
 from trainer.progress import Progress
 from trainer.train_options import TrainOptions
 
@@ -30,40 +30,26 @@ class Averages(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
         """See Keras."""
-        self._weights = _trainable(self.model)
-        averages = averaged(self.model)
-        for variable in self.model.trainable_variables:
-            variable.assign(averages[id(variable)])
+        self._weights = trained_values(self.model)
+        self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
 
     def on_test_end(self, logs: Logs | None = None) -> None:
         """See Keras."""
-        self._put_back()
+        put_back(self.model, self._weights)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """See Keras."""
-        self._weights = _trainable(self.model)
+        self._weights = trained_values(self.model)
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """See Keras."""
-        self._put_back()
-
-    def _put_back(self) -> None:
-        for variable, value in zip(self.model.trainable_variables, self._weights, strict=True):
-            variable.assign(value)
-
-
-def _trainable(model: keras.Model) -> list[np.ndarray]:
-    # Copies: on a CPU the array may share the memory of the variable.
-    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in model.trainable_variables]
+        put_back(self.model, self._weights)
 
 
 def exported_weights(model: keras.Model) -> list[np.ndarray]:
     """Returns the weights a model is evaluated and exported with, in the order of `model.weights`."""
-    averages = averaged(model)
-    return [
-        np.array(averages[id(weight)] if id(weight) in averages else keras.ops.convert_to_numpy(weight))
-        for weight in model.weights
-    ]
+    with averaged(model):
+        return [np.array(keras.ops.convert_to_numpy(weight)) for weight in model.weights]
 
 
 class Judge(keras.callbacks.Callback):

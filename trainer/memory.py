@@ -139,10 +139,10 @@ def _needed(operation: Any, trained: bool, inputs: list[Any], outputs: list[Any]
 
 
 def _ends(operation: Any) -> tuple[list[Any], list[Any]]:
-    # `input` and `output` of a model within a model are its own ends, not those of the graph that it stands in, and
-    # Keras offers no public way to the latter.
-    node = operation._inbound_nodes[0]
-    return list(node.input_tensors), list(node.output_tensors)
+    # A model within a model overrides `input` and `output` with its own ends; here they are those of the graph that it
+    # stands in.
+    inputs, outputs = keras.Operation.input.fget(operation), keras.Operation.output.fget(operation)
+    return keras.tree.flatten(inputs), keras.tree.flatten(outputs)
 
 
 def _image_bytes(tensor: Any) -> int:

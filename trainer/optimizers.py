@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -117,17 +118,28 @@ class Warmed(keras.optimizers.schedules.LearningRateSchedule):
         }
 
 
-def inner(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Returns the optimizer that updates the weights; under float16, Keras wraps it to scale the loss."""
-    return getattr(optimizer, "inner_optimizer", optimizer)
+@contextlib.contextmanager
+def averaged(model: keras.Model) -> Iterator[None]:
+    """Gives a model the running averages of its weights for the length of a block; without `ema` they are its own."""
+    # Under float16, Keras wraps the optimizer that updates the weights, to scale the loss.
+    if not getattr(model.optimizer, "inner_optimizer", model.optimizer).use_ema:
+        yield
+        return
+    weights = trained_values(model)
+    # The only public way to an average overwrites the weights with it.
+    model.optimizer.finalize_variable_values(model.trainable_variables)
+    try:
+        yield
+    finally:
+        put_back(model, weights)
 
 
-def averaged(model: keras.Model) -> dict[int, np.ndarray]:
-    """Returns the running averages of the weights, by the `id` of the variable; empty without `ema`."""
-    optimizer = inner(model.optimizer)
-    if not optimizer.use_ema:
-        return {}
-    # Private, because Keras offers no way to read an average but one that overwrites the weights with it.
-    averages = optimizer._model_variables_moving_average
-    pairs = zip(model.trainable_variables, averages, strict=True)
-    return {id(variable): keras.ops.convert_to_numpy(average) for variable, average in pairs}
+def trained_values(model: keras.Model) -> list[np.ndarray]:
+    """Returns copies of the trainable weights; on a CPU an array of Keras may share the memory of the variable."""
+    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in model.trainable_variables]
+
+
+def put_back(model: keras.Model, values: Sequence[np.ndarray]) -> None:
+    """Sets the trainable weights to what `trained_values` returned."""
+    for variable, value in zip(model.trainable_variables, values, strict=True):
+        variable.assign(value)
