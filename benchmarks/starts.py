@@ -46,7 +46,7 @@ def main() -> None:
         ingest.run(IngestOptions(source=str(source), out=out, splits={"all": 1}))
         _show(
             {
-                "imports of a decoder": _DECODER.format(left_out=pool._NOT_IMPORTED),
+                "imports of a decoder": _DECODER.format(left_out=pool.NOT_IMPORTED),
                 "the same, with all that TensorFlow finds": _DECODER.format(left_out=()),
             }
         )

@@ -29,8 +29,8 @@ _ENDED = "it was ended"
 _IDLE = "exit code 0"
 _BLAMELESS = (_ENDED, _IDLE, "SIGKILL", "SIGTERM")
 # What TensorFlow and Keras import when they find it takes half of the time of a start, and no decoder needs it.
-_NOT_IMPORTED = ("keras", "jax", "matplotlib", "sklearn")
-_MAIN = f"sys.modules.update(dict.fromkeys({_NOT_IMPORTED})); from beam_jobs.decoders.nursery import main; main()"
+NOT_IMPORTED = ("keras", "jax", "matplotlib", "sklearn")
+_MAIN = f"sys.modules.update(dict.fromkeys({NOT_IMPORTED})); from beam_jobs.decoders.nursery import main; main()"
 
 
 class Died(Exception):

@@ -61,8 +61,6 @@ def _builder(job: Job) -> Any:
             for path in files:
                 yield str(path), {"image": str(path), "label": path.parent.name}
 
-    # Otherwise it asks the public bucket of TFDS whether it knows the dataset, over the network.
-    tfds.core.utils.gcs_utils._is_gcs_disabled = True
     return Images(data_dir=str(job.data), file_format="tfrecord")
 
 

@@ -49,8 +49,6 @@ def prepare(job: Job) -> Work:
         builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
         return builder.info.splits["train"].num_examples
 
-    # Otherwise it asks the public bucket of TFDS whether it knows the dataset, over the network.
-    tfds.core.utils.gcs_utils._is_gcs_disabled = True
     return work
 
 

@@ -41,14 +41,16 @@ class Executor(pusher.Executor):
         pushed = artifact_utils.get_single_instance(output_dict[standard_component_specs.PUSHED_MODEL_KEY])
         model = self.GetModelPath(input_dict)
         if not self.CheckBlessing(input_dict) or storage.exists(storage.join(model, DIVERGED_NAME)):
-            self._MarkNotPushed(pushed)
+            pushed.set_int_custom_property("pushed", 0)
             return
         if storage.is_remote(base):
             super().Do(input_dict, output_dict, exec_properties)
             return
         _copy(model, pushed.uri)
         version = push(model, base)
-        self._MarkPushed(pushed, pushed_destination=os.path.join(base, version), pushed_version=version)
+        pushed.set_int_custom_property("pushed", 1)
+        pushed.set_string_custom_property("pushed_destination", os.path.join(base, version))
+        pushed.set_string_custom_property("pushed_version", version)
 
 
 def push(model: str, base: str) -> str:

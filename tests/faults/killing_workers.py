@@ -82,7 +82,7 @@ class Nursery:
 
 def _fork_nurseries(requests: socket.socket) -> None:
     """Forks a nursery for each request, until nobody can ask any more."""
-    sys.modules.update(dict.fromkeys(pool._NOT_IMPORTED))  # as `pool` has it
+    sys.modules.update(dict.fromkeys(pool.NOT_IMPORTED))  # as `pool` has it
     from beam_jobs.decoders import nursery
 
     nothing = os.open(os.devnull, os.O_RDWR)
