@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
+import graphlib
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,18 @@ ALLOWED = {
     "components": {"beam_jobs", "components", "trainer"},
     "trainer": {"beam_jobs", "trainer"},
     "pipeline": {"beam_jobs", "components", "pipeline", "trainer"},
+}
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for package in (*ALLOWED, "benchmarks")
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+# Names with one underscore that are documented all the same.
+DOCUMENTED = {
+    "_asdict",  # of a named tuple
+    "_exit",  # of the module os
+    "_make_beam_pipeline",  # of TFX's executors, for their subclasses
+    "_thread",  # of the standard library
 }
 WITHOUT_BEAM = ("errors", "options", "record", "shards", "manifest", "images", "tfrecord", "types", "plan", "examine")
 
@@ -43,6 +58,81 @@ def imported_packages(path: Path) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
+@functools.cache
+def parsed(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
+
+
+def imported_modules(name: str) -> set[str]:
+    """Modules of the product that a module imports anywhere, also for types alone, and the packages they lie in."""
+    targets = set()
+    for node in ast.walk(without_lazy_names(parsed(name))):
+        if isinstance(node, ast.Import):
+            targets |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{name} imports relatively"
+            members = [f"{node.module}.{alias.name}" for alias in node.names]
+            targets |= {member if member in MODULES else str(node.module) for member in members}
+    for target in list(targets):
+        parts = target.split(".")
+        parents = {".".join(parts[:end]) for end in range(1, len(parts))}
+        targets |= {parent for parent in parents if not f"{name}.".startswith(f"{parent}.")}
+    return targets & MODULES.keys() - {name}
+
+
+def without_lazy_names(tree: ast.Module) -> ast.Module:
+    """A module without what it imports for a type checker alone, if `beam_jobs.lazy` gives it those names."""
+    if not any(isinstance(node, ast.ImportFrom) and node.module == "beam_jobs.lazy" for node in ast.walk(tree)):
+        return tree
+    kept = [node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")]
+    return ast.Module(kept, tree.type_ignores)
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in DOCUMENTED
+
+
+def is_own(node: ast.expr) -> bool:
+    """Whether it is `self`, `cls` or `super()`."""
+    name = node.func if isinstance(node, ast.Call) else node
+    return isinstance(name, ast.Name) and name.id in ("self", "cls", "super")
+
+
+@functools.cache
+def defined_names(name: str) -> set[str]:
+    """What a module defines: functions, classes, variables, and attributes of its objects."""
+    found = set()
+    for node in ast.walk(parsed(name)):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_own(node.value):
+            found.add(node.attr)
+    return found
+
+
+@functools.cache
+def all_defined_names() -> set[str]:
+    return set().union(*map(defined_names, MODULES))
+
+
+def foreign_names(name: str) -> Iterator[str]:
+    """Yields what a module takes that begins with one underscore, and that neither it nor a base class defines."""
+    for node in ast.walk(parsed(name)):
+        taken, known = [], defined_names(name)
+        if isinstance(node, ast.Attribute):
+            taken, known = [node.attr], all_defined_names() if is_own(node.value) else known
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("attr"):
+            taken = [str(argument.value) for argument in node.args[1:2] if isinstance(argument, ast.Constant)]
+        elif isinstance(node, ast.ImportFrom):
+            taken, known = [*str(node.module).split("."), *(alias.name for alias in node.names)], set()
+        elif isinstance(node, ast.Import):
+            taken, known = [part for alias in node.names for part in alias.name.split(".")], set()
+        if any(is_private(one) and one not in known for one in taken):
+            yield f"{name} line {node.lineno}: {ast.unparse(node)}"
+
+
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=ROOT)
 
@@ -52,6 +142,22 @@ def test_imports_point_one_way(package):
     for path in (ROOT / package).rglob("*.py"):
         wrong = (imported_packages(path) & set(ALLOWED)) - ALLOWED[package]
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+def test_no_import_leads_back_to_its_module():
+    try:
+        graphlib.TopologicalSorter({name: imported_modules(name) for name in MODULES}).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"imported by one another: {' -> '.join(reversed(error.args[1]))}")
+
+
+def test_only_the_entry_point_imports_the_command_line():
+    outside = [name for name in MODULES if not f"{name}.".startswith("pipeline.cli.")]
+    assert [name for name in outside if "pipeline.cli" in imported_modules(name)] == ["pipeline.entry"]
+
+
+def test_nothing_private_of_another_library_is_used():
+    assert [place for name in MODULES for place in foreign_names(name)] == []
 
 
 def test_the_disk_contract_imports_without_beam_tensorflow_and_tfx():
