@@ -76,7 +76,7 @@ def quieten_tensorflow() -> None:
     TensorFlow 2.21 writes six lines about the machine while it is imported, whatever the level says.
     """
     if os.environ.setdefault(_LOG_LEVEL, "3") != "0":
-        sys.meta_path.insert(0, _QuietImport())  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _QuietImport())
 
 
 def refusal_of_dataflow(error: Exception) -> tuple[int, str] | None:
@@ -108,7 +108,7 @@ class _QuietImport:
     ) -> ModuleSpec | None:
         if name != "tensorflow":
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec and spec.loader:
             execute = spec.loader.exec_module

@@ -56,11 +56,13 @@ def test_tensorflow_is_imported_without_a_word_on_standard_error():
 
 
 @pytest.mark.parametrize(
-    ("level", "kept"), [(None, ["a library speaks"]), ("0", ["I0000 00:00:17.5 9 port.cc:1] a note", "a library speaks"])]
+    ("level", "kept"),
+    [(None, ["a library speaks"]), ("0", ["I0000 00:00:17.5 9 port.cc:1] a note", "a library speaks"])],
 )
 def test_an_import_that_fails_keeps_its_words_and_a_level_its_notes(tmp_path, level, kept):
     (tmp_path / "tensorflow.py").write_text(
-        'import os\nos.write(2, b"I0000 00:00:17.5 9 port.cc:1] a note\\na library speaks\\n")\nraise ImportError("broken")'
+        'import os\nos.write(2, b"I0000 00:00:17.5 9 port.cc:1] a note\\na library speaks\\n")\n'
+        'raise ImportError("broken")'
     )
     done = _imported(f"{tmp_path}{os.pathsep}{os.getcwd()}", level)
     assert done.returncode == 1

@@ -7,11 +7,11 @@ from importlib import metadata
 
 import pytest
 from click.shell_completion import ShellComplete
+from pipeline.cli_reference import every_command
 
 from pipeline import cli
 from pipeline.cli import mistakes
 from pipeline.cli.removed import REMOVED
-from pipeline.cli_reference import every_command
 
 ARGUMENTS = {"ingest --detach": ["photos", "--out", "o"], "run --detach": ["--images", "photos", "--root", "o"]}
 KNOWN = {context.command_path.partition(" ")[2]: command for command, context in every_command()}
