@@ -12,6 +12,10 @@ _BACKGROUND = (
 )
 # What is typed behind `feedline`, a command or a command and its option -> the first release without it, the remedy.
 REMOVED: Mapping[str, tuple[str, str]] = {
+    "inspect --html": (
+        "0.2",
+        "`feedline report DATASET` writes a page about a dataset, and `feedline inspect --draw` shows images in a terminal",
+    ),
     "ingest --detach": ("0.2", _BACKGROUND),
     "run --detach": ("0.2", _BACKGROUND),
     "status": ("0.2", _BACKGROUND),

@@ -13,7 +13,11 @@ from pipeline import cli
 from pipeline.cli import mistakes
 from pipeline.cli.removed import REMOVED
 
-ARGUMENTS = {"ingest --detach": ["photos", "--out", "o"], "run --detach": ["--images", "photos", "--root", "o"]}
+ARGUMENTS = {
+    "inspect --html": ["d"],
+    "ingest --detach": ["photos", "--out", "o"],
+    "run --detach": ["--images", "photos", "--root", "o"],
+}
 KNOWN = {context.command_path.partition(" ")[2]: command for command, context in every_command()}
 
 
