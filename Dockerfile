@@ -46,7 +46,7 @@ COPY components ./components
 COPY pipeline ./pipeline
 COPY trainer ./trainer
 RUN pip install --no-cache-dir --find-links /opt/wheels --constraint constraints/${STACK}.txt ".[${EXTRAS}]" \
-    && python -c "import beam_jobs.transforms" \
+    && python -c "import beam_jobs.stages.transforms" \
     && pip check
 
 # Without the greetings of TensorFlow in the log of every worker process.

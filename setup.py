@@ -103,7 +103,7 @@ setup(
     # The names are generic, so they are listed: `tests` and `benchmarks` must never be installed.
     packages=find_packages(include=["pipeline*", "components*", "beam_jobs*", "trainer*"]),
     package_data={
-        "beam_jobs": ["py.typed", "templates/*"],
+        "beam_jobs": ["py.typed", "common/templates/*"],
         "components": ["py.typed", "dataset_report/templates/*"],
         "pipeline": ["py.typed"],
         "trainer": ["py.typed", "bench/templates/*"],
@@ -113,7 +113,7 @@ setup(
     entry_points={
         "console_scripts": [
             "feedline = pipeline.entry:main",
-            "feedline-worker = beam_jobs.engines.flink_worker:main",  # called by Flink's task managers
+            "feedline-worker = beam_jobs.runners.flink_worker:main",  # called by Flink's task managers
         ]
     },
     classifiers=[

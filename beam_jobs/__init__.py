@@ -38,8 +38,8 @@ Examples:
   []
 
 Nothing is loaded before it is used: importing the package costs no Beam, no TensorFlow and no Arrow. Modules that
-others build on: `record` (what a record holds), `tfrecord` (how it is framed), `shards` (where it goes), `manifest`
-(what makes a directory a dataset), `ingest` (the whole job).
+others build on: `dataset.record` (what a record holds), `dataset.tfrecord` (how it is framed), `dataset.shards` (where
+it goes), `dataset.manifest` (what makes a directory a dataset), `ingest` (the whole job).
 """
 
 from __future__ import annotations
@@ -51,6 +51,10 @@ from typing import TYPE_CHECKING
 warnings.filterwarnings("ignore", "You are using a non-supported Python version", FutureWarning)
 
 if TYPE_CHECKING:
+    from beam_jobs.dataset.manifest import Manifest, load
+    from beam_jobs.dataset.manifest_parts import ChannelStatistics, ImageCounts, Remarks, Shard, SplitInfo
+    from beam_jobs.dataset.verify import Verification
+    from beam_jobs.dataset.verify import verify as verify_dataset
     from beam_jobs.errors import (
         CorruptDataset,
         DataError,
@@ -65,11 +69,7 @@ if TYPE_CHECKING:
     )
     from beam_jobs.ingest import run
     from beam_jobs.inspect import FeatureSummary, FileSummary, find_record, summarise_file
-    from beam_jobs.manifest import Manifest, load
-    from beam_jobs.manifest_parts import ChannelStatistics, ImageCounts, Remarks, Shard, SplitInfo
     from beam_jobs.options import HttpOptions, ImageLimits, IngestOptions, PixelOptions, TableColumns
-    from beam_jobs.verify import Verification
-    from beam_jobs.verify import verify as verify_dataset
 
 __all__ = [
     "ChannelStatistics",
@@ -119,15 +119,15 @@ _MODULES = {
     ),
     "ingest": ("run",),
     "inspect": ("FeatureSummary", "FileSummary", "find_record", "summarise_file"),
-    "manifest": ("Manifest", "load"),
-    "manifest_parts": ("ChannelStatistics", "ImageCounts", "Remarks", "Shard", "SplitInfo"),
+    "dataset.manifest": ("Manifest", "load"),
+    "dataset.manifest_parts": ("ChannelStatistics", "ImageCounts", "Remarks", "Shard", "SplitInfo"),
     "options": ("HttpOptions", "ImageLimits", "IngestOptions", "PixelOptions", "TableColumns"),
-    "verify": ("Verification",),
+    "dataset.verify": ("Verification",),
 }
 # A name of its own for what is called like its module, which `PACKAGE.NAME` must go on to mean.
-_ALIASES = {"verify_dataset": ("verify", "verify")}
+_ALIASES = {"verify_dataset": ("dataset.verify", "verify")}
 
 if not TYPE_CHECKING:  # or a type checker would take every name for one of these
-    from beam_jobs.lazy import lazy_names
+    from beam_jobs.common.lazy import lazy_names
 
     __getattr__, __dir__ = lazy_names(globals(), _MODULES, _ALIASES)

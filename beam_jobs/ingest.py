@@ -15,38 +15,44 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from beam_jobs import (
-    append,
-    disk,
-    examine,
-    generations,
-    leaks,
-    manifest,
-    passes,
-    remarks,
-    room,
-    storage,
-    tables,
-    workplace,
-    write,
-)
-from beam_jobs.append import Existing
+from beam_jobs import storage
+from beam_jobs.common.progress import Progress
+from beam_jobs.common.wording import WARNING, plural
+from beam_jobs.dataset import leaks, manifest, remarks, schemas
+from beam_jobs.dataset.manifest import Manifest, Remarks
 from beam_jobs.errors import Fault, SourceChanged, TooManyRejects
-from beam_jobs.examine import ExamineTask, facts_path, rejects_path
-from beam_jobs.jobs import MakePipeline, Watch, local_pipeline, run_job, unwatched
-from beam_jobs.manifest import Manifest, Remarks
 from beam_jobs.options import IngestOptions
-from beam_jobs.plan import Plan, make_plan
-from beam_jobs.progress import Progress
-from beam_jobs.publish import Found, check_unpublished, described, producer, publish, reason_counts, rejects_table
-from beam_jobs.reader import Reader
-from beam_jobs.scan import Bucket, Scan, scan
+from beam_jobs.planning.plan import Plan, make_plan
+from beam_jobs.runners.beam_job import MakePipeline, Watch, local_pipeline, run_job, unwatched
 from beam_jobs.sources import Source, open_source
 from beam_jobs.sources.hidden import HiddenNames
-from beam_jobs.transforms import ExamineBuckets, WriteShards
+from beam_jobs.sources.image_reader import Reader
+from beam_jobs.stages import append, disk_estimate, examine, generations, retry, work_dir, write
+from beam_jobs.stages.append import Existing
+from beam_jobs.stages.examine import ExamineTask, facts_path, rejects_path
+from beam_jobs.stages.publish import (
+    Found,
+    check_unpublished,
+    described,
+    producer,
+    publish,
+    reason_counts,
+    rejects_table,
+)
+from beam_jobs.stages.scan import Bucket, Scan, scan
+from beam_jobs.stages.transforms import ExamineBuckets, WriteShards
+from beam_jobs.stages.write import (
+    Failure,
+    ShardTask,
+    WriteTask,
+    failures,
+    forget_failures,
+    is_written,
+    shard_tasks,
+    unit_of,
+)
+from beam_jobs.storage import disk
 from beam_jobs.types import ImageRef, Reject
-from beam_jobs.wording import WARNING, plural
-from beam_jobs.write import Failure, ShardTask, WriteTask, failures, forget_failures, is_written, shard_tasks, unit_of
 
 _SHOWN_REJECTS = 3
 _SHOWN_CHARACTERS = 300  # of a name; a cell of a table may hold a megabyte
@@ -95,11 +101,11 @@ def run(
     def build(out: str) -> Manifest:
         there = dataclasses.replace(options, out=out)
         return _Ingest(
-            source, there, work or storage.join(out, workplace.DIRECTORY), make_pipeline, say, watch, existing
+            source, there, work or storage.join(out, work_dir.DIRECTORY), make_pipeline, say, watch, existing
         ).run()
 
     _check_before_writing(options)
-    with workplace.alone(options.out):
+    with work_dir.alone(options.out):
         generations.recover(options.out)
         existing = None
         if options.append or options.retry_rejects:
@@ -120,8 +126,8 @@ def _check_before_writing(options: IngestOptions) -> None:
         if not options.overwrite:
             append.check_published(options)
     # A dataset is refused under the lock, which thereby goes, too, where a run died after it had published.
-    elif not workplace.is_published(options.out):
-        workplace.check_out(options)
+    elif not work_dir.is_published(options.out):
+        work_dir.check_out(options)
 
 
 @dataclass(frozen=True)
@@ -137,11 +143,11 @@ class _Ingest:
     existing: Existing | None
 
     def run(self) -> Manifest:
-        workplace.check_out(self.options)
+        work_dir.check_out(self.options)
         try:
             return self._run()
         except Exception:
-            workplace.mark_again(self.options.out, self.work)
+            work_dir.mark_again(self.options.out, self.work)
             raise
 
     def _run(self) -> Manifest:
@@ -149,9 +155,9 @@ class _Ingest:
         hidden = HiddenNames()
         with self._on_disk("scanning"):
             found = self._scan(salt, hidden)
-        needed = room.to_examine(self.options, found, self.work)
+        needed = disk_estimate.to_examine(self.options, found, self.work)
         disk.check_room(self.options.out, needed, "the dataset")
-        with self._on_disk("examining", lambda: room.to_examine(self.options, found, self.work)):
+        with self._on_disk("examining", lambda: disk_estimate.to_examine(self.options, found, self.work)):
             facts, rejects = self._examine(found)
         old = self.existing
         if old and not len(facts):
@@ -168,8 +174,10 @@ class _Ingest:
         self._check_rejects(rejects, found.found)
         with self._on_disk("planning"):
             tasks = shard_tasks(plan, storage.join(self.work, "plan"), salt, old.shard_counts() if old else None)
-        disk.check_room(self.options.out, room.to_write(self.options, plan), "the shards")
-        with self._on_disk("writing", lambda: max(room.BLOCK_BYTES, room.to_write(self.options, plan))):
+        disk.check_room(self.options.out, disk_estimate.to_write(self.options, plan), "the shards")
+        with self._on_disk(
+            "writing", lambda: max(disk_estimate.BLOCK_BYTES, disk_estimate.to_write(self.options, plan))
+        ):
             self._write(plan, tasks, found.buckets)
         held = Found(
             images=found.found,
@@ -181,7 +189,7 @@ class _Ingest:
         )
         with self._on_disk("publishing"):
             result = publish(self.options, plan, tasks, rejects, held)
-        workplace.remove(self.work)
+        work_dir.remove(self.work)
         return result
 
     def _on_disk(self, doing: str, needed: Callable[[], int] = lambda: 0) -> contextlib.AbstractContextManager[None]:
@@ -215,11 +223,11 @@ class _Ingest:
         started = time.monotonic()
         refs = storage.join(self.work, "refs")
         options = self.options
-        workplace.open_at(options.out, self.work)
+        work_dir.open_at(options.out, self.work)
         try:
             found = scan(self._entries(hidden), refs, options.bucket_images, options.splits, salt)
         except Exception:
-            workplace.take_back(refs)
+            work_dir.take_back(refs)
             raise
         examine.sweep(self.work)
         self.say(f"scanned   {plural(found.found, 'image')}, {found.bytes / 1e6:,.1f} MB {_took(started)}")
@@ -235,8 +243,8 @@ class _Ingest:
             threads=self.options.thread_count,
         )
         self._examine_in_passes(found, task)
-        facts = tables.concat((facts_path(self.work, bucket) for bucket in found.buckets), tables.EXAMINED)
-        stored = tables.concat((rejects_path(self.work, bucket) for bucket in found.buckets), tables.REJECTS)
+        facts = schemas.concat((facts_path(self.work, bucket) for bucket in found.buckets), schemas.EXAMINED)
+        stored = schemas.concat((rejects_path(self.work, bucket) for bucket in found.buckets), schemas.REJECTS)
         rejects = rejects_table(stored, found.rejects)
         self.say(f"examined  {len(facts):,} good, {len(rejects):,} rejected {_took(started, len(facts))}")
         try:
@@ -250,7 +258,7 @@ class _Ingest:
     def _examine_in_passes(self, found: Scan, task: ExamineTask) -> None:
         notes = storage.join(self.work, examine.UNREAD)
         rejected = self.options.unreadable == "reject"
-        earlier = passes.noted(notes)  # of a run that rejected what it could not read
+        earlier = retry.noted(notes)  # of a run that rejected what it could not read
         for bucket in found.buckets:
             if bucket.name in earlier:
                 examine.forget(self.work, bucket)
@@ -264,13 +272,13 @@ class _Ingest:
             run_job("examining", total, part, self.make_pipeline, self.watch)
 
         def left(buckets: Sequence[Bucket]) -> list[Bucket]:
-            noted = passes.noted(notes)
+            noted = retry.noted(notes)
             return [bucket for bucket in buckets if bucket.name in noted and not examine.is_done(self.work, bucket)]
 
-        if unread := passes.run(found.buckets, one_pass, left, self.say):
-            noted = passes.noted(notes)
+        if unread := retry.run(found.buckets, one_pass, left, self.say):
+            noted = retry.noted(notes)
             faults = [fault for bucket in unread for fault in noted[bucket.name]]
-            raise passes.unreadable(faults, "" if rejected else ", or give --unreadable reject")
+            raise retry.unreadable(faults, "" if rejected else ", or give --unreadable reject")
 
     def _check_rejects(self, rejects: pa.Table, found: int) -> None:
         rejected, allowed = len(rejects), self.options.max_reject_ratio
@@ -282,7 +290,7 @@ class _Ingest:
             for row in rejects.slice(0, _SHOWN_REJECTS).to_pylist()
         )
         listed = storage.join(self.work, manifest.REJECTS_NAME)
-        tables.write_table(listed, rejects)
+        schemas.write_table(listed, rejects)
         kind = "new images" if self.existing else "images"
         remedy = "remove them, or raise --max-reject-ratio"
         if rejected == found:
@@ -316,7 +324,7 @@ class _Ingest:
             if changed:
                 more = f" (and {len(changed) - 1} more shards)" if len(changed) > 1 else ""
                 raise SourceChanged(changed[0].text + more)
-            raise passes.unreadable([Fault(failure.key, failure.text) for failure in failed], "")
+            raise retry.unreadable([Fault(failure.key, failure.text) for failure in failed], "")
         self.say(f"wrote     {plural(images, 'record')} in {plural(len(tasks), 'shard')} {_took(started, images)}")
 
     def _write_in_passes(self, tasks: list[ShardTask], task: WriteTask, images: int) -> list[Failure]:
@@ -331,19 +339,19 @@ class _Ingest:
                 return []  # nothing can be published, whatever another pass writes
             return [shard for shard in shards if unit_of(shard) in failed and not is_written(shard, task)]
 
-        unwritten = {unit_of(shard) for shard in passes.run(tasks, one_pass, left, self.say)}
+        unwritten = {unit_of(shard) for shard in retry.run(tasks, one_pass, left, self.say)}
         return [one for one in failures(self.work) if not one.passing or one.unit in unwritten]
 
     def _forget(self, buckets: Sequence[Bucket], keys: set[str]) -> None:
         """Has the buckets that hold some images examined again."""
         for bucket in buckets:
-            if keys.intersection(tables.read(bucket.path)["key"].to_pylist()):
+            if keys.intersection(schemas.read(bucket.path)["key"].to_pylist()):
                 examine.forget(self.work, bucket)
 
 
 def _total(paths: Iterable[str]) -> Progress:
     """Returns the images that tables list, and their bytes."""
-    listed = [tables.read(path)["bytes"].to_pylist() for path in paths]
+    listed = [schemas.read(path)["bytes"].to_pylist() for path in paths]
     return Progress(sum(map(len, listed)), sum(map(sum, listed)))
 
 

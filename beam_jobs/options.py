@@ -8,9 +8,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from beam_jobs import validate
+from beam_jobs.common import validate
+from beam_jobs.common.machine import cores
 from beam_jobs.errors import OptionError
-from beam_jobs.machine import cores
 
 TABLE_KINDS = ("csv", "jsonl", "parquet")
 SOURCE_KINDS = ("auto", "folder", "glob", *TABLE_KINDS, "coco", "tar", "zip", "tfrecord", "tfds")

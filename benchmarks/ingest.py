@@ -129,7 +129,7 @@ def line(name: str, row: dict) -> str:
 
 def bare_decode(files: Sequence[str], threads: int) -> None:
     """Reads and decodes every file, on all threads, and does nothing else."""
-    from beam_jobs.decode import decode_rgb
+    from beam_jobs.images.decode import decode_rgb
 
     def some(paths: Sequence[str]) -> None:
         for path in paths:

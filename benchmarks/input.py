@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks import input_memory, input_turns
 from benchmarks.input_sources import Sources
 from benchmarks.input_turns import Effort, Feed, Row
-from trainer.allocator import keep_buffers
+from trainer.training.malloc import keep_buffers
 
 ROOT = Path(__file__).parent.parent
 NAIVE_IS = "naive pipeline on the same records"

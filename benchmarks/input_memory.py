@@ -74,12 +74,12 @@ def summary(start: int, samples: Sequence[int], images: int, budget: float) -> d
 def _work(path: str, batch: int) -> dict[str, Any]:
     import psutil
 
-    from trainer.allocator import keep_buffers
+    from trainer.training.malloc import keep_buffers
 
     keep_buffers()  # as `run_fn` does
     from benchmarks.input_sources import SPLIT
-    from trainer.choices import make_choices
-    from trainer.describe import memory_bytes
+    from trainer.input.describe import memory_bytes
+    from trainer.input.plan import make_choices
     from trainer.input_fn import make_dataset
     from trainer.options import InputOptions
 

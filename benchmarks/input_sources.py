@@ -74,7 +74,8 @@ class Sources:
 
     def dataset(self, name: str) -> str:
         """Returns the directory of a dataset of `DATASETS`, with one split, `SPLIT`."""
-        from beam_jobs import ingest, manifest
+        from beam_jobs import ingest
+        from beam_jobs.dataset import manifest
         from beam_jobs.options import IngestOptions, PixelOptions
 
         kind, pixels = DATASETS[name]

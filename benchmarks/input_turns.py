@@ -133,7 +133,7 @@ def encoded(path: str) -> list[bytes]:
     """Returns the images of the first records of a dataset, as they are stored."""
     import tensorflow as tf
 
-    from beam_jobs import manifest, record
+    from beam_jobs.dataset import manifest, record
 
     files = manifest.load(path).shard_paths(path, SPLIT)
     spec = record.feature_spec((record.ENCODED,))

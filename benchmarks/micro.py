@@ -17,7 +17,9 @@ import cv2
 import numpy as np
 import tensorflow as tf
 
-from beam_jobs import decode, images, ingest, manifest, record
+from beam_jobs import ingest
+from beam_jobs.dataset import manifest, record
+from beam_jobs.images import decode, process
 from beam_jobs.options import ImageLimits, IngestOptions
 from benchmarks.sources import write_photographs
 
@@ -40,7 +42,7 @@ def main() -> None:
 def _image_facts(encoded: list[bytes]) -> None:
     tensors = [decode.decode_rgb(data) for data in encoded[:50]]
     pixels = [tensor.numpy() for tensor in tensors]
-    facts = images.examine(encoded[0], ImageLimits())[1]
+    facts = process.examine(encoded[0], ImageLimits())[1]
     _show("moments, interleaved", pixels, cv2.meanStdDev)
     _show("moments, a plane at a time", pixels, lambda image: [cv2.meanStdDev(plane) for plane in cv2.split(image)])
     _show("pixels, .numpy()", tensors, lambda tensor: tensor.numpy())

@@ -21,7 +21,7 @@ from PIL import Image, ImageDraw
 from benchmarks.input import CROP, add_arguments, effort_of, line, write
 from benchmarks.input_sources import SPLIT, Sources
 from benchmarks.input_turns import Effort, encoded, row_of
-from trainer.allocator import keep_buffers
+from trainer.training.malloc import keep_buffers
 
 if TYPE_CHECKING:
     from trainer.bench.meter import Counts, Subject
@@ -79,7 +79,7 @@ class Place:
 
     def shards(self) -> list[str]:
         """Returns the shards of the photographs."""
-        from beam_jobs import manifest
+        from beam_jobs.dataset import manifest
 
         return manifest.load(self.photos()).shard_paths(self.photos(), SPLIT)
 
@@ -188,7 +188,7 @@ def of_generator(place: Place) -> Subject:
 def verified(place: Place) -> Subject:
     """Returns the subject that reads a dataset back, over and over, with every check, on all cores."""
     from beam_jobs import verify_dataset
-    from beam_jobs.machine import cores
+    from beam_jobs.common.machine import cores
     from trainer.bench.meter import Subject
 
     path = place.photos()

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from beam_jobs import tables
+from beam_jobs.dataset import schemas
 from beam_jobs.options import IngestOptions
-from beam_jobs.plan import make_plan
-from beam_jobs.scan import scan
+from beam_jobs.planning.plan import make_plan
+from beam_jobs.stages.scan import scan
 from beam_jobs.types import ImageRef
 from benchmarks.resident import peak_bytes
 
@@ -84,8 +84,8 @@ def _facts(images: int) -> Iterator[pa.Table]:
         columns |= {name: pa.repeat("jpeg", count) for name in ("format", "source_format")}
         columns |= {"sha256": sha256, "source_sha256": sha256, "mean_rgb": moments, "var_rgb": moments}
         columns |= {"dhash": pa.array(random.integers(-(2**63), 2**63, count))}
-        defaults = {field.name: text if field.type == pa.string() else number for field in tables.EXAMINED}
-        yield pa.table({**defaults, **columns}).cast(tables.EXAMINED)
+        defaults = {field.name: text if field.type == pa.string() else number for field in schemas.EXAMINED}
+        yield pa.table({**defaults, **columns}).cast(schemas.EXAMINED)
 
 
 if __name__ == "__main__":

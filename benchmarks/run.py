@@ -27,7 +27,7 @@ from benchmarks.peers import compare as peers
 from benchmarks.peers.environments import DEFAULT_CACHE
 from benchmarks.peers.registry import PEERS
 from benchmarks.sources import subset, write_photographs
-from trainer.allocator import keep_buffers
+from trainer.training.malloc import keep_buffers
 
 FEW, MANY = 500, 4500  # photographs of 500x375; the slope between the two counts
 LARGE_FEW, LARGE_MANY = 20, 120  # of 2000x1500

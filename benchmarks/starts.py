@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from beam_jobs import ingest
-from beam_jobs.decoders import pool
+from beam_jobs.images.sandbox import pool
 from beam_jobs.options import IngestOptions
 from benchmarks.sources import write_photographs
 
@@ -22,7 +22,7 @@ _TURNS = 5
 _DECODER = """
 import sys, time
 sys.modules.update(dict.fromkeys({left_out}))
-import beam_jobs.decoders.nursery
+import beam_jobs.images.sandbox.fork_server
 print(time.process_time())
 """
 _INPUT = """

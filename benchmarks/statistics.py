@@ -72,7 +72,7 @@ def worker(dataset: Path) -> dict:
 
 
 def _work(directory: str) -> dict:
-    from beam_jobs import manifest
+    from beam_jobs.dataset import manifest
     from components.statistics import dataset_statistics
 
     dataset = manifest.load(directory)

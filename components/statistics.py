@@ -16,9 +16,9 @@ from tfx.dsl.components.base.base_beam_executor import BaseBeamExecutor
 from tfx.proto import example_gen_pb2
 from tfx.types import Artifact, artifact_utils, standard_artifacts, standard_component_specs
 
-from beam_jobs import record
+from beam_jobs.dataset import record
+from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import CorruptDataset
-from beam_jobs.manifest import Manifest
 from beam_jobs.options import LOCAL_BEAM_ARGS
 
 # What the source may speak of beyond one class an image; masks are images.

@@ -10,16 +10,18 @@ from typing import Any
 
 import yaml
 
-from beam_jobs import spans, storage, yaml_text
+from beam_jobs import storage
+from beam_jobs.common import yaml_text
 from beam_jobs.errors import OptionError
 from beam_jobs.options import LOCAL_BEAM_ARGS, IngestOptions
+from beam_jobs.sources import spans
 from components.dataset_gate.limits import GateLimits
 from components.evaluation.options import EvaluateOptions
 from components.image_example_gen.request import check_dataset
-from pipeline.mapping import SettingError, from_mapping, not_a_section
-from trainer.columns import TransformOptions
+from pipeline.settings.from_mapping import SettingError, from_mapping, not_a_section
+from trainer.input.columns import TransformOptions
 from trainer.options import InputOptions
-from trainer.train_options import TrainOptions
+from trainer.training.options import TrainOptions
 
 # Sections that belong to where a pipeline runs and not to what it does; each target checks its own.
 TARGET_SECTIONS = ("engine", "kubeflow", "airflow")

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from tfx import v1 as tfx
 from tfx.dsl.components.base.base_node import BaseNode
 
-from beam_jobs.publish import producer
+from beam_jobs.stages.publish import producer
 from components import store_files
 from components.blessed_model.component import NODE_ID as BLESSED_ID
 from components.blessed_model.component import blessed_model
@@ -25,12 +25,12 @@ from components.reviewed_schema.component import ReviewedSchema
 from components.schema.component import InferredSchema
 from components.statistics import statistics_options
 from pipeline.config import DataShape, PipelineConfig
-from pipeline.version import code_version
-from trainer.columns import CONFIG_KEY as TRANSFORM_KEY
+from pipeline.runs.code_version import code_version
+from trainer.input.columns import CONFIG_KEY as TRANSFORM_KEY
 from trainer.models import content_digest
 from trainer.options import TrainerConfig
 from trainer.run_fn import CONFIG_KEY as TRAINER_KEY
-from trainer.serving_spec import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBABILITIES
+from trainer.serving.spec import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBABILITIES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,7 @@ def _model(
     transform = tfx.components.Transform(
         examples=examples,
         schema=prepared.schema,
-        preprocessing_fn="trainer.preprocessing.preprocessing_fn",
+        preprocessing_fn="trainer.serving.preprocessing.preprocessing_fn",
         # Materialising would copy the dataset; the trainer reads the shards themselves.
         materialize=False,
         splits_config=tfx.proto.SplitsConfig(analyze=[first]),

@@ -19,9 +19,9 @@ import yaml
 from pipeline.cli import cli
 from pipeline.cli.engines import engine_of
 from pipeline.config import build
-from pipeline.mapping import from_mapping
-from pipeline.settings import gather
-from pipeline.target_settings import target_options
+from pipeline.settings.from_mapping import from_mapping
+from pipeline.settings.layers import gather
+from pipeline.settings.targets import target_options
 
 ROOT = Path(__file__).parent.parent
 SHELL = {"bash", "sh"}

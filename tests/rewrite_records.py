@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tensorflow.core.example import example_pb2
 
-from beam_jobs import manifest, tables, tfrecord
+from beam_jobs.dataset import manifest, schemas, tfrecord
 
 
 def rewrite(dataset: Path, change) -> str:
@@ -25,9 +25,9 @@ def rewrite(dataset: Path, change) -> str:
             moved["train", 1, offset] = stream.tell()
             stream.writelines(tfrecord.frame(example.SerializeToString()))
     table = str(dataset / "images.parquet")
-    rows = tables.read(table).to_pylist()
+    rows = schemas.read(table).to_pylist()
     places = [moved.get((row["split"], row["shard"], row["offset"]), row["offset"]) for row in rows]
-    tables.write(table, [{**row, "offset": place} for row, place in zip(rows, places, strict=True)], tables.IMAGES)
+    schemas.write(table, [{**row, "offset": place} for row, place in zip(rows, places, strict=True)], schemas.IMAGES)
     return str(path)
 
 

@@ -26,14 +26,14 @@ from typing import Any
 
 import pytest
 
-from beam_jobs import lazy
+from beam_jobs.common import lazy
 from tests.make_images import class_folders, png
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("beam_jobs", "trainer")
-CONSTANTS = {"trainer.FOREVER": "trainer/windows.py", "trainer.TFDS": "trainer/streams/layout.py"}
+CONSTANTS = {"trainer.FOREVER": "trainer/input/windowed_reader.py", "trainer.TFDS": "trainer/streams/layout.py"}
 HEAVY = ("apache_beam", "keras", "numpy", "pyarrow", "tensorflow", "tfx")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 

@@ -237,8 +237,8 @@ def test_a_wrong_yaml_is_found(text, message):
         ("trainer.input_fn", "make_dataset", "trainer.make_dataset, taken from trainer.input_fn"),
         ("trainer.streams", "FOREVER", "trainer.FOREVER, taken from trainer.streams"),
         ("trainer.job", "fit", "trainer.fit_job, taken from trainer.job"),
-        ("beam_jobs", "manifest", "beam_jobs.manifest"),
-        ("pipeline.lineage", "trace", "pipeline.lineage.trace"),
+        ("beam_jobs", "manifest", "beam_jobs.dataset.manifest"),
+        ("pipeline.runs.lineage", "trace", "pipeline.runs.lineage.trace"),
     ],
 )
 def test_an_import_that_may_move_is_found(module, name, said):
@@ -246,8 +246,10 @@ def test_an_import_that_may_move_is_found(module, name, said):
 
 
 def test_an_import_of_nothing_is_found():
-    code = "from pipeline.history import open_store, open_shop\nfrom pipeline import cli\nfrom beam_jobs.no import x"
-    assert missing_imports(code) == ["pipeline.history.open_shop", "beam_jobs.no.x"]
+    code = (
+        "from pipeline.runs.history import open_store, open_shop\nfrom pipeline import cli\nfrom beam_jobs.no import x"
+    )
+    assert missing_imports(code) == ["pipeline.runs.history.open_shop", "beam_jobs.no.x"]
 
 
 def test_commands_are_read_from_fences_lists_and_indented_blocks():

@@ -114,7 +114,7 @@ def test_commands_and_their_options_exist(block, workplace, monkeypatch):
 
 
 def check_cluster(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainer.cluster import cluster_of_environment
+    from trainer.training.cluster import cluster_of_environment
 
     name, _, value = variable.partition("=")
     assert name == "TF_CONFIG"
@@ -137,7 +137,7 @@ def test_every_option_and_every_op_is_explained():
     from trainer.ops import OPS
     from trainer.ops.device import DEVICE_OPS
     from trainer.options import InputOptions
-    from trainer.train_options import TrainOptions
+    from trainer.training.options import TrainOptions
 
     assert {field.name for field in fields(InputOptions)} == rows_of(text_of("input").partition("## Options")[2])
     assert OPS.keys() | DEVICE_OPS.keys() == rows_of(text_of("ops").partition("## The table")[2].partition("## ")[0])

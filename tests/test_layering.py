@@ -81,8 +81,8 @@ def imported_modules(name: str) -> set[str]:
 
 
 def without_lazy_names(tree: ast.Module) -> ast.Module:
-    """A module without what it imports for a type checker alone, if `beam_jobs.lazy` gives it those names."""
-    if not any(isinstance(node, ast.ImportFrom) and node.module == "beam_jobs.lazy" for node in ast.walk(tree)):
+    """A module without what it imports for a type checker alone, if `beam_jobs.common.lazy` gives it those names."""
+    if not any(isinstance(node, ast.ImportFrom) and node.module == "beam_jobs.common.lazy" for node in ast.walk(tree)):
         return tree
     kept = [node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")]
     return ast.Module(kept, tree.type_ignores)
@@ -168,7 +168,9 @@ def test_the_disk_contract_imports_without_beam_tensorflow_and_tfx():
 
 
 def test_ingest_and_input_pipeline_import_without_tfx():
-    imports = "import beam_jobs.ingest, beam_jobs.verify, trainer.input_fn, trainer.predict\nprint('ok')"
+    imports = (
+        "import beam_jobs.ingest, beam_jobs.dataset.verify, trainer.input_fn, trainer.serving.predict\nprint('ok')"
+    )
     result = run_python(WITHOUT_TFX + imports)
     assert result.stdout.strip() == "ok", result.stderr
 

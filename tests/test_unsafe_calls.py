@@ -7,18 +7,18 @@ import pytest
 from tests.unsafe_calls import found_in_product, unescaped_in_templates, unsafe
 
 ALLOWED = {
-    ("beam_jobs/child_python.py", "-c"): "code of the callers, constants of theirs",
-    ("beam_jobs/lazy.py", "importlib.import_module"): "a module out of a list of our own",
+    ("beam_jobs/common/child_python.py", "-c"): "code of the callers, constants of theirs",
+    ("beam_jobs/common/lazy.py", "importlib.import_module"): "a module out of a list of our own",
     ("beam_jobs/engines/__init__.py", "importlib.import_module"): "an engine out of a list of our own",
     ("pipeline/cli/__init__.py", "importlib.import_module"): "a command out of a list of our own",
     ("pipeline/cli/compile.py", "importlib.import_module"): "a target out of a list of our own",
     ("pipeline/doctor/__init__.py", "importlib.import_module"): "a target out of a list of our own",
-    ("trainer/models/own.py", "importlib.import_module"): "a model of the user's own, named in the settings",
-    ("pipeline/kubeflow_container.py", "runpy"): "the entry point of TFX, a constant",
-    ("beam_jobs/yaml_text.py", "yaml.load"): "with a loader that is a SafeLoader",
-    ("trainer/serving.py", "pickle"): "between a process and its child, in a directory of theirs",
-    ("trainer/serving.py", "keras.saving.load_model"): "what the parent process saved, in the same directory",
-    ("trainer/predict.py", "tensorflow.saved_model.load"): "a model that the user names",
+    ("trainer/models/custom.py", "importlib.import_module"): "a model of the user's own, named in the settings",
+    ("pipeline/runners/kubeflow_container.py", "runpy"): "the entry point of TFX, a constant",
+    ("beam_jobs/common/yaml_text.py", "yaml.load"): "with a loader that is a SafeLoader",
+    ("trainer/serving/export.py", "pickle"): "between a process and its child, in a directory of theirs",
+    ("trainer/serving/export.py", "keras.saving.load_model"): "what the parent process saved, in the same directory",
+    ("trainer/serving/predict.py", "tensorflow.saved_model.load"): "a model that the user names",
 }
 
 

@@ -53,28 +53,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.checkpoint import Checkpoints
-    from trainer.describe import describe as describe_input
-    from trainer.evaluate import Evaluation, Plan
-    from trainer.evaluate import evaluate as evaluate_model
+    from trainer.evaluation.evaluate import Evaluation, Plan
+    from trainer.evaluation.evaluate import evaluate as evaluate_model
+    from trainer.input.describe import describe as describe_input
+    from trainer.input.mixture import make_mixture, mixture_labels
+    from trainer.input.position import Host, Position
+    from trainer.input.windowed_reader import FOREVER
     from trainer.input_fn import epoch_records, make_dataset
     from trainer.job import Job
     from trainer.job import fit as fit_job
-    from trainer.mixture import make_mixture, mixture_labels
     from trainer.models import ModelSpec, build_model
     from trainer.ops import apply_ops, parse_ops
     from trainer.options import InputOptions, TrainerConfig
-    from trainer.position import Host, Position
-    from trainer.predict import Prediction
-    from trainer.predict import predict as predict_files
-    from trainer.progress import Progress
-    from trainer.serving import export
-    from trainer.serving_spec import ServingSpec
-    from trainer.strategy import make_strategy
+    from trainer.serving.export import export
+    from trainer.serving.predict import Prediction
+    from trainer.serving.predict import predict as predict_files
+    from trainer.serving.spec import ServingSpec
     from trainer.streams import TFDS, QueueSource, Reading, RecordLayout, make_file_stream, make_stream
-    from trainer.targets import for_keras
-    from trainer.train_options import TrainOptions
-    from trainer.windows import FOREVER
+    from trainer.training.checkpoint import Checkpoints
+    from trainer.training.losses import for_keras
+    from trainer.training.options import TrainOptions
+    from trainer.training.progress import Progress
+    from trainer.training.strategy import make_strategy
 
 __all__ = [
     "FOREVER",
@@ -115,34 +115,34 @@ __all__ = [
 
 # Where the names are found.
 _MODULES = {
-    "checkpoint": ("Checkpoints",),
-    "evaluate": ("Evaluation", "Plan"),
+    "training.checkpoint": ("Checkpoints",),
+    "evaluation.evaluate": ("Evaluation", "Plan"),
     "input_fn": ("epoch_records", "make_dataset"),
     "job": ("Job",),
-    "mixture": ("make_mixture", "mixture_labels"),
+    "input.mixture": ("make_mixture", "mixture_labels"),
     "models": ("ModelSpec", "build_model"),
     "ops": ("apply_ops", "parse_ops"),
     "options": ("InputOptions", "TrainerConfig"),
-    "position": ("Host", "Position"),
-    "predict": ("Prediction",),
-    "progress": ("Progress",),
-    "serving": ("export",),
-    "serving_spec": ("ServingSpec",),
-    "strategy": ("make_strategy",),
+    "input.position": ("Host", "Position"),
+    "serving.predict": ("Prediction",),
+    "training.progress": ("Progress",),
+    "serving.export": ("export",),
+    "serving.spec": ("ServingSpec",),
+    "training.strategy": ("make_strategy",),
     "streams": ("TFDS", "QueueSource", "Reading", "RecordLayout", "make_file_stream", "make_stream"),
-    "targets": ("for_keras",),
-    "train_options": ("TrainOptions",),
-    "windows": ("FOREVER",),
+    "training.losses": ("for_keras",),
+    "training.options": ("TrainOptions",),
+    "input.windowed_reader": ("FOREVER",),
 }
 # A name of its own for what is called like its module, which `PACKAGE.NAME` must go on to mean.
 _ALIASES = {
-    "describe_input": ("describe", "describe"),
-    "evaluate_model": ("evaluate", "evaluate"),
+    "describe_input": ("input.describe", "describe"),
+    "evaluate_model": ("evaluation.evaluate", "evaluate"),
     "fit_job": ("job", "fit"),
-    "predict_files": ("predict", "predict"),
+    "predict_files": ("serving.predict", "predict"),
 }
 
 if not TYPE_CHECKING:  # or a type checker would take every name for one of these
-    from beam_jobs.lazy import lazy_names
+    from beam_jobs.common.lazy import lazy_names
 
     __getattr__, __dir__ = lazy_names(globals(), _MODULES, _ALIASES)

@@ -9,13 +9,18 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from beam_jobs import record
-from trainer import cache, windows
-from trainer.autograph import as_written
-from trainer.batch_count import batch_count, counted, filled, images_left
-from trainer.choices import Choices, evaluation_ops, make_choices, records_before, records_until
-from trainer.columns_parse import batch_ragged, decode_mask, deliver_columns
-from trainer.input_checks import check_options, check_room, check_shape, check_start
+from beam_jobs.dataset import record
+from trainer.input import cache, windowed_reader
+from trainer.input.autograph import as_written
+from trainer.input.batch_count import batch_count, counted, filled, images_left
+from trainer.input.checks import check_options, check_room, check_shape, check_start
+from trainer.input.columns_parse import batch_ragged, decode_mask, deliver_columns
+from trainer.input.padding import VALID
+from trainer.input.parse import DRAW, KEY, LABEL, WEIGHT, Features, draw_of, parse
+from trainer.input.passes import in_turn
+from trainer.input.plan import Choices, evaluation_ops, make_choices, records_before, records_until
+from trainer.input.position import Host, Position
+from trainer.input.windowed_reader import ENDLESS, FOREVER, Place
 from trainer.ops import (
     BOX_LABELS,
     BOXES,
@@ -24,18 +29,13 @@ from trainer.ops import (
     MixingOp,
     apply_batch_ops,
     apply_ops,
-    chance,
     draw_numbers,
     mix_batch_labels,
     mix_weighted,
+    rng,
     tf_ops,
 )
 from trainer.options import InputOptions
-from trainer.padding import VALID
-from trainer.parsing import DRAW, KEY, LABEL, WEIGHT, Features, draw_of, parse
-from trainer.passes import in_turn
-from trainer.position import Host, Position
-from trainer.windows import ENDLESS, FOREVER, Place
 
 _OF_CROPS = (IMAGE, MASK, BOXES, BOX_LABELS, DRAW)
 # Each window goes to one worker, so that together they deliver each record once.
@@ -216,12 +216,12 @@ def parsed(choices: Choices, begin: Place = 0, end: Place = ENDLESS, kept: Featu
     """
     kept = _kept(choices) if kept is None else kept
     host = choices.host if choices.training else Host()  # of evaluation, a host knows its own part alone
-    make_plan = windows.serve_plan if choices.served else windows.plan
+    make_plan = windowed_reader.serve_plan if choices.served else windowed_reader.plan
     planned = make_plan(choices.order, begin, end, host)
     if kept:
         records = _from_memory(planned, kept, choices)
     else:
-        records = _from_shards(windows.read(planned, choices.index, choices.options), choices)
+        records = _from_shards(windowed_reader.read(planned, choices.index, choices.options), choices)
     return _map(records, partial(_drawn, choices=choices), choices)
 
 
@@ -250,14 +250,14 @@ def _kept(choices: Choices) -> Features:
     if choices.cache.kind != "memory":
         return {}
     in_order = dataclasses.replace(choices.order, kind="none", quota={})
-    everything = windows.plan(in_order, 0, len(choices.index), Host())
-    stored = _from_shards(windows.read(everything, choices.index, choices.options), choices)
+    everything = windowed_reader.plan(in_order, 0, len(choices.index), Host())
+    stored = _from_shards(windowed_reader.read(everything, choices.index, choices.options), choices)
     prefix = choices.whole_ops[: choices.cache.ops]
     return cache.in_memory(stored, prefix, choices.index, choices.options.thread_count)
 
 
 def _from_memory(planned: tf.data.Dataset, kept: Features, choices: Choices) -> tf.data.Dataset:
-    def pick(window: windows.Window) -> Features:
+    def pick(window: windowed_reader.Window) -> Features:
         features = {name: tf.gather(values, window.numbers) for name, values in kept.items()}
         return {**features, DRAW: draw_of(features[KEY], window.draws, choices.options.seed)}
 
@@ -269,7 +269,7 @@ def _prepare(row: Features, choices: Choices) -> Batch:
     """Runs the ops on one image, or those that need none on a batch."""
     features = apply_ops(choices.image_ops, decode_mask(row), row[DRAW], choices.first_salt)
     if choices.crops > 1:
-        features[DRAW] = chance.split(row[DRAW], choices.crops)
+        features[DRAW] = rng.split(row[DRAW], choices.crops)
     for name in (record.HEIGHT, record.WIDTH):  # of the stored image, which nobody sees from here on
         features.pop(name)
     label = features.pop(LABEL)

@@ -18,33 +18,35 @@ import numpy as np
 import pyarrow.compute as pc
 import tensorflow as tf
 
-from beam_jobs import manifest, storage, tables, visible
+from beam_jobs import storage
+from beam_jobs.common import printable
+from beam_jobs.common.wording import listed
+from beam_jobs.dataset import manifest, schemas
+from beam_jobs.dataset.manifest import IMAGES_NAME, Manifest
 from beam_jobs.errors import DatasetChanged, FeedlineError, OptionError
-from beam_jobs.manifest import IMAGES_NAME, Manifest
-from beam_jobs.wording import listed
-from trainer.augment import Augmented
-from trainer.autograph import as_written
-from trainer.callbacks import IMAGES_PER_SECOND, INPUT_WAIT, TRAIN_SECONDS
-from trainer.checkpoint import Checkpoints
-from trainer.damage import explain, said
-from trainer.describe import describe as describe_input
-from trainer.evaluate import MEASURES, Plan, evaluate, log_names
-from trainer.index import replaced
-from trainer.input_checks import scale_warning
+from trainer.evaluation.evaluate import MEASURES, Plan, evaluate, log_names
+from trainer.input.autograph import as_written
+from trainer.input.checks import scale_warning
+from trainer.input.corrupt_records import explain, said
+from trainer.input.describe import describe as describe_input
+from trainer.input.index import replaced
+from trainer.input.memory import memory_table
+from trainer.input.position import Host, Position
 from trainer.input_fn import FOREVER, epoch_records, make_dataset
-from trainer.input_wait import WaitMeter, timed
-from trainer.judge import check_monitor
-from trainer.memory import memory_table
 from trainer.models import ModelSpec, build_model, content_digest
 from trainer.ops.device import parse_device_ops
 from trainer.options import TrainerConfig
-from trainer.position import Host, Position
-from trainer.progress import Progress
-from trainer.strategy import check_batch, distribute, host_of, scope
-from trainer.strategy import describe as describe_strategy
-from trainer.targets import MULTI, class_weights, figure_names, for_keras, make_loss, make_metrics
-from trainer.train_options import TrainOptions
-from trainer.training import Task, train, whole_steps
+from trainer.training.augment import Augmented
+from trainer.training.best_epoch import check_monitor
+from trainer.training.callbacks import IMAGES_PER_SECOND, INPUT_WAIT, TRAIN_SECONDS
+from trainer.training.checkpoint import Checkpoints
+from trainer.training.input_wait import WaitMeter, timed
+from trainer.training.loop import Task, train, whole_steps
+from trainer.training.losses import MULTI, class_weights, figure_names, for_keras, make_loss, make_metrics
+from trainer.training.options import TrainOptions
+from trainer.training.progress import Progress
+from trainer.training.strategy import check_batch, distribute, host_of, scope
+from trainer.training.strategy import describe as describe_strategy
 
 _log = logging.getLogger(__name__)
 # What changes speed, memory or what is written, but no weight: a training continues with other values of these.
@@ -171,7 +173,7 @@ def fit(
         _log.warning(warning)
     say(_choices(job, core, strategy))
     if job.multi and (absent := _without_image(job)):
-        say(f"val_auc leaves out the classes without an image in {job.eval_split}, {visible.line(listed(absent))}")
+        say(f"val_auc leaves out the classes without an image in {job.eval_split}, {printable.line(listed(absent))}")
     with _explained(job):
         task = Task(
             model=model,
@@ -199,7 +201,7 @@ def _without_image(job: Job) -> list[str]:
 
 def _short_px(job: Job) -> float:
     """Returns the median of the short sides of the images to learn from, in pixels."""
-    rows = tables.read_published(storage.join(job.path, IMAGES_NAME), ["split", "height", "width"])
+    rows = schemas.read_published(storage.join(job.path, IMAGES_NAME), ["split", "height", "width"])
     rows = rows.filter(pc.equal(rows["split"], job.train_split))
     return float(np.median(np.minimum(rows["height"].to_numpy(), rows["width"].to_numpy())))
 
@@ -283,7 +285,7 @@ def _validation(
 ) -> Callable[[int], Mapping[str, float]]:
     """Returns what evaluates the eval split after an epoch.
 
-    Keras' own evaluation knows all metrics; the one of `trainer.evaluate` shares the work and knows intervals.
+    Keras' own evaluation knows all metrics; `trainer.evaluation.evaluate` shares the work and knows intervals.
     """
 
     def batches(host: Host) -> tf.data.Dataset:

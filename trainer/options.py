@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from beam_jobs import validate
+from beam_jobs.common import validate
+from beam_jobs.common.machine import cores
 from beam_jobs.errors import OptionError
-from beam_jobs.machine import cores
 from beam_jobs.storage import is_remote
-from trainer.eval_chain import eval_chain
-from trainer.train_options import TrainOptions
+from trainer.input.eval_chain import eval_chain
+from trainer.training.options import TrainOptions
 
 AUTO_OPS = ""
 UNIFORM = "uniform"

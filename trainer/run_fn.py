@@ -11,24 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from beam_jobs import manifest, storage, visible
+from beam_jobs import storage
+from beam_jobs.common import printable
+from beam_jobs.dataset import manifest
 from beam_jobs.errors import OptionError
 from beam_jobs.types import LABEL_KINDS
-from trainer.allocator import keep_buffers
-from trainer.callbacks import SAID
-from trainer.checkpoint import Checkpoints
+from trainer.evaluation.intervals import spreads_of
+from trainer.input.stored_pixels import stored_ops
 from trainer.input_fn import evaluation_ops
-from trainer.intervals import spreads_of
 from trainer.job import Job, fit
 from trainer.models import check_export
 from trainer.options import TrainerConfig
-from trainer.preprocessing import MEAN_RGB, STD_RGB
-from trainer.progress import DIVERGED_NAME, Progress
-from trainer.raw import stored_ops
-from trainer.serving import export
-from trainer.serving_spec import ServingSpec
-from trainer.strategy import host_of, make_strategy
-from trainer.targets import MULTI
+from trainer.serving.export import export
+from trainer.serving.preprocessing import MEAN_RGB, STD_RGB
+from trainer.serving.spec import ServingSpec
+from trainer.training.callbacks import SAID
+from trainer.training.checkpoint import Checkpoints
+from trainer.training.losses import MULTI
+from trainer.training.malloc import keep_buffers
+from trainer.training.progress import DIVERGED_NAME, Progress
+from trainer.training.strategy import host_of, make_strategy
 
 if TYPE_CHECKING:
     from tfx.components.trainer.fn_args_utils import FnArgs
@@ -105,7 +107,7 @@ def run_fn(fn_args: FnArgs) -> None:
 
 
 def _say(text: str) -> None:
-    print(visible.text(text), file=sys.stderr, flush=True)
+    print(printable.text(text), file=sys.stderr, flush=True)
 
 
 def dataset_dir(patterns: list[str]) -> str:

@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from beam_jobs import bounded_json, manifest, storage, tfds_info
+from beam_jobs import storage
+from beam_jobs.dataset import manifest, tfds_metadata
+from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.export.formats import ExportedFile
 from beam_jobs.export.samples import Sample
-from beam_jobs.manifest import Manifest
+from beam_jobs.storage import bounded_json
 
 _GROUPED = "group_size:1"  # a record is read on its own; groups compress better, and images do not compress
 
@@ -32,7 +34,7 @@ class ArrayRecord:
         self._module = _module()
         self._directory = directory
         self._splits = tuple(dataset.splits)
-        self._beside = tuple(name for name in tfds_info.NAMES if name in dataset.tables)
+        self._beside = tuple(name for name in tfds_metadata.NAMES if name in dataset.tables)
 
     def file_name(self, split: str, index: int, count: int) -> str:
         """Returns the name of a file."""
@@ -68,14 +70,14 @@ class ArrayRecord:
         """Returns the files of TFDS beside the dataset, turned to what was written."""
         found = {name: self._read(name) for name in self._beside}
         try:
-            info = bounded_json.parse(found[tfds_info.INFO_NAME])
+            info = bounded_json.parse(found[tfds_metadata.INFO_NAME])
             called = {split: said["name"] for split, said in zip(self._splits, info["splits"], strict=True)}
         except (KeyError, TypeError, ValueError) as error:
-            path = storage.join(self._directory, tfds_info.INFO_NAME)
+            path = storage.join(self._directory, tfds_metadata.INFO_NAME)
             raise CorruptDataset(f"{path} cannot be used: {error!r}; write the dataset again") from error
         info["fileFormat"] = "array_record"
         info["splits"] = [_split(called[split], split, written) for split, written in files.items()]
-        return {**found, tfds_info.INFO_NAME: manifest.serialise(info)}
+        return {**found, tfds_metadata.INFO_NAME: manifest.serialise(info)}
 
     def _read(self, name: str) -> bytes:
         path = storage.join(self._directory, name)

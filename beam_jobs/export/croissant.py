@@ -11,11 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from beam_jobs import manifest, shards, storage, tables
+from beam_jobs import storage
+from beam_jobs.dataset import manifest, schemas, shards
+from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.export import staging
 from beam_jobs.export.about import About
-from beam_jobs.manifest import Manifest
 
 CROISSANT_NAME = "croissant.json"
 CONFORMS_TO = "http://mlcommons.org/croissant/1.1"
@@ -162,7 +163,7 @@ def _images(dataset: Manifest) -> dict[str, Any]:
     points = {"split": f"{_SPLITS_ID}/name"}
     if dataset.label_kind == "single":
         points["label"] = f"{_LABELS_ID}/name"
-    fields = [_column(field, points.get(field.name, "")) for field in tables.IMAGES]
+    fields = [_column(field, points.get(field.name, "")) for field in schemas.IMAGES]
     return {
         "@type": "cr:RecordSet",
         "@id": _IMAGES_ID,

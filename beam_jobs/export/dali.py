@@ -7,10 +7,11 @@ import os
 import numpy as np
 import pyarrow.compute as pc
 
-from beam_jobs import manifest, shards, storage, tables
+from beam_jobs import storage
+from beam_jobs.dataset import manifest, schemas, shards
+from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.export.formats import ExportedFile
-from beam_jobs.manifest import Manifest
 
 
 def write(directory: str, dataset: Manifest, splits: tuple[str, ...], out: str) -> dict[str, tuple[ExportedFile, ...]]:
@@ -29,7 +30,7 @@ def write(directory: str, dataset: Manifest, splits: tuple[str, ...], out: str) 
       CorruptDataset: `images.parquet` is damaged, or is not of these shards.
     """
     path = storage.join(directory, manifest.IMAGES_NAME)
-    images = tables.read_published(path, ["split", "shard", "offset"])
+    images = schemas.read_published(path, ["split", "shard", "offset"])
     written: dict[str, tuple[ExportedFile, ...]] = {}
     for split in splits:
         rows = images.filter(pc.equal(images["split"], split))

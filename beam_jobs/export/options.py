@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from beam_jobs import validate
+from beam_jobs.common import validate
 from beam_jobs.errors import OptionError
 from beam_jobs.export.about import About
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from beam_jobs import storage
+from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.export.formats import ExportedFile
 from beam_jobs.export.parquet_columns import Column, columns_of, schema_of
 from beam_jobs.export.samples import Sample
-from beam_jobs.manifest import Manifest
 
 # A row group is in memory when it is written, and again when it is read: whichever comes first ends it.
 ROW_GROUP_IMAGES = 100

@@ -9,10 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from beam_jobs import bounded_json, record, storage, tfds_info
+from beam_jobs import storage
+from beam_jobs.dataset import record, tfds_metadata
+from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.export.samples import Sample
-from beam_jobs.manifest import Manifest
+from beam_jobs.storage import bounded_json
 
 # Names of columns, for features whose own name is too long or says what it is to this project alone.
 _NAMES = {record.FILENAME: "key", record.SHA256: "sha256"}
@@ -146,7 +148,7 @@ def _sequence(feature: Mapping[str, Any]) -> dict[str, Any]:
 
 def _features(directory: str) -> dict[str, dict[str, Any]]:
     """Returns record feature -> what `features.json` says of it."""
-    path = storage.join(directory, tfds_info.FEATURES_NAME)
+    path = storage.join(directory, tfds_metadata.FEATURES_NAME)
     try:
         return dict(_flat(bounded_json.read(path), ""))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -10,13 +10,16 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from beam_jobs import disk, manifest, progress, shards, storage
+from beam_jobs import storage
+from beam_jobs.common import progress
+from beam_jobs.common.progress import Progress
+from beam_jobs.dataset import manifest, shards
+from beam_jobs.dataset.manifest import Manifest, SplitInfo
 from beam_jobs.export import croissant, dali, samples, staging
 from beam_jobs.export.formats import ExportedFile, Format
 from beam_jobs.export.options import STREAMED, ExportOptions
 from beam_jobs.export.remote import EXPORT_NAME
-from beam_jobs.manifest import Manifest, SplitInfo
-from beam_jobs.progress import Progress
+from beam_jobs.storage import disk
 
 # Shows how far it is: takes the stage, what it will have done, and how to ask what it has; see `jobs.Watch`.
 Watch = Callable[[str, Progress, Callable[[], Progress]], AbstractContextManager[object]]

@@ -8,10 +8,11 @@ import io
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from beam_jobs import record, storage, tfrecord
+from beam_jobs import storage
+from beam_jobs.dataset import record, tfrecord
+from beam_jobs.dataset.manifest import Manifest, SplitInfo
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.export.names import safe_name
-from beam_jobs.manifest import Manifest, SplitInfo
 
 _SUFFIXES = {b"jpeg": "jpg", b"png": "png", b"raw": "png"}
 
@@ -30,7 +31,7 @@ class Sample:
 
     @functools.cached_property
     def values(self) -> Mapping[str, list]:
-        """Feature name -> values, see `beam_jobs.record`."""
+        """Feature name -> values, see `beam_jobs.dataset.record`."""
         return record.decode(self.payload)
 
     @functools.cached_property

@@ -13,9 +13,10 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from beam_jobs import storage, writable
+from beam_jobs import storage
 from beam_jobs.errors import OptionError
 from beam_jobs.export import remote
+from beam_jobs.storage import writable
 
 
 @dataclass(frozen=True, kw_only=True)

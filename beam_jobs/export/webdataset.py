@@ -9,10 +9,11 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from beam_jobs import record, storage
+from beam_jobs import storage
+from beam_jobs.dataset import record
+from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.export.formats import ExportedFile
 from beam_jobs.export.samples import Sample
-from beam_jobs.manifest import Manifest
 
 OBJECT_MASK = record.OBJECT_PREFIX + "mask"
 _IN_FILES = (record.ENCODED, record.MASK, OBJECT_MASK)

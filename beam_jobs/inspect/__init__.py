@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beam_jobs.inspect.lookup import find_record
+from beam_jobs.dataset.lookup import find_record
 from beam_jobs.inspect.summary import FeatureSummary, FileFacts, FileSummary, summarise, summarise_file
 from beam_jobs.inspect.values import shown_value
 

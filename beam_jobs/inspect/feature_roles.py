@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from beam_jobs import record
+from beam_jobs.dataset import record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,14 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from beam_jobs import parquet, storage, visible
+from beam_jobs import storage
+from beam_jobs.common import printable
+from beam_jobs.common.wording import plural
+from beam_jobs.dataset.schemas import REJECTS
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.inspect.values import shown_value
 from beam_jobs.inspect.view import View
-from beam_jobs.tables import REJECTS
-from beam_jobs.wording import plural
+from beam_jobs.storage import parquet
 
 COLUMNS = ("column", "type")
 
@@ -112,7 +114,7 @@ def _values(cell: pa.Scalar) -> list[Any]:
     plain = _plain(cell)
     if isinstance(plain, int | float):
         return [plain]
-    text = visible.line(str(plain))
+    text = printable.line(str(plain))
     return [text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"]
 
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from PIL import Image
 
-from beam_jobs import decoders, headers, record
+from beam_jobs.dataset import record
 from beam_jobs.errors import BadImage, RejectReason
+from beam_jobs.images import sandbox
+from beam_jobs.images.header import read
 from beam_jobs.inspect.feature_roles import FeatureRoles
 from beam_jobs.options import ImageLimits, PixelOptions
 
@@ -58,7 +60,7 @@ def image_file(values: Mapping[str, list], roles: FeatureRoles) -> tuple[str, by
         out = io.BytesIO()
         pixels.save(out, "png")
         return "png", out.getvalue()
-    name = headers.sniff(data)
+    name = read.sniff(data)
     return _SUFFIXES.get(name, name), data
 
 
@@ -96,7 +98,7 @@ def _some(records: Sequence[Mapping[str, list]], roles: FeatureRoles, side_px: i
         else:
             files[place] = one
     policy = PixelOptions(policy="resize", fit="inside", side_px=side_px)
-    answers = decoders.examine(list(files.values()), _LIMITS, policy, "basic", processes=1) if files else []
+    answers = sandbox.examine(list(files.values()), _LIMITS, policy, "basic", processes=1) if files else []
     for place, answer in zip(files, answers, strict=True):
         found[place] = Picture(remark=str(answer)) if isinstance(answer, BadImage) else _opened(answer[0], side_px)
     return [found[place] for place in range(len(records))]
@@ -109,7 +111,7 @@ def _undecoded(values: Mapping[str, list], roles: FeatureRoles, side_px: int) ->
         pixels = _bare(data, values)
         if pixels is not None:
             return _small(pixels, side_px)
-        headers.sniff(data)
+        read.sniff(data)
     except BadImage as bad:
         return Picture(remark=bad.detail)
     return data

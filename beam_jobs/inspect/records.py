@@ -17,8 +17,10 @@ from typing import BinaryIO
 
 import google_crc32c
 
-from beam_jobs import plain, storage, tfrecord
+from beam_jobs import storage
+from beam_jobs.dataset import tfrecord
 from beam_jobs.errors import CorruptDataset, SourceError
+from beam_jobs.storage import decompress
 
 LOOKED_BYTES = 64 << 20
 
@@ -135,7 +137,7 @@ def _compression(head: bytes) -> str:
         return "none"
     if head.startswith(b"\x1f\x8b"):
         return "gzip"
-    return "zlib" if plain.is_zlib(head) else "none"
+    return "zlib" if decompress.is_zlib(head) else "none"
 
 
 def _begins_a_record(head: bytes) -> bool:

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from beam_jobs import record
+from beam_jobs.dataset import record
 from beam_jobs.errors import BadImage, CorruptDataset, FeedlineError, SourceError
-from beam_jobs.headers import sniff
+from beam_jobs.images.header.read import sniff
 from beam_jobs.inspect.records import opened
 
 _MOST_DISTINCT = 1000  # values of a feature that are told apart

@@ -6,15 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from beam_jobs import manifest, storage
+from beam_jobs import storage
+from beam_jobs.common.wording import listed, plural, some
+from beam_jobs.dataset import manifest
+from beam_jobs.dataset.lookup import find_record, record_lengths
+from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import CorruptDataset, FeedlineError
 from beam_jobs.inspect.feature_roles import FeatureRoles, roles_of
 from beam_jobs.inspect.files import find, name_below
-from beam_jobs.inspect.lookup import find_record, record_lengths
 from beam_jobs.inspect.summary import FeatureSummary, FileSummary, sizes_of, summarise
 from beam_jobs.inspect.values import shown_name, shown_value
-from beam_jobs.manifest import Manifest
-from beam_jobs.wording import listed, plural, some
 
 FEATURE_COLUMNS = ("feature", "kind", "values", "records", "holds")
 FILE_COLUMNS = ("file", "records", "bytes", "compression")

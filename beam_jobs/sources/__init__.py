@@ -9,15 +9,15 @@ from typing import Protocol
 from beam_jobs import storage
 from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.options import IngestOptions, TableColumns
-from beam_jobs.sources import buckets
-from beam_jobs.sources.archives import TarSource, ZipSource
+from beam_jobs.sources import allowed_buckets
+from beam_jobs.sources.archive import TarSource, ZipSource
+from beam_jobs.sources.class_folders import ClassFolders
 from beam_jobs.sources.coco import CocoSource
-from beam_jobs.sources.folders import ClassFolders
 from beam_jobs.sources.globs import GlobSource
 from beam_jobs.sources.hidden import OnHidden, ignore
-from beam_jobs.sources.tables import TABLES, Table
+from beam_jobs.sources.table import TABLES, Table
 from beam_jobs.sources.tfds import TfdsSource
-from beam_jobs.sources.tfrecords import TfrecordSource
+from beam_jobs.sources.tfrecord import TfrecordSource
 from beam_jobs.types import ImageRef, Reject
 
 _TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
@@ -85,7 +85,7 @@ def open_source(options: IngestOptions) -> Source:
     kind = options.source_kind if options.source_kind != "auto" else guess_kind(options.source)
     _check_columns(kind, options)
     if kind in _NAMING:
-        source: Source = _NAMING[kind](options.source, options.columns, buckets.allowed(options))
+        source: Source = _NAMING[kind](options.source, options.columns, allowed_buckets.allowed(options))
     else:
         source = _KINDS[kind](options.source, options.columns)
     source.check()

@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from beam_jobs import storage, web
+from beam_jobs import storage
 from beam_jobs.errors import BadImage, RejectReason, SourceError
 from beam_jobs.options import TableColumns
-from beam_jobs.sources.buckets import refuse_others
+from beam_jobs.sources import http_fetch
+from beam_jobs.sources.allowed_buckets import refuse_others
+from beam_jobs.sources.base import MAX_NAME_BYTES, printable, scan_reject
 from beam_jobs.sources.coco_objects import Id, is_id, said_of
 from beam_jobs.sources.hidden import OnHidden, ignore
-from beam_jobs.sources.local import MAX_NAME_BYTES, printable, scan_reject
-from beam_jobs.sources.rows import RowReader, extra_kinds, value_kind
+from beam_jobs.sources.row_reader import RowReader, extra_kinds, value_kind
 from beam_jobs.types import Annotations, ImageRef, Reject
 
 _NAME = "file_name"
@@ -147,7 +148,7 @@ class CocoSource:
             return scan_reject(found.key, found.uri, bad.reason, bad.detail)
 
     def _reader_of(self, image: Mapping[str, Any], reader: RowReader) -> RowReader:
-        if self.columns.image != _URL or not web.is_url(str(image.get(_URL))):
+        if self.columns.image != _URL or not http_fetch.is_url(str(image.get(_URL))):
             return reader
         name = image.get(_NAME)
         if isinstance(name, str) and os.path.isfile(os.path.join(reader.base, name)):

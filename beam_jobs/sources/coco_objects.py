@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeGuard
 
-from beam_jobs.annotations import box_fault
 from beam_jobs.errors import BadImage, RejectReason
+from beam_jobs.images.annotations import box_fault
 from beam_jobs.types import Annotations, ImageObject
 
 Id = int | str

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from beam_jobs import plain, storage
+from beam_jobs import storage
 from beam_jobs.errors import SourceError
+from beam_jobs.sources.base import printable
 from beam_jobs.sources.hidden import OnHidden, ignore
-from beam_jobs.sources.local import printable
+from beam_jobs.storage import decompress
 
 # As a base it stands for what has no file of its own, so that nobody looks for one.
 NO_FILES = "container://"
@@ -174,8 +175,8 @@ def opened(container: Container, packing: str) -> Iterator[Opened]:
       SourceError: it cannot be read or unpacked.
     """
     try:
-        size, mtime_ns = plain.stamp(container.path)
-        path = plain.plain_path(container.path, packing) if packing else container.path
+        size, mtime_ns = decompress.stamp(container.path)
+        path = decompress.plain_path(container.path, packing) if packing else container.path
         stream = storage.open_read(path)
     except OSError as error:
         raise _unreadable(container.path, error) from error

@@ -8,16 +8,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from beam_jobs import plain, record, storage, tfrecord
+from beam_jobs import storage
+from beam_jobs.dataset import record, tfrecord
 from beam_jobs.errors import BadImage, CorruptDataset, RejectReason, SourceError
 from beam_jobs.options import TableColumns
-from beam_jobs.slices import EXAMPLE, Slice
 from beam_jobs.sources import containers
+from beam_jobs.sources.base import scan_reject
+from beam_jobs.sources.byte_range import EXAMPLE, Slice
 from beam_jobs.sources.containers import NO_FILES, Container, Opened
 from beam_jobs.sources.hidden import OnHidden, ignore
 from beam_jobs.sources.layouts import URI, Features, Layout, Observed
-from beam_jobs.sources.local import scan_reject
-from beam_jobs.sources.rows import RowReader
+from beam_jobs.sources.row_reader import RowReader
+from beam_jobs.storage import decompress
 from beam_jobs.types import ImageRef, Reject
 
 _OBSERVED_RECORDS = 100  # a feature that none of the first so many has is taken for a misspelt one
@@ -174,7 +176,7 @@ def _record_bytes(path: str, opened: Opened) -> int:
 
 def _packing(container: Container) -> str:
     head = containers.head_of(container)
-    packing = plain.packing_of(head) or (plain.ZLIB if plain.is_zlib(head) else "")
+    packing = decompress.packing_of(head) or (decompress.ZLIB if decompress.is_zlib(head) else "")
     if not packing:
         return ""
     # A record starts with its length, which may look like anything; but then its checksum is right.

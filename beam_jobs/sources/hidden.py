@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from beam_jobs.sources.local import printable
+from beam_jobs.sources.base import printable
 
 _LITTER = ("Thumbs.db", "desktop.ini", "__MACOSX")  # left by file managers and archivers, never data
 _EXAMPLES = 5

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from beam_jobs import record
+from beam_jobs.dataset import record
 from beam_jobs.errors import BadImage, RejectReason, SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.types import ExtraValue

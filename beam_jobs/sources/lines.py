@@ -10,7 +10,7 @@ from typing import Any
 
 from beam_jobs import storage
 from beam_jobs.errors import SourceError
-from beam_jobs.sources.samples import IMAGE_SUFFIXES
+from beam_jobs.sources.webdataset import IMAGE_SUFFIXES
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 _MAX_LINE = 16 << 20  # characters; lines of polygons have a few hundred thousand

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from beam_jobs import bounded_json, record, storage
+from beam_jobs import storage
+from beam_jobs.dataset import record
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.containers import container_at
 from beam_jobs.sources.examples import ExampleFile, ExampleSource
 from beam_jobs.sources.hidden import OnHidden, ignore
 from beam_jobs.sources.layouts import DEFAULTS, Layout, layout_of
+from beam_jobs.storage import bounded_json
 
 _INFO, _FEATURES = "dataset_info.json", "features.json"
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"  # when the metadata name none

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from beam_jobs import storage
 from beam_jobs.errors import RejectReason, SourceError
+from beam_jobs.sources.base import leaves, printable, reference, scan_reject
 from beam_jobs.sources.hidden import OnHidden, ignore
-from beam_jobs.sources.local import leaves, printable, reference, scan_reject
 from beam_jobs.sources.patterns import Pattern, State
 from beam_jobs.types import ImageRef, Reject
 

@@ -155,7 +155,7 @@ def row_of(
 
 
 def _run(batches: Any, train: Train, steps: int, epochs: int) -> list[Epoch]:
-    from trainer.input_wait import WaitMeter, timed
+    from trainer.training.input_wait import WaitMeter, timed
 
     meter = WaitMeter()
     iterator = iter(timed(batches, meter))
@@ -199,7 +199,7 @@ def _accuracy(model: Any, recipe: Recipe, sources: Sources, plan: Plan, pipeline
 
 
 def _records(path: str) -> int:
-    from beam_jobs import manifest
+    from beam_jobs.dataset import manifest
 
     return manifest.load(path).split(SPLIT).records
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tensorflow_metadata.proto.v0 import anomalies_pb2
 
-from beam_jobs.near import NearClusters
-from beam_jobs.wording import plural
+from beam_jobs.common.wording import plural
+from beam_jobs.planning.near_duplicates import NearClusters
 from components.dataset_gate import comparisons
 from components.dataset_gate.class_checks import check_classes
 from components.dataset_gate.dataset import GateDataset

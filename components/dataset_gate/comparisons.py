@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from beam_jobs.record import EXTRA_PREFIX
+from beam_jobs.dataset.record import EXTRA_PREFIX
 from components.dataset_gate.dataset import GateDataset
 from components.dataset_gate.features import Feature
 from components.dataset_gate.findings import Comparison, Finding

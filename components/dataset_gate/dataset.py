@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from beam_jobs import manifest, storage, tables
-from beam_jobs.manifest import Manifest
+from beam_jobs import storage
+from beam_jobs.dataset import manifest, schemas
+from beam_jobs.dataset.manifest import Manifest
 from components.dataset_gate.features import Feature, features
 
 
@@ -70,5 +71,5 @@ def load(directory: str) -> GateDataset:
       CorruptDataset: a file of it is damaged.
     """
     described = manifest.load(directory)
-    images = tables.read_published(storage.join(directory, manifest.IMAGES_NAME))
+    images = schemas.read_published(storage.join(directory, manifest.IMAGES_NAME))
     return GateDataset(described, images.filter(pc.greater_equal(images["shard"], 0)))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from beam_jobs import tables
-from beam_jobs.record import EXTRA_PREFIX
+from beam_jobs.dataset import schemas
+from beam_jobs.dataset.record import EXTRA_PREFIX
 from components.dataset_gate.names import CLASS, IMAGE_PREFIX, MISSING
 
 
@@ -88,13 +88,13 @@ def _floats(column: pa.ChunkedArray) -> np.ndarray:
 def _classes(images: pa.Table, label_kind: str) -> Feature:
     if label_kind == "single":
         return _categories(CLASS, images["label"].to_pylist(), np.arange(len(images)))
-    said = [(tables.cell(text)["labels"] if text else None) or () for text in images["annotations"].to_pylist()]
+    said = [(schemas.cell(text)["labels"] if text else None) or () for text in images["annotations"].to_pylist()]
     return _categories(CLASS, *_spread(said, MISSING))
 
 
 def _extras(texts: Sequence[str]) -> Iterator[Feature]:
     """Yields the user columns; one that holds a text anywhere is one of categories."""
-    rows: list[Mapping[str, Any]] = [tables.cell(text) for text in texts]
+    rows: list[Mapping[str, Any]] = [schemas.cell(text) for text in texts]
     for name in sorted({name for row in rows for name in row}):
         column = [_listed(row.get(name)) for row in rows]
         if any(isinstance(value, str) for values in column for value in values):

@@ -8,9 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from beam_jobs import leaks, near
-from beam_jobs.near import NearClusters
-from beam_jobs.wording import plural
+from beam_jobs.common.wording import plural
+from beam_jobs.dataset import leaks
+from beam_jobs.planning import near_duplicates
+from beam_jobs.planning.near_duplicates import NearClusters
 from components.dataset_gate.dataset import GateDataset
 from components.dataset_gate.features import triples
 from components.dataset_gate.findings import Finding, some
@@ -22,7 +23,7 @@ _SHOWN = 1000  # images of a cluster among which an example is looked for
 
 def near_clusters(dataset: GateDataset, limits: GateLimits) -> NearClusters:
     """Searches for images that look alike."""
-    return near.find(_looks(dataset), limits.near_distance)
+    return near_duplicates.find(_looks(dataset), limits.near_distance)
 
 
 def check_images(dataset: GateDataset, limits: GateLimits, alike: NearClusters | None) -> Iterator[Finding]:
@@ -149,16 +150,16 @@ def _shares(dataset: GateDataset, bad: np.ndarray, pattern: Finding, limit: floa
             yield Finding(**{**vars(pattern), "split": split, "value": f"{value}, {len(found) / rows.sum():.1%}"})
 
 
-def _looks(dataset: GateDataset) -> near.Looks:
+def _looks(dataset: GateDataset) -> near_duplicates.Looks:
     hashes, height, width = (dataset.images[name].to_numpy() for name in ("dhash", "height", "width"))
     variance = triples(dataset.images["var_rgb"]) if dataset.has_moments else None
-    return near.looks(hashes, height, width, triples(dataset.images["mean_rgb"]), variance)
+    return near_duplicates.looks(hashes, height, width, triples(dataset.images["mean_rgb"]), variance)
 
 
-def _example(dataset: GateDataset, looks: near.Looks, members: np.ndarray) -> tuple[int, int]:
+def _example(dataset: GateDataset, looks: near_duplicates.Looks, members: np.ndarray) -> tuple[int, int]:
     """Returns the two images of different splits that are most alike, of the first of a cluster."""
     first = members[dataset.split_of[members] == dataset.split_of[members].min()][:_SHOWN]
     later = members[dataset.split_of[members] > dataset.split_of[members].min()][:_SHOWN]
-    bits = near.bit_count(looks.hashes[first][:, None] ^ looks.hashes[later][None, :])
+    bits = near_duplicates.bit_count(looks.hashes[first][:, None] ^ looks.hashes[later][None, :])
     place = int(bits.argmin())
     return int(first[place // len(later)]), int(later[place % len(later)])

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from beam_jobs import validate
+from beam_jobs.common import validate
+from beam_jobs.common.suggest import unknown
+from beam_jobs.dataset.record import EXTRA_PREFIX
 from beam_jobs.errors import OptionError
-from beam_jobs.record import EXTRA_PREFIX
-from beam_jobs.suggest import unknown
 from components.dataset_gate.names import FACTS, full_name, is_feature
 
 MODES = ("stop", "report")

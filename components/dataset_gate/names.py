@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beam_jobs.record import EXTRA_PREFIX
+from beam_jobs.dataset.record import EXTRA_PREFIX
 
 FINDINGS_KEY = "findings"  # property of a `DatasetVerdict`: how many there are
 IMAGE_PREFIX = "image/"

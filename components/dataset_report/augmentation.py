@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from beam_jobs import record
+from beam_jobs.dataset import record
 from beam_jobs.errors import UsageError
 from components.dataset_report import shown
 from components.dataset_report.images import Facts, Images
@@ -82,10 +82,10 @@ def augmentation(images: Images, album: Album, input_options: Mapping[str, Any])
     """
     import tensorflow as tf
 
+    from trainer.input.stored_pixels import stored_ops
     from trainer.input_fn import evaluation_ops
     from trainer.ops import parse_ops
     from trainer.options import InputOptions
-    from trainer.raw import stored_ops
 
     options = InputOptions.from_json(input_options)
     examples: list[Example] = []
@@ -121,8 +121,8 @@ def seen(ops: Sequence[Op], values: Mapping[str, list], seed: int, epoch: int) -
     """
     import tensorflow as tf
 
+    from trainer.input.parse import draw_of
     from trainer.ops import IMAGE, apply_ops
-    from trainer.parsing import draw_of
 
     draw = draw_of(tf.constant(values[record.FILENAME][0]), tf.constant(epoch, tf.int64), seed)
     features = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from beam_jobs.manifest import Manifest
+from beam_jobs.dataset.manifest import Manifest
 
 _MOST_ROWS = 200
 _MOST_SPLITS = 12

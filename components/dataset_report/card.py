@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from beam_jobs import leaks
-from beam_jobs.leaks import Leak
-from beam_jobs.manifest import Manifest
+from beam_jobs.common.wording import plural
+from beam_jobs.dataset import leaks
+from beam_jobs.dataset.leaks import Leak
+from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.types import LABEL_KINDS
-from beam_jobs.wording import plural
 from components.dataset_report import shown
 
 _MOST_SPLITS = 50

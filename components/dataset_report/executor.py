@@ -10,7 +10,8 @@ from tfx.dsl.components.base import base_executor
 from tfx.types import artifact_utils
 from tfx.utils import path_utils
 
-from beam_jobs import manifest, storage
+from beam_jobs import storage
+from beam_jobs.dataset import manifest
 from components.dataset_gate.executor import VERDICT_NAME
 from components.dataset_report.render import render
 from components.evaluation import load_evaluation

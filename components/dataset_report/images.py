@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from beam_jobs import tables
-from beam_jobs.manifest import Manifest
+from beam_jobs.dataset import schemas
+from beam_jobs.dataset.manifest import Manifest
 from components.dataset_report import shown
 
 NO_CLASS = "no class"
@@ -38,7 +38,7 @@ class Images:
         """Class names of each row; `NO_CLASS` when there are none."""
         if self.dataset.label_kind == "single":
             return [(label,) for label in self.table["label"].to_pylist()]
-        found = map(tables.annotations_of, self.table["annotations"].to_pylist())
+        found = map(schemas.annotations_of, self.table["annotations"].to_pylist())
         return [(said and said.labels) or (NO_CLASS,) for said in found]
 
     @cached_property
@@ -64,7 +64,7 @@ class Images:
     def extras(self) -> Iterator[Mapping[str, Any]]:
         """Yields the user columns of each row."""
         for cell in self.table["extra"].to_pylist():
-            yield tables.cell(cell) if cell else {}
+            yield schemas.cell(cell) if cell else {}
 
     def row(self, index: int) -> dict[str, Any]:
         """Returns a whole row."""
@@ -89,14 +89,14 @@ class Images:
             ("Copies", f"set {row['cluster']}" if row["cluster"] else ""),
             ("Looks like", f"set {row['near']}" if row["near"] else ""),
         ]
-        extra = tables.cell(row["extra"] or "{}")
+        extra = schemas.cell(row["extra"] or "{}")
         pairs += [(shown.text(name, 60), shown.text(extra[name], 80)) for name in sorted(extra)[:columns]]
         return tuple((name, value) for name, value in pairs if value)
 
     def _labels_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         if self.dataset.label_kind == "single":
             return (row["label"],)
-        said = tables.annotations_of(row["annotations"])
+        said = schemas.annotations_of(row["annotations"])
         return (said and said.labels) or (NO_CLASS,)
 
 

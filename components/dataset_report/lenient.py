@@ -11,8 +11,8 @@ import stat
 
 from beam_jobs import storage
 from beam_jobs.errors import BadImage
+from beam_jobs.images.thumbnail import ThumbnailOptions
 from beam_jobs.options import ImageLimits
-from beam_jobs.thumbnail import ThumbnailOptions
 from components.dataset_report.pictures import Picture, draw_file, placeholder
 
 # Looser than the ingest where that costs nothing, tighter where it costs memory or time: 24 Mpx decode to 72 MB.

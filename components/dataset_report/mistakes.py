@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from beam_jobs import storage, tfrecord
+from beam_jobs import storage
+from beam_jobs.dataset import tfrecord
 from beam_jobs.errors import OptionError
 from beam_jobs.types import LABEL_KINDS
 from components.dataset_report import shown
@@ -16,7 +17,7 @@ from components.dataset_report.images import Facts, Images
 from components.dataset_report.pictures import Album, Picture, Room
 
 if TYPE_CHECKING:
-    from trainer.predict import ExportedModel
+    from trainer.serving.predict import ExportedModel
 
 MOST_IMAGES = 2000  # shown to the model
 _BATCH = 32
@@ -136,7 +137,7 @@ def load_model(model: str) -> ExportedModel:
     """
     import tensorflow as tf
 
-    from trainer import predict as predicting
+    from trainer.serving import predict as predicting
 
     if not tf.io.gfile.exists(storage.join(model, "saved_model.pb")):
         raise OptionError(f"{shown.place(model)} holds no model; give the folder that `feedline run` pushed to")

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from beam_jobs import decoders, record, thumbnail
+from beam_jobs.dataset import record
+from beam_jobs.dataset.lookup import record_of
+from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import BadImage, CorruptDataset, RejectReason
-from beam_jobs.inspect.lookup import record_of
-from beam_jobs.manifest import Manifest
+from beam_jobs.images import sandbox, thumbnail
+from beam_jobs.images.thumbnail import TINY_PX, Thumbnail, ThumbnailOptions
 from beam_jobs.options import STORED_LIMITS, ImageLimits
-from beam_jobs.thumbnail import TINY_PX, Thumbnail, ThumbnailOptions
 from components.dataset_report import shown
 
 # They say that a limit ended the look at an image, not that its bytes are damaged.
@@ -134,7 +135,7 @@ def draw_file(data: bytes, limits: ImageLimits, options: ThumbnailOptions) -> Pi
     Raises:
       BadImage: it is over a limit, it cannot be decoded, or it takes too long.
     """
-    return _picture(decoders.thumbnail(data, limits, options))
+    return _picture(sandbox.thumbnail(data, limits, options))
 
 
 def draw_pixels(pixels: np.ndarray, side_px: int) -> Picture:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from beam_jobs import leaks, manifest, storage, tables
+from beam_jobs import storage
+from beam_jobs.dataset import leaks, manifest, schemas
 from components.dataset_report.augmentation import augmentation
 from components.dataset_report.balance import balance
 from components.dataset_report.card import card
@@ -53,9 +54,9 @@ def render(
       CorruptDataset: a file of it is damaged.
     """
     dataset = manifest.load(directory)
-    images = Images(tables.read_published(storage.join(directory, manifest.IMAGES_NAME)), dataset)
+    images = Images(schemas.read_published(storage.join(directory, manifest.IMAGES_NAME)), dataset)
     kinds = leaks.kinds_of(dataset.options.get("near_duplicates", "off"))
-    rejected = tables.read_published(storage.join(directory, manifest.REJECTS_NAME))
+    rejected = schemas.read_published(storage.join(directory, manifest.REJECTS_NAME))
     album = Album(directory, dataset)
     room = Room(ROOM_BYTES)
     predictions = predict(images, directory, model) if model else None

@@ -7,7 +7,7 @@ import json
 import tensorflow_model_analysis as tfma
 from tensorflow_model_analysis.proto import config_pb2
 
-from beam_jobs import record
+from beam_jobs.dataset import record
 from components.evaluation.margin import Margin
 from components.evaluation.names import ACCURACY, CALIBRATION_BINS, MARGIN, ROUNDING, TOP_ACCURACY, TOP_K
 from components.evaluation.options import EvaluateOptions

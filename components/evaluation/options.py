@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from beam_jobs import record, validate
+from beam_jobs.common import validate
+from beam_jobs.dataset import record
+from beam_jobs.dataset.user_columns import check_column
 from beam_jobs.errors import OptionError
-from beam_jobs.user_columns import check_column
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from beam_jobs import record
+from beam_jobs.dataset import record
 from beam_jobs.errors import CorruptDataset
 from components.evaluation.names import (
     ACCURACY,

@@ -7,9 +7,9 @@ from tfx.dsl.components.base import base_beam_component, executor_spec
 from tfx.types import standard_artifacts
 from tfx.types.component_spec import ChannelParameter, ExecutionParameter
 
-from beam_jobs import spans
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
+from beam_jobs.sources import spans
 from components.image_example_gen import driver, executor
 from components.image_example_gen.names import (
     DATASET_KEY,
@@ -42,9 +42,10 @@ class ImageExampleGen(base_beam_component.BaseBeamComponent):
     """Runs the Feedline ingest with the pipeline's Beam arguments, or adopts a dataset that is published already.
 
     The output is served from the cache when content, names and labels of the images, the options and the code are
-    unchanged, or the adopted dataset is; see `beam_jobs.fingerprint`.
+    unchanged, or the adopted dataset is; see `beam_jobs.sources.fingerprint`.
 
-    A source or dataset with `{SPAN}` in its path means its newest span, looked for on every run; see `beam_jobs.spans`.
+    A source or dataset with `{SPAN}` in its path means its newest span, looked for on every run; see
+    `beam_jobs.sources.spans`.
 
     Example:
       example_gen = ImageExampleGen(IngestOptions(source="photos/{SPAN}", out=""))

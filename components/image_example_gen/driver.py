@@ -11,7 +11,7 @@ from tfx.orchestration.portable import base_driver as ir_base_driver
 from tfx.orchestration.portable import data_types
 from tfx.proto.orchestration import driver_output_pb2
 
-from beam_jobs.fingerprint import dataset_fingerprint, source_fingerprint
+from beam_jobs.sources.fingerprint import dataset_fingerprint, source_fingerprint
 from components.image_example_gen.names import DATASET_KEY, EXAMPLES_KEY, FINGERPRINT_KEY, PRODUCER_KEY
 from components.image_example_gen.request import check_dataset, describe, options_of, resolved
 

@@ -15,10 +15,10 @@ from tfx.proto import example_gen_pb2
 from tfx.types import artifact_utils
 
 from beam_jobs import ingest, storage
+from beam_jobs.common.wording import WARNING
+from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import SourceChanged
-from beam_jobs.fingerprint import dataset_fingerprint
-from beam_jobs.manifest import Manifest
-from beam_jobs.wording import WARNING
+from beam_jobs.sources.fingerprint import dataset_fingerprint
 from components.image_example_gen.names import DATASET_KEY, DIGEST_KEY, EXAMPLES_KEY, FINGERPRINT_KEY
 from components.image_example_gen.request import check_dataset, describe, options_of, resolved
 

@@ -8,10 +8,12 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from beam_jobs import manifest, shards, spans, storage
+from beam_jobs import storage
+from beam_jobs.dataset import manifest, shards
+from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import CorruptDataset, SourceError
-from beam_jobs.manifest import Manifest
 from beam_jobs.options import IngestOptions
+from beam_jobs.sources import spans
 from components.image_example_gen.names import DATASET_KEY, OPTIONS_KEY, SPAN_KEY, VERSION_KEY
 
 if TYPE_CHECKING:

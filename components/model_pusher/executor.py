@@ -19,7 +19,7 @@ from tfx.utils import proto_utils
 
 from beam_jobs import storage
 from components.model_pusher.names import PARTIAL_PREFIX
-from trainer.progress import DIVERGED_NAME
+from trainer.training.progress import DIVERGED_NAME
 
 
 class Executor(pusher.Executor):

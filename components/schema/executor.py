@@ -8,7 +8,8 @@ from tfx import types
 from tfx.dsl.components.base import base_executor
 from tfx.types import artifact_utils
 
-from beam_jobs import manifest, storage
+from beam_jobs import storage
+from beam_jobs.dataset import manifest
 from components.schema import files
 from components.schema.infer import infer
 from components.statistics import load_statistics

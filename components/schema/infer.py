@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import tensorflow_data_validation as tfdv
 from tensorflow_metadata.proto.v0 import schema_pb2, statistics_pb2
 
-from beam_jobs import manifest
-from beam_jobs.manifest import Manifest
+from beam_jobs.dataset import manifest
+from beam_jobs.dataset.manifest import Manifest
 from components.schema.known import Range, describe
 from components.statistics import dataset_statistics
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from tensorflow_metadata.proto.v0 import schema_pb2
 
-from beam_jobs import record
-from beam_jobs.manifest import Manifest
+from beam_jobs.dataset import record
+from beam_jobs.dataset.manifest import Manifest
 
 Range = tuple[float, float]
 

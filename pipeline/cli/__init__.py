@@ -15,10 +15,11 @@ from importlib import metadata
 import click
 from click.shell_completion import CompletionItem
 
-from beam_jobs import stack, visible
-from pipeline import interrupt
-from pipeline.cli import grammar, mistakes
+from beam_jobs import stack
+from beam_jobs.common import printable
+from pipeline.cli import click_groups, error_output
 from pipeline.cli.common import colour
+from pipeline.runs import signals
 
 _DEBUG, _JSON = "--debug", "--json"
 
@@ -43,7 +44,7 @@ _COMMANDS = {
 }
 
 
-class _LazyGroup(grammar.Group):
+class _LazyGroup(click_groups.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
 
@@ -110,17 +111,17 @@ def cli(context: click.Context, debug: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits with its code; an error is one line, with a traceback only under `--debug`."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    interrupt.install()  # a polite kill is an interruption too: what is finished stays, and the same command continues
+    signals.install()  # a polite kill is an interruption too: what is finished stays, and the same command continues
     try:
         code = execute(arguments)
     except KeyboardInterrupt:  # one more, while the first was answered
         code = stopped(arguments)
-    interrupt.end(code)
+    signals.end(code)
 
 
 def stopped(arguments: Sequence[str]) -> int:
     """Says how to go on after a signal that nobody below has answered; returns the exit code."""
-    interrupt.ignore()
+    signals.ignore()
     return _fail(_interrupted(""), _JSON in _options(arguments))
 
 
@@ -138,11 +139,11 @@ def execute(arguments: list[str]) -> int:
         click.echo(error.format_message(), err=True)
         return 2
     except Exception as error:  # noqa: BLE001 - the last line of defence; the user sees one line
-        if interrupt.requested():  # libraries turn an interruption into an error of their own
+        if signals.requested():  # libraries turn an interruption into an error of their own
             return _fail(_interrupted(""), as_json)
         if debug and not isinstance(error, click.ClickException):
-            click.echo(visible.text(traceback.format_exc()), err=True)
-        return _fail(mistakes.of(error), as_json)
+            click.echo(printable.text(traceback.format_exc()), err=True)
+        return _fail(error_output.of(error), as_json)
 
 
 def _options(arguments: Sequence[str]) -> list[str]:
@@ -158,12 +159,12 @@ def _debug_in_front(arguments: list[str]) -> list[str]:
     return [_DEBUG, *arguments[:place], *arguments[place + 1 :]]
 
 
-def _interrupted(remark: str) -> mistakes.Mistake:
+def _interrupted(remark: str) -> error_output.Mistake:
     said = "; ".join(filter(None, ["interrupted", remark]))
     message = f"{said}; what is finished is kept, run the same command again to continue"
-    return mistakes.Mistake(message=message, code=interrupt.code(), kind=mistakes.INTERRUPTED)
+    return error_output.Mistake(message=message, code=signals.code(), kind=error_output.INTERRUPTED)
 
 
-def _fail(mistake: mistakes.Mistake, as_json: bool) -> int:
-    mistakes.tell(mistake, as_json)
+def _fail(mistake: error_output.Mistake, as_json: bool) -> int:
+    error_output.tell(mistake, as_json)
     return mistake.code

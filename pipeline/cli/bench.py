@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from beam_jobs import writable
 from beam_jobs.errors import CorruptDataset
+from beam_jobs.storage import writable
+from pipeline.cli.click_groups import Group
 from pipeline.cli.common import config_option, json_option, print_json, say
 from pipeline.cli.completion_values import OP_CHAIN
-from pipeline.cli.grammar import Group
-from pipeline.cli.values import DIR, FILE, SPLIT
+from pipeline.cli.param_types import DIR, FILE, SPLIT
 
 if TYPE_CHECKING:
     from trainer.bench.measure import Bench
@@ -72,7 +72,7 @@ def bench_input(dataset: str, **values: Any) -> None:
     options = _options(values)
     if values["html"]:
         writable.check_file("--html", values["html"])
-    from trainer.allocator import keep_buffers
+    from trainer.training.malloc import keep_buffers
 
     keep_buffers()  # as in training
     from trainer.bench.bottleneck import find_bottleneck
@@ -111,7 +111,7 @@ def _explained(dataset: str, split: str) -> Iterator[None]:
     """Turns what TensorFlow says of a damaged shard into which record it is."""
     import tensorflow as tf
 
-    from trainer.damage import find_damage
+    from trainer.input.corrupt_records import find_damage
 
     try:
         yield

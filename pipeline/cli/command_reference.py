@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import click
 
 from pipeline.cli import cli
-from pipeline.cli.grammar import GENERAL, summary
+from pipeline.cli.click_groups import GENERAL, summary
 
 _INTRODUCTION = """# Command reference
 

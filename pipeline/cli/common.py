@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from beam_jobs import visible
+from beam_jobs.common import printable
 from beam_jobs.errors import OptionError
 from beam_jobs.options import (
     DUPLICATE_POLICIES,
@@ -25,9 +25,9 @@ from beam_jobs.options import (
     UNREADABLE,
     parse_splits,
 )
+from pipeline.cli.click_groups import Option
 from pipeline.cli.completion_values import ASSIGNMENT
-from pipeline.cli.grammar import Option
-from pipeline.cli.values import FILE
+from pipeline.cli.param_types import FILE
 
 if TYPE_CHECKING:
     from beam_jobs.options import IngestOptions
@@ -103,7 +103,7 @@ def say(line: str) -> None:
 
 def echo(*lines: str, err: bool = False) -> None:
     """Prints lines; controls that names and labels hold, line feeds too, reach the terminal as escapes."""
-    click.echo(visible.lines(lines), err=err)
+    click.echo(printable.lines(lines), err=err)
 
 
 def colour() -> bool | None:
@@ -148,7 +148,7 @@ def _flag(name: str) -> str:
 
 def print_json(values: Mapping[str, Any]) -> None:
     """Prints a result for machines."""
-    click.echo(visible.to_json(values))
+    click.echo(printable.to_json(values))
 
 
 _PLAIN = (

@@ -8,11 +8,11 @@ import os
 import click
 
 from beam_jobs import storage
+from pipeline.cli.click_groups import Command
 from pipeline.cli.common import config_option, echo, json_option, print_json, say, set_option
-from pipeline.cli.grammar import Command
-from pipeline.cli.values import FILE
+from pipeline.cli.param_types import FILE
 
-TARGETS = {"airflow": "pipeline.run_airflow", "kubeflow": "pipeline.run_kubeflow"}
+TARGETS = {"airflow": "pipeline.runners.airflow", "kubeflow": "pipeline.runners.kubeflow"}
 
 
 @click.command("compile", cls=Command)
@@ -29,7 +29,7 @@ def command(target: str, config_path: str, out: str, assignments: tuple[str, ...
       feedline compile --target airflow -c pipeline.yaml --out dags/photos.py
       feedline compile --target kubeflow -c pipeline.yaml --out photos.json
     """
-    from pipeline.settings import gather
+    from pipeline.settings.layers import gather
 
     settings = gather(config_path, {}, assignments)
     with settings.explained():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
-from pipeline.cli.grammar import Command
+from pipeline.cli.click_groups import Command
 
 
 class _Bash(BashComplete):

@@ -59,17 +59,17 @@ def _chains(incomplete: str) -> list[str]:
 
 def _settings() -> list[str]:
     """Returns the dotted names of all settings that take a value, in the order of the page that describes them."""
-    from pipeline import setting_names
+    from pipeline.settings import catalog
 
-    every = [f"{section}.{name}".lstrip(".") for section in _sections() for name in setting_names.names(section)]
-    return [name for name in every if not setting_names.is_section(name)]
+    every = [f"{section}.{name}".lstrip(".") for section in _sections() for name in catalog.names(section)]
+    return [name for name in every if not catalog.is_section(name)]
 
 
 def _sections() -> list[str]:
-    from pipeline import setting_names
     from pipeline.config import TARGET_SECTIONS
+    from pipeline.settings import catalog
 
-    return [*setting_names.sections(), *TARGET_SECTIONS]
+    return [*catalog.sections(), *TARGET_SECTIONS]
 
 
 OP_CHAIN = OpChain()

@@ -8,9 +8,9 @@ import time
 import click
 
 from beam_jobs.errors import OptionError
+from pipeline.cli.click_groups import Command
 from pipeline.cli.common import echo, json_option, print_json, program, say
-from pipeline.cli.grammar import Command
-from pipeline.cli.values import DIR
+from pipeline.cli.param_types import DIR
 
 
 @click.command("demo", cls=Command)
@@ -28,7 +28,8 @@ def command(root: str, as_json: bool) -> None:
     Example:
       feedline demo --root demo_run
     """
-    from pipeline import demo, run_local
+    from pipeline import demo
+    from pipeline.runners import local
 
     started = time.monotonic()
     images = os.path.join(root, "images")
@@ -37,8 +38,8 @@ def command(root: str, as_json: bool) -> None:
         first = demo.write_images(images)
     except OSError as error:
         raise OptionError(f"root {root} cannot be written: {error.strerror}") from error
-    summary = run_local.run(demo.config(images, root), say)
-    from pipeline.summary import check_pushed, text
+    summary = local.run(demo.config(images, root), say)
+    from pipeline.runs.summary import check_pushed, text
 
     if as_json:
         print_json(summary.to_json())

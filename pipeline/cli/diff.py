@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from beam_jobs import visible
+from beam_jobs.common import printable
+from pipeline.cli.click_groups import Command
 from pipeline.cli.common import echo, json_option, print_json
-from pipeline.cli.grammar import Command
-from pipeline.cli.values import DIR
+from pipeline.cli.param_types import DIR
 
 if TYPE_CHECKING:
-    from beam_jobs.diff import Changes, Difference
+    from beam_jobs.dataset.diff import Changes, Difference
 
 _DIFFERENT = 3
 _DIGITS = 16  # of a digest
@@ -47,7 +47,7 @@ def command(old: str, new: str, limit: int, exit_code: bool, as_json: bool) -> N
       feedline diff dataset newer_dataset --limit 0 --json
       feedline diff gs://bucket/dataset dataset --exit-code
     """
-    from beam_jobs.diff import diff
+    from beam_jobs.dataset.diff import diff
 
     found = diff(old, new, limit)
     if as_json:
@@ -60,7 +60,7 @@ def command(old: str, new: str, limit: int, exit_code: bool, as_json: bool) -> N
 
 def _print(found: Difference, names: tuple[str, str], limit: int) -> None:
     for side, name, digest, written in zip("AB", names, found.digests, found.written, strict=True):
-        echo(f"{side}  {digest[:_DIGITS]}  {written:,} images  {visible.line(name)}")
+        echo(f"{side}  {digest[:_DIGITS]}  {written:,} images  {printable.line(name)}")
     if found.is_equal:
         echo("equal")
         return
@@ -77,10 +77,10 @@ def _lines(found: Difference, limit: int) -> Iterator[str]:
         yield from _images(kind, getattr(found, kind))
     for kind, names in found.labels.items():
         yield from ("", f"classes {kind}")
-        yield from _limited([f"  {visible.line(name)}" for name in names], limit)
+        yield from _limited([f"  {printable.line(name)}" for name in names], limit)
     for split, changes in found.classes.items():
-        yield from ("", f"images of a class in {visible.line(split)}, change of its share")
-        lines = [f"  {one.share:+8.2%}  {one.old:>9,} -> {one.new:<9,}  {visible.line(one.label)}" for one in changes]
+        yield from ("", f"images of a class in {printable.line(split)}, change of its share")
+        lines = [f"  {one.share:+8.2%}  {one.old:>9,} -> {one.new:<9,}  {printable.line(one.label)}" for one in changes]
         yield from _limited(lines, limit)
     yield from _facts(found)
     if found.options:
@@ -102,9 +102,9 @@ def _images(kind: str, changes: Changes) -> Iterator[str]:
         return
     yield from ("", _WORDS.get(kind, kind))
     for image in changes.images:
-        key, label = (visible.line(image[name]) for name in ("key", "label"))
+        key, label = (printable.line(image[name]) for name in ("key", "label"))
         if kind in _SIGNS:
-            yield f"  {_SIGNS[kind]} {key}  {visible.line(image['split'])}" + (f"  {label}" if label else "")
+            yield f"  {_SIGNS[kind]} {key}  {printable.line(image['split'])}" + (f"  {label}" if label else "")
         else:
             yield f"  ~ {key}{_pair(kind, image)}"
     yield from _rest(changes.count - len(changes.images))
@@ -114,7 +114,7 @@ def _pair(kind: str, image: Mapping[str, Any]) -> str:
     name = _PAIRS[kind]
     if not name:
         return ""
-    before, after = (visible.line(image[f"{side}{name}"]) or "(none)" for side in ("", "new_"))
+    before, after = (printable.line(image[f"{side}{name}"]) or "(none)" for side in ("", "new_"))
     return f" -> {after}" if name == "key" else f"  {before} -> {after}"
 
 
@@ -122,18 +122,18 @@ def _facts(found: Difference) -> Iterator[str]:
     for split, changes in found.facts.items():
         apart = [one for one in changes if one.jensen_shannon > 0 or one.old != one.new]
         if apart:
-            yield from ("", f"sizes of images in {visible.line(split)}: Jensen-Shannon, least / middle / greatest")
+            yield from ("", f"sizes of images in {printable.line(split)}: Jensen-Shannon, least / middle / greatest")
         for one in apart:
             before, after = (" / ".join(f"{value:,.6g}" for value in side) for side in (one.old, one.new))
             yield f"  {one.name:<11} {one.jensen_shannon:.3f}  {before} -> {after}"
 
 
 def _options(options: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
-    from beam_jobs.diff_facts import shown
+    from beam_jobs.dataset.diff_facts import shown
 
     for name, values in options.items():
-        before, after = map(visible.line, shown(values))
-        yield f"  {visible.line(name)}  {before} -> {after}"
+        before, after = map(printable.line, shown(values))
+        yield f"  {printable.line(name)}  {before} -> {after}"
 
 
 def _limited(lines: list[str], limit: int) -> Iterator[str]:

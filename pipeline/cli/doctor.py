@@ -6,10 +6,10 @@ from dataclasses import asdict
 
 import click
 
-from beam_jobs import visible
+from beam_jobs.common import printable
 from pipeline import doctor
+from pipeline.cli.click_groups import Command
 from pipeline.cli.common import config_option, echo, json_option, print_json, set_option
-from pipeline.cli.grammar import Command
 from pipeline.doctor import Check
 
 NOT_READY = 3
@@ -34,7 +34,7 @@ def command(target: str, config_path: str | None, assignments: tuple[str, ...], 
       feedline doctor --config pipeline.yaml
       feedline doctor --target kubeflow --config pipeline.yaml
     """
-    from pipeline.settings import gather
+    from pipeline.settings.layers import gather
 
     settings = gather(config_path, {}, assignments)
     found = []
@@ -54,6 +54,6 @@ def command(target: str, config_path: str | None, assignments: tuple[str, ...], 
 
 def _show(check: Check) -> None:
     mark = click.style(f"{check.mark:<7}", fg=_COLOURS[check.mark])
-    click.echo(f"{mark}  {check.name:<20}  {visible.line(check.detail)}")
+    click.echo(f"{mark}  {check.name:<20}  {printable.line(check.detail)}")
     if not check.ok:
         echo(f"{'':<31}repair:  {check.remedy}")

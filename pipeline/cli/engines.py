@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import click
 import yaml
 
-from beam_jobs import yaml_text
-from beam_jobs.engines import ENGINES, Engine, options_of
+from beam_jobs.common import yaml_text
 from beam_jobs.errors import OptionError
+from beam_jobs.runners import ENGINES, Engine, options_of
 from pipeline.cli.common import config_option
-from pipeline.mapping import from_mapping
+from pipeline.settings.from_mapping import from_mapping
 
 F = TypeVar("F", bound=Callable[..., Any])
 _DEFAULT = "local"

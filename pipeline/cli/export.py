@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
+from beam_jobs.common.wording import plural
 from beam_jobs.export.about import About
 from beam_jobs.export.options import FORMATS, STREAMED, ExportOptions
-from beam_jobs.wording import plural
-from pipeline import interrupt
-from pipeline.cli import mistakes
+from pipeline.cli import error_output
+from pipeline.cli.click_groups import Command, Option
 from pipeline.cli.common import echo, json_option, print_json
-from pipeline.cli.grammar import Command, Option
-from pipeline.cli.values import DIR, SPLIT
+from pipeline.cli.param_types import DIR, SPLIT
+from pipeline.runs import signals
 
 _ABOUT = "Croissant metadata"
 
@@ -77,15 +77,15 @@ def command(
     options = ExportOptions(dataset=dataset, to=to, out=out, splits=splits, shard_mb=shard_mb, about=About(**about))
     try:
         from beam_jobs.export.run import export
-        from pipeline.cli.bar import watch
+        from pipeline.cli.progress_bar import watch
 
         found = export(options, watch=watch)
     except (KeyboardInterrupt, Exception) as stop:
         # Libraries turn an interruption into an error of their own.
-        if not isinstance(stop, KeyboardInterrupt) and not interrupt.requested():
+        if not isinstance(stop, KeyboardInterrupt) and not signals.requested():
             raise
-        mistake = mistakes.Mistake(message=_stopped(options), code=interrupt.code(), kind=mistakes.INTERRUPTED)
-        mistakes.tell(mistake, as_json)
+        mistake = error_output.Mistake(message=_stopped(options), code=signals.code(), kind=error_output.INTERRUPTED)
+        error_output.tell(mistake, as_json)
         raise click.exceptions.Exit(mistake.code) from stop
     if as_json:
         print_json(found.to_json())

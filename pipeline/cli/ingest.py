@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from beam_jobs.storage import is_remote, join
+from pipeline.cli.click_groups import Command
 from pipeline.cli.common import check_useful, echo, ingest_options, ingest_settings, json_option, print_json, say
 from pipeline.cli.engines import engine_of, engine_options
-from pipeline.cli.grammar import Command
+from pipeline.cli.param_types import DIR, PATH
 from pipeline.cli.run import option_names
-from pipeline.cli.values import DIR, PATH
-from pipeline.dataset_lines import aligned, dataset_lines
+from pipeline.runs.dataset_lines import aligned, dataset_lines
 
 if TYPE_CHECKING:
-    from beam_jobs.engines import Engine
     from beam_jobs.options import IngestOptions
+    from beam_jobs.runners import Engine
 
 
 @click.command("ingest", cls=Command)
@@ -60,10 +60,13 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
       feedline ingest photos --out dataset --runner flink --dry-run
       feedline ingest gs://bucket/photos --out gs://bucket/set -c pipeline.yaml
     """
-    from beam_jobs import append, generations, manifest, sources, spans
+    from beam_jobs import sources
+    from beam_jobs.dataset import manifest
     from beam_jobs.options import IngestOptions
-    from pipeline.mapping import from_mapping
-    from pipeline.settings import gather
+    from beam_jobs.sources import spans
+    from beam_jobs.stages import append, generations
+    from pipeline.settings.from_mapping import from_mapping
+    from pipeline.settings.layers import gather
 
     config_path, runner, runner_options = (values.pop(name) for name in ("config_path", "runner", "runner_options"))
     dry_run = values.pop("dry_run")
@@ -87,8 +90,8 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
         _show_estimate(options, engine, as_json)
         return
     from beam_jobs import ingest
-    from beam_jobs.dry_run import Billed
-    from pipeline.cli.bar import watch
+    from beam_jobs.stages.dry_run import Billed
+    from pipeline.cli.progress_bar import watch
 
     if isinstance(engine, Billed):
         engine.check(options)
@@ -105,7 +108,7 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
 def _kept(section: Any) -> dict[str, Any]:
     """Returns what the section `ingest` says of how to ingest; from where and to where is said by arguments."""
     from pipeline.config import NOT_IN_A_PIPELINE
-    from pipeline.mapping import not_a_section
+    from pipeline.settings.from_mapping import not_a_section
 
     if not isinstance(section, Mapping):
         raise not_a_section("ingest", section)
@@ -113,7 +116,7 @@ def _kept(section: Any) -> dict[str, Any]:
 
 
 def _show_estimate(options: IngestOptions, engine: Engine, as_json: bool) -> None:
-    from beam_jobs.dry_run import estimate
+    from beam_jobs.stages.dry_run import estimate
 
     found = estimate(options, engine)
     if as_json:

@@ -10,10 +10,10 @@ import click
 
 from beam_jobs import storage
 from beam_jobs.errors import OptionError
+from pipeline.cli.click_groups import Command
 from pipeline.cli.common import echo, json_option, print_json, program, say
-from pipeline.cli.grammar import Command
-from pipeline.cli.values import DIR, PATH
-from pipeline.starter import CONFIG_NAME, DEFAULT_SOURCE, files
+from pipeline.cli.param_types import DIR, PATH
+from pipeline.settings.init_templates import CONFIG_NAME, DEFAULT_SOURCE, files
 
 
 @click.command("init", cls=Command)

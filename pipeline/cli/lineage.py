@@ -6,9 +6,9 @@ import os
 
 import click
 
+from pipeline.cli.click_groups import Command
 from pipeline.cli.common import json_option, print_json
-from pipeline.cli.grammar import Command
-from pipeline.cli.values import DIR
+from pipeline.cli.param_types import DIR
 
 
 @click.command("lineage", cls=Command)
@@ -27,10 +27,10 @@ def command(model: str, root: str, as_json: bool) -> None:
       feedline lineage work/artifacts/Trainer/model/7 --json
       feedline lineage copy_of_a_model --root work
     """
-    from pipeline.history import open_store
-    from pipeline.lineage import trace
-    from pipeline.lineage_find import DATABASE_NAME, find, find_root, locator, newest
-    from pipeline.lineage_text import text
+    from pipeline.runs.history import open_store
+    from pipeline.runs.lineage import trace
+    from pipeline.runs.lineage_find import DATABASE_NAME, find, find_root, locator, newest
+    from pipeline.runs.lineage_text import text
 
     root = find_root(model, root)
     database = os.path.join(root, DATABASE_NAME)

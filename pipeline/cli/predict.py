@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from beam_jobs import visible
+from beam_jobs.common import printable
 from beam_jobs.errors import DataError, SourceError
+from pipeline.cli.click_groups import Command
 from pipeline.cli.common import echo, json_option, print_json, say
-from pipeline.cli.grammar import Command
-from pipeline.cli.values import DIR, FILE
+from pipeline.cli.param_types import DIR, FILE
 
 if TYPE_CHECKING:
-    from trainer.predict import Prediction
+    from trainer.serving.predict import Prediction
 
 
 @click.command("predict", cls=Command)
@@ -39,13 +39,13 @@ def command(context: click.Context, model: str, images: tuple[str, ...], as_json
     """
     for path in images:
         _check_file(path)
-    from trainer.predict import predict
+    from trainer.serving.predict import predict
 
     refused: dict[str, str] = {}
 
     def refuse(path: str, error: SourceError) -> None:
         refused[path] = str(error)
-        say(f"left out: {visible.line(error)}")
+        say(f"left out: {printable.line(error)}")
 
     predictions = predict(model, images, refuse)
     if as_json:
@@ -59,8 +59,8 @@ def command(context: click.Context, model: str, images: tuple[str, ...], as_json
 
 def _show(predictions: list[Prediction]) -> None:
     for prediction in predictions:
-        labels = [f"{visible.line(label.text)}  {label.probability:.4f}" for label in prediction.labels]
-        echo("  ".join([visible.line(prediction.path), *(labels or ["no label over 0.5"])]))
+        labels = [f"{printable.line(label.text)}  {label.probability:.4f}" for label in prediction.labels]
+        echo("  ".join([printable.line(prediction.path), *(labels or ["no label over 0.5"])]))
 
 
 def _check_file(path: str) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from beam_jobs import writable
 from beam_jobs.errors import SourceError
+from beam_jobs.storage import writable
+from pipeline.cli.click_groups import Command
 from pipeline.cli.common import config_option, echo, json_option, print_json
-from pipeline.cli.grammar import Command
-from pipeline.cli.values import DIR, FILE
+from pipeline.cli.param_types import DIR, FILE
 
 
 @click.command("report", cls=Command)
@@ -56,6 +56,6 @@ def _input_options(path: str) -> dict[str, Any]:
 
 
 def _newest(model: str) -> str:
-    from trainer.predict import newest_version
+    from trainer.serving.predict import newest_version
 
     return newest_version(model)

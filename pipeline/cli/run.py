@@ -10,6 +10,7 @@ import click
 
 from beam_jobs.errors import OptionError
 from components.dataset_gate.limits import MODES
+from pipeline.cli.click_groups import Command
 from pipeline.cli.common import (
     check_useful,
     config_option,
@@ -22,12 +23,11 @@ from pipeline.cli.common import (
     say,
     set_option,
 )
-from pipeline.cli.grammar import Command
-from pipeline.cli.values import DIR, FILE, PATH
-from pipeline.starter import CONFIG_NAME
+from pipeline.cli.param_types import DIR, FILE, PATH
+from pipeline.settings.init_templates import CONFIG_NAME
 
 if TYPE_CHECKING:
-    from pipeline.settings import Settings
+    from pipeline.settings.layers import Settings
 
 
 @click.command("run", cls=Command)
@@ -78,8 +78,8 @@ def command(
       feedline run --config pipeline.yaml --set train.learning_rate=0.001
       feedline run --config pipeline.yaml --show-config
     """
-    from pipeline import run_local
-    from pipeline.settings import gather
+    from pipeline.runners import local
+    from pipeline.settings.layers import gather
 
     settings = gather(config_path, _given(values), assignments, options=option_names(context.command, values))
     if "root" not in settings.values:
@@ -95,8 +95,8 @@ def command(
     if config.ingest:
         check_useful(values, config.ingest)
     with settings.explained():
-        summary = run_local.run(config, say)
-    from pipeline.summary import check_pushed, text
+        summary = local.run(config, say)
+    from pipeline.runs.summary import check_pushed, text
 
     if as_json:
         print_json(summary.to_json())
@@ -115,12 +115,12 @@ def _hint(config_path: str | None) -> str:
 
 
 def _show(settings: Settings, as_json: bool) -> None:
-    from pipeline import settings_text
+    from pipeline.settings import listing
 
     if as_json:
-        print_json(settings_text.to_json(settings))
+        print_json(listing.to_json(settings))
     else:
-        click.echo(settings_text.text(settings))
+        click.echo(listing.text(settings))
 
 
 _PLACES = {
@@ -153,7 +153,7 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def option_names(command: click.Command, values: Mapping[str, Any]) -> dict[str, str]:
     """Returns dotted key -> option, such as `train.epochs` -> `--epochs`, of all options that set one."""
-    from pipeline.settings import gather
+    from pipeline.settings.layers import gather
 
     names = {parameter.name: parameter.opts[0] for parameter in command.params}
     found = {}

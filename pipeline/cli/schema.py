@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from beam_jobs import storage, writable
+from beam_jobs import storage
 from beam_jobs.errors import DataError, OptionError
+from beam_jobs.storage import writable
+from pipeline.cli.click_groups import Group
 from pipeline.cli.common import echo, json_option, print_json, say
-from pipeline.cli.grammar import Group
-from pipeline.cli.values import DIR, FILE, PATH
+from pipeline.cli.param_types import DIR, FILE, PATH
 
 if TYPE_CHECKING:
     from tensorflow_metadata.proto.v0 import schema_pb2
@@ -47,7 +48,7 @@ def init(dataset: str, out: str, overwrite: bool, as_json: bool) -> None:
     Example:
       feedline schema init dataset --out schema.pbtxt
     """
-    from beam_jobs import manifest
+    from beam_jobs.dataset import manifest
 
     manifest.load(dataset)  # says in no time what is wrong with it
     writable.check_file("--out", out)
@@ -122,7 +123,7 @@ def diff(old: str, new: str, as_json: bool) -> None:
 
 
 def _load(path: str) -> schema_pb2.Schema:
-    from beam_jobs import manifest
+    from beam_jobs.dataset import manifest
     from components.schema import files
 
     if os.path.isdir(path) or manifest.is_published(path):
@@ -131,7 +132,7 @@ def _load(path: str) -> schema_pb2.Schema:
 
 
 def _inferred(directory: str) -> schema_pb2.Schema:
-    from beam_jobs import manifest
+    from beam_jobs.dataset import manifest
 
     manifest.load(directory)
     say(f"reading {directory} for its statistics")

@@ -15,11 +15,11 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from beam_jobs.yaml_text import one_line
+from beam_jobs.common.yaml_text import one_line
 from pipeline.cli.run import command, option_names
 from pipeline.config import TARGET_SECTIONS
-from pipeline.setting_names import names, sections
-from pipeline.target_settings import target_options
+from pipeline.settings.catalog import names, sections
+from pipeline.settings.targets import target_options
 
 _TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false", types.NoneType: "null"}
 _PAGES = {

@@ -7,13 +7,13 @@ from contextlib import suppress
 
 import click
 
+from beam_jobs.common.machine import cores
+from beam_jobs.common.wording import WARNING, plural
 from beam_jobs.errors import CorruptDataset
-from beam_jobs.machine import cores
-from beam_jobs.wording import WARNING, plural
-from pipeline import interrupt
+from pipeline.cli.click_groups import Command
 from pipeline.cli.common import echo, json_option, print_json
-from pipeline.cli.grammar import Command
-from pipeline.cli.values import DIR
+from pipeline.cli.param_types import DIR
+from pipeline.runs import signals
 
 _SHOWN = 20
 
@@ -41,13 +41,13 @@ def command(dataset: str, threads: int, as_json: bool) -> None:
     """
     from dataclasses import asdict
 
-    from beam_jobs.verify import verify
+    from beam_jobs.dataset.verify import verify
 
     # PyArrow imports pandas, if there is one, where it first compares with a value, and loses a signal that comes then.
-    interrupt.hold()
+    signals.hold()
     with suppress(ImportError):
         importlib.import_module("pandas")
-    interrupt.install()
+    signals.install()
     result = verify(dataset, threads or cores())
     if as_json:
         print_json(asdict(result))

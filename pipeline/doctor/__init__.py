@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from beam_jobs import validate
+from beam_jobs.common import validate
 
 NETWORK_TIMEOUT_S = 5.0
 TARGETS = {

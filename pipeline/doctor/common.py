@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from beam_jobs import child_python, stack
-from beam_jobs import writable as places
+from beam_jobs import stack
+from beam_jobs.common import child_python
 from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.storage import is_remote
+from beam_jobs.storage import writable as places
 from pipeline import config as configuration
 from pipeline.doctor import Check
 

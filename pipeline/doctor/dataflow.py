@@ -8,9 +8,9 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from beam_jobs.engines import dataflow_package
-from beam_jobs.engines.dataflow import Options
 from beam_jobs.errors import OptionError
+from beam_jobs.runners import dataflow_package
+from beam_jobs.runners.dataflow import Options
 from pipeline.doctor import NETWORK_TIMEOUT_S, Check, common
 
 _ENGINE = "dataflow"

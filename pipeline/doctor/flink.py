@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from beam_jobs.engines import flink_cluster, flink_java
-from beam_jobs.engines.flink import Options, worker_path
 from beam_jobs.errors import OptionError
+from beam_jobs.runners import flink_cluster, flink_java
+from beam_jobs.runners.flink import Options, worker_path
 from pipeline.doctor import NETWORK_TIMEOUT_S, Check, common
 
 _ENGINE = "flink"

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from beam_jobs.errors import FeedlineError
-from pipeline import placeholders
 from pipeline.doctor import Check, common
+from pipeline.settings import placeholders
 
 _EXTRAS = ("tfx", "kubeflow")
 
@@ -55,7 +55,7 @@ def compiled(settings: Mapping[str, Any]) -> Check:
     with tempfile.TemporaryDirectory(prefix="feedline-doctor-") as directory:
         out = os.path.join(directory, "pipeline.yaml")
         try:
-            from pipeline.run_kubeflow import compile as compile_kubeflow
+            from pipeline.runners.kubeflow import compile as compile_kubeflow
 
             compile_kubeflow(settings, out)
         except (FeedlineError, ImportError) as error:

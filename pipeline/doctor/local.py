@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from beam_jobs import child_python, machine
+from beam_jobs.common import child_python, machine
 from beam_jobs.errors import FeedlineError
 from beam_jobs.storage import is_remote
 from pipeline.doctor import Check, common
@@ -48,14 +48,14 @@ def configuration(settings: Mapping[str, Any]) -> Check:
     found = common.configured(settings)
     if not settings or not found.ok:
         return found
-    from pipeline import run_local
     from pipeline.config import build
+    from pipeline.runners import local
 
     config = build(settings)
     if is_remote(config.pattern):
         return found
     try:
-        run_local.preflight(config)
+        local.preflight(config)
     except FeedlineError as error:
         return Check(name=found.name, ok=False, detail=str(error), remedy=common.SHOW)
     return found
@@ -66,7 +66,7 @@ def beam() -> Check:
     try:
         import apache_beam
 
-        from beam_jobs.jobs import local_pipeline
+        from beam_jobs.runners.beam_job import local_pipeline
 
         pipeline = local_pipeline()
         pipeline | apache_beam.Create([1]) | apache_beam.Map(str)

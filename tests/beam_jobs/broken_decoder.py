@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import decoders
+from beam_jobs.images import sandbox
 
 # Python imports a module of this name at its start; this one waits for the import of the decoder to break its parts.
 _SITE = """
@@ -16,7 +16,7 @@ import os, signal, sys, time
 
 class Breaker:
     def find_spec(self, name, path=None, target=None):
-        if name != "beam_jobs.decoders.worker":
+        if name != "beam_jobs.images.sandbox.worker":
             return None
         sys.meta_path.remove(self)
         from beam_jobs import decode, images, thumbnail
@@ -72,6 +72,6 @@ def broken_decoders(folder: Path) -> Iterator[None]:
     (folder / "sitecustomize.py").write_text(_SITE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder))
-        decoders.close()
+        sandbox.close()
         yield
-    decoders.close()
+    sandbox.close()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from beam_jobs import tables
-from beam_jobs.examine import ExamineTask, facts_path, rejects_path
+from beam_jobs.dataset import schemas
 from beam_jobs.options import ImageLimits, PixelOptions
-from beam_jobs.reader import Reader
-from beam_jobs.scan import Bucket, scan
+from beam_jobs.sources.image_reader import Reader
+from beam_jobs.stages.examine import ExamineTask, facts_path, rejects_path
+from beam_jobs.stages.scan import Bucket, scan
 from beam_jobs.types import ImageRef
 from tests.beam_jobs.make_rows import make_ref
 from tests.beam_jobs.web_server import HERE
@@ -49,8 +49,8 @@ def task_of(source: Path, work: str = "work", **fields) -> ExamineTask:
 
 
 def facts_of(task: ExamineTask, bucket: Bucket) -> list[dict]:
-    return tables.read(facts_path(task.reader.work, bucket)).to_pylist()
+    return schemas.read(facts_path(task.reader.work, bucket)).to_pylist()
 
 
 def rejects_of(task: ExamineTask, bucket: Bucket) -> list[dict]:
-    return tables.read(rejects_path(task.reader.work, bucket)).to_pylist()
+    return schemas.read(rejects_path(task.reader.work, bucket)).to_pylist()

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import tables
-from beam_jobs.examine import ExamineTask, examine_bucket, facts_path
+from beam_jobs.dataset import schemas
 from beam_jobs.options import TableColumns
-from beam_jobs.plan import Plan, make_plan
-from beam_jobs.reader import Reader
-from beam_jobs.scan import Scan, scan
-from beam_jobs.sources.folders import ClassFolders
-from beam_jobs.write import ShardTask, WriteTask, shard_tasks
+from beam_jobs.planning.plan import Plan, make_plan
+from beam_jobs.sources.class_folders import ClassFolders
+from beam_jobs.sources.image_reader import Reader
+from beam_jobs.stages.examine import ExamineTask, examine_bucket, facts_path
+from beam_jobs.stages.scan import Scan, scan
+from beam_jobs.stages.write import ShardTask, WriteTask, shard_tasks
 from tests.beam_jobs.make_archives import KINDS
 from tests.beam_jobs.make_rows import make_options
 
@@ -39,7 +39,7 @@ def stages(photos: Path, tmp_path: Path) -> Stages:
     for bucket in scanned.buckets:
         examine_bucket(bucket, examine_task)
     paths = [facts_path(str(work), bucket) for bucket in scanned.buckets]
-    plan = make_plan(tables.concat(paths, tables.EXAMINED), OPTIONS)
+    plan = make_plan(schemas.concat(paths, schemas.EXAMINED), OPTIONS)
     return Stages(
         scanned=scanned,
         examine_task=examine_task,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from beam_jobs.reader import Reader
 from beam_jobs.sources.hidden import HiddenNames
+from beam_jobs.sources.image_reader import Reader
 from beam_jobs.types import ImageRef
 
 

@@ -151,7 +151,7 @@ def serving(monkeypatch: pytest.MonkeyPatch, directory: Path) -> Iterator[GcsSer
     """Runs a server and sets the environment that the client of Google Storage customarily reads."""
     from apache_beam.internal.gcp import auth
 
-    from beam_jobs.stores import gcs
+    from beam_jobs.storage.object_stores import gcs
 
     server = GcsServer()
     host = f"http://127.0.0.1:{server.server_port}"

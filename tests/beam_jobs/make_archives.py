@@ -7,7 +7,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from beam_jobs.sources.archives import TarSource, ZipSource
+from beam_jobs.sources.archive import TarSource, ZipSource
 from tests.make_images import jpeg, png
 
 FOLDERS = {"cat/a.jpg": jpeg(1), "cat/b.png": png(2), "dog/deep/c.JPEG": jpeg(3)}

@@ -7,7 +7,7 @@ import zlib
 
 import pyarrow as pa
 
-from beam_jobs import tables
+from beam_jobs.dataset import schemas
 from beam_jobs.options import IngestOptions
 from beam_jobs.types import ImageFacts, ImageRecord, ImageRef
 
@@ -46,7 +46,7 @@ def make_record(encoded: bytes = b"pixels", **fields) -> ImageRecord:
 
 
 def examined(*rows: tuple[ImageRef, ImageFacts]) -> pa.Table:
-    return pa.Table.from_pylist([tables.examined_row(ref, facts) for ref, facts in rows], tables.EXAMINED)
+    return pa.Table.from_pylist([schemas.examined_row(ref, facts) for ref, facts in rows], schemas.EXAMINED)
 
 
 def many(count: int, start: int = 0) -> list[tuple[ImageRef, ImageFacts]]:

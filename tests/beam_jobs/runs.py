@@ -7,7 +7,7 @@ from pathlib import Path
 
 import apache_beam as beam
 
-from beam_jobs.jobs import local_pipeline
+from beam_jobs.runners.beam_job import local_pipeline
 
 
 class Recorder:

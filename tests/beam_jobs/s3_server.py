@@ -24,7 +24,7 @@ def _endpoint() -> str:
 
 def use_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets the environment that the clients of S3 customarily read, and nothing else."""
-    from beam_jobs.stores import s3
+    from beam_jobs.storage.object_stores import s3
 
     for name, value in {
         "AWS_ENDPOINT_URL": _endpoint(),

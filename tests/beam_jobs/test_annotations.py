@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
 
-from beam_jobs import tables
-from beam_jobs.annotations import MAX_DRAWN_PX, box_fault, check, record_objects
+from beam_jobs.dataset import schemas
 from beam_jobs.errors import BadImage
-from beam_jobs.geometry import Geometry, geometry
-from beam_jobs.masks import move
+from beam_jobs.images.annotations import MAX_DRAWN_PX, box_fault, check, record_objects
+from beam_jobs.images.geometry import Geometry, geometry
+from beam_jobs.images.masks import move
 from beam_jobs.options import PixelOptions
 from beam_jobs.types import Annotations, ImageObject, RecordObject
 from tests.beam_jobs.make_rows import make_ref
@@ -286,7 +286,7 @@ def test_what_was_accepted_can_be_written(seed):
 def test_annotations_survive_the_tables_of_the_ingest():
     annotations = said(item(segmentation=POLYGONS), item(segmentation=RUNS), mask="m.png", weight=0.5)
     ref = make_ref(annotations=annotations)
-    again = tables.annotations_of(tables.ref_row(ref)["annotations"])
+    again = schemas.annotations_of(schemas.ref_row(ref)["annotations"])
     assert record_objects(again, SMALL, {"cat": 1}) == record_objects(annotations, SMALL, {"cat": 1})
     assert json.dumps(vars(again.objects[0])) == json.dumps(vars(annotations.objects[0]))
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import manifest, tables
+from beam_jobs.dataset import manifest, schemas
+from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import CorruptDataset, OptionError, TooManyRejects
 from beam_jobs.ingest import run
 from beam_jobs.inspect import find_record
 from beam_jobs.options import IngestOptions, PixelOptions
-from beam_jobs.verify import verify
 from tests.beam_jobs.runs import KilledAfterWriting, Recorder, files_under, shards_under
 from tests.make_images import class_folders, jpeg
 
@@ -31,11 +31,11 @@ def options(source, tmp_path) -> IngestOptions:
 
 
 def rows_of(options: IngestOptions) -> dict[str, dict]:
-    return {row["key"]: row for row in tables.read(os.path.join(options.out, "images.parquet")).to_pylist()}
+    return {row["key"]: row for row in schemas.read(os.path.join(options.out, "images.parquet")).to_pylist()}
 
 
 def rejects_of(options: IngestOptions) -> dict[str, str]:
-    rows = tables.read(os.path.join(options.out, "rejects.parquet")).to_pylist()
+    rows = schemas.read(os.path.join(options.out, "rejects.parquet")).to_pylist()
     return {row["key"]: row["reason"] for row in rows}
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
-from beam_jobs.reader import Reader
-from beam_jobs.sources import samples as samples_module
-from beam_jobs.sources.archives import TarSource, ZipSource
+from beam_jobs.sources import webdataset as samples_module
+from beam_jobs.sources.archive import TarSource, ZipSource
+from beam_jobs.sources.image_reader import Reader
 from beam_jobs.types import Annotations
 from tests.beam_jobs.entries import contents, found_in, only
 from tests.beam_jobs.make_archives import add, make_zip

@@ -9,9 +9,9 @@ import pytest
 
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
-from beam_jobs.slices import Slice
-from beam_jobs.sources import samples as samples_module
-from beam_jobs.sources.archives import TarSource, ZipSource
+from beam_jobs.sources import webdataset as samples_module
+from beam_jobs.sources.archive import TarSource, ZipSource
+from beam_jobs.sources.byte_range import Slice
 from tests.beam_jobs.entries import contents, found_in, hidden_in
 from tests.beam_jobs.make_archives import FOLDERS, add, make_tar, make_zip
 from tests.beam_jobs.object_store import SCHEME

@@ -11,10 +11,10 @@ import pytest
 
 from beam_jobs.errors import BadImage, SourceError
 from beam_jobs.options import TableColumns
-from beam_jobs.reader import Reader
-from beam_jobs.slices import Slice
-from beam_jobs.sources import members, tar_headers
-from beam_jobs.sources.archives import TarSource, ZipSource
+from beam_jobs.sources import archive_members, tar_headers
+from beam_jobs.sources.archive import TarSource, ZipSource
+from beam_jobs.sources.byte_range import Slice
+from beam_jobs.sources.image_reader import Reader
 from tests.beam_jobs.entries import contents, found_in, only
 from tests.beam_jobs.make_archives import FOLDERS, KINDS, add, make_tar, make_zip
 from tests.make_images import jpeg
@@ -417,7 +417,7 @@ def test_zip_members_that_share_bytes_are_taken_once(tmp_path, within):
 def test_a_zip_directory_too_large_to_hold_is_not_read(tmp_path, monkeypatch):
     source = ZipSource(str(make_zip(tmp_path / "x.zip", FOLDERS)), TableColumns())
     assert len(list(source.entries())) == 3
-    monkeypatch.setattr(members, "_MAX_ZIP_DIRECTORY_BYTES", 100)
+    monkeypatch.setattr(archive_members, "_MAX_ZIP_DIRECTORY_BYTES", 100)
     with pytest.raises(SourceError, match=r"x\.zip is no zip archive, or damaged: a header claims \d+ bytes$"):
         list(source.entries())
 

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from packaging.version import Version
 
-from beam_jobs import tables
+from beam_jobs.dataset import schemas
+from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import CorruptDataset, SourceError
 from beam_jobs.options import TableColumns
-from beam_jobs.sources.tables import ParquetTable
-from beam_jobs.verify import verify
+from beam_jobs.sources.table import ParquetTable
 
 _METADATA = {b"ARROW:extension:name": b"arrow.py_extension_type"}
 
@@ -56,7 +56,7 @@ def test_the_trap_is_one(trap):
 
 _READ = """
 from beam_jobs.options import TableColumns
-from beam_jobs.sources.tables import ParquetTable
+from beam_jobs.sources.table import ParquetTable
 import sys
 try:
     ParquetTable(sys.argv[1], TableColumns()).header()
@@ -82,7 +82,7 @@ def test_a_source_and_a_table_of_a_dataset_are_refused_in_one_line(trap):
     with pytest.raises(SourceError, match=r"cannot be read past row 0: a column has a pickled Python type.*$"):
         list(table.rows())
     with pytest.raises(CorruptDataset, match=r"cannot be read: a column has a pickled Python type.*$"):
-        tables.read_published(str(path))
+        schemas.read_published(str(path))
     assert not proof.exists()
 
 

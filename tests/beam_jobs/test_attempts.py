@@ -12,12 +12,14 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from beam_jobs import ingest, manifest, storage, tables, transforms
-from beam_jobs.examine import ExamineTask, examine_bucket, facts_path, rejects_path
+from beam_jobs import ingest, storage
+from beam_jobs.dataset import manifest, schemas
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
-from beam_jobs.reader import Reader
-from beam_jobs.scan import Bucket, scan
-from beam_jobs.write import load_sidecar, shard_path, write_shard
+from beam_jobs.sources.image_reader import Reader
+from beam_jobs.stages import transforms
+from beam_jobs.stages.examine import ExamineTask, examine_bucket, facts_path, rejects_path
+from beam_jobs.stages.scan import Bucket, scan
+from beam_jobs.stages.write import load_sidecar, shard_path, write_shard
 from tests.beam_jobs import gcs_server, kill, s3_server
 from tests.beam_jobs.make_rows import make_ref
 from tests.beam_jobs.runs import files_under
@@ -79,8 +81,8 @@ def test_two_attempts_at_a_bucket_leave_the_result_of_one(place, tmp_path):
     for seed in seeds_of(place):
         work = storage.join(place, str(seed))
         outcomes = Turns(seed, work).run(*(attempt(bucket, base, work) for base in bases))
-        facts = tables.read(facts_path(work, bucket)).to_pylist()
-        rejects = tables.read(rejects_path(work, bucket)).to_pylist()
+        facts = schemas.read(facts_path(work, bucket)).to_pylist()
+        rejects = schemas.read(rejects_path(work, bucket)).to_pylist()
         assert sorted(row["key"] for row in (*facts, *rejects)) == sorted(FILES), seed
         # Both attempts tell of the same result, which is the one that is there.
         assert {(one.good, one.rejected) for one in outcomes} == {(len(facts), len(rejects))}, seed

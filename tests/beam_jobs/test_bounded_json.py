@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from beam_jobs import bounded_json
+from beam_jobs.storage import bounded_json
 
 DEEP = "[" * 100_000
 AT_THE_LIMIT = "[" * bounded_json.MAX_DEPTH + "]" * bounded_json.MAX_DEPTH

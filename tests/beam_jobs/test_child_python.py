@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import child_python
+from beam_jobs.common import child_python
 from tests.make_images import jpeg
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ def hostile(tmp_path, monkeypatch) -> Path:
 
 
 def decode(tmp_path):
-    from beam_jobs.decoders.pool import Pool
+    from beam_jobs.images.sandbox.pool import Pool
 
     pool = Pool()
     with pool.decoder(1) as decoder:
@@ -59,13 +59,14 @@ def decode(tmp_path):
 def export_model(tmp_path):
     import keras
 
-    from trainer import InputOptions, parse_ops, serving
+    from trainer import InputOptions, parse_ops
+    from trainer.serving import export
 
     rest = {"ops": parse_ops(InputOptions(image_side_px=8).eval_spec), "labels": ("a", "b"), "side_px": 8}
     inputs = keras.Input([8, 8, 3], dtype="uint8")
     model = keras.Model(inputs, keras.layers.Dense(2, "softmax")(keras.layers.Flatten()(inputs)))
     path = str(tmp_path / "exported")
-    serving._export_with_tensorflow(model, {**rest, "path": path, "record_ops": (), "spec": serving.ServingSpec()})
+    export._export_with_tensorflow(model, {**rest, "path": path, "record_ops": (), "spec": export.ServingSpec()})
     assert os.path.exists(os.path.join(path, "saved_model.pb"))
 
 
@@ -92,11 +93,11 @@ def ask_python(tmp_path):
 
 
 def start_server(tmp_path):
-    from beam_jobs.engines import flink_server
+    from beam_jobs.runners import flink_job_server
 
     show = child_python.command("import os; print(repr(os.environ.get('PYTHONPATH')))")
     with open(tmp_path / "log", "w+b") as log:
-        assert flink_server._started(show, flink_server._NOTHING, log).wait(60) == 0
+        assert flink_job_server._started(show, flink_job_server._NOTHING, log).wait(60) == 0
         log.seek(0)
         assert log.read().strip() == b"None"  # the workers of the server have it too
 
@@ -119,14 +120,14 @@ def test_decoders_leave_the_working_directory_out_even_where_it_is_named(hostile
 
 def test_python_is_started_in_one_place():
     """The rest is `-I` on one file, and text for the user."""
-    others = {"beam_jobs/engines/flink_server.py", "pipeline/doctor/common.py"}
+    others = {"beam_jobs/runners/flink_job_server.py", "pipeline/doctor/common.py"}
     found = {
         path.relative_to(ROOT).as_posix()
         for package in ("beam_jobs", "components", "pipeline", "trainer")
         for path in (ROOT / package).rglob("*.py")
         if re.search(r"sys\.executable|\bmultiprocessing\b|ProcessPool", path.read_text(encoding="utf-8"))
     }
-    assert found == {"beam_jobs/child_python.py", *others}
+    assert found == {"beam_jobs/common/child_python.py", *others}
 
 
 @pytest.mark.parametrize(("python_path", "names"), [("", HOSTILE), (EMPTY, COMMAND)], ids=["none", "empty elements"])
@@ -153,7 +154,7 @@ def test_no_command_executes_files_of_the_working_directory(command, python_path
 
 
 def test_a_container_executes_no_file_of_the_working_directory(hostile):
-    from pipeline import kubeflow_container
+    from pipeline.runners import kubeflow_container
 
     code = kubeflow_container.COMMAND[2].removesuffix("; main()")  # which imports TFX
     subprocess.run([sys.executable, "-c", code], check=True, env=child_python.environment())

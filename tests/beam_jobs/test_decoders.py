@@ -14,11 +14,12 @@ import numpy as np
 import psutil
 import pytest
 
-from beam_jobs import decoders, images, masks
-from beam_jobs.decoders import frames, pool
-from beam_jobs.decoders.pool import Closed, Decoder, Died, Pool
 from beam_jobs.errors import BadImage, FeedlineError
-from beam_jobs.geometry import geometry
+from beam_jobs.images import masks, sandbox
+from beam_jobs.images import process as images
+from beam_jobs.images.geometry import geometry
+from beam_jobs.images.sandbox import frames, pool
+from beam_jobs.images.sandbox.pool import Closed, Decoder, Died, Pool
 from beam_jobs.options import ImageLimits, PixelOptions
 from tests.beam_jobs.broken_decoder import broken_decoders
 from tests.make_images import crop, encode, jpeg, png
@@ -36,7 +37,7 @@ def broken(tmp_path_factory):
 
 
 def looked_at(files, limits=LIMITS, processes=1):
-    return decoders.examine(files, limits, COPY, "all", processes)
+    return sandbox.examine(files, limits, COPY, "all", processes)
 
 
 def expected(files):
@@ -51,7 +52,7 @@ def expected(files):
 @pytest.mark.parametrize("facts", ["all", "basic"])
 def test_a_decoder_answers_what_a_call_would(pixels, facts):
     files = [*GOOD, encode(crop(4), "WEBP"), jpeg(5)[:500], b"no image"]
-    answers = decoders.examine(files, LIMITS, pixels, facts, 2)
+    answers = sandbox.examine(files, LIMITS, pixels, facts, 2)
     assert answers[:4] == [images.examine(data, LIMITS, pixels, facts) for data in files[:4]]
     for data, answer in zip(files[4:], answers[4:], strict=True):
         with pytest.raises(BadImage) as wanted:
@@ -67,9 +68,9 @@ def test_a_mask_is_what_a_call_makes_of_it():
     indices = np.ascontiguousarray(crop(1)[..., 0])
     mask = encode(indices, "PNG")
     plan = geometry(PixelOptions(policy="resize", side_px=20), *indices.shape)
-    assert decoders.normalise_mask(mask, plan, LIMITS, 1) == masks.normalise_mask(mask, plan, LIMITS)
+    assert sandbox.normalise_mask(mask, plan, LIMITS, 1) == masks.normalise_mask(mask, plan, LIMITS)
     with pytest.raises(BadImage, match="bad_mask"):
-        decoders.normalise_mask(jpeg(1), plan, LIMITS, 1)
+        sandbox.normalise_mask(jpeg(1), plan, LIMITS, 1)
 
 
 @pytest.mark.parametrize(
@@ -171,11 +172,11 @@ def test_a_decoder_that_is_ended_from_outside_costs_nothing():
 
 @pytest.mark.parametrize("noticed", [True, False])
 def test_decoders_that_ended_because_they_had_no_work_cost_nothing(monkeypatch, noticed):
-    decoders.close()
+    sandbox.close()
     together = threading.Barrier(5)
 
     def take():
-        with decoders._pool.decoder(5):
+        with sandbox._pool.decoder(5):
             together.wait(200)
 
     threads = [threading.Thread(target=take) for _ in range(5)]
@@ -183,7 +184,7 @@ def test_decoders_that_ended_because_they_had_no_work_cost_nothing(monkeypatch, 
         thread.start()
     for thread in threads:
         thread.join()
-    idle = list(decoders._pool._idle)
+    idle = list(sandbox._pool._idle)
     assert len(idle) == 5
     for one in idle:
         one._connection.shutdown(socket.SHUT_WR)  # to the decoder, that is the end of its work
@@ -211,15 +212,15 @@ def test_a_decoder_that_has_ended_is_not_killed_again():
 
 def test_a_limit_of_time_on_all_sockets_of_the_process_is_none_for_those_of_the_decoders():
     """Beam sets one as soon as it has signed in to Google Cloud."""
-    decoders.close()
+    sandbox.close()
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(60)
     try:
         for _ in range(10):
             assert looked_at(GOOD) == expected(GOOD)
             time.sleep(0.01)
-        assert len(decoders._pool._idle) == 1
-        assert decoders._pool._idle[0].is_there
+        assert len(sandbox._pool._idle) == 1
+        assert sandbox._pool._idle[0].is_there
     finally:
         socket.setdefaulttimeout(before)
 
@@ -230,7 +231,7 @@ def test_several_images_in_a_row_may_break_their_decoders():
 
 
 def test_threads_share_so_many_decoders():
-    decoders.close()
+    sandbox.close()
     threads = [threading.Thread(target=looked_at, args=(GOOD * 5, LIMITS, 2)) for _ in range(6)]
     for thread in threads:
         thread.start()
@@ -252,7 +253,7 @@ def test_a_stopped_ingest_waits_for_no_decoder():
     thread.start()
     while not own_decoders():
         time.sleep(0.05)
-    decoders.close()
+    sandbox.close()
     thread.join(60)
     assert failed == ["closed"]
     assert looked_at(GOOD) == expected(GOOD)  # the next one starts anew
@@ -260,10 +261,10 @@ def test_a_stopped_ingest_waits_for_no_decoder():
 
 def test_after_a_stop_nobody_is_served_until_all_is_closed():
     looked_at(GOOD)
-    decoders.stop()
+    sandbox.stop()
     with pytest.raises(Closed):
         looked_at(GOOD)
-    decoders.close()
+    sandbox.close()
     assert looked_at(GOOD) == expected(GOOD)
 
 
@@ -274,23 +275,23 @@ def test_the_process_that_decoders_come_from_may_end(name):
         if is_nursery(process):
             process.send_signal(getattr(signal, name))
     assert looked_at(GOOD) == expected(GOOD)
-    decoders.close()
+    sandbox.close()
     assert looked_at(GOOD) == expected(GOOD)
 
 
 def test_a_decoder_holds_tensorflow_and_nothing_of_keras():
     looked_at(GOOD)
-    mapped = {entry.path for entry in psutil.Process(decoders._pool._idle[0].pid).memory_maps()}
+    mapped = {entry.path for entry in psutil.Process(sandbox._pool._idle[0].pid).memory_maps()}
     assert any("/tensorflow/" in path for path in mapped)
     assert not [path for path in mapped if "/jaxlib/" in path or "/sklearn/" in path or "/matplotlib/" in path]
 
 
 def test_no_decoder_outlives_the_process_it_works_for(tmp_path):
     code = (
-        "import os, signal; from beam_jobs import decoders; from beam_jobs.options import *; "
+        "import os, signal; from beam_jobs.images import sandbox; from beam_jobs.options import *; "
         "from tests.make_images import jpeg; "
-        "decoders.examine([jpeg(1)], ImageLimits(), PixelOptions(), 'all', 1); "
-        "print(*[one.pid for one in decoders._pool._idle], flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+        "sandbox.examine([jpeg(1)], ImageLimits(), PixelOptions(), 'all', 1); "
+        "print(*[one.pid for one in sandbox._pool._idle], flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=250)
     (pid,) = map(int, done.stdout.split())
@@ -306,7 +307,7 @@ def test_a_forked_process_has_decoders_of_its_own():
     if not child:
         code = 1
         try:
-            code = 0 if not decoders._pool._idle and looked_at(GOOD) == expected(GOOD) else 2
+            code = 0 if not sandbox._pool._idle and looked_at(GOOD) == expected(GOOD) else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -381,7 +382,7 @@ def test_a_frame_of_nonsense_is_the_end(text):
 
 
 def is_nursery(process: psutil.Process) -> bool:
-    return any("beam_jobs.decoders.nursery" in part for part in process.cmdline())
+    return any("beam_jobs.images.sandbox.fork_server" in part for part in process.cmdline())
 
 
 def own_decoders() -> list[psutil.Process]:

@@ -8,8 +8,8 @@ import resource
 
 import pytest
 
-from beam_jobs import disk
 from beam_jobs.errors import DiskError, FeedlineError, SourceError
+from beam_jobs.storage import disk
 
 
 def os_error(number: int, path: object = None) -> OSError:

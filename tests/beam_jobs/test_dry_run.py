@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import dry_run_sample
-from beam_jobs.dry_run import estimate
-from beam_jobs.engines import costs, dataflow, flink, local
 from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, PixelOptions
-from beam_jobs.reader import Reader
+from beam_jobs.runners import cost_estimate, dataflow, flink, local
+from beam_jobs.sources.image_reader import Reader
+from beam_jobs.stages import dry_run_sample
+from beam_jobs.stages.dry_run import estimate
 
 RESULTS = Path(__file__).parent.parent.parent / "benchmarks" / "results" / "latest.json"
 
@@ -128,11 +128,11 @@ def test_engines_with_slots_are_timed_by_them(photos, tmp_path):
 def test_the_time_holds_that_of_the_start(photos, tmp_path):
     work = work_of(photos, tmp_path / "out")
     here = estimate(options(photos, tmp_path / "out", threads=1), local.Options()).bill
-    assert here.values["seconds"] == pytest.approx(costs.LOCAL_START_SECONDS + work.core_seconds, rel=0.01)
+    assert here.values["seconds"] == pytest.approx(cost_estimate.LOCAL_START_SECONDS + work.core_seconds, rel=0.01)
     assert here.lines["time"].startswith("12 s, of which 12 s are starting, on 1 cores")
     there = flink.Options(parallelism=1).bill(work)
-    assert there.values["start_seconds"] == costs.FLINK_START_SECONDS > costs.LOCAL_START_SECONDS
-    assert there.values["seconds"] == pytest.approx(costs.FLINK_START_SECONDS + work.core_seconds, rel=0.01)
+    assert there.values["start_seconds"] == cost_estimate.FLINK_START_SECONDS > cost_estimate.LOCAL_START_SECONDS
+    assert there.values["seconds"] == pytest.approx(cost_estimate.FLINK_START_SECONDS + work.core_seconds, rel=0.01)
 
 
 def test_an_output_that_cannot_be_written_is_told_before_the_source_is_listed(photos, dataset, tmp_path):
@@ -185,31 +185,33 @@ def test_the_measured_seconds_are_those_of_the_benchmarks():
         ("raw", "all"): "ingest, raw 224, every fact",
     }
     for key, name in small.items():
-        assert costs.RATES_SMALL[key] == pytest.approx(results["ingest"][name]["rate"], rel=0.33)
+        assert cost_estimate.RATES_SMALL[key] == pytest.approx(results["ingest"][name]["rate"], rel=0.33)
     name = "ingest 2000x1500, resize to 256, every fact"
-    assert costs.RATES_LARGE["resize", "all"] == pytest.approx(results["large"][name]["rate"], rel=0.33)
-    assert pytest.approx(results["large"][name]["base"], rel=0.33) == costs.DECODE_LARGE
+    assert cost_estimate.RATES_LARGE["resize", "all"] == pytest.approx(results["large"][name]["rate"], rel=0.33)
+    assert pytest.approx(results["large"][name]["base"], rel=0.33) == cost_estimate.DECODE_LARGE
 
 
 def test_seconds_meet_the_measured_sizes_and_grow_with_the_image():
     for policy in ("copy", "resize"):
         chosen = big_options(pixels=PixelOptions(policy=policy))
-        small = costs.core_seconds(chosen, costs.SMALL_MEGAPIXELS)
-        assert small == pytest.approx(costs.CORES / costs.RATES_SMALL[policy, "all"])
-        assert costs.core_seconds(chosen, 12.0) > costs.core_seconds(chosen, 3.0) > small
-        assert costs.core_seconds(chosen, 0.0) > 0
+        small = cost_estimate.core_seconds(chosen, cost_estimate.SMALL_MEGAPIXELS)
+        assert small == pytest.approx(cost_estimate.CORES / cost_estimate.RATES_SMALL[policy, "all"])
+        assert cost_estimate.core_seconds(chosen, 12.0) > cost_estimate.core_seconds(chosen, 3.0) > small
+        assert cost_estimate.core_seconds(chosen, 0.0) > 0
     resize = big_options(pixels=PixelOptions(policy="resize"))
-    assert costs.core_seconds(resize, costs.LARGE_MEGAPIXELS) == pytest.approx(2 / costs.RATES_LARGE["resize", "all"])
-    assert costs.core_seconds(big_options(facts="basic"), 1.0) < costs.core_seconds(big_options(), 1.0)
+    assert cost_estimate.core_seconds(resize, cost_estimate.LARGE_MEGAPIXELS) == pytest.approx(
+        2 / cost_estimate.RATES_LARGE["resize", "all"]
+    )
+    assert cost_estimate.core_seconds(big_options(facts="basic"), 1.0) < cost_estimate.core_seconds(big_options(), 1.0)
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(0.2, "under 1 s"), (59.4, "59 s"), (1800, "30 min"), (7200, "2 h"), (400_000, "110 h")]
 )
 def test_times_are_told_in_the_unit_that_fits(value, text):
-    assert costs.duration(value) == text
+    assert cost_estimate.duration(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(999, "1 kB"), (12, "12 B"), (1.26e9, "1.3 GB"), (5e15, "5,000 TB")])
 def test_sizes_are_told_in_the_unit_that_fits(value, text):
-    assert costs.size(value) == text
+    assert cost_estimate.size(value) == text

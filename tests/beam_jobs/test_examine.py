@@ -11,8 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beam_jobs import images, masks, sealed, tables
-from beam_jobs.examine import (
+from beam_jobs.common.progress import Progress, local
+from beam_jobs.dataset import schemas
+from beam_jobs.images import masks, process
+from beam_jobs.images.geometry import geometry
+from beam_jobs.options import ImageLimits, PixelOptions
+from beam_jobs.sources.byte_range import Slice
+from beam_jobs.stages.examine import (
     DIRECTORY,
     Examined,
     ExamineTask,
@@ -22,11 +27,8 @@ from beam_jobs.examine import (
     forget_transient,
     sweep,
 )
-from beam_jobs.geometry import geometry
-from beam_jobs.options import ImageLimits, PixelOptions
-from beam_jobs.progress import Progress, local
-from beam_jobs.scan import Bucket
-from beam_jobs.slices import Slice
+from beam_jobs.stages.scan import Bucket
+from beam_jobs.storage import checksummed_json
 from beam_jobs.types import Annotations, ImageObject, ImageRef
 from tests.beam_jobs.buckets import FILES, MIXED, bucket_of, bucket_of_refs, facts_of, rejects_of, task_of, write_files
 from tests.beam_jobs.make_rows import make_ref
@@ -51,9 +53,9 @@ def results(task: ExamineTask) -> dict[str, str]:
 
 def content_of(path: Path) -> object:
     if path.suffix == ".parquet":
-        return tables.read(str(path)).to_pylist()
+        return schemas.read(str(path)).to_pylist()
     if path.suffix == ".json":
-        values = sealed.read(str(path))
+        values = checksummed_json.read(str(path))
         return {**values, "files": sorted(values["files"])}  # the facts name their spool, so their checksum differs
     return path.read_bytes()
 
@@ -66,8 +68,8 @@ def test_good_and_bad_images_go_into_their_tables_in_order(source):
     bucket, task = bucket_of(source, *FILES, "none.jpg"), task_of(source)
     total = sum(map(len, FILES.values()))
     assert examine_bucket(bucket, task) == Examined(good=4, rejected=3, bytes=total, resumed=False)
-    facts = tables.read(facts_path(task.reader.work, bucket))
-    assert facts.schema == tables.EXAMINED
+    facts = schemas.read(facts_path(task.reader.work, bucket))
+    assert facts.schema == schemas.EXAMINED
     # What a file is called does not matter, only what it holds.
     assert [(row["key"], row["format"]) for row in facts.to_pylist()] == [
         ("1.jpg", "jpeg"),
@@ -75,7 +77,7 @@ def test_good_and_bad_images_go_into_their_tables_in_order(source):
         ("4", "png"),
         ("5.txt", "jpeg"),
     ]
-    assert tables.facts_of(facts.to_pylist()[2]).sha256 == images.examine(FILES["4"], ImageLimits())[1].sha256
+    assert schemas.facts_of(facts.to_pylist()[2]).sha256 == process.examine(FILES["4"], ImageLimits())[1].sha256
     rejects = rejects_of(task, bucket)
     assert [(row["key"], row["stage"], row["reason"], row["bytes"]) for row in rejects] == [
         ("2.png", "examine", "not_an_image", 4),
@@ -88,8 +90,8 @@ def test_good_and_bad_images_go_into_their_tables_in_order(source):
 def test_a_bucket_of_bad_images_has_an_empty_table_of_facts(source):
     bucket, task = bucket_of(source, "2.png"), task_of(source)
     assert examine_bucket(bucket, task).good == 0
-    facts = tables.read(facts_path(task.reader.work, bucket))
-    assert (len(facts), facts.schema) == (0, tables.EXAMINED)
+    facts = schemas.read(facts_path(task.reader.work, bucket))
+    assert (len(facts), facts.schema) == (0, schemas.EXAMINED)
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -151,10 +153,10 @@ def test_what_has_to_change_is_kept_in_the_spool_and_nothing_else(source):
     assert {key for key, row in rows.items() if row["normalised"]} == set(CHANGED)
     stored = {key: task.reader.read(row["uri"], row["slice"]) for key, row in rows.items()}
     for key, data in MIXED.items():
-        expected, facts = images.examine(data, task.limits)
+        expected, facts = process.examine(data, task.limits)
         assert stored[key] == expected
         assert rows[key]["crc32c"] == google_crc32c.value(expected)
-        assert tables.facts_of(rows[key]).sha256 == facts.sha256
+        assert schemas.facts_of(rows[key]).sha256 == facts.sha256
     (spool,) = spools(task)
     assert spool.stat().st_size == sum(len(stored[key]) for key in CHANGED)  # no second copy of the rest
 
@@ -178,7 +180,7 @@ def test_an_image_in_a_container_stays_there_unless_it_has_to_change(source):
     untouched, changed = facts_of(task, bucket)
     assert untouched["slice"] == lies[0]
     assert Slice.parse(changed["slice"]).method == "spool"
-    assert task.reader.read("b.webp", changed["slice"]) == images.examine(MIXED["b.webp"], task.limits)[0]
+    assert task.reader.read("b.webp", changed["slice"]) == process.examine(MIXED["b.webp"], task.limits)[0]
 
 
 def test_an_image_that_grows_over_the_limit_when_it_is_made_plain_is_read_back_whole(source):
@@ -395,7 +397,7 @@ def test_what_is_said_of_an_image_must_fit_it(source, key, said, detail):
     rejects = rejects_of(task, bucket)
     assert [row["reason"] for row in rejects] == (["bad_annotation"] if detail else [])
     assert all(row["detail"].startswith(detail) for row in rejects)
-    assert [tables.annotations_of(row["annotations"]) for row in facts_of(task, bucket)] == ([] if detail else [said])
+    assert [schemas.annotations_of(row["annotations"]) for row in facts_of(task, bucket)] == ([] if detail else [said])
 
 
 def url_refs(source: Path, server, *paths: str) -> Bucket:
@@ -456,4 +458,4 @@ def test_results_move_with_their_work_directory(source):
     moved = task_of(source, "elsewhere")
     assert examine_bucket(bucket, moved) == replace(first, resumed=True)
     stored = [moved.reader.read(row["uri"], row["slice"]) for row in facts_of(moved, bucket)]
-    assert stored == [images.examine(data, task.limits)[0] for data in MIXED.values()]
+    assert stored == [process.examine(data, task.limits)[0] for data in MIXED.values()]

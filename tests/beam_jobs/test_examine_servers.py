@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import decoders, tables
-from beam_jobs.examine import ExamineTask, examine_bucket, facts_path
+from beam_jobs.dataset import schemas
+from beam_jobs.images import sandbox
 from beam_jobs.options import ImageLimits, PixelOptions
-from beam_jobs.reader import Reader
-from beam_jobs.scan import Bucket, scan
+from beam_jobs.sources.image_reader import Reader
+from beam_jobs.stages.examine import ExamineTask, examine_bucket, facts_path
+from beam_jobs.stages.scan import Bucket, scan
 from beam_jobs.types import ImageRef
 from tests.beam_jobs.make_rows import make_ref
 from tests.beam_jobs.web_server import HERE, body, serving, status
@@ -49,7 +50,7 @@ def test_an_interruption_does_not_wait_for_servers_that_say_nothing(tmp_path, mo
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(decoders, "examine", interrupted)
+    monkeypatch.setattr(sandbox, "examine", interrupted)
     bucket = bucket_of(tmp_path, (make_ref(f"http://silent/{n}") for n in range(100)))
     reader = reader_of(tmp_path, _Slow)
     try:
@@ -62,14 +63,14 @@ def test_an_interruption_does_not_wait_for_servers_that_say_nothing(tmp_path, mo
 
 def test_images_of_a_server_are_decoded_in_lots_and_written_in_order(tmp_path, monkeypatch):
     lots = []
-    examine = decoders.examine
-    monkeypatch.setattr(decoders, "examine", lambda files, *rest: lots.append(len(files)) or examine(files, *rest))
+    examine = sandbox.examine
+    monkeypatch.setattr(sandbox, "examine", lambda files, *rest: lots.append(len(files)) or examine(files, *rest))
     pages = {f"/{n}.jpg": body(jpeg(n)) if n % 10 else status(404) for n in range(40)}
     with serving(pages) as server:
         bucket = bucket_of(tmp_path, (make_ref(server.url(f"/{n}.jpg")) for n in range(40)))
         task = task_of(reader_of(tmp_path))
         found = examine_bucket(bucket, task)
-    facts = tables.read(facts_path(task.reader.work, bucket)).to_pylist()
+    facts = schemas.read(facts_path(task.reader.work, bucket)).to_pylist()
     assert (found.good, found.rejected) == (36, 4)
     assert [row["key"].rpartition("/")[2] for row in facts] == [f"{n}.jpg" for n in range(40) if n % 10]
     assert sorted(lots) == [8, 14, 14]

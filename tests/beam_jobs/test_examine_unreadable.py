@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from beam_jobs import passes
 from beam_jobs.errors import Unreadable
-from beam_jobs.examine import UNREAD, examine_bucket, forget, is_done
+from beam_jobs.stages import retry
+from beam_jobs.stages.examine import UNREAD, examine_bucket, forget, is_done
 from beam_jobs.types import Annotations
 from tests.beam_jobs.buckets import MIXED, bucket_of_refs, rejects_of, task_of, write_files
 from tests.beam_jobs.make_rows import make_ref
@@ -56,7 +56,7 @@ def test_what_cannot_be_read_is_rejected_and_noted_where_that_is_asked_for(sourc
         *("bad.jpg", "examine", "unreadable", "Input/output error"),
         0,
     )
-    notes = passes.noted(f"{task.reader.work}/{UNREAD}")
+    notes = retry.noted(f"{task.reader.work}/{UNREAD}")
     assert notes == {bucket.name: (("bad.jpg", "Input/output error"),)}
     assert is_done(task.reader.work, bucket)
     forget(task.reader.work, bucket)
@@ -64,7 +64,7 @@ def test_what_cannot_be_read_is_rejected_and_noted_where_that_is_asked_for(sourc
 
 
 def test_a_bucket_of_which_nothing_can_be_read_is_given_up_early(source, sector, monkeypatch):
-    monkeypatch.setattr(passes, "MOST_FAULTS", 3)
+    monkeypatch.setattr(retry, "MOST_FAULTS", 3)
     refs = [make_ref(str(number), uri="bad.jpg") for number in range(50)]
     with pytest.raises(Unreadable) as fault:
         examine_bucket(bucket_of_refs(source, *refs), task_of(source))

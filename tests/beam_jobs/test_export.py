@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from beam_jobs import ingest, manifest, shards, storage
+from beam_jobs import ingest, storage
+from beam_jobs.dataset import manifest, shards
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 from beam_jobs.export import samples, staging
 from beam_jobs.export.about import About

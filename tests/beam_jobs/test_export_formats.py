@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from beam_jobs import ingest, manifest, record, tables, tfrecord
+from beam_jobs import ingest
+from beam_jobs.dataset import manifest, record, schemas, tfrecord
 from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.export import parquet
 from beam_jobs.export.names import safe_name
@@ -283,7 +284,7 @@ def described(path: Path) -> dict:
 
 
 def test_croissant_names_every_file_with_size_and_hash_and_leaves_the_dataset_as_it_was(dataset, tmp_path):
-    from beam_jobs.verify import verify
+    from beam_jobs.dataset.verify import verify
 
     before = {path: path.read_bytes() for path in dataset.rglob("*") if path.is_file()}
     run(dataset, "croissant", dataset)
@@ -305,7 +306,7 @@ def test_croissant_of_a_directory_of_its_own_points_to_the_dataset(dataset, tmp_
 
 def test_croissant_has_the_columns_the_splits_and_the_labels(dataset, tmp_path):
     sets = {one["@id"]: one for one in described(run(dataset, "croissant", tmp_path / "out"))["recordSet"]}
-    assert [field["name"] for field in sets["images"]["field"]] == tables.IMAGES.names
+    assert [field["name"] for field in sets["images"]["field"]] == schemas.IMAGES.names
     assert sets["splits"]["data"] == [
         {"splits/name": "train", "splits/role": "cr:TrainingSplit", "splits/images": 20},
         {"splits/name": "eval", "splits/role": "cr:ValidationSplit", "splits/images": 4},

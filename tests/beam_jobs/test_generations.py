@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import manifest
+from beam_jobs.dataset import manifest
+from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import OptionError, TooManyRejects
-from beam_jobs.generations import replace_dataset
 from beam_jobs.ingest import run
-from beam_jobs.jobs import local_pipeline
 from beam_jobs.options import IngestOptions
-from beam_jobs.verify import verify
+from beam_jobs.runners.beam_job import local_pipeline
+from beam_jobs.stages.generations import replace_dataset
 from tests.beam_jobs import kill
 from tests.make_images import class_folders, jpeg
 

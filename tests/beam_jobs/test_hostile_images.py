@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from beam_jobs import images, record
-from beam_jobs.decode import decode_rgb
+from beam_jobs.dataset import record
 from beam_jobs.errors import BadImage, RejectReason
+from beam_jobs.images import process
+from beam_jobs.images.decode import decode_rgb
 from beam_jobs.options import ImageLimits, PixelOptions
-from beam_jobs.reader import Reader
+from beam_jobs.sources.image_reader import Reader
 from beam_jobs.types import ImageFacts
 from tests.beam_jobs.hostile_rows import ACCEPTED, NORMALISED, REJECTED, SECTIONS, Row
 from tests.make_images import jpeg, png
@@ -54,7 +55,7 @@ def pixels_of(encoded: bytes, facts: ImageFacts) -> np.ndarray:
 @pytest.mark.parametrize("row", KEPT.values(), ids=KEPT)
 def test_a_file_that_can_be_used_trains_under_every_policy(row: Row, policy: str):
     data = row.make()
-    encoded, facts = images.examine(data, LIMITS, POLICIES[policy])
+    encoded, facts = process.examine(data, LIMITS, POLICIES[policy])
     changed = {"copy": "", "resize": "resized", "raw": "raw"}[policy]
     assert facts.normalised == "+".join(filter(None, (row.reason, changed)))
     assert (encoded is data) == (row.outcome == ACCEPTED and policy == "copy")
@@ -74,7 +75,7 @@ def test_a_file_that_can_be_used_trains_under_every_policy(row: Row, policy: str
 @pytest.mark.parametrize("row", LOST.values(), ids=LOST)
 def test_a_file_that_cannot_be_used_is_rejected_for_one_reason_under_every_policy(row: Row, policy: str):
     with pytest.raises(BadImage) as caught:
-        images.examine(row.make(), LIMITS, POLICIES[policy])
+        process.examine(row.make(), LIMITS, POLICIES[policy])
     assert caught.value.reason.value == row.reason
     assert caught.value.detail
     # The detail goes into rejects.parquet, which must not differ between two runs over the same files.
@@ -104,7 +105,7 @@ def test_no_damage_gets_past_the_examination(section: str, policy: str):
     kept = 0
     for number in range(300):
         try:
-            encoded, facts = images.examine(damaged(files[number % len(files)], random), limits, POLICIES[policy])
+            encoded, facts = process.examine(damaged(files[number % len(files)], random), limits, POLICIES[policy])
         except BadImage:
             continue
         assert pixels_of(encoded, facts).shape == (facts.height, facts.width, 3)
@@ -119,7 +120,7 @@ def test_the_name_of_a_file_says_nothing(data, kind, tmp_path):
     for name in ("a.jpg", "a.png", "a.txt", "a"):
         (tmp_path / name).write_bytes(data)
         assert (
-            images.examine(Reader(base=str(tmp_path), max_bytes=LIMITS.max_bytes).read(name), LIMITS)[1].format == kind
+            process.examine(Reader(base=str(tmp_path), max_bytes=LIMITS.max_bytes).read(name), LIMITS)[1].format == kind
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from beam_jobs.html_page import render_page
+from beam_jobs.common.html import render_page
 
 EVIL = "</title><script>1</script>"
 

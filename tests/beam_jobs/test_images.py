@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from beam_jobs import images
-from beam_jobs.decode import decode_rgb
 from beam_jobs.errors import BadImage, RejectReason
+from beam_jobs.images import process
+from beam_jobs.images.decode import decode_rgb
 from beam_jobs.options import ImageLimits, PixelOptions
 from tests.beam_jobs.make_hostile_images import GREY, PIXELS, SIXTEEN, animated, with_frame, with_orientation
 from tests.make_images import crop, encode, flipped, forged_png, jpeg, photograph, png, rotated_jpeg
@@ -43,7 +43,7 @@ def pixels_of(encoded: bytes, facts) -> np.ndarray:
 
 def examine(data: bytes, pixels: PixelOptions = COPY, limits: ImageLimits = LIMITS, facts: str = "all"):
     """Examines and asserts what holds for every image that is accepted."""
-    encoded, known = images.examine(data, limits, pixels, facts)
+    encoded, known = process.examine(data, limits, pixels, facts)
     stored = pixels_of(encoded, known)
     assert stored.shape == (known.height, known.width, 3)
     assert known.bytes == len(encoded)
@@ -111,7 +111,7 @@ def test_what_the_trainer_cannot_read_well_is_normalised(data, kind, source, cha
     assert (facts.format, facts.source_format, facts.channels, facts.normalised) == (kind, source, channels, reasons)
     assert (facts.height, facts.width) == (facts.source_height, facts.source_width) == (60, 80)
     assert facts.sha256 != facts.source_sha256
-    again, nothing_more = images.examine(encoded, LIMITS)
+    again, nothing_more = process.examine(encoded, LIMITS)
     assert (again, nothing_more.normalised) == (encoded, "")
 
 
@@ -140,7 +140,7 @@ REJECTED = {
 @pytest.mark.parametrize(("data", "reason", "detail"), REJECTED.values(), ids=REJECTED)
 def test_what_cannot_be_used_is_rejected_with_its_reason(data, reason, detail, pixels, facts):
     with pytest.raises(BadImage, match=f"^{reason.value}: ") as caught:
-        images.examine(data, LIMITS, pixels, facts)
+        process.examine(data, LIMITS, pixels, facts)
     assert caught.value.reason is reason
     assert re.search(detail, caught.value.detail), caught.value.detail
 
@@ -324,7 +324,7 @@ def test_the_limits_are_those_of_the_source():
     assert examine(JPEG, resize(20), tight)[1].height == 20
     for limits in (replace(tight, max_side_px=79), replace(tight, min_side_px=61)):
         with pytest.raises(BadImage, match="^too_"):
-            images.examine(JPEG, limits, resize(20))
+            process.examine(JPEG, limits, resize(20))
 
 
 def test_a_large_claim_in_few_bytes_is_accepted_only_where_it_can_be_true():

@@ -13,7 +13,9 @@ import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_jobs import ingest, manifest, tables
+from beam_jobs import ingest
+from beam_jobs.dataset import manifest, schemas
+from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import (
     CorruptDataset,
     DiskError,
@@ -25,7 +27,6 @@ from beam_jobs.errors import (
     TooManyRejects,
 )
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions, TableColumns
-from beam_jobs.verify import verify
 from tests.beam_jobs.object_store import SCHEME
 from tests.beam_jobs.runs import KilledAfterWriting, Recorder, files_under, shards_under
 from tests.make_images import class_folders, crop, encode, flipped, jpeg
@@ -51,7 +52,7 @@ def test_class_folders_become_a_sound_dataset(dataset, photos):
     assert {name: len(info.shards) for name, info in loaded.splits.items()} == {"train": 2, "eval": 2}
     checked = verify(str(dataset))
     assert (checked.records, checked.problems) == (24, [])
-    keys = tables.read(str(dataset / "images.parquet"))["key"].to_pylist()
+    keys = schemas.read(str(dataset / "images.parquet"))["key"].to_pylist()
     assert sorted(keys) == sorted(str(path.relative_to(photos)) for path in photos.rglob("*.*g"))
 
 
@@ -161,7 +162,7 @@ def test_rejects_are_published_with_their_reasons(tmp_path):
     result = ingest.run(with_bad_files(tmp_path, max_reject_ratio=0.2))
     assert (result.counts.found, result.counts.written) == (10, 8)
     assert result.counts.rejects == {"empty_file": 1, "not_an_image": 1}
-    rows = tables.read(str(tmp_path / "out" / "rejects.parquet")).to_pylist()
+    rows = schemas.read(str(tmp_path / "out" / "rejects.parquet")).to_pylist()
     assert [(row["key"], row["stage"], row["reason"], row["bytes"]) for row in rows] == [
         ("china/empty.jpg", "examine", "empty_file", 0),
         ("flower/notes.txt", "examine", "not_an_image", 6),
@@ -189,7 +190,7 @@ def test_too_many_rejects_publish_nothing_and_say_why(tmp_path):
         "b'a note'; known are jpeg, png, gif, bmp, tiff, webp). "
         f"All of them are in {options.out}/_work/rejects.parquet. Repair or remove them, or raise --max-reject-ratio"
     )
-    assert len(tables.read(f"{options.out}/_work/rejects.parquet")) == 2
+    assert len(schemas.read(f"{options.out}/_work/rejects.parquet")) == 2
     assert not manifest.is_published(options.out)
     # The ratio is not part of what was examined, so raising it goes on from there.
     recorder = Recorder()

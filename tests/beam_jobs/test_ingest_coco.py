@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
 
-from beam_jobs import ingest, record, tables, tfrecord
+from beam_jobs import ingest
+from beam_jobs.dataset import record, schemas, tfrecord
 from beam_jobs.options import IngestOptions, PixelOptions
 from tests.make_images import jpeg, rotated_jpeg
 
@@ -48,7 +49,7 @@ def options(tmp_path) -> IngestOptions:
 def records_of(options: IngestOptions) -> dict[str, dict]:
     path = f"{options.out}/Split-train/data-00000-of-00001.tfrecord"
     with open(path, "rb") as stream:
-        rows = tables.read(f"{options.out}/images.parquet").to_pylist()
+        rows = schemas.read(f"{options.out}/images.parquet").to_pylist()
         return {row["key"]: record.decode(tfrecord.read_record_at(stream, path, row["offset"])) for row in rows}
 
 
@@ -72,7 +73,7 @@ def test_everything_coco_says_reaches_the_records(options):
 
 def test_images_whose_annotations_cannot_be_theirs_are_rejected(options):
     ingest.run(options)
-    rejects = tables.read(f"{options.out}/rejects.parquet").to_pylist()
+    rejects = schemas.read(f"{options.out}/rejects.parquet").to_pylist()
     assert [(row["key"], row["stage"], row["reason"]) for row in rejects] == [
         ("runs.jpg", "examine", "bad_annotation"),
         ("turned.jpg", "examine", "bad_annotation"),

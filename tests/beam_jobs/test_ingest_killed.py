@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import manifest
+from beam_jobs.dataset import manifest
 from tests.beam_jobs import kill
 from tests.beam_jobs.runs import files_under
 

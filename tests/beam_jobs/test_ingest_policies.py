@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import images, ingest, manifest, record, tables, tfrecord
+from beam_jobs import ingest
+from beam_jobs.dataset import manifest, record, schemas, tfrecord
+from beam_jobs.dataset.verify import verify
+from beam_jobs.images import process
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
-from beam_jobs.verify import verify
 from tests.make_images import class_folders, crop, encode
 
 
@@ -20,7 +22,7 @@ def records_of(out: str) -> dict[str, dict[str, list]]:
     """Returns key -> what the record holds, found by `images.parquet`."""
     found = {}
     loaded = manifest.load(out)
-    for row in tables.read(f"{out}/images.parquet").to_pylist():
+    for row in schemas.read(f"{out}/images.parquet").to_pylist():
         path = loaded.shard_paths(out, row["split"])[row["shard"]]
         with open(path, "rb") as stream:
             found[row["key"]] = record.decode(tfrecord.read_record_at(stream, path, row["offset"]))
@@ -44,7 +46,7 @@ def test_every_policy_gives_a_sound_dataset_of_what_one_image_gives(tmp_path, pi
     assert (verify(options.out).problems, result.counts.written) == ([], 9)
     for key, values in records_of(options.out).items():
         data = (Path(options.source) / key).read_bytes()
-        encoded, known = images.examine(data, options.limits, pixels, facts)
+        encoded, known = process.examine(data, options.limits, pixels, facts)
         assert values[record.ENCODED] == [encoded]
         assert (values[record.HEIGHT], values[record.WIDTH]) == ([known.height], [known.width])
         assert values[record.FORMAT] == [known.format.encode()]

@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from beam_jobs import ingest, manifest, record, tables, tfrecord
+from beam_jobs import ingest
+from beam_jobs.dataset import manifest, record, schemas, tfrecord
+from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import EmptySplit, Float32Loss, SourceError
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions, TableColumns
-from beam_jobs.verify import verify
 from tests.make_images import encode, jpeg
 
 COLUMNS = TableColumns(
@@ -36,7 +37,7 @@ def write_table(tmp_path):
 def records_of(options) -> dict[str, dict]:
     """Returns key -> what the record holds, and the split it is in."""
     found = {}
-    for row in tables.read(f"{options.out}/images.parquet").to_pylist():
+    for row in schemas.read(f"{options.out}/images.parquet").to_pylist():
         path = f"{options.out}/Split-{row['split']}/data-00000-of-00001.tfrecord"
         with open(path, "rb") as stream:
             values = record.decode(tfrecord.read_record_at(stream, path, row["offset"]))
@@ -92,7 +93,7 @@ def test_bad_rows_are_rejected_and_good_ones_published(write_table):
     )
     result = ingest.run(IngestOptions(**{**vars(options), "max_reject_ratio": 0.8}))
     assert (result.counts.found, result.counts.written) == (7, 2)
-    rows = tables.read(f"{options.out}/rejects.parquet").to_pylist()
+    rows = schemas.read(f"{options.out}/rejects.parquet").to_pylist()
     assert [(row["key"], row["stage"], row["reason"]) for row in rows] == [
         ("a", "plan", "duplicate_key"),
         ("c", "scan", "unreadable"),
@@ -180,7 +181,7 @@ def test_masks_that_look_as_if_255_were_no_class_are_warned_of(tmp_path, values,
     warnings = ingest.run(options).remarks.warnings
     assert len(warnings) == bool(warning)
     assert all(one.startswith(warning) for one in warnings)
-    assert "mask_values" not in tables.read(f"{options.out}/images.parquet").column_names
+    assert "mask_values" not in schemas.read(f"{options.out}/images.parquet").column_names
 
 
 @pytest.mark.parametrize("policy", ["copy", "resize", "raw"])
@@ -211,7 +212,7 @@ def test_labels_weight_and_mask_reach_the_record(tmp_path, policy):
         assert list(stored.shape) == found[key][record.HEIGHT] + found[key][record.WIDTH]
         expected = {"copy": mask, "resize": mask[::2, ::2], "raw": mask[::2, 10:70:2]}[policy]
         np.testing.assert_array_equal(stored, expected)
-    (reject,) = tables.read(f"{options.out}/rejects.parquet").to_pylist()
+    (reject,) = schemas.read(f"{options.out}/rejects.parquet").to_pylist()
     assert (reject["key"], reject["stage"], reject["reason"]) == ("c.jpg", "examine", "bad_mask")
     assert reject["detail"] == "mask: 7x60 pixels; the image has 80x60"
 

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import generations, manifest, storage, workplace
+from beam_jobs import storage
+from beam_jobs.dataset import manifest
+from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import DatasetChanged, OptionError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
-from beam_jobs.verify import verify
+from beam_jobs.stages import generations, work_dir
 from tests.beam_jobs import s3_server
 from tests.beam_jobs.runs import Recorder, files_under
 from tests.faults.process import FEEDLINE, feedline, finish, start, wait_for
@@ -176,9 +178,9 @@ def test_where_the_parent_takes_no_files_the_lock_lies_in_the_output(source):
         os.chown(out, before, -1)
         os.chmod(out, 0o777)
         os.seteuid(before)
-        with workplace.alone(out):
+        with work_dir.alone(out):
             assert os.listdir(out) == [".feedline-lock"]
-            workplace.check_out(IngestOptions(source=str(source), out=out))
-            with pytest.raises(OptionError, match="out is in use by another ingest"), workplace.alone(out):
+            work_dir.check_out(IngestOptions(source=str(source), out=out))
+            with pytest.raises(OptionError, match="out is in use by another ingest"), work_dir.alone(out):
                 pass
         assert os.listdir(out) == []

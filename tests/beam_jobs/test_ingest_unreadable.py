@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import ingest, manifest, passes, tables
+from beam_jobs import ingest
+from beam_jobs.dataset import manifest, schemas
+from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import SourceChanged, TooManyRejects, Unreadable
 from beam_jobs.options import IngestOptions, TableColumns
-from beam_jobs.verify import verify
+from beam_jobs.stages import retry
 from tests.beam_jobs.object_store import SCHEME
 from tests.beam_jobs.runs import Recorder, files_under
 from tests.make_images import jpeg
@@ -38,7 +40,7 @@ class Sector:
 @pytest.fixture
 def options(tmp_path, monkeypatch) -> IngestOptions:
     """Eight images in a table, in units of two; in a store that tells neither size nor time beforehand."""
-    monkeypatch.setattr(passes, "WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr(retry, "WAITS_S", (0.0, 0.0))
     (tmp_path / "photos").mkdir()
     for number in range(IMAGES):
         (tmp_path / "photos" / f"{number}.jpg").write_bytes(jpeg(number))
@@ -118,7 +120,7 @@ def test_what_cannot_be_read_is_rejected_where_that_is_asked_for_and_tried_again
     rejecting = replace(options, unreadable="reject", max_reject_ratio=0.2)
     result = ingest.run(rejecting)
     assert (result.counts.written, result.counts.rejects) == (IMAGES - 1, {"unreadable": 1})
-    (reject,) = tables.read(f"{options.out}/rejects.parquet").to_pylist()
+    (reject,) = schemas.read(f"{options.out}/rejects.parquet").to_pylist()
     assert (reject["key"], reject["detail"]) == ("5", ERROR)
     sector.mend()
     result = ingest.run(replace(options, retry_rejects=True))
@@ -179,7 +181,7 @@ def test_a_change_has_its_own_unit_examined_again_and_no_other(options, tmp_path
 
 
 def test_a_change_ends_the_passes(options, plain, tmp_path):
-    shard_of = {row["key"]: row["shard"] for row in tables.read(str(tmp_path / "plain/images.parquet")).to_pylist()}
+    shard_of = {row["key"]: row["shard"] for row in schemas.read(str(tmp_path / "plain/images.parquet")).to_pylist()}
     unread, edited = (next(key for key, shard in shard_of.items() if shard == number) for number in range(2))
     sector = Sector(tmp_path / "photos" / f"{unread}.jpg")
 

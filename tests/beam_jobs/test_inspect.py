@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from beam_jobs import manifest, record, tables, tfrecord
+from beam_jobs.dataset import manifest, record, schemas, tfrecord
+from beam_jobs.dataset.lookup import record_lengths
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 from beam_jobs.ingest import run
 from beam_jobs.inspect import find_record, shown_value, summarise, summarise_file
-from beam_jobs.inspect.lookup import record_lengths
 from beam_jobs.inspect.parquet import view_table
 from beam_jobs.inspect.records import LOOKED_BYTES
 from beam_jobs.options import IngestOptions
@@ -85,7 +85,7 @@ def test_a_missing_file_is_named():
 
 
 def test_every_image_of_a_dataset_is_found_by_its_key(dataset):
-    for expected in tables.read(str(dataset / "images.parquet")).to_pylist():
+    for expected in schemas.read(str(dataset / "images.parquet")).to_pylist():
         row, values = find_record(str(dataset), expected["key"])
         assert row == expected
         assert values[record.FILENAME] == [expected["key"].encode()]
@@ -103,8 +103,8 @@ def test_every_image_of_a_dataset_is_found_by_its_key(dataset):
 )
 def test_a_row_that_leads_nowhere_is_a_corrupt_dataset(dataset, change, message):
     path = str(dataset / "images.parquet")
-    rows = [{**row, **change} for row in tables.read(path).to_pylist() if row["split"] == "train"]
-    tables.write(path, rows, tables.IMAGES)
+    rows = [{**row, **change} for row in schemas.read(path).to_pylist() if row["split"] == "train"]
+    schemas.write(path, rows, schemas.IMAGES)
     with pytest.raises(CorruptDataset, match=rf"images\.parquet names a record at {message}, and there is none"):
         find_record(str(dataset), rows[0]["key"])
 
@@ -127,7 +127,7 @@ def test_a_dropped_near_duplicate_names_the_set_of_what_it_looks_like(tmp_path):
     for name, quality in (("y.jpg", 95), ("z.jpg", 80)):
         (photos / "china" / name).write_bytes(jpeg(5, quality=quality))
     run(IngestOptions(source=str(photos), out=str(tmp_path / "out"), splits={"all": 1}, near_duplicates="drop"))
-    rows = tables.read(str(tmp_path / "out" / "images.parquet")).to_pylist()
+    rows = schemas.read(str(tmp_path / "out" / "images.parquet")).to_pylist()
     near = next(row["near"] for row in rows if row["key"] == "china/y.jpg")
     with pytest.raises(OptionError, match=rf"'china/z.jpg' was dropped .* set is {near}$"):
         find_record(str(tmp_path / "out"), "china/z.jpg")
@@ -136,7 +136,7 @@ def test_a_dropped_near_duplicate_names_the_set_of_what_it_looks_like(tmp_path):
 
 def test_a_damaged_or_missing_shard_is_named(dataset):
     shard = dataset / "Split-train" / "data-00000-of-00002.tfrecord"
-    rows = tables.read(str(dataset / "images.parquet")).to_pylist()
+    rows = schemas.read(str(dataset / "images.parquet")).to_pylist()
     key = next(row["key"] for row in rows if (row["split"], row["shard"], row["offset"]) == ("train", 0, 0))
     shard.write_bytes(flipped(shard.read_bytes(), 40))
     with pytest.raises(CorruptDataset, match=re.escape(f"{shard} has a corrupt record at offset 0")):
@@ -288,16 +288,16 @@ def test_the_lengths_of_all_records_are_known_without_the_shards(dataset):
 
 def test_a_table_of_another_dataset_is_found_out(dataset):
     path = dataset / "images.parquet"
-    images = tables.read(str(path))
-    tables.write_table(str(path), images.filter(pc.not_equal(images["key"], "china/000.jpg")))
+    images = schemas.read(str(path))
+    schemas.write_table(str(path), images.filter(pc.not_equal(images["key"], "china/000.jpg")))
     with pytest.raises(CorruptDataset, match=r"images.parquet is not the table of dataset.json"):
         record_lengths(str(dataset), manifest.load(str(dataset)))
 
 
 def test_an_image_table_that_names_a_shard_that_is_none_is_damage(dataset):
     path = str(dataset / "images.parquet")
-    rows = tables.read(path).to_pylist()
-    tables.write(path, [{**row, "shard": 1 << 40} for row in rows], tables.IMAGES)
+    rows = schemas.read(path).to_pylist()
+    schemas.write(path, [{**row, "shard": 1 << 40} for row in rows], schemas.IMAGES)
     with pytest.raises(CorruptDataset, match=r"images.parquet names a record at offset \d+ of shard 1099511627776 of"):
         find_record(str(dataset), rows[0]["key"])
     with pytest.raises(CorruptDataset, match=r"images.parquet is not the table of dataset.json"):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from beam_jobs import tfrecord, wire
+from beam_jobs.dataset import example_encoder, tfrecord
 from beam_jobs.errors import SourceError
 from beam_jobs.inspect.files import find, name_below
 from tests.make_images import jpeg
@@ -12,7 +12,7 @@ def put(root, *names: str) -> None:
     for name in names:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"".join(tfrecord.frame(wire.example({"a": ("int64", (1,))}))))
+        path.write_bytes(b"".join(tfrecord.frame(example_encoder.example({"a": ("int64", (1,))}))))
 
 
 def test_below_a_directory_the_files_of_that_name_count(tmp_path):

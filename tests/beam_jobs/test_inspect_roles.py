@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from beam_jobs import record, tfrecord, wire
+from beam_jobs.dataset import example_encoder, record, tfrecord
 from beam_jobs.inspect import FeatureSummary, summarise_file
 from beam_jobs.inspect.feature_roles import KNOWN, FeatureRoles, roles_of
 from beam_jobs.inspect.view import view_files
@@ -76,7 +76,7 @@ def test_ranges_and_formats_are_what_was_seen(tmp_path):
         }
         for label, image in enumerate((jpeg(), png(), jpeg(1)))
     )
-    path.write_bytes(b"".join(piece for one in records for piece in tfrecord.frame(wire.example(one))))
+    path.write_bytes(b"".join(piece for one in records for piece in tfrecord.frame(example_encoder.example(one))))
     view = view_files(str(path), 0)
     assert {name: holds for name, _, _, _, holds in view.features} == {
         "image": "image, 2 jpeg, 1 png",

@@ -11,11 +11,11 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineState
 
-from beam_jobs import progress
+from beam_jobs.common import progress
+from beam_jobs.common.progress import Progress
 from beam_jobs.errors import FeedlineError, SourceError
-from beam_jobs.jobs import local_pipeline, run_job, unwatched
-from beam_jobs.progress import Progress
-from beam_jobs.transforms import ExamineBuckets, WriteShards
+from beam_jobs.runners.beam_job import local_pipeline, run_job, unwatched
+from beam_jobs.stages.transforms import ExamineBuckets, WriteShards
 
 TOTAL = Progress(3, 300)
 

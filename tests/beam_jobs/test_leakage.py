@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from beam_jobs import tables
-from beam_jobs.near import bit_count
-from beam_jobs.plan import make_plan
+from beam_jobs.dataset import schemas
+from beam_jobs.planning.near_duplicates import bit_count
+from beam_jobs.planning.plan import make_plan
 from tests.beam_jobs.make_rows import make_options, sha
 
 OLD, ADDED = 100_000, 10_000
@@ -61,9 +61,9 @@ def world() -> World:
         "mean_rgb": [[100.0, 100.0, 100.0]] * count,
         "var_rgb": [[1.0, 1.0, 1.0]] * count,
     }
-    for field in tables.EXAMINED:
+    for field in schemas.EXAMINED:
         columns.setdefault(field.name, pa.repeat("" if field.type == pa.string() else 64, count))
-    table = pa.table({name: columns[name] for name in tables.EXAMINED.names}).cast(tables.EXAMINED)
+    table = pa.table({name: columns[name] for name in schemas.EXAMINED.names}).cast(schemas.EXAMINED)
     return World(original=original, is_copy=is_copy, is_alike=is_alike, group=group, table=table)
 
 
@@ -136,7 +136,7 @@ def test_a_tie_of_two_groups_moves_one_of_them_and_nobody_else(world, plan):
     tie = world.table.slice(OLD, 1).to_pylist()[0]
     shown = world.table.slice(other, 1).to_pylist()[0]
     tie |= {"group": f"patient {world.group[one]}", "sha256": shown["sha256"], "dhash": shown["dhash"]}
-    tied = pa.concat_tables([world.table.slice(0, OLD), pa.Table.from_pylist([tie], tables.EXAMINED)])
+    tied = pa.concat_tables([world.table.slice(0, OLD), pa.Table.from_pylist([tie], schemas.EXAMINED)])
     after = places(make_plan(tied, OPTIONS), OLD + 1)
     moved = np.flatnonzero(after[:OLD] != where)
     assert len({int(after[n]) for n in (one, other, OLD)}) == 1

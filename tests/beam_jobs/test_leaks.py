@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from beam_jobs import leaks
+from beam_jobs.dataset import leaks
 
 
 def images(*rows: tuple[str, str, str, str, str]) -> pa.Table:

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-_MAKE = "from beam_jobs.leftovers import temporary_directory as make; made = make(); open(made + '/x', 'w').close(); "
+_MAKE = (
+    "from beam_jobs.common.leftovers import temporary_directory as make; "
+    "made = make(); open(made + '/x', 'w').close(); "
+)
 _SAY = "print(made, flush=True); import sys; sys.stdin.read()"
 
 

@@ -15,8 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from beam_jobs import lock, storage
-from beam_jobs.lock import Locked, Owner, locked
+from beam_jobs import storage
+from beam_jobs.storage import lock
+from beam_jobs.storage.lock import Locked, Owner, locked
 from tests.beam_jobs import gcs_server, kill, s3_server
 from tests.beam_jobs.object_store import SCHEME
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from beam_jobs import manifest
+from beam_jobs.dataset import manifest
+from beam_jobs.dataset.manifest import ChannelStatistics, ImageCounts, Manifest, Remarks, Shard, SplitInfo
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
-from beam_jobs.manifest import ChannelStatistics, ImageCounts, Manifest, Remarks, Shard, SplitInfo
 
 ONE = Shard(name="data-00000-of-00002.tfrecord", records=3, bytes=100, sha256="a" * 64)
 TWO = Shard(name="data-00001-of-00002.tfrecord", records=2, bytes=50, sha256="b" * 64)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beam_jobs import masks
 from beam_jobs.errors import BadImage
-from beam_jobs.geometry import Geometry, geometry
-from beam_jobs.masks import encode, move
+from beam_jobs.images import masks
+from beam_jobs.images.geometry import Geometry, geometry
+from beam_jobs.images.masks import encode, move
 from beam_jobs.options import ImageLimits, PixelOptions
 from tests.make_images import encode as encode_image
 from tests.make_images import forged_png, png

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beam_jobs.decode import decode_checked
-from beam_jobs.measure import dhash, moments
+from beam_jobs.images.decode import decode_checked
+from beam_jobs.images.statistics import dhash, moments
 from tests.make_images import crop, encode
 
 

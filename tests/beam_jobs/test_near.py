@@ -12,14 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
-from beam_jobs import measure, near, sets
+from beam_jobs.images import statistics
+from beam_jobs.planning import disjoint_sets, near_duplicates
 from tests.make_images import encode
 
 BASE = 0x5A5A3C3CA5A5C3C3  # half of its bits are set
 COLOUR = (100.0, 100.0, 100.0)
 
 
-def looks(hashes, sizes=None, colours=None, variances=None, measured=True) -> near.Looks:
+def looks(hashes, sizes=None, colours=None, variances=None, measured=True) -> near_duplicates.Looks:
     count = len(hashes)
     height, width = np.array(sizes or [(60, 80)] * count).reshape(-1, 2).T
     signed = np.array(hashes, np.uint64).view(np.int64)
@@ -27,11 +28,11 @@ def looks(hashes, sizes=None, colours=None, variances=None, measured=True) -> ne
         np.array(rows, np.float32).reshape(-1, 3)
         for rows in (colours or [COLOUR] * count, variances or [(400.0,) * 3] * count)
     )
-    return near.looks(signed, height, width, mean, variance if measured else None)
+    return near_duplicates.looks(signed, height, width, mean, variance if measured else None)
 
 
 def clusters_of(images, distance: int) -> list[int]:
-    found = near.find(images, distance)
+    found = near_duplicates.find(images, distance)
     assert not found.unsearched.any()
     return found.roots.tolist()
 
@@ -45,10 +46,10 @@ def flipped(value: int, bits) -> int:
 def random_hashes(count: int) -> np.ndarray:
     """Returns hashes of which half of the bits are set."""
     values = np.random.default_rng(0).integers(0, 2**64, 12 * count, dtype=np.uint64)
-    return values[near.bit_count(values) == 32][:count]
+    return values[near_duplicates.bit_count(values) == 32][:count]
 
 
-def chains(images: near.Looks, distance: int) -> list[int]:
+def chains(images: near_duplicates.Looks, distance: int) -> list[int]:
     """Returns the first member of the cluster of each image, found by comparing every two."""
     hashes, places = images.hashes.tolist(), range(len(images.hashes))
     traits, moments, finer_moments = (
@@ -91,9 +92,9 @@ def test_clusters_are_the_chains_of_a_comparison_of_all_pairs(hashes, distance, 
 @pytest.mark.parametrize(("count", "bits", "share", "seed"), [(3000, 27, 0.3, 4), (2000, 28, 0.1, 48)])
 def test_no_pair_of_a_crowd_is_missed(count, bits, share, seed):
     images = looks(dense(count, bits, share, seed))
-    bits_apart = near.bit_count(images.hashes[:, None] ^ images.hashes[None, :])
+    bits_apart = near_duplicates.bit_count(images.hashes[:, None] ^ images.hashes[None, :])
     one, other = np.nonzero(bits_apart <= 4)
-    assert clusters_of(images, 4) == sets.join(np.arange(count), one, other).tolist()
+    assert clusters_of(images, 4) == disjoint_sets.join(np.arange(count), one, other).tolist()
 
 
 @pytest.mark.parametrize("distance", [1, 3, 8])
@@ -104,7 +105,7 @@ def test_every_planted_pair_among_many_is_found_in_seconds(distance):
         bits = random.choice(64, random.integers(0, distance + 1), replace=False)
         hashes[planted + 50_000] = flipped(int(hashes[planted]), bits)
     started = time.monotonic()
-    roots = near.find(looks(hashes), distance).roots
+    roots = near_duplicates.find(looks(hashes), distance).roots
     assert time.monotonic() - started < 30  # seconds; comparing every two would take minutes
     assert roots[50_000:50_500].tolist() == list(range(500))
     assert (np.bincount(roots) > 1).sum() <= 520  # chance alone makes a few pairs at 8 bits
@@ -161,7 +162,7 @@ def test_images_with_weak_hashes_look_alike_when_their_moments_do_too(colours, v
 
 
 def test_images_with_weak_hashes_and_no_moments_look_like_no_other_and_are_counted():
-    found = near.find(looks([0, 0, BASE, BASE], measured=False), 3)
+    found = near_duplicates.find(looks([0, 0, BASE, BASE], measured=False), 3)
     assert found.roots.tolist() == [0, 1, 2, 2]
     assert found.unsearched.tolist() == [True, True, False, False]
 
@@ -183,13 +184,13 @@ def test_product_pictures_on_white_are_found_again_and_not_taken_for_one_another
     pixels = [np.asarray(Image.open(io.BytesIO(encode(picture, "JPEG", quality=95)))) for picture in pictures]
     smaller = (encode(picture.resize((380, 380)), "JPEG", quality=80) for picture in pictures)
     pixels += [np.asarray(Image.open(io.BytesIO(data))) for data in smaller]
-    means, variances, hashes = zip(*(measure.moments_and_dhash(image) for image in pixels), strict=True)
+    means, variances, hashes = zip(*(statistics.moments_and_dhash(image) for image in pixels), strict=True)
     signed = np.array(hashes, np.int64)
-    images = near.looks(
+    images = near_duplicates.looks(
         signed, *np.array([image.shape[:2] for image in pixels]).T, np.array(means), np.array(variances)
     )
-    assert (near.bit_count(images.hashes) < 8).sum() > 80
-    roots = near.find(images, 3).roots
+    assert (near_duplicates.bit_count(images.hashes) < 8).sum() > 80
+    roots = near_duplicates.find(images, 3).roots
     together = roots[:200] == roots[200:]
     pairs = sum(math.comb(size, 2) for size in np.bincount(roots))
     assert together.mean() >= 0.95
@@ -198,12 +199,12 @@ def test_product_pictures_on_white_are_found_again_and_not_taken_for_one_another
 
 def test_what_a_crowd_costs_has_a_limit_and_what_is_left_out_is_counted(monkeypatch):
     hashes = dense(3000, 27, 0.3, 4) + [flipped(~BASE & (2**64 - 1), [bit]) for bit in range(9)]
-    monkeypatch.setattr(near, "_COMPARISONS", 10_000)
-    found = near.find(looks(hashes), 4)
+    monkeypatch.setattr(near_duplicates, "_COMPARISONS", 10_000)
+    found = near_duplicates.find(looks(hashes), 4)
     assert found.unsearched[:3000].any()
     assert not found.unsearched[3000:].any()
     images = looks(hashes)
-    one, other = np.nonzero(near.bit_count(images.hashes[:, None] ^ images.hashes[None, :]) <= 4)
+    one, other = np.nonzero(near_duplicates.bit_count(images.hashes[:, None] ^ images.hashes[None, :]) <= 4)
     missed = found.roots[one] != found.roots[other]
     assert missed.any()
     assert found.unsearched[one[missed]].all()
@@ -224,10 +225,12 @@ def dense(count: int, bits: int, share: float = 0.5, seed: int = 2) -> list[int]
 
 def test_hashes_that_crowd_together_are_found_by_more_bands(monkeypatch):
     hashes = dense(400, 24)
-    monkeypatch.setattr(near, "_CROWD", 12)
+    monkeypatch.setattr(near_duplicates, "_CROWD", 12)
     sizes = []
     monkeypatch.setattr(
-        near, "_masks", lambda bands, equal, real=near._masks: sizes.append(bands) or real(bands, equal)
+        near_duplicates,
+        "_masks",
+        lambda bands, equal, real=near_duplicates._masks: sizes.append(bands) or real(bands, equal),
     )
     assert clusters_of(looks(hashes), 3) == chains(looks(hashes), 3)
     assert sizes[:2] == [4, 5]
@@ -250,8 +253,10 @@ def test_crowds_cost_neither_minutes_nor_gigabytes(crowd, distance):
     images = looks(hashes, colours=colours)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.monotonic()
-    found = near.find(images, distance)
-    left_out, _ = near.surplus(images, found, distance, np.zeros(len(hashes), bool), np.ones(len(hashes), bool))
+    found = near_duplicates.find(images, distance)
+    left_out, _ = near_duplicates.surplus(
+        images, found, distance, np.zeros(len(hashes), bool), np.ones(len(hashes), bool)
+    )
     assert time.monotonic() - started < 60
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kB
     assert left_out.any()
@@ -262,7 +267,7 @@ def left_out(hashes, distance=2, written=(), fresh=None) -> list[int]:
     stays, may_go = np.zeros(len(hashes), bool), np.zeros(len(hashes), bool)
     stays[list(written)] = True
     may_go[list(range(len(hashes)) if fresh is None else fresh)] = True
-    found, _ = near.surplus(images, near.find(images, distance), distance, stays, may_go & ~stays)
+    found, _ = near_duplicates.surplus(images, near_duplicates.find(images, distance), distance, stays, may_go & ~stays)
     return np.flatnonzero(found).tolist()
 
 
@@ -287,10 +292,12 @@ def test_images_that_were_left_out_before_send_nobody_away():
 
 
 def test_a_large_cluster_is_dealt_with_in_pieces(monkeypatch):
-    monkeypatch.setattr(near, "_PIECE", 100)
+    monkeypatch.setattr(near_duplicates, "_PIECE", 100)
     hashes = [BASE] * 50 + dense(1000, 16)
     images = looks(hashes)
-    gone, unsearched = near.surplus(images, near.find(images, 8), 8, np.zeros(1050, bool), np.ones(1050, bool))
+    gone, unsearched = near_duplicates.surplus(
+        images, near_duplicates.find(images, 8), 8, np.zeros(1050, bool), np.ones(1050, bool)
+    )
     assert unsearched.all()
     stay = np.flatnonzero(~gone)
     assert len(stay) < 35  # 5 in one piece; 40 in pieces of hashes that are not sorted
@@ -311,4 +318,4 @@ def test_what_stays_does_not_look_alike_and_what_goes_looks_like_something_that_
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1))
 def test_bits_are_counted(values):
-    assert near.bit_count(np.array(values, np.uint64)).tolist() == [value.bit_count() for value in values]
+    assert near_duplicates.bit_count(np.array(values, np.uint64)).tolist() == [value.bit_count() for value in values]

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from beam_jobs import parquet
+from beam_jobs.storage import parquet
 
 MIB = 1 << 20
 ROWS = 5000

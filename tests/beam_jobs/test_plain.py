@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import plain
 from beam_jobs.errors import SourceError
+from beam_jobs.storage import decompress
 from tests.beam_jobs.object_store import SCHEME
 
 PACK = {"gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress, "zlib": zlib.compress}
@@ -23,10 +23,10 @@ DATA = os.urandom(3_000_000)
 
 
 def unpacked(path: object, packing: str) -> bytes:
-    return Path(plain.plain_path(str(path), packing)).read_bytes()
+    return Path(decompress.plain_path(str(path), packing)).read_bytes()
 
 
-@pytest.mark.parametrize("packing", plain.PACKINGS)
+@pytest.mark.parametrize("packing", decompress.PACKINGS)
 @pytest.mark.parametrize("data", [DATA, b"x", b""], ids=["large", "tiny", "empty"])
 def test_a_plain_copy_holds_what_was_packed(tmp_path, packing, data):
     path = tmp_path / "box"
@@ -44,35 +44,35 @@ def test_streams_joined_into_one_file_are_unpacked_together(tmp_path, packing):
 @pytest.mark.parametrize("packing", ["gzip", "bzip2", "xz"])
 @pytest.mark.parametrize("data", [b"data", b""])
 def test_packings_are_known_by_their_first_bytes(packing, data):
-    assert plain.packing_of(PACK[packing](data)[:10]) == packing
+    assert decompress.packing_of(PACK[packing](data)[:10]) == packing
 
 
 @pytest.mark.parametrize("head", [b"", b"\x1f", b"cat/a.jpg\0", b"BZh9.jpg\0\0", b"PK\x03\x04", zlib.compress(b"x")])
 def test_other_files_are_not_taken_for_packed(head):
-    assert plain.packing_of(head[:10]) == ""
+    assert decompress.packing_of(head[:10]) == ""
 
 
 @pytest.mark.parametrize("level", range(10))
 def test_zlib_streams_may_be_zlib_streams(level):
-    assert plain.is_zlib(zlib.compress(b"x", level))
+    assert decompress.is_zlib(zlib.compress(b"x", level))
 
 
 @pytest.mark.parametrize("head", [b"", b"x", b"\x78\x9d", b"\x1f\x8b", b"\xf8\x1c"])
 def test_most_other_files_are_not_zlib_streams(head):
-    assert not plain.is_zlib(head)
+    assert not decompress.is_zlib(head)
 
 
 def test_a_container_is_unpacked_once(tmp_path):
     path = tmp_path / "box"
     path.write_bytes(gzip.compress(b"data"))
-    assert plain.plain_path(str(path), "gzip") == plain.plain_path(str(path), "gzip")
+    assert decompress.plain_path(str(path), "gzip") == decompress.plain_path(str(path), "gzip")
 
 
 def test_a_disk_or_a_store_that_fails_damages_no_container_and_is_asked_again(tmp_path):
     (tmp_path / "box").symlink_to("/proc/self/mem")  # no process can read its first byte
     for _ in range(2):
         with pytest.raises(OSError, match="Input/output error"):
-            plain.plain_path(str(tmp_path / "box"), "gzip")
+            decompress.plain_path(str(tmp_path / "box"), "gzip")
     (tmp_path / "box").unlink()
     (tmp_path / "box").write_bytes(gzip.compress(b"data"))
     assert unpacked(tmp_path / "box", "gzip") == b"data"
@@ -82,7 +82,9 @@ def test_threads_share_one_copy(tmp_path):
     path = tmp_path / "box"
     path.write_bytes(gzip.compress(DATA))
     found = []
-    threads = [threading.Thread(target=lambda: found.append(plain.plain_path(str(path), "gzip"))) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: found.append(decompress.plain_path(str(path), "gzip"))) for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -99,36 +101,36 @@ def test_a_container_that_changed_is_unpacked_again(tmp_path, fresh):
     assert unpacked(path, "gzip") == b"one"
     path.write_bytes(gzip.compress(b"two", mtime=0))
     os.utime(path, ns=(1, 2))
-    assert Path(plain.plain_path(str(path), "gzip", fresh=fresh)).read_bytes() == b"two"
+    assert Path(decompress.plain_path(str(path), "gzip", fresh=fresh)).read_bytes() == b"two"
 
 
 def test_a_remote_container_is_asked_whether_it_changed_only_when_that_is_wanted(tmp_path):
     (tmp_path / "box").write_bytes(gzip.compress(b"one", mtime=0))
     path = f"{SCHEME}://{tmp_path}/box"
-    first = plain.plain_path(path, "gzip", fresh=False)
+    first = decompress.plain_path(path, "gzip", fresh=False)
     assert Path(first).read_bytes() == b"one"
     (tmp_path / "box").write_bytes(gzip.compress(b"longer", mtime=0))
-    assert plain.plain_path(path, "gzip", fresh=False) == first
+    assert decompress.plain_path(path, "gzip", fresh=False) == first
     assert unpacked(path, "gzip") == b"longer"
-    assert Path(plain.plain_path(path, "gzip", fresh=False)).read_bytes() == b"longer"
+    assert Path(decompress.plain_path(path, "gzip", fresh=False)).read_bytes() == b"longer"
 
 
-@pytest.mark.parametrize("packing", plain.PACKINGS)
+@pytest.mark.parametrize("packing", decompress.PACKINGS)
 def test_a_container_that_is_cut_short_is_refused_with_the_place(tmp_path, packing):
     path = tmp_path / "box"
     path.write_bytes(PACK[packing](DATA)[:-500_000])
     with pytest.raises(SourceError, match=rf"^{path} cannot be unpacked past byte [12]\d{{6}} of its content: ."):
-        plain.plain_path(str(path), packing)
+        decompress.plain_path(str(path), packing)
 
 
-@pytest.mark.parametrize("packing", plain.PACKINGS)
+@pytest.mark.parametrize("packing", decompress.PACKINGS)
 def test_a_damaged_container_is_refused_every_time(tmp_path, packing):
     path = tmp_path / "box"
     packed = PACK[packing](DATA)
     path.write_bytes(packed[:2_000_000] + bytes(100) + packed[2_000_100:])
     for _ in range(2):
         with pytest.raises(SourceError, match=rf"^{path} cannot be unpacked past byte \d+ of its content: ."):
-            plain.plain_path(str(path), packing)
+            decompress.plain_path(str(path), packing)
 
 
 def test_a_container_that_was_refused_is_not_unpacked_again_for_each_image(tmp_path):
@@ -138,7 +140,7 @@ def test_a_container_that_was_refused_is_not_unpacked_again_for_each_image(tmp_p
         path.write_bytes(content)
         os.utime(path, ns=(1, 2))
         with pytest.raises(SourceError, match="cannot be unpacked past byte 0"):
-            plain.plain_path(str(path), "gzip")
+            decompress.plain_path(str(path), "gzip")
 
 
 @pytest.mark.parametrize("packing", ["gzip", "bzip2", "xz", "zlib"])
@@ -148,7 +150,7 @@ def test_a_bomb_is_refused_before_it_fills_the_disk(tmp_path, packing):
     path.write_bytes(packed)
     message = f"^{path} unpacks to more than 1000 times its {len(packed)} bytes, as no honest container does"
     with pytest.raises(SourceError, match=message):
-        plain.plain_path(str(path), packing)
+        decompress.plain_path(str(path), packing)
 
 
 def with_dictionary(packed: bytes, size: int) -> bytes:
@@ -169,7 +171,7 @@ def test_xz_takes_no_more_memory_than_its_limit(tmp_path, size, message):
         assert unpacked(path, "xz") == DATA
         return
     with pytest.raises(SourceError, match=rf"^{path} cannot be unpacked past byte 0 of its content: .*{message}"):
-        plain.plain_path(str(path), "xz")
+        decompress.plain_path(str(path), "xz")
 
 
 @pytest.mark.parametrize("padding", [0, 4, 65536])
@@ -183,15 +185,15 @@ def test_bytes_after_the_last_xz_stream_are_damage(tmp_path):
     path = tmp_path / "box"
     path.write_bytes(lzma.compress(b"one") + b"more")
     with pytest.raises(SourceError, match="cannot be unpacked past byte 3 of its content"):
-        plain.plain_path(str(path), "xz")
+        decompress.plain_path(str(path), "xz")
 
 
 def test_a_disk_without_room_is_named_with_the_way_out(tmp_path, monkeypatch):
     path = tmp_path / "box"
     path.write_bytes(gzip.compress(b"data"))
-    monkeypatch.setattr(plain, "SPARE_BYTES", shutil.disk_usage(tmp_path).total)
+    monkeypatch.setattr(decompress, "SPARE_BYTES", shutil.disk_usage(tmp_path).total)
     with pytest.raises(SourceError, match=r"MiB are free and \d+ MiB are left alone; set TMPDIR to a larger disk"):
-        plain.plain_path(str(path), "gzip")
+        decompress.plain_path(str(path), "gzip")
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -206,11 +208,11 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing(tmp_path):
     (tmp_path / "tmp").mkdir()
     code = (
         "import resource, signal, os\n"
-        "from beam_jobs import plain\n"
+        "from beam_jobs.storage import decompress\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, 1_500_000))\n"
         "try:\n"
-        f"    plain.plain_path({str(path)!r}, 'gzip')\n"
+        f"    decompress.plain_path({str(path)!r}, 'gzip')\n"
         "except plain.SourceError as error:\n"
         f"    print(error, [files for _, _, files in os.walk({str(tmp_path / 'tmp')!r}) if files])\n"
     )
@@ -225,8 +227,8 @@ def test_copies_go_when_the_process_ends_but_not_when_one_it_forked_does(tmp_pat
     (tmp_path / "tmp").mkdir()
     code = (
         "import os, sys\n"
-        "from beam_jobs import plain\n"
-        f"copy = plain.plain_path({str(path)!r}, 'gzip')\n"
+        "from beam_jobs.storage import decompress\n"
+        f"copy = decompress.plain_path({str(path)!r}, 'gzip')\n"
         "child = os.fork()\n"
         "if not child:\n"
         "    sys.exit()\n"
@@ -242,7 +244,7 @@ def test_a_stamp_is_size_and_time(tmp_path):
     path = tmp_path / "box"
     path.write_bytes(b"12345")
     os.utime(path, ns=(1, 7_000_000_000))
-    assert plain.stamp(str(path)) == (5, 7_000_000_000)
-    assert plain.stamp(f"{SCHEME}://{path}") == (5, 0)  # this store lists no times
+    assert decompress.stamp(str(path)) == (5, 7_000_000_000)
+    assert decompress.stamp(f"{SCHEME}://{path}") == (5, 0)  # this store lists no times
     with pytest.raises(OSError, match="none"):
-        plain.stamp(str(tmp_path / "none"))
+        decompress.stamp(str(tmp_path / "none"))

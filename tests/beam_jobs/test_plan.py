@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from beam_jobs import shards, tables
+from beam_jobs.dataset import schemas, shards
 from beam_jobs.errors import EmptySplit
 from beam_jobs.options import TableColumns
-from beam_jobs.plan import channel_statistics, make_plan
+from beam_jobs.planning.plan import channel_statistics, make_plan
 from beam_jobs.types import Annotations
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref, many, sha
 
@@ -252,8 +252,8 @@ def test_shards_join_to_the_whole_split_and_are_balanced_by_bytes():
 
 def test_planned_rows_have_the_schema_of_the_table():
     plan = make_plan(examined(*many(10)), EVERYTHING)
-    assert plan.splits[0].images.schema == tables.PLANNED
-    assert plan.dropped.schema == tables.PLANNED
+    assert plan.splits[0].images.schema == schemas.PLANNED
+    assert plan.dropped.schema == schemas.PLANNED
 
 
 def test_channel_statistics_are_those_of_all_pixels_together():

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beam_jobs import rows, tables
+from beam_jobs.dataset import schemas
 from beam_jobs.errors import OptionError, SplitConflict
-from beam_jobs.plan import make_plan
+from beam_jobs.planning import image_rows
+from beam_jobs.planning.plan import make_plan
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref, many, sha
 
 HALVES = make_options(splits={"train": 1, "eval": 1})
@@ -27,10 +28,10 @@ def published(plan) -> pa.Table:
 
 
 def placed(planned: pa.Table, split: str, shard: int) -> pa.Table:
-    columns = {name: planned[name] for name in tables.IMAGES.names if name in planned.column_names}
+    columns = {name: planned[name] for name in schemas.IMAGES.names if name in planned.column_names}
     columns |= {name: np.full(len(planned), shard) for name in ("shard", "offset")}
     columns["split"] = pa.repeat(split, len(planned))
-    return pa.table(columns).select(tables.IMAGES.names).cast(tables.IMAGES)
+    return pa.table(columns).select(schemas.IMAGES.names).cast(schemas.IMAGES)
 
 
 def append(existing: pa.Table, options, *images, kind: str = "single", labels=("a", "b", "cat")):
@@ -123,7 +124,7 @@ def test_a_split_that_gets_nothing_new_has_no_shard():
         ("train", 0, 0),
         ("eval", 1, 1),
     ]
-    assert plan.splits[0].images.schema == tables.PLANNED
+    assert plan.splits[0].images.schema == schemas.PLANNED
 
 
 def test_nothing_new_at_all_is_no_error():
@@ -242,7 +243,9 @@ def test_appending_moves_nothing_and_parts_no_copies(images, shuffle: random.Ran
     existing = first(*images[:5], options=options)
     plan = append(existing, options, *images[5:])
     shuffled = shuffle.sample(existing.to_pylist(), len(existing))
-    other = append(pa.Table.from_pylist(shuffled, tables.IMAGES), options, *shuffle.sample(images[5:], len(images) - 5))
+    other = append(
+        pa.Table.from_pylist(shuffled, schemas.IMAGES), options, *shuffle.sample(images[5:], len(images) - 5)
+    )
     after = published(plan)
     places, held = column(after, "split"), column(existing, "split")
     assert column(published(other), "split") == places
@@ -254,12 +257,12 @@ def test_appending_moves_nothing_and_parts_no_copies(images, shuffle: random.Ran
 
 
 def test_text_beyond_the_offsets_of_arrow_is_taken_in_pieces(monkeypatch):
-    monkeypatch.setattr(rows, "_OFFSETS_END", 1)
-    monkeypatch.setattr(rows, "_PIECE", 7)
+    monkeypatch.setattr(image_rows, "_OFFSETS_END", 1)
+    monkeypatch.setattr(image_rows, "_PIECE", 7)
     table = examined(*many(40))
     places = np.random.default_rng(0).permutation(40)
-    taken = rows.take(pa.concat_tables([table.slice(0, 13), table.slice(13)]), places)
+    taken = image_rows.take(pa.concat_tables([table.slice(0, 13), table.slice(13)]), places)
     assert taken["key"].num_chunks == 6
     assert taken.to_pylist() == table.take(pa.array(places)).to_pylist()
-    assert taken.schema == tables.EXAMINED
-    assert rows.take(table, places[:0]).to_pylist() == []
+    assert taken.schema == schemas.EXAMINED
+    assert image_rows.take(table, places[:0]).to_pylist() == []

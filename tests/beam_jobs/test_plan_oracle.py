@@ -21,7 +21,7 @@ import pytest
 from beam_jobs.errors import EmptySplit
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
-from beam_jobs.plan import Plan, make_plan
+from beam_jobs.planning.plan import Plan, make_plan
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref
 from tests.beam_jobs.test_plan_append import published
 from tests.make_images import crop, encode

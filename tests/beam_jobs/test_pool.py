@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from beam_jobs.pool import chunk_of, lots, map_chunks, map_ordered
+from beam_jobs.common.concurrency import chunk_of, lots, map_chunks, map_ordered
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 16, 100])

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from beam_jobs import manifest, record, shards, tables, tfrecord
+from beam_jobs.dataset import manifest, record, schemas, shards, tfrecord
+from beam_jobs.dataset.manifest import ChannelStatistics, ImageCounts, Manifest, Shard, SplitInfo
 from beam_jobs.errors import CorruptDataset
-from beam_jobs.manifest import ChannelStatistics, ImageCounts, Manifest, Shard, SplitInfo
-from beam_jobs.sources.rows import NUMBER
+from beam_jobs.sources.row_reader import NUMBER
 from beam_jobs.types import Annotations, ImageObject, ImageRef, RecordObject
 from tests.beam_jobs.make_rows import make_record
 
@@ -187,8 +187,8 @@ def test_any_bytes_are_a_record_or_are_refused(data):
 )
 def test_a_reference_is_read_back_from_its_row(key, uri, label, extra, annotations):
     ref = ImageRef(key=key, uri=uri, label=label, extra=extra, annotations=annotations)
-    table = tables.pa.Table.from_pylist([tables.ref_row(ref)], tables.REFS)
-    assert tables.ref_of(table.to_pylist()[0]) == ref
+    table = schemas.pa.Table.from_pylist([schemas.ref_row(ref)], schemas.REFS)
+    assert schemas.ref_of(table.to_pylist()[0]) == ref
 
 
 @any_time

@@ -10,19 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from beam_jobs import manifest, record, tables, tfrecord
-from beam_jobs.decode import decode_rgb
+from beam_jobs.dataset import manifest, record, schemas, tfrecord
 from beam_jobs.errors import CorruptDataset
+from beam_jobs.images.decode import decode_rgb
 from beam_jobs.options import HttpOptions
-from beam_jobs.publish import Found, producer, publish, reason_counts, rejects_table
+from beam_jobs.stages.publish import Found, producer, publish, reason_counts, rejects_table
+from beam_jobs.stages.write import shard_path, sidecar_path, write_shard
 from beam_jobs.types import Annotations, Reject
-from beam_jobs.write import shard_path, sidecar_path, write_shard
 from tests.beam_jobs import kill
 from tests.beam_jobs.conftest import OPTIONS
 from tests.beam_jobs.make_rows import make_ref
 from tests.beam_jobs.runs import files_under
 
-NO_REJECTS = tables.REJECTS.empty_table()
+NO_REJECTS = schemas.REJECTS.empty_table()
 REJECT = Reject(key="b", uri="b.jpg", stage="examine", reason="too_small", detail="7x7 pixels")
 
 
@@ -71,8 +71,8 @@ def test_of_an_output_that_is_removed_meanwhile_nothing_is_published(written):
 
 def test_the_image_table_leads_to_every_record(written):
     publish_it(written)
-    table = tables.read(str(Path(written.task.out, "images.parquet")))
-    assert table.schema == tables.IMAGES
+    table = schemas.read(str(Path(written.task.out, "images.parquet")))
+    assert table.schema == schemas.IMAGES
     for row in table.to_pylist():
         path = Path(written.task.out, f"Split-{row['split']}", f"data-{row['shard']:05d}-of-00002.tfrecord")
         with path.open("rb") as stream:
@@ -152,7 +152,7 @@ def with_column(stages, name, values):
 
 def test_an_image_of_several_classes_counts_in_each(written):
     def cell(*labels):
-        return tables.ref_row(make_ref(annotations=Annotations(labels=labels)))["annotations"]
+        return schemas.ref_row(make_ref(annotations=Annotations(labels=labels)))["annotations"]
 
     keys = [key for split in written.plan.splits for key in split.images["key"].to_pylist()]
     with_column(written, "annotations", {keys[0]: cell("a", "b"), keys[1]: cell("b"), keys[2]: cell()})
@@ -198,10 +198,10 @@ def test_counts_add_up(written):
     assert counts.rejects == {"too_small": 2, "no_label": 1}
     assert counts.normalised == {"alpha": 2, "format": 1}
     assert (counts.duplicate_clusters, counts.duplicate_images, counts.label_conflicts) == (3, 7, 1)
-    table = tables.read(str(Path(written.task.out, "images.parquet")))
+    table = schemas.read(str(Path(written.task.out, "images.parquet")))
     dropped = [row for row in table.to_pylist() if row["shard"] == -1]
     assert [(row["split"], row["offset"]) for row in dropped] == [("", -1), ("", -1)]
-    assert tables.read(str(Path(written.task.out, "rejects.parquet"))) == rejects
+    assert schemas.read(str(Path(written.task.out, "rejects.parquet"))) == rejects
 
 
 def test_rejects_of_all_stages_are_joined_by_key():

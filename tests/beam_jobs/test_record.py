@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 
-from beam_jobs import record
+from beam_jobs.dataset import record
 from beam_jobs.types import RecordObject
 from tests.beam_jobs.make_rows import make_facts, make_record, sha
 from tests.doc_pages import text_of

@@ -9,11 +9,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from beam_jobs import manifest, storage, tables
+from beam_jobs import storage
+from beam_jobs.dataset import manifest, schemas
+from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.ingest import run
 from beam_jobs.options import HttpOptions, IngestOptions, TableColumns
-from beam_jobs.verify import verify
 from tests.beam_jobs import s3_server
 from tests.beam_jobs.runs import shards_under
 from tests.beam_jobs.web_server import body, serving
@@ -118,5 +119,5 @@ def test_no_signature_of_a_url_is_stored_and_an_append_knows_the_image_by_the_re
 
 def edit_keys(out: Path, change) -> None:
     dataset, path = manifest.load(str(out)), str(out / "images.parquet")
-    tables.write(path, [{**row, "key": change(row["key"])} for row in tables.read(path).to_pylist()], tables.IMAGES)
+    schemas.write(path, [{**row, "key": change(row["key"])} for row in schemas.read(path).to_pylist()], schemas.IMAGES)
     manifest.write(replace(dataset, tables={**dataset.tables, "images.parquet": storage.digest(path)[1]}), str(out))

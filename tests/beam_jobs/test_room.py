@@ -9,11 +9,13 @@ import apache_beam as beam
 import numpy as np
 import pytest
 
-from beam_jobs import disk, ingest, room
+from beam_jobs import ingest
 from beam_jobs.errors import DiskError
-from beam_jobs.jobs import local_pipeline
 from beam_jobs.options import IngestOptions, PixelOptions
-from beam_jobs.scan import Scan
+from beam_jobs.runners.beam_job import local_pipeline
+from beam_jobs.stages import disk_estimate
+from beam_jobs.stages.scan import Scan
+from beam_jobs.storage import disk
 from tests.beam_jobs.runs import shards_under
 from tests.make_images import encode
 from tests.small_disk import small_disk
@@ -26,7 +28,7 @@ def options(tmp_path, **values) -> IngestOptions:
 
 
 def to_examine(tmp_path, **values) -> int:
-    return room.to_examine(options(tmp_path, **values), FOUND, str(tmp_path / "out" / "_work"))
+    return disk_estimate.to_examine(options(tmp_path, **values), FOUND, str(tmp_path / "out" / "_work"))
 
 
 def test_copied_files_take_their_size_but_for_those_that_may_be_rejected(tmp_path):
@@ -53,7 +55,7 @@ def test_raw_pixels_of_what_is_dropped_lie_in_the_spool(tmp_path, kind):
 )
 def test_nothing_is_asked_for_that_nobody_knows(tmp_path, values):
     chosen = IngestOptions(**{"source": "photos", "out": str(tmp_path), **values})
-    assert room.to_examine(chosen, FOUND, str(tmp_path / "_work")) == 0
+    assert disk_estimate.to_examine(chosen, FOUND, str(tmp_path / "_work")) == 0
 
 
 def test_what_an_earlier_run_wrote_needs_no_room_again(tmp_path):
@@ -66,7 +68,7 @@ def test_what_an_earlier_run_wrote_needs_no_room_again(tmp_path):
 
 
 def test_shards_take_about_what_was_planned(stages, tmp_path):
-    written = room.to_write(IngestOptions(source="photos", out=str(tmp_path / "new")), stages.plan)
+    written = disk_estimate.to_write(IngestOptions(source="photos", out=str(tmp_path / "new")), stages.plan)
     images = [split.images for split in stages.plan.splits]
     bytes_ = sum(sum(rows["bytes"].to_pylist()) for rows in images)
     assert bytes_ < written < 1.2 * bytes_ + 1000 * sum(map(len, images))
@@ -77,7 +79,7 @@ def test_an_ingest_stops_before_the_stage_that_there_is_no_room_for(photos, tmp_
     out = tmp_path / "out"
     asked = IngestOptions(source=str(photos), out=str(out), splits={"all": 1})
     with monkeypatch.context() as patch:
-        patch.setattr(room, stage, lambda *_: 1 << 60)
+        patch.setattr(disk_estimate, stage, lambda *_: 1 << 60)
         with pytest.raises(DiskError, match=r"are needed and .* are free; make room, then run the same command again"):
             ingest.run(asked)
     assert not shards_under(out)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from beam_jobs import tables
-from beam_jobs.scan import scan
+from beam_jobs.dataset import schemas
+from beam_jobs.stages.scan import scan
 from beam_jobs.types import Annotations, Reject
 from tests.beam_jobs.make_rows import make_ref
 
@@ -16,7 +16,7 @@ def names_of(tmp_path, refs=REFS, salt="salt") -> list[str]:
 
 def test_references_are_cut_into_buckets_in_order(tmp_path):
     found = scan(iter(REFS), str(tmp_path), 3, SPLITS, "")
-    stored = [[tables.ref_of(row) for row in tables.read(bucket.path).to_pylist()] for bucket in found.buckets]
+    stored = [[schemas.ref_of(row) for row in schemas.read(bucket.path).to_pylist()] for bucket in found.buckets]
     assert stored == [REFS[:3], REFS[3:6], REFS[6:]]
     assert (found.found, found.bytes, found.rejects) == (7, 7 * 10 + 21, ())
     assert [bucket.path for bucket in found.buckets] == [
@@ -32,7 +32,7 @@ def test_rejects_are_counted_but_in_no_bucket(tmp_path):
 def test_a_split_column_may_name_only_known_splits(tmp_path):
     refs = [make_ref("1", split="eval"), make_ref("2", split="tset"), make_ref("3")]
     found = scan(refs, str(tmp_path), 3, SPLITS, "")
-    assert tables.read(found.buckets[0].path)["key"].to_pylist() == ["1", "3"]
+    assert schemas.read(found.buckets[0].path)["key"].to_pylist() == ["1", "3"]
     (reject,) = found.rejects
     assert (reject.key, reject.stage, reject.reason) == ("2", "scan", "unknown_split")
     assert reject.detail == "the split column says 'tset'; known are train, eval"
@@ -54,7 +54,7 @@ def test_another_salt_renames_every_bucket(tmp_path):
 def test_the_references_of_an_earlier_scan_stay_for_workers_that_still_read_them(tmp_path):
     (bucket,) = scan(REFS, str(tmp_path), 10, SPLITS, "").buckets
     scan([make_ref("other")], str(tmp_path), 10, SPLITS, "")
-    assert [tables.ref_of(row) for row in tables.read(bucket.path).to_pylist()] == REFS
+    assert [schemas.ref_of(row) for row in schemas.read(bucket.path).to_pylist()] == REFS
 
 
 def test_a_changed_file_renames_its_bucket_alone(tmp_path):

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beam_jobs import shards
+from beam_jobs.dataset import shards
 
 # The golden values below are on disks already. If one of them changes, images move between splits and shards of
-# existing datasets, so the change needs a new FORMAT_VERSION in beam_jobs/manifest.py.
+# existing datasets, so the change needs a new FORMAT_VERSION in beam_jobs/dataset/manifest.py.
 EIGHT_TWO = {"train": 0.8, "eval": 0.2}
 
 

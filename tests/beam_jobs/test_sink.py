@@ -8,9 +8,9 @@ import time
 import google_crc32c
 import pytest
 
-from beam_jobs import sink
-from beam_jobs.progress import Progress, local
-from beam_jobs.sink import Sink
+from beam_jobs.common.progress import Progress, local
+from beam_jobs.stages import sink
+from beam_jobs.stages.sink import Sink
 
 
 def _records(count: int, length: int) -> list[tuple[bytes, bytes]]:

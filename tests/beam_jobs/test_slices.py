@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from beam_jobs.plain import PACKINGS
-from beam_jobs.slices import METHODS, Slice
+from beam_jobs.sources.byte_range import METHODS, Slice
+from beam_jobs.storage.decompress import PACKINGS
 
 
 @pytest.mark.parametrize(

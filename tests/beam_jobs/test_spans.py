@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import ingest, manifest, spans
+from beam_jobs import ingest
+from beam_jobs.dataset import manifest
 from beam_jobs.errors import OptionError, SourceError
-from beam_jobs.fingerprint import source_fingerprint
 from beam_jobs.options import IngestOptions
-from beam_jobs.spans import Resolved
+from beam_jobs.sources import spans
+from beam_jobs.sources.fingerprint import source_fingerprint
+from beam_jobs.sources.spans import Resolved
 from tests.beam_jobs.object_store import SCHEME
 
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beam_jobs import shards, splits
-from beam_jobs.splits import FREE, Units
+from beam_jobs.dataset import shards
+from beam_jobs.planning import splits
+from beam_jobs.planning.splits import FREE, Units
 from tests.beam_jobs.make_rows import make_options
 
 THREE = make_options(splits={"train": 0.8, "eval": 0.1, "test": 0.1})

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from beam_jobs.reader import Reader
-from beam_jobs.slices import Slice
-from beam_jobs.spool import SpoolWriter
+from beam_jobs.sources.byte_range import Slice
+from beam_jobs.sources.image_reader import Reader
+from beam_jobs.stages.spool import SpoolWriter
 from tests.beam_jobs.object_store import SCHEME
 from tests.beam_jobs.runs import files_under
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from apache_beam.io.filesystem import BeamIOError
 
-from beam_jobs import storage, stores
-from beam_jobs.stores import s3, store_for
+from beam_jobs import storage
+from beam_jobs.storage import object_stores
+from beam_jobs.storage.object_stores import s3, store_for
 from tests.beam_jobs import kill, s3_server
 from tests.beam_jobs.object_store import SCHEME, ObjectStore
 
@@ -299,11 +300,11 @@ def test_a_name_that_no_object_can_have_is_a_judgement(monkeypatch, path):
 
 def test_errors_of_the_system_stay_what_they_are_and_others_judge_nothing():
     for number, is_judgement in ((errno.ENOENT, True), (errno.EACCES, False), (errno.ESTALE, False)):
-        with pytest.raises(OSError, match="^.Errno") as failed, stores.os_errors("hdfs://x"):
+        with pytest.raises(OSError, match="^.Errno") as failed, object_stores.os_errors("hdfs://x"):
             raise BeamIOError("failed", {"hdfs://x": OSError(number, os.strerror(number))})
         assert (failed.value.errno, storage.is_no_file(failed.value)) == (number, is_judgement)
     for error in (BeamIOError("failed", {"x": RuntimeError("no answer")}), ValueError("no key"), OSError("no login")):
-        with pytest.raises(OSError, match="no ") as failed, stores.os_errors("x"):
+        with pytest.raises(OSError, match="no ") as failed, object_stores.os_errors("x"):
             raise error
         assert not storage.is_no_file(failed.value)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from beam_jobs import suggest
+from beam_jobs.common import suggest
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import sys
 import pyarrow as pa
 import pytest
 
-from beam_jobs import tables
+from beam_jobs.dataset import schemas
 from beam_jobs.types import Annotations, ImageObject, Reject
 from tests.beam_jobs.make_rows import make_facts, make_ref
 
@@ -24,14 +24,14 @@ FACTS = make_facts(normalised="alpha", dhash=-(2**63), crc32c=2**32 - 1, mask_cr
 
 def test_a_reference_survives_its_row_and_the_file(tmp_path):
     path = str(tmp_path / "refs.parquet")
-    tables.write(path, [tables.ref_row(REF), tables.ref_row(make_ref())], tables.REFS)
-    table = tables.read(path)
-    assert table.schema == tables.REFS
-    assert [tables.ref_of(row) for row in table.to_pylist()] == [REF, make_ref()]
+    schemas.write(path, [schemas.ref_row(REF), schemas.ref_row(make_ref())], schemas.REFS)
+    table = schemas.read(path)
+    assert table.schema == schemas.REFS
+    assert [schemas.ref_of(row) for row in table.to_pylist()] == [REF, make_ref()]
 
 
 def test_extra_columns_are_stored_as_readable_json_in_one_order():
-    assert tables.ref_row(REF)["extra"] == '{"a": [1, 2], "b": 1.5, "ä": "ö"}'
+    assert schemas.ref_row(REF)["extra"] == '{"a": [1, 2], "b": 1.5, "ä": "ö"}'
 
 
 OBJECT = ImageObject(label="猫", bbox=(0.1, 2.0, 3.5, 4.0), crowd=True, area=1e-9, segmentation=[[0.5, 1, 2, 3, 4, 5]])
@@ -50,30 +50,30 @@ OBJECT = ImageObject(label="猫", bbox=(0.1, 2.0, 3.5, 4.0), crowd=True, area=1e
     ],
 )
 def test_annotations_survive_their_cell(said):
-    text = tables.ref_row(make_ref(annotations=said))["annotations"]
-    assert tables.annotations_of(text) == said
+    text = schemas.ref_row(make_ref(annotations=said))["annotations"]
+    assert schemas.annotations_of(text) == said
     # Cells are compared and hashed, so equal annotations must be equal text, whoever read them back.
-    assert tables.ref_row(make_ref(annotations=tables.annotations_of(text)))["annotations"] == text
-    assert tables.ref_of(tables.ref_row(make_ref(annotations=said))).annotations == said
+    assert schemas.ref_row(make_ref(annotations=schemas.annotations_of(text)))["annotations"] == text
+    assert schemas.ref_of(schemas.ref_row(make_ref(annotations=said))).annotations == said
 
 
 def test_no_annotations_are_an_empty_cell():
-    assert tables.ref_row(make_ref())["annotations"] == ""
-    assert tables.annotations_of("") is None
+    assert schemas.ref_row(make_ref())["annotations"] == ""
+    assert schemas.annotations_of("") is None
 
 
 def test_where_the_stored_bytes_lie_is_in_the_row_of_the_image_and_its_mask():
-    row = tables.examined_row(make_ref(slice="where it was read"), make_facts(), ("image's", "mask's"))
+    row = schemas.examined_row(make_ref(slice="where it was read"), make_facts(), ("image's", "mask's"))
     assert (row["slice"], row["mask_slice"]) == ("image's", "mask's")
-    row = tables.examined_row(make_ref(slice="where it was read"), make_facts())
+    row = schemas.examined_row(make_ref(slice="where it was read"), make_facts())
     assert (row["slice"], row["mask_slice"]) == ("", "")
 
 
 def test_facts_survive_their_row_and_the_file(tmp_path):
     path = str(tmp_path / "facts.parquet")
-    tables.write(path, [tables.examined_row(REF, FACTS)], tables.EXAMINED)
-    (row,) = tables.read(path).to_pylist()
-    assert tables.facts_of(row) == FACTS
+    schemas.write(path, [schemas.examined_row(REF, FACTS)], schemas.EXAMINED)
+    (row,) = schemas.read(path).to_pylist()
+    assert schemas.facts_of(row) == FACTS
     assert {name: row[name] for name in ("key", "uri", "label", "group", "split")} == {
         "key": "猫/a.jpg",
         "uri": "猫/a.jpg",
@@ -84,14 +84,14 @@ def test_facts_survive_their_row_and_the_file(tmp_path):
 
 
 def test_size_and_time_of_the_source_file_stay_out_of_the_examined_table():
-    row = tables.examined_row(make_ref(bytes=123, mtime_ns=456), make_facts(bytes=789))
+    row = schemas.examined_row(make_ref(bytes=123, mtime_ns=456), make_facts(bytes=789))
     assert "mtime_ns" not in row
     assert row["bytes"] == 789
 
 
 def test_a_reject_fills_its_row():
     reject = Reject(key="k", uri="u", stage="scan", reason="no_label", detail="d", bytes=3)
-    assert tables.reject_row(reject) == {
+    assert schemas.reject_row(reject) == {
         "key": "k",
         "uri": "u",
         "stage": "scan",
@@ -99,11 +99,11 @@ def test_a_reject_fills_its_row():
         "detail": "d",
         "bytes": 3,
     }
-    assert list(tables.reject_row(reject)) == tables.REJECTS.names
+    assert list(schemas.reject_row(reject)) == schemas.REJECTS.names
 
 
 def test_the_published_schema_is_the_one_readers_know():
-    assert tables.IMAGES.names == [
+    assert schemas.IMAGES.names == [
         *("key", "uri", "label", "group", "split", "extra", "annotations"),
         *("format", "source_format", "height", "width", "source_height", "source_width", "channels", "bytes"),
         *("sha256", "source_sha256", "crc32c", "dhash", "mean_rgb", "var_rgb", "normalised", "mask_crc32c"),
@@ -113,7 +113,7 @@ def test_the_published_schema_is_the_one_readers_know():
 
 def test_equal_tables_give_equal_bytes_and_no_temporary_file(tmp_path):
     for name in ("one", "two"):
-        tables.write(str(tmp_path / name), [tables.ref_row(REF)] * 100, tables.REFS)
+        schemas.write(str(tmp_path / name), [schemas.ref_row(REF)] * 100, schemas.REFS)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
 
@@ -121,28 +121,28 @@ def test_equal_tables_give_equal_bytes_and_no_temporary_file(tmp_path):
 def test_tables_are_joined_in_order(tmp_path):
     paths = [str(tmp_path / name) for name in "ab"]
     for path, key in zip(paths, ["first", "second"], strict=True):
-        tables.write(path, [tables.ref_row(make_ref(key))], tables.REFS)
-    assert tables.concat(paths, tables.REFS)["key"].to_pylist() == ["first", "second"]
+        schemas.write(path, [schemas.ref_row(make_ref(key))], schemas.REFS)
+    assert schemas.concat(paths, schemas.REFS)["key"].to_pylist() == ["first", "second"]
 
 
 def test_no_table_joins_to_an_empty_one():
-    joined = tables.concat([], tables.REJECTS)
-    assert (joined.schema, len(joined)) == (tables.REJECTS, 0)
+    joined = schemas.concat([], schemas.REJECTS)
+    assert (joined.schema, len(joined)) == (schemas.REJECTS, 0)
 
 
 def test_a_missing_table_and_a_damaged_one_are_told_apart(tmp_path):
     with pytest.raises(FileNotFoundError, match="none.parquet"):
-        tables.read(str(tmp_path / "none.parquet"))
+        schemas.read(str(tmp_path / "none.parquet"))
     (tmp_path / "damaged.parquet").write_bytes(b"not parquet at all")
     with pytest.raises(pa.ArrowInvalid, match="Parquet magic bytes not found"):
-        tables.read(str(tmp_path / "damaged.parquet"))
+        schemas.read(str(tmp_path / "damaged.parquet"))
 
 
 def test_a_process_that_has_read_a_table_ends_well(tmp_path):
     """With `pyarrow.parquet.read_table` of Arrow 10 every other one is aborted on its way out."""
     path = str(tmp_path / "table.parquet")
-    tables.write(path, [tables.ref_row(make_ref())], tables.REFS)
-    code = "import sys; from beam_jobs import tables; tables.read(sys.argv[1])"
+    schemas.write(path, [schemas.ref_row(make_ref())], schemas.REFS)
+    code = "import sys; from beam_jobs.dataset import schemas; schemas.read(sys.argv[1])"
     for _ in range(8):
         done = subprocess.run([sys.executable, "-W", "ignore", "-c", code, path], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from beam_jobs import record, tfrecord, wire
+from beam_jobs.dataset import example_encoder, record, tfrecord
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
-from beam_jobs.reader import Reader
 from beam_jobs.sources import open_source
+from beam_jobs.sources.image_reader import Reader
 from beam_jobs.sources.tfds import TfdsSource
 from beam_jobs.types import Annotations, ImageRef
 from tests.beam_jobs.make_rows import make_options
@@ -260,7 +260,7 @@ def test_the_only_image_and_class_need_no_names(copied):
 
 def renamed(payload: bytes) -> bytes:
     features = record.decode(payload)
-    return wire.example({"photo": ("bytes", features["image"]), "kind": ("int64", features["label"])})
+    return example_encoder.example({"photo": ("bytes", features["image"]), "kind": ("int64", features["label"])})
 
 
 def legacy(feature: dict) -> dict:

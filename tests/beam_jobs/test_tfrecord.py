@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from beam_jobs import tfrecord
+from beam_jobs.dataset import tfrecord
 from beam_jobs.errors import CorruptDataset
 from tests.make_images import flipped
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from beam_jobs import record, tfrecord, wire
+from beam_jobs.dataset import example_encoder, record, tfrecord
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
-from beam_jobs.slices import Slice
-from beam_jobs.sources.tfrecords import TfrecordSource
+from beam_jobs.sources.byte_range import Slice
+from beam_jobs.sources.tfrecord import TfrecordSource
 from beam_jobs.types import Annotations, ImageRef
 from tests.beam_jobs.entries import contents, found_in, hidden_in, only
 from tests.beam_jobs.object_store import SCHEME
@@ -28,7 +28,7 @@ def feature(value) -> tuple[str, list]:
 
 def example(**features) -> bytes:
     """Returns an Example; `__` in names stands for `/`."""
-    return wire.example({name.replace("__", "/"): feature(value) for name, value in features.items()})
+    return example_encoder.example({name.replace("__", "/"): feature(value) for name, value in features.items()})
 
 
 def framed(payloads: list[bytes]) -> bytes:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from apache_beam.testing.util import assert_that, equal_to
 
-from beam_jobs.examine import Examined
-from beam_jobs.jobs import local_pipeline
-from beam_jobs.transforms import ExamineBuckets, WriteShards
-from beam_jobs.write import failures
+from beam_jobs.runners.beam_job import local_pipeline
+from beam_jobs.stages.examine import Examined
+from beam_jobs.stages.transforms import ExamineBuckets, WriteShards
+from beam_jobs.stages.write import failures
 
 
 def run(transform, expected) -> dict[str, int]:

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from beam_jobs.user_columns import fits_float32, float32_changes, mismatch
+from beam_jobs.dataset.user_columns import fits_float32, float32_changes, mismatch
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from beam_jobs import validate
+from beam_jobs.common import validate
 from beam_jobs.errors import OptionError
 
 REFUSED = [

@@ -8,11 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from beam_jobs import ingest, manifest, record, tables, tfrecord
+from beam_jobs import ingest
+from beam_jobs.dataset import manifest, record, schemas, tfrecord
+from beam_jobs.dataset.manifest import Manifest
+from beam_jobs.dataset.verify import _rows_by_shard, verify
 from beam_jobs.errors import CorruptDataset, SourceError, SplitConflict
-from beam_jobs.manifest import Manifest
 from beam_jobs.options import IngestOptions, TableColumns
-from beam_jobs.verify import _rows_by_shard, verify
 from tests.beam_jobs.broken_decoder import broken_decoders
 from tests.make_images import flipped, forged_png, jpeg, png
 from tests.rewrite_records import edit_manifest, rewrite_shard, set_value
@@ -22,7 +23,7 @@ NAME = "Split-train/data-00001-of-00002.tfrecord"
 
 def edit_rows(dataset: Path, edit) -> None:
     path = str(dataset / "images.parquet")
-    tables.write(path, edit(tables.read(path).to_pylist()), tables.IMAGES)
+    schemas.write(path, edit(schemas.read(path).to_pylist()), schemas.IMAGES)
     sealed_as_it_is(dataset)
 
 
@@ -47,7 +48,7 @@ def test_a_flipped_byte_names_its_shard(dataset, position):
 
 @pytest.mark.parametrize("position", [2, 40], ids=["length", "payload"])
 def test_damaged_records_hide_no_other_and_are_named_with_their_images(dataset, position):
-    rows = [row for row in tables.read(str(dataset / "images.parquet")).to_pylist() if row["split"] == "train"]
+    rows = [row for row in schemas.read(str(dataset / "images.parquet")).to_pylist() if row["split"] == "train"]
     rows = sorted((row for row in rows if row["shard"] == 1), key=lambda row: row["offset"])
     data = (dataset / NAME).read_bytes()
     for row in (rows[0], rows[2]):
@@ -162,9 +163,9 @@ def test_a_damaged_image_table_is_named_and_the_shards_are_still_read(dataset, d
 
 def test_an_image_table_whose_text_is_not_utf8_is_named_and_the_shards_are_still_read(dataset):
     path = dataset / "images.parquet"
-    table = tables.read(str(path))
+    table = schemas.read(str(path))
     broken = pa.array([b"\xffrain"] * len(table), pa.binary()).view(pa.string())
-    tables.write_table(str(path), table.set_column(table.schema.get_field_index("split"), "split", broken))
+    schemas.write_table(str(path), table.set_column(table.schema.get_field_index("split"), "split", broken))
     result = verify(str(dataset))
     (problem,) = result.problems
     assert problem.startswith(f"{path} has changed since it was published: ")
@@ -185,9 +186,9 @@ def test_an_image_table_that_is_damaged_under_a_right_checksum_is_named(dataset)
 
 def test_an_image_table_that_unpacks_to_far_more_than_an_honest_one_is_named(dataset):
     path = dataset / "images.parquet"
-    table = tables.read(str(path))
+    table = schemas.read(str(path))
     uris = pa.array(["x" * 16_000_000] * len(table))
-    tables.write_table(str(path), table.set_column(table.schema.get_field_index("uri"), "uri", uris))
+    schemas.write_table(str(path), table.set_column(table.schema.get_field_index("uri"), "uri", uris))
     sealed_as_it_is(dataset)
     (problem,) = verify(str(dataset)).problems
     size = path.stat().st_size

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from beam_jobs import ingest, record
+from beam_jobs import ingest
+from beam_jobs.dataset import record
+from beam_jobs.dataset.verify import verify
 from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
-from beam_jobs.verify import verify
 from tests.make_images import class_folders, encode, jpeg
 from tests.rewrite_records import edit_manifest, rewrite_shard, set_value
 

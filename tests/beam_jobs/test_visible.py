@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from beam_jobs import visible
+from beam_jobs.common import printable
 
 
 @pytest.mark.parametrize(
@@ -21,24 +21,24 @@ from beam_jobs import visible
     ],
 )
 def test_controls_are_made_visible_and_the_rest_is_left(value, shown):
-    assert visible.text(value) == visible.line(value) == shown
+    assert printable.text(value) == printable.line(value) == shown
 
 
 def test_only_a_text_keeps_its_lines():
-    assert visible.text("a\n\tb") == "a\n\tb"
-    assert visible.line("a\n\tb") == "a\\x0a\\x09b"
-    assert visible.lines(["a\n\tb", 7]) == "a\\x0a\\x09b\n7"
+    assert printable.text("a\n\tb") == "a\n\tb"
+    assert printable.line("a\n\tb") == "a\\x0a\\x09b"
+    assert printable.lines(["a\n\tb", 7]) == "a\\x0a\\x09b\n7"
 
 
 def test_json_means_what_it_meant():
     value = {"\x1b[2J\x9b": ["\x7f\u202e\u2028", "猫", "\udcff", 1]}
-    printed = visible.to_json(value)
+    printed = printable.to_json(value)
     assert json.loads(printed) == value
-    assert printed == visible.text(printed)
+    assert printed == printable.text(printed)
     assert "猫" in printed
     printed.encode()
 
 
 def test_a_log_shows_names_without_their_controls():
     record = logging.LogRecord("x", logging.INFO, "x.py", 1, "read %s\nend", ("\x1b[2Ja.png",), None)
-    assert visible.LogFormatter("%(levelname)s %(message)s").format(record) == "INFO read \\x1b[2Ja.png\n  end"
+    assert printable.LogFormatter("%(levelname)s %(message)s").format(record) == "INFO read \\x1b[2Ja.png\n  end"

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from beam_jobs import vocabulary
 from beam_jobs.errors import OptionError
-from beam_jobs.plan import make_plan
+from beam_jobs.planning import label_vocabulary
+from beam_jobs.planning.plan import make_plan
 from beam_jobs.types import Annotations, ImageObject
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref
 
@@ -48,7 +48,7 @@ def test_classes_are_those_of_images_and_objects(kind, images, labels, indices):
     ],
 )
 def test_known_classes_keep_their_places_and_new_ones_follow_sorted(known, expected):
-    assert vocabulary.vocabulary(examined(*MULTI), "multi", known) == expected
+    assert label_vocabulary.vocabulary(examined(*MULTI), "multi", known) == expected
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ def test_an_image_of_several_classes_is_stratified_by_the_rarest():
 
 def test_of_two_classes_that_are_as_rare_the_first_counts():
     images = [image(str(n), labels=labels) for n, labels in enumerate([("b", "c"), ("a", "d"), ("a", "d"), ("b", "c")])]
-    assert vocabulary.strata(examined(*images), "multi").tolist() == [2, 1, 1, 2]
+    assert label_vocabulary.strata(examined(*images), "multi").tolist() == [2, 1, 1, 2]
 
 
 def test_single_labels_are_stratified_in_order_of_their_names():
     images = [image(str(n), label) for n, label in enumerate("cabca")]
-    assert vocabulary.strata(examined(*images), "single").tolist() == [2, 0, 1, 2, 0]
+    assert label_vocabulary.strata(examined(*images), "single").tolist() == [2, 0, 1, 2, 0]
 
 
 def test_every_class_is_in_every_split_when_stratified():

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from beam_jobs import web
 from beam_jobs.errors import BadImage, RejectReason
 from beam_jobs.options import HttpOptions
+from beam_jobs.sources import http_fetch
 from tests.beam_jobs.web_server import DATA, HERE, Handler, body, dripping, failure, fetch, serving, status
 
 
@@ -22,7 +22,7 @@ def server():
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch):
-    monkeypatch.setattr(web, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(http_fetch, "_FIRST_PAUSE_S", 0.01)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def _short_pauses(monkeypatch):
     ],
 )
 def test_urls_are_told_by_their_scheme(uri, url):
-    assert web.is_url(uri) is url
+    assert http_fetch.is_url(uri) is url
 
 
 def test_a_page_is_fetched_under_our_name_and_undecoded(server):
@@ -58,11 +58,11 @@ def test_a_compressed_body_is_not_inflated(server):
 def test_a_name_and_password_are_sent_to_their_host_and_shown_to_nobody(server):
     server.pages["/no"] = status(403)
     options = HttpOptions(**vars(HERE))
-    assert web.fetch(f"http://ann:s%20cret@{server.host}/a.jpg", options, 10) == DATA[:10]
+    assert http_fetch.fetch(f"http://ann:s%20cret@{server.host}/a.jpg", options, 10) == DATA[:10]
     assert server.headers[0]["Authorization"] == "Basic YW5uOnMgY3JldA=="
     for page in ("/no", "/no:port:/"):
         with pytest.raises(BadImage) as caught:
-            web.fetch(f"http://ann:s%20cret@{server.host}{page}?key=hidden", options, 10)
+            http_fetch.fetch(f"http://ann:s%20cret@{server.host}{page}?key=hidden", options, 10)
         assert not any(word in str(caught.value) for word in ("ann", "cret", "hidden"))
 
 
@@ -92,7 +92,7 @@ def first(*pages):
 
 @pytest.mark.parametrize("wish", ["0", "Wed, 21 Oct 2015 07:28:00 GMT"])
 def test_a_pause_the_server_asks_for_takes_the_place_of_ours(server, monkeypatch, wish):
-    monkeypatch.setattr(web, "_FIRST_PAUSE_S", 3600)
+    monkeypatch.setattr(http_fetch, "_FIRST_PAUSE_S", 3600)
     server.pages["/x"] = first(status(503, Retry_After=wish), body(b"image"))
     assert fetch(server, "/x", retries=1) == b"image"
 
@@ -109,7 +109,7 @@ def test_a_pause_nobody_understands_leaves_ours(server, wish):
 )
 def test_pauses_grow_to_a_cap(monkeypatch, attempt, wished, pause):
     monkeypatch.undo()
-    assert web._pause_s(attempt, wished) == pause
+    assert http_fetch._pause_s(attempt, wished) == pause
 
 
 def silent(handler: Handler) -> None:
@@ -183,7 +183,7 @@ def test_a_server_that_is_not_there_is_asked_again():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         with pytest.raises(BadImage, match=r"127.0.0.1 cannot be reached: .*Connection refused; 2 attempts"):
-            web.fetch(f"http://127.0.0.1:{port}/x", HttpOptions(timeout_s=0.2, retries=1, allow_private=True), 1)
+            http_fetch.fetch(f"http://127.0.0.1:{port}/x", HttpOptions(timeout_s=0.2, retries=1, allow_private=True), 1)
 
 
 @pytest.mark.parametrize(("code", "attempts"), [(socket.EAI_NONAME, "1 attempt"), (socket.EAI_AGAIN, "3 attempts")])
@@ -193,7 +193,7 @@ def test_an_unknown_host_is_asked_for_again_only_when_the_name_server_is_at_faul
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     with pytest.raises(BadImage, match=rf"^not_fetched: nowhere.invalid is no known host: .*no answer; {attempts}$"):
-        web.fetch("http://nowhere.invalid/x", HttpOptions(retries=2), 1)
+        http_fetch.fetch("http://nowhere.invalid/x", HttpOptions(retries=2), 1)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_an_unknown_host_is_asked_for_again_only_when_the_name_server_is_at_faul
 )
 def test_what_is_no_url_is_not_fetched(url):
     with pytest.raises(BadImage, match="^not_fetched: .*; 1 attempt$"):
-        web.fetch(url, HERE, 1)
+        http_fetch.fetch(url, HERE, 1)
 
 
 def forever(handler: Handler) -> None:
@@ -320,4 +320,4 @@ def test_connections_are_used_again(server):
     ],
 )
 def test_what_signs_a_url_is_cut(url, stored):
-    assert web.unsigned(url) == stored
+    assert http_fetch.unsigned(url) == stored

@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from beam_jobs import connections, web
 from beam_jobs.errors import BadImage, RejectReason
 from beam_jobs.options import HttpOptions
+from beam_jobs.sources import http_fetch, public_address
 from tests.beam_jobs.web_server import DATA, body, failure, fetch, serving, status
 
 
@@ -59,7 +59,7 @@ def test_a_redirect_without_a_goal_is_a_failure(server):
 )
 def test_addresses_that_are_not_public_are_refused_unasked(server, host):
     with pytest.raises(BadImage, match="^address_refused: .* is at .*, which is no public address$"):
-        web.fetch(f"http://{host}:{server.server_port}/a.jpg", HttpOptions(timeout_s=0.2, retries=3), 1)
+        http_fetch.fetch(f"http://{host}:{server.server_port}/a.jpg", HttpOptions(timeout_s=0.2, retries=3), 1)
     assert not server.seen
 
 
@@ -97,14 +97,14 @@ def test_addresses_that_are_not_public_are_refused_unasked(server, host):
     ],
 )
 def test_addresses_are_told_apart(address, public):
-    assert connections.is_public(address) is public
+    assert public_address.is_public(address) is public
 
 
 @pytest.fixture
 def open_internet(monkeypatch):
     """Makes 127.0.0.1, and no other address of this machine, one of the open internet."""
-    is_public = connections.is_public
-    monkeypatch.setattr(connections, "is_public", lambda address: address == "127.0.0.1" or is_public(address))
+    is_public = public_address.is_public
+    monkeypatch.setattr(public_address, "is_public", lambda address: address == "127.0.0.1" or is_public(address))
 
 
 @pytest.mark.usefixtures("open_internet")
@@ -127,6 +127,6 @@ def test_the_address_that_was_checked_is_the_one_connected_to(server, monkeypatc
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     options = HttpOptions(timeout_s=0.2, retries=0)
-    assert web.fetch(f"http://images.example:{server.server_port}/a.jpg", options, 5) == DATA[:5]
+    assert http_fetch.fetch(f"http://images.example:{server.server_port}/a.jpg", options, 5) == DATA[:5]
     assert server.headers[0]["Host"] == f"images.example:{server.server_port}"
     assert answers == [["127.0.0.2"]]

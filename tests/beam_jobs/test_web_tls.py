@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import web
 from beam_jobs.errors import BadImage
 from beam_jobs.options import HttpOptions
+from beam_jobs.sources import http_fetch
 from tests.beam_jobs.make_certificates import certificate, speaker
 from tests.beam_jobs.web_server import DATA, HERE, WebServer, body, dripping, serving
 
@@ -32,9 +32,9 @@ def test_a_trusted_certificate_is_accepted_and_the_deadline_holds_under_tls(tmp_
     options = options_of_their_own(1)
     with secure(path) as server:
         for _ in range(2):
-            assert web.fetch(f"https://localhost:{server.server_port}/a.jpg", options, 1 << 20) == DATA
+            assert http_fetch.fetch(f"https://localhost:{server.server_port}/a.jpg", options, 1 << 20) == DATA
         with pytest.raises(BadImage, match="localhost was silent for 0.201 s, or not through in 2.01 s"):
-            web.fetch(f"https://localhost:{server.server_port}/drip", options, 1 << 20)
+            http_fetch.fetch(f"https://localhost:{server.server_port}/drip", options, 1 << 20)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_certificates_of_others_are_refused_at_once(tmp_path, monkeypatch, numbe
         secure(path) as server,
         pytest.raises(BadImage, match=f"^not_fetched: no safe connection to localhost: .*{detail}.*; 1 attempt$"),
     ):
-        web.fetch(f"https://localhost:{server.server_port}/a.jpg", options, 1)
+        http_fetch.fetch(f"https://localhost:{server.server_port}/a.jpg", options, 1)
     assert not server.seen
 
 
@@ -62,7 +62,7 @@ def test_a_certificate_holds_in_its_time_alone(tmp_path, monkeypatch, number, da
         secure(path) as server,
         pytest.raises(BadImage, match=f"^not_fetched: no safe connection to localhost: .*{detail}.*; 1 attempt$"),
     ):
-        web.fetch(f"https://localhost:{server.server_port}/a.jpg", options_of_their_own(number), 1)
+        http_fetch.fetch(f"https://localhost:{server.server_port}/a.jpg", options_of_their_own(number), 1)
     assert not server.seen
 
 
@@ -71,9 +71,9 @@ def test_a_host_that_is_a_number_is_checked_against_its_certificate(tmp_path, mo
     monkeypatch.setenv("SSL_CERT_FILE", str(path))
     options = options_of_their_own(4)
     with secure(path) as server:
-        assert web.fetch(server.url("/a.jpg"), options, 5) == DATA[:5]
+        assert http_fetch.fetch(server.url("/a.jpg"), options, 5) == DATA[:5]
         with pytest.raises(BadImage, match="no safe connection to localhost"):
-            web.fetch(f"https://localhost:{server.server_port}/a.jpg", options, 5)
+            http_fetch.fetch(f"https://localhost:{server.server_port}/a.jpg", options, 5)
 
 
 def test_a_server_that_speaks_no_tls_is_a_failure():
@@ -81,4 +81,4 @@ def test_a_server_that_speaks_no_tls_is_a_failure():
         serving({}) as server,
         pytest.raises(BadImage, match="^not_fetched: no safe connection to 127.0.0.1: .*; 1 attempt$"),
     ):
-        web.fetch(f"https://{server.host}/a.jpg", HERE, 1)
+        http_fetch.fetch(f"https://{server.host}/a.jpg", HERE, 1)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import workplace
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
+from beam_jobs.stages import work_dir
 from tests.beam_jobs import kill
 
 DIED = 77
@@ -21,7 +21,7 @@ LOOSE = 20
 def out(tmp_path) -> Path:
     """A published dataset that still has its work directory."""
     made = tmp_path / "out"
-    workplace.open_at(str(made), str(made / "_work"))
+    work_dir.open_at(str(made), str(made / "_work"))
     loose = [f"{number}.tmp" for number in range(LOOSE)]  # one of them is likely to come after the mark in any order
     for name in ("examined/a/part", "plan/0", "written/train/0", *loose):
         path = made / "_work" / name
@@ -38,7 +38,7 @@ def removed(work: Path, dies_at: int) -> int | None:
         if event in ("os.remove", "os.rmdir") and next(number) == dies_at:
             os._exit(DIED)
 
-    return kill.in_a_child(lambda: (sys.addaudithook(hook), workplace.remove(str(work))))
+    return kill.in_a_child(lambda: (sys.addaudithook(hook), work_dir.remove(str(work))))
 
 
 def test_what_is_left_of_a_work_directory_at_any_moment_is_removed_by_the_next_run(out):
@@ -54,7 +54,7 @@ def test_what_is_left_of_a_work_directory_at_any_moment_is_removed_by_the_next_r
         assert (code, (out / "_work").exists()) == (DIED, True)
         moments += 1
         with pytest.raises(OptionError, match="already holds a dataset"):
-            workplace.check_out(IngestOptions(source=str(out.parent / "photos"), out=str(out)))
+            work_dir.check_out(IngestOptions(source=str(out.parent / "photos"), out=str(out)))
         assert os.listdir(out) == ["dataset.json"]
     assert moments == 4 + LOOSE + 6  # files, directories
 
@@ -62,11 +62,11 @@ def test_what_is_left_of_a_work_directory_at_any_moment_is_removed_by_the_next_r
 def test_a_directory_of_that_name_that_is_not_ours_is_kept(out):
     (out / "_work" / "feedline.json").unlink()
     with pytest.raises(OptionError, match="already holds a dataset"):
-        workplace.check_out(IngestOptions(source=str(out.parent / "photos"), out=str(out)))
+        work_dir.check_out(IngestOptions(source=str(out.parent / "photos"), out=str(out)))
     assert (out / "_work" / "plan" / "0").exists()
 
 
 def test_a_work_directory_that_somebody_removed_is_no_error(out):
     shutil.rmtree(out / "_work")
-    workplace.remove(str(out / "_work"))
+    work_dir.remove(str(out / "_work"))
     assert os.listdir(out) == ["dataset.json"]

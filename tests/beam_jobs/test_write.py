@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beam_jobs import images, masks, record, tables, tfrecord
+from beam_jobs.common.progress import Progress, local
+from beam_jobs.dataset import record, schemas, tfrecord
 from beam_jobs.errors import DataError, Fault, SourceChanged, Unreadable
-from beam_jobs.examine import ExamineTask, examine_bucket, facts_path
-from beam_jobs.geometry import geometry
+from beam_jobs.images import masks, process
+from beam_jobs.images.geometry import geometry
 from beam_jobs.options import ImageLimits, PixelOptions
-from beam_jobs.progress import Progress, local
-from beam_jobs.reader import Reader
-from beam_jobs.scan import scan
-from beam_jobs.types import Annotations, ImageObject
-from beam_jobs.write import (
+from beam_jobs.sources.image_reader import Reader
+from beam_jobs.stages.examine import ExamineTask, examine_bucket, facts_path
+from beam_jobs.stages.scan import scan
+from beam_jobs.stages.write import (
     Failure,
     ShardTask,
     WriteTask,
@@ -37,6 +37,7 @@ from beam_jobs.write import (
     sweep,
     write_shard,
 )
+from beam_jobs.types import Annotations, ImageObject
 from tests.beam_jobs.make_rows import make_ref
 from tests.make_images import crop, encode, jpeg, png, rotated_jpeg
 
@@ -49,7 +50,7 @@ def test_a_task_a_shard_in_order_of_splits(stages):
         ("eval", 1, 2, "data-00001-of-00002.tfrecord"),
     ]
     assert len({task.digest for task in stages.shards}) == 4
-    rows = [len(tables.read(task.plan_path)) for task in stages.shards]
+    rows = [len(schemas.read(task.plan_path)) for task in stages.shards]
     assert sum(rows) == 24
 
 
@@ -76,7 +77,7 @@ def test_the_digest_of_a_task_follows_the_classes_where_rows_name_them(stages, t
         return [task.digest for task in shard_tasks(plan, str(tmp_path / "plan"), "salt")]
 
     train, other = stages.plan.splits
-    said = tables.ref_row(make_ref(annotations=Annotations(labels=("dog",))))["annotations"]
+    said = schemas.ref_row(make_ref(annotations=Annotations(labels=("dog",))))["annotations"]
     column = [said, *[""] * (len(train.images) - 1)]
     images = train.images.set_column(train.images.schema.get_field_index("annotations"), "annotations", [column])
     plan = replace(stages.plan, splits=(replace(train, images=images), other), labels=("cat", "dog"))
@@ -87,10 +88,10 @@ def test_the_digest_of_a_task_follows_the_classes_where_rows_name_them(stages, t
 
 def test_the_rows_of_an_earlier_plan_stay_for_workers_that_still_read_them(stages):
     directory = str(Path(stages.shards[0].plan_path).parent)
-    before = [tables.read(task.plan_path) for task in stages.shards]
+    before = [schemas.read(task.plan_path) for task in stages.shards]
     splits = tuple(replace(split, images=split.images.slice(1)) for split in stages.plan.splits)
     shard_tasks(replace(stages.plan, splits=splits), directory, "salt")
-    assert [tables.read(task.plan_path) for task in stages.shards] == before
+    assert [schemas.read(task.plan_path) for task in stages.shards] == before
 
 
 def test_new_shards_are_numbered_after_those_that_are_there(stages, tmp_path):
@@ -289,7 +290,7 @@ def test_failures_are_noted_once_a_shard_and_read_in_order(stages):
 
 def test_work_is_counted_as_it_is_done_and_when_it_is_taken_up(stages):
     task = stages.shards[0]
-    count = len(tables.read(task.plan_path))
+    count = len(schemas.read(task.plan_path))
     local.reset()
     write_shard(task, stages.task)
     assert local.read() == Progress(count, load_sidecar(stages.task.work, task).bytes, 0)
@@ -324,9 +325,9 @@ def prepare(tmp_path):
         assert examine_bucket(bucket, task).rejected == 0
         rows = [
             {**row, "cluster": "", "near": "", "label_index": LABELS.index(row["label"]) if row["label"] else -1}
-            for row in tables.read(facts_path(reader.work, bucket)).to_pylist()
+            for row in schemas.read(facts_path(reader.work, bucket)).to_pylist()
         ]
-        tables.write(str(tmp_path / "plan.parquet"), rows, tables.PLANNED)
+        schemas.write(str(tmp_path / "plan.parquet"), rows, schemas.PLANNED)
         shard = ShardTask(split="all", index=0, count=1, plan_path=str(tmp_path / "plan.parquet"), digest="d")
         values = {"reader": reader, "out": str(tmp_path / "out"), "labels": LABELS, "pixels": pixels}
         return shard, WriteTask(**{**values, **fields})
@@ -348,7 +349,7 @@ def said(key: str = "a.jpg", label: str = "", **fields):
 def test_what_was_changed_comes_out_of_the_spool(prepare, policy):
     refs = [said(key, "bee") for key in ("a.jpg", "b.webp", "c.png", "d.jpg")]
     for ref, values in zip(refs, written(*prepare(*refs, pixels=policy)), strict=True):
-        encoded, facts = images.examine(FILES[ref.key], ImageLimits(), policy)
+        encoded, facts = process.examine(FILES[ref.key], ImageLimits(), policy)
         assert values[record.ENCODED] == [encoded]
         assert values[record.FORMAT] == [facts.format.encode()]
         assert (values[record.HEIGHT], values[record.WIDTH]) == ([facts.height], [facts.width])
@@ -358,7 +359,7 @@ def test_what_was_changed_comes_out_of_the_spool(prepare, policy):
 @pytest.mark.parametrize("spare", [0, -1])
 def test_a_record_has_no_more_bytes_than_readers_believe(prepare, monkeypatch, spare):
     shard, task = prepare(said("a.jpg", "bee"))
-    (row,) = tables.read(shard.plan_path).to_pylist()
+    (row,) = schemas.read(shard.plan_path).to_pylist()
     write_shard(shard, task)
     size = os.path.getsize(shard_path(task.out, shard)) - tfrecord.OVERHEAD
     monkeypatch.setattr(tfrecord, "MAX_RECORD_BYTES", size + spare)

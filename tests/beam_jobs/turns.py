@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from beam_jobs import stores
+from beam_jobs.storage import object_stores
 
 T = TypeVar("T")
 
@@ -85,14 +85,14 @@ class Turns:
 
 def on_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has threads take turns before each request to a store, too."""
-    real = stores.store_for
+    real = object_stores.store_for
 
-    def store_for(path: str) -> stores.Store:
+    def store_for(path: str) -> object_stores.Store:
         for turns in _taken:
             turns.step()
         return real(path)
 
-    monkeypatch.setattr(stores, "store_for", store_for)
+    monkeypatch.setattr(object_stores, "store_for", store_for)
 
 
 def _hook(event: str, arguments: tuple) -> None:

@@ -12,9 +12,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from beam_jobs import web
 from beam_jobs.errors import BadImage, RejectReason
 from beam_jobs.options import HttpOptions
+from beam_jobs.sources import http_fetch
 
 DATA = bytes(range(256)) * 1000
 HERE = HttpOptions(timeout_s=2.0, retries=0, allow_private=True)
@@ -111,7 +111,7 @@ def serving(
 
 def fetch(server: WebServer, path: str, limit: int = 1 << 20, **options) -> bytes:
     """Fetches with the options of `HERE`, but for those that are given."""
-    return web.fetch(server.url(path), HttpOptions(**{**vars(HERE), **options}), limit)
+    return http_fetch.fetch(server.url(path), HttpOptions(**{**vars(HERE), **options}), limit)
 
 
 def failure(server: WebServer, path: str, **options) -> tuple[RejectReason, str]:

@@ -113,7 +113,7 @@ def _model(path: Path) -> Path:
     import keras
 
     from trainer.ops import parse_ops
-    from trainer.serving import export
+    from trainer.serving.export import export
 
     inputs = keras.Input([8, 8, 3], dtype="uint8")
     dense = keras.layers.Dense(3, activation="softmax")

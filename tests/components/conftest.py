@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from beam_jobs.manifest import ChannelStatistics, ImageCounts, Manifest, Shard, SplitInfo
+from beam_jobs.dataset.manifest import ChannelStatistics, ImageCounts, Manifest, Shard, SplitInfo
 
 BEAM_ARGS = ["--runner=FnApiRunner", "--direct_running_mode=in_memory"]
 
@@ -39,7 +39,7 @@ def manifest_of(splits: Mapping[str, Mapping[str, int]]) -> Manifest:
 def always_first_class(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An exported model of `china` and `flower` that answers `china` whatever it sees. Read only."""
     from trainer.ops import parse_ops
-    from trainer.serving import export
+    from trainer.serving.export import export
 
     inputs = keras.Input([8, 8, 3], dtype="uint8")
     dense = keras.layers.Dense(2, activation="softmax")
@@ -71,7 +71,7 @@ def evaluation_config():
     """What the pipeline has Evaluator measure."""
     from components.evaluation.config import evaluation_config
     from components.evaluation.options import EvaluateOptions
-    from trainer.serving import EVALUATE_SIGNATURE, PROBABILITIES
+    from trainer.serving.export import EVALUATE_SIGNATURE, PROBABILITIES
 
     return evaluation_config(EvaluateOptions(), EVALUATE_SIGNATURE, PROBABILITIES)
 

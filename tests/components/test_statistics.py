@@ -13,7 +13,7 @@ import pytest
 import tensorflow_data_validation as tfdv
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_jobs import manifest, tables
+from beam_jobs.dataset import manifest, schemas
 from beam_jobs.errors import CorruptDataset
 from components.statistics import dataset_statistics, extra_columns, statistics_options
 from tests.components.conftest import BEAM_ARGS
@@ -49,7 +49,7 @@ def counted(made) -> dict[str, dict]:
 def expected(made) -> dict[str, dict[str, list[list]]]:
     """split -> feature -> the values of each image, from the table of the dataset; an empty list for a missing one."""
     values: dict = {split: {} for split in SPLITS}
-    for row in tables.read(str(made / "images.parquet")).to_pylist():
+    for row in schemas.read(str(made / "images.parquet")).to_pylist():
         extra = {name: [] for name in EXTRA} | json.loads(row["extra"])
         cells = {
             **{f"image/{name}": [row[name]] for name in ("format", "height", "width", "channels", "bytes")},

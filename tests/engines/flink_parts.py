@@ -17,8 +17,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from beam_jobs.engines import flink_jar, flink_java
 from beam_jobs.errors import OptionError
+from beam_jobs.runners import flink_jar, flink_java
 
 VERSION = "1.19"
 _DISTRIBUTION = "apache-flink-libraries==1.19.3"

@@ -13,8 +13,8 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from beam_jobs.engines import flink_java
-from beam_jobs.engines.flink_server import OPENED
+from beam_jobs.runners import flink_java
+from beam_jobs.runners.flink_job_server import OPENED
 from tests.engines import flink_parts
 
 TASK_MANAGERS = 2

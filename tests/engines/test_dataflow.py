@@ -14,16 +14,16 @@ from apache_beam.options.pipeline_options import (
     WorkerOptions,
 )
 
-from beam_jobs.engines import dataflow, dataflow_cost, dataflow_graph, dataflow_jobs
-from beam_jobs.engines.costs import Work
-from beam_jobs.engines.dataflow_machine import cores
 from beam_jobs.errors import FeedlineError, OptionError
-from beam_jobs.examine import ExamineTask
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
-from beam_jobs.reader import Reader
-from beam_jobs.scan import Bucket
-from beam_jobs.transforms import ExamineBuckets, WriteShards
-from beam_jobs.write import ShardTask, WriteTask
+from beam_jobs.runners import dataflow, dataflow_cost, dataflow_graph, dataflow_jobs
+from beam_jobs.runners.cost_estimate import Work
+from beam_jobs.runners.dataflow_machine import cores
+from beam_jobs.sources.image_reader import Reader
+from beam_jobs.stages.examine import ExamineTask
+from beam_jobs.stages.scan import Bucket
+from beam_jobs.stages.transforms import ExamineBuckets, WriteShards
+from beam_jobs.stages.write import ShardTask, WriteTask
 
 NEEDED = {"project": "my-project-1", "region": "us-central1", "temp_location": "gs://bucket/tmp"}
 WORK = "gs://my-bucket-of-photos/datasets/photos-2026/_work"

@@ -16,11 +16,11 @@ from apache_beam.runners.dataflow.dataflow_runner import DataflowPipelineResult,
 from apache_beam.runners.dataflow.internal import apiclient
 from apache_beam.runners.runner import PipelineRunner
 
-from beam_jobs import jobs
-from beam_jobs.engines.dataflow_jobs import _Running
+from beam_jobs.common.progress import Progress
 from beam_jobs.errors import FeedlineError
-from beam_jobs.jobs import run_job, unwatched
-from beam_jobs.progress import Progress
+from beam_jobs.runners import beam_job
+from beam_jobs.runners.beam_job import run_job, unwatched
+from beam_jobs.runners.dataflow_jobs import _Running
 from tests.engines.dataflow_service import answer
 
 
@@ -120,7 +120,7 @@ class Lines(logging.Handler):
 @contextlib.contextmanager
 def at_the_second_line(act: Callable[[], object]) -> Iterator[list[str]]:
     handler = Lines(act)
-    logger = logging.getLogger(jobs.__name__)
+    logger = logging.getLogger(beam_job.__name__)
     logger.addHandler(handler)
     try:
         yield handler.lines

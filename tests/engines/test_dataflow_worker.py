@@ -16,16 +16,17 @@ import pytest
 from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
 from google.auth.credentials import CredentialsWithRegionalAccessBoundary
 
-from beam_jobs import storage, transforms
-from beam_jobs.engines import dataflow, dataflow_graph, dataflow_package
+from beam_jobs import storage
 from beam_jobs.errors import FeedlineError, OptionError
-from beam_jobs.examine import ExamineTask
 from beam_jobs.ingest import run
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
-from beam_jobs.reader import Reader
-from beam_jobs.scan import Bucket
-from beam_jobs.transforms import ExamineBuckets, WriteShards
-from beam_jobs.write import ShardTask, WriteTask
+from beam_jobs.runners import dataflow, dataflow_graph, dataflow_package
+from beam_jobs.sources.image_reader import Reader
+from beam_jobs.stages import transforms
+from beam_jobs.stages.examine import ExamineTask
+from beam_jobs.stages.scan import Bucket
+from beam_jobs.stages.transforms import ExamineBuckets, WriteShards
+from beam_jobs.stages.write import ShardTask, WriteTask
 from tests.beam_jobs.runs import shards_under
 from tests.command import feedline
 from tests.engines import clean_venv, dataflow_service
@@ -104,7 +105,9 @@ def test_every_step_loads_where_only_the_wheel_is_installed(worker_python, tmp_p
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert {"beam_jobs.transforms._Examine", "beam_jobs.transforms._Write"} <= set(found["steps"].values())
+    assert {"beam_jobs.stages.transforms._Examine", "beam_jobs.stages.transforms._Write"} <= set(
+        found["steps"].values()
+    )
     assert found["from"].startswith(str(Path(worker_python).parent.parent))
     assert not found["tfx"]
 
@@ -127,7 +130,7 @@ def test_workers_write_the_bytes_that_this_process_writes(photos, dataset, bucke
         assert pool["ipConfiguration"] == "WORKER_IP_PRIVATE"
         assert job.description["labels"] == {"team": "vision"}
         (package,) = [path for path in staged(job) if path.endswith(".whl")]
-        code = zipfile.ZipFile(io.BytesIO(storage.read_bytes(package))).read("beam_jobs/transforms.py")
+        code = zipfile.ZipFile(io.BytesIO(storage.read_bytes(package))).read("beam_jobs/stages/transforms.py")
         assert code == Path(transforms.__file__).read_bytes()
         assert not any("main_session" in path for path in staged(job))
 

@@ -8,10 +8,10 @@ import re
 import pytest
 import yaml
 
-from beam_jobs import engines
-from beam_jobs.engines import flink
+from beam_jobs import runners
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
+from beam_jobs.runners import flink
 from pipeline import cli
 from pipeline.cli.engines import engine_of
 from tests.engines.flink_parts import program
@@ -22,14 +22,14 @@ def said_by(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int
     return code, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", engines.ENGINES)
+@pytest.mark.parametrize("name", runners.ENGINES)
 def test_every_engine_has_options_that_open(name):
-    assert callable(engines.options_of(name).open)
+    assert callable(runners.options_of(name).open)
 
 
 def test_an_unknown_engine_is_answered_with_the_nearest():
     with pytest.raises(OptionError, match="there is no runner 'flinc'; did you mean flink"):
-        engines.options_of("flinc")
+        runners.options_of("flinc")
 
 
 def test_the_local_engine_has_nothing_to_set():
@@ -74,8 +74,8 @@ def test_options_win_over_the_section_of_the_same_engine():
     assert engine_of(None, [], section) == flink.Options(parallelism=3, retries=1)
     assert engine_of("flink", ["parallelism=4"], section) == flink.Options(parallelism=4, retries=1)
     assert engine_of("flink", [], {"retries": 1}) == flink.Options(retries=1)
-    assert engine_of("local", [], section) == engines.options_of("local")()
-    assert engine_of(None, [], None) == engines.options_of("local")()
+    assert engine_of("local", [], section) == runners.options_of("local")()
+    assert engine_of(None, [], None) == runners.options_of("local")()
 
 
 def test_settings_without_a_runner_are_not_passed_over():

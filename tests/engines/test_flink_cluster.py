@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
-from beam_jobs.engines.flink import Options
 from beam_jobs.errors import OptionError
+from beam_jobs.runners.flink import Options
 from pipeline.doctor import flink as doctor
 from tests.engines.flink_parts import program, serving
 

@@ -13,7 +13,7 @@ from apache_beam.portability.api import beam_job_api_pb2_grpc as services
 from apache_beam.runners.portability.portable_runner import PipelineResult
 from apache_beam.runners.runner import PipelineState
 
-from beam_jobs.engines.flink_jobs import _Result
+from beam_jobs.runners.flink_jobs import _Result
 from tests.engines.flink_processes import free_ports
 
 

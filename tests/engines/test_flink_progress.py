@@ -9,16 +9,16 @@ import apache_beam as beam
 import pytest
 from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineState
 
-from beam_jobs import jobs
+from beam_jobs.common.progress import Progress
 from beam_jobs.errors import FeedlineError
-from beam_jobs.jobs import Tally, run_job
-from beam_jobs.progress import Progress
+from beam_jobs.runners import beam_job
+from beam_jobs.runners.beam_job import Tally, run_job
 from tests.beam_jobs.test_jobs import Watched
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(jobs, "_LOOK_S", 0.0)
+    monkeypatch.setattr(beam_job, "_LOOK_S", 0.0)
 
 
 def read(name: str, data: bytes) -> Progress | None:
@@ -39,7 +39,7 @@ def test_files_of_finished_work_are_added_up_once(tmp_path):
 
 
 def test_a_store_is_asked_now_and_then(tmp_path, monkeypatch):
-    monkeypatch.setattr(jobs, "_LOOK_S", 60.0)
+    monkeypatch.setattr(beam_job, "_LOOK_S", 60.0)
     tally = Tally(str(tmp_path), ["a"], read)
     assert tally() == Progress()
     (tmp_path / "a").write_bytes(b"12")

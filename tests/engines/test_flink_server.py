@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.engines import flink_server
 from beam_jobs.errors import FeedlineError
+from beam_jobs.runners import flink_job_server
 from tests.engines.flink_parts import program
 from tests.engines.flink_processes import members, wait_until
 
@@ -24,7 +24,7 @@ def test_a_server_that_cannot_start_says_why_in_one_line(tmp_path):
     trace = "\\tat org.A.main(A.java:1)\\n\\t... 2 more\\n"
     script = program(tmp_path / "java", f"echo 'Error: Unable to access jarfile x.jar'; printf '{trace}'; exit 1")
     said = "the job server of Flink ended with code 1: Error: Unable to access jarfile x.jar$"
-    with pytest.raises(FeedlineError, match=said), flink_server.running([str(script)], str(tmp_path)):
+    with pytest.raises(FeedlineError, match=said), flink_job_server.running([str(script)], str(tmp_path)):
         pass
 
 
@@ -38,8 +38,8 @@ with socket.create_server(("localhost", port)):
 """
 CLIENT = """
 import sys, time
-from beam_jobs.engines import flink_server
-from beam_jobs.engines.flink_child import Left
+from beam_jobs.runners import flink_server
+from beam_jobs.runners.flink_child import Left
 command, directory, url = sys.argv[1:]
 left = Left(url, "feedline-1", directory)
 with flink_server.running([sys.executable, "-c", command], directory, left):
@@ -49,12 +49,12 @@ with flink_server.running([sys.executable, "-c", command], directory, left):
 
 
 def group_of(folder: Path) -> int:
-    return int((folder / flink_server.SERVER_LOG).read_text().split()[1])
+    return int((folder / flink_job_server.SERVER_LOG).read_text().split()[1])
 
 
 def test_a_server_and_what_it_started_end_with_the_block(tmp_path):
-    with flink_server.running([sys.executable, "-c", LISTEN], str(tmp_path)):
-        wait_until(lambda: (tmp_path / flink_server.SERVER_LOG).stat().st_size, 10)
+    with flink_job_server.running([sys.executable, "-c", LISTEN], str(tmp_path)):
+        wait_until(lambda: (tmp_path / flink_job_server.SERVER_LOG).stat().st_size, 10)
         group = group_of(tmp_path)
         assert len(members(group)) == 3
     wait_until(lambda: not members(group), 10)
@@ -103,7 +103,7 @@ def test_a_server_ends_with_a_process_that_was_killed_and_what_it_left_is_cleare
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
         try:
             assert client.stdout.readline() == "running\n"
-            wait_until(lambda: (directory / flink_server.SERVER_LOG).stat().st_size, 10)
+            wait_until(lambda: (directory / flink_job_server.SERVER_LOG).stat().st_size, 10)
             group = group_of(directory)
         finally:
             client.kill()

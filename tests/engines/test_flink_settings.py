@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.engines import flink_jar, flink_java, flink_logs
-from beam_jobs.engines.flink import VERSIONS, WORKER, Options, worker_path
 from beam_jobs.errors import FeedlineError, OptionError, TooManyRejects
+from beam_jobs.runners import flink_jar, flink_java, flink_logs
+from beam_jobs.runners.flink import VERSIONS, WORKER, Options, worker_path
 from pipeline.cli.engines import engine_of
 from tests.engines.flink_parts import program, serving
 

@@ -17,8 +17,8 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.environments import ExternalEnvironment
 
 from beam_jobs import ingest
-from beam_jobs.engines.flink import WORKER
 from beam_jobs.options import IngestOptions
+from beam_jobs.runners.flink import WORKER
 from tests.beam_jobs.runs import files_under
 from tests.engines.flink_processes import free_ports, members, wait_until
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from beam_jobs import tfrecord
+from beam_jobs.dataset import tfrecord
 
 
 class Files:

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from beam_jobs import manifest, tables, tfrecord
+from beam_jobs.dataset import manifest, schemas, tfrecord
 from tests.beam_jobs import make_hostile_images as make
 from tests.make_images import forged_png, jpeg
 
@@ -46,7 +46,7 @@ def _values(change: Callable[[dict[str, Any]], object]) -> Change:
 def _table(name: str, change: Callable[[pa.Table], pa.Table]) -> Change:
     def write(dataset: Path) -> None:
         path = dataset / name
-        pq.write_table(change(tables.read(str(path))), path, compression="zstd")
+        pq.write_table(change(schemas.read(str(path))), path, compression="zstd")
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         loaded = manifest.load(str(dataset))
         manifest.write(replace(loaded, tables={**loaded.tables, name: digest}), str(dataset))

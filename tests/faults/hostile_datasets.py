@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from beam_jobs import manifest, storage, tables
-from beam_jobs.manifest import ImageCounts, Manifest, Shard, SplitInfo
+from beam_jobs import storage
+from beam_jobs.dataset import manifest, schemas
+from beam_jobs.dataset.manifest import ImageCounts, Manifest, Shard, SplitInfo
 from beam_jobs.options import IngestOptions
 from tests.faults.hostile_names import ESCAPED
 
@@ -32,9 +33,9 @@ def make(folder: Path) -> list[Path]:
 
 def _make(folder: Path, splits: dict[str, SplitInfo]) -> Path:
     digests = {}
-    for name, schema in ((manifest.IMAGES_NAME, tables.IMAGES), (manifest.REJECTS_NAME, tables.REJECTS)):
+    for name, schema in ((manifest.IMAGES_NAME, schemas.IMAGES), (manifest.REJECTS_NAME, schemas.REJECTS)):
         path = storage.join(str(folder), name)
-        tables.write(path, [], schema)
+        schemas.write(path, [], schema)
         digests[name] = storage.digest(path)[1]
     options = IngestOptions(source="photos", out="dataset", splits={"train": 1.0})
     found = Manifest(

@@ -28,7 +28,8 @@ import tensorflow_model_analysis as tfma
 from tfx.orchestration.local.local_dag_runner import LocalDagRunner
 
 from components.model_pusher.names import PARTIAL_PREFIX
-from pipeline import conclusion, pipeline
+from pipeline import pipeline
+from pipeline.runs import after_run
 from tests.beam_jobs import kill
 from tests.faults.killing import command
 from tests.faults.leaving import seconds_of, tried_again
@@ -36,7 +37,7 @@ from tests.faults.process import session
 from tests.make_images import encode
 from trainer import bench, run_fn
 
-LOADED = (LocalDagRunner, conclusion, pipeline, run_fn, tfma)  # what a run would spend half a minute on
+LOADED = (LocalDagRunner, after_run, pipeline, run_fn, tfma)  # what a run would spend half a minute on
 IMAGES = 64
 SETTINGS = {
     "ingest": {"splits": {"train": 0.75, "eval": 0.25}, "shards": 2, "threads": 2},

@@ -20,16 +20,18 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from beam_jobs import decoders, images, ingest, manifest
+from beam_jobs import ingest
+from beam_jobs.dataset import manifest
 from beam_jobs.errors import BadImage
+from beam_jobs.images import process, sandbox
 from beam_jobs.options import IngestOptions
-from pipeline import interrupt
+from pipeline.runs import signals
 from tests.beam_jobs import kill
 from tests.faults.leaving import seconds_of, tried_again
 from tests.make_images import encode
 from tests.trainer.test_resume import CONFIG
-from trainer.checkpoint import INDEX_NAME, Checkpoints
 from trainer.job import Job, fit
+from trainer.training.checkpoint import INDEX_NAME, Checkpoints
 
 STEPS = 36  # three epochs of twelve
 _FILES = 40  # opened and renamed by the checkpoints of the first two epochs, at least
@@ -57,7 +59,7 @@ def make_dataset(folder: Path) -> None:
     def examine(files, limits, pixels, facts, processes):
         return [_examined(data, limits, pixels, facts) for data in files]
 
-    decoders.examine = examine
+    sandbox.examine = examine
     for grey in range(96):
         place = folder / "shades" / ("dark" if grey < 48 else "light")
         place.mkdir(exist_ok=True, parents=True)
@@ -68,7 +70,7 @@ def make_dataset(folder: Path) -> None:
 
 def _examined(data, limits, pixels, facts):
     try:
-        return images.examine(data, limits, pixels, facts)
+        return process.examine(data, limits, pixels, facts)
     except BadImage as bad:
         return bad
 
@@ -86,7 +88,7 @@ def train(folder: Path, place: Path, at: int = 0, file: int = 0, late: float = 0
 
     files = itertools.count(1)
     kill.on_each_moment((str(place / "checkpoints"),), lambda _: next(files) == file and strike())
-    interrupt.install()
+    signals.install()
     dataset = str(folder / "dataset")
     job = Job(
         config=CONFIG,
@@ -103,8 +105,8 @@ def train(folder: Path, place: Path, at: int = 0, file: int = 0, late: float = 0
         np.savez(place / "weights.npz", *[weight.numpy() for weight in model.weights])
         (place / "steps").write_text(str(steps.count))
     except KeyboardInterrupt:
-        code = interrupt.code()
-    interrupt.end(code)
+        code = signals.code()
+    signals.end(code)
 
 
 def newest(place: Path) -> int:

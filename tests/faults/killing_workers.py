@@ -24,8 +24,8 @@ from typing import Any
 
 import psutil
 
-from beam_jobs import decoders
-from beam_jobs.decoders import pool
+from beam_jobs.images import sandbox
+from beam_jobs.images.sandbox import pool
 from tests.beam_jobs import kill
 from tests.faults.killing import BUCKETS, arguments, command, dataset, stage_of, whole
 
@@ -83,7 +83,7 @@ class Nursery:
 def _fork_nurseries(requests: socket.socket) -> None:
     """Forks a nursery for each request, until nobody can ask any more."""
     sys.modules.update(dict.fromkeys(pool.NOT_IMPORTED))  # as `pool` has it
-    from beam_jobs.decoders import nursery
+    from beam_jobs.images.sandbox import fork_server
 
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
@@ -100,7 +100,7 @@ def _fork_nurseries(requests: socket.socket) -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             sys.argv = ["-c", *map(str, control)]
             try:
-                nursery.main()
+                fork_server.main()
             finally:
                 os._exit(0)
         os.write(answer, str(pid).encode())
@@ -111,7 +111,7 @@ def _fork_nurseries(requests: socket.socket) -> None:
 
 def workers(kind: str) -> list[int]:
     """Returns the process ids of the workers of this process."""
-    found = decoders._pool
+    found = sandbox._pool
     if kind == "nursery":
         return [found._nursery._process.pid] if found._nursery else []
     return [one.pid for one in (*found._idle, *found._busy)]

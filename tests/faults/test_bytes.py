@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import ingest, tfrecord
+from beam_jobs import ingest
+from beam_jobs.dataset import tfrecord
+from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import FeedlineError
 from beam_jobs.options import IngestOptions
-from beam_jobs.verify import verify
 from tests.beam_jobs import kill
 from tests.beam_jobs.runs import KilledAfterWriting, files_under
 from tests.faults.bounded import Ended, bounded
@@ -276,7 +277,7 @@ def _judge_training(row, files: Files, about: str, name: str, offset: int) -> No
 def _names(files: Files, error: BaseException | None, name: str, offset: int | None = None) -> bool:
     import tensorflow as tf  # takes seconds, in each of the workers that collect
 
-    from trainer.damage import explain
+    from trainer.input.corrupt_records import explain
 
     if isinstance(error, tf.errors.OpError):
         error = explain(str(files.root), "train", error)  # as `feedline train` does

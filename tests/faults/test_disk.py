@@ -29,7 +29,7 @@ from tests.make_images import class_folders, encode
 from tests.small_disk import small_disk
 
 if TYPE_CHECKING:  # it imports Keras
-    from trainer.checkpoint import Checkpoint
+    from trainer.training.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -272,8 +272,8 @@ def test_at_a_random_moment(fault, ingest, moments, tries, kind, place):
 
 def checkpoint(step: int) -> Checkpoint:
     """Returns a checkpoint of 800,000 bytes."""
-    from trainer.checkpoint import Checkpoint
-    from trainer.position import Position
+    from trainer.input.position import Position
+    from trainer.training.checkpoint import Checkpoint
 
     values = np.arange(200_000, dtype=np.float32)
     return Checkpoint(arrays={"model/00000/w": values}, state={"step": step}, position=Position.after(0, 1))
@@ -281,7 +281,7 @@ def checkpoint(step: int) -> Checkpoint:
 
 @needs_root(CHECKPOINT)
 def test_a_checkpoint_that_does_not_fit(fault, disk):
-    from trainer.checkpoint import Checkpoints
+    from trainer.training.checkpoint import Checkpoints
 
     row = fault("disk", CHECKPOINT, "one line with the bytes needed; the one before counts")
     saved = Checkpoints(str(disk(1_000_000) / "checkpoints"))
@@ -315,7 +315,7 @@ def test_a_quota(fault, ingest, clean, older, quotas, tries):
 
 
 def test_a_checkpoint_over_the_quota(fault, quotas):
-    from trainer.checkpoint import Checkpoints
+    from trainer.training.checkpoint import Checkpoints
 
     row = fault(
         "disk", OVER_QUOTA["test_a_checkpoint_over_the_quota"], "one line names the quota; the one before counts"

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from beam_jobs.decoders.worker import MEMORY_BYTES
+from beam_jobs.images.sandbox.worker import MEMORY_BYTES
 from tests.faults.hostile_contents import DATASETS
 from tests.faults.hostile_files import MAX_BYTES, SOURCES
 from tests.faults.matrix import Row

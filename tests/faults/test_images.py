@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from beam_jobs import decoders
 from beam_jobs.errors import FeedlineError
+from beam_jobs.images import sandbox
 from beam_jobs.ingest import run
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
 from tests.beam_jobs.broken_decoder import broken_decoders
@@ -83,10 +83,10 @@ class Watch:
     def _look(self) -> None:
         end = time.monotonic() + TIME_S
         while not self._over.wait(0.002):
-            self.busy = max(self.busy, len(decoders._pool._busy))
+            self.busy = max(self.busy, len(sandbox._pool._busy))
             if time.monotonic() > end:
                 self.hang = True
-                decoders.stop()
+                sandbox.stop()
                 return
 
 
@@ -103,7 +103,7 @@ def ingest(files: dict[str, bytes], folder: Path, **options) -> Ended:
         except FeedlineError:
             if not watch.hang:
                 raise
-            decoders.close()
+            sandbox.close()
             return Ended(hang=True)
     kept = {Path(key).name for key in pq.read_table(out / "images.parquet", columns=["key"])["key"].to_pylist()}
     rejects = pq.read_table(out / "rejects.parquet").to_pylist()
@@ -128,7 +128,7 @@ def test_bombs_forged_headers_and_all_other_hostile_files_at_once(fault, tmp_pat
     row.tried("good images between them", lost=not set(GOOD) <= kept)
     if not found.hang:
         limits = [decoder.rlimit(psutil.RLIMIT_AS)[0] for decoder in own_decoders()]
-        start = psutil.Process(decoders._pool._nursery._process.pid).memory_info().vms
+        start = psutil.Process(sandbox._pool._nursery._process.pid).memory_info().vms
         right = bool(limits) and all(abs(limit - start - MEMORY_BYTES) < 64 << 20 for limit in limits)
         row.tried(f"limits of {limits} where they start with {start}", wrong=not right)
 
@@ -201,7 +201,7 @@ def test_decoders_that_somebody_stops_cost_time_alone(fault, tmp_path, tries):
 def stop_all(over: threading.Event, stopped: list[int]) -> None:
     """Stops the decoders of the moment in which some are at work, once."""
     while not stopped and not over.wait(0.002):
-        if decoders._pool._busy:
+        if sandbox._pool._busy:
             for one in own_decoders():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     one.suspend()
@@ -241,6 +241,6 @@ def kill_some(seed: int, over: threading.Event, killed: list[int]) -> None:
 
 def own_decoders() -> list[psutil.Process]:
     """Returns the decoders of this process."""
-    pool = decoders._pool
+    pool = sandbox._pool
     numbers = {one.pid for one in (*pool._idle, *pool._busy)}
     return [process for process in psutil.process_iter() if process.pid in numbers]

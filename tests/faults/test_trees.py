@@ -349,7 +349,7 @@ def test_very_many_files(fault, ingests: Worker, tmp_path: Path, tries):
         os.link(tree / "cat" / f"{number % 10}.jpg", tree / "cat" / f"{number}.jpg")
     listing = (
         "import resource, sys\n"
-        "from beam_jobs.sources.folders import ClassFolders\n"
+        "from beam_jobs.sources.class_folders import ClassFolders\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "before = peak()\n"
         "found = sum(1 for _ in ClassFolders(sys.argv[1]).entries())\n"

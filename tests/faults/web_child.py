@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 
-from beam_jobs import connections, web
+from beam_jobs.sources import http_fetch, public_address
 from pipeline import cli
 
 _ASKING = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg"})
@@ -43,7 +43,7 @@ def _watch(record: int) -> None:
 
 
 def _time(record: int) -> None:
-    fetch = web.fetch
+    fetch = http_fetch.fetch
 
     def timed(url, *arguments):
         started = time.monotonic()
@@ -52,11 +52,11 @@ def _time(record: int) -> None:
         finally:
             _note(record, "fetched", url, time.monotonic() - started)
 
-    web.fetch = timed
+    http_fetch.fetch = timed
 
 
 def _answer(answers: dict[str, list[list[str]]]) -> None:
-    look_up, is_public = socket.getaddrinfo, connections.is_public
+    look_up, is_public = socket.getaddrinfo, public_address.is_public
 
     def answered(host, port, *arguments, **options):
         if host not in answers:
@@ -65,7 +65,7 @@ def _answer(answers: dict[str, list[list[str]]]) -> None:
         return [entry for address in found for entry in look_up(address, port, *arguments, **options)]
 
     socket.getaddrinfo = answered
-    connections.is_public = lambda address: address == "127.0.0.1" or is_public(address)
+    public_address.is_public = lambda address: address == "127.0.0.1" or is_public(address)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,12 @@ from pathlib import Path
 from tests.fuzz import drive
 
 with drive.instrumented(__name__):
-    from beam_jobs import plain, tables
+    from beam_jobs.dataset import schemas
     from beam_jobs.errors import BadImage, SourceError
     from beam_jobs.options import TableColumns
-    from beam_jobs.reader import Reader
-    from beam_jobs.sources.archives import TarSource, ZipSource
+    from beam_jobs.sources.archive import TarSource, ZipSource
+    from beam_jobs.sources.image_reader import Reader
+    from beam_jobs.storage import decompress
     from beam_jobs.types import ImageRef
 
 _SIDECARS = TableColumns(weight="weight", group="group", split="split", key="key", extra=("age", "txt"))
@@ -47,11 +48,11 @@ def read_all(source) -> None:
     reader = Reader(base=source.base, max_bytes=MAX_BYTES)
     for entry in source.entries():
         if not isinstance(entry, ImageRef):
-            tables.pa.Table.from_pylist([tables.reject_row(entry)], tables.REJECTS)
+            schemas.pa.Table.from_pylist([schemas.reject_row(entry)], schemas.REJECTS)
             continue
-        row = tables.ref_row(entry)
-        tables.pa.Table.from_pylist([row], tables.REFS)
-        assert tables.ref_row(tables.ref_of(row)) == row, row
+        row = schemas.ref_row(entry)
+        schemas.pa.Table.from_pylist([row], schemas.REFS)
+        assert schemas.ref_row(schemas.ref_of(row)) == row, row
         try:
             found = reader.read(entry.uri, row["slice"])
         except BadImage:
@@ -61,9 +62,9 @@ def read_all(source) -> None:
 
 def forget_copies() -> None:
     """Removes what compressed containers were unpacked to, which a process otherwise keeps until its end."""
-    plain._copies.clear()
-    plain._newest.clear()
-    for folder in plain._directories.values():
+    decompress._copies.clear()
+    decompress._newest.clear()
+    for folder in decompress._directories.values():
         for copy in Path(folder).iterdir():
             copy.unlink()
 

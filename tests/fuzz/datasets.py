@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.fuzz import drive
 
 with drive.instrumented(__name__):
-    from beam_jobs import manifest, tables
+    from beam_jobs.dataset import manifest, schemas
     from beam_jobs.errors import CorruptDataset
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="feedline-fuzz-")
@@ -40,7 +40,7 @@ def target(data: bytes) -> None:
 def _load_table(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     try:
-        found = tables.read_published(str(path), ["key", "split", "shard", "offset"])
+        found = schemas.read_published(str(path), ["key", "split", "shard", "offset"])
     except CorruptDataset:
         return
     found.to_pylist()

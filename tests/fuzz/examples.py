@@ -18,7 +18,7 @@ with drive.instrumented(__name__):
     from beam_jobs.errors import SourceError
     from beam_jobs.options import TableColumns
     from beam_jobs.sources.tfds import TfdsSource
-    from beam_jobs.sources.tfrecords import TfrecordSource
+    from beam_jobs.sources.tfrecord import TfrecordSource
 from tests.fuzz.archives import forget_copies, read_all
 
 _ALL = TableColumns(weight="weight", group="group", split="split", key="key", extra=("age",))

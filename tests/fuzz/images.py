@@ -9,8 +9,8 @@ import numpy as np
 from tests.fuzz import drive
 
 with drive.instrumented(__name__):
-    from beam_jobs import images
     from beam_jobs.errors import BadImage
+    from beam_jobs.images import process
     from beam_jobs.options import ImageLimits, PixelOptions
 
 _LIMITS = ImageLimits(max_pixels=1 << 14)
@@ -20,7 +20,7 @@ _POLICIES = (PixelOptions(), PixelOptions(policy="resize", side_px=16), PixelOpt
 def target(data: bytes) -> None:
     """Examines an image under one of the policies, which its length chooses; what is stored is what is said of it."""
     try:
-        stored, facts = images.examine(data, _LIMITS, _POLICIES[len(data) % len(_POLICIES)])
+        stored, facts = process.examine(data, _LIMITS, _POLICIES[len(data) % len(_POLICIES)])
     except BadImage:
         return
     assert facts.bytes == len(stored), facts

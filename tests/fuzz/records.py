@@ -11,11 +11,12 @@ from google.protobuf.message import DecodeError
 from tests.fuzz import drive
 
 with drive.instrumented(__name__):
-    from beam_jobs import headers, manifest, record, tfrecord, verify_record
-    from beam_jobs.decode import decode_checked
+    from beam_jobs.dataset import manifest, record, tfrecord, verify_record
     from beam_jobs.errors import BadImage, CorruptDataset
+    from beam_jobs.images.decode import decode_checked
+    from beam_jobs.images.header import read
     from beam_jobs.options import ImageLimits
-    from trainer.content import content_problem
+    from trainer.input.record_check import content_problem
 
 _LIMITS = ImageLimits(max_pixels=1 << 22, min_side_px=1)
 _MANIFEST = manifest.Manifest(
@@ -50,7 +51,7 @@ def _sizes(files: Sequence[bytes]) -> list[tuple[int, int] | BadImage]:
 
 def _size(data: bytes) -> tuple[int, int] | BadImage:
     try:
-        headers.gate(data, _LIMITS)
+        read.gate(data, _LIMITS)
         height, width = decode_checked(data).shape[:2]
     except BadImage as bad:
         return bad

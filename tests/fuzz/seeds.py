@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from beam_jobs import manifest, record, tfrecord
-from beam_jobs import tables as table_rows
-from beam_jobs.images import examine
+from beam_jobs.dataset import manifest, record, tfrecord
+from beam_jobs.dataset import schemas as table_rows
+from beam_jobs.images.process import examine
 from beam_jobs.options import ImageLimits
 from beam_jobs.types import ImageRecord, ImageRef, RecordObject
 from tests.beam_jobs import make_archives

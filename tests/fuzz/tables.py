@@ -8,11 +8,11 @@ from pathlib import Path
 from tests.fuzz import drive
 
 with drive.instrumented(__name__):
-    from beam_jobs import tables
+    from beam_jobs.dataset import schemas
     from beam_jobs.errors import SourceError
     from beam_jobs.options import TableColumns
     from beam_jobs.sources.coco import CocoSource
-    from beam_jobs.sources.tables import CsvTable, JsonlTable, ParquetTable
+    from beam_jobs.sources.table import CsvTable, JsonlTable, ParquetTable
     from beam_jobs.types import ImageRef
 
 _ALL = TableColumns(weight="weight", mask="mask", group="group", split="split", key="key", extra=("age",))
@@ -45,11 +45,11 @@ def target(data: bytes) -> None:
         return
     for entry in entries:
         if isinstance(entry, ImageRef):
-            row = tables.ref_row(entry)
-            tables.pa.Table.from_pylist([row], tables.REFS)
-            assert tables.ref_row(tables.ref_of(row)) == row, row
+            row = schemas.ref_row(entry)
+            schemas.pa.Table.from_pylist([row], schemas.REFS)
+            assert schemas.ref_row(schemas.ref_of(row)) == row, row
         else:
-            tables.pa.Table.from_pylist([tables.reject_row(entry)], tables.REJECTS)
+            schemas.pa.Table.from_pylist([schemas.reject_row(entry)], schemas.REJECTS)
 
 
 if __name__ == "__main__":

@@ -20,13 +20,14 @@ import pytest
 from ml_metadata.metadata_store import MetadataStore
 from ml_metadata.proto import metadata_store_pb2 as pb
 
-from beam_jobs import ingest, manifest, verify_dataset
+from beam_jobs import ingest, verify_dataset
+from beam_jobs.dataset import manifest
 from pipeline.cli import execute
-from pipeline.history import newest_executions, newest_run, open_store
+from pipeline.runs.history import newest_executions, newest_run, open_store
 from tests.beam_jobs.runs import Recorder
 from tests.golden import make
 from trainer import InputOptions, make_dataset
-from trainer.checkpoint import Checkpoints
+from trainer.training.checkpoint import Checkpoints
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 

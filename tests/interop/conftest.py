@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import tables
+from beam_jobs.dataset import schemas
 from tests.interop import page
 
 
@@ -31,4 +31,4 @@ def place(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def rows(place: Path) -> dict[str, dict]:
     """Key -> row of `images.parquet`: what every client must come to."""
-    return {row["key"]: row for row in tables.read(str(place / "dataset" / "images.parquet")).to_pylist()}
+    return {row["key"]: row for row in schemas.read(str(place / "dataset" / "images.parquet")).to_pylist()}

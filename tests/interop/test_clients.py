@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beam_jobs import manifest
+from beam_jobs.dataset import manifest
 from beam_jobs.export.names import safe_name
 from tests.interop import page
 from tests.interop.environments import CLIENTS, REQUIREMENTS, run

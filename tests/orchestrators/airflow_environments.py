@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers.environments import ROOT, Skipped, make_environment
-from pipeline.history import newest_run, open_store
+from pipeline.runs.history import newest_run, open_store
 
 VERSIONS = {"2": ">=3.10,<3.13", "3": ">=3.10,<3.14"}  # of Python, by that of Airflow
 _BUILT = {"2": ("python-nvd3", "unicodecsv"), "3": ()}  # have no wheel

@@ -22,9 +22,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from beam_jobs.verify import verify
-from pipeline import run_airflow
-from pipeline.history import newest_run, open_store
+from beam_jobs.dataset.verify import verify
+from pipeline.runners import airflow as run_airflow
+from pipeline.runs.history import newest_run, open_store
 from tests.doc_pages import SHELL, blocks
 from tests.orchestrators.airflow_environments import VERSIONS, Airflow, outputs, settings, states
 
@@ -59,7 +59,7 @@ def pushed(root: Path) -> Path:
 
 
 def predictions(model: Path, photos: Path) -> list[tuple[str, float]]:
-    from trainer.predict import predict
+    from trainer.serving.predict import predict
 
     paths = sorted(str(path) for path in photos.rglob("*") if path.is_file())
     return [(found.text, found.probability) for found in predict(str(model), paths)]

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.errors import FeedlineError, GateFailed, OptionError
-from pipeline import airflow_tasks, run_airflow
 from pipeline.config import build
-from pipeline.history import open_store
+from pipeline.runners import airflow, airflow_tasks
+from pipeline.runs.history import open_store
 from tests.make_images import class_folders, jpeg
 from tests.orchestrators.airflow_environments import outputs, settings, states
 
 pytestmark = [pytest.mark.orchestrators, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]
 
-COMMAND = [sys.executable, "-I", "-c", "from pipeline.airflow_tasks import main; main()", "first"]
+COMMAND = [sys.executable, "-I", "-c", "from pipeline.runners.airflow_tasks import main; main()", "first"]
 
 
 def run_all(values: dict, steps: dict) -> None:
@@ -118,14 +118,14 @@ def test_a_dag_of_other_steps_says_to_compile_it_again(by_hand):
 def test_settings_that_cannot_run_are_refused_before_a_file_is_written(photos, tmp_path, change, message):
     out = tmp_path / "dag.py"
     with pytest.raises(Exception, match=re.escape(message)) as raised:
-        run_airflow.compile({**settings(photos, tmp_path / "root", "refused"), **change}, str(out))
+        airflow.compile({**settings(photos, tmp_path / "root", "refused"), **change}, str(out))
     assert raised.value.exit_code == 2
     assert not out.exists()
 
 
 def test_the_file_must_have_a_name_that_airflow_reads(photos, tmp_path):
     with pytest.raises(OptionError, match=r"--out is '.*dag.txt'; Airflow reads DAGs from files that end in .py"):
-        run_airflow.compile(settings(photos, tmp_path / "root", "named"), str(tmp_path / "dag.txt"))
+        airflow.compile(settings(photos, tmp_path / "root", "named"), str(tmp_path / "dag.txt"))
 
 
 def test_the_file_holds_schedule_retries_and_absolute_paths(photos, tmp_path, monkeypatch):
@@ -137,7 +137,7 @@ def test_the_file_holds_schedule_retries_and_absolute_paths(photos, tmp_path, mo
         "input": {"image_side_px": 32, "cache": "disk", "cache_dir": "cache"},
         "airflow": {"schedule": "@daily", "retries": 3, "retry_delay_s": 7},
     }
-    hint = run_airflow.compile(values, str(tmp_path / "dag.py"))
+    hint = airflow.compile(values, str(tmp_path / "dag.py"))
     text = (tmp_path / "dag.py").read_text(encoding="utf-8")
     for argument in ("schedule='@daily'", "retries=3", "retry_delay_s=7.0", f"python='{sys.prefix}/bin/python3'"):
         assert f"    {argument},\n" in text

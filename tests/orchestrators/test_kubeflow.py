@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import manifest, stack
+from beam_jobs import stack
+from beam_jobs.dataset import manifest
+from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import OptionError
-from beam_jobs.verify import verify
-from pipeline.kubeflow_container import COMMAND, TYPES, with_types
-from pipeline.run_kubeflow import compile as compile_pipeline
+from pipeline.runners.kubeflow import compile as compile_pipeline
+from pipeline.runners.kubeflow_container import COMMAND, TYPES, with_types
 from tests.command import feedline
 from tests.make_images import crop, encode
 
@@ -48,7 +49,7 @@ def refuse(event, arguments):
         raise RuntimeError(f"{event} {arguments}")
 
 sys.addaudithook(refuse)
-from pipeline.run_kubeflow import compile
+from pipeline.runners.kubeflow import compile
 print(json.dumps([compile(settings, out) for out, settings in json.load(sys.stdin).items()]))
 """
 

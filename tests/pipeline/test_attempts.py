@@ -9,15 +9,15 @@ import pytest
 from ml_metadata.proto import metadata_store_pb2 as pb
 
 from beam_jobs.errors import GateFailed, OptionError
-from pipeline.attempts import alone, clear
 from pipeline.config import PipelineConfig, build
-from pipeline.history import open_store
-from pipeline.root_lock import check_free
+from pipeline.runs.history import open_store
+from pipeline.runs.lock import check_free
+from pipeline.runs.root_cleanup import alone, clear
 from tests.pipeline.ledger import FAILED, RUNNING, Ledger
 
 HOLD = """
 import sys, time
-from pipeline.attempts import alone
+from pipeline.runs.root_cleanup import alone
 from pipeline.config import build
 with alone(build({"root": sys.argv[1], "ingest": {"source": "photos"}})):
     print("held", flush=True)

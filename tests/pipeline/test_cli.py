@@ -17,11 +17,11 @@ from beam_jobs.errors import OptionError
 from beam_jobs.options import HttpOptions, ImageLimits, IngestOptions, PixelOptions, TableColumns
 from pipeline.cli import execute as run
 from pipeline.cli.ingest import command as ingest_command
-from pipeline.settings import gather
+from pipeline.settings.layers import gather
 from tests.make_images import class_folders, jpeg
 from trainer.ops import parse_ops
-from trainer.serving import export
-from trainer.serving_spec import ServingSpec
+from trainer.serving.export import export
+from trainer.serving.spec import ServingSpec
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import click
 import pytest
 from click.shell_completion import BashComplete
 
-from pipeline import setting_names
 from pipeline.cli.completion import _CLASSES
 from pipeline.cli.completion_values import ASSIGNMENT, OP_CHAIN, OPS
-from pipeline.cli.values import SPLIT
+from pipeline.cli.param_types import SPLIT
+from pipeline.settings import catalog
 
 
 @click.command()
@@ -71,8 +71,8 @@ def test_every_setting_is_offered_once_and_taken():
     for name in every:
         key = tuple(name.removesuffix("=").split("."))
         assert name.endswith("=")
-        assert not setting_names.is_section(".".join(key))
-        assert setting_names.hint(key) is not None, name
+        assert not catalog.is_section(".".join(key))
+        assert catalog.hint(key) is not None, name
 
 
 def test_values_are_taken_as_they_are_typed(capsys):

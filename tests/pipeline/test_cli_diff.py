@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from beam_jobs import manifest
+from beam_jobs.dataset import manifest
 from pipeline.cli import execute as run
 from tests.beam_jobs.test_diff import BASE, publish, row
 

@@ -15,8 +15,8 @@ import pytest
 
 from pipeline.cli import cli
 from pipeline.cli import execute as run
+from pipeline.cli.click_groups import summary
 from pipeline.cli.command_reference import every_command, examples, page
-from pipeline.cli.grammar import summary
 from tests.doc_pages import check_feedline
 
 ROOT = Path(__file__).parents[2]

@@ -14,9 +14,9 @@ import click
 import pytest
 from jsonschema import Draft202012Validator
 
-from beam_jobs import visible
+from beam_jobs.common import printable
 from beam_jobs.errors import FeedlineError
-from pipeline.cli import cli, mistakes
+from pipeline.cli import cli, error_output
 from pipeline.cli import execute as run
 from pipeline.cli.json_schema import ERROR, RESULTS, schema_of
 from pipeline.cli.json_schema.page import commands, page
@@ -105,18 +105,18 @@ PREDICTION = RESULTS["predict"]["properties"]["predictions"]["items"]
 @pytest.mark.parametrize(
     ("schema", "cls", "more"),
     [
-        (RESULTS["demo"], "pipeline.summary.RunSummary", set()),
+        (RESULTS["demo"], "pipeline.runs.summary.RunSummary", set()),
         (RESULTS["demo"]["properties"]["accuracy"], "components.evaluation.Accuracy", set()),
-        (RESULTS["demo"]["properties"]["steps"]["additionalProperties"], "pipeline.history.Step", set()),
-        (RESULTS["lineage"], "pipeline.lineage.Lineage", {"database", "note", "edges"}),
-        (RESULTS["lineage"]["properties"]["artifacts"]["items"], "pipeline.lineage.Artifact", set()),
-        (RESULTS["lineage"]["properties"]["executions"]["items"], "pipeline.lineage.Execution", set()),
+        (RESULTS["demo"]["properties"]["steps"]["additionalProperties"], "pipeline.runs.history.Step", set()),
+        (RESULTS["lineage"], "pipeline.runs.lineage.Lineage", {"database", "note", "edges"}),
+        (RESULTS["lineage"]["properties"]["artifacts"]["items"], "pipeline.runs.lineage.Artifact", set()),
+        (RESULTS["lineage"]["properties"]["executions"]["items"], "pipeline.runs.lineage.Execution", set()),
         (RESULTS["bench input"]["properties"]["facts"], "trainer.bench.figures.Facts", set()),
         (RESULTS["bench input"]["properties"]["ablation"]["items"], "trainer.bench.figures.Ablated", {"worth"}),
         (RESULTS["bench input"]["properties"]["bottleneck"], "trainer.bench.bottleneck.Bottleneck", set()),
-        (RESULTS["diff"], "beam_jobs.diff.Difference", {"equal"}),
-        (PREDICTION, "trainer.predict.Prediction", set()),
-        (PREDICTION["properties"]["labels"]["items"], "trainer.predict.PredictedLabel", set()),
+        (RESULTS["diff"], "beam_jobs.dataset.diff.Difference", {"equal"}),
+        (PREDICTION, "trainer.serving.predict.Prediction", set()),
+        (PREDICTION["properties"]["labels"]["items"], "trainer.serving.predict.PredictedLabel", set()),
     ],
 )
 def test_a_schema_has_the_keys_of_what_it_describes(schema, cls, more):
@@ -241,13 +241,13 @@ def test_any_end_is_one_line(place, capsys, monkeypatch, raised, kind, code):
     def broken(*_, **__):
         raise raised
 
-    monkeypatch.setattr("beam_jobs.verify.verify", broken)
+    monkeypatch.setattr("beam_jobs.dataset.verify.verify", broken)
     assert run("verify photos --json".split()) == code
     captured = capsys.readouterr()
     assert captured.err.strip().count("\n") == 0  # click ends the line in which a terminal shows ^C
     assert not {"\x1b", "\x7f"} & set(captured.err)
     assert json.loads(captured.err)["error"]["kind"] == kind
-    assert visible.line(raised) in json.loads(captured.err)["error"]["message"]
+    assert printable.line(raised) in json.loads(captured.err)["error"]["message"]
 
 
 def test_only_the_option_asks_for_json(place, capsys):
@@ -256,8 +256,8 @@ def test_only_the_option_asks_for_json(place, capsys):
 
 
 def test_every_kind_of_error_is_documented():
-    kinds = [kind for kind, _, _ in mistakes.kinds()]
+    kinds = [kind for kind, _, _ in error_output.kinds()]
     assert len(kinds) == len(set(kinds))
     assert {"usage_error", "gate_failed", "interrupted", "unforeseen"} <= set(kinds)
     rows = PAGE.read_text(encoding="utf-8")
-    assert [kind for kind, code, _ in mistakes.kinds() if f"| `{kind}` | {code} |" not in rows] == []
+    assert [kind for kind, code, _ in error_output.kinds() if f"| `{kind}` | {code} |" not in rows] == []

@@ -10,7 +10,7 @@ from click.shell_completion import ShellComplete
 from pipeline.cli_reference import every_command
 
 from pipeline import cli
-from pipeline.cli import mistakes
+from pipeline.cli import error_output
 from pipeline.cli.removed import REMOVED
 
 ARGUMENTS = {
@@ -32,7 +32,7 @@ def test_it_is_one_line_with_the_release_and_the_remedy(typed, more, capsys, tmp
     name = typed.split()[-1]
     kind = "option" if name.startswith("-") else "command"
     assert f"there is no {kind} '{name}' since {release}; {remedy}" in message["message"]
-    assert message.get("kind", "usage_error") in {found for found, code, _ in mistakes.kinds() if code == 2}
+    assert message.get("kind", "usage_error") in {found for found, code, _ in error_output.kinds() if code == 2}
     assert (out, err.count("\n"), list(tmp_path.iterdir())) == ("", 1, [])
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import airflow_folder, placeholders
 from pipeline.cli import execute
+from pipeline.runners import airflow_folder
+from pipeline.settings import placeholders
 
 # Prints the exit code, and whether what takes half a minute was loaded for it.
 _ASKED = """

@@ -11,10 +11,10 @@ import pytest
 from beam_jobs.errors import OptionError
 from components.evaluation.options import EvaluateOptions
 from pipeline.config import PipelineConfig, build, load
-from pipeline.mapping import from_mapping
-from pipeline.run_local import preflight
-from pipeline.setting_names import sections
-from pipeline.target_settings import target_options
+from pipeline.runners.local import preflight
+from pipeline.settings.catalog import sections
+from pipeline.settings.from_mapping import from_mapping
+from pipeline.settings.targets import target_options
 
 OPTIONS = [*sections().values(), *(cls for _, cls in target_options().values())]
 MINIMAL = {"root": "work", "ingest": {"source": "photos"}}

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from beam_jobs import manifest
+from beam_jobs.dataset import manifest
+from beam_jobs.dataset.manifest import Remarks
 from beam_jobs.ingest import run
-from beam_jobs.manifest import Remarks
 from beam_jobs.options import IngestOptions
-from pipeline.dataset_lines import aligned, dataset_lines
+from pipeline.runs.dataset_lines import aligned, dataset_lines
 from tests.make_images import class_folders
 
 

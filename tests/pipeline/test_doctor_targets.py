@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.engines.flink import Options
+from beam_jobs.runners.flink import Options
 from pipeline.cli import execute
 from pipeline.doctor import Check, airflow, dataflow, flink, kubeflow
 from tests.orchestrators.airflow_environments import bin_of

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.hidden import hide
+from pipeline.settings.redact import hide
 
 
 @pytest.mark.parametrize(

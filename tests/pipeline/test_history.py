@@ -13,7 +13,7 @@ from ml_metadata import errors
 from ml_metadata.proto import metadata_store_pb2 as pb
 
 from beam_jobs.errors import OptionError
-from pipeline.history import newest_run, open_store
+from pipeline.runs.history import newest_run, open_store
 from tests.pipeline.ledger import CACHED, FAILED, Ledger
 
 # Dies in the middle of a transaction that has reached the file already.

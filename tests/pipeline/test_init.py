@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.cli import execute
 from pipeline.config import build
-from pipeline.settings import gather
-from pipeline.starter import files
+from pipeline.settings.init_templates import files
+from pipeline.settings.layers import gather
 from tests.command import feedline
 from tests.make_images import class_folders
 

@@ -9,7 +9,7 @@ from beam_jobs.options import IngestOptions
 from components.dataset_gate.limits import GateLimits
 from components.evaluation.options import EvaluateOptions
 from pipeline.config import PipelineConfig
-from trainer.train_options import TrainOptions
+from trainer.training.options import TrainOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.cli.settings_reference import meanings, page, target_options
 from pipeline.config import TARGET_SECTIONS
-from pipeline.setting_names import names, sections
+from pipeline.settings.catalog import names, sections
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "pipeline-yaml.md"

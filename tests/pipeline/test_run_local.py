@@ -7,10 +7,10 @@ import pytest
 from beam_jobs import ingest
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 from beam_jobs.options import IngestOptions
-from pipeline.conclusion import images_dir, keep_schema
 from pipeline.config import build
-from pipeline.history import Step
-from pipeline.run_local import _logging_to, _make_root, preflight, run
+from pipeline.runners.local import _logging_to, _make_root, preflight, run
+from pipeline.runs.after_run import images_dir, keep_schema
+from pipeline.runs.history import Step
 from tests.make_images import class_folders
 
 

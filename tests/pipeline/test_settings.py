@@ -13,8 +13,8 @@ import yaml
 from beam_jobs.errors import OptionError
 from pipeline.cli import execute
 from pipeline.config import build
-from pipeline.settings import Settings, gather
-from pipeline.settings_text import text, to_json
+from pipeline.settings.layers import Settings, gather
+from pipeline.settings.listing import text, to_json
 from tests.make_images import class_folders
 
 FILE = {"root": "work", "ingest": {"source": "photos", "splits": {"train": 8, "eval": 2}}, "train": {"epochs": 5}}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from beam_jobs import manifest
+from beam_jobs.dataset import manifest
 from components.evaluation import Accuracy
 from trainer.bench import Rates
 
@@ -13,8 +13,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture
 def summary(dataset):
-    from pipeline.history import Step
-    from pipeline.summary import RunSummary
+    from pipeline.runs.history import Step
+    from pipeline.runs.summary import RunSummary
 
     step = Step(component="Trainer", state="cached", seconds=1.0, outputs={}, properties={})
     return RunSummary(
@@ -42,7 +42,7 @@ def summary(dataset):
 
 
 def test_text_says_what_a_user_wants_to_know(summary):
-    from pipeline.summary import text
+    from pipeline.runs.summary import text
 
     lines = dict(line.split(maxsplit=1) for line in text(summary).splitlines() if not line.startswith(" "))
     assert lines["images"] == "24 found, 24 written"
@@ -58,13 +58,13 @@ def test_text_says_what_a_user_wants_to_know(summary):
 
 
 def test_an_unblessed_model_is_said_to_be_not_pushed(summary):
-    from pipeline.summary import text
+    from pipeline.runs.summary import text
 
     assert "model        not pushed" in text(replace(summary, blessed=False, model_dir=""))
 
 
 def test_a_soft_gate_and_the_model_before_are_told(summary):
-    from pipeline.summary import text
+    from pipeline.runs.summary import text
 
     before = Accuracy(value=0.75, low=0.6, high=0.9, images=100)
     told = text(replace(summary, findings=("drift: image/brightness in train: 0.4",), baseline=before))
@@ -73,14 +73,14 @@ def test_a_soft_gate_and_the_model_before_are_told(summary):
 
 
 def test_every_limit_that_a_model_missed_is_named(summary):
-    from pipeline.summary import text
+    from pipeline.runs.summary import text
 
     refused = replace(summary, blessed=False, refused=("loss is nan after step 7", "another"), model_dir="")
     assert "model        not pushed: loss is nan after step 7; another" in text(refused)
 
 
 def test_a_schema_that_was_named_and_inferred_waits_for_review_alone(summary):
-    from pipeline.summary import text
+    from pipeline.runs.summary import text
 
     assert "schema       inferred, for there was no such file yet; review it" in text(
         replace(summary, schema_named=True)

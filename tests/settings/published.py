@@ -15,10 +15,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from beam_jobs import manifest, record, storage, tables
+from beam_jobs import storage
+from beam_jobs.dataset import manifest, record, schemas
+from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import FeedlineError
 from beam_jobs.ingest import run
-from beam_jobs.manifest import Manifest
 from tests.settings.table import config_of
 
 
@@ -65,13 +66,13 @@ class Published:
     @cached_property
     def rows(self) -> dict[str, dict[str, Any]]:
         """Key -> row of `images.parquet`."""
-        read = tables.read(storage.join(str(self.path), manifest.IMAGES_NAME)).to_pylist()
+        read = schemas.read(storage.join(str(self.path), manifest.IMAGES_NAME)).to_pylist()
         return {row["key"]: row for row in read}
 
     @cached_property
     def rejects(self) -> dict[str, str]:
         """Key -> reason and detail of `rejects.parquet`."""
-        read = tables.read(storage.join(str(self.path), manifest.REJECTS_NAME)).to_pylist()
+        read = schemas.read(storage.join(str(self.path), manifest.REJECTS_NAME)).to_pylist()
         return {row["key"]: f"{row['reason']}: {row['detail']}" for row in read}
 
     @cached_property

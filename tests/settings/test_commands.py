@@ -21,8 +21,8 @@ import click
 import pytest
 import yaml
 
-from beam_jobs import manifest
-from beam_jobs.manifest import Manifest
+from beam_jobs.dataset import manifest
+from beam_jobs.dataset.manifest import Manifest
 from pipeline import cli
 from pipeline.cli.command_reference import every_command
 from pipeline.cli.run import option_names

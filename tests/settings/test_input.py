@@ -16,22 +16,22 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from beam_jobs import manifest
+from beam_jobs.dataset import manifest
 from beam_jobs.errors import FeedlineError
 from beam_jobs.ingest import run as run_ingest
 from tests.settings.sources import CATS, DOGS, make_source
 from tests.settings.table import Row, config_of, grows, missing, row
 from tests.trainer.batches import graph
 from tests.trainer.conftest import keys_of
-from trainer.index import RecordIndex
+from trainer.input.index import RecordIndex
+from trainer.input.order import Order
+from trainer.input.padding import VALID
+from trainer.input.parse import KEY
+from trainer.input.position import Host
+from trainer.input.windowed_reader import plan, read
 from trainer.input_fn import make_dataset
 from trainer.job import Job, fit
 from trainer.options import InputOptions, TrainerConfig
-from trainer.order import Order
-from trainer.padding import VALID
-from trainer.parsing import KEY
-from trainer.position import Host
-from trainer.windows import plan, read
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

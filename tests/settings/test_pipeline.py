@@ -16,13 +16,13 @@ import tensorflow_transform as tft
 from tfx.orchestration.local.local_dag_runner import LocalDagRunner
 from tfx.orchestration.pipeline import RunOptions
 
-from beam_jobs import manifest, record
+from beam_jobs.dataset import manifest, record
 from beam_jobs.ingest import run as run_ingest
 from beam_jobs.options import IngestOptions
 from components.evaluation import load_evaluation
 from pipeline.config import PipelineConfig
-from pipeline.history import newest_run, open_store
 from pipeline.pipeline import create_pipeline
+from pipeline.runs.history import newest_run, open_store
 from tests.components.evaluation.answers import write_answers
 from tests.components.evaluation.test_config import LABELS, answers_of, evaluate, models
 from tests.make_images import class_folders

@@ -15,9 +15,10 @@ from typing import Any
 import apache_beam as beam
 import pytest
 
-from beam_jobs.engines import flink_jar
-from pipeline import run_airflow, run_kubeflow
+from beam_jobs.runners import flink_jar
 from pipeline.cli.engines import engine_of
+from pipeline.runners import airflow
+from pipeline.runners import kubeflow as run_kubeflow
 from tests.engines.flink_parts import program, serving
 from tests.engines.test_dataflow import NEEDED, work
 from tests.make_images import class_folders
@@ -385,7 +386,7 @@ def run_airflow_compiler(settings: Mapping[str, Any], workplace: Path) -> dict[s
     """Returns the arguments that the compiled file makes its DAG with."""
     source = class_folders(workplace / "photos", 1)
     given = {"root": str(workplace / "work"), "ingest": {"source": str(source)}}
-    run_airflow.compile({**given, "airflow": section(settings, "airflow", workplace)}, str(workplace / "dag.py"))
+    airflow.compile({**given, "airflow": section(settings, "airflow", workplace)}, str(workplace / "dag.py"))
     last = ast.parse((workplace / "dag.py").read_text()).body[-1]
     assert isinstance(last, ast.Assign)
     assert isinstance(last.value, ast.Call)

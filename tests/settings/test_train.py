@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from beam_jobs import manifest
+from beam_jobs.dataset import manifest
 from beam_jobs.ingest import run as run_ingest
 from pipeline.config import PipelineConfig
 from tests.settings.sources import make_source
 from tests.settings.table import Row, config_of, grows, missing, row, shrinks
-from trainer.checkpoint import Checkpoint, Checkpoints
 from trainer.job import Job, fit
 from trainer.models import ModelSpec, build_model
 from trainer.options import TrainerConfig
-from trainer.progress import Progress
-from trainer.strategy import make_strategy
+from trainer.training.checkpoint import Checkpoint, Checkpoints
+from trainer.training.progress import Progress
+from trainer.training.strategy import make_strategy
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -57,7 +57,7 @@ class Bucket:
 @contextmanager
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     """Makes a bucket on the S3 server of the other tests."""
-    from beam_jobs.stores import s3 as client
+    from beam_jobs.storage.object_stores import s3 as client
 
     url = s3_server.new_bucket(monkeypatch)
     with tapped(os.environ["AWS_ENDPOINT_URL"]) as tap:
@@ -71,7 +71,7 @@ def gcs(monkeypatch: pytest.MonkeyPatch, directory: Path) -> Iterator[Bucket]:
     """Makes a bucket on an emulator of Google Storage."""
     from apache_beam.internal.gcp import auth
 
-    from beam_jobs.stores import gcs as client
+    from beam_jobs.storage.object_stores import gcs as client
 
     with tapped(_gcs_emulator()) as tap:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", tap.url)

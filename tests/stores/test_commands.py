@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from beam_jobs import manifest
+from beam_jobs.dataset import manifest
 from pipeline.cli import execute
 from tests.command import feedline
 from tests.doc_pages import blocks

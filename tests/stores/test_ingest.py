@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import manifest, storage
+from beam_jobs import storage
+from beam_jobs.dataset import manifest
+from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import FeedlineError, OptionError, SourceError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
-from beam_jobs.verify import verify
 from tests.beam_jobs.runs import shards_under
 
 pytestmark = pytest.mark.stores

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from beam_jobs import storage, stores
+from beam_jobs import storage
+from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import OptionError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
-from beam_jobs.verify import verify
+from beam_jobs.storage import object_stores
 
 pytestmark = pytest.mark.stores
 
@@ -16,8 +17,8 @@ DENIED = r"403|[Dd]enied|Forbidden"
 
 
 def rename(bucket, source: str, target: str) -> None:
-    with stores.os_errors(source):
-        stores.store_for(bucket.url).rename(f"{bucket.url}/{source}", f"{bucket.url}/{target}")
+    with object_stores.os_errors(source):
+        object_stores.store_for(bucket.url).rename(f"{bucket.url}/{source}", f"{bucket.url}/{target}")
 
 
 def is_delete(asked) -> bool:

@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs import manifest, storage
+from beam_jobs import storage
+from beam_jobs.dataset import manifest
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 from tests.stores import emulators
 from tests.stores.digest import digest
 from tests.trainer.batches import options, read
-from trainer import remote
+from trainer.input import download
+from trainer.input.position import Host, Position
 from trainer.input_fn import make_dataset
-from trainer.position import Host, Position
 
 pytestmark = pytest.mark.stores
 
@@ -39,7 +40,7 @@ print(digest(read(sys.argv[1], options(**json.loads(sys.argv[2])), epochs=2)))
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(remote, "_held", {})
+    monkeypatch.setattr(download, "_held", {})
     return tmp_path / "cache" / "feedline" / "datasets"
 
 
@@ -163,7 +164,7 @@ def test_a_shard_that_changed_in_the_store_is_refused(there, cache):
 
 
 def test_too_little_room_is_told_before_anything_is_fetched(there, s3_bucket, monkeypatch):
-    monkeypatch.setattr(remote, "_LEFT_FREE_BYTES", shutil.disk_usage("/").total * 2)
+    monkeypatch.setattr(download, "_LEFT_FREE_BYTES", shutil.disk_usage("/").total * 2)
     with pytest.raises(OptionError, match=r"^split train of s3://.* needs 0.00 GB more in .* XDG_CACHE_HOME$"):
         read(there, options(**SMALL))
     assert fetched(s3_bucket) == []
@@ -177,7 +178,7 @@ def test_copies_that_nobody_reads_make_room_and_others_do_not(there, cache, monk
         Path(f"{place}.used").touch()
         os.utime(f"{place}.used", (1, 1))
     room = iter([0, 0, 1 << 40, 1 << 40])
-    monkeypatch.setattr(remote, "_room", lambda _: next(room))
+    monkeypatch.setattr(download, "_room", lambda _: next(room))
     with open(f"{used}.used", "rb") as reader:
         fcntl.flock(reader, fcntl.LOCK_SH)
         read(there, options(**SMALL))

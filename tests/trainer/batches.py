@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from beam_jobs import manifest
-from trainer import index as record_index
+from beam_jobs.dataset import manifest
+from trainer.input import index as record_index
+from trainer.input.order import Order, make_order
+from trainer.input.padding import VALID
+from trainer.input.parse import DRAW, KEY
+from trainer.input.position import Host
 from trainer.input_fn import make_dataset
 from trainer.options import InputOptions
-from trainer.order import Order, make_order
-from trainer.padding import VALID
-from trainer.parsing import DRAW, KEY
-from trainer.position import Host
 
 RANDOM = "decode|resize(8)|pad_reflect(2)|random_crop(8)|flip"  # of 12 x 12 pixels; the first two are never random
 

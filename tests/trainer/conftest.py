@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from beam_jobs import manifest, record, storage, tables
+from beam_jobs import storage
+from beam_jobs.dataset import manifest, record, schemas
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
 from tests.make_images import encode
@@ -21,7 +22,7 @@ BEAM_ARGS = ["--runner=FnApiRunner", "--direct_running_mode=in_memory"]
 
 def rows_of(directory: Path, split: str) -> list[dict[str, Any]]:
     """The rows of `images.parquet` of one split, in the order of its shards."""
-    rows = tables.read(storage.join(str(directory), manifest.IMAGES_NAME)).to_pylist()
+    rows = schemas.read(storage.join(str(directory), manifest.IMAGES_NAME)).to_pylist()
     return sorted((row for row in rows if row["split"] == split), key=lambda row: (row["shard"], row["offset"]))
 
 
@@ -45,8 +46,8 @@ def analyze(
     from apache_beam.options.pipeline_options import PipelineOptions
     from tensorflow_transform.tf_metadata.dataset_metadata import DatasetMetadata
 
-    from trainer.columns import CONFIG_KEY, TransformOptions
-    from trainer.preprocessing import preprocessing_fn
+    from trainer.input.columns import CONFIG_KEY, TransformOptions
+    from trainer.serving.preprocessing import preprocessing_fn
 
     config = {CONFIG_KEY: TransformOptions(columns=columns or {}).to_json()}
     with Pipeline(options=PipelineOptions(BEAM_ARGS)) as pipeline, tft_beam.Context(temp_dir=str(out / "temp")):
@@ -139,7 +140,7 @@ def sky_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`bright_sky(16)` exported with the classes `dark` and `light`. Read only."""
     from trainer.ops import parse_ops
     from trainer.options import InputOptions
-    from trainer.serving import export
+    from trainer.serving.export import export
 
     path = tmp_path_factory.mktemp("sky") / "7"
     export(bright_sky(16), parse_ops(InputOptions(image_side_px=16).eval_spec), ("dark", "light"), 16, str(path))
@@ -151,7 +152,7 @@ def trained(_dataset: Path, transform_output: Path, tmp_path_factory: pytest.Tem
     """What `run_fn` writes after two epochs at 16 pixels, and what it was told. Read only."""
     from trainer.options import InputOptions, TrainerConfig
     from trainer.run_fn import run_fn
-    from trainer.train_options import TrainOptions
+    from trainer.training.options import TrainOptions
 
     config = TrainerConfig(input=InputOptions(image_side_px=16, batch_size=4), train=TrainOptions(epochs=2))
     out = tmp_path_factory.mktemp("trained")

@@ -5,7 +5,7 @@ import sys
 
 CODE = """
 import resource
-from trainer.allocator import keep_buffers
+from trainer.training.malloc import keep_buffers
 
 if {call}:
     assert keep_buffers()

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from beam_jobs.errors import OptionError
-from trainer.augment import Augmented
 from trainer.models import ModelSpec, build_model
 from trainer.ops.device import apply_device_ops, mix_labels, parse_device_ops
+from trainer.training.augment import Augmented
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tests.trainer.batches import RANDOM, SMALL, options
+from trainer.input.position import Host, Position
 from trainer.input_fn import FOREVER, VALID, make_dataset
-from trainer.position import Host, Position
 
 CROPS = {"train_ops": "decode|multi_crop(2, 8)|flip", "shuffle_mb": 0.0065, "lanes": 4}
 UNKNOWN = tf.data.UNKNOWN_CARDINALITY

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from beam_jobs import machine
+from beam_jobs.common import machine
 from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, PixelOptions
@@ -17,9 +17,9 @@ from trainer.bench.chain import open_source
 from trainer.bench.measure import measure, prepare
 from trainer.bench.stages import Stages, Variant, assembled, load_pool
 from trainer.bench.text import report
+from trainer.input.parse import DRAW, KEY
 from trainer.ops import IMAGE
 from trainer.options import InputOptions
-from trainer.parsing import DRAW, KEY
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

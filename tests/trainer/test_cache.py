@@ -11,18 +11,18 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from beam_jobs import manifest
+from beam_jobs.dataset import manifest
 from beam_jobs.errors import OptionError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, PixelOptions
 from tests.trainer.batches import RANDOM, flat, options, read
-from trainer import index as record_index
-from trainer.cache import CacheChoice, _made_by, choose_cache, fixed_prefix, on_disk
-from trainer.index import RecordIndex
+from trainer.input import index as record_index
+from trainer.input.cache import CacheChoice, _made_by, choose_cache, fixed_prefix, on_disk
+from trainer.input.index import RecordIndex
+from trainer.input.position import Position
+from trainer.input.stored_pixels import stored_ops
 from trainer.input_fn import FOREVER, make_dataset
 from trainer.ops import parse_ops
-from trainer.position import Position
-from trainer.raw import stored_ops
 
 KINDS = ("memory", "disk")
 FIXED = "decode|resize(8)"

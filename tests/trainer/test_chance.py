@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.ops import bits, chance, device_chance
+from trainer.ops import bits, device_rng, rng
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -15,7 +15,7 @@ MANY = np.stack([np.arange(20_000) * 7919 - 50_000, np.full(20_000, 3)], axis=1)
 
 
 def numbers(draws, salt=0, count=1) -> np.ndarray:
-    return chance.uniform(tf.constant(draws), salt, count).numpy()
+    return rng.uniform(tf.constant(draws), salt, count).numpy()
 
 
 def correlation(one: np.ndarray, other: np.ndarray) -> float:
@@ -36,11 +36,11 @@ def test_numbers_do_not_change_between_versions():
 @pytest.mark.parametrize("salt", [0, 7, 1000, 65534])
 def test_eager_graph_tf_data_xla_and_keras_give_the_same_bits(salt):
     expected = numbers(DRAWS, salt, 5)
-    graph = tf.function(lambda draw: chance.uniform(draw, salt, 5))
-    compiled = tf.function(lambda draw: chance.uniform(draw, salt, 5), jit_compile=True)
-    on_device = tf.function(lambda draw: device_chance.uniform(draw, salt, 5), jit_compile=True)
-    rows = tf.data.Dataset.from_tensor_slices(DRAWS).map(lambda draw: chance.uniform(draw, salt, 5))
-    for found in (graph(DRAWS), compiled(DRAWS), on_device(DRAWS), device_chance.uniform(DRAWS, salt, 5)):
+    graph = tf.function(lambda draw: rng.uniform(draw, salt, 5))
+    compiled = tf.function(lambda draw: rng.uniform(draw, salt, 5), jit_compile=True)
+    on_device = tf.function(lambda draw: device_rng.uniform(draw, salt, 5), jit_compile=True)
+    rows = tf.data.Dataset.from_tensor_slices(DRAWS).map(lambda draw: rng.uniform(draw, salt, 5))
+    for found in (graph(DRAWS), compiled(DRAWS), on_device(DRAWS), device_rng.uniform(DRAWS, salt, 5)):
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(found), expected)
     np.testing.assert_array_equal(list(rows.as_numpy_iterator()), expected)
 
@@ -80,15 +80,15 @@ def test_one_image_draws_anew_in_every_epoch():
 
 
 def test_the_numbers_of_a_chain_are_those_of_its_ops():
-    drawn = chance.of_chain(tf.constant(DRAWS), [2, 0, 3], 5)
+    drawn = rng.of_chain(tf.constant(DRAWS), [2, 0, 3], 5)
     assert [part.shape[-1] for part in drawn] == [2, 0, 3]
     np.testing.assert_array_equal(drawn[0], numbers(DRAWS, 5, 2))
     np.testing.assert_array_equal(drawn[2], numbers(DRAWS, 7, 3))
-    assert len(chance.of_chain(tf.constant(DRAWS), [0, 0], 0)) == 2
+    assert len(rng.of_chain(tf.constant(DRAWS), [0, 0], 0)) == 2
 
 
 def test_split_gives_draws_that_differ_and_are_independent():
-    parts = chance.split(tf.constant(MANY), 3)
+    parts = rng.split(tf.constant(MANY), 3)
     assert (parts.shape, parts.dtype) == ((20_000, 3, 2), tf.int32)
     # Of 60000 random pairs of 62 bits none should be there twice.
     assert len(np.unique(parts.numpy().reshape(-1, 2), axis=0)) == 60_000

@@ -12,9 +12,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from beam_jobs import disk
 from beam_jobs.errors import DiskError, OptionError
-from trainer.checkpoint import (
+from beam_jobs.storage import disk
+from trainer.input.position import Position
+from trainer.training.checkpoint import (
     INDEX_NAME,
     POSITION_NAME,
     STATE_NAME,
@@ -24,7 +25,6 @@ from trainer.checkpoint import (
     arrays_of,
     assign,
 )
-from trainer.position import Position
 
 
 def checkpoint(step: int) -> Checkpoint:

@@ -9,13 +9,13 @@ import pytest
 from beam_jobs.errors import OptionError
 from tests.trainer.batches import options
 from tests.trainer.conftest import keys_of
-from trainer.choices import make_choices, records_before, records_until
-from trainer.input_checks import check_room
+from trainer.input.checks import check_room
+from trainer.input.mixture import make_mixture
+from trainer.input.plan import make_choices, records_before, records_until
+from trainer.input.position import Host
+from trainer.input.stored_pixels import DecodeRaw, DecodeSized
 from trainer.input_fn import epoch_records, make_dataset
-from trainer.mixture import make_mixture
 from trainer.ops import Flip, RandomCrop, Resize, Rotate
-from trainer.position import Host
-from trainer.raw import DecodeRaw, DecodeSized
 
 
 def chosen(directory: Path, training: bool = True, epochs: int = 2, host: Host | None = None, **values):

@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 import tensorflow_transform as tft
 
-from beam_jobs import record
+from beam_jobs.dataset import record
 from beam_jobs.errors import OptionError
 from tests.trainer.conftest import analyze
-from trainer.column_ops import vocabulary_name
+from trainer.input.column_ops import vocabulary_name
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 COLUMNS = {

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from beam_jobs.errors import OptionError
-from trainer.columns import Bucketise, Hashed, Scale, TransformOptions, Vocabulary, Zscore, parse_column
+from trainer.input.columns import Bucketise, Hashed, Scale, TransformOptions, Vocabulary, Zscore, parse_column
 
 
 @pytest.mark.parametrize(

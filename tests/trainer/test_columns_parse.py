@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from beam_jobs import manifest, record
+from beam_jobs.dataset import manifest, record
 from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
 from tests.make_images import crop, encode
 from tests.trainer.conftest import keys_of
-from trainer.columns_parse import (
+from trainer.input.columns_parse import (
     BOX_LABELS,
     BOXES,
     MASK,

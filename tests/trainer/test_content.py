@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from beam_jobs import record, wire
+from beam_jobs.dataset import example_encoder, record
 from tests.make_images import jpeg
-from trainer.content import content_problem
+from trainer.input.record_check import content_problem
 
 IMAGE = jpeg()
 SOUND = {
@@ -18,7 +18,7 @@ RAW = {**SOUND, record.ENCODED: ("bytes", [bytes(60 * 80 * 3)]), record.FORMAT: 
 
 
 def problem(values: dict, decode: bool = True) -> str:
-    return content_problem(wire.example(values), "a.jpg", decode)
+    return content_problem(example_encoder.example(values), "a.jpg", decode)
 
 
 @pytest.mark.parametrize("values", [SOUND, RAW, {**SOUND, "extra/x": ("int64", [])}])
@@ -66,6 +66,6 @@ def test_an_image_is_looked_at_only_when_it_is_decoded(values, said):
     assert problem(values).startswith(said)
 
 
-@pytest.mark.parametrize("payload", [b"\xff\xff", b"\x00", wire.example(SOUND) + b"\x0c and more"])
+@pytest.mark.parametrize("payload", [b"\xff\xff", b"\x00", example_encoder.example(SOUND) + b"\x0c and more"])
 def test_bytes_that_are_no_record_are_named(payload):
     assert content_problem(payload, "a.jpg", decode=True) == "is not a tf.train.Example"

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from beam_jobs import manifest, record, tfrecord
+from beam_jobs.dataset import manifest, record, tfrecord
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 from tests.trainer.conftest import rows_of
-from trainer.damage import excluded, explain, find_damage
+from trainer.input.corrupt_records import excluded, explain, find_damage
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -166,7 +166,7 @@ def test_a_changed_table_condemns_no_record(copied, dataset):
 
 def test_records_within_the_budget_are_left_out_with_a_warning_each(copied, caplog):
     rows = [rewrite(copied, number, inverted(20)) for number in (7, 60)]
-    with caplog.at_level(logging.WARNING, "trainer.damage"):
+    with caplog.at_level(logging.WARNING, "trainer.input.corrupt_records"):
         assert excluded(str(copied), "train", 2) == {7, 60}
     assert [message.split(" has changed")[0] for message in caplog.messages] == [
         f"left out: {row['path']} offset {row['offset']}: the record of {row['key']!r}" for row in rows
@@ -261,6 +261,6 @@ def test_small_and_large_reads_see_the_same(copied, monkeypatch):
     rewrite(copied, 11, inverted(25))
     whole = find_damage(str(copied), "train")
     for size in (1, 100, 4096):
-        monkeypatch.setattr("trainer.damage._READ_BYTES", size)
+        monkeypatch.setattr("trainer.input.corrupt_records._READ_BYTES", size)
         assert find_damage(str(copied), "train") == whole
     assert list(itertools.chain(damage.number for damage in whole)) == [11]

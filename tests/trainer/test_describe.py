@@ -7,10 +7,10 @@ import pytest
 
 from beam_jobs.errors import OptionError
 from tests.trainer.batches import RANDOM, options
-from trainer.choices import make_choices
-from trainer.describe import describe, memory_bytes, mixing
-from trainer.order import Order
-from trainer.position import Host
+from trainer.input.describe import describe, memory_bytes, mixing
+from trainer.input.order import Order
+from trainer.input.plan import make_choices
+from trainer.input.position import Host
 
 STAGES = ["records", "order", "reading", "cache", "images", "device", "batch", "memory"]
 

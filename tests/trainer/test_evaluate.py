@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from beam_jobs.errors import CorruptDataset, FeedlineError, OptionError
 from tests.trainer.workers.evaluate_jax import batches_of, brightness
-from trainer.evaluate import (
+from trainer.evaluation.evaluate import (
     MEASURES,
     Evaluation,
     Measure,
@@ -29,12 +29,12 @@ from trainer.evaluate import (
     fingerprint,
     spreads,
 )
-from trainer.exchange import Exchange
+from trainer.evaluation.intervals import Tally
+from trainer.evaluation.worker_results import Exchange
+from trainer.input.position import Host
 from trainer.input_fn import make_dataset
-from trainer.intervals import Tally
 from trainer.options import InputOptions
-from trainer.position import Host
-from trainer.strategy import make_strategy
+from trainer.training.strategy import make_strategy
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 COUNT = 96

@@ -6,12 +6,12 @@ import shutil
 import numpy as np
 import pytest
 
-from beam_jobs import manifest, record, tables, tfrecord
+from beam_jobs.dataset import manifest, record, schemas, tfrecord
+from beam_jobs.dataset.manifest import Shard
 from beam_jobs.errors import CorruptDataset, DatasetChanged, OptionError
-from beam_jobs.manifest import Shard
 from tests.trainer.conftest import records_of
-from trainer.index import RecordIndex, load
-from trainer.position import Host
+from trainer.input.index import RecordIndex, load
+from trainer.input.position import Host
 
 
 def index_of(directory, split="train") -> RecordIndex:
@@ -67,7 +67,7 @@ def test_records_of_other_splits_and_dropped_copies_are_not_in_it(photos, tmp_pa
     source, out = shutil.copytree(photos, tmp_path / "photos"), tmp_path / "out"
     shutil.copy(source / "china" / "000.jpg", source / "china" / "copy.jpg")
     run(IngestOptions(source=str(source), out=str(out), splits={"train": 1}, duplicates="drop"))
-    rows = tables.read(str(out / "images.parquet")).to_pylist()
+    rows = schemas.read(str(out / "images.parquet")).to_pylist()
     assert min(row["shard"] for row in rows) == -1
     assert len(rows) == 25
     assert len(index_of(out)) == 24

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from beam_jobs import manifest
+from beam_jobs.dataset import manifest
 from beam_jobs.errors import CorruptDataset
 from tests.trainer.batches import (
     RANDOM,
@@ -19,10 +19,10 @@ from tests.trainer.batches import (
     read,
 )
 from tests.trainer.conftest import keys_of, rows_of
-from trainer import index as record_index
+from trainer.input import index as record_index
+from trainer.input.order import make_order
+from trainer.input.position import Position
 from trainer.input_fn import epoch_records, make_dataset
-from trainer.order import make_order
-from trainer.position import Position
 
 
 @pytest.mark.parametrize(("shuffle_mb", "parse_batch"), [(0, 1), (0, 64), (0.02, 4), (64, 64)])

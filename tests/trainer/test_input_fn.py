@@ -24,10 +24,10 @@ from tests.trainer.batches import (
     read,
 )
 from tests.trainer.conftest import keys_of
+from trainer.input.position import Position
 from trainer.input_fn import DRAW, FOREVER, KEY, check_options, make_dataset
 from trainer.ops import IMAGE
 from trainer.options import InputOptions
-from trainer.position import Position
 
 
 def test_evaluation_reads_every_record_once_in_the_order_of_the_table(shades):

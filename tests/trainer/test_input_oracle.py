@@ -18,16 +18,16 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from beam_jobs import record
+from beam_jobs.dataset import record
 from tests.trainer.batches import flat, options, order_of
 from tests.trainer.conftest import records_of
+from trainer.input.mixture import _first_draws, make_mixture
+from trainer.input.order import Order
+from trainer.input.position import Host, Position
 from trainer.input_fn import make_dataset
-from trainer.mixture import _first_draws, make_mixture
-from trainer.ops import chance, tf_ops
+from trainer.ops import rng, tf_ops
 from trainer.ops.mixing import beta
 from trainer.options import InputOptions
-from trainer.order import Order
-from trainer.position import Host, Position
 
 SIDE, RECORDS, CLASSES = 8, 61, 3
 COPY_STRIDE = 1_000_003
@@ -127,20 +127,18 @@ def make(split: Split, one: One, chain: str, seed: int) -> Made:
     hashed = int(tf.strings.to_hash_bucket_fast(key, 1 << 32))
     draw = tf.constant([(hashed + seed) % (1 << 32) - (1 << 31), one.turn % (1 << 31)], tf.int32)
     crops = 2 if chain == "crops" else 1
-    top, left = np.floor(chance.uniform(draw, 1, 2 * crops).numpy()[one.crop // 2 * 2 :][:2] * np.float32(5)).astype(
-        int
-    )
+    top, left = np.floor(rng.uniform(draw, 1, 2 * crops).numpy()[one.crop // 2 * 2 :][:2] * np.float32(5)).astype(int)
     pixels = split.pixels[one.number][top : top + SIDE, left : left + SIDE]
     if chain == "crops":
         pixels = pixels[:, ::-1] if one.crop % 2 else pixels
-        draw = chance.split(draw, 4)[one.crop]
-    pixels = pixels[:, ::-1] if chance.uniform(draw, 2, 1).numpy()[0] < 0.5 else pixels
+        draw = rng.split(draw, 4)[one.crop]
+    pixels = pixels[:, ::-1] if rng.uniform(draw, 2, 1).numpy()[0] < 0.5 else pixels
     return Made(key, tuple(draw.numpy().tolist()), pixels, split.labels[one.number])
 
 
 def mix(made: list[Made], places: list[int], lanes: int) -> list[Made]:
     """Mixes the images of a global batch, each with the one of its lane that is so many places further."""
-    numbers = [chance.uniform(tf.constant(one.draw), 3, 3).numpy() for one in made]
+    numbers = [rng.uniform(tf.constant(one.draw), 3, 3).numpy() for one in made]
     mixed = list(made)
     for lane in range(lanes):
         members = [index for index, place in enumerate(places) if place % lanes == lane]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from beam_jobs import manifest
+from beam_jobs.dataset import manifest
 from beam_jobs.errors import OptionError
 from tests.trainer.batches import (
     RANDOM,
@@ -23,10 +23,10 @@ from tests.trainer.batches import (
     together,
 )
 from tests.trainer.conftest import keys_of
-from trainer import index as record_index
+from trainer.input import index as record_index
+from trainer.input.position import Host, Position
 from trainer.input_fn import FOREVER, KEY, VALID, epoch_records, make_dataset
 from trainer.ops import IMAGE
-from trainer.position import Host, Position
 
 # --- resuming
 

@@ -6,7 +6,7 @@ import statistics
 import numpy as np
 import pytest
 
-from trainer.intervals import Tally, figure, spread, spreads_of, wilson
+from trainer.evaluation.intervals import Tally, figure, spread, spreads_of, wilson
 
 Z = statistics.NormalDist().inv_cdf(0.975)
 VALUES = np.array([0.1, 0.7, 0.2, 0.9, 0.4, 0.4, 1.3])

@@ -15,14 +15,14 @@ import pytest
 import tensorflow as tf
 
 from tests.make_images import jpeg, png
-from trainer.augment import Augmented
 from trainer.input_fn import FOREVER, make_dataset
 from trainer.models import ModelSpec, build_model
 from trainer.ops import IMAGE, parse_ops
 from trainer.ops.device import parse_device_ops
 from trainer.options import InputOptions
-from trainer.serving import PROBABILITIES, export
-from trainer.transfer import freeze, leaves
+from trainer.serving.export import PROBABILITIES, export
+from trainer.training.augment import Augmented
+from trainer.training.transfer import freeze, leaves
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from beam_jobs import manifest
+from beam_jobs.dataset import manifest
 from beam_jobs.errors import CorruptDataset, DatasetChanged, OptionError
-from trainer.input_checks import scale_warning
+from trainer.input.checks import scale_warning
 from trainer.job import Job, _explained, epoch_figures, fit
 from trainer.options import InputOptions, TrainerConfig
-from trainer.strategy import make_strategy
-from trainer.train_options import TrainOptions
+from trainer.training.options import TrainOptions
+from trainer.training.strategy import make_strategy
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from beam_jobs.errors import OptionError
-from trainer.memory import device_bytes, memory_table
+from trainer.input.memory import device_bytes, memory_table
 from trainer.models import ModelSpec, build_model
-from trainer.transfer import freeze, unfreeze
+from trainer.training.transfer import freeze, unfreeze
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -12,8 +12,8 @@ from beam_jobs.options import IngestOptions
 from tests.make_images import encode, jpeg
 from tests.trainer.batches import RANDOM, Seen, batches, flat, merged, options, read
 from tests.trainer.conftest import keys_of
-from trainer.mixture import make_mixture, mixture_labels
-from trainer.position import Host
+from trainer.input.mixture import make_mixture, mixture_labels
+from trainer.input.position import Host
 
 WEIGHTS = (0.75, 0.25)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from beam_jobs import record
+from beam_jobs.dataset import record
 from beam_jobs.errors import OptionError
 from tests.make_images import crop, encode, jpeg, png
 from trainer.ops import (
@@ -29,9 +29,9 @@ from trainer.ops import (
     Rotate,
     apply_ops,
     bind_statistics,
-    chance,
     outputs,
     parse_ops,
+    rng,
 )
 from trainer.ops.rand_augment import KINDS
 from trainer.ops.resize import random_window
@@ -68,7 +68,7 @@ def draw_of(*values: int) -> tf.Tensor:
 
 
 def numbers_of(op, *values: int) -> tf.Tensor:
-    return chance.uniform(draw_of(*values), 0, op.draws) if op.draws else NO_CHANCE
+    return rng.uniform(draw_of(*values), 0, op.draws) if op.draws else NO_CHANCE
 
 
 def run(op, pixels, *values: int) -> np.ndarray:
@@ -82,7 +82,7 @@ def numbered(height: int, width: int) -> np.ndarray:
 
 
 def window_of(height: int, width: int, min_area: float, *values: int) -> tuple[slice, slice]:
-    begin, size = random_window(tf.constant([height, width]), min_area, chance.uniform(draw_of(*values), 0, 22))
+    begin, size = random_window(tf.constant([height, width]), min_area, rng.uniform(draw_of(*values), 0, 22))
     (top, left), (rows, columns) = begin.numpy(), size.numpy()
     return slice(top, top + rows), slice(left, left + columns)
 
@@ -281,7 +281,7 @@ def test_min_area_bounds_the_crop(min_area, least, most):
 @pytest.mark.parametrize(("height", "width"), [(375, 500), (60, 80), (32, 32)])
 def test_windows_are_drawn_as_described(height, width):
     draws = tf.data.Dataset.from_tensor_slices([(number, 0) for number in range(2000)])
-    windows = draws.map(lambda draw: random_window(tf.constant([height, width]), 0.08, chance.uniform(draw, 0, 22)))
+    windows = draws.map(lambda draw: random_window(tf.constant([height, width]), 0.08, rng.uniform(draw, 0, 22)))
     begin, size = next(windows.batch(2000).as_numpy_iterator())
     (top, left), (rows, columns) = begin.T, size.T
     assert (rows >= 1).all()
@@ -450,7 +450,7 @@ def test_ops_behind_multi_crop_run_on_each_image_with_its_own_draw():
     assert (outputs(ops), outputs(ops[:1])) == (4, 1)
     features = {IMAGE: tf.constant(png(3))}
     crops = apply_ops(ops[:2], features, draw_of(5, 6))[IMAGE]
-    draws = chance.split(draw_of(5, 6), 4)
+    draws = rng.split(draw_of(5, 6), 4)
     expected = [apply_ops(ops[2:], {IMAGE: crops[i]}, draws[i], first=2)[IMAGE].numpy() for i in range(4)]
     np.testing.assert_array_equal(apply_ops(ops, features, draw_of(5, 6))[IMAGE], expected)
     assert len({image.tobytes() for image in expected}) == 4

@@ -6,19 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.ops import (
-    BOX_LABELS,
-    BOXES,
-    IMAGE,
-    MASK,
-    OPS,
-    Decode,
-    RandAugment,
-    RandomCrop,
-    apply_ops,
-    chance,
-    parse_ops,
-)
+from trainer.ops import BOX_LABELS, BOXES, IMAGE, MASK, OPS, Decode, RandAugment, RandomCrop, apply_ops, parse_ops, rng
 from trainer.ops.rand_augment import KINDS
 from trainer.ops.types import MixingOp
 
@@ -135,7 +123,7 @@ def test_boxes_go_with_the_crop_of_the_decoder():
     encoded = tf.io.encode_png(before[IMAGE])
     op = parse_ops("decode_random_crop(64, 0.4)")[0]
     for draw in DRAWS[:6]:
-        numbers = chance.uniform(draw, 0, op.draws)
+        numbers = rng.uniform(draw, 0, op.draws)
         found = op({**before, IMAGE: encoded}, numbers)
         expected = op.on_pixels()(before, numbers)
         for name in (IMAGE, MASK, BOXES, BOX_LABELS):

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-from trainer.optimizers import OPTIMIZERS, averaged, make_optimizer, make_schedule
-from trainer.train_options import CHOICES, TrainOptions
+from trainer.training.optimizers import OPTIMIZERS, averaged, make_optimizer, make_schedule
+from trainer.training.options import CHOICES, TrainOptions
 
 STEPS = 4  # of an epoch
 

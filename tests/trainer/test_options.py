@@ -11,7 +11,7 @@ import pytest
 
 from beam_jobs.errors import OptionError
 from trainer.options import InputOptions, TrainerConfig
-from trainer.train_options import TrainOptions
+from trainer.training.options import TrainOptions
 
 
 def test_thread_count_is_the_number_of_cores_unless_given():

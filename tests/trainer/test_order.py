@@ -9,9 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from beam_jobs.errors import OptionError
-from trainer.index import RecordIndex
+from trainer.input.index import RecordIndex
+from trainer.input.order import WINDOWS_HELD, Order, make_order
 from trainer.options import InputOptions
-from trainer.order import WINDOWS_HELD, Order, make_order
 
 SIZES = [1, 7, 8, 9, 63, 64, 65, 1000]
 LABELS = ("cat", "dog", "owl")

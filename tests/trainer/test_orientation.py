@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from beam_jobs import normalise
 from beam_jobs.errors import BadImage
-from beam_jobs.formats import exif
-from beam_jobs.headers import read_header
+from beam_jobs.images import normalise
+from beam_jobs.images.header import exif
+from beam_jobs.images.header.read import read_header
 from tests.make_images import jpeg, png
-from trainer.orientation import orientation_of, upright
+from trainer.input.orientation import orientation_of, upright
 
 READ = {
     kind: tf.function(

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from beam_jobs import manifest, record
+from beam_jobs.dataset import manifest, record
 from beam_jobs.errors import OptionError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
 from tests.make_images import jpeg
 from tests.trainer.batches import options, read
 from tests.trainer.conftest import keys_of, records_of
+from trainer.input.parse import DRAW, KEY, LABEL, NO_LABEL, WEIGHT, base_spec, draw_of, parse
 from trainer.input_fn import make_dataset
 from trainer.ops import IMAGE
-from trainer.parsing import DRAW, KEY, LABEL, NO_LABEL, WEIGHT, base_spec, draw_of, parse
 
 TAGS = {"0.jpg": ["sea", "sky"], "1.jpg": ["sky"], "2.jpg": [], "3.jpg": ["hill", "sea", "sky"], "4.jpg": ["hill"]}
 

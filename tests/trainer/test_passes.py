@@ -8,10 +8,10 @@ import pytest
 import tensorflow as tf
 
 from tests.trainer.batches import RANDOM, SMALL, Seen, batches, flat, options, read
+from trainer.input.position import Host, Position
 from trainer.input_fn import make_dataset
 from trainer.ops import IMAGE
 from trainer.options import InputOptions
-from trainer.position import Host, Position
 
 CROPS = {"train_ops": "decode|multi_crop(2, 8)|flip", "shuffle_mb": 0.0065, "lanes": 4}
 GIVEN = options(train_ops=RANDOM, batch_size=7, **SMALL)  # eight batches of 61 images, and five images are left

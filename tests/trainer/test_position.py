@@ -5,7 +5,7 @@ import json
 import pytest
 
 from beam_jobs.errors import OptionError
-from trainer.position import Host, Position
+from trainer.input.position import Host, Position
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from beam_jobs.options import ImageLimits
 from tests.beam_jobs.broken_decoder import broken_decoders
 from tests.make_images import encode, rotated_jpeg
 from trainer.ops import parse_ops
-from trainer.predict import Prediction, load_model, newest_version, predict
-from trainer.serving import export
-from trainer.serving_spec import ServingSpec
+from trainer.serving.export import export
+from trainer.serving.predict import Prediction, load_model, newest_version, predict
+from trainer.serving.spec import ServingSpec
 
 
 def sky(upper: int, lower: int) -> np.ndarray:

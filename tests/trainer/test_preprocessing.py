@@ -11,10 +11,10 @@ import pytest
 import tensorflow as tf
 import tensorflow_transform as tft
 
-from beam_jobs import record
+from beam_jobs.dataset import record
 from tests.trainer.conftest import analyze, column_spec, records_of
-from trainer.columns import CONFIG_KEY, TransformOptions
-from trainer.preprocessing import LABEL, LABEL_VOCABULARY, MEAN_RGB, STD_RGB, preprocessing_fn
+from trainer.input.columns import CONFIG_KEY, TransformOptions
+from trainer.serving.preprocessing import LABEL, LABEL_VOCABULARY, MEAN_RGB, STD_RGB, preprocessing_fn
 
 COLUMNS = (record.HEIGHT, record.WIDTH, record.MEAN_RGB, record.VAR_RGB, record.LABEL, record.TEXT)
 

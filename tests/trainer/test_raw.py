@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from beam_jobs import ingest, manifest, record, tables, tfrecord
+from beam_jobs import ingest
+from beam_jobs.dataset import manifest, record, schemas, tfrecord
 from beam_jobs.options import IngestOptions, PixelOptions
 from tests.make_images import jpeg
 from tests.trainer.batches import batches, graph, options, read
 from trainer.bench import naive_dataset
-from trainer.choices import make_choices
+from trainer.input.plan import make_choices
+from trainer.input.position import Host
+from trainer.input.stored_pixels import DecodeRaw, DecodeSized, stored_ops
 from trainer.input_fn import FOREVER, make_dataset
 from trainer.ops import Decode, DecodeRandomCrop, Flip, RandomCropResize
 from trainer.options import InputOptions
-from trainer.position import Host
-from trainer.raw import DecodeRaw, DecodeSized, stored_ops
 
 OPTIONS = InputOptions(image_side_px=24, batch_size=4, train_ops="decode", eval_ops="decode", threads=2)
 
@@ -144,7 +145,7 @@ def test_a_dataset_that_is_replaced_stops_its_reader_before_a_record_of_the_new_
     source, out = Path(shutil.copytree(photos, tmp_path / "photos")), str(tmp_path / "out")
     options = IngestOptions(source=str(source), out=out, pixels=PixelOptions(policy="raw", side_px=24))
     ingest.run(options)
-    classes = dict(tables.read(f"{out}/images.parquet").select(["key", "label_index"]).to_pandas().to_numpy())
+    classes = dict(schemas.read(f"{out}/images.parquet").select(["key", "label_index"]).to_pandas().to_numpy())
     uncached = dataclasses.replace(OPTIONS, cache="none")
     stream = iter(make_dataset(out, "train", uncached, training=True, epochs=FOREVER))
     delivered = [next(stream)]

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from trainer.checkpoint import POSITION_NAME
 from trainer.options import InputOptions, TrainerConfig
-from trainer.train_options import TrainOptions
+from trainer.training.checkpoint import POSITION_NAME
+from trainer.training.options import TrainOptions
 
 ROOT = Path(__file__).parent.parent.parent
 # Everything that has a state or draws numbers: dropout and batch normalisation of the model, augmentation, momentum,

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from beam_jobs import record
+from beam_jobs.dataset import record
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
 from tests.make_images import crop, encode, jpeg, png
 from tests.trainer.conftest import records_of
+from trainer.input.stored_pixels import DecodeRaw
 from trainer.input_fn import KEY, make_dataset
 from trainer.models import ModelSpec, build_model
 from trainer.ops import IMAGE, parse_ops
 from trainer.options import InputOptions
-from trainer.raw import DecodeRaw
-from trainer.serving import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBABILITIES, decode_batch, export
-from trainer.transfer import leaves
+from trainer.serving.export import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBABILITIES, decode_batch, export
+from trainer.training.transfer import leaves
 
 OPTIONS = InputOptions(image_side_px=16, batch_size=5)
 

@@ -17,19 +17,19 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from beam_jobs import manifest, record
+from beam_jobs.dataset import manifest, record
 from beam_jobs.ingest import run
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
 from tests.make_images import crop, encode
 from tests.trainer.conftest import records_of
-from trainer.choices import evaluation_ops
-from trainer.decode_source import DecodeSource
+from trainer.input.plan import evaluation_ops
+from trainer.input.stored_pixels import stored_ops
 from trainer.input_fn import KEY, make_dataset
 from trainer.ops import IMAGE
 from trainer.options import InputOptions
-from trainer.predict import predict
-from trainer.raw import stored_ops
-from trainer.serving import EVALUATE_SIGNATURE, PROBABILITIES, ServingSpec, export
+from trainer.serving.decode import DecodeSource
+from trainer.serving.export import EVALUATE_SIGNATURE, PROBABILITIES, ServingSpec, export
+from trainer.serving.predict import predict
 
 POLICIES = {
     "copy": PixelOptions(),

@@ -8,10 +8,11 @@ import tensorflow as tf
 
 from beam_jobs.errors import OptionError
 from tests.trainer.workers.task import build_model
-from trainer.cluster import VARIABLE, parse_cluster
-from trainer.fit import fit
-from trainer.position import Host
-from trainer.strategy import (
+from trainer.input.position import Host
+from trainer.training.cluster import VARIABLE, parse_cluster
+from trainer.training.fit import fit
+from trainer.training.options import CHOICES
+from trainer.training.strategy import (
     STRATEGIES,
     check_batch,
     describe,
@@ -22,7 +23,6 @@ from trainer.strategy import (
     scope,
     share_batch,
 )
-from trainer.train_options import CHOICES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 TWO = {"worker": ["a:1", "b:2"]}

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from beam_jobs import manifest
+from beam_jobs.dataset import manifest
 from tests.trainer.workers.task import (
     EPOCHS,
     EVALUATED,
@@ -26,7 +26,7 @@ from tests.trainer.workers.task import (
     train,
     training_batches,
 )
-from trainer.position import Host
+from trainer.input.position import Host
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ROOT = Path(__file__).parents[2]

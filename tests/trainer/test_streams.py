@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from beam_jobs.errors import OptionError
 from tests.make_images import encode
+from trainer.input.position import Position
 from trainer.input_fn import make_dataset
 from trainer.options import InputOptions
-from trainer.position import Position
 from trainer.streams import FOREVER, QueueSource, Reading, cause_of, make_stream
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(60)]

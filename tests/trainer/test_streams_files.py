@@ -14,8 +14,8 @@ from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 from tests.make_images import encode
 from tests.trainer.conftest import keys_of
 from tests.trainer.test_streams import greys, options
+from trainer.input.position import Position
 from trainer.input_fn import make_dataset
-from trainer.position import Position
 from trainer.streams import FOREVER, TFDS, RecordLayout, explain_files, make_file_stream
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(60)]

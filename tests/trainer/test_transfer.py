@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from beam_jobs.errors import OptionError
 from trainer.models import ModelSpec, build_model
-from trainer.transfer import for_epoch, freeze, head, leaves, load_weights, unfreeze
+from trainer.training.transfer import for_epoch, freeze, head, leaves, load_weights, unfreeze
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

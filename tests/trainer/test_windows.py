@@ -10,12 +10,12 @@ import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from beam_jobs import tfrecord
-from trainer.index import RecordIndex
+from beam_jobs.dataset import tfrecord
+from trainer.input.index import RecordIndex
+from trainer.input.order import Order
+from trainer.input.position import Host
+from trainer.input.windowed_reader import ENDLESS, in_order, plan, read, serve_plan
 from trainer.options import InputOptions
-from trainer.order import Order
-from trainer.position import Host
-from trainer.windows import ENDLESS, in_order, plan, read, serve_plan
 
 RECORDS, SHARDS = 1000, 5
 ALONE, DEFAULTS = Host(), InputOptions()

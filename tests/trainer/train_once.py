@@ -10,10 +10,10 @@ import sys
 import keras
 import numpy as np
 
-from beam_jobs import manifest
-from trainer.checkpoint import Checkpoints
+from beam_jobs.dataset import manifest
 from trainer.job import Job, fit
 from trainer.options import TrainerConfig
+from trainer.training.checkpoint import Checkpoints
 
 
 class KillAfter(keras.callbacks.Callback):

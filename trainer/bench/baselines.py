@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from beam_jobs import record
+from beam_jobs.dataset import record
 from trainer.bench.chain import Source, first_mixing, open_source, unfused
+from trainer.input.parse import NO_LABEL, base_spec
 from trainer.ops import IMAGE, Op, apply_batch_ops, apply_ops
 from trainer.options import InputOptions
-from trainer.parsing import NO_LABEL, base_spec
 
 _TUTORIAL_SHUFFLE = 10_000  # records
 _MOST_SHUFFLE_BYTES = 256e6  # so that it fits beside everything else; reached at records over 25 kB

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from trainer.choices import Choices, make_choices
+from trainer.input.plan import Choices, make_choices
+from trainer.input.windowed_reader import FOREVER
 from trainer.ops import OPS, Decode, DecodeRandomCrop, MixingOp, Op
 from trainer.options import InputOptions
-from trainer.windows import FOREVER
 
 _LONGEST = 40  # characters of an op in a table
 

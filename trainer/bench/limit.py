@@ -9,8 +9,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 import tensorflow as tf
 
 from beam_jobs import storage
-from beam_jobs.decode import decode_rgb
-from beam_jobs.machine import cores, free_bytes
+from beam_jobs.common.machine import cores, free_bytes
+from beam_jobs.images.decode import decode_rgb
 from trainer.bench.meter import Counts, Subject
 
 _TASK_BYTES = 1 << 20  # of encoded images; some 10 ms of decoding, so that starting a task weighs nothing

@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from beam_jobs import machine
+from beam_jobs.common import machine
 from beam_jobs.storage import is_remote
 from trainer.bench import ablation, device, limit, meter, stages
 from trainer.bench.baselines import naive_dataset, tutorial_dataset
 from trainer.bench.chain import Source, names_of, open_source
 from trainer.bench.figures import AUGMENT, CALL, DECODE, Facts, Figures, Stage
 from trainer.bench.meter import Cost, Subject, of_dataset
-from trainer.input_checks import check_room
+from trainer.input.checks import check_room
 from trainer.models import check_model
 from trainer.ops.device import DEVICE_OPS
 from trainer.options import InputOptions

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from beam_jobs.html_page import render_page
+from beam_jobs.common.html import render_page
 from trainer.bench.bottleneck import find_bottleneck
 from trainer.bench.figures import STEP, TRANSFER, Figures
 from trainer.bench.meter import Cost

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.autograph import as_written
 from trainer.bench.baselines import naive_dataset
 from trainer.bench.meter import in_turn, of_dataset
+from trainer.input.autograph import as_written
 from trainer.input_fn import FOREVER, make_dataset
 from trainer.options import InputOptions
 

@@ -13,17 +13,17 @@ from functools import partial
 
 import tensorflow as tf
 
-from beam_jobs import record
-from trainer import windows
-from trainer.autograph import as_written
+from beam_jobs.dataset import record
 from trainer.bench.chain import Source, names_of, open_source
 from trainer.bench.meter import Subject, of_dataset
+from trainer.input import windowed_reader
+from trainer.input.autograph import as_written
+from trainer.input.parse import DRAW, Features, parse
+from trainer.input.position import Host
 from trainer.input_fn import batches, images, tf_options
 from trainer.input_fn import parsed as parsed_records
 from trainer.ops import IMAGE, Op, apply_batch_ops, apply_ops
 from trainer.ops.chain import DRAWN
-from trainer.parsing import DRAW, Features, parse
-from trainer.position import Host
 
 READ, PARSE, CALL, BATCH, IMAGE_OPS, BATCH_OPS = "read", "parse", "call", "batch", "ops of images", "ops of batches"
 _POOL_BYTES = 64e6  # of records or pixels that a stage is fed from: larger than the caches of the processor
@@ -81,7 +81,7 @@ class Stages:
         choices, count = self.source.choices, len(self.pool.serialized)
         kept = tf.data.Dataset.from_tensor_slices(list(self.pool.serialized)).cache()
         rows = self.parse(kept).cache()
-        read = windows.read(self._plan(), choices.index, self.source.options)
+        read = windowed_reader.read(self._plan(), choices.index, self.source.options)
         subjects = [
             self._subject(READ, read.map(lambda _, places, draws: (places, draws))),
             self._subject(PARSE, self._counted(self.parse(kept.repeat()).map(lambda row: row[DRAW])), count),
@@ -194,7 +194,7 @@ class Stages:
         return made.map(finish, self.source.options.thread_count, deterministic=True)
 
     def _plan(self) -> tf.data.Dataset:
-        return windows.plan(self.source.choices.order, 0, windows.ENDLESS, Host())
+        return windowed_reader.plan(self.source.choices.order, 0, windowed_reader.ENDLESS, Host())
 
     def _some(self, rows: tf.data.Dataset) -> tf.data.Dataset:
         """Returns so many rows that their pixels fit a pool."""

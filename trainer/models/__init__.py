@@ -11,14 +11,14 @@ from collections.abc import Callable
 
 import keras
 
+from beam_jobs.common.suggest import unknown
 from beam_jobs.errors import OptionError
-from beam_jobs.suggest import unknown
 from trainer.models.applications import IMAGENET, application, names
-from trainer.models.own import check_export, find_builder, own_model, source_digest
+from trainer.models.cnn import small_cnn
+from trainer.models.custom import check_export, find_builder, own_model, source_digest
 from trainer.models.resnet import cifar_resnet, resnet20
-from trainer.models.small import small_cnn
 from trainer.models.spec import ModelSpec
-from trainer.transfer import load_weights, weights_digest
+from trainer.training.transfer import load_weights, weights_digest
 
 __all__ = ["MODELS", "ModelSpec", "build_model", "check_export", "check_model", "content_digest"]
 

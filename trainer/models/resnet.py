@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from trainer.models.parts import classify, image_input, normalise, probabilities
+from trainer.models.layers import classify, image_input, normalise, probabilities
 from trainer.models.spec import ModelSpec
 
 

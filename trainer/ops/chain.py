@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from beam_jobs.errors import OptionError
-from trainer.ops import chance, tf_ops
+from trainer.ops import rng, tf_ops
 from trainer.ops.batch import check_order, run_batch
 from trainer.ops.colour import ColorJitter, Cutout, Normalize
 from trainer.ops.geometry import CenterCrop, Flip, FlipVertical, MultiCrop, PadReflect, RandomCrop, Rotate, stacked
@@ -130,7 +130,7 @@ def draw_numbers(ops: Sequence[Op], features: Features, draw: tf.Tensor, first: 
     counts = [op.draws for op in ops]
     if not any(counts) or outputs(ops) > 1:
         return dict(features)
-    numbers = chance.of_chain(draw, counts, first)
+    numbers = rng.of_chain(draw, counts, first)
     drawn = {**features, NUMBERS: tf.concat(numbers, -1)}
     if isinstance(ops[0], DecodeRandomCrop):
         drawn[WINDOW] = ops[0].window(features, numbers[0])
@@ -153,7 +153,7 @@ def apply_batch_ops(ops: Sequence[Op], images: tf.Tensor, draw: tf.Tensor, first
     Returns:
       uint8[batch, height, width, 3]; float32 behind `normalize`.
     """
-    numbers = chance.of_chain(draw, [op.draws if op.random else 0 for op in ops], first)
+    numbers = rng.of_chain(draw, [op.draws if op.random else 0 for op in ops], first)
     return run_batch(tf_ops, ops, images, numbers, _as_stored, lanes)  # type: ignore[arg-type]
 
 
@@ -161,7 +161,7 @@ def mix_batch_labels(
     ops: Sequence[Op], labels: tf.Tensor, draw: tf.Tensor, first: int = 0, lanes: int = 1
 ) -> tf.Tensor:
     """Returns labels float32[batch, classes] mixed as `apply_batch_ops` mixes the images of the same draws."""
-    numbers = chance.of_chain(draw, [op.draws if op.random else 0 for op in ops], first)
+    numbers = rng.of_chain(draw, [op.draws if op.random else 0 for op in ops], first)
     for op, drawn in zip(ops, numbers, strict=True):
         labels = op.labels(tf_ops, labels, drawn, lanes) if isinstance(op, MixingOp) else labels
     return labels
@@ -169,7 +169,7 @@ def mix_batch_labels(
 
 def _numbers(ops: Sequence[Op], features: Features, draw: tf.Tensor, first: int) -> list[tf.Tensor]:
     counts = [op.draws for op in ops]
-    return tf.split(features[NUMBERS], counts) if NUMBERS in features else chance.of_chain(draw, counts, first)
+    return tf.split(features[NUMBERS], counts) if NUMBERS in features else rng.of_chain(draw, counts, first)
 
 
 def _as_stored(op: Op, images: tf.Tensor) -> tf.Tensor:
@@ -179,5 +179,5 @@ def _as_stored(op: Op, images: tf.Tensor) -> tf.Tensor:
 
 
 def _spread(ops: Sequence[Op], parts: list[dict[str, tf.Tensor]], draw: tf.Tensor, first: int) -> dict[str, tf.Tensor]:
-    draws = tf.unstack(chance.split(draw, len(parts)))
+    draws = tf.unstack(rng.split(draw, len(parts)))
     return stacked([apply_ops(ops, part, own, first) for part, own in zip(parts, draws, strict=True)])

@@ -11,7 +11,7 @@ from typing import Any
 
 from keras import ops as xp
 
-from trainer.ops import device_chance
+from trainer.ops import device_rng
 from trainer.ops.batch import check_order, run_batch
 from trainer.ops.chain import OPS
 from trainer.ops.parse import parse_chain
@@ -77,4 +77,4 @@ def output_side(ops: Sequence[DeviceOp], side: int) -> int:
 
 
 def _numbers(ops: Sequence[DeviceOp], draw: Any) -> list[Any]:
-    return device_chance.of_chain(draw, [op.draws for op in ops], FIRST_SALT)
+    return device_rng.of_chain(draw, [op.draws for op in ops], FIRST_SALT)

@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from beam_jobs.common.suggest import unknown
 from beam_jobs.errors import OptionError
-from beam_jobs.suggest import unknown
 from trainer.ops.resize import METHODS
 
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from beam_jobs import record
-from beam_jobs.decode import decode_rgb
+from beam_jobs.dataset import record
+from beam_jobs.images.decode import decode_rgb
 from trainer.ops import boxes, tf_ops
 from trainer.ops.kernels import pick
 from trainer.ops.types import IMAGE, MASK, Features, ImageOp, Size

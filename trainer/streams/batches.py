@@ -6,13 +6,13 @@ from functools import partial
 
 import tensorflow as tf
 
-from beam_jobs import record
-from beam_jobs.decode import decode_rgb
+from beam_jobs.dataset import record
 from beam_jobs.errors import OptionError
+from beam_jobs.images.decode import decode_rgb
+from trainer.input.parse import DRAW, LABEL, Features
 from trainer.input_fn import check_room, check_shape, evaluation_ops, tf_options
 from trainer.ops import IMAGE, MixingOp, MultiCrop, Op, apply_ops, parse_ops
 from trainer.options import InputOptions
-from trainer.parsing import DRAW, LABEL, Features
 
 # Option -> what it may be, and why nothing else.
 _ALLOWED = {

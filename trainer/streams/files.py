@@ -10,19 +10,20 @@ from typing import Any
 
 import tensorflow as tf
 
-from beam_jobs import record, validate
+from beam_jobs.common import validate
+from beam_jobs.common.concurrency import map_ordered
+from beam_jobs.dataset import record
 from beam_jobs.errors import CorruptDataset, FeedlineError, SourceError
 from beam_jobs.inspect import summarise_file
-from beam_jobs.pool import map_ordered
-from trainer.autograph import as_written
+from trainer.input.autograph import as_written
+from trainer.input.parse import DRAW, KEY, LABEL, Features, draw_of
+from trainer.input.position import Position
+from trainer.input.windowed_reader import FOREVER
 from trainer.ops import IMAGE
 from trainer.options import InputOptions
-from trainer.parsing import DRAW, KEY, LABEL, Features, draw_of
-from trainer.position import Position
 from trainer.streams.batches import batches, check_stream_options
 from trainer.streams.layout import TFDS, RecordLayout, labels_of
 from trainer.streams.packing import COMPRESSIONS, NONE, fault_of, packing_of
-from trainer.windows import FOREVER
 
 __all__ = ["FOREVER", "TFDS", "RecordLayout", "explain_files", "find_files", "make_file_stream"]
 

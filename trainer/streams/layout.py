@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from beam_jobs import record
+from beam_jobs.common.suggest import unknown
+from beam_jobs.dataset import record
 from beam_jobs.errors import OptionError
-from beam_jobs.suggest import unknown
-from trainer.parsing import NO_LABEL
+from trainer.input.parse import NO_LABEL
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from beam_jobs import validate
+from beam_jobs.common import validate
 from beam_jobs.errors import SourceError
-from trainer.autograph import as_written
+from trainer.input.autograph import as_written
+from trainer.input.parse import DRAW, KEY, LABEL, NO_LABEL, Features, draw_of
+from trainer.input.position import Position
+from trainer.input.windowed_reader import FOREVER
 from trainer.ops import IMAGE
 from trainer.options import InputOptions
-from trainer.parsing import DRAW, KEY, LABEL, NO_LABEL, Features, draw_of
-from trainer.position import Position
 from trainer.streams.batches import batches, check_stream_options
 from trainer.streams.queues import Item, Pump, Source, SourceFailed
-from trainer.windows import FOREVER
 
 _MOST_EPOCHS = 1 << 31  # what `draw` can tell apart
 _failures: deque[tuple[str, BaseException]] = deque(maxlen=16)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import zlib
 
-from beam_jobs import plain, storage
+from beam_jobs import storage
 from beam_jobs.errors import SourceError
+from beam_jobs.storage import decompress
 
 NONE, GZIP, ZLIB = "none", "gzip", "zlib"
 COMPRESSIONS = ("auto", NONE, GZIP, ZLIB)
@@ -29,10 +30,10 @@ def packing_of(path: str, compression: str) -> str:
         head = storage.read_range(path, 0, _HEAD_BYTES)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
-    found = plain.packing_of(head)
+    found = decompress.packing_of(head)
     # The length of a record comes first, 8 bytes; zlib, which has no magic bytes, does not hold four zeros there.
     if not found:
-        found = ZLIB if plain.is_zlib(head) and head[4:8] != bytes(4) else NONE
+        found = ZLIB if decompress.is_zlib(head) and head[4:8] != bytes(4) else NONE
     if found not in COMPRESSIONS:
         raise SourceError(f"{path} is compressed with {found}; TFRecord files are read plain, of gzip or of zlib")
     if compression not in ("auto", found) and head:
@@ -46,7 +47,7 @@ def fault_of(path: str, packing: str) -> str:
     TensorFlow takes a file that is torn between two records for a whole one, and names none in its errors.
     """
     try:
-        stamp = path, plain.stamp(path)
+        stamp = path, decompress.stamp(path)
         if stamp not in _sound and packing != NONE:
             _unpack(path, packing)
             _sound.add(stamp)

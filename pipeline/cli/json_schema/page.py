@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.cli import mistakes
+from pipeline.cli import error_output
 from pipeline.cli.command_reference import every_command
 from pipeline.cli.json_schema import RESULTS
 from pipeline.cli.json_schema.parts import Schema
@@ -49,7 +49,7 @@ whose model is not pushed, standard output holds the result and standard error t
 
 def page() -> str:
     """Returns the page."""
-    kinds = [f"| `{kind}` | {code} | {meaning} |" for kind, code, meaning in mistakes.kinds()]
+    kinds = [f"| `{kind}` | {code} | {meaning} |" for kind, code, meaning in error_output.kinds()]
     parts = [f"{_INTRODUCTION}" + "\n".join(kinds), _CHECKS.strip("\n")]
     known: dict[int, str] = {}
     for command in commands():

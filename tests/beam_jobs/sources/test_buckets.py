@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from beam_jobs.dry_run import estimate
-from beam_jobs.engines.local import Options as LocalEngine
 from beam_jobs.errors import OptionError, SourceError
-from beam_jobs.fingerprint import source_fingerprint
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
+from beam_jobs.runners.local import Options as LocalEngine
 from beam_jobs.sources import open_source
-from beam_jobs.sources.buckets import allowed, bucket_of
+from beam_jobs.sources.allowed_buckets import allowed, bucket_of
+from beam_jobs.sources.fingerprint import source_fingerprint
+from beam_jobs.stages.dry_run import estimate
 from tests.beam_jobs import s3_server
 from tests.make_images import png
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
 
-from beam_jobs import tables
-from beam_jobs.annotations import check, record_objects
+from beam_jobs.dataset import schemas
 from beam_jobs.errors import SourceError
-from beam_jobs.geometry import geometry
+from beam_jobs.images.annotations import check, record_objects
+from beam_jobs.images.geometry import geometry
 from beam_jobs.options import PixelOptions, TableColumns
 from beam_jobs.sources import open_source
 from beam_jobs.sources.coco import CocoSource
@@ -99,7 +99,7 @@ def test_masks_come_out_as_pycocotools_draws_them(coco, segmentation, crowd):
     import tensorflow as tf
 
     (ref,) = coco(document(annotations=[annotation(segmentation=segmentation, iscrowd=crowd)])).entries()
-    said = tables.annotations_of(tables.ref_row(ref)["annotations"])
+    said = schemas.annotations_of(schemas.ref_row(ref)["annotations"])
     check(said, HEIGHT, WIDTH)
     (found,) = record_objects(said, geometry(PixelOptions(), HEIGHT, WIDTH), {"dog": 0})
     drawn = segmentation

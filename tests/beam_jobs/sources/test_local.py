@@ -5,7 +5,7 @@ import os
 import pytest
 
 from beam_jobs.errors import BadImage, RejectReason
-from beam_jobs.sources.local import leaves, printable, reference, regular_file, scan_reject
+from beam_jobs.sources.base import leaves, printable, reference, regular_file, scan_reject
 from beam_jobs.types import ImageRef, Reject
 
 REF = ImageRef(key="cat/a.jpg", uri="cat/a.jpg", label="cat")

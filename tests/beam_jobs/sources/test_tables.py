@@ -12,8 +12,8 @@ import pytest
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources import lines, open_source
-from beam_jobs.sources.rows import RowReader
-from beam_jobs.sources.tables import CsvTable, JsonlTable
+from beam_jobs.sources.row_reader import RowReader
+from beam_jobs.sources.table import CsvTable, JsonlTable
 from beam_jobs.types import Annotations, ImageRef
 from tests.beam_jobs.make_rows import make_options
 

@@ -10,8 +10,9 @@ import threading
 
 import pytest
 
-from beam_jobs import storage, stores
-from beam_jobs.stores import gcs, google_login, s3
+from beam_jobs import storage
+from beam_jobs.storage import object_stores
+from beam_jobs.storage.object_stores import gcs, google_login, s3
 from tests.beam_jobs import gcs_server
 from tests.command import feedline
 
@@ -55,7 +56,7 @@ def test_a_metadata_server_that_says_nothing_is_not_waited_for(nobody, monkeypat
     """Only a process of its own can be told where the server is."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = f"127.0.0.1:{silent.getsockname()[1]}"
-        asks = "from beam_jobs.stores import google_login as g; g._WAIT_S = 1.0; print(g.missing())"
+        asks = "from beam_jobs.storage.object_stores import google_login as g; g._WAIT_S = 1.0; print(g.missing())"
         done = subprocess.run(
             [sys.executable, "-c", asks],
             env={**os.environ, "NO_GCE_CHECK": "false", "GCE_METADATA_IP": place, "GCE_METADATA_TIMEOUT": "600"},
@@ -101,8 +102,8 @@ def test_credentials_of_the_pipeline_will_do_for_s3(nobody, monkeypatch):
 @pytest.mark.parametrize(("scheme", "extra"), [("s3", "aws"), ("gs", "gcp")])
 def test_a_client_that_is_not_installed_is_said_with_the_command(scheme, extra, monkeypatch):
     name = {"s3": "s3", "gs": "gcs"}[scheme]
-    monkeypatch.setitem(sys.modules, f"beam_jobs.stores.{name}", None)
-    monkeypatch.delattr(stores, name)
+    monkeypatch.setitem(sys.modules, f"beam_jobs.storage.object_stores.{name}", None)
+    monkeypatch.delattr(object_stores, name)
     with pytest.raises(
         OSError, match=rf"in the checkout of Feedline: pip install -c constraints/(current|legacy).txt '.\[{extra}\]'$"
     ):

@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from beam_jobs import storage, stores
+from beam_jobs import storage
+from beam_jobs.storage import object_stores
 from tests.beam_jobs import gcs_server
 
 pytest.importorskip("google.cloud.storage")
 
 from google.cloud.storage.retry import DEFAULT_RETRY
 
-from beam_jobs.stores import gcs
+from beam_jobs.storage.object_stores import gcs
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_streams_are_read_and_moved_about_in(server):
 
 
 def test_what_is_written_is_there(server):
-    with stores.create("gs://bucket/d/x") as stream:
+    with object_stores.create("gs://bucket/d/x") as stream:
         stream.write(b"data")
     assert server.objects == {"d/x": b"data"}
     assert storage.exists("gs://bucket/d/x")

@@ -18,20 +18,21 @@ import tensorflow_transform as tft
 from tfx import v1 as tfx
 from tfx.orchestration.local.local_dag_runner import LocalDagRunner
 
-from beam_jobs import manifest, record
+from beam_jobs.dataset import manifest, record
 from beam_jobs.options import IngestOptions, TableColumns
 from components.blessed_model.component import blessed_model
 from components.evaluation import load_evaluation
 from components.evaluation.config import evaluation_config
 from components.evaluation.options import EvaluateOptions
 from components.image_example_gen.component import ImageExampleGen
-from pipeline.history import newest_run, open_store
+from pipeline.runs.history import newest_run, open_store
 from tests.make_images import crop, encode
-from trainer import columns, run_fn
-from trainer.columns import TransformOptions
+from trainer import run_fn
+from trainer.input import columns
+from trainer.input.columns import TransformOptions
 from trainer.options import InputOptions, TrainerConfig
-from trainer.serving import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBABILITIES
-from trainer.train_options import TrainOptions
+from trainer.serving.export import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBABILITIES
+from trainer.training.options import TrainOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 COLUMNS = TransformOptions(columns={"camera": "vocabulary(5)", "iso": "scale"})
@@ -75,7 +76,7 @@ def build(root: Path, seed: int) -> tfx.dsl.Pipeline:
     transform = tfx.components.Transform(
         examples=examples,
         schema=schema.outputs["schema"],
-        preprocessing_fn="trainer.preprocessing.preprocessing_fn",
+        preprocessing_fn="trainer.serving.preprocessing.preprocessing_fn",
         materialize=False,
         splits_config=tfx.proto.SplitsConfig(analyze=["train"]),
         disable_statistics=True,

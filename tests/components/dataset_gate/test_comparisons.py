@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy.spatial.distance import jensenshannon
 
-from beam_jobs import tables
+from beam_jobs.dataset import schemas
 from components.dataset_gate.comparisons import _median, drift, skew
 from components.dataset_gate.dataset import load
 from components.dataset_gate.limits import GateLimits
@@ -25,7 +25,7 @@ def direct(one: pd.Series, other: pd.Series) -> float:
 
 @pytest.mark.parametrize("name", ["sound", "columns", "bright eval", "one class in eval", "small images"])
 def test_every_comparison_equals_a_pandas_computation_on_the_table(library, name):
-    table = tables.read(str(library.path(name) / "images.parquet")).to_pandas()
+    table = schemas.read(str(library.path(name) / "images.parquet")).to_pandas()
     mean = np.stack(table["mean_rgb"])
     table["image/brightness"] = mean.astype(float).mean(axis=1)
     for place, colour in enumerate(("red", "green", "blue")):

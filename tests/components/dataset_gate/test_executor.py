@@ -12,7 +12,7 @@ from tfx.components.example_validator.executor import Executor as ExampleValidat
 from tfx.types import artifact_utils, standard_artifacts, standard_component_specs
 from tfx.utils import io_utils
 
-from beam_jobs import manifest
+from beam_jobs.dataset import manifest
 from beam_jobs.errors import GateFailed
 from components.artifacts import DatasetVerdict
 from components.dataset_gate.executor import Executor, load_anomalies, load_baseline

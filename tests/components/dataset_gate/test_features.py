@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from beam_jobs import tables
+from beam_jobs.dataset import schemas
 from components.dataset_gate.features import features
 from components.dataset_gate.names import FACTS, full_name, is_feature, short_name
 
@@ -21,7 +21,7 @@ def images(extra=("{}",), labels=("a",), annotations=None) -> pa.Table:
         "extra": list(extra) * (count // len(extra)),
         "annotations": annotations or [""] * count,
     }
-    return pa.table({name: pa.array(values, tables.IMAGES.field(name).type) for name, values in columns.items()})
+    return pa.table({name: pa.array(values, schemas.IMAGES.field(name).type) for name, values in columns.items()})
 
 
 def values_of(feature) -> list:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from beam_jobs import manifest, tables
+from beam_jobs.dataset import manifest, schemas
 from beam_jobs.errors import OptionError
 from beam_jobs.options import PixelOptions
 from components.dataset_report.augmentation import DRAWS, augmentation, seen
@@ -15,13 +15,13 @@ from tests.make_images import jpeg
 
 def view(made, **options):
     dataset = manifest.load(str(made))
-    images = Images(tables.read_published(str(made / "images.parquet")), dataset)
+    images = Images(schemas.read_published(str(made / "images.parquet")), dataset)
     return augmentation(images, Album(str(made), dataset), options)
 
 
 def records(made) -> dict[str, dict]:
     dataset = manifest.load(str(made))
-    images = Images(tables.read_published(str(made / "images.parquet")), dataset)
+    images = Images(schemas.read_published(str(made / "images.parquet")), dataset)
     album = Album(str(made), dataset)
     rows = [images.row(index) for index in range(images.table.num_rows)]
     return {row["key"]: album.values(row) for row in rows if row["split"] == "train"}
@@ -32,11 +32,11 @@ def records(made) -> dict[str, dict]:
     [(PixelOptions(), ""), (PixelOptions(policy="raw", side_px=40), ""), (PixelOptions(), "decode|resize(32)|flip")],
 )
 def test_the_preview_is_what_the_trainer_feeds_the_model(tmp_path, pixel_options, ops):
+    from trainer.input.position import Position
+    from trainer.input.stored_pixels import stored_ops
     from trainer.input_fn import evaluation_ops, make_dataset
     from trainer.ops import parse_ops
     from trainer.options import InputOptions
-    from trainer.position import Position
-    from trainer.raw import stored_ops
 
     made = ingest(tmp_path, {f"a/{seed}.jpg": jpeg(seed) for seed in range(5)}, pixels=pixel_options)
     options = InputOptions(image_side_px=32, batch_size=1, train_ops=ops, seed=7)

@@ -5,7 +5,7 @@ import io
 import pytest
 from PIL import Image
 
-from beam_jobs import manifest, tables
+from beam_jobs.dataset import manifest, schemas
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
 from components.dataset_report.duplicates import ROOM_BYTES, duplicates
@@ -17,7 +17,7 @@ from tests.make_images import crop, png
 
 def found_in(made, column="cluster", room=None):
     dataset = manifest.load(str(made))
-    images = Images(tables.read_published(str(made / "images.parquet")), dataset)
+    images = Images(schemas.read_published(str(made / "images.parquet")), dataset)
     return duplicates(images, Album(str(made), dataset), column, Room(ROOM_BYTES if room is None else room))
 
 

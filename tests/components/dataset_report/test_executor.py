@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tfx.types import standard_artifacts
 
-from beam_jobs import manifest
+from beam_jobs.dataset import manifest
 from beam_jobs.errors import CorruptDataset
 from components.artifacts import DatasetVerdict, HtmlReport
 from components.dataset_report.executor import Executor

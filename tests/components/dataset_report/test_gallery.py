@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from beam_jobs import manifest, record, tables
+from beam_jobs.dataset import manifest, record, schemas
 from beam_jobs.errors import CorruptDataset
 from components.dataset_report import gallery as module
 from components.dataset_report.balance import balance
@@ -19,7 +19,7 @@ from tests.make_images import encode, png
 
 def gallery_of(made):
     dataset = manifest.load(str(made))
-    images = Images(tables.read_published(str(made / "images.parquet")), dataset)
+    images = Images(schemas.read_published(str(made / "images.parquet")), dataset)
     return gallery(images, Album(str(made), dataset))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from beam_jobs import manifest, tables
+from beam_jobs.dataset import manifest, schemas
 from components.dataset_report.histograms import HEIGHT, WIDTH, distributions, histogram, top_values
 from components.dataset_report.images import Images
 
@@ -23,7 +23,7 @@ def heights_of(line) -> list[float]:
 
 
 def images_of(dataset) -> Images:
-    return Images(tables.read_published(str(dataset / "images.parquet")), manifest.load(str(dataset)))
+    return Images(schemas.read_published(str(dataset / "images.parquet")), manifest.load(str(dataset)))
 
 
 def test_every_value_is_counted_once_in_its_bin():
@@ -93,7 +93,7 @@ def test_the_charts_of_a_dataset_count_its_images(dataset):
     for chart in found.numbers:
         for split, info in made.splits.items():
             assert sum(counts_of(chart, split)) == info.records
-    table = tables.read_published(str(dataset / "images.parquet")).to_pydict()
+    table = schemas.read_published(str(dataset / "images.parquet")).to_pydict()
     columns = zip(table["split"], table["height"], table["width"], strict=True)
     sides = [min(height, width) for split, height, width in columns if split == "train"]
     assert found.numbers[0].lines[0].low == str(min(sides))

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from beam_jobs import manifest, tables
+from beam_jobs.dataset import manifest, schemas
 from beam_jobs.errors import OptionError
 from beam_jobs.options import PixelOptions
 from components.dataset_report.evaluated import confusion, evaluated, measure
@@ -16,9 +16,9 @@ from components.dataset_report.pictures import Album
 from components.evaluation import Accuracy, Evaluation, load_evaluation
 from tests.components.dataset_report.page import ingest
 from tests.make_images import encode, png
+from trainer.input.stored_pixels import DecodeRaw
 from trainer.ops import parse_ops
-from trainer.raw import DecodeRaw
-from trainer.serving import export
+from trainer.serving.export import export
 
 LEVELS = {"bright": 200, "dark": 20}
 
@@ -41,7 +41,7 @@ def bright_or_dark(tmp_path_factory):
 
 
 def images_of(made) -> Images:
-    return Images(tables.read_published(str(made / "images.parquet")), manifest.load(str(made)))
+    return Images(schemas.read_published(str(made / "images.parquet")), manifest.load(str(made)))
 
 
 def predictions(true: list[int], said: list[int], certainty: list[float], classes: int = 3) -> Predictions:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from beam_jobs import manifest, tables
+from beam_jobs.dataset import manifest, schemas
 from components.dataset_report.render import render
 from components.dataset_report.run_details import ArtifactDetail, RunDetails, StepDetail
 from components.evaluation import Accuracy, Evaluation
@@ -32,8 +32,8 @@ def enlarged(tmp_path_factory):
     dataset = manifest.load(str(made))
     labels = [f"{index:04d}{HEAVY}" for index in range(CLASSES)]
     columns = json.dumps({f"{index}{HEAVY}": HEAVY for index in range(12)})
-    rows = tables.read_published(str(made / "images.parquet")).to_pylist()
-    tables.write(
+    rows = schemas.read_published(str(made / "images.parquet")).to_pylist()
+    schemas.write(
         str(made / "images.parquet"),
         [
             {
@@ -46,13 +46,13 @@ def enlarged(tmp_path_factory):
             }
             for index in range(IMAGES)
         ],
-        tables.IMAGES,
+        schemas.IMAGES,
     )
     reject = {"uri": "x", "stage": "examine", "bytes": 5, "detail": HEAVY}
-    tables.write(
+    schemas.write(
         str(made / "rejects.parquet"),
         [{**reject, "key": f"{index}{HEAVY}", "reason": f"reason{index % 22}"} for index in range(REJECTS)],
-        tables.REJECTS,
+        schemas.REJECTS,
     )
     splits = {
         name: replace(info, classes=dict.fromkeys(labels, IMAGES // CLASSES // 2))

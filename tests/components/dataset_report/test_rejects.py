@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from beam_jobs import tables
+from beam_jobs.dataset import schemas
 from components.dataset_report import lenient
 from components.dataset_report.lenient import look
 from components.dataset_report.rejects import rejects
@@ -18,13 +18,13 @@ from tests.make_images import encode, forged_png, jpeg, png
 
 def table_of(rows: list[dict]) -> pa.Table:
     plain = {"uri": "x.png", "stage": "examine", "detail": "why", "bytes": 5}
-    return pa.Table.from_pylist([{**plain, **row} for row in rows], tables.REJECTS)
+    return pa.Table.from_pylist([{**plain, **row} for row in rows], schemas.REJECTS)
 
 
 def test_what_can_still_be_seen_of_a_cut_file_is_shown(tmp_path):
     data = jpeg(0, 60, 80)
     made = ingest(tmp_path, {"a/good.jpg": data, "a/cut.jpg": data[: len(data) * 2 // 3], "a/text.jpg": b"hello"})
-    found = rejects(tables.read_published(str(made / "rejects.parquet")), str(tmp_path / "source"))
+    found = rejects(schemas.read_published(str(made / "rejects.parquet")), str(tmp_path / "source"))
     rows = {row.key: row for row in found.rows}
     assert rows["a/text.jpg"].picture.remark.startswith("not_an_image: ")
     seen = pixels(rows["a/cut.jpg"].picture.url)
@@ -36,7 +36,7 @@ def test_what_can_still_be_seen_of_a_cut_file_is_shown(tmp_path):
 
 def test_without_a_source_nothing_is_opened(tmp_path):
     made = ingest(tmp_path, {"good.png": png(1), "a/x.png": png(2)})
-    found = rejects(tables.read_published(str(made / "rejects.parquet")))
+    found = rejects(schemas.read_published(str(made / "rejects.parquet")))
     assert [(row.reason, row.picture) for row in found.rows] == [("no_label", None)]
     assert not found.looked
 

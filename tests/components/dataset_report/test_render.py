@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from beam_jobs import manifest, tables
+from beam_jobs.dataset import manifest, schemas
+from beam_jobs.dataset.manifest import Remarks
 from beam_jobs.errors import CorruptDataset, SourceError
 from beam_jobs.ingest import run
-from beam_jobs.manifest import Remarks
 from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
 from components.dataset_report.render import render
 from components.dataset_report.run_details import ArtifactDetail, RunDetails, StepDetail
@@ -261,7 +261,7 @@ def test_a_damaged_image_is_named_with_its_place(dataset, damage, message):
 @pytest.mark.parametrize("cell", ["[" * 100_000, "{", "3"])
 def test_a_cell_that_no_ingest_writes_is_a_corrupt_dataset(dataset, cell):
     path = str(dataset / "images.parquet")
-    rows = tables.read(path).to_pylist()
-    tables.write(path, [{**row, "extra": cell} for row in rows], tables.IMAGES)
+    rows = schemas.read(path).to_pylist()
+    schemas.write(path, [{**row, "extra": cell} for row in rows], schemas.IMAGES)
     with pytest.raises(CorruptDataset, match=r"images\.parquet has the cell '.*; write the dataset again"):
         render(str(dataset))

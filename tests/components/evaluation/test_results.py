@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tensorflow_model_analysis.proto import config_pb2
 
-from beam_jobs import manifest
+from beam_jobs.dataset import manifest
 from beam_jobs.errors import CorruptDataset
 from components.evaluation import load_evaluation, wilson_interval
 from components.evaluation.config import evaluation_config

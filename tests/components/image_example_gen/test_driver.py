@@ -11,7 +11,7 @@ from tfx.orchestration import metadata
 from tfx.orchestration.portable import data_types
 from tfx.types import standard_artifacts
 
-from beam_jobs import manifest
+from beam_jobs.dataset import manifest
 from beam_jobs.errors import CorruptDataset, SourceError
 from beam_jobs.options import IngestOptions
 from components.image_example_gen.driver import Driver

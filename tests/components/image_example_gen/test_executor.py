@@ -13,11 +13,12 @@ from tfx.components.util import tfxio_utils
 from tfx.dsl.components.base import base_beam_executor
 from tfx.types import artifact_utils, standard_artifacts
 
-from beam_jobs import manifest, record, sealed, tables
+from beam_jobs.dataset import manifest, record, schemas
+from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import SourceChanged, TooManyRejects
-from beam_jobs.fingerprint import dataset_fingerprint
 from beam_jobs.options import IngestOptions
-from beam_jobs.verify import verify
+from beam_jobs.sources.fingerprint import dataset_fingerprint
+from beam_jobs.storage import checksummed_json
 from components.image_example_gen.executor import Executor
 from tests.components.conftest import BEAM_ARGS
 
@@ -83,14 +84,14 @@ def test_what_a_failed_attempt_examined_is_taken_up_by_the_next_one(photos, tmp_
     # TFX would remove the directory of the attempt now; the work beside it stays, facts of good images included.
     (work,) = (tmp_path / "attempts").glob(".work-*")
     (facts,) = (work / "examined").glob("facts-*.parquet")
-    rows = tables.read(str(facts)).to_pylist()
+    rows = schemas.read(str(facts)).to_pylist()
     for row in rows:
         row["mean_rgb"] = [1.0, 2.0, 3.0]  # a mark that only taking up the file can carry on
-    checksum = tables.write(str(facts), rows, tables.EXAMINED)
+    checksum = schemas.write(str(facts), rows, schemas.EXAMINED)
     (marker,) = (work / "examined").glob("done-*.json")
-    values = sealed.read(str(marker))
+    values = checksummed_json.read(str(marker))
     files = {**values["files"], facts.name: checksum}
-    sealed.Attempt(str(marker)).seal({**values, "files": files}, lambda: None)
+    checksummed_json.Attempt(str(marker)).seal({**values, "files": files}, lambda: None)
     (tmp_path / "attempts" / ".work-older").mkdir()
     examples = do(source, tmp_path / "attempts", max_reject_ratio=0.1)
     assert manifest.load(examples.uri).channels.mean_rgb == (1.0, 2.0, 3.0)

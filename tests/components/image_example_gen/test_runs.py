@@ -14,13 +14,14 @@ from tfx.dsl.components.base import executor_spec
 from tfx.orchestration.local.local_dag_runner import LocalDagRunner
 from tfx.types import artifact_utils, standard_artifacts
 
-from beam_jobs import ingest, manifest
+from beam_jobs import ingest
+from beam_jobs.dataset import manifest
+from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import CorruptDataset, DataError
 from beam_jobs.options import IngestOptions
-from beam_jobs.verify import verify
 from components.image_example_gen.component import ImageExampleGen
 from components.image_example_gen.executor import Executor
-from pipeline.history import newest_run, open_store
+from pipeline.runs.history import newest_run, open_store
 from tests.components.conftest import BEAM_ARGS
 from tests.make_images import jpeg
 

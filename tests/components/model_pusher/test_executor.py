@@ -12,7 +12,7 @@ from tfx.types import standard_artifacts
 
 from beam_jobs import storage
 from components.model_pusher.executor import Executor, publish, push
-from trainer.progress import DIVERGED_NAME
+from trainer.training.progress import DIVERGED_NAME
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -11,7 +11,7 @@ from tfx.dsl.components.base import base_component, base_executor, executor_spec
 from tfx.types import artifact_utils, standard_artifacts
 from tfx.types.component_spec import ChannelParameter, ExecutionParameter
 
-from beam_jobs import manifest
+from beam_jobs.dataset import manifest
 
 
 class Executor(base_executor.BaseExecutor):

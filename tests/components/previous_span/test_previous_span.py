@@ -13,7 +13,7 @@ from tfx import types
 from tfx import v1 as tfx
 from tfx.types import standard_artifacts
 
-from beam_jobs import manifest
+from beam_jobs.dataset import manifest
 from beam_jobs.errors import GateFailed
 from beam_jobs.ingest import run as ingest
 from beam_jobs.options import IngestOptions
@@ -21,7 +21,7 @@ from components.dataset_gate.component import DatasetGate
 from components.dataset_gate.limits import GateLimits
 from components.previous_span.resolver import previous_examples
 from components.previous_span.strategy import PreviousSpanStrategy
-from pipeline.history import newest_run, open_store
+from pipeline.runs.history import newest_run, open_store
 from tests.components.previous_span.emitter import Emitter
 from tests.make_images import crop, encode
 

@@ -5,7 +5,7 @@ from tfx import types
 from tfx.types import artifact_utils, standard_artifacts
 from tfx.utils import io_utils
 
-from beam_jobs import manifest
+from beam_jobs.dataset import manifest
 from components.schema import files
 from components.schema.component import InferredSchema
 from components.schema.executor import Executor

@@ -13,7 +13,8 @@ from tfx.components.example_validator.executor import Executor as ExampleValidat
 from tfx.types import artifact_utils, standard_artifacts, standard_component_specs
 from tfx.utils import io_utils
 
-from beam_jobs import ingest, manifest
+from beam_jobs import ingest
+from beam_jobs.dataset import manifest
 from beam_jobs.errors import SourceError
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
 from components.schema import files

@@ -7,7 +7,7 @@ from google.protobuf import text_format
 from tensorflow_metadata.proto.v0 import schema_pb2
 
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
-from beam_jobs.publish import described
+from beam_jobs.stages.publish import described
 from components.schema.known import Real, Values, Whole, describe, domains_of
 from tests.components.conftest import manifest_of
 

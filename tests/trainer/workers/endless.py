@@ -8,13 +8,13 @@ from beam_jobs.errors import FeedlineError
 
 
 def main() -> None:
-    from trainer.strategy import distribute, make_strategy
+    from trainer.training.strategy import distribute, make_strategy
 
     strategy = make_strategy("multi_worker")  # before any module makes a tensor
     import keras
     import tensorflow as tf
 
-    from trainer.fit import fit
+    from trainer.training.fit import fit
 
     with strategy.scope():
         model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])

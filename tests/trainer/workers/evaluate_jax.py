@@ -10,10 +10,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.evaluate import evaluate
+from trainer.evaluation.evaluate import evaluate
+from trainer.input.position import Host
 from trainer.input_fn import make_dataset
 from trainer.options import InputOptions
-from trainer.position import Host
 
 ALL = Host()
 

@@ -11,12 +11,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer import strategy as strategies
-from trainer.evaluate import Plan, evaluate
-from trainer.fit import fit, make_variables, train_function
+from trainer.evaluation.evaluate import Plan, evaluate
+from trainer.input.position import Host
 from trainer.input_fn import FOREVER, make_dataset
 from trainer.options import InputOptions
-from trainer.position import Host
+from trainer.training import strategy as strategies
+from trainer.training.fit import fit, make_variables, train_function
 
 EPOCHS, STEPS = 2, 5
 EVALUATED = 25

@@ -14,7 +14,7 @@ def main(name: str, path: str, logs: str, result: str, steps_per_execution: str)
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     from tests.trainer.workers import task
-    from trainer.strategy import make_strategy
+    from trainer.training.strategy import make_strategy
 
     strategy = make_strategy(name)  # before any module makes a tensor
     found = task.train(strategy, path, logs, int(steps_per_execution))

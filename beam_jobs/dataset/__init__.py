@@ -1,0 +1,1 @@
+"""A published dataset: records, shards, manifest and tables, and reading them back."""

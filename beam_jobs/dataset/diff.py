@@ -1,0 +1,256 @@
+"""What changed between two published datasets: images, labels, splits, classes, sizes and options.
+
+Everything is said from `dataset.json` and `images.parquet`, column by column: no shard is opened, and no row is looked
+at on its own but for those that are listed. Images are matched by their key; those that are left, by their content, so
+that a file that moved to the folder of another class is one image with another label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from beam_jobs import storage
+from beam_jobs.dataset import diff_facts, manifest, schemas
+from beam_jobs.dataset.diff_facts import ClassChange, FactChange
+from beam_jobs.dataset.manifest import Manifest
+from beam_jobs.errors import CorruptDataset
+
+_COLUMNS = (
+    *("key", "label", "split", "extra", "annotations", "height", "width", "bytes", "sha256", "source_sha256"),
+    *("mean_rgb", "shard"),
+)
+# What `tables` writes of an image with any number of labels; `labels` is the first of the sorted names.
+_LABELS = r'^\{"labels": (?P<labels>null|\[(?:"(?:[^"\\]|\\.)*"(?:, )?)*\])'
+_TYPES = {name: schemas.IMAGES.field(name).type for name in _COLUMNS}
+_LARGE = {pa.string(): pa.large_string()}
+_SHOWN = ("key", "split", "label")
+# How images that only one side has by their key are matched, one way after the other.
+_BY_CONTENT = (("source_sha256", "label"), ("source_sha256",), ("sha256",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """The images of one kind of change.
+
+    Attributes:
+      count: how many there are.
+      images: the first of them by their key; of both sides, each value of the second is named `new_...`.
+    """
+
+    count: int = 0
+    images: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """What changed from one dataset to another.
+
+    Attributes:
+      digests: of both.
+      written: images of both.
+      added: only the second has them, by key and by content.
+      removed: only the first has them.
+      renamed: the same content under another key.
+      relabelled: another label.
+      changed: the same key, other bytes are stored.
+      stored_otherwise: those of `changed` whose source has the same bytes: other options made other bytes of them.
+      moved: another split.
+      annotated: other boxes, masks, weights or columns.
+      classes: of each split, the classes that have another number of images.
+      facts: of each split that both have, how far height, width, bytes and brightness lie apart.
+      options: dotted name -> both values, of options that differ.
+      labels: class names that only the second, or only the first has, and those that have another index.
+    """
+
+    digests: tuple[str, str]
+    written: tuple[int, int]
+    added: Changes = Changes()
+    removed: Changes = Changes()
+    renamed: Changes = Changes()
+    relabelled: Changes = Changes()
+    changed: Changes = Changes()
+    stored_otherwise: int = 0
+    moved: Changes = Changes()
+    annotated: Changes = Changes()
+    classes: Mapping[str, Sequence[ClassChange]] = field(default_factory=dict)
+    facts: Mapping[str, Sequence[FactChange]] = field(default_factory=dict)
+    options: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether both hold the same bytes and were made with the same options."""
+        return self.digests[0] == self.digests[1] and not self.options
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain JSON values."""
+        return {"equal": self.is_equal, **asdict(self)}
+
+
+def diff(old: str, new: str, limit: int = 10) -> Difference:
+    """Compares two published datasets, local or remote.
+
+    Args:
+      old: directory of the first.
+      new: directory of the second.
+      limit: images to list of each kind of change; 0 for all of them.
+
+    Raises:
+      SourceError: one of them is not a published dataset.
+      CorruptDataset: a file of one is damaged.
+    """
+    manifests = manifest.load(old), manifest.load(new)
+    said = Difference(
+        digests=(manifests[0].digest, manifests[1].digest),
+        written=(manifests[0].counts.written, manifests[1].counts.written),
+        options=diff_facts.options(*manifests),
+    )
+    if said.digests[0] == said.digests[1]:
+        return said  # the very same shards and labels
+    sides = [_read(directory, one) for directory, one in zip((old, new), manifests, strict=True)]
+    return replace(
+        said,
+        **_image_changes(sides[0], sides[1], limit),
+        classes=diff_facts.classes(*manifests),
+        labels=diff_facts.labels(*manifests),
+        facts=diff_facts.facts(sides[0], sides[1], manifests),
+    )
+
+
+def _read(directory: str, dataset: Manifest) -> pa.Table:
+    """Returns the images that were written; `label` is that of the image, several as a list in JSON."""
+    path = storage.join(directory, manifest.IMAGES_NAME)
+    images = schemas.read_published(path, _COLUMNS)
+    # Text with long offsets: boxes of a million images can be more than the 2 GB that short ones reach.
+    wanted = pa.schema([(name, _LARGE.get(kind, kind)) for name, kind in _TYPES.items()])
+    if set(images.column_names) != set(_COLUMNS):
+        missing = ", ".join(sorted(set(_COLUMNS) - set(images.column_names)))
+        raise CorruptDataset(f"{path} cannot be used: it has no column {missing}; write the dataset again")
+    try:
+        images = images.select(_COLUMNS).cast(wanted)
+    except pa.ArrowException as error:
+        raise CorruptDataset(f"{path} cannot be used: {error}; write the dataset again") from error
+    images = images.filter(pc.greater_equal(images["shard"], 0))
+    if dataset.label_kind != "multi":
+        return images
+    found = pc.struct_field(pc.extract_regex(images["annotations"], _LABELS), [0])
+    return images.set_column(images.column_names.index("label"), "label", pc.fill_null(found, ""))
+
+
+def _image_changes(old: pa.Table, new: pa.Table, limit: int) -> dict[str, Any]:
+    by_key = _match(old, new, ("key",), np.arange(len(old)), np.arange(len(new)))
+    pairs = [by_key]
+    for columns in _BY_CONTENT:
+        taken = np.concatenate(pairs, axis=1)
+        rest = (np.setdiff1d(np.arange(len(side)), places) for side, places in zip((old, new), taken, strict=True))
+        pairs.append(_match(old, new, columns, *rest))
+    both = np.concatenate(pairs, axis=1)
+    removed, added = (np.setdiff1d(np.arange(len(side)), places) for side, places in zip((old, new), both, strict=True))
+    other_bytes = _differ(old, new, by_key, "sha256")
+    same_source = ~_differ(old, new, by_key[:, other_bytes], "source_sha256")
+    annotated = _annotations_differ(old, new, both) | _differ(old, new, both, "extra")
+    return {
+        "added": _listed(new, added, limit),
+        "removed": _listed(old, removed, limit),
+        "renamed": _listed_pairs(old, new, both[:, by_key.shape[1] :], limit),
+        "relabelled": _listed_pairs(old, new, both[:, _differ(old, new, both, "label")], limit),
+        "changed": _listed_pairs(old, new, by_key[:, other_bytes], limit),
+        "stored_otherwise": int(same_source.sum()),
+        "moved": _listed_pairs(old, new, both[:, _differ(old, new, both, "split")], limit),
+        "annotated": _listed_pairs(old, new, both[:, annotated], limit),
+    }
+
+
+def _match(old: pa.Table, new: pa.Table, columns: Sequence[str], some: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Returns pairs of rows that are equal in some columns, each row in one pair at most.
+
+    Of several equal rows, the first is paired with the first, the second with the second.
+
+    Args:
+      old: one table.
+      new: the other.
+      columns: what must be equal.
+      some: rows of the first to choose from, int64.
+      others: rows of the other.
+
+    Returns:
+      int64[2, pairs].
+    """
+    codes = np.zeros(len(some) + len(others), np.int64)
+    for name in columns:
+        values = _codes(old[name].take(pa.array(some)), new[name].take(pa.array(others)))
+        codes = np.unique(codes * (values.max(initial=0) + 1) + values, return_inverse=True)[1]
+    first, second = _ranked(codes[: len(some)]), _ranked(codes[len(some) :])
+    most = max(first[1].max(initial=0), second[1].max(initial=0)) + 1
+    _, left, right = np.intersect1d(
+        first[0] * most + first[1], second[0] * most + second[1], assume_unique=True, return_indices=True
+    )
+    return np.stack([some[left], others[right]]).astype(np.int64)
+
+
+def _ranked(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns codes, and of each row how many equal ones stand before it."""
+    order = np.argsort(codes, kind="stable")
+    ordered = codes[order]
+    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])) if len(codes) else np.empty(0, np.int64)
+    ranks = np.empty(len(codes), np.int64)
+    ranks[order] = np.arange(len(codes)) - np.repeat(starts, np.diff(np.append(starts, len(codes))))
+    return codes, ranks
+
+
+def _codes(one: pa.ChunkedArray, other: pa.ChunkedArray) -> np.ndarray:
+    """Returns a number for each value of two columns of text, one after the other; equal for equal values."""
+    both = pc.fill_null(pa.chunked_array([*one.chunks, *other.chunks], pa.large_string()), "")
+    encoded = both.dictionary_encode()  # one dictionary for all chunks
+    return np.concatenate([np.empty(0, np.int64), *(chunk.indices.to_numpy() for chunk in encoded.chunks)]).astype(
+        np.int64
+    )
+
+
+def _differ(old: pa.Table, new: pa.Table, pairs: np.ndarray, column: str) -> np.ndarray:
+    """Returns bool[pairs]: whether the rows of a pair have different values in a column of text."""
+    one, other = (side[column].take(pa.array(rows)) for side, rows in zip((old, new), pairs, strict=True))
+    return _unequal(one, other)
+
+
+def _annotations_differ(old: pa.Table, new: pa.Table, pairs: np.ndarray) -> np.ndarray:
+    """Returns bool[pairs]: whether boxes, masks or weights differ; labels are another matter."""
+    one, other = (
+        pc.replace_substring_regex(side["annotations"].take(pa.array(rows)), _LABELS.replace("?P<labels>", ""), "")
+        for side, rows in zip((old, new), pairs, strict=True)
+    )
+    return _unequal(one, other)
+
+
+def _unequal(one: pa.ChunkedArray, other: pa.ChunkedArray) -> np.ndarray:
+    codes = _codes(one, other)
+    return codes[: len(one)] != codes[len(one) :]
+
+
+def _listed(side: pa.Table, rows: np.ndarray, limit: int) -> Changes:
+    found = side.select(_SHOWN).take(pa.array(_first(side, rows, limit)))
+    return Changes(count=len(rows), images=tuple(found.to_pylist()))
+
+
+def _listed_pairs(old: pa.Table, new: pa.Table, pairs: np.ndarray, limit: int) -> Changes:
+    kept = _first(old, np.arange(pairs.shape[1]), limit, pairs[0])
+    before = old.select(_SHOWN).take(pa.array(pairs[0][kept])).to_pylist()
+    after = new.select(_SHOWN).take(pa.array(pairs[1][kept])).to_pylist()
+    images = (
+        {**one, **{f"new_{name}": value for name, value in other.items()}}
+        for one, other in zip(before, after, strict=True)
+    )
+    return Changes(count=pairs.shape[1], images=tuple(images))
+
+
+def _first(side: pa.Table, items: np.ndarray, limit: int, rows: np.ndarray | None = None) -> np.ndarray:
+    """Returns the items that are listed, in the order of the keys of their rows."""
+    keys = side["key"].take(pa.array(items if rows is None else rows)).combine_chunks()
+    order = pc.sort_indices(keys).to_numpy().astype(np.int64)
+    return items[order[: limit or len(order)]]

@@ -1,0 +1,112 @@
+"""One image of a dataset by its key, and what a dataset knows of its records without reading them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from beam_jobs import storage
+from beam_jobs.dataset import manifest, record, schemas, tfrecord
+from beam_jobs.dataset.manifest import Manifest
+from beam_jobs.errors import CorruptDataset, OptionError
+
+
+def find_record(directory: str, key: str) -> tuple[dict[str, Any], dict[str, list]]:
+    """Reads one image of a dataset: one look into `images.parquet`, one seek into a shard.
+
+    Examples:
+      >>> from beam_jobs import find_record
+      >>> row, record = find_record("dataset", "cat/000.jpg")
+      >>> row["label"], row["height"], row["width"], record["image/class/text"]
+      ('cat', 40, 90, [b'cat'])
+
+    Args:
+      directory: of a published dataset.
+      key: identity of the image.
+
+    Returns:
+      its row of `images.parquet`, and its record as feature name -> values.
+
+    Raises:
+      SourceError: the directory is not a dataset.
+      OptionError: no image of the dataset has this key, or it was dropped as a duplicate.
+      CorruptDataset: the table or the record is damaged.
+    """
+    dataset = manifest.load(directory)
+    images = schemas.read_published(storage.join(directory, manifest.IMAGES_NAME))
+    rows = images.filter(pc.equal(images["key"], pa.scalar(key))).to_pylist()
+    if not rows:
+        raise OptionError(f"{directory} has no image with the key {key!r}; keys are listed in {manifest.IMAGES_NAME}")
+    row = rows[0]
+    if row["shard"] < 0:
+        kind, found = ("a near duplicate", row["near"]) if row["near"] else ("a copy", row["cluster"])
+        raise OptionError(f"the image {key!r} was dropped as {kind}; its duplicate set is {found}")
+    return row, record_of(directory, dataset, row)
+
+
+def record_of(directory: str, dataset: Manifest, row: Mapping[str, Any]) -> dict[str, list]:
+    """Reads the record of a row of `images.parquet` that was written, as feature name -> values.
+
+    Args:
+      directory: of the dataset.
+      dataset: its manifest.
+      row: with `split`, `shard` and `offset`.
+
+    Raises:
+      CorruptDataset: there is no sound record.
+    """
+    from google.protobuf.message import DecodeError
+
+    split, shard, offset = row["split"], row["shard"], row["offset"]
+    listed = dataset.split(split).shards
+    if shard not in range(len(listed)) or offset not in range(listed[shard].bytes):
+        table = storage.join(directory, manifest.IMAGES_NAME)
+        raise CorruptDataset(
+            f"{table} names a record at offset {offset} of shard {shard} of {split}, and there is none"
+        )
+    path = dataset.shard_paths(directory, split)[shard]
+    try:
+        with storage.open_read(path) as stream:
+            return record.decode(tfrecord.read_record_at(stream, path, offset))
+    except OSError as error:
+        raise CorruptDataset(
+            f"{path} cannot be read: {error.strerror or error}; `feedline verify` says more"
+        ) from error
+    except (DecodeError, TypeError, ValueError) as error:
+        raise CorruptDataset(f"{path} has no record of a dataset at offset {offset}: {error}") from error
+
+
+def record_lengths(directory: str, dataset: Manifest) -> Any:
+    """Returns the bytes of every record of a dataset, int64[records]; no shard is opened for them.
+
+    Where a record begins is in `images.parquet`, and so where the one before it ends.
+
+    Args:
+      directory: of the dataset.
+      dataset: its manifest.
+
+    Raises:
+      CorruptDataset: the table is damaged, or is not that of the manifest.
+    """
+    import numpy as np
+
+    path = storage.join(directory, manifest.IMAGES_NAME)
+    images = schemas.read_published(path, ["split", "shard", "offset"])
+    found = [np.empty(0, np.int64)]
+    for split, info in dataset.splits.items():
+        rows = images.filter(pc.equal(images["split"], split))
+        shard, offset = (rows[name].to_numpy().astype(np.int64) for name in ("shard", "offset"))
+        order = np.lexsort((offset, shard))
+        shard, offset = shard[order][shard[order] >= 0], offset[order][shard[order] >= 0]
+        # First, for the count of a forged number takes as much memory as the number says.
+        is_known = not len(shard) or shard.max() < len(info.shards)
+        if not is_known or not np.array_equal(np.bincount(shard), [one.records for one in info.shards]):
+            raise CorruptDataset(f"{path} is not the table of {manifest.MANIFEST_NAME}; write the dataset again")
+        ends = np.append(offset[1:], 0)
+        last = np.flatnonzero(np.append(shard[1:] != shard[:-1], True))
+        ends[last] = [one.bytes for one in info.shards]
+        found.append(ends - offset - tfrecord.OVERHEAD)
+    return np.concatenate(found)

@@ -1,0 +1,255 @@
+"""`dataset.json`: the file that makes a directory a dataset. Written last, by rename; readers trust it alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from beam_jobs import storage
+from beam_jobs.common.wording import plural, some
+from beam_jobs.dataset import shards
+from beam_jobs.dataset.manifest_parts import ChannelStatistics, ImageCounts, Remarks, Shard, SplitInfo
+from beam_jobs.errors import CorruptDataset, OptionError, SourceError
+from beam_jobs.storage import bounded_json
+
+__all__ = [
+    "FORMAT_VERSION",
+    "IMAGES_NAME",
+    "MANIFEST_NAME",
+    "REJECTS_NAME",
+    "TABLE_NAMES",
+    "ChannelStatistics",
+    "ImageCounts",
+    "Manifest",
+    "Remarks",
+    "Shard",
+    "SplitInfo",
+    "checksum_of",
+    "create",
+    "is_published",
+    "load",
+    "serialise",
+    "write",
+]
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "dataset.json"
+IMAGES_NAME = "images.parquet"
+REJECTS_NAME = "rejects.parquet"
+TABLE_NAMES = (IMAGES_NAME, REJECTS_NAME)
+
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """A published dataset.
+
+    Examples:
+      >>> from beam_jobs import load
+      >>> manifest = load("dataset")
+      >>> manifest.labels, sum(split.records for split in manifest.splits.values())
+      (('cat', 'dog'), 48)
+      >>> manifest.shard_paths("dataset", "train")
+      ['dataset/Split-train/data-00000-of-00001.tfrecord']
+      >>> sorted(manifest.split("eval").classes)
+      ['cat', 'dog']
+
+    Attributes:
+      source: the source as it was named; the last part of it for a local one.
+      options: every option of the ingest that shapes the output.
+      options_digest: sha256 of those options.
+      label_kind: what is said of the class of an image, one of `types.LABEL_KINDS`.
+      labels: class names; the index is the label.
+      splits: split name -> its shards.
+      counts: what became of every image.
+      channels: channel statistics of the first split; None when `facts` is `basic`.
+      producer: package -> version that wrote it.
+      tables: name -> sha256, hex, of every other file: `images.parquet`, `rejects.parquet` and what TFDS reads.
+      remarks: what the ingest noticed and went on with; datasets of older releases have none.
+      format_version: version of the disk contract.
+    """
+
+    source: str
+    options: Mapping[str, Any]
+    options_digest: str
+    label_kind: str
+    labels: tuple[str, ...]
+    splits: Mapping[str, SplitInfo]
+    counts: ImageCounts
+    channels: ChannelStatistics | None
+    producer: Mapping[str, str]
+    tables: Mapping[str, str]
+    remarks: Remarks = field(default_factory=Remarks)
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def digest(self) -> str:
+        """Identity of the content: sha256 over labels, splits and shard hashes, hex. Where it lies does not matter."""
+        content = [
+            self.format_version,
+            list(self.labels),
+            [[name, [asdict(shard) for shard in info.shards]] for name, info in self.splits.items()],
+        ]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """One line for each thing that the ingest noticed, or that makes an evaluation less than it seems."""
+        lines = list(self.remarks.warnings)
+        if unsearched := self.counts.near_unsearched:
+            lines.append(
+                f"{plural(unsearched, 'image was', 'images were')} not compared with all others for near duplicates: "
+                "flat images need facts=all, and among thousands that are all but alike the search has a limit"
+            )
+        for name, info in list(self.splits.items())[1:]:
+            if missing := [label for label in self.labels if not info.classes.get(label)]:
+                classes = plural(len(missing), "class", "classes")
+                lines.append(f"split {name} holds no image of {classes}: {some(missing)}")
+        return tuple(lines)
+
+    def split(self, name: str) -> SplitInfo:
+        """Returns one split.
+
+        Raises:
+          OptionError: the dataset has no such split.
+        """
+        if name not in self.splits:
+            raise OptionError(f"the dataset has no split {name!r}; it has {', '.join(self.splits)}")
+        return self.splits[name]
+
+    def shard_paths(self, directory: str, split: str) -> list[str]:
+        """Returns the paths of the shards of a split, in order, for a dataset that lies in `directory`.
+
+        Raises:
+          OptionError: the dataset has no such split.
+        """
+        return [storage.join(directory, shards.split_dir(split), shard.name) for shard in self.split(split).shards]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain JSON values, the content of `dataset.json`: the fields, the digest and a checksum of all."""
+        values = {**asdict(self), "counts": self.counts.to_json(), "digest": self.digest}
+        return {**values, "checksum": checksum_of(values)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Manifest:
+        """Builds a manifest from `to_json` output.
+
+        Raises:
+          KeyError, TypeError, ValueError: a field is missing, unknown or of the wrong shape.
+        """
+        plain = dict(values)
+        checksum = plain.pop("checksum")
+        if checksum_of(plain) != checksum:
+            raise ValueError("its checksum is not that of its content")
+        digest, channels = plain.pop("digest"), plain.pop("channels")
+        manifest = cls(
+            splits={name: SplitInfo.from_json(info) for name, info in plain.pop("splits").items()},
+            labels=tuple(plain.pop("labels")),
+            counts=ImageCounts(**plain.pop("counts")),
+            remarks=Remarks.from_json(plain.pop("remarks")) if "remarks" in plain else Remarks(),
+            channels=None if channels is None else ChannelStatistics.from_json(channels),
+            **plain,
+        )
+        if manifest.digest != digest:
+            raise ValueError(f"its digest is {digest}, its content gives {manifest.digest}")
+        _check_names(manifest)
+        _check_counts(manifest)
+        return manifest
+
+
+def _check_names(manifest: Manifest) -> None:
+    """Raises a `ValueError` for a name that may lead elsewhere: a forged one too becomes that of copies and exports."""
+    for split in manifest.splits:
+        if not split.isidentifier() or not split.isascii():
+            raise ValueError(f"the split {split!r} has no name that an ingest gives")
+    for name in (*manifest.tables, *(shard.name for info in manifest.splits.values() for shard in info.shards)):
+        if not _FILE.fullmatch(name):
+            raise ValueError(f"the file {name!r} has no name that an ingest gives")
+
+
+def _check_counts(manifest: Manifest) -> None:
+    """Raises a `ValueError` for a number of images, records or bytes that is none."""
+    counted = {f"counts.{name}": value for name, value in vars(manifest.counts).items()}
+    for split, info in manifest.splits.items():
+        counted[f"splits.{split}.classes"] = info.classes
+        counted |= {f"{shard.name}.{part}": vars(shard)[part] for shard in info.shards for part in ("records", "bytes")}
+    for name, value in counted.items():
+        for number in value.values() if isinstance(value, Mapping) else (value,):
+            if type(number) is not int or number < 0:
+                raise ValueError(f"{name} holds {number!r:.60}, which is no number")
+
+
+def checksum_of(values: Mapping[str, Any]) -> str:
+    """Returns the checksum, hex, of the content of a `dataset.json` without its own checksum."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def serialise(values: Mapping[str, Any]) -> bytes:
+    """Returns the one way in which values are written to `dataset.json`, so that its every byte can be checked."""
+    # What stands for a byte of a path that is not UTF-8 becomes an escape, which JSON reads as the same again.
+    return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+
+
+def write(manifest: Manifest, directory: str, scratch: str = "") -> None:
+    """Writes `dataset.json` atomically; from then on the directory is a dataset. Idempotent."""
+    storage.write_bytes(storage.join(directory, MANIFEST_NAME), serialise(manifest.to_json()), scratch)
+
+
+def create(manifest: Manifest, directory: str, scratch: str = "") -> bool:
+    """Writes `dataset.json` unless there is one, however many processes try; see `storage.create_exclusive`.
+
+    Returns:
+      whether the directory holds this dataset now.
+    """
+    content = serialise(manifest.to_json())
+    return storage.create_exclusive(storage.join(directory, MANIFEST_NAME), content, scratch)
+
+
+def is_published(directory: str) -> bool:
+    """Returns whether the directory holds a finished dataset."""
+    return storage.exists(storage.join(directory, MANIFEST_NAME))
+
+
+def load(directory: str) -> Manifest:
+    """Reads the manifest of a published dataset.
+
+    Examples:
+      >>> from beam_jobs import load
+      >>> load("dataset").counts.written
+      48
+      >>> load("photos")
+      Traceback (most recent call last):
+      beam_jobs.errors.SourceError: photos is not a dataset: it has no dataset.json; make one with `feedline ingest`
+
+    Args:
+      directory: of the dataset, local or remote (`gs://`, `s3://`).
+
+    Returns:
+      the manifest, whose checksum and digest were right. No shard is opened.
+
+    Raises:
+      SourceError: the directory is not a published dataset, or cannot be read.
+      CorruptDataset: `dataset.json` is damaged or of another format version.
+    """
+    path = storage.join(directory, MANIFEST_NAME)
+    try:
+        if not is_published(directory):
+            raise SourceError(
+                f"{directory} is not a dataset: it has no {MANIFEST_NAME}; make one with `feedline ingest`"
+            )
+        values = bounded_json.read(path)
+        version = values["format_version"]
+        if version != FORMAT_VERSION:
+            raise ValueError(f"its format version is {version!r}, this release reads {FORMAT_VERSION}")
+        return Manifest.from_json(values)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
+    except KeyError as error:
+        raise CorruptDataset(f"{path} cannot be used: it lacks {error}; write the dataset again") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise CorruptDataset(f"{path} cannot be used: {error}; write the dataset again") from error

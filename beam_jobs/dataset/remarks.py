@@ -1,0 +1,122 @@
+"""What an ingest notices and goes on with: sentences and counts for `dataset.json`, the summary and the report."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import unicodedata
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from beam_jobs.common.wording import plural, some
+from beam_jobs.dataset import user_columns
+from beam_jobs.dataset.manifest import Remarks
+from beam_jobs.errors import Float32Loss
+from beam_jobs.images import masks
+from beam_jobs.options import IngestOptions
+from beam_jobs.planning.plan import Plan
+from beam_jobs.sources import Source
+from beam_jobs.sources.archive import TarSource, ZipSource
+from beam_jobs.sources.class_folders import ClassFolders
+from beam_jobs.sources.globs import GlobSource
+from beam_jobs.sources.hidden import HiddenNames
+
+_SHOWN_CLASSES = 8
+_WHITE = 255
+_BY_FOLDER = (ClassFolders, GlobSource, TarSource, ZipSource)  # sources whose first folder names the class
+_SPLIT = re.compile(r"train(ing)?|test(ing)?|val(id(ation)?)?|eval(uation)?|dev|holdout", re.IGNORECASE)
+_BATCH = re.compile(r"(span|batch|day|week|month|part|version|fold|shard|chunk)[-_ ]?\d+", re.IGNORECASE)
+_LARGE_NEAR_SET = 0.05  # share of all images from which a set of near duplicates looks like an accident
+
+
+def of_plan(plan: Plan, source: Source, options: IngestOptions, hidden: HiddenNames) -> Remarks:
+    """Returns what is remarkable about a planned dataset, images of earlier ingests included.
+
+    Args:
+      plan: what will be written.
+      source: of the new images.
+      options: of the ingest.
+      hidden: names that the scan passed over.
+
+    Raises:
+      Float32Loss: a float32 changes a number of a user column, and the options refuse that.
+    """
+    changes = user_columns.float32_changes(_extra_cells(plan))
+    float32 = [column.warning(name) for name, column in changes.items()]
+    if float32 and options.float32_loss == "refuse":
+        raise Float32Loss(f"{'. '.join(float32)}, or set --float32-loss report")
+    return Remarks(
+        warnings=(
+            *_empty_classes(plan, source),
+            *_large_near_set(plan),
+            *float32,
+            *_masks(plan, options),
+            *_class_names(plan, source),
+        ),
+        float32_changes={name: column.changed for name, column in changes.items()},
+        hidden=hidden.count,
+        hidden_names=tuple(hidden.examples),
+    )
+
+
+def _extra_cells(plan: Plan) -> Iterator[str]:
+    """Yields the user columns of every image that is in a shard or will be."""
+    existing = plan.existing.filter(pc.greater_equal(plan.existing["shard"], 0))
+    columns: list[pa.ChunkedArray] = [existing["extra"], *(split.images["extra"] for split in plan.splits)]
+    for chunk in itertools.chain.from_iterable(column.chunks for column in columns):
+        yield from chunk.to_pylist()
+
+
+def _empty_classes(plan: Plan, source: Source) -> Iterator[str]:
+    folders = source.classes() if isinstance(source, ClassFolders) else ()
+    empty = sorted(set(folders) - set(plan.labels))
+    if empty:
+        count = plural(len(empty), "class folder holds", "class folders hold")
+        yield f"{count} no good image, so the dataset has no such class: {some(empty)}"
+
+
+def _large_near_set(plan: Plan) -> Iterator[str]:
+    images = len(plan.existing) + sum(len(split.images) for split in plan.splits)
+    if plan.near_largest > _LARGE_NEAR_SET * images:
+        yield (
+            f"one set of near duplicates holds {plan.near_largest:,} images: chains of images, each a "
+            "little different from the next, ended in one set; a smaller --near-distance takes it apart"
+        )
+
+
+def _masks(plan: Plan, options: IngestOptions) -> Iterator[str]:
+    """Says where 255 counts as a class of the new masks though it probably is none."""
+    cells = {cell for split in plan.splits for cell in pc.unique(split.images["mask_values"]).to_pylist()}
+    values = {int(value) for cell in cells for value in cell.split()}
+    limits = options.limits
+    if limits.mask_classes or limits.mask_ignore == _WHITE or _WHITE not in values or _WHITE - 1 in values:
+        return
+    others = values - {_WHITE}
+    yield (
+        f"255 counts as a class of the masks, beside {f'0 to {max(others)}' if max(others, default=0) else '0 alone'}: "
+        f"{masks.BINARY_OR_IGNORED}"
+    )
+
+
+def _class_names(plan: Plan, source: Source) -> Iterator[str]:
+    if isinstance(source, _BY_FOLDER) and plan.labels:
+        if all(map(_SPLIT.fullmatch, plan.labels)):
+            yield (
+                f"all classes are named like splits ({some(plan.labels)}): the first folder below the source is the "
+                "class; give the folder of one split as the source, or a table with a --split-column"
+            )
+        if all(map(_BATCH.fullmatch, plan.labels)):
+            yield (
+                f"all classes are named like batches ({some(plan.labels)}): the first folder below the source is the "
+                "class; give the folder of one batch as the source, or {SPAN} for its number"
+            )
+    spellings: dict[str, list[str]] = {}
+    for label in plan.labels:
+        spellings.setdefault(unicodedata.normalize("NFC", label).casefold(), []).append(label)
+    alike = [names for _, names in sorted(spellings.items()) if len(names) > 1]
+    if alike:
+        shown = "; ".join(f"{', '.join(map(ascii, names[:-1]))} and {names[-1]!a}" for names in alike[:_SHOWN_CLASSES])
+        more = "; ..." * (len(alike) > _SHOWN_CLASSES)
+        yield f"classes of one name in another spelling: {shown}{more}; each is a class of its own, rename all but one"

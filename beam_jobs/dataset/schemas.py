@@ -1,0 +1,203 @@
+"""Parquet schemas of the tables the ingest reads and writes, and the rows that fill them."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import google_crc32c
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from beam_jobs import storage
+from beam_jobs.errors import CorruptDataset
+from beam_jobs.sources import http_fetch
+from beam_jobs.storage import bounded_json, parquet
+from beam_jobs.types import Annotations, ImageFacts, ImageObject, ImageRef, Reject
+
+# The items of a list are called `item` in the files of every release; newer versions of Arrow write `element`.
+_PARQUET_OPTIONS = {"compression": "zstd", "use_compliant_nested_type": False}
+_STRING, _INT64, _FLOAT = pa.string(), pa.int64(), pa.float32()
+
+REFS = pa.schema(
+    {
+        "key": _STRING,
+        "uri": _STRING,
+        "label": _STRING,
+        "group": _STRING,
+        "split": _STRING,
+        "extra": _STRING,  # JSON: the columns differ between datasets
+        "annotations": _STRING,  # JSON; empty for none
+        "slice": _STRING,
+        "bytes": _INT64,
+        "mtime_ns": _INT64,
+    }.items()
+)
+FACTS = pa.schema(
+    {
+        "format": _STRING,
+        "source_format": _STRING,
+        "height": _INT64,
+        "width": _INT64,
+        "source_height": _INT64,
+        "source_width": _INT64,
+        "channels": _INT64,
+        "bytes": _INT64,
+        "sha256": _STRING,
+        "source_sha256": _STRING,
+        "crc32c": _INT64,
+        "dhash": _INT64,
+        "mean_rgb": pa.list_(_FLOAT),
+        "var_rgb": pa.list_(_FLOAT),
+        "normalised": _STRING,
+        "mask_crc32c": _INT64,
+    }.items()
+)
+_FROM_REF = ("key", "uri", "label", "group", "split", "extra", "annotations")
+# Where a worker finds the stored bytes again, and the values of a mask; of no use once the dataset is published.
+_OF_WORK = pa.schema([("slice", _STRING), ("mask_slice", _STRING), ("mask_values", _STRING)])
+EXAMINED = pa.schema([REFS.field(name) for name in _FROM_REF] + list(FACTS) + list(_OF_WORK))
+REJECTS = pa.schema(
+    {"key": _STRING, "uri": _STRING, "stage": _STRING, "reason": _STRING, "detail": _STRING, "bytes": _INT64}.items()
+)
+# `cluster` and `near` name the sets of equal and of similar images; `label_index` is -1 unless there is one label.
+_FROM_PLAN = pa.schema([pa.field("cluster", _STRING), pa.field("near", _STRING), pa.field("label_index", _INT64)])
+PLANNED = pa.schema([*EXAMINED, *_FROM_PLAN])
+IMAGES = pa.schema(
+    [field for field in PLANNED if field.name not in _OF_WORK.names]
+    + [pa.field("shard", _INT64), pa.field("offset", _INT64)]
+)
+
+
+def ref_row(ref: ImageRef) -> dict[str, Any]:
+    """Returns the row of a reference in a `REFS` table."""
+    # `vars`, not `asdict`, which copies every value deeply under the lock that the decoding threads wait for.
+    extra = json.dumps(dict(ref.extra), sort_keys=True, ensure_ascii=False) if ref.extra else "{}"
+    return {**vars(ref), "extra": extra, "annotations": _annotations_text(ref.annotations)}
+
+
+def ref_of(row: Mapping[str, Any]) -> ImageRef:
+    """Returns the reference in a row of a `REFS` table; the inverse of `ref_row`."""
+    return ImageRef(**{**row, "extra": json.loads(row["extra"]), "annotations": annotations_of(row["annotations"])})
+
+
+def cell(text: str) -> dict[str, Any]:
+    """Returns the object in a cell of JSON of a published table.
+
+    Raises:
+      CorruptDataset: it is none, or deeper than an ingest writes it.
+    """
+    try:
+        values = bounded_json.parse(text)
+        if not isinstance(values, dict):
+            raise ValueError("it is no object")
+    except (TypeError, ValueError) as error:
+        raise CorruptDataset(f"images.parquet has the cell {text!r:.60}: {error}; write the dataset again") from error
+    return values
+
+
+def annotations_of(text: str) -> Annotations | None:
+    """Returns the annotations in a cell of a table; None for an empty one.
+
+    Raises:
+      CorruptDataset: it holds something else.
+    """
+    if not text:
+        return None
+    try:
+        return _annotations(cell(text))
+    except (KeyError, TypeError) as error:
+        raise CorruptDataset(f"images.parquet has the annotations {text!r:.60}; write the dataset again") from error
+
+
+def _annotations(values: dict[str, Any]) -> Annotations:
+    if values["labels"] is not None:
+        values["labels"] = tuple(values["labels"])
+    if values["size"] is not None:
+        values["size"] = tuple(values["size"])
+    if values["objects"] is not None:
+        values["objects"] = tuple(ImageObject(**{**item, "bbox": tuple(item["bbox"])}) for item in values["objects"])
+    return Annotations(**values)
+
+
+def examined_row(
+    ref: ImageRef, facts: ImageFacts, places: tuple[str, str] = ("", ""), mask_values: Sequence[int] = ()
+) -> dict[str, Any]:
+    """Returns the row of a good image in an `EXAMINED` table.
+
+    Args:
+      ref: the image.
+      facts: what is known of it.
+      places: slices that hold the stored bytes and the stored mask; empty for files of their own.
+      mask_values: class indices that occur in its mask.
+    """
+    mask = ref.annotations and ref.annotations.mask
+    said = replace(ref.annotations, mask=http_fetch.unsigned(mask)) if ref.annotations and mask else ref.annotations
+    row = ref_row(replace(ref, uri=http_fetch.unsigned(ref.uri), annotations=said))
+    work = {"slice": places[0], "mask_slice": places[1], "mask_values": " ".join(map(str, mask_values))}
+    return {**{name: row[name] for name in _FROM_REF}, **vars(facts), **work}
+
+
+def facts_of(row: Mapping[str, Any]) -> ImageFacts:
+    """Returns the facts in a row of an `EXAMINED`, `PLANNED` or `IMAGES` table."""
+    values = {name: row[name] for name in FACTS.names}
+    return ImageFacts(**{**values, "mean_rgb": tuple(values["mean_rgb"]), "var_rgb": tuple(values["var_rgb"])})
+
+
+def reject_row(reject: Reject) -> dict[str, Any]:
+    """Returns the row of a reject in a `REJECTS` table."""
+    return {**vars(reject), "uri": http_fetch.unsigned(reject.uri)}
+
+
+def write(path: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> int:
+    """Writes rows as a Parquet file, atomically, and returns the crc32c of its bytes."""
+    stream = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(list(rows), schema), stream, **_PARQUET_OPTIONS)
+    storage.write_bytes(path, stream.getvalue())
+    return google_crc32c.value(stream.getvalue())
+
+
+def write_table(path: str, table: pa.Table, scratch: str = "", durable: bool = True) -> None:
+    """Writes a table as a Parquet file, atomically; equal tables give equal bytes. See `storage.atomic_writer`."""
+    with storage.atomic_writer(path, scratch, durable) as stream:
+        pq.write_table(table, stream, **_PARQUET_OPTIONS)
+
+
+def read(path: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """Reads a Parquet file, or some columns of it.
+
+    Raises:
+      OSError: the file is missing.
+      pyarrow.ArrowInvalid: it is not Parquet.
+    """
+    # `read_table`, and Arrow's own threads, abort every other process that ends soon after ("terminate called").
+    return pq.ParquetFile(io.BytesIO(storage.read_bytes(path))).read(columns, use_threads=False)
+
+
+def read_published(path: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """Reads a table of a published dataset, or some columns of it; see `parquet.read` for how large it may be.
+
+    Raises:
+      CorruptDataset: it is missing, damaged or over a limit.
+    """
+    try:
+        return parquet.read(storage.read_bytes(path), columns)
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        raise CorruptDataset(f"{path} cannot be read: {error}; write the dataset again") from error
+
+
+def _annotations_text(annotations: Annotations | None) -> str:
+    if annotations is None:
+        return ""
+    objects = annotations.objects
+    values = {**vars(annotations), "objects": None if objects is None else [vars(item) for item in objects]}
+    return json.dumps(values, sort_keys=True, ensure_ascii=False)
+
+
+def concat(paths: Iterable[str], schema: pa.Schema) -> pa.Table:
+    """Reads files of one schema into one table; empty when there are none."""
+    tables = [read(path) for path in paths]
+    return pa.concat_tables(tables) if tables else schema.empty_table()

@@ -1,0 +1,169 @@
+"""What TensorFlow Datasets reads of a dataset: with these files beside it, `tfds.builder_from_directory` opens it.
+
+DIR/features.json                   the features of a record
+DIR/image-class-label.labels.txt    the class names, one a line
+DIR/dataset_info.json               the splits and where their shards lie
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from beam_jobs.dataset import record, shards
+from beam_jobs.dataset.manifest import SplitInfo
+
+FEATURES_NAME = "features.json"
+INFO_NAME = "dataset_info.json"
+LABELS_NAME = "image-class-label.labels.txt"
+OBJECT_LABELS_NAME = "image-object-class-label.labels.txt"
+
+NAMES = (FEATURES_NAME, INFO_NAME, LABELS_NAME, OBJECT_LABELS_NAME)
+
+_CORE = "tensorflow_datasets.core.features."
+_Feature = dict[str, Any]
+
+
+def _tensor(dtype: str, *shape: int) -> _Feature:
+    dimensions = {"dimensions": [str(size) for size in shape]} if shape else {}
+    kind = "tensor_feature.Tensor" if shape else "scalar.Scalar"
+    return {"pythonClassName": _CORE + kind, "tensor": {"dtype": dtype, "encoding": "none", "shape": dimensions}}
+
+
+def _sequence(feature: _Feature) -> _Feature:
+    return {
+        "pythonClassName": _CORE + "sequence_feature.Sequence",
+        "sequence": {"feature": feature, "length": "-1"},
+    }
+
+
+def _image(channels: int) -> _Feature:
+    shape = {"dimensions": ["-1", "-1", str(channels)]}
+    return {"pythonClassName": _CORE + "image_feature.Image", "image": {"dtype": "uint8", "shape": shape}}
+
+
+def _class_label(count: int) -> _Feature:
+    return {
+        "pythonClassName": _CORE + "class_label_feature.ClassLabel",
+        "classLabel": {"numClasses": str(count)},
+    }
+
+
+_TEXT: _Feature = {"pythonClassName": _CORE + "text_feature.Text", "text": {}}
+_INT64, _FLOAT = _tensor("int64"), _tensor("float32")
+_EXTRA = {int: _INT64, float: _FLOAT, str: _TEXT}
+
+
+def files(
+    splits: Mapping[str, SplitInfo], labels: tuple[str, ...], features: Mapping[str, _Feature], name: str
+) -> dict[str, bytes]:
+    """Returns file name -> content of the files beside a dataset.
+
+    Args:
+      splits: of the dataset.
+      labels: class names.
+      features: name -> feature, see `features_of`.
+      name: what to call the dataset.
+    """
+    written = {
+        FEATURES_NAME: _json(_nested(features)),
+        INFO_NAME: _json(_info(splits, name)),
+    }
+    listed = "".join(f"{' '.join(label.split())}\n" for label in labels).encode()  # a line each, whatever is in them
+    for feature, file_name in ((record.LABEL, LABELS_NAME), (record.OBJECT_PREFIX + "class/label", OBJECT_LABELS_NAME)):
+        if feature in features:
+            written[file_name] = listed
+    return written
+
+
+def features_of(
+    *, label_kind: str, labels: int, raw: bool, moments: bool, parts: frozenset[str], extra: Mapping[str, type]
+) -> dict[str, _Feature]:
+    """Returns record feature -> TFDS feature.
+
+    Args:
+      label_kind: one of `types.LABEL_KINDS`.
+      labels: number of classes.
+      raw: whether images are stored as pixels; they are read as bytes then.
+      moments: whether records hold the moments of the channels, and the brightness.
+      parts: which of `objects`, `mask` and `weight` records hold.
+      extra: user column -> int, float or str; read as lists, because a cell may be empty.
+    """
+    found: dict[str, _Feature] = {
+        record.ENCODED: _TEXT if raw else _image(3),
+        **dict.fromkeys((record.FORMAT, record.FILENAME, record.SOURCE_URI, record.SHA256), _TEXT),
+        **dict.fromkeys((record.HEIGHT, record.WIDTH, record.CHANNELS, record.BYTES), _INT64),
+        record.ASPECT_RATIO: _FLOAT,
+    }
+    if moments:
+        found |= {**dict.fromkeys((record.MEAN_RGB, record.VAR_RGB), _tensor("float32", 3)), record.BRIGHTNESS: _FLOAT}
+    if label_kind == "single":
+        found |= {record.LABEL: _class_label(labels), record.TEXT: _TEXT}
+    elif label_kind == "multi":
+        found |= {record.LABEL: _sequence(_class_label(labels)), record.TEXT: _sequence(_TEXT)}
+    if "weight" in parts:
+        found[record.WEIGHT] = _FLOAT
+    if "mask" in parts:
+        found |= {record.MASK: _image(1), record.MASK_FORMAT: _TEXT}
+    if "objects" in parts:
+        found |= _object_features(labels)
+    found |= {record.EXTRA_PREFIX + name: _sequence(_EXTRA[kind]) for name, kind in extra.items()}
+    return found
+
+
+def _object_features(labels: int) -> dict[str, _Feature]:
+    prefix = record.OBJECT_PREFIX
+    boxes = (prefix + f"bbox/{edge}" for edge in ("xmin", "ymin", "xmax", "ymax"))
+    return {
+        **dict.fromkeys((*boxes, prefix + "area"), _sequence(_FLOAT)),
+        prefix + "class/label": _sequence(_class_label(labels)),
+        prefix + "class/text": _sequence(_TEXT),
+        prefix + "is_crowd": _sequence(_INT64),
+        prefix + "mask": _sequence(_TEXT),
+    }
+
+
+def _nested(features: Mapping[str, _Feature]) -> _Feature:
+    """Returns nested dictionaries of features: TFDS joins their names with `/` to those of the records."""
+    inner: dict[str, Any] = {}
+    for name, feature in features.items():
+        head, _, rest = name.partition("/")
+        if rest:
+            inner.setdefault(head, {})[rest] = feature
+        else:
+            inner[head] = feature
+    return {
+        "pythonClassName": _CORE + "features_dict.FeaturesDict",
+        "featuresDict": {
+            "features": {
+                name: value if "pythonClassName" in value else _nested(value) for name, value in sorted(inner.items())
+            }
+        },
+    }
+
+
+def _info(splits: Mapping[str, SplitInfo], name: str) -> dict[str, Any]:
+    return {
+        "name": re.sub(r"\W+", "_", name).strip("_").lower() or "dataset",
+        "version": "1.0.0",
+        "fileFormat": "tfrecord",
+        "splits": [
+            {
+                "name": _split_name(split),
+                "filepathTemplate": f"{shards.split_dir(split)}/data-{{SHARD_X_OF_Y}}.tfrecord",
+                "shardLengths": [str(shard.records) for shard in info.shards],
+                "numBytes": str(info.bytes),
+            }
+            for split, info in splits.items()
+        ],
+    }
+
+
+def _split_name(split: str) -> str:
+    return "all_images" if split == "all" else split  # to TFDS `all` is every split together, itself included
+
+
+def _json(values: Mapping[str, Any]) -> bytes:
+    return (json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()

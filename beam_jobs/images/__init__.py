@@ -1,0 +1,1 @@
+"""What is done with one image: its header, its pixels, its masks, and the processes that decode it."""

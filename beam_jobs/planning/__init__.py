@@ -1,0 +1,1 @@
+"""What follows from the facts of all images together: copies, splits, labels and shards."""

@@ -1,0 +1,180 @@
+"""Beam on Apache Flink: a mini cluster in one JVM of this machine, or a cluster that is there already."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from beam_jobs.common import validate
+from beam_jobs.errors import OptionError
+from beam_jobs.options import IngestOptions
+from beam_jobs.runners import cost_estimate
+from beam_jobs.runners.cost_estimate import Bill, Work
+
+if TYPE_CHECKING:
+    from beam_jobs.runners.beam_job import MakePipeline
+
+LOCAL = "[local]"
+VERSIONS = ("1.17", "1.18", "1.19", "1.20", "2.0")  # those that Beam publishes a job server for
+WORKER = "feedline-worker"  # the console script of `beam_jobs.runners.flink_worker`
+
+_SIZE = re.compile(r"[1-9]\d*[mg]")
+_ADDRESS = re.compile(r"(https?://)?[\w.-]+(:\d{1,5})?(/[\w./-]*)?")
+_PLACE = re.compile(r"[\w.-]+:\d{1,5}")
+
+
+def worker_path() -> str:
+    """Returns the path of the worker: of this environment, or the first on `PATH`; where it should be if it is not."""
+    place = os.path.join(sys.prefix, "bin")
+    return shutil.which(WORKER, path=place) or shutil.which(WORKER) or os.path.join(place, WORKER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Settings of a run on Flink.
+
+    Attributes:
+      flink_master: `[local]` for a mini cluster in one JVM of this machine, or `host:port` of the REST endpoint of a
+        cluster, which may have `http://` or `https://` before it.
+      flink_version: of the cluster; decides which job server is fetched.
+      parallelism: units of work at a time; 0 takes every slot of the cluster, or every core of this machine.
+      job_server_jar: path or URL of Beam's Flink job server; empty fetches the one of this Beam and `flink_version`.
+      worker_command: program on the task managers that starts a worker; empty takes the `feedline-worker` of this
+        environment, or else of `PATH`, so that task managers need it at the same path.
+      worker_pool: `host:port` of a pool that starts the workers, as a task manager sees it; instead of
+        `worker_command`, for task managers that are containers of their own.
+      workers: worker processes a task manager; 0 leaves the number to Beam, one less than the cores.
+      retries: how often a job that Flink gave up is sent again; what it had finished is not done again.
+      java_memory: largest heap of the JVM started here: the job server, and the mini cluster in it.
+      log_dir: directory for the logs of this run, kept; empty takes a temporary one that stays when a job failed.
+
+    Raises:
+      OptionError: a value is out of range; the message names it and what is allowed.
+    """
+
+    flink_master: str = LOCAL
+    flink_version: str = "1.19"
+    parallelism: int = 0
+    job_server_jar: str = ""
+    worker_command: str = ""
+    worker_pool: str = ""
+    workers: int = 1
+    retries: int = 3
+    java_memory: str = "1g"
+    log_dir: str = ""
+
+    def __post_init__(self) -> None:
+        validate.choice("flink_version", self.flink_version, VERSIONS)
+        for name in ("parallelism", "workers", "retries"):
+            validate.whole(name, getattr(self, name), 0)
+        if not self.is_local and not _ADDRESS.fullmatch(self.flink_master):
+            raise OptionError(
+                f"flink_master is {self.flink_master!r}; it must be {LOCAL}, or host:port of the REST endpoint"
+            )
+        if not _SIZE.fullmatch(self.java_memory):
+            raise OptionError(f"java_memory is {self.java_memory!r}; it must be a size such as 512m or 2g")
+        if self.worker_pool and not _PLACE.fullmatch(self.worker_pool):
+            raise OptionError(f"worker_pool is {self.worker_pool!r}; it must be host:port")
+        if self.worker_pool and self.worker_command:
+            raise OptionError("worker_pool and worker_command are both given; workers are started by one of them")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the cluster is one in a JVM of this machine."""
+        return self.flink_master == LOCAL
+
+    def slots(self) -> int:
+        """Returns how many units of work will run at a time; a cluster is asked.
+
+        Raises:
+          OptionError: the cluster does not answer, is of another version, or has fewer slots than asked for.
+        """
+        from beam_jobs.runners import flink_cluster
+
+        if self.is_local:
+            return self.parallelism or os.cpu_count() or 1
+        return flink_cluster.slots(self.flink_master, self.flink_version, self.parallelism)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[MakePipeline]:
+        """See `Engine`."""
+        from beam_jobs.runners import flink_cluster, flink_jar, flink_java, flink_job_server, flink_jobs, flink_logs
+        from beam_jobs.runners.flink_child import Left
+
+        worker = self._worker()
+        slots = self.slots()
+        java = flink_java.find()
+        jar = flink_jar.find(self.flink_version, self.job_server_jar)
+        command = flink_job_server.command(java, jar, self.flink_master, self.java_memory)
+        job = f"feedline-{uuid.uuid4().hex[:12]}"
+        url = "" if self.is_local else flink_cluster.address(self.flink_master)
+        with flink_logs.logs(self.log_dir) as logs:
+            left = Left(url, job, "" if self.log_dir else logs)
+            with flink_job_server.running(command, logs, left) as place:
+                arguments = [*self.beam_arguments(worker, slots), f"--job_endpoint={place}"]
+                yield lambda: flink_jobs.pipeline(arguments, self.retries, job, url)
+
+    def check(self, ingest: IngestOptions) -> None:
+        """Checks what `open` needs, and starts and fetches nothing.
+
+        Args:
+          ingest: unused; Flink runs any.
+
+        Raises:
+          OptionError: worker, cluster, Java or job server are missing or do not fit.
+        """
+        from beam_jobs.runners import flink_jar, flink_java
+
+        self._worker()
+        self.slots()
+        flink_java.find()
+        flink_jar.check(self.flink_version, self.job_server_jar)
+
+    def bill(self, work: Work) -> Bill:
+        """Returns what some work takes: time on the slots there are.
+
+        Raises:
+          OptionError: the cluster does not answer, or does not fit.
+        """
+        return cost_estimate.on_cores(work, self.slots(), cost_estimate.FLINK_START_SECONDS)
+
+    def _worker(self) -> str:
+        if self.worker_pool:
+            return ""
+        command = self.worker_command or worker_path()
+        if self.is_local and not os.access(command, os.X_OK):
+            raise OptionError(
+                f"the worker {command} is not there or no program; install feedline again, or name --runner-option "
+                "worker_command=PATH"
+            )
+        return command
+
+    def beam_arguments(self, worker: str, slots: int) -> list[str]:
+        """Returns the arguments of Beam's Flink runner, but for where its job server is.
+
+        Args:
+          worker: program that starts a worker; unused with a worker pool.
+          slots: units of work at a time.
+        """
+        environment = (
+            ("--environment_type=EXTERNAL", f"--environment_config={self.worker_pool}")
+            if self.worker_pool
+            else ("--environment_type=PROCESS", f"--environment_config={json.dumps({'command': worker})}")
+        )
+        return [
+            "--runner=FlinkRunner",
+            f"--flink_master={self.flink_master}",
+            f"--parallelism={slots}",
+            f"--sdk_worker_parallelism={self.workers}",
+            *environment,
+            "--sdk_location=container",  # workers have Beam and feedline installed, so nothing is packed and sent
+            "--experiments=disable_logging_submission_environment",
+        ]

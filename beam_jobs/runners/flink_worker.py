@@ -1,0 +1,108 @@
+"""`feedline-worker`: starts a Beam worker on a task manager of Flink, with the feedline that is installed there.
+
+It takes the arguments that Beam's container of the Python SDK takes, and so stands where its program stands: as the
+command of a process environment, or behind a worker pool. What a job needs has to be installed; nothing is unpacked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from beam_jobs.common import child_python
+
+_TIMEOUT_S = 60.0
+_LOOK_S = 1.0
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one worker until the runner lets it go, or the process that started it has died."""
+    child_python.leave_working_directory()
+    given = _parser().parse_args(arguments)
+    parent = os.getppid()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    os.environ.update(settings(given, provision(given.provision_endpoint, given.id)))
+    from apache_beam.runners.worker import sdk_worker_main
+
+    sdk_worker_main.main(sys.argv)
+
+
+def settings(given: argparse.Namespace, info: Any) -> Mapping[str, str]:
+    """Returns the environment variables that Beam's worker reads.
+
+    Args:
+      given: the arguments; addresses among them go before those of `info`.
+      info: what the runner provides, a `ProvisionInfo`.
+    """
+    from google.protobuf import json_format
+
+    found = {
+        "WORKER_ID": given.id,
+        "SEMI_PERSISTENT_DIRECTORY": given.semi_persist_dir,
+        "PIPELINE_OPTIONS": json_format.MessageToJson(info.pipeline_options),
+        "RUNNER_CAPABILITIES": " ".join(info.runner_capabilities),
+        "LOGGING_API_SERVICE_DESCRIPTOR": _described(given.logging_endpoint or info.logging_endpoint.url),
+        "CONTROL_API_SERVICE_DESCRIPTOR": _described(given.control_endpoint or info.control_endpoint.url),
+    }
+    if info.status_endpoint.url:
+        found["STATUS_API_SERVICE_DESCRIPTOR"] = _described(info.status_endpoint.url)
+    return found
+
+
+def provision(endpoint: str, worker_id: str) -> Any:
+    """Asks the runner what the worker is provided with.
+
+    Args:
+      endpoint: `host:port` of the runner's provisioning service.
+      worker_id: which worker asks.
+
+    Returns:
+      a `ProvisionInfo`.
+    """
+    import grpc  # type: ignore[import-untyped]
+    from apache_beam.portability.api import beam_provision_api_pb2 as messages
+    from apache_beam.portability.api import beam_provision_api_pb2_grpc as services
+
+    with grpc.insecure_channel(endpoint) as channel:
+        service = services.ProvisionServiceStub(channel)
+        answer = service.GetProvisionInfo(
+            messages.GetProvisionInfoRequest(),
+            metadata=(("worker_id", worker_id),),
+            timeout=_TIMEOUT_S,
+            wait_for_ready=True,
+        )
+    return answer.info
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="feedline-worker", description="Starts a Beam worker; called by Beam.")
+    parser.add_argument("--id", required=True)
+    parser.add_argument("--provision_endpoint", required=True)
+    for name in ("logging", "artifact", "control"):
+        parser.add_argument(f"--{name}_endpoint", default="")
+    parser.add_argument("--semi_persist_dir", default="/tmp")  # noqa: S108 - Beam looks for a session there and finds none
+    return parser
+
+
+def _described(url: str) -> str:
+    from apache_beam.portability.api import endpoints_pb2
+    from google.protobuf import text_format
+
+    text: str = text_format.MessageToString(endpoints_pb2.ApiServiceDescriptor(url=url))
+    return text
+
+
+def _end_with(parent: int) -> None:
+    # A task manager that is killed takes nothing with it. Its job starts anew elsewhere, and this one would work on.
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

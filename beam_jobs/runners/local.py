@@ -1,0 +1,23 @@
+"""Beam in this process: no workers to start, nothing to ship."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from beam_jobs.runners.beam_job import MakePipeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Nothing to set: threads are an option of the ingest."""
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[MakePipeline]:
+        """See `Engine`."""
+        from beam_jobs.runners.beam_job import local_pipeline
+
+        yield local_pipeline

@@ -1,0 +1,85 @@
+"""Class folders: `ROOT/CLASS/**/image`. The first folder below the root is the class, the relative path the key."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from beam_jobs import storage
+from beam_jobs.errors import SourceError
+from beam_jobs.sources import walk
+from beam_jobs.sources.base import printable
+from beam_jobs.sources.hidden import OnHidden, ignore, is_hidden
+from beam_jobs.sources.patterns import EVERYTHING
+from beam_jobs.types import ImageRef, Reject
+
+_WANTED = "it must hold one folder a class, with the images in them"
+
+
+@dataclass(frozen=True)
+class ClassFolders:
+    """A directory tree, local or in an object store; every file is a reference, a reject or hidden.
+
+    Attributes:
+      root: directory of the class folders; of object stores, what their names begin with, such as `s3://bucket/photos`.
+    """
+
+    root: str
+
+    @property
+    def base(self) -> str:
+        """Directory that relative uris start from."""
+        return self.root
+
+    @property
+    def label_kind(self) -> str:
+        """Every image has one class, its folder."""
+        return "single"
+
+    def check(self) -> None:
+        """Raises `SourceError` unless there is at least one class folder with a file in it, and each can be entered."""
+        if storage.is_remote(self.root):
+            self._check_remote()
+            return
+        try:
+            entries = list(os.scandir(self.root))
+        except OSError as error:
+            raise SourceError(f"{self.root} cannot be read: {os.strerror(error.errno or 0)}") from error
+        classes = [entry for entry in entries if _is_class(entry)]
+        if not classes:
+            found = "no visible folder" if entries else "nothing"
+            raise SourceError(f"{self.root} holds {found}; {_WANTED}")
+        root = os.path.realpath(self.root)
+        for entry in classes:
+            walk.check_enterable(entry.path, root)
+        if not any(isinstance(entry, ImageRef) for entry in self.entries()):
+            raise SourceError(f"{self.root} has {len(classes)} class folders and no file in any; put the images there")
+
+    def entries(self, on_hidden: OnHidden = ignore) -> Iterator[ImageRef | Reject]:
+        """Yields a reference or a reject a file that is not hidden.
+
+        Raises:
+          SourceError: a directory cannot be entered or listed.
+        """
+        return walk.entries(self.root, EVERYTHING, self.label_kind, on_hidden)
+
+    def classes(self) -> tuple[str, ...]:
+        """Returns the names of the class folders, those without an image too; object stores have no such folders."""
+        if storage.is_remote(self.root):
+            return ()
+        try:
+            with os.scandir(self.root) as entries:
+                return tuple(sorted(printable(entry.name) for entry in entries if _is_class(entry)))
+        except OSError:  # gone since it was checked; whoever reads the images says so
+            return ()
+
+    def _check_remote(self) -> None:
+        usable, reject = walk.first_usable(self.entries())
+        if not usable:
+            found = "files in no folder only" if reject else "nothing"
+            raise SourceError(f"{self.root} holds {found}; {_WANTED}")
+
+
+def _is_class(entry: os.DirEntry) -> bool:
+    return walk.is_dir(entry) and not is_hidden(entry.name)

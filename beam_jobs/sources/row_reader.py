@@ -1,0 +1,270 @@
+"""Rows: column -> cell, from a table or anything that can be read like one, made into references."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from beam_jobs import storage
+from beam_jobs.dataset.user_columns import fits_float32, is_whole
+from beam_jobs.errors import BadImage, RejectReason, SourceError
+from beam_jobs.options import TableColumns
+from beam_jobs.sources import http_fetch
+from beam_jobs.sources.base import MAX_NAME_BYTES, reference, regular_file, scan_reject
+from beam_jobs.types import EXTRA_TYPES, Annotations, ExtraValue, ImageRef, Reject
+
+NUMBER = re.compile(r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_NUMBER_BYTES = 8
+_LARGEST_FLOAT32 = 3.4028234e38  # what a record can hold
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowReader:
+    """Turns rows into references.
+
+    Paths are absolute or relative to `base`. They are the user's own word, so they may lead anywhere; files elsewhere
+    than on local disks are not looked at.
+
+    Attributes:
+      columns: which column holds what.
+      base: directory that relative paths start from.
+      kinds: type of each extra column; see `extra_kinds`.
+    """
+
+    columns: TableColumns
+    base: str
+    kinds: Mapping[str, type] = field(default_factory=dict)
+
+    def entry(self, row: Row, place: str, fault: str = "") -> ImageRef | Reject:
+        """Returns the image of a row, or why it cannot be used.
+
+        Args:
+          row: column -> text, number, list or None.
+          place: what to call the row, such as `line 7`.
+          fault: what is wrong with the row as a whole.
+        """
+        columns = self.columns
+        key, uri = place, ""
+        try:
+            uri = _cell(row, columns.image)
+            key = http_fetch.unsigned(_cell(row, columns.key) or uri or place)
+            if fault:
+                raise BadImage(RejectReason.BAD_ANNOTATION, fault)
+            if not uri:
+                raise BadImage(RejectReason.NOT_A_FILE, f"the cell of column {columns.image!r} is empty")
+            return self._reference(row, key, uri)
+        except BadImage as bad:
+            return scan_reject(key, http_fetch.unsigned(uri) or place, bad.reason, f"{place}: {bad.detail}")
+
+    def _reference(self, row: Row, key: str, uri: str) -> ImageRef | Reject:
+        columns = self.columns
+        said = Annotations(
+            labels=self._labels(row) if columns.labels else None,
+            mask=self._mask(row) if columns.mask else None,
+            weight=_weight(row, columns.weight) if columns.weight else None,
+        )
+        ref = ImageRef(
+            key=key,
+            uri=uri,
+            label="" if columns.labels else _cell(row, columns.label),
+            group=_cell(row, columns.group),
+            split=_cell(row, columns.split),
+            extra={
+                name: self._extra(row, name, kind)
+                for name, kind in self.kinds.items()
+                if _has_value(row.get(name), kind)
+            },
+            annotations=None if said == Annotations() else said,
+        )
+        found = reference(self._path(uri), ref, label_kind=columns.label_kind)
+        if said.mask is None or isinstance(found, Reject):
+            return found
+        # A changed mask has to be examined again like a changed image.
+        return replace(found, mtime_ns=max(found.mtime_ns, self._mask_time(said.mask)))
+
+    def _labels(self, row: Row) -> tuple[str, ...]:
+        value = row.get(self.columns.labels)
+        cells = value.split(self.columns.label_separator) if isinstance(value, str) else value
+        self._check_bytes(value, self.columns.labels)
+        names = (_plain(item, self.columns.labels) for item in (cells if isinstance(cells, list) else [cells]))
+        return tuple(sorted({name for name in names if name}))
+
+    def _mask(self, row: Row) -> str:
+        uri = _cell(row, self.columns.mask)
+        if not uri:
+            raise BadImage(RejectReason.BAD_ANNOTATION, f"the cell of column {self.columns.mask!r} is empty")
+        return uri
+
+    def _mask_time(self, uri: str) -> int:
+        path = self._path(uri)
+        if storage.is_remote(path):
+            return 0
+        try:
+            return regular_file(path).st_mtime_ns
+        except BadImage as bad:
+            raise BadImage(bad.reason, f"mask {uri}: {bad.detail}") from bad
+        except OSError:  # the examination reads it
+            return 0
+
+    def _extra(self, row: Row, name: str, kind: type) -> ExtraValue:
+        value = row[name]
+        self._check_bytes(value, name)
+        if isinstance(value, list):
+            return [_converted(item, name, kind) for item in value]
+        return _converted(value, name, kind)
+
+    def _check_bytes(self, value: Any, column: str) -> None:
+        """Raises `BadImage` when the cell of an extra column, or of labels, is longer than allowed."""
+        items = value if isinstance(value, list) else [value]
+        found = sum(len(item.encode("utf-8", "replace")) if isinstance(item, str) else _NUMBER_BYTES for item in items)
+        if found > (allowed := self.columns.max_value_bytes):
+            detail = f"column {column!r} holds {found} bytes; {allowed} are allowed (max_value_bytes)"
+            raise BadImage(RejectReason.BAD_ANNOTATION, detail)
+
+    def _path(self, uri: str) -> str:
+        return uri if storage.is_remote(uri) else storage.join(self.base, uri)
+
+
+def extra_kinds(rows: Iterable[Row], names: Iterable[str], kind_of: Callable[[Any], type]) -> dict[str, type]:
+    """Returns the narrowest of int, float and text that fits all cells of each extra column.
+
+    A record holds a float as float32. So whole numbers with a point, such as `123456701.0`, are int when a float32
+    would change one of the column, and whole numbers that not even a float64 holds are text beside fractions.
+
+    Args:
+      rows: all of them, in a pass of their own.
+      names: of the extra columns.
+      kind_of: type of a cell that is not empty, such as `value_kind`.
+    """
+    columns = {name: _Column() for name in names}
+    if not columns:
+        return {}
+    for row in rows:
+        for name, column in columns.items():
+            if not _is_empty(row.get(name)):
+                column.add(row[name], kind_of(row[name]))
+    return {name: column.narrowest for name, column in columns.items()}
+
+
+@dataclass
+class _Column:
+    """What the cells of an extra column have in common: type, and whether whole numbers, float32 and float64 hold all.
+
+    A missing number, NaN in a cell of its own, counts for the type alone.
+    """
+
+    kind: type = int
+    whole: bool = True
+    float32: bool = True
+    float64: bool = True
+
+    def add(self, value: Any, kind: type) -> None:
+        self.kind = max(self.kind, kind, key=EXTRA_TYPES.index)
+        if self.kind is str or _is_missing_number(value):
+            return
+        for item in value if isinstance(value, list) else [value]:
+            number = kind(item) if isinstance(item, str) else item
+            self.whole = self.whole and is_whole(number)
+            self.float32 = self.float32 and fits_float32(number)
+            self.float64 = self.float64 and (isinstance(number, float) or float(number) == number)
+
+    @property
+    def narrowest(self) -> type:
+        if self.kind is not float or self.float32:
+            return self.kind
+        return int if self.whole else float if self.float64 else str
+
+
+def value_kind(value: Any) -> type:
+    """Returns int, float or str, whichever holds a number, a text, or every item of a list.
+
+    Raises:
+      SourceError: it is something else.
+    """
+    if isinstance(value, list) and not any(isinstance(item, list) for item in value):
+        return max((value_kind(item) for item in value), key=EXTRA_TYPES.index)
+    if not isinstance(value, (bool, int, float, str)):
+        raise SourceError(f"an extra column holds {value!r:.60}; only numbers, text and lists of them fit")
+    if isinstance(value, (bool, int)):
+        return int if -(1 << 63) <= value < 1 << 63 else str
+    return float if isinstance(value, float) else str
+
+
+def _cell(row: Row, column: str) -> str:
+    return _plain(row.get(column), column) if column else ""
+
+
+def _plain(value: Any, column: str) -> str:
+    """Returns one value as text; empty for None and NaN, which is how missing values look."""
+    if value is None or _is_missing_number(value):
+        return ""
+    if isinstance(value, (list, dict, tuple, bytes)):
+        detail = f"column {column!r} holds {value!r:.60}; it must hold one text or number"
+        raise BadImage(RejectReason.BAD_ANNOTATION, detail)
+    text = _utf8(str(value), column).strip()
+    if (length := len(text.encode())) > MAX_NAME_BYTES:
+        detail = f"column {column!r} holds {length} bytes, {text[:60]!r}...; {MAX_NAME_BYTES} are allowed"
+        raise BadImage(RejectReason.BAD_ANNOTATION, detail)
+    return text
+
+
+def _utf8(text: str, column: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        detail = f"column {column!r} holds {text!r:.60}, which cannot be stored as UTF-8"
+        raise BadImage(RejectReason.NAME_NOT_UTF8, detail) from error
+    return text
+
+
+def _weight(row: Row, column: str) -> float:
+    value = row.get(column)
+    text = value.strip() if isinstance(value, str) else value
+    if isinstance(text, str) and NUMBER.fullmatch(text):
+        text = float(text)
+    # NaN is not between anything; a larger number would be infinite in a record.
+    if isinstance(text, bool) or not isinstance(text, (int, float)) or not 0 <= text <= _LARGEST_FLOAT32:
+        detail = f"the weight is {value!r:.60}; it must be a number of at least 0, and finite"
+        raise BadImage(RejectReason.BAD_ANNOTATION, detail)
+    return float(text)
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value == [] or (isinstance(value, str) and not value.strip())
+
+
+def _is_missing_number(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _has_value(value: Any, kind: type) -> bool:
+    """Returns whether a cell goes into the record; whole numbers have no NaN, which is then a missing one."""
+    return not (_is_empty(value) or (kind is int and _is_missing_number(value)))
+
+
+def _converted(value: Any, name: str, kind: type) -> Any:
+    try:
+        plain = value.strip() if isinstance(value, str) else value
+        converted: Any = _whole(plain) if kind is int else kind(plain)
+    except (ValueError, OverflowError) as error:
+        detail = f"column {name!r} holds {value!r:.60}, all else in it is {kind.__name__}; was the table changed?"
+        raise BadImage(RejectReason.BAD_ANNOTATION, detail) from error
+    return _utf8(converted, name) if kind is str else converted
+
+
+def _whole(value: Any) -> int:
+    """Returns a whole number, which may be written with a point.
+
+    Raises:
+      ValueError: it is none.
+    """
+    if isinstance(value, str):
+        value = int(value) if value.lstrip("-").isdecimal() else float(value)
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError(f"{value!r} is no whole number")
+    return int(value)

@@ -1,0 +1,1 @@
+"""The steps of an ingest, in the order in which data moves: scan, examine, write, publish."""

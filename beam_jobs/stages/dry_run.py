@@ -1,0 +1,188 @@
+"""What an ingest would do, and what that takes, without doing it.
+
+The source is listed, as the scan would, and a small sample of its images is read and examined, as the workers would.
+Nothing is written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from beam_jobs import storage
+from beam_jobs.common import machine
+from beam_jobs.dataset import shards
+from beam_jobs.dataset.manifest import Remarks
+from beam_jobs.errors import SourceError
+from beam_jobs.options import IngestOptions
+from beam_jobs.runners import Engine, cost_estimate
+from beam_jobs.runners.cost_estimate import Bill, Work, duration, size
+from beam_jobs.sources import Source, http_fetch, open_source
+from beam_jobs.sources.hidden import HiddenNames
+from beam_jobs.sources.image_reader import Reader
+from beam_jobs.stages import append, dry_run_out
+from beam_jobs.stages.dry_run_sample import Listing, Sample, listed, looked_at
+from beam_jobs.stages.publish import described
+from beam_jobs.types import ImageRef, Reject
+
+_RECORD_BYTES = 500  # everything in a record but the image, as in `plan`
+_BYTES_PER_PIXEL = 0.3  # of a photograph as JPEG, where no image could be looked at
+
+
+@runtime_checkable
+class Billed(Protocol):
+    """An engine that knows what work takes on it."""
+
+    def check(self, ingest: IngestOptions) -> None:
+        """Raises `OptionError` if it could not run this ingest."""
+
+    def bill(self, work: Work) -> Bill:
+        """Returns what some work takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What a run would do.
+
+    Attributes:
+      options: of the ingest.
+      engine: name of the engine.
+      listing: of the source.
+      sample: of its images.
+      work: to do.
+      bill: of the engine for it.
+    """
+
+    options: IngestOptions
+    engine: str
+    listing: Listing
+    sample: Sample
+    work: Work
+    bill: Bill
+
+    def lines(self) -> list[str]:
+        """Returns the estimate for people, a line an item."""
+        work, sample = self.work, self.sample
+        looked = f"{sample.images} images read, {sample.megapixels:.2g} Mpx each, {sample.rejected} of them bad"
+        if not sample.images:
+            looked = "no image can be read without unpacking its archive; sizes are guessed"
+        written = ", ".join(f"{name} {count:,}" for name, count in work.shards.items())
+        planning = f"{duration(work.images * cost_estimate.PLAN_SECONDS_PER_IMAGE)} and "
+        items = {
+            "source": f"{self.options.source}: {work.images:,} images, {size(work.read_bytes)}{self._how_sized()}",
+            "rejects": f"{self.listing.rejects:,} by the listing alone" if self.listing.rejects else "",
+            "hidden": Remarks(hidden=self.listing.hidden, hidden_names=self.listing.hidden_names).hidden_text,
+            "sample": looked,
+            "work": f"buckets to examine {work.buckets:,}; shards to write: {written}",
+            "out": f"{self.options.out}: about {size(work.written_bytes)}",
+            "plan": planning + f"{size(work.images * cost_estimate.PLAN_BYTES_PER_IMAGE)} of memory, on this machine",
+            "compute": f"{duration(work.core_seconds)} of one core",
+            "engine": self.engine,
+            **self.bill.lines,
+        }
+        return [f"{name:<10} {text}" for name, text in items.items() if text]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the estimate as plain JSON values, numbers in the unit that their name says."""
+        work = {**vars(self.work), "shards": dict(self.work.shards)}
+        return {
+            "source": self.options.source,
+            "out": self.options.out,
+            "engine": self.engine,
+            "listing": {name: value for name, value in vars(self.listing).items() if name != "picked"},
+            "sample": dict(vars(self.sample)),
+            "work": work,
+            "estimate": dict(self.bill.values),
+        }
+
+    def _how_sized(self) -> str:
+        unknown = self.listing.images - self.listing.sized
+        return f" (the size of {unknown:,} taken from the sample)" if unknown else ""
+
+
+def estimate(options: IngestOptions, engine: Engine) -> Estimate:
+    """Estimates an ingest: nothing is written, and few images are read.
+
+    Args:
+      options: of the ingest.
+      engine: what it would run on.
+
+    Raises:
+      UsageError: the ingest could not run, or its source cannot be read.
+    """
+    if isinstance(engine, Billed):
+        engine.check(options)
+    dry_run_out.check(options)
+    source = open_source(options)
+    hidden = HiddenNames()
+    listing = listed(_entries(source, options, hidden), hidden)
+    sample = looked_at(listing.picked, _reader(source, options), options)
+    work = _work(options, listing, sample, source)
+    bill = engine.bill(work) if isinstance(engine, Billed) else _here(work, options.thread_count)
+    name = type(engine).__module__.rpartition(".")[2]
+    return Estimate(options=options, engine=name, listing=listing, sample=sample, work=work, bill=bill)
+
+
+def _entries(source: Source, options: IngestOptions, hidden: HiddenNames) -> Iterator[ImageRef | Reject]:
+    entries = source.entries(hidden.add)
+    if options.append or options.retry_rejects:
+        existing = append.load(options, source.label_kind, described(options))
+        return append.fresh(entries, existing, options.retry_rejects)
+    return entries
+
+
+def _reader(source: Source, options: IngestOptions) -> Reader:
+    base = source.base if storage.is_remote(source.base) else os.path.abspath(source.base)
+    return Reader(base=base, max_bytes=options.limits.max_bytes, http=options.http)
+
+
+def _work(options: IngestOptions, listing: Listing, sample: Sample, source: Source) -> Work:
+    if not listing.images:
+        raise SourceError(f"{options.source} holds no image to ingest")
+    read = listing.bytes + int((listing.images - listing.sized) * sample.bytes)
+    mean = read / listing.images
+    megapixels = sample.megapixels or mean / _BYTES_PER_PIXEL / 1e6
+    kept = 1 - sample.rejected / sample.images if sample.images else 1.0
+    good = max(1, round(listing.images * kept))
+    written = int(good * (_stored(options, sample, mean) + _RECORD_BYTES))
+    to_server = [http_fetch.is_url(ref.uri) for ref in listing.picked]
+    remote = storage.is_remote(source.base) or any(storage.is_remote(ref.uri) for ref in listing.picked)
+    requests = 2 * listing.images if remote and not all(to_server) else 0
+    seconds = (
+        listing.images * cost_estimate.core_seconds(options, megapixels) + requests * cost_estimate.REQUEST_SECONDS
+    )
+    return Work(
+        images=listing.images,
+        read_bytes=read,
+        written_bytes=written,
+        buckets=-(-listing.images // options.bucket_images),
+        shards=_shards(options, good, written),
+        core_seconds=seconds,
+        requests=requests,
+        remote=remote or any(to_server),
+    )
+
+
+def _stored(options: IngestOptions, sample: Sample, mean: float) -> float:
+    """Returns the mean bytes that are stored of an image."""
+    pixels = options.pixels
+    if pixels.policy == "raw":
+        return 3.0 * pixels.side_px**2
+    if not sample.images:
+        return mean if pixels.policy == "copy" else min(mean, pixels.side_px**2 * _BYTES_PER_PIXEL)
+    # Copied files are as large as all files are, not as those of the sample happen to be.
+    return mean * sample.stored / sample.bytes if pixels.policy == "copy" else sample.stored
+
+
+def _shards(options: IngestOptions, count: int, written: int) -> Mapping[str, int]:
+    found = {}
+    for name, share in options.shares.items():
+        records = max(1, round(count * share))
+        found[name] = options.shards or shards.shard_count(int(written * share), records, options.shard_mb * 1e6)
+    return found
+
+
+def _here(work: Work, threads: int) -> Bill:
+    return cost_estimate.on_cores(work, min(threads, machine.cores()), cost_estimate.LOCAL_START_SECONDS)

@@ -1,0 +1,346 @@
+"""Examine: one bucket of references -> a table of facts and a table of rejects. One unit of work, no Beam in sight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import google_crc32c
+
+from beam_jobs import storage
+from beam_jobs.common.concurrency import chunk_of, lots, map_chunks, map_ordered
+from beam_jobs.common.progress import Progress, local
+from beam_jobs.dataset import schemas
+from beam_jobs.errors import BadImage, Fault, RejectReason, Unreadable
+from beam_jobs.images import sandbox
+from beam_jobs.images.annotations import check
+from beam_jobs.images.geometry import geometry
+from beam_jobs.options import ImageLimits, PixelOptions
+from beam_jobs.sources import http_fetch
+from beam_jobs.sources.image_reader import Reader
+from beam_jobs.stages import retry
+from beam_jobs.stages.scan import Bucket
+from beam_jobs.stages.spool import SpoolWriter
+from beam_jobs.storage import checksummed_json
+from beam_jobs.types import ImageFacts, ImageRef, Reject
+
+DIRECTORY = "examined"  # in the work directory
+_FACTS, _REJECTS, _SPOOL = "facts-", "rejects-", "spool-"  # what the names of files in it begin with
+UNREAD = "unread"  # in the work directory: notes of the buckets with images that could not be read
+# What another attempt, or another answer to who may be asked, can undo.
+_TRANSIENT = (RejectReason.NOT_FETCHED.value, RejectReason.ADDRESS_REFUSED.value, RejectReason.UNREADABLE.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExamineTask:
+    """What a worker needs to know to examine buckets; small and picklable.
+
+    Attributes:
+      reader: reads the images; its work directory is where the results go.
+      limits: what an image may be.
+      pixels: what becomes of the pixels.
+      facts: `all` or `basic`.
+      threads: threads to use.
+      reject_unreadable: whether images that cannot be read are rejected, for one run.
+    """
+
+    reader: Reader
+    limits: ImageLimits
+    pixels: PixelOptions
+    facts: str
+    threads: int
+    reject_unreadable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examined:
+    """Outcome of one bucket.
+
+    Attributes:
+      good: images with facts.
+      rejected: images rejected.
+      bytes: bytes read.
+      resumed: whether an earlier run, or another attempt, has done it.
+    """
+
+    good: int
+    rejected: int
+    bytes: int
+    resumed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Good:
+    """A good image; `changed` and `mask` are what cannot be read again where it lies, None for the rest."""
+
+    facts: ImageFacts
+    changed: bytes | None
+    mask: bytes | None
+    mask_values: tuple[int, ...]
+
+
+_File = tuple[ImageRef, bytes | BadImage | Unreadable]  # what was read of an image
+_Verdict = tuple[ImageRef, _Good | Reject]
+_Outcome = tuple[ImageRef, _Good | Reject | Unreadable]
+
+
+def facts_path(work: str, bucket: Bucket) -> str:
+    """Returns the file of facts of a bucket that is done; see `_sealed_path`."""
+    return _sealed_path(work, bucket, _FACTS)
+
+
+def rejects_path(work: str, bucket: Bucket) -> str:
+    """Returns the file of rejects of a bucket that is done; see `_sealed_path`."""
+    return _sealed_path(work, bucket, _REJECTS)
+
+
+def _sealed_path(work: str, bucket: Bucket, kind: str) -> str:
+    """Returns the file that the marker of a bucket names.
+
+    Raises:
+      OSError: the bucket is not done.
+      ValueError: its marker is damaged.
+    """
+    files = checksummed_json.read(_marker_path(work, bucket))["files"]
+    return storage.join(work, DIRECTORY, next(name for name in files if name.startswith(kind)))
+
+
+def examine_bucket(bucket: Bucket, task: ExamineTask) -> Examined:
+    """Examines every image of a bucket, unless it is done.
+
+    Idempotent: of several attempts, at once or one after the other, one counts, and all return its outcome.
+
+    Raises:
+      Unreadable: images could not be read, and are not to be rejected.
+      OSError: the results cannot be written.
+    """
+    work = task.reader.work
+    if earlier := _earlier(work, bucket):
+        local.add(Progress(earlier.good + earlier.rejected, 0, earlier.rejected))
+        return earlier
+    good: list[dict[str, Any]] = []
+    bad: list[dict[str, Any]] = []
+    faults: list[Fault] = []
+    read = 0
+    with checksummed_json.Attempt(_marker_path(work, bucket)) as attempt:
+        spool_name = attempt.name(f"{_SPOOL}{bucket.name}", ".bin")
+        with SpoolWriter(work, f"{DIRECTORY}/{spool_name}") as spool:
+            for ref, outcome in _verdicts(bucket, task, faults):
+                if isinstance(outcome, Reject):
+                    done = Progress(1, outcome.bytes, 1)
+                    bad.append(schemas.reject_row(outcome))
+                else:
+                    done = Progress(1, ref.bytes, 0)
+                    places = _places(ref, outcome, spool)
+                    good.append(schemas.examined_row(ref, outcome.facts, places, outcome.mask_values))
+                read += done.bytes
+                local.add(done)
+        if faults:
+            unread = Unreadable(faults[0].cause, tuple(faults))
+            if not task.reject_unreadable:
+                raise unread
+            note_unread(bucket, task, unread)  # before the seal, for the next run
+        files = {spool_name: spool.size} if spool.size else {}
+        for kind, rows, schema in ((_FACTS, good, schemas.EXAMINED), (_REJECTS, bad, schemas.REJECTS)):
+            name = attempt.name(f"{kind}{bucket.name}", ".parquet")
+            files[name] = schemas.write(storage.join(work, DIRECTORY, name), rows, schema)
+        counts = {"good": len(good), "rejected": len(bad), "bytes": read}
+        winner = attempt.seal({**counts, "files": files}, partial(_earlier, work, bucket))
+    return winner or Examined(**counts, resumed=False)
+
+
+def sweep(work: str) -> None:
+    """Removes what attempts that were killed have left; see `sealed.sweep`."""
+    checksummed_json.sweep(storage.join(work, DIRECTORY), itemgetter("files"))
+
+
+def note_unread(bucket: Bucket, task: ExamineTask, error: Unreadable | OSError) -> None:
+    """Leaves a note in `UNREAD` of what could not be read of a bucket, or of what its results met. Idempotent."""
+    faults = error.faults if isinstance(error, Unreadable) else (Fault(bucket.name, error.strerror or str(error)),)
+    retry.note(storage.join(task.reader.work, UNREAD), bucket.name, faults)
+
+
+def forget_transient(work: str, bucket: Bucket) -> None:
+    """Has a finished bucket examined again if what it rejected may be good in the next run: a server was down, say."""
+    if set(_TRANSIENT) & set(schemas.read(rejects_path(work, bucket))["reason"].to_pylist()):
+        forget(work, bucket)
+
+
+def forget(work: str, bucket: Bucket) -> None:
+    """Has a bucket examined again, whatever an earlier run found."""
+    storage.remove(_marker_path(work, bucket))
+
+
+def is_done(work: str, bucket: Bucket) -> bool:
+    """Returns whether a bucket is examined, and all that was written of it is there."""
+    return _earlier(work, bucket) is not None
+
+
+def marker_name(bucket: Bucket) -> str:
+    """Returns the name, in `DIRECTORY`, of the file that says that a bucket is done."""
+    return f"done-{bucket.name}.json"
+
+
+def done_by(marker: bytes) -> Progress | None:
+    """Returns what the content of such a file says was done; None when it is damaged."""
+    try:
+        counts = checksummed_json.loads(marker)
+    except ValueError:  # of an earlier run: its bucket is being examined again
+        return None
+    return Progress(counts["good"] + counts["rejected"], counts["bytes"], counts["rejected"])
+
+
+def _earlier(work: str, bucket: Bucket) -> Examined | None:
+    """Returns what the attempt that counts found in a bucket; None without one, or when its files are not whole."""
+    if not storage.exists(_marker_path(work, bucket)):
+        return None
+    try:
+        counts = checksummed_json.read(_marker_path(work, bucket))
+        files = counts.pop("files")
+        whole = all(_check(work, name) == check for name, check in files.items())
+    except (OSError, ValueError):
+        return None
+    return Examined(**counts, resumed=True) if whole else None
+
+
+def _check(work: str, name: str) -> int:
+    """Returns the crc32c of a table, and the bytes of a spool.
+
+    A spool may be as large as the source, and each image in it has a checksum that is compared when it is written.
+    """
+    path = storage.join(work, DIRECTORY, name)
+    return storage.size(path) if name.startswith(_SPOOL) else storage.checksum(path)
+
+
+def _marker_path(work: str, bucket: Bucket) -> str:
+    return storage.join(work, DIRECTORY, marker_name(bucket))
+
+
+def _verdicts(bucket: Bucket, task: ExamineTask, faults: list[Fault]) -> Iterator[_Verdict]:
+    """Yields what became of the images of a bucket; those that cannot be read go to the faults, which are bounded."""
+    for ref, outcome in _outcomes(bucket, task):
+        if not isinstance(outcome, Unreadable):
+            yield ref, outcome
+            continue
+        faults.append(Fault(ref.key, str(outcome)))
+        if task.reject_unreadable:
+            yield ref, _reject(ref, BadImage(RejectReason.UNREADABLE, str(outcome)), 0)
+        elif len(faults) == retry.MOST_FAULTS:
+            return
+
+
+def _outcomes(bucket: Bucket, task: ExamineTask) -> Iterator[_Outcome]:
+    rows = schemas.read(bucket.path).to_pylist()
+    refs = map(schemas.ref_of, rows)
+    if task.reader.is_far(rows):
+        return _from_servers(refs, task.reader.threads(rows, task.threads), task)
+    chunk = chunk_of(sum(row["bytes"] for row in rows) / max(1, len(rows)))
+    return map_chunks(partial(_from_disk, task=task), refs, task.threads, chunk)
+
+
+def _from_disk(refs: list[ImageRef], task: ExamineTask) -> Iterator[_Outcome]:
+    return _examine([_read(ref, task) for ref in refs], task)
+
+
+def _from_servers(refs: Iterable[ImageRef], waiting: int, task: ExamineTask) -> Iterator[_Outcome]:
+    """Fetches by many threads, which wait, and examines by as many as compute.
+
+    Were each of the many to hand its own image to a decoder, an ingest would take a third to two thirds longer.
+    """
+    fetched = map_ordered(partial(_read, task=task), refs, waiting)
+    try:
+        for outcomes in map_ordered(partial(_examine_all, task=task), lots(fetched, _size), task.threads):
+            yield from outcomes
+    except KeyboardInterrupt as stop:
+        fetched.throw(stop)  # or it would be closed, and wait for what it fetches
+
+
+def _examine_all(files: list[_File], task: ExamineTask) -> list[_Outcome]:
+    return list(_examine(files, task))
+
+
+def _size(file: _File) -> int:
+    return len(file[1]) if isinstance(file[1], bytes) else 0
+
+
+def _places(ref: ImageRef, outcome: _Good, spool: SpoolWriter) -> tuple[str, str]:
+    """Returns the slices of the stored image and mask; empty where the file itself is stored."""
+    image = ref.slice if outcome.changed is None else spool.add(outcome.changed)
+    return image, "" if outcome.mask is None else spool.add(outcome.mask)
+
+
+def _examine(files: list[_File], task: ExamineTask) -> Iterator[_Outcome]:
+    """Has a decoder look at some images in one go."""
+    read = [data for _, data in files if isinstance(data, bytes)]
+    answers = iter(sandbox.examine(read, task.limits, task.pixels, task.facts, task.threads))
+    for ref, data in files:
+        if not isinstance(data, bytes):
+            yield ref, data if isinstance(data, Unreadable) else _reject(ref, data, 0)
+            continue
+        try:
+            yield _outcome(ref, data, next(answers), task)
+        except BadImage as bad:
+            yield ref, _reject(ref, bad, len(data))
+        except Unreadable as fault:  # of its mask
+            yield ref, fault
+
+
+def _read(ref: ImageRef, task: ExamineTask) -> _File:
+    try:
+        return ref, task.reader.read(ref.uri, ref.slice)
+    except (BadImage, Unreadable) as failed:
+        return ref, failed
+
+
+def _outcome(
+    ref: ImageRef, data: bytes, answer: tuple[bytes, ImageFacts] | BadImage, task: ExamineTask
+) -> tuple[ImageRef, _Good]:
+    if isinstance(answer, BadImage):
+        raise answer
+    encoded, facts = answer
+    facts, mask, values = _annotated(ref, facts, task)
+    if not ref.bytes:  # of a URL nothing is known before
+        ref = replace(ref, bytes=len(data))
+    changed = None if encoded is data and not http_fetch.is_url(ref.uri) else encoded
+    return ref, _Good(facts=facts, changed=changed, mask=mask, mask_values=values)
+
+
+def _reject(ref: ImageRef, bad: BadImage, read: int) -> Reject:
+    return Reject(key=ref.key, uri=ref.uri, stage="examine", reason=bad.reason.value, detail=bad.detail, bytes=read)
+
+
+def _annotated(ref: ImageRef, facts: ImageFacts, task: ExamineTask) -> tuple[ImageFacts, bytes | None, tuple[int, ...]]:
+    """Checks what is said of an image against the image itself, and reads its mask.
+
+    Returns:
+      the facts with the checksum of the mask, the mask if it cannot be read again as it is, and its values.
+    """
+    said = ref.annotations
+    if said is None:
+        return facts, None, ()
+    check(said, facts.source_height, facts.source_width)
+    if said.mask is None:
+        return facts, None, ()
+    data = _read_mask(said.mask, task)
+    plan = geometry(task.pixels, facts.source_height, facts.source_width)
+    mask, values = sandbox.normalise_mask(data, plan, task.limits, task.threads)
+    kept = mask is data and not http_fetch.is_url(said.mask)
+    return replace(facts, mask_crc32c=google_crc32c.value(mask)), None if kept else mask, values
+
+
+def _read_mask(uri: str, task: ExamineTask) -> bytes:
+    try:
+        data = task.reader.read(uri)
+    except BadImage as bad:  # or the image would seem to be the one that cannot be read
+        raise BadImage(bad.reason, f"mask {http_fetch.unsigned(uri)}: {bad.detail}") from bad
+    except Unreadable as fault:
+        raise Unreadable(f"mask {http_fetch.unsigned(uri)}: {fault}") from fault
+    if len(data) > task.limits.max_bytes:
+        raise BadImage(
+            RejectReason.BAD_MASK,
+            f"mask {http_fetch.unsigned(uri)}: {len(data)} bytes; max_bytes is {task.limits.max_bytes}",
+        )
+    return data

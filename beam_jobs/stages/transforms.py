@@ -1,0 +1,115 @@
+"""Beam wiring: one PTransform a stage, with the logic in `examine` and `write`. Wiring and counters only.
+
+Expected failures travel as values, because a runner turns an exception into text of its own making.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import apache_beam as beam
+from apache_beam.metrics import Metrics
+
+from beam_jobs import storage
+from beam_jobs.common.progress import Progress
+from beam_jobs.errors import FeedlineError, Unreadable
+from beam_jobs.runners.beam_job import Tally
+from beam_jobs.stages import examine, write
+from beam_jobs.stages.examine import Examined, ExamineTask, examine_bucket, note_unread
+from beam_jobs.stages.scan import Bucket
+from beam_jobs.stages.write import ShardTask, WriteTask, load_sidecar, note_failure, write_shard
+from beam_jobs.storage import checksummed_json
+
+
+@dataclass
+class ExamineBuckets(beam.PTransform):
+    """Examines buckets of references; the results are files, the elements only say how it went."""
+
+    buckets: tuple[Bucket, ...]
+    task: ExamineTask
+
+    def expand(self, root: beam.Pipeline) -> beam.PCollection[Examined]:
+        """Builds the stage."""
+        return (
+            root
+            | "ListBuckets" >> beam.Create(self.buckets)  # Bucket
+            | "SpreadBuckets" >> beam.Reshuffle()  # Bucket: without this all of them fuse onto one worker
+            | "Examine" >> beam.ParDo(_Examine(self.task))  # Examined
+        )
+
+    def tally(self) -> Tally:
+        """Returns what tells how far the stage is, whichever processes do the work."""
+        directory = storage.join(self.task.reader.work, examine.DIRECTORY)
+        return Tally(directory, map(examine.marker_name, self.buckets), lambda _, marker: examine.done_by(marker))
+
+
+@dataclass
+class WriteShards(beam.PTransform):
+    """Writes planned shards; the results are files, the elements are the names of what was written."""
+
+    shards: tuple[ShardTask, ...]
+    task: WriteTask
+
+    def expand(self, root: beam.Pipeline) -> beam.PCollection[str]:
+        """Builds the stage."""
+        return (
+            root
+            | "ListShards" >> beam.Create(self.shards)  # ShardTask
+            | "SpreadShards" >> beam.Reshuffle()  # ShardTask
+            | "Write" >> beam.ParDo(_Write(self.task))  # str: name of a shard
+        )
+
+    def tally(self) -> Tally:
+        """Returns what tells how far the stage is, whichever processes do the work."""
+
+        def done_by(_: str, sidecar: bytes) -> Progress | None:
+            try:
+                found = checksummed_json.loads(sidecar)
+            except ValueError:  # a damaged one of an earlier run: its shard is being written again
+                return None
+            return Progress(found["records"], found["bytes"])
+
+        return Tally(storage.join(self.task.work, write.DIRECTORY), map(write.sidecar_name, self.shards), done_by)
+
+
+class _Examine(beam.DoFn):
+    def __init__(self, task: ExamineTask) -> None:
+        self._task = task
+
+    def process(self, bucket: Bucket) -> Iterator[Examined]:
+        try:
+            outcome = examine_bucket(bucket, self._task)
+        except (Unreadable, OSError) as error:
+            if isinstance(error, OSError) and not storage.is_remote(self._task.reader.work):
+                raise  # `disk` explains it
+            note_unread(bucket, self._task, error)
+            _count("ExamineBuckets", unread_buckets=1)
+            return
+        _count("ExamineBuckets", images=outcome.good, rejects=outcome.rejected, bytes=outcome.bytes)
+        _count("ExamineBuckets", resumed_buckets=int(outcome.resumed))
+        yield outcome
+
+
+class _Write(beam.DoFn):
+    def __init__(self, task: WriteTask) -> None:
+        self._task = task
+
+    def process(self, shard: ShardTask) -> Iterable[str]:
+        try:
+            written = write_shard(shard, self._task)
+        except (FeedlineError, OSError) as error:
+            if isinstance(error, OSError) and not storage.is_remote(self._task.out):
+                raise  # `disk` explains it
+            note_failure(shard, self._task, error)
+            _count("WriteShards", failed_shards=1)
+            return
+        sidecar = load_sidecar(self._task.work, shard)
+        _count("WriteShards", images=sidecar.records, bytes=sidecar.bytes if written else 0)
+        _count("WriteShards", written_shards=int(written), resumed_shards=int(not written))
+        yield shard.name
+
+
+def _count(transform: str, **numbers: int) -> None:
+    for name, number in numbers.items():
+        Metrics.counter(transform, name).inc(number)

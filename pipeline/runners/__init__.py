@@ -1,0 +1,1 @@
+"""Where a pipeline runs: in this process, under Airflow, on Kubeflow."""

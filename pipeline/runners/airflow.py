@@ -1,0 +1,235 @@
+"""Airflow: a DAG with one task a component, each of which runs as it does under `feedline run`.
+
+TFX's own Airflow runner starts components through its older launcher. That one passes over the driver that looks at the
+images, so that changed ones are served from the cache, and a task that is repeated in a run fails on the artifact that
+it registered before. Here a task runs its one node of the compiled pipeline through the launcher of the local runner:
+same cache, same resolvers, and a retry takes up the execution that failed.
+
+Airflow and Feedline do not share an environment, for their packages do not fit together. The file that Airflow reads
+holds the names of the tasks and the code that starts a step elsewhere: `airflow_dag`, which imports Airflow alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import os
+import pprint
+import re
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from beam_jobs.common import validate, yaml_text
+from beam_jobs.errors import OptionError
+from beam_jobs.storage import is_remote, writable
+from pipeline import config as configuration
+from pipeline.config import PipelineConfig
+from pipeline.runners import airflow_folder, airflow_tasks, local
+from pipeline.settings import placeholders
+
+OPTIONS_KEY = "airflow"
+
+_PRESETS = ("@once", "@continuous", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
+_DAG_ID = re.compile(r"[A-Za-z0-9_.-]{1,250}")
+_FILE = '''\
+"""The Airflow DAG of the Feedline pipeline {name}.
+
+Written by `feedline compile --target airflow`, which writes it anew; change the settings there.
+It needs Airflow 2.11 or 3, and nothing of Feedline: the tasks start {python} {where}.
+"""
+
+{code}
+
+SETTINGS = {settings}
+
+STEPS = {steps}
+
+FEEDLINE = make_dag(
+    SETTINGS,
+    STEPS,
+    python={python!r},
+    pod={pod},
+    schedule={schedule!r},
+    retries={retries!r},
+    retry_delay_s={retry_delay_s!r},
+)
+'''
+
+
+@dataclass(frozen=True, kw_only=True)
+class AirflowOptions:
+    """What only Airflow has to know: the mapping `airflow` of the settings.
+
+    Attributes:
+      schedule: when to run: five cron fields or a preset such as `@daily`; empty for only when somebody triggers it.
+      retries: further attempts of a task that failed or was killed, 0 or more.
+      retry_delay_s: seconds before a further attempt, 0 or more.
+      environment: directory of the Python environment that holds Feedline, the same on every worker of Airflow; empty
+        is the one that compiles.
+      image: container image with Feedline and its extra `tfx`; every task is then a pod of Kubernetes.
+      pod_template: YAML file of that pod, with the volumes of images and root; it becomes part of the DAG file.
+    """
+
+    schedule: str = ""
+    retries: int = 2
+    retry_delay_s: float = 60.0
+    environment: str = ""
+    image: str = ""
+    pod_template: str = ""
+
+    def __post_init__(self) -> None:
+        if self.schedule and self.schedule not in _PRESETS and len(self.schedule.split()) != 5:
+            raise OptionError(
+                f"airflow.schedule is {self.schedule!r}; write five cron fields such as '0 3 * * *', or one of "
+                f"{', '.join(_PRESETS)}"
+            )
+        validate.whole("airflow.retries", self.retries, 0)
+        validate.at_least("airflow.retry_delay_s", self.retry_delay_s, 0)
+        if self.image and (self.image.split() != [self.image] or placeholders.in_image(self.image)):
+            raise OptionError(
+                f"airflow.image is {self.image!r}; name a container image such as registry.example.org/feedline:1"
+            )
+        if bool(self.image) != bool(self.pod_template):
+            raise OptionError(
+                f"airflow.image is {self.image!r} and airflow.pod_template is {self.pod_template!r}; give both or "
+                "neither: the pods share images and root through a volume of the template"
+            )
+        if self.image and self.environment:
+            raise OptionError(f"airflow.environment is {self.environment!r}; leave it out, the image is one itself")
+
+
+def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - the name the command calls on every target
+    """Checks the settings as a run would, and writes the DAG file.
+
+    Args:
+      settings: nested, of a `pipeline.yaml`; `airflow` holds the fields of `AirflowOptions`.
+      out: Python file to write, in the DAGs folder of Airflow or on its way there.
+
+    Returns:
+      one line: what to do next.
+
+    Raises:
+      UsageError: a setting or the source cannot be used, or the file cannot be written.
+    """
+    options = configuration.from_mapping(AirflowOptions, settings.get(OPTIONS_KEY, {}), OPTIONS_KEY)
+    values = {key: value for key, value in settings.items() if key not in configuration.TARGET_SECTIONS}
+    config = configuration.build(values)
+    _check_names(config, out)
+    writable.check_file("--out", out)
+    python, pod = _python(options), _pod(options)
+    hints = [airflow_folder.hint(out, config.name)]
+    if "engine" in settings:
+        hints.append("engine is left out: Beam runs in the tasks")
+    if config.schema and not config.schema_is_reviewed:  # a file that comes between two runs would change the tasks
+        hints.append(f"schema {config.schema} is not there: the DAG infers one, review it and compile again")
+        values.pop("schema")
+        config = configuration.build(values)
+    _check_settings(config)
+    text = _FILE.format(
+        name=config.name,
+        code=_code(),
+        python=python,
+        where=f"in the image {options.image}" if pod else "on the workers",
+        pod=_literal(pod) if pod else None,
+        settings=_literal(_resolved(values, config)),
+        steps=_literal(_steps(config)),
+        schedule=options.schedule or None,
+        retries=options.retries,
+        retry_delay_s=options.retry_delay_s,
+    )
+    writable.write_file("--out", out, text.encode())
+    return "; ".join(hints)
+
+
+def _python(options: AirflowOptions) -> str:
+    """Returns the interpreter that the tasks start."""
+    if options.image:
+        return "python"
+    environment = os.path.abspath(options.environment or sys.prefix)
+    if options.environment and not os.access(os.path.join(environment, "bin", "feedline"), os.X_OK):
+        raise OptionError(
+            f"airflow.environment is {options.environment!r}, which has no bin/feedline; name the directory of the "
+            "environment that Feedline is installed in, or leave it out for the one that compiles"
+        )
+    return os.path.join(environment, "bin", "python3")
+
+
+def _pod(options: AirflowOptions) -> dict[str, Any]:
+    """Returns the image and the template of the pods; empty when there are none."""
+    if not options.image:
+        return {}
+    path = options.pod_template
+    try:
+        with open(path, encoding="utf-8") as stream:
+            template = yaml_text.parse(stream)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise OptionError(f"airflow.pod_template {path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(template, Mapping) or template.get("kind") != "Pod":
+        raise OptionError(f"airflow.pod_template {path} has no `kind: Pod`; write the pod with its volumes there")
+    return {"image": options.image, "pod_template_dict": template}
+
+
+def _code() -> str:
+    """Returns what the DAG file has of `airflow_dag`: all but its docstring."""
+    source = Path(__file__).with_name("airflow_dag.py").read_text(encoding="utf-8")
+    docstring = ast.parse(source).body[0]
+    return "\n".join(source.splitlines()[docstring.end_lineno :]).strip()
+
+
+def _check_names(config: PipelineConfig, out: str) -> None:
+    if not out.endswith(".py"):
+        raise OptionError(f"--out is {out!r}; Airflow reads DAGs from files that end in .py")
+    if not _DAG_ID.fullmatch(config.name):
+        raise OptionError(
+            f"name is {config.name!r}; it becomes the name of the DAG, of letters, digits, '_', '-' and '.' only"
+        )
+    if is_remote(config.root):
+        raise OptionError(
+            f"root is {config.root!r}; the tasks share a SQLite file in it, name a directory that every worker has"
+        )
+
+
+def _check_settings(config: PipelineConfig) -> None:
+    """Checks what `feedline run` checks before it starts."""
+    local.preflight(config)
+    from trainer.input_fn import check_options
+    from trainer.models import check_model
+
+    check_options(config.input, local.raw_side(config))
+    check_model(config.train.model)
+
+
+def _steps(config: PipelineConfig) -> dict[str, list[str]]:
+    """Returns component -> those that it waits for."""
+    # Building a pipeline makes its root, which is for the machine that runs it.
+    with tempfile.TemporaryDirectory() as root:
+        return airflow_tasks.steps_of(airflow_tasks.pipeline_of(dataclasses.replace(config, root=root)))
+
+
+def _resolved(settings: Mapping[str, Any], config: PipelineConfig) -> dict[str, Any]:
+    """Returns the settings with the name and absolute paths, because tasks run in a directory of Airflow's."""
+    found = {**settings, "name": config.name, "root": config.root}
+    if config.ingest:
+        found["ingest"] = {**settings["ingest"], "source": config.ingest.source}
+    if config.dataset:
+        found["dataset"] = config.dataset
+    if config.schema:
+        found["schema"] = config.schema
+    if os.path.isfile(config.train.weights):
+        found["train"] = {**settings["train"], "weights": os.path.abspath(config.train.weights)}
+    if config.input.cache_dir and not is_remote(config.input.cache_dir):
+        found["input"] = {**settings["input"], "cache_dir": os.path.abspath(config.input.cache_dir)}
+    return found
+
+
+def _literal(values: Mapping[str, Any]) -> str:
+    """Returns a mapping as Python text, a line an entry where they fit."""
+    entries = ((key, pprint.pformat(value, width=100, sort_dicts=False)) for key, value in values.items())
+    lines = [f"    {key!r}: {text}," for key, text in entries]
+    return "\n".join(["{", *(line.replace("\n", "\n    ") for line in lines), "}"])

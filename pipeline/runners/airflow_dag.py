@@ -1,0 +1,135 @@
+"""The code of the DAG file: `feedline compile` copies what follows into it, and Feedline itself never imports it.
+
+It runs where Airflow is: on Airflow 2.11 and 3, on every Python that these support, without Feedline and its packages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+try:
+    from airflow.sdk import DAG, BaseOperator
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+except ImportError:  # Airflow 2
+    from airflow import DAG
+    from airflow.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+    from airflow.models import BaseOperator
+
+FINISH = "Finish"  # the task after the components: summary, report and whether the model was pushed
+GRACE_S = 30.0  # between SIGTERM and SIGKILL
+# Isolated: without the PYTHONPATH of Airflow, and without modules of the working directory.
+STEP = ("-I", "-c", "from pipeline.runners.airflow_tasks import main; main()")
+
+
+class FeedlineOperator(BaseOperator):
+    """Runs one step in the environment of Feedline, in a process group of its own, and logs its output."""
+
+    process: subprocess.Popen[str] | None = None
+
+    def __init__(self, *, python: str, request: str, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.python, self.request = python, request
+
+    def execute(self, context: Any) -> None:
+        """Runs the step; what failed a check of the data is not retried."""
+        process = subprocess.Popen(  # noqa: S603 - of the file of the DAG alone
+            [self.python, *STEP, context["run_id"]],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+        self.process = process
+        try:
+            with contextlib.suppress(BrokenPipeError):  # it ended already, and says why
+                print(self.request, file=process.stdin, flush=True)
+            for line in process.stdout or ():
+                self.log.info("%s", line.rstrip("\n"))
+            code = process.wait()
+        finally:
+            self.on_kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
+            # The step is killed when its input ends, which happens too when this process is killed.
+            process.communicate()
+        if code:
+            error = AirflowFailException if code == os.EX_DATAERR else AirflowException
+            raise error(f"{self.task_id} ended with exit code {code}; the log above says why")
+
+    def on_kill(self) -> None:
+        """Asks the step to end."""
+        if self.process and self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGTERM)
+
+
+def pod_task(python: str, request: str, pod: dict[str, Any], **arguments: Any) -> Any:
+    """Returns the task that runs one step in a pod; the provider of Kubernetes is imported only here."""
+    from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
+
+    class FeedlinePodOperator(KubernetesPodOperator):
+        def execute(self, context: Any) -> Any:
+            try:
+                return super().execute(context)
+            except AirflowSkipException as error:  # the exit code of what failed a check of the data
+                raise AirflowFailException(str(error)) from None
+
+    # Arguments are templates: a brace of the settings is written so that none begins there.
+    plain = re.sub(r"(?<=\{)[{%#]", lambda found: f"\\x{ord(found[0]):02x}", request)
+    return FeedlinePodOperator(
+        cmds=[python, *STEP], arguments=["{{ run_id }}", plain], skip_on_exit_code=os.EX_DATAERR, **pod, **arguments
+    )
+
+
+def make_dag(
+    settings: dict[str, Any],
+    steps: dict[str, list[str]],
+    *,
+    python: str,
+    pod: dict[str, Any] | None = None,
+    schedule: str | None = None,
+    retries: int = 2,
+    retry_delay_s: float = 60.0,
+) -> DAG:
+    """Builds the DAG: a task a component, and one after the last.
+
+    Args:
+      settings: of the pipeline, with absolute paths.
+      steps: component -> those that it waits for.
+      python: interpreter of the environment that holds Feedline, or of the image.
+      pod: image and template of the pods; without, tasks run on the worker of Airflow.
+      schedule: when to run, anything that Airflow takes; None for only when triggered.
+      retries: further attempts of a task.
+      retry_delay_s: seconds before a further attempt.
+    """
+    dag = DAG(
+        dag_id=settings["name"],
+        schedule=schedule,
+        start_date=datetime(2024, 1, 1, tzinfo=timezone.utc),
+        catchup=False,
+        # The components share one SQLite file of ML Metadata, and each takes the whole machine anyway.
+        max_active_runs=1,
+        max_active_tasks=1,
+        default_args={"retries": retries, "retry_delay": timedelta(seconds=retry_delay_s)},
+        tags=["feedline"],
+    )
+
+    def task(name: str) -> Any:
+        common = {"python": python, "request": repr((settings, steps, name)), "task_id": name, "dag": dag}
+        return pod_task(pod=pod, **common) if pod else FeedlineOperator(**common)
+
+    tasks = {name: task(name) for name in (*steps, FINISH)}
+    waited_for = {before for upstream in steps.values() for before in upstream}
+    for name, upstream in steps.items():
+        tasks[name].set_upstream([tasks[before] for before in upstream])
+        if name not in waited_for:
+            tasks[name].set_downstream(tasks[FINISH])
+    return dag

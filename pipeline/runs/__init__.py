@@ -1,0 +1,1 @@
+"""Runs of a pipeline: their lock, history, summary, report and lineage."""

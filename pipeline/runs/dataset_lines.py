@@ -1,0 +1,56 @@
+"""What became of the images of a dataset, as lines for a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from beam_jobs.common import printable
+from beam_jobs.common.wording import listed, plural
+
+if TYPE_CHECKING:
+    from beam_jobs.dataset.manifest import Manifest
+
+_WIDTH = 12  # of the headings that nearly every dataset has
+
+
+def dataset_lines(dataset: Manifest) -> list[tuple[str, str]]:
+    """Returns heading and text of each line."""
+    counts = dataset.counts
+    rejected = ", ".join(f"{count:,} {reason}" for reason, count in counts.rejects.items()) or "none"
+    return [
+        ("images", f"{counts.found:,} found, {counts.written:,} written"),
+        ("rejected", f"{counts.rejected:,} ({rejected})" if counts.rejected else rejected),
+        *([("hidden", dataset.remarks.hidden_text)] if dataset.remarks.hidden else []),
+        ("duplicates", _duplicates(dataset)),
+        *([("near duplicates", _near_duplicates(dataset))] if counts.near_clusters else []),
+        *([("classes", listed(dataset.labels))] if dataset.labels else []),
+        *((f"split {name}", _split(dataset, name)) for name in dataset.splits),
+        *(("warning", line) for line in dataset.warnings),
+    ]
+
+
+def aligned(lines: list[tuple[str, str]]) -> str:
+    """Returns lines with their headings in a column of one width."""
+    width = max([_WIDTH, *(len(name) for name, _ in lines)])
+    return printable.lines(f"{name:<{width}} {value}" for name, value in lines)
+
+
+def _duplicates(dataset: Manifest) -> str:
+    counts = dataset.counts
+    if not counts.duplicate_clusters:
+        return "none"
+    conflicts = f", label conflicts in {counts.label_conflicts:,}" if counts.label_conflicts else ""
+    dropped = f", {counts.duplicates_dropped:,} dropped" if counts.duplicates_dropped else ""
+    sets = f"{plural(counts.duplicate_images, 'image')} in {plural(counts.duplicate_clusters, 'set')}"
+    return f"{sets}{dropped}{conflicts}"
+
+
+def _near_duplicates(dataset: Manifest) -> str:
+    counts = dataset.counts
+    dropped = f", {counts.near_dropped:,} dropped" if counts.near_dropped else ""
+    return f"{plural(counts.near_images, 'image')} in {plural(counts.near_clusters, 'set')}{dropped}"
+
+
+def _split(dataset: Manifest, name: str) -> str:
+    info = dataset.splits[name]
+    return f"{plural(info.records, 'image')}, {plural(len(info.shards), 'shard')}, {info.bytes:,} bytes"

@@ -1,0 +1,239 @@
+"""What a model was made of, read backwards from ML Metadata: through every run that something was cached from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ml_metadata.metadata_store import MetadataStore
+from ml_metadata.proto import metadata_store_pb2 as pb
+
+from components.dataset_report.run_details import ArtifactDetail, RunDetails, StepDetail
+from pipeline.runs import history
+from pipeline.runs.lineage_facts import Locate, as_recorded, code_of, facts_of, parameters_of, public
+from pipeline.runs.lineage_graph import Graph
+
+MADE, JUDGED, COMPARED = "made", "judged", "compared"
+_JUDGEMENTS = frozenset(
+    ("ModelBlessing", "ModelEvaluation", "InfraBlessing", "DatasetVerdict", "ExampleAnomalies")  # of TFX and our own
+)
+_SUBJECTS = frozenset(("Examples", "Model", "PushedModel"))  # what judgements are passed on, or are compared with
+_OVER = {"complete", "cached", "failed", "canceled"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Artifact:
+    """One artifact of a lineage.
+
+    Attributes:
+      id: its number in ML Metadata.
+      type: such as `Examples`.
+      uri: where it was written.
+      maker: number of the execution that made it; None when that is not part of the lineage.
+      role: `made` when the model came from it, `judged` when it says something about the model or its data,
+        `compared` when a judgement held it beside them: an earlier model or dataset, whose lineage is its own.
+      facts: name -> value of what identifies it; all of it but `pushed_destination` may be shown to anybody.
+    """
+
+    id: int
+    type: str
+    uri: str
+    maker: int | None
+    role: str
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """One execution of a lineage: the one that did the work, not those that took it from the cache later.
+
+    Attributes:
+      id: its number in ML Metadata.
+      component: id of the component, such as `Trainer`.
+      type: class of the component.
+      state: `complete`, or another state of ML Metadata.
+      cached: whether the run that made the model took the result from the cache.
+      run: name of the run that did the work.
+      started_ms: since the epoch.
+      seconds: it took.
+      code: version of the code it was told; empty when it was told none.
+      parameters: name -> value, JSON decoded.
+      inputs: input key -> numbers of artifacts.
+      outputs: output key -> numbers of artifacts, those outside of the lineage included.
+    """
+
+    id: int
+    component: str
+    type: str
+    state: str
+    cached: bool
+    run: str
+    started_ms: int
+    seconds: float
+    code: str
+    parameters: Mapping[str, Any]
+    inputs: Mapping[str, tuple[int, ...]]
+    outputs: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lineage:
+    """Where an artifact came from.
+
+    Attributes:
+      model: number of the artifact that was asked for.
+      pipeline: name of the pipeline that made it.
+      run: name of the run that made it.
+      artifacts: in order of their making.
+      executions: in order of their start.
+    """
+
+    model: int
+    pipeline: str
+    run: str
+    artifacts: tuple[Artifact, ...]
+    executions: tuple[Execution, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the whole graph: nodes, and edges from what was read or ran to what ran or was made."""
+        known = {artifact.id for artifact in self.artifacts}
+        edges = [
+            {"from": f"artifact:{number}", "to": f"execution:{execution.id}", "key": key}
+            for execution in self.executions
+            for key, number in _pairs(execution.inputs)
+            if number in known
+        ] + [
+            {"from": f"execution:{execution.id}", "to": f"artifact:{number}", "key": key}
+            for execution in self.executions
+            for key, number in _pairs(execution.outputs)
+            if number in known
+        ]
+        return {
+            "model": self.model,
+            "pipeline": self.pipeline,
+            "run": self.run,
+            "artifacts": [asdict(artifact) for artifact in self.artifacts],
+            "executions": [asdict(execution) for execution in self.executions],
+            "edges": edges,
+        }
+
+
+def trace(store: MetadataStore, model: int, locate: Locate = as_recorded, run: str = "") -> Lineage:
+    """Walks from an artifact back to the sources it came from.
+
+    Args:
+      store: open database.
+      model: number of the artifact, any artifact; see `lineage_find.find`.
+      locate: recorded place -> where it is now; the facts are read from the files there.
+      run: whose verdicts are meant; that which made the artifact when empty.
+    """
+    graph = Graph(store)
+    run = run or graph.run_of(graph.makers.get(model, 0))
+    made = graph.back([model], through=lambda artifact: graph.type_of(artifact) not in _JUDGEMENTS)
+    judgements = {artifact for artifact in made if graph.type_of(artifact) in _JUDGEMENTS} - {model}
+    made -= judgements
+    # The gate guards the model, but nothing that the model is made of comes out of it.
+    judgements |= {artifact for artifact in graph.made_in(run, made) if graph.type_of(artifact) in _JUDGEMENTS} - {
+        model
+    }
+    judgements |= {sibling for artifact in judgements for sibling in graph.siblings(artifact)}
+    # On through statistics and anomalies, but not into the making of another model or dataset.
+    beside = graph.back(judgements, through=lambda artifact: graph.type_of(artifact) not in _SUBJECTS) - made
+    roles = dict.fromkeys(made, MADE)
+    roles |= {artifact: COMPARED if graph.type_of(artifact) in _SUBJECTS else JUDGED for artifact in beside}
+    makers = {graph.makers[one] for one, role in roles.items() if role != COMPARED and one in graph.makers}
+    return Lineage(
+        model=model,
+        pipeline=graph.pipeline_of(run),
+        run=run,
+        artifacts=tuple(_artifact(graph, number, role, locate) for number, role in sorted(roles.items())),
+        executions=tuple(_execution(graph, number, run) for number in sorted(makers)),
+    )
+
+
+def run_details(store: MetadataStore, pipeline: str = "", locate: Locate = as_recorded) -> RunDetails:
+    """Returns the newest run as the report shows it: without paths, and while it is still under way, so far.
+
+    Args:
+      store: open database.
+      pipeline: name of the pipeline; any when empty.
+      locate: see `trace`.
+    """
+    steps = history.newest_run(store, pipeline).values()
+    executions = history.newest_executions(store, pipeline)
+    newest = _newest_subject(store, executions)
+    run = Graph(store).run_of(executions[-1].id) if executions else ""
+    lineage = trace(store, newest, locate, run) if newest is not None else None
+    return RunDetails(
+        steps=tuple(
+            StepDetail(component=step.component, state=step.state, seconds=step.seconds)
+            for step in steps
+            if step.state in _OVER
+        ),
+        artifacts=tuple(_details(lineage)) if lineage else (),
+    )
+
+
+def _details(lineage: Lineage) -> Iterator[ArtifactDetail]:
+    executions = {execution.id: execution for execution in lineage.executions}
+    shown = {artifact.id for artifact in lineage.artifacts}
+    for artifact in lineage.artifacts:
+        maker = executions.get(artifact.maker or 0)
+        read = sorted({number for _, number in _pairs(maker.inputs) if number in shown}) if maker else []
+        facts = public(artifact.facts) | ({"code": maker.code} if maker and maker.code else {})
+        yield ArtifactDetail(
+            id=artifact.id,
+            type=artifact.type,
+            producer=maker.component if maker else artifact.role,
+            inputs=tuple(read),
+            facts=facts,
+        )
+
+
+def _artifact(graph: Graph, number: int, role: str, locate: Locate) -> Artifact:
+    artifact = graph.artifacts[number]
+    maker = graph.makers.get(number)
+    return Artifact(
+        id=number,
+        type=artifact.type,
+        uri=artifact.uri,
+        maker=None if role == COMPARED else maker,
+        role=role,
+        facts=facts_of(artifact, graph.executions[maker] if maker else None, locate),
+    )
+
+
+def _execution(graph: Graph, number: int, run: str) -> Execution:
+    execution = graph.executions[number]
+    parameters = parameters_of(execution)
+    return Execution(
+        id=number,
+        component=graph.component_of(number),
+        type=execution.type,
+        state=graph.state_of(number),
+        cached=graph.was_cached(number, run),
+        run=graph.run_of(number),
+        started_ms=execution.create_time_since_epoch,
+        seconds=(execution.last_update_time_since_epoch - execution.create_time_since_epoch) / 1000,
+        code=code_of(parameters),
+        parameters=parameters,
+        inputs=graph.inputs(number),
+        outputs=graph.outputs(number),
+    )
+
+
+def _newest_subject(store: MetadataStore, executions: Iterable[pb.Execution]) -> int | None:
+    """Returns the artifact of a run that its lineage is told of: the pushed model, else the model, else the data."""
+    numbers = [execution.id for execution in executions]
+    events = store.get_events_by_execution_ids(numbers) if numbers else []
+    outputs = {event.artifact_id for event in events if event.type == pb.Event.OUTPUT}
+    artifacts = store.get_artifacts_by_id(sorted(outputs)) if outputs else []
+    for kind in ("PushedModel", "Model", "Examples"):
+        if found := [artifact.id for artifact in artifacts if artifact.type == kind]:
+            return max(found)
+    return None
+
+
+def _pairs(keyed: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, int]]:
+    return ((key, number) for key, numbers in keyed.items() for number in numbers)

@@ -1,0 +1,172 @@
+"""What a run came to, as plain values and as text for a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from beam_jobs import storage
+from beam_jobs.dataset import manifest
+from beam_jobs.dataset.manifest import Manifest
+from beam_jobs.errors import GateFailed
+from components.blessed_model.component import NODE_ID as BLESSED_MODEL
+from components.dataset_gate.executor import VERDICT_NAME
+from components.dataset_gate.findings import Finding
+from components.dataset_report.executor import REPORT_NAME
+from components.evaluation import Accuracy, load_evaluation
+from components.previous_span.resolver import NODE_ID as PREVIOUS_SPAN
+from pipeline.runs.dataset_lines import aligned, dataset_lines
+from pipeline.runs.history import Step
+from trainer.bench import Rates
+from trainer.run_fn import HISTORY_NAME
+from trainer.training.progress import DIVERGED_NAME
+
+_INFERRED = "inferred; review it, then name it by --schema, or in pipeline.yaml under schema:"
+_INFERRED_AS_NAMED = "inferred, for there was no such file yet; review it, the next run takes it as it is then"
+_RESOLVERS = (PREVIOUS_SPAN, BLESSED_MODEL)  # they look at what there is, every time
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """A finished run.
+
+    Attributes:
+      dataset_dir: the published dataset.
+      dataset: its manifest.
+      anomalies: split -> anomalous features.
+      findings: what a gate that only reports found, a sentence each.
+      accuracy: on the held-back split.
+      baseline: accuracy of the model blessed before on the same images; None when it was compared with none.
+      blessed: whether the training ended well and the accuracy reached its limits.
+      refused: a sentence for each limit that the model missed.
+      model_dir: the pushed model, empty when it was not pushed.
+      report: the HTML report.
+      schema: the schema that was used.
+      schema_inferred: whether it was inferred by this pipeline, and so waits for a reader.
+      schema_named: whether the configuration names its file.
+      steps: component -> how it went.
+      rates: input pipeline against the naive one.
+      input_wait: share of the time of the training steps that they waited for input, 0-1.
+    """
+
+    dataset_dir: str
+    dataset: Manifest
+    anomalies: Mapping[str, int]
+    findings: tuple[str, ...]
+    accuracy: Accuracy
+    baseline: Accuracy | None
+    blessed: bool
+    refused: tuple[str, ...]
+    model_dir: str
+    report: str
+    schema: str
+    schema_inferred: bool
+    schema_named: bool
+    steps: Mapping[str, Step]
+    rates: Rates
+    input_wait: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain JSON values."""
+        return {
+            **asdict(self),
+            "dataset": self.dataset.to_json(),
+            "rates": {**asdict(self.rates), "ratio": self.rates.ratio},
+        }
+
+
+def collect(steps: Mapping[str, Step], rates: Rates) -> RunSummary:
+    """Gathers the summary of a finished run.
+
+    Args:
+      steps: component -> step, from `history.newest_run`.
+      rates: measured on its dataset.
+    """
+    judged = os.path.join(steps["DatasetGate"].outputs["verdict"], VERDICT_NAME)
+    verdict = json.loads(storage.read_bytes(judged))
+    pushed = steps["Pusher"].properties["pushed_model"].get("pushed_destination", "")
+    dataset_dir = steps["ImageExampleGen"].outputs["examples"]
+    evaluator = steps["Evaluator"].outputs
+    diverged = os.path.join(steps["Trainer"].outputs["model"], "Format-Serving", DIVERGED_NAME)
+    refused = (storage.read_bytes(diverged).decode(),) if os.path.exists(diverged) else ()
+    blessed = os.path.exists(os.path.join(evaluator["blessing"], "BLESSED")) and not refused
+    schema_step = steps.get("InferredSchema") or steps["ReviewedSchema"]
+    dataset = manifest.load(dataset_dir)
+    evaluation = load_evaluation(evaluator["evaluation"], dataset.labels)
+    return RunSummary(
+        dataset_dir=dataset_dir,
+        dataset=dataset,
+        anomalies=verdict["anomalies"],
+        findings=tuple(str(Finding(**finding)) for finding in verdict["findings"]),
+        accuracy=evaluation.overall,
+        baseline=evaluation.baseline,
+        blessed=blessed,
+        refused=(*refused, *evaluation.refused),
+        model_dir=pushed,
+        report=os.path.join(steps["DatasetReport"].outputs["report"], REPORT_NAME),
+        schema=os.path.join(schema_step.outputs["schema"], "schema.pbtxt"),
+        schema_inferred="InferredSchema" in steps,
+        schema_named=False,
+        steps=steps,
+        rates=rates,
+        input_wait=_input_wait(steps),
+    )
+
+
+def _input_wait(steps: Mapping[str, Step]) -> float:
+    history = storage.read_bytes(os.path.join(steps["Trainer"].outputs["model_run"], HISTORY_NAME))
+    return float(json.loads(history)["input_wait"])
+
+
+def text(summary: RunSummary) -> str:
+    """Returns the summary as aligned lines for a terminal."""
+    steps = {name: step for name, step in summary.steps.items() if name not in _RESOLVERS}
+    cached = [name for name, step in steps.items() if step.state == "cached"]
+    lines = [
+        *dataset_lines(summary.dataset),
+        ("anomalies", ", ".join(f"{count} in {split}" for split, count in summary.anomalies.items())),
+        *(("gate", f"only reports: {finding}") for finding in summary.findings),
+        ("schema", _schema(summary)),
+        ("", summary.schema),
+        ("accuracy", _accuracy(summary.accuracy)),
+        *([("before", _accuracy(summary.baseline))] if summary.baseline else []),
+        ("input", _rates(summary.rates)),
+        ("waited", f"{summary.input_wait:.1%} of the time of the training steps for input"),
+        ("cache", f"{len(cached)} of {len(steps)} components served from it"),
+        ("dataset", summary.dataset_dir),
+        ("report", summary.report),
+        ("model", summary.model_dir or f"not pushed: {refusal(summary)}"),
+    ]
+    return aligned(lines)
+
+
+def _schema(summary: RunSummary) -> str:
+    if not summary.schema_inferred:
+        return "as reviewed"
+    return _INFERRED_AS_NAMED if summary.schema_named else _INFERRED
+
+
+def refusal(summary: RunSummary) -> str:
+    """Returns why a model was not pushed."""
+    return "; ".join(summary.refused)
+
+
+def check_pushed(summary: RunSummary) -> None:
+    """Raises `GateFailed` when the model was not pushed; called last, so that the summary is printed all the same."""
+    if not summary.blessed:
+        raise GateFailed(
+            f"{refusal(summary)}; the model was not pushed; train longer, evaluate on more images, or lower the limit"
+        )
+
+
+def _accuracy(accuracy: Accuracy) -> str:
+    return (
+        f"{accuracy.value:.4f}, 95 % interval {accuracy.low:.4f} to {accuracy.high:.4f}, on {accuracy.images:,} images"
+    )
+
+
+def _rates(rates: Rates) -> str:
+    return f"{rates.feedline:,.0f} images/s, naive pipeline {rates.naive:,.0f} images/s, ratio {rates.ratio:.2f}"

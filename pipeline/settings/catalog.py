@@ -1,0 +1,143 @@
+"""Which settings there are: their sections, names and defaults, and help with names that are nearly right."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from beam_jobs.common.suggest import unknown
+from beam_jobs.errors import OptionError
+from pipeline.config import NOT_IN_A_PIPELINE, TARGET_SECTIONS, PipelineConfig
+from pipeline.settings import targets
+
+PREFIX = "FEEDLINE_"
+
+Place = tuple[str, ...]
+
+
+@functools.cache
+def sections() -> dict[str, type]:
+    """Returns the dotted name of every section -> its dataclass, in the order of the page; `""` is the top level."""
+    return {"": PipelineConfig, **_below(PipelineConfig, "")}
+
+
+def names(section: str) -> list[str]:
+    """Returns what may stand in a section of `sections`, or of a target."""
+    if section in TARGET_SECTIONS:
+        return list(targets.target_hints(section))
+    found = [item.name for item in dataclasses.fields(sections()[section])]
+    if section == "ingest":
+        return [name for name in found if name not in NOT_IN_A_PIPELINE]
+    return found if section else [*found, *TARGET_SECTIONS]
+
+
+def is_section(key: str) -> bool:
+    """Whether a dotted key, or `""`, names a section and not a setting."""
+    return key in sections() or key in TARGET_SECTIONS
+
+
+def hint(path: Place) -> Any:
+    """Returns the type of a setting; None when the path does not lead to one."""
+    section = ".".join(path[:-1])
+    if section in TARGET_SECTIONS:
+        return targets.target_hints(section).get(path[-1])
+    return typing.get_type_hints(sections()[section]).get(path[-1]) if section in sections() else None
+
+
+def default_entries(key: str) -> dict[str, Any]:
+    """Returns the default of a setting that is a mapping, such as `ingest.splits`; an empty one for every other."""
+    section, _, name = key.rpartition(".")
+    for item in dataclasses.fields(sections()[section]) if section in sections() else ():
+        if item.name == name and item.default_factory is not dataclasses.MISSING:
+            made = item.default_factory()
+            return dict(made) if isinstance(made, Mapping) else {}
+    return {}
+
+
+def setting_of(path: Place, layer: str) -> str:
+    """Returns the dotted key of the setting that a path leads to, or into.
+
+    Args:
+      path: names, outermost first.
+      layer: who names it, for errors.
+
+    Raises:
+      OptionError: there is no such setting.
+    """
+    for depth, name in enumerate(path):
+        section = ".".join(path[:depth])
+        if not is_section(section):
+            return section
+        if name not in names(section) and not (section == "ingest" and name in NOT_IN_A_PIPELINE):
+            raise OptionError(f"{layer}: {_unknown(section, name)}")
+    return ".".join(path)
+
+
+def check_variable(name: str, path: Place) -> None:
+    """Checks that an environment variable leads to a setting.
+
+    Raises:
+      OptionError: it does not; the message names the nearest variable that does.
+    """
+    try:
+        setting_of(path, name)
+    except OptionError:
+        found, is_near = _nearest(name)
+        told = (
+            f"did you mean {found}?" if is_near else f"the nearest is {found}; unset it when it is not meant for this"
+        )
+        raise OptionError(f"environment {name}: there is no setting of that name; {told}") from None
+
+
+def _nearest(name: str) -> tuple[str, bool]:
+    """Returns the variables that are nearest to a name, and whether they are near."""
+    wanted = _squeezed(name.removeprefix(PREFIX))
+    known = [variable for section in (*sections(), *TARGET_SECTIONS) for variable in _variables(section)]
+    homes: dict[str, list[str]] = {}
+    for variable in known:
+        homes.setdefault(_squeezed(variable), []).append(f"{PREFIX}{variable}")
+    for variable in known:  # a whole name goes before the end of another one
+        end = _squeezed(variable.rpartition("__")[2])
+        if end not in map(_squeezed, known):
+            homes.setdefault(end, []).append(f"{PREFIX}{variable}")
+    near = difflib.get_close_matches(wanted, homes, 1)
+    best = near or difflib.get_close_matches(wanted, homes, 1, cutoff=0.0)
+    return " or ".join(homes[best[0]]), bool(near)
+
+
+def _variables(section: str) -> Iterable[str]:
+    for name in names(section):
+        yield (f"{section}.{name}" if section else name).upper().replace(".", "__")
+
+
+def _squeezed(name: str) -> str:
+    """Returns the name as it is when one underscore is as good as two."""
+    return name.replace("_", "")
+
+
+def _below(cls: type, where: str) -> dict[str, type]:
+    found: dict[str, type] = {}
+    for name, held in typing.get_type_hints(cls).items():
+        members = typing.get_args(held) if isinstance(held, types.UnionType) else (held,)
+        for member in members:
+            if dataclasses.is_dataclass(member) and isinstance(member, type):
+                dotted = f"{where}{name}"
+                found |= {dotted: member, **_below(member, f"{dotted}.")}
+    return found
+
+
+def _unknown(section: str, name: str) -> str:
+    within = f"{section}." if section else ""
+    homes: dict[str, list[str]] = {}
+    for other in sections():
+        for known in names(other):
+            homes.setdefault(known, []).append(f"{other}.{known}" if other else known)
+    near = difflib.get_close_matches(name, homes, 1)
+    if difflib.get_close_matches(name, names(section), 1) or not near:
+        return unknown("setting", name, names(section), within)
+    return f"there is no setting {f'{within}{name}'!r}; did you mean {' or '.join(homes[near[0]])}?"

@@ -1,0 +1,1 @@
+"""Figures of a model on a split, with intervals."""

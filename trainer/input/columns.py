@@ -1,0 +1,146 @@
+"""What Transform does with user columns: `price: scale`, `city: vocabulary(100)`. Checked here, run in `column_ops`."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from beam_jobs.common import validate
+from beam_jobs.common.suggest import unknown
+from beam_jobs.dataset.user_columns import check_column
+from beam_jobs.errors import OptionError
+
+CONFIG_KEY = "transform"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Numbers to float32 0-1: least and greatest of the training split become 0 and 1, what lies outside is clipped."""
+
+
+@dataclass(frozen=True)
+class Zscore:
+    """Numbers to float32: less the mean of the training split, in units of its population standard deviation."""
+
+
+@dataclass(frozen=True)
+class Bucketise:
+    """Numbers to int64 0 to `buckets` - 1: parts of the training split that hold about as many values each."""
+
+    buckets: int
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Text or whole numbers to int64: the `top` most frequent values by rank, any other to one of `oov` after them."""
+
+    top: int
+    oov: int = 1
+
+
+@dataclass(frozen=True)
+class Hashed:
+    """Text or whole numbers to int64 0 to `buckets` - 1 by their hash; nothing is learnt."""
+
+    buckets: int
+
+
+ColumnOp: TypeAlias = Scale | Zscore | Bucketise | Vocabulary | Hashed
+COLUMN_OPS: dict[str, type[ColumnOp]] = {
+    "scale": Scale,
+    "zscore": Zscore,
+    "bucketise": Bucketise,
+    "vocabulary": Vocabulary,
+    "hashed": Hashed,
+}
+_LEAST = {"buckets": 2, "top": 1, "oov": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformOptions:
+    """What Transform does.
+
+    Attributes:
+      columns: user column, without `extra/` -> one of `COLUMN_OPS` with its arguments: `vocabulary(100, oov=4)`.
+
+    Raises:
+      OptionError: an op is unknown or does not fit its arguments; the message names the column.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, spec in self.columns.items():
+            parse_column(name, spec)
+
+    def ops(self) -> dict[str, ColumnOp]:
+        """Returns column -> op, in order of the names."""
+        return {name: parse_column(name, self.columns[name]) for name in sorted(self.columns)}
+
+    def check(self, known: Collection[str]) -> None:
+        """Checks that the columns exist.
+
+        Args:
+          known: user columns of the dataset, without `extra/`.
+
+        Raises:
+          OptionError: one does not.
+        """
+        for name in self.columns:
+            check_column(name, known, "transform.columns")
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain JSON values; `from_json` takes them back."""
+        return {"columns": dict(sorted(self.columns.items()))}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> TransformOptions:
+        """Builds the options from `to_json` output.
+
+        Raises:
+          OptionError: a value does not fit.
+        """
+        return cls(columns=dict(values.get("columns", {})))
+
+
+def parse_column(name: str, spec: object) -> ColumnOp:
+    """Returns the op that a text such as `hashed(1000)` stands for.
+
+    Args:
+      name: of the column, for the message.
+      spec: name of the op, with its arguments in parentheses if it has any.
+
+    Raises:
+      OptionError: there is no such op, or the arguments do not fit it.
+    """
+    where = f"transform.columns.{name}"
+    op_name, positional, named = _call(where, spec)
+    if op_name not in COLUMN_OPS:
+        raise OptionError(f"{where}: {unknown('op', op_name, COLUMN_OPS)}")
+    try:
+        op = COLUMN_OPS[op_name](*positional, **named)
+    except TypeError as error:
+        wanted = ", ".join(item.name for item in dataclasses.fields(COLUMN_OPS[op_name])) or "no argument"
+        raise OptionError(f"{where}: {spec!r} does not fit; {op_name} takes {wanted}") from error
+    for argument, value in dataclasses.asdict(op).items():
+        validate.whole(f"{where}: {argument} of {op_name}", value, _LEAST[argument])
+    return op
+
+
+def _call(where: str, spec: object) -> tuple[str, list[Any], dict[str, Any]]:
+    """Returns name, positional and named arguments of `name` or `name(1, word=2)`."""
+    try:
+        call = ast.parse(str(spec).strip(), mode="eval").body
+        call = ast.Call(func=call, args=[], keywords=[]) if isinstance(call, ast.Name) else call
+        name = call.func.id  # type: ignore[attr-defined]
+        positional = [ast.literal_eval(value) for value in call.args]  # type: ignore[attr-defined]
+        named = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}  # type: ignore[attr-defined]
+    except (SyntaxError, ValueError, AttributeError) as error:
+        ops = ", ".join(COLUMN_OPS)
+        raise OptionError(
+            f"{where} is {spec!r}; it must be one of {ops}, with arguments as in vocabulary(100)"
+        ) from error
+    return name, positional, named

@@ -1,0 +1,154 @@
+"""What a training step needs of the memory of one device, counted from the graph of the model, by batch size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from beam_jobs.common import validate
+from beam_jobs.errors import OptionError
+
+ADAM_SLOTS = 2  # of Adam and AdamW: both moments
+_BY_OUTPUT = ("relu", "relu6", "sigmoid", "softmax", "tanh")  # whose slope follows from their value
+_KEEPS_NOTHING = (
+    keras.layers.Add,
+    keras.layers.AveragePooling2D,
+    keras.layers.Concatenate,
+    keras.layers.Cropping2D,
+    keras.layers.Flatten,
+    keras.layers.GlobalAveragePooling2D,
+    keras.layers.Rescaling,
+    keras.layers.Reshape,
+    keras.layers.UpSampling2D,
+    keras.layers.ZeroPadding2D,
+)
+_KEEPS_OUTPUT = (keras.layers.Dropout, keras.layers.ReLU, keras.layers.Softmax)
+_KEEPS_BOTH = (keras.layers.GlobalMaxPooling2D, keras.layers.MaxPooling2D)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceBytes:
+    """Bytes that a training step holds on one device. Scratch space of the kernels comes on top.
+
+    Attributes:
+      parameters: all weights, frozen ones included.
+      gradients: one number for each trained weight.
+      slots: what the optimizer keeps.
+      activations: outputs of layers that the backward pass needs again.
+      input: one batch.
+    """
+
+    parameters: int
+    gradients: int
+    slots: int
+    activations: int
+    input: int
+
+    @property
+    def total(self) -> int:
+        """Their sum."""
+        return self.parameters + self.gradients + self.slots + self.activations + self.input
+
+
+def device_bytes(model: keras.Model, batch_size: int, slots: int = ADAM_SLOTS) -> DeviceBytes:
+    """Counts what a training step of a model holds.
+
+    A gradient reaches a layer that is trained or comes after one that is. Then a layer with trained weights keeps its
+    inputs, an activation its output, a maximum both; sums, means, padding and layers whose weights are frozen keep
+    nothing. An op this module does not know counts as keeping its inputs.
+
+    Args:
+      model: a graph of layers (functional or sequential), frozen as it will be trained.
+      batch_size: images a step on this one device.
+      slots: numbers kept for each trained weight: 2 with Adam, 1 with momentum, 1 more for an average of the weights,
+        1 more for gradient accumulation.
+
+    Raises:
+      OptionError: a number is out of range, or the model is no graph.
+    """
+    validate.whole("batch_size", batch_size, 1)
+    validate.whole("slots", slots, 0)
+    if not getattr(model, "inputs", None):
+        raise OptionError(f"the memory of {model.name} cannot be counted, because it is not a graph of layers")
+    trained = sum(_bytes(weight.shape, weight.dtype) for weight in model.trainable_weights)
+    return DeviceBytes(
+        parameters=sum(_bytes(weight.shape, weight.dtype) for weight in model.weights),
+        gradients=trained,
+        slots=trained * slots,
+        activations=batch_size * sum(_image_bytes(tensor) for tensor in _Backward(model).kept.values()),
+        input=batch_size * sum(_image_bytes(tensor) for tensor in model.inputs),
+    )
+
+
+def memory_table(model: keras.Model, batch_sizes: Sequence[int], slots: int = ADAM_SLOTS) -> str:
+    """Returns a table of `device_bytes` in MB (1e6 bytes), a line for each batch size."""
+    columns = ("parameters", "gradients", "slots", "activations", "input", "total")
+    lines = ["batch size" + "".join(f"{name:>13}" for name in columns) + "   (MB)"]
+    for size in batch_sizes:
+        found = device_bytes(model, size, slots)
+        lines.append(f"{size:>10}" + "".join(f"{getattr(found, name) / 1e6:13.1f}" for name in columns))
+    return "\n".join(lines)
+
+
+class _Backward:
+    """Walks a graph from its inputs and collects the tensors that the backward pass needs, each once."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self.kept: dict[int, Any] = {}
+        self._reached: set[int] = set()  # tensors that a gradient flows into
+        self._same: dict[int, Any] = {}  # the input or output of a model within a model -> what it stands for
+        self._walk(model)
+
+    def _walk(self, model: keras.Model) -> None:
+        for operation in getattr(model, "operations", model.layers):  # a sequential model has only layers
+            if isinstance(operation, keras.layers.InputLayer):
+                continue
+            inputs, outputs = _ends(operation)
+            if isinstance(operation, keras.Model):
+                self._same.update(zip(map(id, operation.inputs), map(self._real, inputs), strict=True))
+                self._walk(operation)
+                self._same.update(zip(map(id, outputs), map(self._real, operation.outputs), strict=True))
+                continue
+            inputs = [self._real(tensor) for tensor in inputs]
+            trained = bool(getattr(operation, "trainable_weights", ()))
+            if trained or any(id(tensor) in self._reached for tensor in inputs):
+                self._reached.update(map(id, outputs))
+                self.kept.update((id(tensor), tensor) for tensor in _needed(operation, trained, inputs, outputs))
+
+    def _real(self, tensor: Any) -> Any:
+        while id(tensor) in self._same:
+            tensor = self._same[id(tensor)]
+        return tensor
+
+
+def _needed(operation: Any, trained: bool, inputs: list[Any], outputs: list[Any]) -> list[Any]:
+    activation = getattr(getattr(operation, "activation", None), "__name__", "linear")
+    if isinstance(operation, keras.layers.Activation):
+        return outputs if activation in _BY_OUTPUT else inputs
+    kept = []
+    if trained or isinstance(operation, _KEEPS_BOTH):
+        kept += inputs
+    if activation != "linear" or isinstance(operation, _KEEPS_BOTH + _KEEPS_OUTPUT):
+        kept += outputs
+    known = bool(getattr(operation, "weights", ())) or isinstance(operation, _KEEPS_NOTHING)
+    return kept if kept or known else inputs
+
+
+def _ends(operation: Any) -> tuple[list[Any], list[Any]]:
+    # A model within a model overrides `input` and `output` with its own ends; here they are those of the graph that it
+    # stands in.
+    inputs, outputs = keras.Operation.input.fget(operation), keras.Operation.output.fget(operation)
+    return keras.tree.flatten(inputs), keras.tree.flatten(outputs)
+
+
+def _image_bytes(tensor: Any) -> int:
+    return _bytes([size or 1 for size in tensor.shape[1:]], tensor.dtype)
+
+
+def _bytes(shape: Iterable[int], dtype: str) -> int:
+    bits = "".join(letter for letter in str(dtype) if letter.isdigit())
+    return math.prod(shape) * (int(bits) // 8 if bits else 1)  # bool has no digits

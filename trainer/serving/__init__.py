@@ -1,0 +1,1 @@
+"""Models that take encoded files, and asking them."""

@@ -1,0 +1,203 @@
+"""`fit` under a strategy: the loop of Keras for several replicas, over the model's own `train_step`.
+
+Keras 3.12 with TensorFlow 2.16 has one that does not do under every strategy: with `MultiWorkerMirroredStrategy` it
+fails on a batch that is a dict before the first step, and with `MirroredStrategy` and `steps_per_execution` above 1 in
+the first execution, whose variables are made inside the loop. Here all variables exist before anything is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from beam_jobs.errors import FeedlineError, OptionError
+from trainer.training.strategy import Distributed
+
+Validation = Callable[[], Mapping[str, float]]
+Logs = dict[str, float]
+
+
+def fit(
+    strategy: tf.distribute.Strategy | None,
+    model: keras.Model,
+    data: Any,
+    *,
+    epochs: range,
+    steps_per_epoch: int,
+    validation: Validation | None = None,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+) -> dict[str, list[float]]:
+    """Trains a model that was built and compiled in `strategy.scope`.
+
+    `train_step`, the metrics, `steps_per_execution`, `stop_training` and the callbacks mean what they mean to Keras.
+    The logs of a batch, as those of an epoch, are of all replicas.
+
+    Args:
+      strategy: None for Keras' own loop, which any backend has.
+      model: compiled.
+      data: what `strategy.distribute` returned, endless; without a strategy anything that `model.fit` takes.
+      epochs: their numbers, from 0: `range(first, end)`.
+      steps_per_epoch: global batches of an epoch.
+      validation: figures after an epoch; they come into the logs under `val_` names, between `on_test_begin` and
+        `on_test_end` of the callbacks.
+      callbacks: of Keras.
+
+    Returns:
+      figure -> its value at the end of each epoch.
+
+    Raises:
+      OptionError: the optimizer accumulates gradients, under a strategy.
+      FeedlineError: another worker is gone.
+    """
+    if strategy is None:
+        first = [_Validate(validation, callbacks)] if validation else []
+        history = model.fit(
+            data,
+            initial_epoch=epochs.start,
+            epochs=epochs.stop,
+            steps_per_epoch=steps_per_epoch,
+            callbacks=[*first, *callbacks],
+            verbose=0,
+        )
+        return dict(history.history)
+    _check_optimizer(model.optimizer)
+    chosen = keras.callbacks.CallbackList(
+        list(callbacks), add_history=True, model=model, epochs=epochs.stop, steps=steps_per_epoch, verbose=0
+    )
+    try:
+        with strategy.scope():
+            return _fit(strategy, model, data, chosen, epochs, steps_per_epoch, validation)
+    except tf.errors.UnavailableError as error:  # what every step of the others ends with, some seconds later
+        raise FeedlineError(
+            "another worker of the training is gone, see its log; start all workers again, and they continue from the "
+            "last checkpoint if there is one"
+        ) from error
+
+
+def _fit(
+    strategy: tf.distribute.Strategy,
+    model: keras.Model,
+    data: Distributed,
+    callbacks: keras.callbacks.CallbackList,
+    epochs: range,
+    steps: int,
+    validation: Validation | None,
+) -> dict[str, list[float]]:
+    make_variables(strategy, model, data.element_spec)
+    execute, even_out = train_function(strategy, model), even_function(strategy, model)
+    batches = iter(data.batches)
+    model.stop_training = False
+    callbacks.on_train_begin()
+    logs: Logs = {}
+    for epoch in epochs:
+        model.reset_metrics()
+        callbacks.on_epoch_begin(epoch)
+        logs = _epoch(model, execute, batches, callbacks, steps)
+        even_out()
+        if validation:
+            callbacks.on_test_begin()
+            found = {f"val_{name}": value for name, value in validation().items()}
+            callbacks.on_test_end(found)
+            logs |= found
+        callbacks.on_epoch_end(epoch, logs)
+        if model.stop_training:
+            break
+    model.optimizer.finalize_variable_values(model.trainable_weights)
+    callbacks.on_train_end(logs)
+    return dict(model.history.history)
+
+
+def _epoch(model: keras.Model, execute: Any, batches: Any, callbacks: keras.callbacks.CallbackList, steps: int) -> Logs:
+    logs: Logs = {}
+    for first in range(0, steps, model.steps_per_execution):
+        count = min(model.steps_per_execution, steps - first)
+        callbacks.on_train_batch_begin(first)
+        logs = {name: float(value) for name, value in execute(batches, tf.constant(count)).items()}
+        callbacks.on_train_batch_end(first + count - 1, logs)
+        if model.stop_training:
+            break
+    return logs
+
+
+def train_function(strategy: tf.distribute.Strategy, model: keras.Model) -> Any:
+    """Returns the compiled loop: (iterator, number of steps int32) -> the metrics so far, over all replicas."""
+
+    @tf.function(reduce_retracing=True)
+    def execute(batches: Any, count: tf.Tensor) -> dict[str, tf.Tensor]:
+        for _ in tf.range(count):
+            strategy.run(model.train_step, args=(next(batches),))
+        # Outside `run` the variables of a metric are read as their sum over the replicas.
+        return model.get_metrics_result()
+
+    return execute
+
+
+def even_function(strategy: tf.distribute.Strategy, model: keras.Model) -> Any:
+    """Returns a function that gives all replicas, of all workers, the mean of what each has observed for itself.
+
+    Those are the moving mean and variance of batch normalisation, which Keras leaves to each replica. Evaluated as they
+    are, the figures would depend on who evaluates what, and the model of the first replica is what is exported.
+    """
+    observed = [
+        variable for variable in model.non_trainable_variables if variable.dtype.startswith(("float", "bfloat"))
+    ]
+
+    def even_out() -> None:
+        context = tf.distribute.get_replica_context()
+        for variable in observed:
+            variable.assign(context.all_reduce(tf.distribute.ReduceOp.MEAN, tf.identity(variable)))
+
+    @tf.function
+    def run() -> None:
+        strategy.run(even_out)
+
+    return run if observed else lambda: None
+
+
+def make_variables(strategy: tf.distribute.Strategy, model: keras.Model, element_spec: Any) -> None:
+    """Makes the variables of optimizer and metrics, with a batch of zeros through `test_step`.
+
+    What is made while a loop is compiled would have TensorFlow compile it in two versions, and with several replicas
+    that does not run.
+    """
+    model.optimizer.build(model.trainable_variables)
+    batch = tf.nest.map_structure(_zeros, element_spec)
+    tf.function(lambda: strategy.run(model.test_step, args=(batch,)))()
+    model.reset_metrics()
+
+
+def _check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
+    steps = getattr(optimizer, "inner_optimizer", optimizer).gradient_accumulation_steps
+    if steps:
+        raise OptionError(
+            f"accumulate_steps is {steps}, which Keras cannot do under a strategy; set it to 1, and take more "
+            "replicas or a smaller batch_size"
+        )
+
+
+def _zeros(spec: tf.TypeSpec) -> tf.Tensor | tf.RaggedTensor:
+    shape = [1 if size is None else size for size in spec.shape]
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensor.from_tensor(tf.zeros(shape, spec.dtype), ragged_rank=spec.ragged_rank)
+    return tf.zeros(shape, spec.dtype)
+
+
+class _Validate(keras.callbacks.Callback):
+    """Validates where Keras' loop would; comes first, so that all others see the figures."""
+
+    def __init__(self, validation: Validation, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        super().__init__()
+        self._validation = validation
+        self._callbacks = callbacks
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        for callback in self._callbacks:
+            callback.on_test_begin()
+        found = {f"val_{name}": value for name, value in self._validation().items()}
+        for callback in self._callbacks:
+            callback.on_test_end(found)
+        if logs is not None:
+            logs.update(found)

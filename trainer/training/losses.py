@@ -1,0 +1,203 @@
+"""What a model learns: labels as it compares them, the loss, and the metrics that fit."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from beam_jobs.common.suggest import unknown
+from beam_jobs.dataset.manifest import Manifest
+from beam_jobs.errors import OptionError
+from trainer.input.padding import VALID
+from trainer.input.parse import DRAW, WEIGHT
+from trainer.ops.types import IMAGE
+from trainer.training.options import BALANCED, TrainOptions
+
+MULTI = "multi"
+
+
+def for_keras(classes: int, multi: bool, draws: bool = False) -> Any:
+    """Returns the function that makes what `fit` takes of what `make_dataset` delivers.
+
+    Examples:
+      >>> from trainer import InputOptions, for_keras, make_dataset
+      >>> train = make_dataset("dataset", "train", InputOptions(image_side_px=32, batch_size=8), training=True)
+      >>> images, targets = next(iter(train.map(for_keras(classes=2, multi=False))))
+      >>> images.shape, targets.shape
+      (TensorShape([8, 32, 32, 3]), TensorShape([8, 2]))
+
+    Args:
+      classes: number of classes.
+      multi: whether an image may have several labels.
+      draws: whether the model also takes `draw`, for random ops on the device.
+
+    Returns:
+      (features, label) -> (images, targets float32[batch, classes]), and the product of `weight` and `valid` as sample
+      weights, float32[batch], where one of them is given;
+      images are uint8[batch, side, side, 3], or a dict of them and `draw`. A label that is no class, such as -1, has
+      targets of zeros.
+
+    Raises:
+      KeyError: by that function: features without `image`, or, where `draws` asks for it, without `draw`.
+    """
+
+    def convert(features: Mapping[str, tf.Tensor], label: tf.Tensor) -> tuple[Any, ...]:
+        images = {name: features[name] for name in (IMAGE, DRAW)} if draws else features[IMAGE]
+        shares = multi or label.dtype.is_floating  # ops of `train_ops` that mix images have made shares of the labels
+        targets = tf.cast(label, tf.float32) if shares else tf.one_hot(label, classes)
+        weights = [features[name] for name in (WEIGHT, VALID) if name in features]
+        return (images, targets, math.prod(weights, start=1.0)) if weights else (images, targets)
+
+    return convert
+
+
+def class_weights(options: TrainOptions, dataset: Manifest, split: str) -> tuple[float, ...] | None:
+    """Returns the weight of each class in the loss, in the order of the labels; None when all are alike.
+
+    `balanced` is images / (classes * images of the class) (King and Zeng, 2001), so that the weights of all images of
+    the split are 1 on average; a class without an image gets 0.
+
+    Raises:
+      OptionError: a class is named that the dataset does not have.
+    """
+    if not options.class_weights:
+        return None
+    labels = dataset.labels
+    if options.class_weights == BALANCED:
+        counts = [dataset.split(split).classes.get(label, 0) for label in labels]
+        total = sum(counts)
+        return tuple(total / (len(labels) * count) if count else 0.0 for count in counts)
+    given = dict(options.class_weights)  # type: ignore[arg-type]
+    for name in given:
+        if name not in labels:
+            raise OptionError(unknown("class", name, labels, "class_weights."))
+    return tuple(float(given.get(label, 1.0)) for label in labels)
+
+
+def make_loss(options: TrainOptions, multi: bool, weights: Sequence[float] | None) -> keras.losses.Loss:
+    """Returns the loss: categorical cross-entropy of one label, binary cross-entropy of each class of several."""
+    if weights is not None:
+        return WeightedCrossentropy(weights, multi=multi, label_smoothing=options.label_smoothing)
+    if multi:
+        return keras.losses.BinaryCrossentropy(label_smoothing=options.label_smoothing)
+    return keras.losses.CategoricalCrossentropy(label_smoothing=options.label_smoothing)
+
+
+class WeightedCrossentropy(keras.losses.Loss):
+    """Cross-entropy in which classes count differently.
+
+    The weight of an image is that of its target, so it is right of mixed targets too; of several labels, every class
+    weighs its own term. `sample_weight` stays free for the weights of images and for padding.
+    """
+
+    def __init__(self, weights: Sequence[float], multi: bool = False, label_smoothing: float = 0.0) -> None:
+        super().__init__(name="weighted_crossentropy")
+        self.weights = tuple(weights)
+        self.multi = multi
+        self.label_smoothing = label_smoothing
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """Returns float32[batch]."""
+        ops = keras.ops
+        true, predicted = ops.cast(y_true, "float32"), ops.cast(y_pred, "float32")
+        weights = ops.convert_to_tensor(self.weights, "float32")
+        if not self.multi:
+            losses = keras.losses.categorical_crossentropy(true, predicted, label_smoothing=self.label_smoothing)
+            return losses * ops.sum(true * weights, axis=-1)
+        smooth = true * (1 - self.label_smoothing) + 0.5 * self.label_smoothing
+        sure = ops.clip(predicted, keras.config.epsilon(), 1 - keras.config.epsilon())
+        terms = -smooth * ops.log(sure) - (1 - smooth) * ops.log(1 - sure)
+        return ops.mean(terms * weights, axis=-1)
+
+
+def make_metrics(options: TrainOptions, multi: bool, labels: Sequence[str]) -> list[keras.metrics.Metric]:
+    """Returns the metrics of a training.
+
+    `accuracy`: images whose likeliest class is right, or of several labels, the share of right yes-or-no answers at
+    0.5. Several labels also have `auc`, the area under the precision-recall curve, averaged over the classes: where
+    most answers are no, accuracy says little.
+    """
+    metrics: list[keras.metrics.Metric] = (
+        [
+            keras.metrics.BinaryAccuracy(name="accuracy"),
+            AverageAUC(len(labels)),
+        ]
+        if multi
+        else [keras.metrics.CategoricalAccuracy(name="accuracy")]
+    )
+    return [*metrics, PerClass(labels, multi)] if options.per_class else metrics
+
+
+def figure_names(metrics: Sequence[keras.metrics.Metric]) -> list[str]:
+    """Returns what Keras calls the figures of an epoch: `loss`, and those of the metrics."""
+    several = [metric.result() for metric in metrics if isinstance(metric, PerClass)]
+    return [
+        "loss",
+        *(metric.name for metric in metrics if not isinstance(metric, PerClass)),
+        *itertools.chain(*several),
+    ]
+
+
+class AverageAUC(keras.metrics.AUC):
+    """Area under the precision-recall curve, averaged over the classes that have a positive answer.
+
+    That of a class without one is 0 whatever the model says, so that it would only lower the mean. 0 without any.
+    """
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(curve="PR", multi_label=True, num_labels=classes, name="auc")
+        self._classes = classes
+
+    def result(self) -> Any:
+        """Returns float32, 0 to 1."""
+        # At the lowest threshold every answer is yes.
+        positives = self.true_positives[0] + self.false_negatives[0]
+        present = keras.ops.sum(keras.ops.cast(positives > 0, "float32"))
+        return super().result() * (self._classes / keras.ops.maximum(present, 1.0))
+
+
+class PerClass(keras.metrics.Metric):
+    """Recall and precision of every class, as `recall/NAME` and `precision/NAME`; 0 where there is nothing to count.
+
+    Three sums a class, so a thousand classes cost what one does.
+    """
+
+    def __init__(self, labels: Sequence[str], multi: bool = False) -> None:
+        super().__init__(name="per_class")
+        self.labels = tuple(labels)
+        self.multi = multi
+        size = (len(self.labels),)
+        self.hits = self.add_variable(size, "zeros", name="hits")
+        self.actual = self.add_variable(size, "zeros", name="actual")
+        self.answered = self.add_variable(size, "zeros", name="answered")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Adds a batch: both float32[batch, classes], weights float32[batch]."""
+        ops = keras.ops
+        true = self._answers(ops.cast(y_true, "float32"))
+        found = self._answers(ops.cast(y_pred, "float32"))
+        weight = 1.0 if sample_weight is None else ops.expand_dims(ops.cast(sample_weight, "float32"), -1)
+        self.hits.assign_add(ops.sum(true * found * weight, axis=0))
+        self.actual.assign_add(ops.sum(true * weight, axis=0))
+        self.answered.assign_add(ops.sum(found * weight, axis=0))
+
+    def result(self) -> dict[str, Any]:
+        """Returns name -> value, 0 to 1."""
+        ops = keras.ops
+        recall = self.hits / ops.maximum(self.actual, 1e-7)
+        precision = self.hits / ops.maximum(self.answered, 1e-7)
+        return {
+            f"{name}/{label}": values[index]
+            for name, values in (("recall", recall), ("precision", precision))
+            for index, label in enumerate(self.labels)
+        }
+
+    def _answers(self, scores: Any) -> Any:
+        if self.multi:
+            return keras.ops.cast(scores > 0.5, "float32")
+        return keras.ops.one_hot(keras.ops.argmax(scores, axis=-1), len(self.labels), dtype="float32")
