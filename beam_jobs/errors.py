@@ -25,7 +25,7 @@ import enum
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from beam_jobs.common import printable
+from beam_jobs.common import strings
 
 
 class Fault(NamedTuple):
@@ -58,7 +58,7 @@ class FeedlineError(Exception):
 
     def __str__(self) -> str:
         """Returns the message; a line feed in a name is an escape there."""
-        return printable.lines([super().__str__(), *self.problems])
+        return strings.lines([super().__str__(), *self.problems])
 
 
 class UsageError(FeedlineError):

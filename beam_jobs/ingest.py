@@ -16,15 +16,15 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from beam_jobs import storage
-from beam_jobs.common.progress import Progress
-from beam_jobs.common.wording import WARNING, plural
+from beam_jobs.common.concurrency import Progress
+from beam_jobs.common.strings import WARNING, plural
 from beam_jobs.dataset import leaks, manifest, remarks, schemas
 from beam_jobs.dataset.manifest import Manifest, Remarks
 from beam_jobs.errors import Fault, SourceChanged, TooManyRejects
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import Plan, make_plan
 from beam_jobs.runners.beam_job import MakePipeline, Watch, local_pipeline, run_job, unwatched
-from beam_jobs.sources import Source, open_source
+from beam_jobs.sources.factory import Source, open_source
 from beam_jobs.sources.hidden import HiddenNames
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages import append, disk_estimate, examine, generations, retry, work_dir, write

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from beam_jobs.common import validate
-from beam_jobs.common.machine import cores
+from beam_jobs.common.system import cores
 from beam_jobs.errors import OptionError
 
 TABLE_KINDS = ("csv", "jsonl", "parquet")

@@ -188,7 +188,7 @@ def of_generator(place: Place) -> Subject:
 def verified(place: Place) -> Subject:
     """Returns the subject that reads a dataset back, over and over, with every check, on all cores."""
     from beam_jobs import verify_dataset
-    from beam_jobs.common.machine import cores
+    from beam_jobs.common.system import cores
     from trainer.bench.meter import Subject
 
     path = place.photos()

@@ -12,10 +12,9 @@ import tensorflow as tf
 from beam_jobs.dataset import record
 from trainer.input import cache, windowed_reader
 from trainer.input.autograph import as_written
-from trainer.input.batch_count import batch_count, counted, filled, images_left
+from trainer.input.batches import VALID, batch_count, counted, filled, images_left
 from trainer.input.checks import check_options, check_room, check_shape, check_start
 from trainer.input.columns_parse import batch_ragged, decode_mask, deliver_columns
-from trainer.input.padding import VALID
 from trainer.input.parse import DRAW, KEY, LABEL, WEIGHT, Features, draw_of, parse
 from trainer.input.passes import in_turn
 from trainer.input.plan import Choices, evaluation_ops, make_choices, records_before, records_until

@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 import tensorflow as tf
 
 from beam_jobs import storage
-from beam_jobs.common import printable
-from beam_jobs.common.wording import listed
+from beam_jobs.common import strings
+from beam_jobs.common.strings import listed
 from beam_jobs.dataset import manifest, schemas
 from beam_jobs.dataset.manifest import IMAGES_NAME, Manifest
 from beam_jobs.errors import DatasetChanged, FeedlineError, OptionError
@@ -37,12 +37,12 @@ from trainer.models import ModelSpec, build_model, content_digest
 from trainer.ops.device import parse_device_ops
 from trainer.options import TrainerConfig
 from trainer.training.augment import Augmented
-from trainer.training.best_epoch import check_monitor
 from trainer.training.callbacks import IMAGES_PER_SECOND, INPUT_WAIT, TRAIN_SECONDS
 from trainer.training.checkpoint import Checkpoints
 from trainer.training.input_wait import WaitMeter, timed
 from trainer.training.loop import Task, train, whole_steps
 from trainer.training.losses import MULTI, class_weights, figure_names, for_keras, make_loss, make_metrics
+from trainer.training.optimizers import check_monitor
 from trainer.training.options import TrainOptions
 from trainer.training.progress import Progress
 from trainer.training.strategy import check_batch, distribute, host_of, scope
@@ -173,7 +173,7 @@ def fit(
         _log.warning(warning)
     say(_choices(job, core, strategy))
     if job.multi and (absent := _without_image(job)):
-        say(f"val_auc leaves out the classes without an image in {job.eval_split}, {printable.line(listed(absent))}")
+        say(f"val_auc leaves out the classes without an image in {job.eval_split}, {strings.line(listed(absent))}")
     with _explained(job):
         task = Task(
             model=model,

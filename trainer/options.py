@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from beam_jobs.common import validate
-from beam_jobs.common.machine import cores
+from beam_jobs.common.system import cores
 from beam_jobs.errors import OptionError
 from beam_jobs.storage import is_remote
 from trainer.input.eval_chain import eval_chain

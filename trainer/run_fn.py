@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from beam_jobs import storage
-from beam_jobs.common import printable
+from beam_jobs.common import strings
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import OptionError
 from beam_jobs.types import LABEL_KINDS
@@ -107,7 +107,7 @@ def run_fn(fn_args: FnArgs) -> None:
 
 
 def _say(text: str) -> None:
-    print(printable.text(text), file=sys.stderr, flush=True)
+    print(strings.printable(text), file=sys.stderr, flush=True)
 
 
 def dataset_dir(patterns: list[str]) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -111,3 +113,45 @@ def _finished(done: list[R], filling: Future[None]) -> Iterator[R]:
     yield from done
     if error:
         raise error
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What was done since the last reset.
+
+    Attributes:
+      images: examined or written, rejects included.
+      bytes: read of them.
+      rejects: images rejected.
+    """
+
+    images: int = 0
+    bytes: int = 0
+    rejects: int = 0
+
+    def __add__(self, other: Progress) -> Progress:
+        """Returns both together."""
+        return Progress(self.images + other.images, self.bytes + other.bytes, self.rejects + other.rejects)
+
+
+class _Meter:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._progress = Progress()
+
+    def add(self, done: Progress) -> None:
+        """Counts finished work; from any thread."""
+        with self._lock:
+            self._progress += done
+
+    def read(self) -> Progress:
+        """Returns what was done since the last reset."""
+        return self._progress
+
+    def reset(self) -> None:
+        """Starts again at nothing."""
+        with self._lock:
+            self._progress = Progress()
+
+
+local = _Meter()

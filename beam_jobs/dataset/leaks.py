@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from beam_jobs.common.wording import plural, some
+from beam_jobs.common.strings import plural, some
 
 # Column of `images.parquet` -> what its sets are called.
 KINDS = {"cluster": "copies", "group": "group", "near": "near duplicates"}

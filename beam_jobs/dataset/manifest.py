@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from beam_jobs import storage
-from beam_jobs.common.wording import plural, some
+from beam_jobs.common.strings import plural, some
 from beam_jobs.dataset import shards
 from beam_jobs.dataset.manifest_parts import ChannelStatistics, ImageCounts, Remarks, Shard, SplitInfo
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from beam_jobs.common.wording import plural
+from beam_jobs.common.strings import plural
 
 
 @dataclass(frozen=True, kw_only=True)

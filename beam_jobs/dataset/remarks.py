@@ -10,17 +10,16 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from beam_jobs.common.wording import plural, some
+from beam_jobs.common.strings import plural, some
 from beam_jobs.dataset import user_columns
 from beam_jobs.dataset.manifest import Remarks
 from beam_jobs.errors import Float32Loss
 from beam_jobs.images import masks
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import Plan
-from beam_jobs.sources import Source
 from beam_jobs.sources.archive import TarSource, ZipSource
-from beam_jobs.sources.class_folders import ClassFolders
-from beam_jobs.sources.globs import GlobSource
+from beam_jobs.sources.class_folders import ClassFolders, GlobSource
+from beam_jobs.sources.factory import Source
 from beam_jobs.sources.hidden import HiddenNames
 
 _SHOWN_CLASSES = 8

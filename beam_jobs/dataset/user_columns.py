@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from beam_jobs.common.suggest import unknown
+from beam_jobs.common.strings import unknown
 from beam_jobs.dataset import record, schemas
 from beam_jobs.errors import OptionError
 from beam_jobs.storage import bounded_json

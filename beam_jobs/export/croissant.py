@@ -16,7 +16,7 @@ from beam_jobs.dataset import manifest, schemas, shards
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.export import staging
-from beam_jobs.export.about import About
+from beam_jobs.export.options import About
 
 CROISSANT_NAME = "croissant.json"
 CONFORMS_TO = "http://mlcommons.org/croissant/1.1"

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from beam_jobs import storage
+from beam_jobs.dataset import record, tfds_metadata
 from beam_jobs.dataset.manifest import Manifest
+from beam_jobs.errors import CorruptDataset
 from beam_jobs.export.formats import ExportedFile
-from beam_jobs.export.parquet_columns import Column, columns_of, schema_of
 from beam_jobs.export.samples import Sample
+from beam_jobs.storage import bounded_json
 
 # A row group is in memory when it is written, and again when it is read: whichever comes first ends it.
 ROW_GROUP_IMAGES = 100
@@ -78,3 +81,150 @@ class _Rows:
 def _data_files(split: str) -> dict[str, str]:
     # `all` is every split together to `datasets`, as it is to TFDS.
     return {"split": "all_images" if split == "all" else split, "path": f"data/{split}-*.parquet"}
+
+
+# Names of columns, for features whose own name is too long or says what it is to this project alone.
+_NAMES = {record.FILENAME: "key", record.SHA256: "sha256"}
+_IMAGE_TYPE = pa.struct({"bytes": pa.binary(), "path": pa.string()}.items())
+_IMAGE = {"_type": "Image"}
+_OBJECT_PARTS = {
+    **dict.fromkeys(("bbox/xmin", "bbox/ymin", "bbox/xmax", "bbox/ymax", "area"), "float32"),
+    "class/label": "int64",
+    "is_crowd": "int64",
+    "mask": "binary",
+}
+_ARROW = {"float32": pa.float32(), "int64": pa.int64(), "string": pa.string(), "binary": pa.binary()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column.
+
+    Attributes:
+      name: of the column.
+      type: in Arrow.
+      feature: what `datasets` calls the type.
+      value: takes a sample and returns its cell.
+    """
+
+    name: str
+    type: pa.DataType
+    feature: dict[str, Any]
+    value: Callable[[Sample], Any]
+
+
+def columns_of(directory: str, dataset: Manifest) -> tuple[Column, ...]:
+    """Returns the columns of a dataset: the image, its labels, then its facts, annotations and user columns.
+
+    Raises:
+      CorruptDataset: the description of the features beside the dataset cannot be read.
+    """
+    known = _features(directory)
+    columns = [_image("image", lambda sample: sample.image, lambda sample: f"{sample.name}.{sample.suffix}")]
+    columns += _labels(dataset)
+    plain = [name for name in record.FEATURES if name not in (record.ENCODED, record.LABEL, record.TEXT)]
+    columns += [_fact(name) for name in plain if name in known]
+    if record.WEIGHT in known:
+        columns.append(_plain(record.WEIGHT, "float32"))
+    if record.MASK in known:
+        columns.append(
+            _image("mask", lambda sample: _first(sample, record.MASK), lambda sample: f"{sample.name}.mask.png")
+        )
+    if any(name.startswith(record.OBJECT_PREFIX) for name in known):
+        columns.append(_objects(dataset))
+    return (*columns, *(_user(name, known[name]) for name in known if name.startswith(record.EXTRA_PREFIX)))
+
+
+def schema_of(columns: tuple[Column, ...]) -> pa.Schema:
+    """Returns the schema of columns, with the features that `datasets` looks for."""
+    features = {column.name: column.feature for column in columns}
+    described = json.dumps({"info": {"features": features}}, sort_keys=True)
+    return pa.schema([pa.field(column.name, column.type) for column in columns], {"huggingface": described})
+
+
+def _image(name: str, content: Callable[[Sample], bytes | None], path: Callable[[Sample], str]) -> Column:
+    def cell(sample: Sample) -> dict[str, Any] | None:
+        found = content(sample)
+        return {"bytes": found, "path": path(sample)} if found else None
+
+    return Column(name=name, type=_IMAGE_TYPE, feature=_IMAGE, value=cell)
+
+
+def _first(sample: Sample, name: str) -> bytes | None:
+    return next(iter(sample.values.get(name, ())), None)
+
+
+def _labels(dataset: Manifest) -> Iterator[Column]:
+    named = {"_type": "ClassLabel", "names": list(dataset.labels)}
+    if dataset.label_kind == "single":
+        yield Column(name="label", type=pa.int64(), feature=named, value=lambda sample: sample.values[record.LABEL][0])
+    if dataset.label_kind == "multi":
+        yield Column(
+            name="labels",
+            type=pa.list_(pa.int64()),
+            feature=_sequence(named),
+            value=lambda sample: list(sample.values.get(record.LABEL, ())),
+        )
+
+
+def _fact(name: str) -> Column:
+    dtype, shape = record.FEATURES[name]
+    return _plain(name, dtype, repeated=bool(shape))
+
+
+def _plain(name: str, dtype: str, repeated: bool = False) -> Column:
+    kind, feature = _ARROW[dtype], _value(dtype)
+    return Column(
+        name=_NAMES.get(name, name.rpartition("/")[2]),
+        type=pa.list_(kind) if repeated else kind,
+        feature=_sequence(feature) if repeated else feature,
+        value=lambda sample: sample.plain(name),
+    )
+
+
+def _user(name: str, feature: Mapping[str, Any]) -> Column:
+    inner = feature["sequence"]["feature"]
+    dtype = inner["tensor"]["dtype"] if "tensor" in inner else "string"
+    return Column(
+        name=name.replace("/", "_", 1),  # `extra_NAME`: it may be called like a column above
+        type=pa.list_(_ARROW[dtype]),  # a cell may be empty
+        feature=_sequence(_value(dtype)),
+        value=lambda sample: [str(one) if dtype == "string" else one for one in sample.plain(name)],
+    )
+
+
+def _objects(dataset: Manifest) -> Column:
+    names = {part: part.rpartition("/")[2] for part in _OBJECT_PARTS}
+    features: dict[str, Any] = {names[part]: _sequence(_value(dtype)) for part, dtype in _OBJECT_PARTS.items()}
+    features["label"] = _sequence({"_type": "ClassLabel", "names": list(dataset.labels)})
+    types = [pa.field(names[part], pa.list_(_ARROW[dtype])) for part, dtype in _OBJECT_PARTS.items()]
+
+    def cell(sample: Sample) -> dict[str, list]:
+        return {names[part]: list(sample.values.get(record.OBJECT_PREFIX + part, ())) for part in _OBJECT_PARTS}
+
+    return Column(name="objects", type=pa.struct(types), feature=features, value=cell)
+
+
+def _value(dtype: str) -> dict[str, Any]:
+    return {"_type": "Value", "dtype": dtype}
+
+
+def _sequence(feature: Mapping[str, Any]) -> dict[str, Any]:
+    return {"_type": "Sequence", "feature": dict(feature)}
+
+
+def _features(directory: str) -> dict[str, dict[str, Any]]:
+    """Returns record feature -> what `features.json` says of it."""
+    path = storage.join(directory, tfds_metadata.FEATURES_NAME)
+    try:
+        return dict(_flat(bounded_json.read(path), ""))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptDataset(f"{path} cannot be read: {error}; write the dataset again") from error
+
+
+def _flat(feature: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, inner in feature["featuresDict"]["features"].items():
+        if "featuresDict" in inner:
+            yield from _flat(inner, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", inner

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from beam_jobs import storage
-from beam_jobs.common import progress
-from beam_jobs.common.progress import Progress
+from beam_jobs.common import concurrency
+from beam_jobs.common.concurrency import Progress
 from beam_jobs.dataset import manifest, shards
 from beam_jobs.dataset.manifest import Manifest, SplitInfo
 from beam_jobs.export import croissant, dali, samples, staging
@@ -94,9 +94,9 @@ def _stream(
     form = _format(options.to, options.dataset, dataset)
     total = Progress(sum(info.records for info in chosen.values()), sum(info.bytes for info in chosen.values()))
     disk.check_room(_parent(out), total.bytes, "the export", kept=False)
-    progress.local.reset()
+    concurrency.local.reset()
     with staging.staged(out) as stage:
-        with watch("exporting", total, progress.local.read):
+        with watch("exporting", total, concurrency.local.read):
             files = {
                 name: tuple(
                     _write_split(form, name, info, options, samples.read(options.dataset, dataset, name), stage.path)
@@ -145,5 +145,5 @@ def _write_split(
                 except (LookupError, TypeError, ValueError) as error:  # it lacks a feature, or has another in its place
                     raise samples.corrupt(sample, repr(error)) from error
                 written += 1
-                progress.local.add(Progress(1, len(sample.payload), 0))
+                concurrency.local.add(Progress(1, len(sample.payload), 0))
         yield ExportedFile(name=name, samples=written, bytes=storage.size(path))

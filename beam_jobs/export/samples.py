@@ -12,7 +12,7 @@ from beam_jobs import storage
 from beam_jobs.dataset import record, tfrecord
 from beam_jobs.dataset.manifest import Manifest, SplitInfo
 from beam_jobs.errors import CorruptDataset
-from beam_jobs.export.names import safe_name
+from beam_jobs.export.options import safe_name
 
 _SUFFIXES = {b"jpeg": "jpg", b"png": "png", b"raw": "png"}
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from beam_jobs import storage
 from beam_jobs.errors import OptionError
 from beam_jobs.export import remote
-from beam_jobs.storage import writable
+from beam_jobs.storage import disk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def check(out: str) -> str:
         raise OptionError(f"out is {out!r}, which holds files; name a new or empty directory")
     if os.path.ismount(path):
         raise OptionError(f"out is {out!r}, where a disk is mounted; name a directory on it")
-    refused = writable.refusal(os.path.dirname(path))
+    refused = disk.refusal(os.path.dirname(path))
     if refused:
         remedy = refused.repair or "name another directory"
         raise OptionError(f"out is {out!r}, which cannot be written: {refused.reason}; {remedy}")

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from beam_jobs import storage
-from beam_jobs.common import printable
-from beam_jobs.common.wording import plural
+from beam_jobs.common import strings
+from beam_jobs.common.strings import plural
 from beam_jobs.dataset.schemas import REJECTS
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.inspect.values import shown_value
@@ -114,7 +114,7 @@ def _values(cell: pa.Scalar) -> list[Any]:
     plain = _plain(cell)
     if isinstance(plain, int | float):
         return [plain]
-    text = printable.line(str(plain))
+    text = strings.line(str(plain))
     return [text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from beam_jobs import storage
-from beam_jobs.common.wording import listed, plural, some
+from beam_jobs.common.strings import listed, plural, some
 from beam_jobs.dataset import manifest
 from beam_jobs.dataset.lookup import find_record, record_lengths
 from beam_jobs.dataset.manifest import Manifest

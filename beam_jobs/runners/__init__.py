@@ -9,7 +9,7 @@ import importlib
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
-from beam_jobs.common.suggest import unknown
+from beam_jobs.common.strings import unknown
 from beam_jobs.errors import OptionError
 
 if TYPE_CHECKING:

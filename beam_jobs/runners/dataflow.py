@@ -17,7 +17,7 @@ from beam_jobs import stack
 from beam_jobs.common import validate
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
-from beam_jobs.runners import dataflow_checks, dataflow_cost, dataflow_machine, dataflow_package
+from beam_jobs.runners import dataflow_checks, dataflow_cost, dataflow_package
 from beam_jobs.runners.cost_estimate import Bill, Work
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Options:
         if self.staging_location:
             dataflow_checks.bucket_path("staging_location", self.staging_location)
         dataflow_checks.names(self.job_name, self.labels)
-        dataflow_machine.cores(self.worker_machine_type)
+        dataflow_checks.cores(self.worker_machine_type)
         dataflow_checks.workers(self.autoscaling_algorithm, self.num_workers, self.max_num_workers, self.disk_size_gb)
         dataflow_checks.network(self.service_account_email, self.subnetwork, self.region, self.project)
         dataflow_checks.code(
@@ -96,7 +96,7 @@ class Options:
     @property
     def worker_cores(self) -> int:
         """Virtual cores of a worker."""
-        return dataflow_machine.cores(self.worker_machine_type)
+        return dataflow_checks.cores(self.worker_machine_type)
 
     def check(self, ingest: IngestOptions) -> None:
         """Checks that the workers can reach what an ingest reads and writes.

@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 
-from beam_jobs.common import printable
+from beam_jobs.common import strings
 from beam_jobs.errors import FeedlineError, OptionError
 
 LAUNCHER_LOG = "launcher.log"  # what Beam says in this process
@@ -62,7 +62,7 @@ def _logging_into(path: str) -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(printable.LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(strings.LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root.handlers = [handler]
     root.setLevel(logging.INFO)
     hook, threading.excepthook = threading.excepthook, _log_thread

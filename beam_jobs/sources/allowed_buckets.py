@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Set
 
-from beam_jobs.common import printable
+from beam_jobs.common import strings
 from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.options import IngestOptions
 from beam_jobs.types import ImageRef, Reject
@@ -53,7 +53,7 @@ def refuse_others(entries: Iterable[ImageRef | Reject], table: str, buckets: Set
         if not others:
             yield entry
     if others:
-        names = [printable.line(name[:_SHOWN_CHARACTERS]) for name in sorted(others)]
+        names = [strings.line(name[:_SHOWN_CHARACTERS]) for name in sorted(others)]
         listed = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
         raise SourceError(
             f"{table} names images in other buckets, which would be read with your credentials: {listed}; "

@@ -13,7 +13,7 @@ from beam_jobs.dataset import schemas
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import BadImage, Unreadable
 from beam_jobs.options import IngestOptions
-from beam_jobs.sources import open_source
+from beam_jobs.sources.factory import open_source
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.types import ImageRef, Reject
 

@@ -11,9 +11,9 @@ from beam_jobs.dataset import record
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.containers import container_at
-from beam_jobs.sources.examples import ExampleFile, ExampleSource
 from beam_jobs.sources.hidden import OnHidden, ignore
 from beam_jobs.sources.layouts import DEFAULTS, Layout, layout_of
+from beam_jobs.sources.tfrecord import ExampleFile, ExampleSource
 from beam_jobs.storage import bounded_json
 
 _INFO, _FEATURES = "dataset_info.json", "features.json"

@@ -2,13 +2,193 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
+from beam_jobs import storage
+from beam_jobs.dataset import record, tfrecord
+from beam_jobs.errors import BadImage, CorruptDataset, RejectReason, SourceError
+from beam_jobs.options import TableColumns
 from beam_jobs.sources import containers
-from beam_jobs.sources.examples import ExampleFile, ExampleSource
+from beam_jobs.sources.base import scan_reject
+from beam_jobs.sources.byte_range import EXAMPLE, Slice
+from beam_jobs.sources.containers import NO_FILES, Container, Opened
 from beam_jobs.sources.hidden import OnHidden, ignore
-from beam_jobs.sources.layouts import Layout, layout_of
+from beam_jobs.sources.layouts import URI, Features, Layout, Observed, layout_of
+from beam_jobs.sources.row_reader import RowReader
+from beam_jobs.storage import decompress
+from beam_jobs.types import ImageRef, Reject
+
+_OBSERVED_RECORDS = 100  # a feature that none of the first so many has is taken for a misspelt one
+# Of a record in a compressed file; images pack to little less than they have.
+_PACKED_BYTES, _PACKED_RATIO = 32 << 20, 20
+_FRAME_HEAD_BYTES = 12  # of a record, before its payload: length and checksum
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleFile:
+    """One TFRecord file of a source.
+
+    Attributes:
+      container: the file.
+      split: that its place or its metadata name; empty for none.
+      records: how many it must hold; -1 when nothing says so.
+    """
+
+    container: Container
+    split: str = ""
+    records: int = -1
+
+
+@dataclass(frozen=True)
+class ExampleSource(ABC):
+    """TFRecord files of `tf.train.Example`.
+
+    Attributes:
+      path: where they are.
+      columns: which feature holds what.
+    """
+
+    path: str
+    columns: TableColumns
+
+    @property
+    @abstractmethod
+    def base(self) -> str:
+        """Directory that the names of files are relative to."""
+
+    @abstractmethod
+    def files(self, on_hidden: OnHidden = ignore) -> list[ExampleFile]:
+        """Returns the files that are not hidden in a fixed order; raises `SourceError` when there are none."""
+
+    @abstractmethod
+    def layout(self, observed: Observed) -> Layout:
+        """Returns what the features are, given those of the first records.
+
+        Raises:
+          SourceError: a feature that is named is not there.
+        """
+
+    @property
+    def label_kind(self) -> str:
+        """What the columns say of the class of an image."""
+        return self.columns.label_kind
+
+    def check(self) -> None:
+        """Raises `SourceError` unless there is a record and every named feature is in the first ones."""
+        if self.columns.mask:
+            raise SourceError(f"{self.path} holds records, which can name no mask; list image and mask in a table")
+        self._layout(self.files())
+
+    def entries(self, on_hidden: OnHidden = ignore) -> Iterator[ImageRef | Reject]:
+        """Yields a reference or a reject a record; every record is read once, its checksums verified.
+
+        Raises:
+          SourceError: a file is missing, damaged or cut short, with the place.
+        """
+        files = self.files(on_hidden)
+        layout = self._layout(files)
+        for file in files:
+            yield from _entries(file, layout)
+
+    def _layout(self, files: list[ExampleFile]) -> Layout:
+        observed: dict[str, type | None] = {}
+        for features in itertools.islice(_all_features(files), _OBSERVED_RECORDS):
+            for name, values in features.items():
+                observed[name] = observed.get(name) or (type(values[0]) if values else None)
+        if not observed:
+            raise SourceError(f"{self.path} holds no record of tf.train.Example; it must hold one an image")
+        return self.layout(observed)
+
+
+def _all_features(files: Iterable[ExampleFile]) -> Iterator[Features]:
+    for file in files:
+        with _opened(file) as opened:
+            for _, payload in _payloads(file, opened):
+                with contextlib.suppress(BadImage):
+                    yield _features(payload)
+
+
+def _entries(file: ExampleFile, layout: Layout) -> Iterator[ImageRef | Reject]:
+    rows = RowReader(columns=replace(layout.columns, image=URI), base=NO_FILES, kinds=layout.kinds)
+    with _opened(file) as opened:
+        for index, (offset, payload) in enumerate(_payloads(file, opened)):
+            place = Slice(
+                method=EXAMPLE,
+                offset=offset + _FRAME_HEAD_BYTES,
+                length=len(payload),
+                path=file.container.name,
+                feature=layout.columns.image,
+                packing=opened.packing,
+            )
+            uri = f"{file.container.name}:{index}"
+            try:
+                features = _features(payload)
+                size = len(layout.image(features))
+                entry = rows.entry(layout.row(features, uri, file.split), uri)
+            except BadImage as bad:
+                entry = scan_reject(uri, uri, bad.reason, bad.detail)
+            if isinstance(entry, ImageRef):
+                entry = replace(entry, uri=uri, slice=place.text, bytes=size, mtime_ns=opened.mtime_ns)
+            yield entry
+
+
+def _features(payload: bytes) -> Features:
+    from google.protobuf.message import DecodeError
+
+    try:
+        return record.decode(payload)
+    except DecodeError as error:
+        raise BadImage(RejectReason.BAD_MEMBER, "the record is no tf.train.Example") from error
+
+
+@contextlib.contextmanager
+def _opened(file: ExampleFile) -> Iterator[Opened]:
+    with containers.opened(file.container, _packing(file.container)) as opened:
+        yield opened
+
+
+def _payloads(file: ExampleFile, opened: Opened) -> Iterator[tuple[int, bytes]]:
+    """Yields offset and payload of the records of a file."""
+    path, count = file.container.path, 0
+    try:
+        for offset, payload in tfrecord.read_records(opened.stream, path, _record_bytes(path, opened)):
+            count += 1
+            yield offset, payload
+    except CorruptDataset as error:
+        what = str(error).partition(";")[0]
+        raise SourceError(f"{what}; it is damaged, or no TFRecord file. Repair it or take it away") from error
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
+    if file.records not in (-1, count):
+        raise SourceError(f"{path} holds {count} records, its dataset says {file.records}; prepare it again")
+
+
+def _record_bytes(path: str, opened: Opened) -> int:
+    """Returns how long a record may be: one of zeros would unpack from next to nothing."""
+    if not opened.packing:
+        return tfrecord.MAX_RECORD_BYTES
+    return min(tfrecord.MAX_RECORD_BYTES, _PACKED_BYTES + _PACKED_RATIO * storage.size(path))
+
+
+def _packing(container: Container) -> str:
+    head = containers.head_of(container)
+    packing = decompress.packing_of(head) or (decompress.ZLIB if decompress.is_zlib(head) else "")
+    if not packing:
+        return ""
+    # A record starts with its length, which may look like anything; but then its checksum is right.
+    with containers.opened(container, "") as opened:
+        try:
+            next(tfrecord.read_records(opened.stream, container.path), None)
+        except CorruptDataset:
+            return packing
+    return ""
+
+
 
 _SPLIT_DIRECTORY = re.compile(r"(?:^|/)Split-([^/]+)/")  # of TFX `Examples`
 

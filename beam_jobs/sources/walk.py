@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from beam_jobs import storage
 from beam_jobs.errors import RejectReason, SourceError
 from beam_jobs.sources.base import leaves, printable, reference, scan_reject
+from beam_jobs.sources.containers import Pattern, State
 from beam_jobs.sources.hidden import OnHidden, ignore
-from beam_jobs.sources.patterns import Pattern, State
 from beam_jobs.types import ImageRef, Reject
 
 _LOOKED_AT = 10_000  # rejects; a source that begins with more of them is judged by `max_reject_ratio`

@@ -12,19 +12,22 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from beam_jobs import storage
-from beam_jobs.common import machine
-from beam_jobs.dataset import shards
+from beam_jobs.common import system
+from beam_jobs.dataset import manifest, shards
 from beam_jobs.dataset.manifest import Remarks
-from beam_jobs.errors import SourceError
+from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.options import IngestOptions
 from beam_jobs.runners import Engine, cost_estimate
 from beam_jobs.runners.cost_estimate import Bill, Work, duration, size
-from beam_jobs.sources import Source, http_fetch, open_source
+from beam_jobs.sources import http_fetch
+from beam_jobs.sources.factory import Source, open_source
 from beam_jobs.sources.hidden import HiddenNames
 from beam_jobs.sources.image_reader import Reader
-from beam_jobs.stages import append, dry_run_out
+from beam_jobs.stages import append, generations
 from beam_jobs.stages.dry_run_sample import Listing, Sample, listed, looked_at
-from beam_jobs.stages.publish import described
+from beam_jobs.stages.publish import described, taken
+from beam_jobs.stages.work_dir import check_out
+from beam_jobs.storage import disk
 from beam_jobs.types import ImageRef, Reject
 
 _RECORD_BYTES = 500  # everything in a record but the image, as in `plan`
@@ -114,7 +117,7 @@ def estimate(options: IngestOptions, engine: Engine) -> Estimate:
     """
     if isinstance(engine, Billed):
         engine.check(options)
-    dry_run_out.check(options)
+    check(options)
     source = open_source(options)
     hidden = HiddenNames()
     listing = listed(_entries(source, options, hidden), hidden)
@@ -185,4 +188,44 @@ def _shards(options: IngestOptions, count: int, written: int) -> Mapping[str, in
 
 
 def _here(work: Work, threads: int) -> Bill:
-    return cost_estimate.on_cores(work, min(threads, machine.cores()), cost_estimate.LOCAL_START_SECONDS)
+    return cost_estimate.on_cores(work, min(threads, system.cores()), cost_estimate.LOCAL_START_SECONDS)
+
+
+def check(options: IngestOptions) -> None:
+    """Checks the output of an ingest as far as can be seen. Whether a store lets us write, only writing tells.
+
+    Raises:
+      OptionError: it holds something, cannot be written or cannot be looked at.
+    """
+    adding = options.append or options.retry_rejects
+    if adding or options.overwrite:
+        generations.check(options.out)
+    if not _is_published(options.out):
+        check_out(options)
+    elif not (adding or options.overwrite):
+        raise OptionError(taken(options.out))
+    if storage.is_remote(options.out):
+        _check_bucket(options.out)
+    else:
+        _check_folder(options.out)
+
+
+def _is_published(out: str) -> bool:
+    try:
+        return manifest.is_published(out)
+    except OSError as error:
+        raise OptionError(f"{out} cannot be looked at: {error}; correct --out, or what its store asks for") from error
+
+
+def _check_bucket(out: str) -> None:
+    try:
+        next(storage.walk_files(out), None)
+    except FileNotFoundError as error:
+        raise OptionError(f"{out} cannot be written: {error.strerror or error}; choose another --out") from error
+    except OSError:  # not allowed to list, which does not mean not allowed to write
+        return
+
+
+def _check_folder(out: str) -> None:
+    if refused := disk.refusal(out):
+        raise OptionError(f"{out} cannot be written: {refused.reason}; {refused.repair or 'choose another --out'}")

@@ -11,8 +11,7 @@ from typing import Any
 import google_crc32c
 
 from beam_jobs import storage
-from beam_jobs.common.concurrency import chunk_of, lots, map_chunks, map_ordered
-from beam_jobs.common.progress import Progress, local
+from beam_jobs.common.concurrency import Progress, chunk_of, local, lots, map_chunks, map_ordered
 from beam_jobs.dataset import schemas
 from beam_jobs.errors import BadImage, Fault, RejectReason, Unreadable
 from beam_jobs.images import sandbox

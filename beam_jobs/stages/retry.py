@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from beam_jobs import storage
-from beam_jobs.common import printable
-from beam_jobs.common.wording import plural
+from beam_jobs.common import strings
+from beam_jobs.common.strings import plural
 from beam_jobs.errors import Fault, Unreadable
 from beam_jobs.storage import checksummed_json
 
@@ -74,7 +74,7 @@ def unreadable(faults: Sequence[Fault], remedy: str) -> Unreadable:
       faults: what could not be read or written; the first are shown.
       remedy: what else helps than to repair the causes.
     """
-    shown = "; ".join(printable.line(f"{key[:_SHOWN_CHARACTERS]} ({cause})") for key, cause in faults[:_SHOWN])
+    shown = "; ".join(strings.line(f"{key[:_SHOWN_CHARACTERS]} ({cause})") for key, cause in faults[:_SHOWN])
     more = f"; and {len(faults) - _SHOWN:,} more" if len(faults) > _SHOWN else ""
     return Unreadable(
         f"{plural(len(faults), 'file')} could not be read or written in {len(WAITS_S) + 1} passes: {shown}{more}. "

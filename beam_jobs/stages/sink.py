@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import google_crc32c
 
-from beam_jobs.common.progress import Progress, local
+from beam_jobs.common.concurrency import Progress, local
 
 # Long enough that the interpreter lock changes hands once in twenty images, short enough to stay in the cache.
 _BLOCK_BYTES = 1 << 20

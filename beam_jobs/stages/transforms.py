@@ -12,7 +12,7 @@ import apache_beam as beam
 from apache_beam.metrics import Metrics
 
 from beam_jobs import storage
-from beam_jobs.common.progress import Progress
+from beam_jobs.common.concurrency import Progress
 from beam_jobs.errors import FeedlineError, Unreadable
 from beam_jobs.runners.beam_job import Tally
 from beam_jobs.stages import examine, write

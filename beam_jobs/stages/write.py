@@ -15,8 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from beam_jobs import storage
-from beam_jobs.common.concurrency import chunk_of, map_ordered
-from beam_jobs.common.progress import Progress, local
+from beam_jobs.common.concurrency import Progress, chunk_of, local, map_ordered
 from beam_jobs.dataset import record, schemas, shards, tfrecord
 from beam_jobs.errors import BadImage, DataError, Fault, FeedlineError, SourceChanged, Unreadable
 from beam_jobs.images.annotations import record_objects

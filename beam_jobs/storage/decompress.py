@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from beam_jobs import storage
-from beam_jobs.common import leftovers
+from beam_jobs.common import system
 from beam_jobs.errors import SourceError
 
 GZIP, BZIP2, XZ, ZLIB = PACKINGS = ("gzip", "bzip2", "xz", "zlib")
@@ -213,5 +213,5 @@ def _directory() -> str:
     process = os.getpid()
     with _lock:
         if process not in _directories:
-            _directories[process] = leftovers.temporary_directory()
+            _directories[process] = system.temporary_directory()
         return _directories[process]

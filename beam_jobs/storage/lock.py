@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 
 from beam_jobs import storage
-from beam_jobs.common import machine
+from beam_jobs.common import system
 from beam_jobs.storage import bounded_json
 
 _ATTEMPTS = 10  # to create an object that its owners remove meanwhile
@@ -45,7 +45,7 @@ class Owner:
     """
 
     host: str = field(default_factory=socket.gethostname)
-    machine: str = field(default_factory=machine.identity)
+    machine: str = field(default_factory=system.identity)
     process: int = field(default_factory=os.getpid)
     since: float = field(default_factory=time.time)
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -56,10 +56,10 @@ class Owner:
 
     def has_ended(self) -> bool:
         """Returns whether the process certainly owns it no more; of one on another machine nothing is known."""
-        if self.machine != machine.identity():
+        if self.machine != system.identity():
             return False
         released = self.process == os.getpid() and self.token not in _owned
-        return released or not machine.lives(self.process, self.since)
+        return released or not system.lives(self.process, self.since)
 
     def to_bytes(self) -> bytes:
         """Returns the content of the file or object."""

@@ -8,7 +8,7 @@ import keras
 
 from benchmarks.recipes.training import FROZEN_BASE
 from trainer.models import build_model
-from trainer.models.layers import classify, image_input, normalise
+from trainer.models.builtin import classify, image_input, normalise
 
 if TYPE_CHECKING:
     from trainer.models import ModelSpec

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tensorflow_metadata.proto.v0 import anomalies_pb2
 
-from beam_jobs.common.wording import plural
+from beam_jobs.common.strings import plural
 from beam_jobs.planning.near_duplicates import NearClusters
 from components.dataset_gate import comparisons
 from components.dataset_gate.class_checks import check_classes

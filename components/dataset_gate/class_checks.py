@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow.compute as pc
 
-from beam_jobs.common.wording import plural
+from beam_jobs.common.strings import plural
 from components.dataset_gate.dataset import GateDataset
 from components.dataset_gate.findings import Finding, some
 from components.dataset_gate.limits import GateLimits

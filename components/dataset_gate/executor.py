@@ -14,8 +14,8 @@ from tfx.dsl.components.base import base_executor
 from tfx.types import artifact_utils
 
 from beam_jobs import storage
-from beam_jobs.common import printable
-from beam_jobs.common.wording import plural
+from beam_jobs.common import strings
+from beam_jobs.common.strings import plural
 from beam_jobs.errors import CorruptDataset, GateFailed, SourceError
 from components.dataset_gate.checks import Baseline, check_dataset, count_anomalies
 from components.dataset_gate.dataset import GateDataset, load
@@ -63,7 +63,7 @@ class Executor(base_executor.BaseExecutor):
         if outcome.findings and limits.mode == "stop":
             raise GateFailed(f"the dataset gate found {count}, the pipeline stops here:", values, listed)
         if outcome.findings:
-            logging.warning("the dataset gate found %s, and only reports:\n%s", count, printable.lines(listed))
+            logging.warning("the dataset gate found %s, and only reports:\n%s", count, strings.lines(listed))
         artifact = artifact_utils.get_single_instance(output_dict[VERDICT_KEY])
         storage.write_bytes(storage.join(artifact.uri, VERDICT_NAME), json.dumps(values, indent=2).encode())
         artifact.set_string_custom_property(DIGEST_KEY, dataset.manifest.digest)

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from beam_jobs.common.wording import plural
+from beam_jobs.common.strings import plural
 from beam_jobs.dataset import leaks
 from beam_jobs.planning import near_duplicates
 from beam_jobs.planning.near_duplicates import NearClusters

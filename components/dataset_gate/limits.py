@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from beam_jobs.common import validate
-from beam_jobs.common.suggest import unknown
+from beam_jobs.common.strings import unknown
 from beam_jobs.dataset.record import EXTRA_PREFIX
 from beam_jobs.errors import OptionError
 from components.dataset_gate.names import FACTS, full_name, is_feature

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from beam_jobs.common.wording import plural
+from beam_jobs.common.strings import plural
 from beam_jobs.dataset import leaks
 from beam_jobs.dataset.leaks import Leak
 from beam_jobs.dataset.manifest import Manifest

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from beam_jobs.common.wording import plural
+from beam_jobs.common.strings import plural
 from components.dataset_report.mistakes import Predictions
 from components.evaluation import Accuracy, Bin, Calibration, Evaluation
 from components.evaluation import Confusion as Counts

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from beam_jobs.common.wording import plural
+from beam_jobs.common.strings import plural
 from components.dataset_report import shown
 from components.dataset_report.images import Images
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from beam_jobs.common.html import render_page
-from beam_jobs.common.wording import plural
+from beam_jobs.common.strings import plural
 from components.dataset_report import shown
 
 _TEMPLATES = Path(__file__).parent / "templates"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from beam_jobs.common import printable
+from beam_jobs.common import strings
 
 _LONGEST = 120  # characters; a name of a megabyte must not make a page of a megabyte
 _ABSOLUTE = re.compile(r"^(/|~|[A-Za-z]:[\\/]|\\\\|file:)")
@@ -26,7 +26,7 @@ def text(value: object, most: int = _LONGEST) -> str:
     if len(line) > most:
         line = f"{line[: most // 2]}…{line[-(most - most // 2 - 1) :]}"
     line = _PATH_IN_PROSE.sub(lambda found: _without_owner(found[0]), line)
-    return printable.line(line)
+    return strings.line(line)
 
 
 def place(value: str, most: int = _LONGEST) -> str:

@@ -15,7 +15,7 @@ from tfx.proto import example_gen_pb2
 from tfx.types import artifact_utils
 
 from beam_jobs import ingest, storage
-from beam_jobs.common.wording import WARNING
+from beam_jobs.common.strings import WARNING
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import SourceChanged
 from beam_jobs.sources.fingerprint import dataset_fingerprint

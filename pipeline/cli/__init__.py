@@ -16,7 +16,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from beam_jobs import stack
-from beam_jobs.common import printable
+from beam_jobs.common import strings
 from pipeline.cli import click_groups, error_output
 from pipeline.cli.common import colour
 from pipeline.runs import signals
@@ -142,7 +142,7 @@ def execute(arguments: list[str]) -> int:
         if signals.requested():  # libraries turn an interruption into an error of their own
             return _fail(_interrupted(""), as_json)
         if debug and not isinstance(error, click.ClickException):
-            click.echo(printable.text(traceback.format_exc()), err=True)
+            click.echo(strings.printable(traceback.format_exc()), err=True)
         return _fail(error_output.of(error), as_json)
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from beam_jobs.errors import CorruptDataset
-from beam_jobs.storage import writable
+from beam_jobs.storage import disk
 from pipeline.cli.click_groups import Group
 from pipeline.cli.common import config_option, json_option, print_json, say
-from pipeline.cli.completion_values import OP_CHAIN
+from pipeline.cli.completion import OP_CHAIN
 from pipeline.cli.param_types import DIR, FILE, SPLIT
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def bench_input(dataset: str, **values: Any) -> None:
     """
     options = _options(values)
     if values["html"]:
-        writable.check_file("--html", values["html"])
+        disk.check_file("--html", values["html"])
     from trainer.training.malloc import keep_buffers
 
     keep_buffers()  # as in training
@@ -90,7 +90,7 @@ def bench_input(dataset: str, **values: Any) -> None:
     else:
         click.echo(report(figures))
     if values["html"]:
-        writable.write_file("--html", values["html"], render(figures).encode())
+        disk.write_file("--html", values["html"], render(figures).encode())
         say(values["html"])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from beam_jobs.common.suggest import unknown
+from beam_jobs.common.strings import unknown
 from pipeline.cli import removed
 
 GENERAL = "Options"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from beam_jobs.common import printable
+from beam_jobs.common import strings
 from beam_jobs.errors import OptionError
 from beam_jobs.options import (
     DUPLICATE_POLICIES,
@@ -26,7 +26,7 @@ from beam_jobs.options import (
     parse_splits,
 )
 from pipeline.cli.click_groups import Option
-from pipeline.cli.completion_values import ASSIGNMENT
+from pipeline.cli.completion import ASSIGNMENT
 from pipeline.cli.param_types import FILE
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def say(line: str) -> None:
 
 def echo(*lines: str, err: bool = False) -> None:
     """Prints lines; controls that names and labels hold, line feeds too, reach the terminal as escapes."""
-    click.echo(printable.lines(lines), err=err)
+    click.echo(strings.lines(lines), err=err)
 
 
 def colour() -> bool | None:
@@ -148,7 +148,7 @@ def _flag(name: str) -> str:
 
 def print_json(values: Mapping[str, Any]) -> None:
     """Prints a result for machines."""
-    click.echo(printable.to_json(values))
+    click.echo(strings.to_json(values))
 
 
 _PLAIN = (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from beam_jobs.common import printable
+from beam_jobs.common import strings
 from pipeline.cli.click_groups import Command
 from pipeline.cli.common import echo, json_option, print_json
 from pipeline.cli.param_types import DIR
@@ -60,7 +60,7 @@ def command(old: str, new: str, limit: int, exit_code: bool, as_json: bool) -> N
 
 def _print(found: Difference, names: tuple[str, str], limit: int) -> None:
     for side, name, digest, written in zip("AB", names, found.digests, found.written, strict=True):
-        echo(f"{side}  {digest[:_DIGITS]}  {written:,} images  {printable.line(name)}")
+        echo(f"{side}  {digest[:_DIGITS]}  {written:,} images  {strings.line(name)}")
     if found.is_equal:
         echo("equal")
         return
@@ -77,10 +77,10 @@ def _lines(found: Difference, limit: int) -> Iterator[str]:
         yield from _images(kind, getattr(found, kind))
     for kind, names in found.labels.items():
         yield from ("", f"classes {kind}")
-        yield from _limited([f"  {printable.line(name)}" for name in names], limit)
+        yield from _limited([f"  {strings.line(name)}" for name in names], limit)
     for split, changes in found.classes.items():
-        yield from ("", f"images of a class in {printable.line(split)}, change of its share")
-        lines = [f"  {one.share:+8.2%}  {one.old:>9,} -> {one.new:<9,}  {printable.line(one.label)}" for one in changes]
+        yield from ("", f"images of a class in {strings.line(split)}, change of its share")
+        lines = [f"  {one.share:+8.2%}  {one.old:>9,} -> {one.new:<9,}  {strings.line(one.label)}" for one in changes]
         yield from _limited(lines, limit)
     yield from _facts(found)
     if found.options:
@@ -102,9 +102,9 @@ def _images(kind: str, changes: Changes) -> Iterator[str]:
         return
     yield from ("", _WORDS.get(kind, kind))
     for image in changes.images:
-        key, label = (printable.line(image[name]) for name in ("key", "label"))
+        key, label = (strings.line(image[name]) for name in ("key", "label"))
         if kind in _SIGNS:
-            yield f"  {_SIGNS[kind]} {key}  {printable.line(image['split'])}" + (f"  {label}" if label else "")
+            yield f"  {_SIGNS[kind]} {key}  {strings.line(image['split'])}" + (f"  {label}" if label else "")
         else:
             yield f"  ~ {key}{_pair(kind, image)}"
     yield from _rest(changes.count - len(changes.images))
@@ -114,7 +114,7 @@ def _pair(kind: str, image: Mapping[str, Any]) -> str:
     name = _PAIRS[kind]
     if not name:
         return ""
-    before, after = (printable.line(image[f"{side}{name}"]) or "(none)" for side in ("", "new_"))
+    before, after = (strings.line(image[f"{side}{name}"]) or "(none)" for side in ("", "new_"))
     return f" -> {after}" if name == "key" else f"  {before} -> {after}"
 
 
@@ -122,7 +122,7 @@ def _facts(found: Difference) -> Iterator[str]:
     for split, changes in found.facts.items():
         apart = [one for one in changes if one.jensen_shannon > 0 or one.old != one.new]
         if apart:
-            yield from ("", f"sizes of images in {printable.line(split)}: Jensen-Shannon, least / middle / greatest")
+            yield from ("", f"sizes of images in {strings.line(split)}: Jensen-Shannon, least / middle / greatest")
         for one in apart:
             before, after = (" / ".join(f"{value:,.6g}" for value in side) for side in (one.old, one.new))
             yield f"  {one.name:<11} {one.jensen_shannon:.3f}  {before} -> {after}"
@@ -132,8 +132,8 @@ def _options(options: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
     from beam_jobs.dataset.diff_facts import shown
 
     for name, values in options.items():
-        before, after = map(printable.line, shown(values))
-        yield f"  {printable.line(name)}  {before} -> {after}"
+        before, after = map(strings.line, shown(values))
+        yield f"  {strings.line(name)}  {before} -> {after}"
 
 
 def _limited(lines: list[str], limit: int) -> Iterator[str]:

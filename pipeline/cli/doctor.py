@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from beam_jobs.common import printable
+from beam_jobs.common import strings
 from pipeline import doctor
 from pipeline.cli.click_groups import Command
 from pipeline.cli.common import config_option, echo, json_option, print_json, set_option
@@ -54,6 +54,6 @@ def command(target: str, config_path: str | None, assignments: tuple[str, ...], 
 
 def _show(check: Check) -> None:
     mark = click.style(f"{check.mark:<7}", fg=_COLOURS[check.mark])
-    click.echo(f"{mark}  {check.name:<20}  {printable.line(check.detail)}")
+    click.echo(f"{mark}  {check.name:<20}  {strings.line(check.detail)}")
     if not check.ok:
         echo(f"{'':<31}repair:  {check.remedy}")

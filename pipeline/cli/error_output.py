@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import click
 
 from beam_jobs import stack
-from beam_jobs.common import printable
-from beam_jobs.common.suggest import unknown
+from beam_jobs.common import strings
+from beam_jobs.common.strings import unknown
 from beam_jobs.errors import FeedlineError, UsageError
 from pipeline.cli.common import colour
 
@@ -43,14 +43,14 @@ class Mistake:
 def of(error: Exception) -> Mistake:
     """Returns what an error means to a user."""
     if isinstance(error, click.ClickException):
-        return Mistake(message=printable.line(_of_click(error)), code=UsageError.exit_code, kind=_kind(UsageError))
+        return Mistake(message=strings.line(_of_click(error)), code=UsageError.exit_code, kind=_kind(UsageError))
     if isinstance(error, FeedlineError):
         return Mistake(message=str(error), code=error.exit_code, kind=_kind(type(error)))
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _OF_TFX:
         message = f"this needs TFX, and there is no module {error.name!r} here; {stack.pip_install('.[tfx]')}"
         return Mistake(message=message, code=UsageError.exit_code, kind=_kind(UsageError))
     message = f"{type(error).__name__}: {_bounded(str(error))} (run again with --debug for the traceback)"
-    return Mistake(message=printable.line(message), code=1, kind=UNFORESEEN)
+    return Mistake(message=strings.line(message), code=1, kind=UNFORESEEN)
 
 
 def _bounded(text: str) -> str:
@@ -66,7 +66,7 @@ def tell(mistake: Mistake, as_json: bool) -> None:
         click.echo(json.dumps(said).replace("\x7f", "\\u007f"), err=True)
         return
     head = click.style("feedline: error:", fg="red", bold=True)
-    click.echo(f"{head} {printable.text(mistake.message)}", err=True, color=colour())
+    click.echo(f"{head} {strings.printable(mistake.message)}", err=True, color=colour())
 
 
 def kinds() -> Iterator[tuple[str, int, str]]:

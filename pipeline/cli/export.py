@@ -6,9 +6,8 @@ from typing import Any
 
 import click
 
-from beam_jobs.common.wording import plural
-from beam_jobs.export.about import About
-from beam_jobs.export.options import FORMATS, STREAMED, ExportOptions
+from beam_jobs.common.strings import plural
+from beam_jobs.export.options import FORMATS, STREAMED, About, ExportOptions
 from pipeline.cli import error_output
 from pipeline.cli.click_groups import Command, Option
 from pipeline.cli.common import echo, json_option, print_json

@@ -60,10 +60,9 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
       feedline ingest photos --out dataset --runner flink --dry-run
       feedline ingest gs://bucket/photos --out gs://bucket/set -c pipeline.yaml
     """
-    from beam_jobs import sources
     from beam_jobs.dataset import manifest
     from beam_jobs.options import IngestOptions
-    from beam_jobs.sources import spans
+    from beam_jobs.sources import factory, spans
     from beam_jobs.stages import append, generations
     from pipeline.settings.from_mapping import from_mapping
     from pipeline.settings.layers import gather
@@ -85,7 +84,7 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
         options = spans.resolve_options(from_mapping(IngestOptions, settings, "ingest"), *numbers)
     check_useful(values, options)
     if options.source_kind == "auto":
-        sources.guess_kind(options.source)  # before Beam is imported, which takes longer
+        factory.guess_kind(options.source)  # before Beam is imported, which takes longer
     if dry_run:
         _show_estimate(options, engine, as_json)
         return

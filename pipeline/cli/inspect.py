@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from beam_jobs import storage
-from beam_jobs.common import printable
+from beam_jobs.common import strings
 from beam_jobs.errors import BadImage, OptionError, SourceError
-from beam_jobs.storage import writable
+from beam_jobs.storage import disk
 from pipeline.cli.click_groups import Command
 from pipeline.cli.common import echo, json_option, print_json, say, terminal_columns
 from pipeline.cli.param_types import DIR, PATH
@@ -104,13 +104,13 @@ def _print(view: View, colours: str) -> None:
     if view.headline:
         echo(view.headline)
     for name, value in view.facts:
-        _print_fact(name, printable.line(value))
+        _print_fact(name, strings.line(value))
     for columns, rows in ((FILE_COLUMNS, view.files), (view.feature_columns, view.features)):
         if rows:
             echo("")
             _print_table(columns, rows)
     if view.features and view.features_of:
-        echo(f"(features of {printable.line(view.features_of)})")
+        echo(f"(features of {strings.line(view.features_of)})")
     seen = pictures(view.records, view.roles, _DRAWN_COLUMNS) if colours else None
     for values in view.records:
         echo("")
@@ -130,7 +130,7 @@ def _print_record(values: dict[str, list]) -> None:
     from beam_jobs.inspect.values import shown_name, shown_value
 
     for name, found in sorted(values.items()):
-        echo(f"{_INDENT}{printable.line(shown_name(name)):<{_NAME_WIDTH}} {shown_value(found)}")
+        echo(f"{_INDENT}{strings.line(shown_name(name)):<{_NAME_WIDTH}} {shown_value(found)}")
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -155,7 +155,7 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         padding=(0, 1) if terminal else (0, 2, 0, 0),
         pad_edge=terminal,
     )
-    kept = min(_NAME_KEPT, max(len(printable.line(row[0])) for row in rows))
+    kept = min(_NAME_KEPT, max(len(strings.line(row[0])) for row in rows))
     for place, name in enumerate(columns):
         numbers = name in ("records", "bytes")
         table.add_column(
@@ -166,7 +166,7 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
             min_width=kept if not place else None,
         )
     for row in rows:
-        table.add_row(*(Text(printable.line(cell)) for cell in row))
+        table.add_row(*(Text(strings.line(cell)) for cell in row))
     with console.capture() as captured:
         console.print(table)
     click.echo("\n".join(f"{_INDENT}{line.rstrip()}" for line in captured.get().splitlines()), color=styled)
@@ -206,7 +206,7 @@ def _draw(picture: Picture, colours: str) -> None:
     from beam_jobs.inspect.terminal import half_blocks
 
     if picture.image is None:
-        echo(f"  ({printable.line(picture.remark)})")
+        echo(f"  ({strings.line(picture.remark)})")
         return
     columns = min(_DRAWN_COLUMNS, _width())
     # The escapes are our own, made of numbers: nothing of the data is in them.
@@ -222,11 +222,11 @@ def _export(view: View, directory: str) -> None:
             suffix, data = image_file(values, view.roles)
         except BadImage as bad:
             if view.roles.image:
-                say(f"record {index} is not exported: {printable.line(bad.detail)}")
+                say(f"record {index} is not exported: {strings.line(bad.detail)}")
             continue
         # Named by number: a key comes from data and could lead out of the directory.
         target = storage.join(directory, f"{index:05d}.{suffix}")
-        writable.write_file("--export", target, data)
+        disk.write_file("--export", target, data)
         count += 1
         say(target)
     if not count:

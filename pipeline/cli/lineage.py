@@ -28,9 +28,8 @@ def command(model: str, root: str, as_json: bool) -> None:
       feedline lineage copy_of_a_model --root work
     """
     from pipeline.runs.history import open_store
-    from pipeline.runs.lineage import trace
+    from pipeline.runs.lineage import text, trace
     from pipeline.runs.lineage_find import DATABASE_NAME, find, find_root, locator, newest
-    from pipeline.runs.lineage_text import text
 
     root = find_root(model, root)
     database = os.path.join(root, DATABASE_NAME)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from beam_jobs.common import printable
+from beam_jobs.common import strings
 from beam_jobs.errors import DataError, SourceError
 from pipeline.cli.click_groups import Command
 from pipeline.cli.common import echo, json_option, print_json, say
@@ -45,7 +45,7 @@ def command(context: click.Context, model: str, images: tuple[str, ...], as_json
 
     def refuse(path: str, error: SourceError) -> None:
         refused[path] = str(error)
-        say(f"left out: {printable.line(error)}")
+        say(f"left out: {strings.line(error)}")
 
     predictions = predict(model, images, refuse)
     if as_json:
@@ -59,8 +59,8 @@ def command(context: click.Context, model: str, images: tuple[str, ...], as_json
 
 def _show(predictions: list[Prediction]) -> None:
     for prediction in predictions:
-        labels = [f"{printable.line(label.text)}  {label.probability:.4f}" for label in prediction.labels]
-        echo("  ".join([printable.line(prediction.path), *(labels or ["no label over 0.5"])]))
+        labels = [f"{strings.line(label.text)}  {label.probability:.4f}" for label in prediction.labels]
+        echo("  ".join([strings.line(prediction.path), *(labels or ["no label over 0.5"])]))
 
 
 def _check_file(path: str) -> None:

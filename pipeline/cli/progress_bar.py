@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from beam_jobs.common.progress import Progress
+from beam_jobs.common.concurrency import Progress
 from pipeline.cli.common import say
 
 _BAR_SECONDS = 0.2

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from beam_jobs.errors import SourceError
-from beam_jobs.storage import writable
+from beam_jobs.storage import disk
 from pipeline.cli.click_groups import Command
 from pipeline.cli.common import config_option, echo, json_option, print_json
 from pipeline.cli.param_types import DIR, FILE
@@ -34,11 +34,11 @@ def command(
     options = _input_options(config_path) if config_path else None
     if source and not os.path.isdir(source):
         raise SourceError(f"--images {source} is not a directory; give the folder that the images came from")
-    writable.check_file("--out", out)
+    disk.check_file("--out", out)
     from components.dataset_report.render import render
 
     page = render(dataset, model=_newest(model) if model else "", input_options=options, source=source or "").encode()
-    writable.write_file("--out", out, page)
+    disk.write_file("--out", out, page)
     if as_json:
         print_json({"report": os.path.abspath(out), "bytes": len(page)})
     else:

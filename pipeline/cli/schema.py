@@ -9,7 +9,7 @@ import click
 
 from beam_jobs import storage
 from beam_jobs.errors import DataError, OptionError
-from beam_jobs.storage import writable
+from beam_jobs.storage import disk
 from pipeline.cli.click_groups import Group
 from pipeline.cli.common import echo, json_option, print_json, say
 from pipeline.cli.param_types import DIR, FILE, PATH
@@ -51,7 +51,7 @@ def init(dataset: str, out: str, overwrite: bool, as_json: bool) -> None:
     from beam_jobs.dataset import manifest
 
     manifest.load(dataset)  # says in no time what is wrong with it
-    writable.check_file("--out", out)
+    disk.check_file("--out", out)
     if storage.exists(out) and not overwrite:
         raise OptionError(
             f"--out {out} exists, and somebody may have reviewed it; name another file or give --overwrite"

@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import click
 
-from beam_jobs.common.machine import cores
-from beam_jobs.common.wording import WARNING, plural
+from beam_jobs.common.strings import WARNING, plural
+from beam_jobs.common.system import cores
 from beam_jobs.errors import CorruptDataset
 from pipeline.cli.click_groups import Command
 from pipeline.cli.common import echo, json_option, print_json

@@ -14,8 +14,8 @@ from typing import Any
 from beam_jobs import stack
 from beam_jobs.common import child_python
 from beam_jobs.errors import FeedlineError, OptionError
+from beam_jobs.storage import disk as places
 from beam_jobs.storage import is_remote
-from beam_jobs.storage import writable as places
 from pipeline import config as configuration
 from pipeline.doctor import Check
 

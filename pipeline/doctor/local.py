@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from beam_jobs.common import child_python, machine
+from beam_jobs.common import child_python, system
 from beam_jobs.errors import FeedlineError
 from beam_jobs.storage import is_remote
 from pipeline.doctor import Check, common
@@ -33,7 +33,7 @@ def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
 
 def memory() -> Check:
     """Checks the free memory, of the machine or of the container that this is."""
-    free = machine.free_bytes()
+    free = system.free_bytes()
     return Check(
         name="memory",
         ok=free >= _LEAST_MEMORY_BYTES,

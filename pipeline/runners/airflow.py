@@ -27,7 +27,7 @@ import yaml
 
 from beam_jobs.common import validate, yaml_text
 from beam_jobs.errors import OptionError
-from beam_jobs.storage import is_remote, writable
+from beam_jobs.storage import disk, is_remote
 from pipeline import config as configuration
 from pipeline.config import PipelineConfig
 from pipeline.runners import airflow_folder, airflow_tasks, local
@@ -121,7 +121,7 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - the n
     values = {key: value for key, value in settings.items() if key not in configuration.TARGET_SECTIONS}
     config = configuration.build(values)
     _check_names(config, out)
-    writable.check_file("--out", out)
+    disk.check_file("--out", out)
     python, pod = _python(options), _pod(options)
     hints = [airflow_folder.hint(out, config.name)]
     if "engine" in settings:
@@ -143,7 +143,7 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - the n
         retries=options.retries,
         retry_delay_s=options.retry_delay_s,
     )
-    writable.write_file("--out", out, text.encode())
+    disk.write_file("--out", out, text.encode())
     return "; ".join(hints)
 
 

@@ -20,7 +20,7 @@ import yaml
 from beam_jobs import stack, storage
 from beam_jobs.common import validate
 from beam_jobs.errors import OptionError
-from beam_jobs.storage import writable
+from beam_jobs.storage import disk
 from components.dataset_gate.limits import GateLimits
 from pipeline import config as configuration
 from pipeline.config import PipelineConfig
@@ -105,13 +105,13 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - the n
         raise OptionError(
             f"--out {out} must end in .yaml, for Kubeflow and Vertex AI, or in .json, for Vertex AI alone"
         )
-    writable.check_file("--out", out)
+    disk.check_file("--out", out)
     root = options.pipeline_root or config.artifacts_dir
     _check_placeholders(config, options)
     _check(config, options, root)
     job = _job(config, options, root)
     content = json.dumps(job, indent=2, sort_keys=True) if out.endswith(_JSON) else yaml.safe_dump(job["pipelineSpec"])
-    writable.write_file("--out", out, content.encode())
+    disk.write_file("--out", out, content.encode())
     return f"{_start(options.display_name or config.name, out)}{''.join(_notes(config))}"
 
 

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from beam_jobs import storage
-from beam_jobs.common import printable
-from beam_jobs.common.wording import WARNING
+from beam_jobs.common import strings
+from beam_jobs.common.strings import WARNING
 from beam_jobs.dataset import manifest
 from beam_jobs.dataset.user_columns import check_column
 from beam_jobs.errors import GateFailed, OptionError
-from beam_jobs.sources import open_source
+from beam_jobs.sources.factory import open_source
 from beam_jobs.storage import disk
 from beam_jobs.types import LABEL_KINDS
 from pipeline.config import DataShape, PipelineConfig
@@ -183,7 +183,7 @@ def _logging_to(path: str, say: Say) -> Iterator[None]:
     chatty = [absl_logging.get_absl_logger(), logging.getLogger("tensorflow"), logging.getLogger("apache_beam")]
     before = [(logger, logger.level, logger.handlers, logger.propagate) for logger in [root, *chatty]]
     file_handler = _LogFile(path, encoding="utf-8")
-    file_handler.setFormatter(printable.LogFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    file_handler.setFormatter(strings.LogFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     root.handlers = [file_handler, _Progress(say)]
     for logger in chatty:
         logger.handlers, logger.propagate = [], True

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from beam_jobs import storage
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import FeedlineError, GateFailed, OptionError
-from beam_jobs.sources import open_source
+from beam_jobs.sources.factory import open_source
 from pipeline.config import PipelineConfig
 
 if TYPE_CHECKING:

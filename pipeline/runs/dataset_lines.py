@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from beam_jobs.common import printable
-from beam_jobs.common.wording import listed, plural
+from beam_jobs.common import strings
+from beam_jobs.common.strings import listed, plural
 
 if TYPE_CHECKING:
     from beam_jobs.dataset.manifest import Manifest
@@ -32,7 +32,7 @@ def dataset_lines(dataset: Manifest) -> list[tuple[str, str]]:
 def aligned(lines: list[tuple[str, str]]) -> str:
     """Returns lines with their headings in a column of one width."""
     width = max([_WIDTH, *(len(name) for name, _ in lines)])
-    return printable.lines(f"{name:<{width}} {value}" for name, value in lines)
+    return strings.lines(f"{name:<{width}} {value}" for name, value in lines)
 
 
 def _duplicates(dataset: Manifest) -> str:

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from beam_jobs.common.suggest import unknown
+from beam_jobs.common.strings import unknown
 from beam_jobs.errors import OptionError
 from pipeline.config import NOT_IN_A_PIPELINE, TARGET_SECTIONS, PipelineConfig
 from pipeline.settings import targets

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from beam_jobs.common.suggest import unknown
+from beam_jobs.common.strings import unknown
 from beam_jobs.common.yaml_text import one_line
 from beam_jobs.errors import OptionError
 from pipeline.settings.redact import hide

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from beam_jobs.common import printable
+from beam_jobs.common import strings
 from beam_jobs.common.yaml_text import one_line
 from pipeline.config import TARGET_SECTIONS
 from pipeline.settings.catalog import names
@@ -24,7 +24,7 @@ def text(settings: Settings) -> str:
     Raises:
       OptionError: the settings are no configuration.
     """
-    return printable.lines(_lines(_nested(settings), settings.origin, ""))
+    return strings.lines(_lines(_nested(settings), settings.origin, ""))
 
 
 def to_json(settings: Settings) -> dict[str, Any]:

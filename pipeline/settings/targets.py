@@ -7,7 +7,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from beam_jobs.common.suggest import unknown
+from beam_jobs.common.strings import unknown
 from beam_jobs.runners import ENGINES, options_of
 from pipeline.config import TARGET_SECTIONS
 from pipeline.settings.from_mapping import SettingError, not_a_section

@@ -11,7 +11,8 @@ import pytest
 
 from beam_jobs.errors import BadImage, SourceError
 from beam_jobs.options import TableColumns
-from beam_jobs.sources import archive_members, tar_headers
+from beam_jobs.sources import archive as archive_members
+from beam_jobs.sources import tar_headers
 from beam_jobs.sources.archive import TarSource, ZipSource
 from beam_jobs.sources.byte_range import Slice
 from beam_jobs.sources.image_reader import Reader

@@ -15,7 +15,7 @@ from PIL import Image
 
 from beam_jobs import ingest
 from beam_jobs.dataset import manifest, schemas
-from beam_jobs.export.names import safe_name
+from beam_jobs.export.options import safe_name
 from beam_jobs.images.decode import decode_rgb
 from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
 from tests.interop import page

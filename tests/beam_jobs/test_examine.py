@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beam_jobs.common.progress import Progress, local
+from beam_jobs.common.concurrency import Progress, local
 from beam_jobs.dataset import schemas
 from beam_jobs.images import masks, process
 from beam_jobs.images.geometry import geometry

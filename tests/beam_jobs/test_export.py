@@ -19,8 +19,7 @@ from beam_jobs import ingest, storage
 from beam_jobs.dataset import manifest, shards
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 from beam_jobs.export import samples, staging
-from beam_jobs.export.about import About
-from beam_jobs.export.options import FORMATS, STREAMED, ExportOptions
+from beam_jobs.export.options import FORMATS, STREAMED, About, ExportOptions
 from beam_jobs.export.run import EXPORT_NAME, Exported, export
 from beam_jobs.options import IngestOptions
 from tests.make_images import encode

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from beam_jobs.errors import OptionError
-from beam_jobs.export.about import About
-from beam_jobs.export.options import ExportOptions
+from beam_jobs.export.options import About, ExportOptions
 from beam_jobs.export.run import export
 
 

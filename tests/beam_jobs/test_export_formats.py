@@ -19,8 +19,7 @@ from beam_jobs import ingest
 from beam_jobs.dataset import manifest, record, schemas, tfrecord
 from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.export import parquet
-from beam_jobs.export.names import safe_name
-from beam_jobs.export.options import ExportOptions
+from beam_jobs.export.options import ExportOptions, safe_name
 from beam_jobs.export.run import export
 from beam_jobs.export.samples import Sample
 from beam_jobs.options import IngestOptions, PixelOptions, TableColumns

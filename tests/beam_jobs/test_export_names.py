@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beam_jobs.export.names import MAX_CHARACTERS, safe_name
+from beam_jobs.export.options import MAX_CHARACTERS, safe_name
 
 SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*(/[A-Za-z0-9_][A-Za-z0-9_-]*)*")
 

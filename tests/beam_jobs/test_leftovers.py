@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 _MAKE = (
-    "from beam_jobs.common.leftovers import temporary_directory as make; "
-    "made = make(); open(made + '/x', 'w').close(); "
+    "from beam_jobs.common.system import temporary_directory as make; made = make(); open(made + '/x', 'w').close(); "
 )
 _SAY = "print(made, flush=True); import sys; sys.stdin.read()"
 

@@ -5,7 +5,7 @@ import os
 import psutil
 import pytest
 
-from beam_jobs.common.machine import cores, free_bytes
+from beam_jobs.common.system import cores, free_bytes
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from beam_jobs.common.progress import Progress, local
+from beam_jobs.common.concurrency import Progress, local
 
 
 @pytest.fixture(autouse=True)

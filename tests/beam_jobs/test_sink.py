@@ -8,7 +8,7 @@ import time
 import google_crc32c
 import pytest
 
-from beam_jobs.common.progress import Progress, local
+from beam_jobs.common.concurrency import Progress, local
 from beam_jobs.stages import sink
 from beam_jobs.stages.sink import Sink
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from beam_jobs.common import suggest
+from beam_jobs.common import strings
 
 
 @pytest.mark.parametrize(
@@ -18,9 +18,9 @@ from beam_jobs.common import suggest
     ],
 )
 def test_an_unknown_name_is_answered_with_the_known_ones(arguments, line):
-    assert suggest.unknown(*arguments) == line
+    assert strings.unknown(*arguments) == line
 
 
 def test_the_known_names_may_be_an_iterator():
-    line = suggest.unknown("op", "crops", iter(["resize", "crop"]))
+    line = strings.unknown("op", "crops", iter(["resize", "crop"]))
     assert line == "there is no op 'crops'; did you mean crop? known are resize, crop"

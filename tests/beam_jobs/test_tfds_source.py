@@ -11,7 +11,7 @@ import pytest
 from beam_jobs.dataset import example_encoder, record, tfrecord
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
-from beam_jobs.sources import open_source
+from beam_jobs.sources.factory import open_source
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.sources.tfds import TfdsSource
 from beam_jobs.types import Annotations, ImageRef

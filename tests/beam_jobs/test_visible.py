@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from beam_jobs.common import printable
+from beam_jobs.common import strings
 
 
 @pytest.mark.parametrize(
@@ -21,24 +21,24 @@ from beam_jobs.common import printable
     ],
 )
 def test_controls_are_made_visible_and_the_rest_is_left(value, shown):
-    assert printable.text(value) == printable.line(value) == shown
+    assert strings.printable(value) == strings.line(value) == shown
 
 
 def test_only_a_text_keeps_its_lines():
-    assert printable.text("a\n\tb") == "a\n\tb"
-    assert printable.line("a\n\tb") == "a\\x0a\\x09b"
-    assert printable.lines(["a\n\tb", 7]) == "a\\x0a\\x09b\n7"
+    assert strings.printable("a\n\tb") == "a\n\tb"
+    assert strings.line("a\n\tb") == "a\\x0a\\x09b"
+    assert strings.lines(["a\n\tb", 7]) == "a\\x0a\\x09b\n7"
 
 
 def test_json_means_what_it_meant():
     value = {"\x1b[2J\x9b": ["\x7f\u202e\u2028", "猫", "\udcff", 1]}
-    printed = printable.to_json(value)
+    printed = strings.to_json(value)
     assert json.loads(printed) == value
-    assert printed == printable.text(printed)
+    assert printed == strings.printable(printed)
     assert "猫" in printed
     printed.encode()
 
 
 def test_a_log_shows_names_without_their_controls():
     record = logging.LogRecord("x", logging.INFO, "x.py", 1, "read %s\nend", ("\x1b[2Ja.png",), None)
-    assert printable.LogFormatter("%(levelname)s %(message)s").format(record) == "INFO read \\x1b[2Ja.png\n  end"
+    assert strings.LogFormatter("%(levelname)s %(message)s").format(record) == "INFO read \\x1b[2Ja.png\n  end"

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from beam_jobs.common.wording import listed, plural
+from beam_jobs.common.strings import listed, plural
 
 
 def test_counts_have_their_noun():

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from beam_jobs.errors import OptionError
-from beam_jobs.storage.writable import check_file, nearest, refusal
+from beam_jobs.storage.disk import check_file, nearest, refusal
 from tests.locked import locked_directory
 
 

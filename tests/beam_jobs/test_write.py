@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beam_jobs.common.progress import Progress, local
+from beam_jobs.common.concurrency import Progress, local
 from beam_jobs.dataset import record, schemas, tfrecord
 from beam_jobs.errors import DataError, Fault, SourceChanged, Unreadable
 from beam_jobs.images import masks, process

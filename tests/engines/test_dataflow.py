@@ -18,7 +18,7 @@ from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
 from beam_jobs.runners import dataflow, dataflow_cost, dataflow_graph, dataflow_jobs
 from beam_jobs.runners.cost_estimate import Work
-from beam_jobs.runners.dataflow_machine import cores
+from beam_jobs.runners.dataflow_checks import cores
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages.examine import ExamineTask
 from beam_jobs.stages.scan import Bucket

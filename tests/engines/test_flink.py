@@ -13,7 +13,7 @@ import apache_beam as beam
 import pytest
 
 from beam_jobs import ingest
-from beam_jobs.common.progress import Progress
+from beam_jobs.common.concurrency import Progress
 from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import FeedlineError
 from beam_jobs.options import IngestOptions

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from beam_jobs.dataset import manifest
-from beam_jobs.export.names import safe_name
+from beam_jobs.export.options import safe_name
 from tests.interop import page
 from tests.interop.environments import CLIENTS, REQUIREMENTS, run
 

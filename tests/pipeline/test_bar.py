@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from beam_jobs.common.progress import Progress
+from beam_jobs.common.concurrency import Progress
 from pipeline.cli import execute as run
 from pipeline.cli import progress_bar
 from tests.make_images import class_folders

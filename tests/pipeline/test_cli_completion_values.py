@@ -10,8 +10,7 @@ import click
 import pytest
 from click.shell_completion import BashComplete
 
-from pipeline.cli.completion import _CLASSES
-from pipeline.cli.completion_values import ASSIGNMENT, OP_CHAIN, OPS
+from pipeline.cli.completion import _CLASSES, ASSIGNMENT, OP_CHAIN, OPS
 from pipeline.cli.param_types import SPLIT
 from pipeline.settings import catalog
 

@@ -14,7 +14,7 @@ import click
 import pytest
 from jsonschema import Draft202012Validator
 
-from beam_jobs.common import printable
+from beam_jobs.common import strings
 from beam_jobs.errors import FeedlineError
 from pipeline.cli import cli, error_output
 from pipeline.cli import execute as run
@@ -247,7 +247,7 @@ def test_any_end_is_one_line(place, capsys, monkeypatch, raised, kind, code):
     assert captured.err.strip().count("\n") == 0  # click ends the line in which a terminal shows ^C
     assert not {"\x1b", "\x7f"} & set(captured.err)
     assert json.loads(captured.err)["error"]["kind"] == kind
-    assert printable.line(raised) in json.loads(captured.err)["error"]["message"]
+    assert strings.line(raised) in json.loads(captured.err)["error"]["message"]
 
 
 def test_only_the_option_asks_for_json(place, capsys):

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from beam_jobs.dataset import manifest
 from trainer.input import index as record_index
+from trainer.input.batches import VALID
 from trainer.input.order import Order, make_order
-from trainer.input.padding import VALID
 from trainer.input.parse import DRAW, KEY
 from trainer.input.position import Host
 from trainer.input_fn import make_dataset

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from beam_jobs.common import machine
+from beam_jobs.common import system
 from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, PixelOptions
@@ -163,7 +163,7 @@ def test_the_limit_decodes_every_file_and_counts_each(photographs, monkeypatch):
     counts = limit.bare_decode("limit", encoded, crops=3).start()
     seen = list(itertools.islice(counts, 20))
     counts.close()
-    assert max(seen) <= 3 * 4 * 2 * machine.cores()
+    assert max(seen) <= 3 * 4 * 2 * system.cores()
     assert all(count % 3 == 0 and count > 0 for count in seen)
 
 
@@ -184,7 +184,7 @@ def test_the_bare_read_turns_bytes_into_images(shades):
 def test_what_would_not_stay_in_memory_is_not_read_before(shades, monkeypatch):
     files = open_source(str(shades), "train", options(image_side_px=8)).files
     assert limit.warm_page_cache(files, 1000)
-    assert not limit.warm_page_cache(files, machine.free_bytes())
+    assert not limit.warm_page_cache(files, system.free_bytes())
     assert not limit.warm_page_cache(["gs://bucket/data"], 1000)
 
 

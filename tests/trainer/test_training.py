@@ -17,11 +17,11 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs.errors import DiskError, OptionError, TrainingDiverged
-from trainer.training.best_epoch import is_better
 from trainer.training.callbacks import Profile, epoch_line
 from trainer.training.checkpoint import Checkpoints
 from trainer.training.input_wait import timed
 from trainer.training.loop import Segment, Task, segments, train, whole_steps
+from trainer.training.optimizers import is_better
 from trainer.training.options import TrainOptions
 from trainer.training.progress import Progress
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from beam_jobs.common.machine import free_bytes
+from beam_jobs.common.system import free_bytes
 from beam_jobs.storage import is_remote
 from trainer.bench.chain import Source, spell, unfused
 from trainer.bench.figures import Ablated

@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 import tensorflow as tf
 
 from beam_jobs import storage
-from beam_jobs.common.machine import cores, free_bytes
+from beam_jobs.common.system import cores, free_bytes
 from beam_jobs.images.decode import decode_rgb
 from trainer.bench.meter import Counts, Subject
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from beam_jobs.common import machine
+from beam_jobs.common import system
 from beam_jobs.storage import is_remote
 from trainer.bench import ablation, device, limit, meter, stages
 from trainer.bench.baselines import naive_dataset, tutorial_dataset
@@ -184,7 +184,7 @@ def _facts(source: Source, pool: stages.Pool, where: str, model: str, in_memory:
         batch_size=options.batch_size,
         ops=options.train_spec,
         threads=options.thread_count,
-        cores=machine.cores(),
+        cores=system.cores(),
         readers=options.readers,
         remote=is_remote(source.path),
         parse_batch=options.parse_batch,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from beam_jobs.common import printable
+from beam_jobs.common import strings
 from trainer.bench.bottleneck import find_bottleneck
 from trainer.bench.figures import BATCH, CALL, STEP, TRANSFER, Ablated, Figures, Stage
 from trainer.bench.meter import Cost
@@ -17,7 +17,7 @@ def report(figures: Figures) -> str:
     parts = [_head(figures), _stages(figures), _totals(figures)]
     if figures.ablation:
         parts.append(_ablation(figures.ablation))
-    return "\n\n".join(printable.lines(part) for part in [*parts, _conclusion(figures)])
+    return "\n\n".join(strings.lines(part) for part in [*parts, _conclusion(figures)])
 
 
 def title(stage: Stage, figures: Figures) -> str:

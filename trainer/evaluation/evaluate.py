@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from beam_jobs.common.suggest import unknown
+from beam_jobs.common.strings import unknown
 from beam_jobs.errors import CorruptDataset, OptionError
 from trainer.evaluation.intervals import Figure, Spread, Tally, figure, spread
 from trainer.evaluation.worker_results import Exchange, worker_name

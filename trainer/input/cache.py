@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from beam_jobs.common.machine import free_bytes
+from beam_jobs.common.system import free_bytes
 from beam_jobs.dataset import record, tfrecord
 from beam_jobs.errors import OptionError
 from beam_jobs.storage import is_remote

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from beam_jobs.common.machine import free_bytes
-from beam_jobs.common.wording import WARNING
+from beam_jobs.common.strings import WARNING
+from beam_jobs.common.system import free_bytes
 from beam_jobs.dataset import record
 from beam_jobs.errors import OptionError
 from trainer.input.autograph import as_written

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from beam_jobs.common import validate
-from beam_jobs.common.suggest import unknown
+from beam_jobs.common.strings import unknown
 from beam_jobs.dataset.user_columns import check_column
 from beam_jobs.errors import OptionError
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from beam_jobs import storage
 from beam_jobs.common.concurrency import map_ordered
-from beam_jobs.common.machine import cores
+from beam_jobs.common.system import cores
 from beam_jobs.dataset import manifest, schemas, tfrecord
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import CorruptDataset, FeedlineError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from beam_jobs.common import printable
-from beam_jobs.common.wording import plural
+from beam_jobs.common import strings
+from beam_jobs.common.strings import plural
 from beam_jobs.storage import is_remote
 from trainer.input.cache import WHILE_FILLED
 from trainer.input.order import Order
@@ -53,7 +53,7 @@ def describe(
         ("batch", _batch(choices)),
         ("memory", _memory(choices)),
     ]
-    return printable.lines(f"{name:<8} {text}" for name, text in lines)
+    return strings.lines(f"{name:<8} {text}" for name, text in lines)
 
 
 def memory_bytes(choices: Choices) -> dict[str, float]:

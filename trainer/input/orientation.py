@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from beam_jobs.images.header import exif
+from beam_jobs.images.header import tiff
 
 _MAX_STEPS = 65_536  # segments of a JPEG, chunks of a PNG; the ingest refuses files with more
 _APP1, _SOS, _EOI = 0xE1, 0xDA, 0xD9
@@ -52,9 +52,9 @@ def _jpeg_block(encoded: tf.Tensor) -> tf.Tensor:
         marker = tf.cast(values[start + 1], tf.int32)
         bare = (marker == 0x01) | ((marker >= 0xD0) & (marker < 0xD9))
         end = start + 2 + tf.where(bare, 0, _number(values, start + 2, 2))
-        prefix = tf.strings.substr(encoded, tf.minimum(start + 4, size), len(exif.PREFIX))
-        found = (marker == _APP1) & (prefix == exif.PREFIX) & (end <= size)
-        begin = start + 4 + len(exif.PREFIX)
+        prefix = tf.strings.substr(encoded, tf.minimum(start + 4, size), len(tiff.PREFIX))
+        found = (marker == _APP1) & (prefix == tiff.PREFIX) & (end <= size)
+        begin = start + 4 + len(tiff.PREFIX)
         block = tf.cond(found, lambda: tf.strings.substr(encoded, begin, tf.maximum(end - begin, 0)), lambda: block)
         return end, block, ~found & (marker != _SOS) & (marker != _EOI) & (end < size)
 
@@ -94,12 +94,12 @@ def _orientation(block: tf.Tensor) -> tf.Tensor:
     count = tf.where((first + 2 <= size) & (size >= 8), read(first, 2), tf.constant(0, tf.int64))
     whole = tf.maximum((size - _ENTRY_READ - first - 2) // _ENTRY + 1, 0)
     entries = first + 2 + _ENTRY * tf.range(tf.minimum(count, whole), dtype=tf.int64)
-    named = tf.where(read(entries, 2) == exif.TAG)[:, 0]
+    named = tf.where(read(entries, 2) == tiff.TAG)[:, 0]
 
     def value() -> tf.Tensor:
         entry = entries[named[0]]
         found = read(entry + 8, 2)
-        fits = (read(entry + 2, 2) == exif.SHORT) & (found >= 1) & (found <= 8)
+        fits = (read(entry + 2, 2) == tiff.SHORT) & (found >= 1) & (found <= 8)
         return tf.cast(tf.where(fits, found, 1), tf.int32)
 
     known = little | (mark == b"MM\x00*")

@@ -11,12 +11,11 @@ from collections.abc import Callable
 
 import keras
 
-from beam_jobs.common.suggest import unknown
+from beam_jobs.common.strings import unknown
 from beam_jobs.errors import OptionError
 from trainer.models.applications import IMAGENET, application, names
-from trainer.models.cnn import small_cnn
+from trainer.models.builtin import cifar_resnet, resnet20, small_cnn
 from trainer.models.custom import check_export, find_builder, own_model, source_digest
-from trainer.models.resnet import cifar_resnet, resnet20
 from trainer.models.spec import ModelSpec
 from trainer.training.transfer import load_weights, weights_digest
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import keras
 
 from beam_jobs.errors import OptionError
-from trainer.models.layers import classify, image_input
+from trainer.models.builtin import classify, image_input
 from trainer.models.spec import ModelSpec
 
 IMAGENET = "imagenet"

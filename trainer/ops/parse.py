@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from beam_jobs.common.suggest import unknown
+from beam_jobs.common.strings import unknown
 from beam_jobs.errors import OptionError
 from trainer.ops.resize import METHODS
 

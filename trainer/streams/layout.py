@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from beam_jobs.common.suggest import unknown
+from beam_jobs.common.strings import unknown
 from beam_jobs.dataset import record
 from beam_jobs.errors import OptionError
 from trainer.input.parse import NO_LABEL

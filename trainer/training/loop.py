@@ -17,12 +17,11 @@ import numpy as np
 from beam_jobs.errors import TrainingDiverged
 from trainer.input.position import Position
 from trainer.training import transfer
-from trainer.training.best_epoch import Averages, Judge, exported_weights
 from trainer.training.callbacks import Clock, Finite, History, Profile
 from trainer.training.checkpoint import Checkpoint, Checkpoints, arrays_of, assign, bytes_of
 from trainer.training.fit import fit
 from trainer.training.input_wait import WaitMeter
-from trainer.training.optimizers import make_optimizer
+from trainer.training.optimizers import Averages, Judge, exported_weights, make_optimizer
 from trainer.training.options import TrainOptions
 from trainer.training.progress import Progress
 from trainer.training.signals import Interruption, held

@@ -10,10 +10,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from beam_jobs.common.suggest import unknown
+from beam_jobs.common.strings import unknown
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import OptionError
-from trainer.input.padding import VALID
+from trainer.input.batches import VALID
 from trainer.input.parse import DRAW, WEIGHT
 from trainer.ops.types import IMAGE
 from trainer.training.options import BALANCED, TrainOptions

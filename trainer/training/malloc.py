@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import sys
 
-from beam_jobs.common.machine import cores
+from beam_jobs.common.system import cores
 
 # Numbers of malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from beam_jobs.common.suggest import unknown
+from beam_jobs.common.strings import unknown
 from beam_jobs.errors import OptionError
 from trainer.input.position import Host
 from trainer.training.cluster import Cluster, cluster_of_environment

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from beam_jobs.images.header import exif
+from beam_jobs.images.header import tiff
 from beam_jobs.images.header.fields import UPRIGHT, Header, bad_header
 
 # A 50 MB file whose profile fills whole segments has 800; hostile ones have as many as bytes.
@@ -34,8 +34,8 @@ def read(data: bytes) -> Header:
         marker, position, end = _segment(data, position)
         if marker in _FRAMES:
             frame = _frame(data[position:end], marker)
-        elif marker == _APP1 and not seen_exif and data.startswith(exif.PREFIX, position):
-            orientation, seen_exif = exif.orientation(data[position + len(exif.PREFIX) : end]), True
+        elif marker == _APP1 and not seen_exif and data.startswith(tiff.PREFIX, position):
+            orientation, seen_exif = tiff.orientation(data[position + len(tiff.PREFIX) : end]), True
         elif marker == _SOS:
             if frame is None:
                 raise bad_header("jpeg", "the scan comes before the frame header")

@@ -7,7 +7,7 @@ import struct
 import zlib
 from dataclasses import dataclass, field
 
-from beam_jobs.images.header import exif
+from beam_jobs.images.header import tiff
 from beam_jobs.images.header.fields import UPRIGHT, Header, bad_header
 
 _START = 8  # magic bytes
@@ -42,7 +42,7 @@ class _Seen:
         elif kind == b"acTL":
             self.frames = max(1, int.from_bytes(data[start : start + 4], "big"))
         elif kind == b"eXIf":
-            self.orientation = exif.orientation(data[start : start + length])
+            self.orientation = tiff.orientation(data[start : start + length])
         elif kind in _DEFLATED:
             self.deflated.append(_deflated(kind, data[start : start + length]))
 

@@ -10,7 +10,7 @@ import io
 from PIL import Image, UnidentifiedImageError
 
 from beam_jobs.errors import BadImage, RejectReason
-from beam_jobs.images.header import exif, gif, jpeg, png, tiff, webp
+from beam_jobs.images.header import gif, jpeg, png, tiff, webp
 from beam_jobs.images.header.fields import UPRIGHT, Header, bad_header
 from beam_jobs.options import PILLOW_MAX_PIXELS, ImageLimits
 
@@ -152,7 +152,7 @@ def _pillow_header(data: bytes, name: str) -> Header:
             width=image.width,
             mode=image.mode,
             # Pillow's own way to the orientation reads every tag, however often it claims the whole file.
-            orientation=exif.orientation(image.info.get("exif", b"").removeprefix(exif.PREFIX)),
+            orientation=tiff.orientation(image.info.get("exif", b"").removeprefix(tiff.PREFIX)),
             frames=2 if animated else 1 if name == "gif" else getattr(image, "n_frames", 1),
             has_alpha=image.mode == "RGBA" or "transparency" in image.info,
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from beam_jobs.images.header.fields import bad_header
+from beam_jobs.images.header.fields import UPRIGHT, bad_header
 
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}  # TIFF type -> bytes
 _SHORT = 3
@@ -54,3 +54,32 @@ def _entries(data: bytes, start: int, order: str) -> Iterator[tuple[int, int, in
         tag, kind, values = struct.unpack_from(order + "HHI", data, position)
         (value,) = struct.unpack_from(order + ("H" if kind == _SHORT else "I"), data, position + 8)
         yield tag, kind, values, value
+
+
+PREFIX = b"Exif\x00\x00"
+TAG = 0x0112
+SHORT = 3
+_BYTE_ORDERS = {b"II*\x00": "<", b"MM\x00*": ">"}
+
+
+def orientation(block: bytes) -> int:
+    """Returns the orientation, 1-8, that an EXIF block holds; 1 when it holds none or is broken.
+
+    Only the first directory is looked at, and no value in it but this one.
+
+    Args:
+      block: the block, from its byte order mark on.
+    """
+    order = _BYTE_ORDERS.get(block[:4])
+    if order is None:
+        return UPRIGHT
+    try:
+        (start,) = struct.unpack_from(order + "I", block, 4)
+        (count,) = struct.unpack_from(order + "H", block, start)
+        for position in range(start + 2, start + 2 + 12 * count, 12):
+            tag, kind, _, value = struct.unpack_from(order + "HHIH", block, position)
+            if tag == TAG:
+                return value if kind == SHORT and 1 <= value <= 8 else UPRIGHT
+    except struct.error:  # it ends too early; a broken EXIF block does not make a broken image
+        pass
+    return UPRIGHT

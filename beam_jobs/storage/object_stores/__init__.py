@@ -15,8 +15,7 @@ from apache_beam.io.localfilesystem import LocalFileSystem
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import stack
-from beam_jobs.storage.object_stores.failures import Stream, os_errors
-from beam_jobs.storage.object_stores.store import Listed, Store
+from beam_jobs.storage.object_stores.store import Listed, Store, Stream, os_errors
 
 __all__ = ["Listed", "Store", "create", "open_read", "os_errors", "store_for"]
 

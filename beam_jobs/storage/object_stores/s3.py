@@ -17,8 +17,7 @@ from apache_beam.io.filesystemio import Uploader, UploaderStream
 from apache_beam.options.pipeline_options import S3Options
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
-from beam_jobs.storage.object_stores.failures import status_of
-from beam_jobs.storage.object_stores.store import Listed, Store, already_exists, no_name
+from beam_jobs.storage.object_stores.store import Listed, Store, already_exists, no_name, status_of
 
 _READ_BYTES = 1 << 20  # Beam's 16 MiB would be read for every jump in an object
 _WRITE_BYTES = 1 << 17

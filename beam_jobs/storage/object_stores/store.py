@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
+import io
 import itertools
 import os
+import re
 from collections.abc import Iterable, Iterator
+from http import HTTPStatus
 from typing import Any, BinaryIO, NamedTuple
 
-from apache_beam.io.filesystem import CompressionTypes
+from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 
 
 class Listed(NamedTuple):
@@ -92,3 +96,107 @@ class Store:
             # A listing goes by what comes before the first character of patterns, which may be less than the prefix.
             if one.path.startswith(prefix):
                 yield Listed(one.path, one.size_in_bytes, int(one.last_updated_in_seconds * 1e9))
+
+
+_BUFFER_BYTES = 1 << 17
+_LONGEST_TEXT = 300
+_REQUEST = re.compile(r"^[A-Z]+ https?://\S+: ")  # what Google's client puts before every message
+_NOTHING_SAID = "unknown error"  # what it says of an answer without one
+_ONLY_STATUS = "('Request failed with status code'"  # and of an upload that was refused
+
+
+@contextlib.contextmanager
+def os_errors(path: str) -> Iterator[None]:
+    """Turns what Beam and the clients of the stores raise into `OSError` with one line of text."""
+    try:
+        yield
+    except BeamIOError as error:
+        cause = next(iter((error.exception_details or {}).values()), error)
+        raise _os_error(cause, path) from error
+    except OSError:
+        raise
+    except Exception as error:
+        raise _os_error(error, path) from error
+
+
+def status_of(error: object) -> int:
+    """Returns the HTTP status that an error of a client stands for; 0 when it has none."""
+    response = getattr(error, "response", None)  # of botocore a dict, of Google's client an object
+    if isinstance(response, dict):
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    else:
+        status = getattr(error, "code", None) or getattr(response, "status_code", None)
+    return status if isinstance(status, int) else 0
+
+
+def _os_error(error: Any, path: str) -> OSError:
+    status = status_of(error)
+    number = errno.ENOENT if status == 404 else getattr(error, "errno", None) or errno.EIO
+    return OSError(number, _text(error, status), path)
+
+
+def _text(error: Any, status: int) -> str:
+    said = getattr(error, "message", "")
+    if not said and not hasattr(getattr(error, "response", None), "status_code"):  # that one lists its arguments
+        said = error
+    lines = str(said).strip().splitlines()
+    text = _REQUEST.sub("", lines[0])[:_LONGEST_TEXT] if lines else ""
+    if text in ("", _NOTHING_SAID) or text.startswith(_ONLY_STATUS):
+        return HTTPStatus(status).phrase if status in {*HTTPStatus} else type(error).__name__
+    return text
+
+
+class Stream(io.RawIOBase):
+    """A stream of a store whose failures are `OSError`."""
+
+    def __init__(self, inner: BinaryIO, path: str) -> None:
+        super().__init__()
+        self._inner = inner
+        self._path = path
+
+    def buffered(self) -> BinaryIO:
+        """Returns the stream with a buffer, as `open` does of local files."""
+        return io.BufferedReader(self, _BUFFER_BYTES) if self.readable() else io.BufferedWriter(self, _BUFFER_BYTES)
+
+    def readable(self) -> bool:
+        """Returns whether it can be read from."""
+        return self._inner.readable()
+
+    def writable(self) -> bool:
+        """Returns whether it can be written to."""
+        return self._inner.writable()
+
+    def seekable(self) -> bool:
+        """Returns whether one can move about in it."""
+        return self._inner.seekable()
+
+    def readinto(self, buffer: Any) -> int:
+        """Reads into a buffer and returns how many bytes."""
+        with os_errors(self._path):
+            data = self._inner.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def write(self, data: Any) -> int:
+        """Writes bytes and returns how many."""
+        with os_errors(self._path):
+            return self._inner.write(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Moves to a place and returns it."""
+        with os_errors(self._path):
+            return self._inner.seek(offset, whence)
+
+    def tell(self) -> int:
+        """Returns the place."""
+        return self._inner.tell()
+
+    def close(self) -> None:
+        """Closes the stream; what was written is then there."""
+        if self.closed:
+            return
+        try:
+            with os_errors(self._path):
+                self._inner.close()
+        finally:
+            super().close()

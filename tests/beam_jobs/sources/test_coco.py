@@ -16,8 +16,8 @@ from beam_jobs.errors import SourceError
 from beam_jobs.images.annotations import check, record_objects
 from beam_jobs.images.geometry import geometry
 from beam_jobs.options import PixelOptions, TableColumns
-from beam_jobs.sources import open_source
 from beam_jobs.sources.coco import CocoSource
+from beam_jobs.sources.factory import open_source
 from beam_jobs.types import Annotations, ImageObject, ImageRef, Reject
 from tests.beam_jobs.make_rows import make_options
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.errors import SourceError
-from beam_jobs.sources import open_source, walk
+from beam_jobs.sources import walk
 from beam_jobs.sources.class_folders import ClassFolders
+from beam_jobs.sources.factory import open_source
 from beam_jobs.types import ImageRef, Reject
 from tests.beam_jobs.entries import hidden_in
 from tests.beam_jobs.make_rows import make_options

@@ -8,8 +8,8 @@ import pytest
 
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
-from beam_jobs.sources import open_source
-from beam_jobs.sources.globs import GlobSource
+from beam_jobs.sources.class_folders import GlobSource
+from beam_jobs.sources.factory import open_source
 from beam_jobs.types import ImageRef
 from tests.beam_jobs.entries import hidden_in
 from tests.beam_jobs.make_rows import make_options

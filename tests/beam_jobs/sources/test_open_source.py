@@ -4,7 +4,7 @@ import pytest
 
 from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.options import IngestOptions, TableColumns
-from beam_jobs.sources import guess_kind, open_source
+from beam_jobs.sources.factory import guess_kind, open_source
 from tests.make_images import class_folders
 
 

@@ -5,9 +5,8 @@ import pytest
 from beam_jobs import storage
 from beam_jobs.errors import BadImage, SourceError
 from beam_jobs.options import TableColumns
-from beam_jobs.sources import open_source
-from beam_jobs.sources.class_folders import ClassFolders
-from beam_jobs.sources.globs import GlobSource
+from beam_jobs.sources.class_folders import ClassFolders, GlobSource
+from beam_jobs.sources.factory import open_source
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.types import ImageRef
 from tests.beam_jobs import s3_server

@@ -11,7 +11,7 @@ from beam_jobs.dataset import schemas
 from beam_jobs.errors import SourceError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
-from beam_jobs.sources import open_source
+from beam_jobs.sources.factory import open_source
 from beam_jobs.sources.table import JsonlTable, ParquetTable
 from beam_jobs.types import Annotations
 from tests.beam_jobs.make_rows import make_options

@@ -11,7 +11,8 @@ import pytest
 
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
-from beam_jobs.sources import lines, open_source
+from beam_jobs.sources import table as lines
+from beam_jobs.sources.factory import open_source
 from beam_jobs.sources.row_reader import RowReader
 from beam_jobs.sources.table import CsvTable, JsonlTable
 from beam_jobs.types import Annotations, ImageRef

@@ -1,0 +1,97 @@
+"""Text for a terminal, a log or a page: control characters made visible, names suggested, words counted.
+
+A file may be named so that a terminal that shows the name changes its title, clears the screen or answers as if
+somebody typed. So what a user reads passes through here, and every control of it appears as an escape: `\x1b`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+# Controls of both sets, what ends a line to some readers, what turns the direction of writing, halves of surrogates.
+_OTHERS = r"\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_HIDDEN = re.compile(rf"[\x00-\x08\x0b-\x1f{_OTHERS}]")
+_HIDDEN_IN_LINE = re.compile(rf"[\x00-\x1f{_OTHERS}]")
+
+
+def printable(value: object) -> str:
+    """Returns a text whose line feeds and tabs are the only controls left."""
+    return _HIDDEN.sub(_escape, str(value))
+
+
+def line(value: object) -> str:
+    """Returns a text as one line: no control is left in it."""
+    return _HIDDEN_IN_LINE.sub(_escape, str(value))
+
+
+def lines(values: Iterable[object]) -> str:
+    """Returns texts as lines, one each: no name in one of them can pretend to be another."""
+    return "\n".join(map(line, values))
+
+
+def to_json(value: Any) -> str:
+    """Returns indented JSON that means the same and is printed safely; JSON itself would let some controls through."""
+    import json  # here, as a worker imports this module before it has left the working directory
+
+    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, indent=2, ensure_ascii=False))
+
+
+class LogFormatter(logging.Formatter):
+    """A formatter whose lines can be shown on a terminal, and only the first of a record begins at the margin."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the line, or the lines, of a record."""
+        return printable(super().format(record)).replace("\n", "\n  ")
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def unknown(kind: str, name: object, known: Iterable[str], within: str = "") -> str:
+    """Returns one line about an unknown name: the nearest known one, if any is near, and all of them.
+
+    Args:
+      kind: what is named, such as `op`.
+      name: the unknown name.
+      known: what would have been right.
+      within: what the names belong to, such as `train.`; shown in front of the unknown one.
+    """
+    names = list(known)
+    near = difflib.get_close_matches(str(name), names, 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"there is no {kind} {f'{within}{name}'!r}; {hint}known are {', '.join(names)}"
+
+
+WARNING = "warning   "  # how a line of an ingest begins that is more than progress
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """Returns `1 image` or `1,234 images`.
+
+    Args:
+      count: of them.
+      one: what one of them is called.
+      many: what several are called; `one` with an s when not given.
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Returns `2: cat, dog`: how many names there are, and the first of them.
+
+    Args:
+      names: of classes or the like.
+      most: how many of them to name.
+    """
+    return f"{len(names):,}: {some(names, most)}"
+
+
+def some(names: Sequence[str], most: int = 8) -> str:
+    """Returns `cat, dog`: the first of the names, and dots when there are more than `most`."""
+    return ", ".join(names[:most]) + " ..." * (len(names) > most)
