@@ -66,10 +66,11 @@ test-flink: setup  ## the ingest on Apache Flink; skipped with the reason where 
 test-stores: setup  ## ingest, verify and train on emulators of S3 and Google Cloud Storage
 	$(BIN)/python -m pytest -n0 -m stores tests/stores
 
-check: setup  ## formatting, lint and types
+check: setup  ## formatting, lint, types and the size of the code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.house
 
 format: setup  ## format and mend what the linter can
 	$(BIN)/ruff format .

@@ -89,7 +89,6 @@ def _check_day(text: str) -> None:
         raise OptionError(f"date_published is {text!r}; it must be a day, such as 2026-01-31") from error
 
 
-
 STREAMED = ("webdataset", "array_record", "parquet")
 DESCRIBED = ("croissant", "dali")  # small files about the dataset; its records stay where they are
 FORMATS = (*STREAMED, *DESCRIBED)

@@ -38,7 +38,7 @@ def build_wheel(directory: str) -> str:
     files[f"{info}/METADATA"] = _metadata().encode()
     files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: feedline\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     files[f"{info}/top_level.txt"] = "".join(f"{name}\n" for name in _PACKAGES).encode()
-    files[f"{info}/entry_points.txt"] = b"[console_scripts]\nfeedline = pipeline.cli:main\n"
+    files[f"{info}/entry_points.txt"] = b"[console_scripts]\nfeedline = pipeline.entry:main\n"
     files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD").encode()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
         for name, data in files.items():

@@ -279,7 +279,6 @@ def _unreadable(path: str, error: Exception) -> SourceError:
     return SourceError(f"{path} cannot be read: {getattr(error, 'strerror', '') or error}")
 
 
-
 State = frozenset[tuple[int, int]]
 
 

@@ -189,7 +189,6 @@ def _packing(container: Container) -> str:
     return ""
 
 
-
 _SPLIT_DIRECTORY = re.compile(r"(?:^|/)Split-([^/]+)/")  # of TFX `Examples`
 
 

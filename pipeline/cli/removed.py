@@ -14,7 +14,7 @@ _BACKGROUND = (
 REMOVED: Mapping[str, tuple[str, str]] = {
     "inspect --html": (
         "0.2",
-        "`feedline report DATASET` writes a page about a dataset, `feedline inspect --draw` shows images in a terminal",
+        "`--draw` shows the images on a terminal, `--export DIR` writes them, `feedline report` makes a page",
     ),
     "ingest --detach": ("0.2", _BACKGROUND),
     "run --detach": ("0.2", _BACKGROUND),

@@ -242,7 +242,6 @@ def _pairs(keyed: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, int]]:
     return ((key, number) for key, numbers in keyed.items() for number in numbers)
 
 
-
 _WIDTH = 100
 _LABEL_WIDTH = 26  # of what a line below a component begins with
 _DIGITS = 16  # of a digest

@@ -19,8 +19,8 @@ class Breaker:
         if name != "beam_jobs.images.sandbox.worker":
             return None
         sys.meta_path.remove(self)
-        from beam_jobs import decode, images, thumbnail
-        for module, name in ((images, "examine"), (thumbnail, "draw"), (decode, "decode_checked")):
+        from beam_jobs.images import decode, process, thumbnail
+        for module, name in ((process, "examine"), (thumbnail, "draw"), (decode, "decode_checked")):
             setattr(module, name, broken(getattr(module, name)))
         return None
 

@@ -164,7 +164,7 @@ def processes_left() -> int:
 
 
 def main(folder: Path, seed: int, count: int, *names: str) -> dict:
-    kill._PATIENCE_S = _PATIENCE_S
+    kill.PATIENCE_S = _PATIENCE_S
     bench.compare = functools.partial(bench.compare, seconds=_BENCH_S)  # a third of a run, and behind every moment
     make_source(folder / "source")
     place = Place(folder)

@@ -32,9 +32,9 @@ def code(section: str) -> str:
 
 
 def versions() -> dict[str, set[str]]:
-    """Distribution -> versions, as the table of the page names them."""
+    """Distribution -> versions, as the table of the page names them: `keras 3.12.4 or 3.15.1`."""
     found: dict[str, set[str]] = {}
     for row in re.findall(r"^\| [^|]+ \| ([a-z][^|]*\d) \|", text_of(PAGE), flags=re.MULTILINE):
-        for name, version in re.findall(r"([\w-]+) (\d[\w.]*)", row):
-            found.setdefault(name, set()).add(version)
+        for name, *named in re.findall(r"([\w-]+) (\d[\w.]*)(?: or (\d[\w.]*))?", row):
+            found.setdefault(name, set()).update(filter(None, named))
     return found

@@ -67,14 +67,14 @@ def test_a_wrong_request_is_one_line_and_touches_nothing(place, capsys, argument
 # The command itself, slowed down after the first image so that a signal finds it at work.
 SLOW = """
 import sys, time
-from beam_jobs import progress
+from beam_jobs.common import concurrency
 from pipeline import cli
-add = progress.local.add
+add = concurrency.local.add
 def slow(done):
     add(done)
     print("at work", flush=True)
     time.sleep(60)
-progress.local.add = slow
+concurrency.local.add = slow
 cli.main(["export", "dataset", "--to", "webdataset", "--out", "out"])
 """
 

@@ -142,7 +142,7 @@ def test_a_program_that_hangs_or_is_not_there_is_given_up():
 def test_a_machine_with_too_little_memory_for_any_run_is_warned_of(monkeypatch):
     assert local.memory().detail.split()[1:3] == ["GB", "free,"]
     for free, mark in ((1_900_000_000, "warn"), (2_000_000_000, "ok")):
-        monkeypatch.setattr(local.machine, "free_bytes", lambda free=free: free)
+        monkeypatch.setattr(local.system, "free_bytes", lambda free=free: free)
         assert local.memory().mark == mark
 
 

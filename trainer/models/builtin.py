@@ -39,8 +39,6 @@ def probabilities(features: keras.KerasTensor, spec: ModelSpec) -> keras.KerasTe
     return keras.layers.Activation(activation, dtype="float32", name="probabilities")(logits)
 
 
-
-
 def small_cnn(spec: ModelSpec) -> keras.Model:
     """A plain convolutional network that trains in seconds a thousand images: 3x3 convolutions, halved until 4 pixels.
 
@@ -58,8 +56,6 @@ def small_cnn(spec: ModelSpec) -> keras.Model:
         features = keras.layers.ReLU()(features)
         features = keras.layers.MaxPooling2D()(features)
     return keras.Model(inputs, classify(features, spec))
-
-
 
 
 def resnet20(spec: ModelSpec) -> keras.Model:
