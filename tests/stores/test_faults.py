@@ -13,6 +13,7 @@ from beam_jobs.errors import Unreadable
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
 from beam_jobs.stages import retry
+from beam_jobs.storage.object_stores import gcs
 from tests.beam_jobs.runs import Recorder, files_under
 from tests.make_images import class_folders
 from tests.stores.emulators import Bucket
@@ -35,7 +36,8 @@ def source(bucket: Bucket, tmp_path: Path) -> str:
 def options(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> IngestOptions:
     from google.cloud.storage.retry import DEFAULT_RETRY
 
-    monkeypatch.setattr(DEFAULT_RETRY, "_deadline", 0.5)  # the store stays down for longer than the two minutes
+    short = DEFAULT_RETRY.with_timeout(0.5)  # the store stays down for longer than the two minutes
+    monkeypatch.setattr(gcs, "_RETRY", short)
     monkeypatch.setattr(retry, "WAITS_S", (0.0, 0.0))
     return IngestOptions(source=source, out=str(tmp_path / "out"), splits={"all": 1}, bucket_images=BUCKET)
 

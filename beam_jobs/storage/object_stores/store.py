@@ -130,6 +130,7 @@ def status_of(error: object) -> int:
 
 
 def _os_error(error: Any, path: str) -> OSError:
+    error = getattr(error, "cause", None) or error  # of an error that says no more than how long it was tried
     status = status_of(error)
     number = errno.ENOENT if status == 404 else getattr(error, "errno", None) or errno.EIO
     return OSError(number, _text(error, status), path)
