@@ -18,7 +18,9 @@ def run(url: str, options_json: str) -> None:
     from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
     values = {key: value for key, value in json.loads(options_json).items() if key not in ("runner", "pipelineUrl")}
-    options = PipelineOptions.from_dictionary(values)
+    # Newer clients send a Struct, which knows only doubles; the service hands whole ones on without a point.
+    whole = {key: int(value) for key, value in values.items() if isinstance(value, float) and value.is_integer()}
+    options = PipelineOptions.from_dictionary(values | whole)
     FileSystems.set_options(options)
     proto = beam_runner_api_pb2.Pipeline.FromString(FileSystems.open(url).read())
     for environment in proto.components.environments.values():  # there is no container here; this process is one
