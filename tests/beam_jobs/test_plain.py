@@ -213,7 +213,7 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing(tmp_path):
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, 1_500_000))\n"
         "try:\n"
         f"    decompress.plain_path({str(path)!r}, 'gzip')\n"
-        "except plain.SourceError as error:\n"
+        "except decompress.SourceError as error:\n"
         f"    print(error, [files for _, _, files in os.walk({str(tmp_path / 'tmp')!r}) if files])\n"
     )
     result = run_python(code, TMPDIR=str(tmp_path / "tmp"))
