@@ -8,25 +8,26 @@ import pytest
 
 CODE = """
 import os, signal
-from pipeline import interrupt
-interrupt.check()
-interrupt.install()
+from pipeline.runs import signals
+signals.check()
+signals.install()
 try:
     os.kill(os.getpid(), signal.{name})
 except KeyboardInterrupt:
-    print("struck", interrupt.requested(), interrupt.code())
+    print("struck", signals.requested(), signals.code())
 try:
-    interrupt.check()
+    signals.check()
 except KeyboardInterrupt:
     print("remembered")
-interrupt.install()
-interrupt.check()
-print("forgotten", interrupt.requested())
+signals.install()
+signals.check()
+print("forgotten", signals.requested())
 """
 # Threads that never end, as one that reads from a server that says nothing, and something to tidy up.
 LEAVING = """
 import atexit, concurrent.futures, os, signal, sys, threading, time
-from pipeline import cli, interrupt
+from pipeline import cli
+from pipeline.runs import signals
 atexit.register(print, "tidied up")
 class Command:
     def main(*_, **__):
@@ -40,12 +41,13 @@ cli.main([])
 # The handler, when images are decoded.
 DECODING = """
 import os, signal, time
-from beam_jobs import child_python, decoders
-from pipeline import interrupt
-assert child_python.stops == [decoders.stop]
+from beam_jobs.common import child_python
+from beam_jobs.images import sandbox
+from pipeline.runs import signals
+assert child_python.stops == [sandbox.stop]
 ended = []
 child_python.stops[:] = [lambda: ended.append(1)]
-interrupt.install()
+signals.install()
 try:
     os.kill(os.getpid(), signal.SIGTERM)
 except KeyboardInterrupt:
@@ -69,12 +71,13 @@ cli.main([])
 # It comes before the first line of the command line that answers it, and once more while it is answered.
 BETWEEN = """
 import os, signal
-from pipeline import entry, interrupt
-install = interrupt.install
+from pipeline import entry
+from pipeline.runs import signals
+install = signals.install
 def struck():
     install()
     os.kill(os.getpid(), signal.{name})
-interrupt.install = struck
+signals.install = struck
 entry.main()
 """
 TWICE = """
@@ -93,24 +96,24 @@ cli.main([])
 # The signal comes where nobody can answer it, and the interpreter drops what a handler raises.
 KEPT = """
 import os, signal, time
-from pipeline import interrupt
-interrupt.hold()
+from pipeline.runs import signals
+signals.hold()
 os.kill(os.getpid(), signal.{name})
-print("kept", interrupt.requested(), interrupt.code())
+print("kept", signals.requested(), signals.code())
 try:
-    interrupt.install()
+    signals.install()
     time.sleep(60)
 except KeyboardInterrupt:
     print("struck")
 """
 DROPPED = """
 import os, signal, time
-from pipeline import interrupt
+from pipeline.runs import signals
 class Finalised:
     def __del__(self):
         os.kill(os.getpid(), signal.{name})
         time.sleep(60)
-interrupt.install()
+signals.install()
 try:
     one = Finalised()
     del one
@@ -121,11 +124,12 @@ except KeyboardInterrupt:
 # What is imported when the program begins to take signals.
 LIGHT = """
 import os, sys
-from pipeline import entry, interrupt
+from pipeline import entry
+from pipeline.runs import signals
 def hold():
     print(sorted({"click", "beam_jobs", "psutil", "pipeline.cli"} & sys.modules.keys()), flush=True)
     os._exit(0)
-interrupt.hold = hold
+signals.hold = hold
 entry.main()
 """
 CODES = [("SIGINT", 130), ("SIGTERM", 143)]
@@ -190,13 +194,13 @@ def test_the_program_takes_signals_before_it_imports_what_takes_time():
 @pytest.mark.parametrize(("name", "printed"), [("AtomicFunction", False), ("Other", True)])
 def test_functions_that_tensorflow_frees_at_the_end_of_the_process_are_not_printed(name, printed):
     done = python(f"""
-from pipeline import interrupt
+from pipeline.runs import signals
 
 class {name}:
     def __del__(self):
         raise RuntimeError("its module is gone")
 
-interrupt.install()
+signals.install()
 last = {name}()  # freed with the module, at the end
 """)
     assert (done.returncode, "its module is gone" in done.stderr) == (0, printed)
@@ -206,13 +210,13 @@ last = {name}()  # freed with the module, at the end
 def test_what_an_interruption_left_half_made_is_not_printed_when_it_is_freed(interrupted):
     done = python(f"""
 import os, signal
-from pipeline import interrupt
+from pipeline.runs import signals
 
 class Half:
     def __del__(self):
         raise RuntimeError("it has no such attribute")
 
-interrupt.install()
+signals.install()
 try:
     if {interrupted}:
         os.kill(os.getpid(), signal.SIGINT)
