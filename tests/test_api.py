@@ -13,6 +13,7 @@ import doctest
 import enum
 import importlib
 import inspect
+import operator
 import pkgutil
 import pydoc
 import re
@@ -135,7 +136,7 @@ def test_modules_stay_what_they_are_once_the_names_are_loaded(name):
     modules = {module for module, _ in places_of(name).values()}
     assert [getattr(package(name), public) for public in package(name).__all__]
     for module in modules:
-        assert getattr(package(name), module) is sys.modules[f"{name}.{module}"]
+        assert operator.attrgetter(module)(package(name)) is sys.modules[f"{name}.{module}"]
 
 
 @pytest.mark.parametrize("name", PACKAGES)
