@@ -46,14 +46,14 @@ OF_EXTRAS = {
         (
             f"pipeline/{name}.py"
             for name in (
-                "attempts",
-                "history",
-                "lineage",
-                "lineage_facts",
-                "lineage_find",
-                "lineage_graph",
-                "page",
                 "pipeline",
+                "runs/history",
+                "runs/lineage",
+                "runs/lineage_facts",
+                "runs/lineage_find",
+                "runs/lineage_graph",
+                "runs/root_cleanup",
+                "runs/run_report",
             )
         ),
         "tfx",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("beam_jobs", "components", "pipeline", "trainer")
-TEMPLATES = ("beam_jobs/templates", "components/dataset_report/templates", "trainer/bench/templates")
+TEMPLATES = ("beam_jobs/common/templates", "components/dataset_report/templates", "trainer/bench/templates")
 
 # What these read can run code, or reach files and hosts, whichever function reads it.
 _MODULES = {"_pickle", "cloudpickle", "code", "dill", "imp", "joblib", "marshal", "pickle", "runpy", "shelve", "torch"}
