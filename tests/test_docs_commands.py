@@ -237,7 +237,7 @@ def test_a_wrong_yaml_is_found(text, message):
         ("trainer.input_fn", "make_dataset", "trainer.make_dataset, taken from trainer.input_fn"),
         ("trainer.streams", "FOREVER", "trainer.FOREVER, taken from trainer.streams"),
         ("trainer.job", "fit", "trainer.fit_job, taken from trainer.job"),
-        ("beam_jobs", "manifest", "beam_jobs.dataset.manifest"),
+        ("beam_jobs.dataset", "manifest", "beam_jobs.dataset.manifest"),
         ("pipeline.runs.lineage", "trace", "pipeline.runs.lineage.trace"),
     ],
 )

@@ -7,10 +7,10 @@ from importlib import metadata
 
 import pytest
 from click.shell_completion import ShellComplete
-from pipeline.cli_reference import every_command
 
 from pipeline import cli
 from pipeline.cli import error_output
+from pipeline.cli.command_reference import every_command
 from pipeline.cli.removed import REMOVED
 
 ARGUMENTS = {
