@@ -11,7 +11,6 @@ Every difference that the code has to know stands here, with its reason.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import platform
@@ -20,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 CURRENT, LEGACY = "current", "legacy"
@@ -75,8 +74,8 @@ def quieten_tensorflow() -> None:
 
     TensorFlow 2.21 writes six lines about the machine while it is imported, whatever the level says.
     """
-    if os.environ.setdefault(_LOG_LEVEL, "3") != "0":
-        sys.meta_path.insert(0, _QuietImport())
+    if os.environ.setdefault(_LOG_LEVEL, "3") != "0" and _QuietImport not in sys.meta_path:
+        sys.meta_path.insert(0, _QuietImport)
 
 
 def refusal_of_dataflow(error: Exception) -> tuple[int, str] | None:
@@ -101,15 +100,13 @@ def refusal_of_dataflow(error: Exception) -> tuple[int, str] | None:
 
 
 class _QuietImport:
-    """Finds TensorFlow, once, and lets its import write to standard error only what is no note of Abseil."""
+    """Finds TensorFlow, and lets its import write to standard error only what is no note of Abseil."""
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    @classmethod
+    def find_spec(cls, name: str, path: Sequence[str] | None = None, _: ModuleType | None = None) -> ModuleSpec | None:
         if name != "tensorflow":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        spec = PathFinder.find_spec(name, path)
         if spec and spec.loader:
             execute = spec.loader.exec_module
             spec.loader.exec_module = lambda module: _without_notes(execute, module)  # type: ignore[method-assign]

@@ -75,10 +75,10 @@ def test_what_a_store_refuses_at_first_is_in(bucket, options, plain, answer):
     assert asked == {key: 3 if key == NEIGHBOUR else 2 for key in KEYS if key != VICTIM}  # once to be written
 
 
-@pytest.mark.parametrize(("answer", "cause"), [(403, "AccessDenied"), (503, "SlowDown|Service Unavailable"), (CUT, "")])
+@pytest.mark.parametrize(("answer", "cause"), [(403, "AccessDenied"), (503, "SlowDown"), (CUT, "")])
 def test_what_a_store_goes_on_refusing_is_named_and_the_next_run_reads_it(bucket, options, plain, answer, cause):
     bucket.tap.refuse = refusing(answer)
-    with pytest.raises(Unreadable, match=rf"^1 file could not be read or written in 3 passes: {VICTIM} \(.*({cause})"):
+    with pytest.raises(Unreadable, match=rf"^1 file could not be read or written in 3 passes: {VICTIM} \(.*{cause}"):
         run(options)
     assert not manifest.is_published(options.out)
     bucket.tap.refuse = lambda _: 0

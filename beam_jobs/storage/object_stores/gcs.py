@@ -12,7 +12,12 @@ from typing import Any, BinaryIO
 
 import google_crc32c
 from apache_beam.io.gcp.gcsio import BeamBlobWriter, GcsIO, create_storage_client, parse_gcs_path
-from google.api_core.exceptions import PreconditionFailed, RequestRangeNotSatisfiable, RetryError
+from google.api_core.exceptions import (
+    PreconditionFailed,
+    RequestRangeNotSatisfiable,
+    RetryError,
+    from_http_response,
+)
 from google.cloud.storage.retry import DEFAULT_RETRY
 from urllib3.exceptions import HTTPError
 
@@ -85,7 +90,10 @@ class GcsStore(Store):
             except RetryError as error:  # newer clients ask again themselves for a body that breaks off
                 if isinstance(error.cause, HTTPError):
                     break
-                raise
+                response = getattr(error.cause, "response", None)
+                if response is None:
+                    raise
+                raise from_http_response(response) from error  # with the words of the store, as older clients do
             if len(data) == length or _ends_there(blob, offset, data):
                 return data
         raise ConnectionError(errno.ECONNRESET, "the connection broke in the middle of the object", path)
