@@ -11,6 +11,8 @@ Every difference that the code has to know stands here, with its reason.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import platform
@@ -114,17 +116,41 @@ class _QuietImport:
 
 
 def _without_notes(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
-    # C++ writes to the descriptor, so the descriptor has to be another one for that long.
+    # C++ writes to the descriptor, so the descriptor has to be another one for that long. What Python writes stays out
+    # of it: a worker thread imports while the main thread shows progress, or answers a signal and ends the process.
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as said, os.fdopen(os.dup(2), "wb") as stderr:
-        os.dup2(said.fileno(), 2)
+    with tempfile.TemporaryFile() as held, os.fdopen(os.dup(2), "wb") as stderr:
+        raw = _Descriptor(stderr.fileno())
+        text = io.TextIOWrapper(raw, errors="backslashreplace", write_through=True)  # type: ignore[type-var]
+        python = contextlib.redirect_stderr(text) if sys.stderr is sys.__stderr__ else contextlib.nullcontext()
+        os.dup2(held.fileno(), 2)
         try:
-            execute(module)
+            with python:
+                execute(module)
         finally:
-            sys.stderr.flush()
             os.dup2(stderr.fileno(), 2)
-            said.seek(0)
-            stderr.writelines(line for line in said if not _NOTE_OF_ABSEIL.match(line))
+            raw.number = 2  # the import made log handlers, which keep what was standard error then
+            held.seek(0)
+            stderr.writelines(line for line in held if not _NOTE_OF_ABSEIL.match(line))
+
+
+class _Descriptor(io.RawIOBase):
+    """Writes to a descriptor that may become another one."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def fileno(self) -> int:
+        return self.number
+
+    def isatty(self) -> bool:
+        return os.isatty(self.number)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        return os.write(self.number, data)
 
 
 def _titled(title: str, package: str) -> str:

@@ -41,12 +41,12 @@ def test_one_line_says_which_stack_this_is_and_what_it_lacks(installed, versions
     assert stack.summary() == f"{line}, Python {platform.python_version()}"
 
 
-def _imported(places: str = "", level: str | None = None) -> subprocess.CompletedProcess:
-    """Imports TensorFlow in a quiet process."""
+def _imported(places: str = "", level: str | None = None, then: str = "") -> subprocess.CompletedProcess:
+    """Imports TensorFlow in a quiet process, and runs more."""
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     environment |= {"PYTHONPATH": places} if places else {}
     environment |= {"TF_CPP_MIN_LOG_LEVEL": level} if level else {}
-    code = "from beam_jobs import stack; stack.quieten_tensorflow(); import tensorflow"
+    code = "from beam_jobs import stack; stack.quieten_tensorflow(); import tensorflow" + then
     return subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True)
 
 
@@ -68,3 +68,19 @@ def test_an_import_that_fails_keeps_its_words_and_a_level_its_notes(tmp_path, le
     assert done.returncode == 1
     *_, last = lines = done.stderr.splitlines()
     assert (lines[: len(kept)], last) == (kept, "ImportError: broken")
+
+
+def test_words_of_python_pass_an_import_of_tensorflow_that_a_process_does_not_outlive(tmp_path):
+    (tmp_path / "tensorflow.py").write_text(
+        "import logging, os, sys\n"
+        'print("progress", file=sys.stderr)\n'
+        "handler = logging.StreamHandler()\n"
+        'if "LEAVE" in os.environ: os._exit(143)'
+    )
+    places = f"{tmp_path}{os.pathsep}{os.getcwd()}"
+    later = "; tensorflow.handler.handle(tensorflow.logging.makeLogRecord({'msg': 'logged later'}))"
+    assert _imported(places, then=later).stderr.splitlines() == ["progress", "logged later"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LEAVE", "1")
+        left = _imported(places)
+    assert (left.returncode, left.stderr) == (143, "progress\n")
