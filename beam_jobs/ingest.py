@@ -167,7 +167,7 @@ class _Ingest:
         known = (old.images, old.manifest.labels) if old else (None, ())
         plan = make_plan(facts, self.options, self.source.label_kind, *known)
         tried = self._tried_again(facts, rejects)
-        del facts  # half a kilobyte an image, and nobody asks for it again
+        del facts  # half a kilobyte an image, and not needed any more
         noticed = remarks.of_plan(plan, self.source, self.options, hidden)
         self._say_plan(plan, noticed)
         rejects = rejects_table(rejects, plan.rejects)
@@ -179,7 +179,7 @@ class _Ingest:
             "writing", lambda: max(disk_estimate.BLOCK_BYTES, disk_estimate.to_write(self.options, plan))
         ):
             self._write(plan, tasks, found.buckets)
-        held = Found(
+        source_facts = Found(
             images=found.found,
             label_kind=self.source.label_kind,
             work=self.work,
@@ -188,7 +188,7 @@ class _Ingest:
             remarks=noticed,
         )
         with self._on_disk("publishing"):
-            result = publish(self.options, plan, tasks, rejects, held)
+            result = publish(self.options, plan, tasks, rejects, source_facts)
         work_dir.remove(self.work)
         return result
 
@@ -356,7 +356,7 @@ def _total(paths: Iterable[str]) -> Progress:
 
 
 def _silent(line: str) -> None:
-    """Takes the progress nobody asked for."""
+    """Drops progress that was not asked for."""
 
 
 def _took(started: float, images: int = 0) -> str:

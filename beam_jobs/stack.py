@@ -28,7 +28,7 @@ CURRENT, LEGACY = "current", "legacy"
 _FIRST_CURRENT = (2, 21)  # version of TensorFlow
 _MENDED_ARROW = (14, 0, 1)
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-# What Abseil says before anybody has told it where to: a heading, and notes about the machine.
+# What Abseil logs before it is initialised: a heading, and notes about the machine.
 _NOTE_OF_ABSEIL = re.compile(rb"WARNING: All log messages before absl::InitializeLog\(\)|I\d{4} \d\d:\d\d:")
 
 
@@ -119,19 +119,19 @@ def _without_notes(execute: Callable[[ModuleType], None], module: ModuleType) ->
     # C++ writes to the descriptor, so the descriptor has to be another one for that long. What Python writes stays out
     # of it: a worker thread imports while the main thread shows progress, or answers a signal and ends the process.
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as held, os.fdopen(os.dup(2), "wb") as stderr:
+    with tempfile.TemporaryFile() as cpp_output, os.fdopen(os.dup(2), "wb") as stderr:
         raw = _Descriptor(stderr.fileno())
         text = io.TextIOWrapper(raw, errors="backslashreplace", write_through=True)  # type: ignore[type-var]
         python = contextlib.redirect_stderr(text) if sys.stderr is sys.__stderr__ else contextlib.nullcontext()
-        os.dup2(held.fileno(), 2)
+        os.dup2(cpp_output.fileno(), 2)
         try:
             with python:
                 execute(module)
         finally:
             os.dup2(stderr.fileno(), 2)
             raw.number = 2  # the import made log handlers, which keep what was standard error then
-            held.seek(0)
-            stderr.writelines(line for line in held if not _NOTE_OF_ABSEIL.match(line))
+            cpp_output.seek(0)
+            stderr.writelines(line for line in cpp_output if not _NOTE_OF_ABSEIL.match(line))
 
 
 class _Descriptor(io.RawIOBase):

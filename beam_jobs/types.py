@@ -25,7 +25,7 @@ class ImageObject:
     Attributes:
       label: class name.
       bbox: xmin, ymin, xmax, ymax in pixels of the upright image, as the source gives them.
-      crowd: whether it stands for a group that nobody took apart.
+      crowd: whether it stands for a group that was not taken apart.
       area: pixels, as the source gives it.
       segmentation: COCO polygons (lists of x, y, x, y, ...) or a run-length encoding; None for none.
     """
@@ -39,7 +39,7 @@ class ImageObject:
 
 @dataclass(frozen=True, kw_only=True)
 class Annotations:
-    """What is said of an image beyond one label. Every part is None when the source does not speak of it.
+    """The annotations of an image beyond one label. Every part is None when the source does not speak of it.
 
     Attributes:
       labels: class names of a multi-label image, sorted, each once.
@@ -58,7 +58,7 @@ class Annotations:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageRef:
-    """Where one image is and what is said about it.
+    """Where one image is, and the facts about it.
 
     Attributes:
       key: identity of the image for ever: the relative path, or the id column of a table.

@@ -42,7 +42,7 @@ def map_chunks(function: Callable[[list[T]], Iterable[R]], items: Iterable[T], t
       RuntimeError: the function gave more or fewer results than it was given items.
     """
     stream = iter(items)
-    if threads == 1:  # nobody to hand anything to
+    if threads == 1:  # no other thread to hand anything to
         while some := list(itertools.islice(stream, chunk)):
             yield from _one_each(function, some)
         return

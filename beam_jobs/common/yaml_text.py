@@ -56,9 +56,9 @@ def one_line(value: Any) -> str:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _plain(held) for name, held in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(held) for held in value]
+        return [_plain(item) for item in value]
     return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
 
 
@@ -97,8 +97,10 @@ class _Loader(yaml.SafeLoader):
             if node is not None and id(node) not in self._sizes:
                 raise yaml.composer.ComposerError(None, None, "it holds an alias of itself", node.start_mark)
             return node
-        held = node.value if isinstance(node, yaml.CollectionNode) else ()
-        parts = [self._sizes[id(one)] for item in held for one in (item if isinstance(item, tuple) else (item,))]
+        children = node.value if isinstance(node, yaml.CollectionNode) else ()
+        parts = [
+            self._sizes[id(one)] for child in children for one in (child if isinstance(child, tuple) else (child,))
+        ]
         values, depth = 1 + sum(size for size, _ in parts), 1 + max((deep for _, deep in parts), default=0)
         if values > MAX_VALUES or depth > MAX_DEPTH:
             message = _TOO_DEEP if depth > MAX_DEPTH else f"with its aliases it has more than {MAX_VALUES:,} values"
@@ -110,7 +112,7 @@ class _Loader(yaml.SafeLoader):
         seen: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                # PyYAML keeps the last one, and whoever wrote the first would never know.
+                # PyYAML keeps the last one, and the author of the first would never know.
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands here twice", key.start_mark)
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)

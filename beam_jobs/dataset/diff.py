@@ -1,6 +1,6 @@
 """What changed between two published datasets: images, labels, splits, classes, sizes and options.
 
-Everything is said from `dataset.json` and `images.parquet`, column by column: no shard is opened, and no row is looked
+Everything comes from `dataset.json` and `images.parquet`, column by column: no shard is opened, and no row is looked
 at on its own but for those that are listed. Images are matched by their key; those that are left, by their content, so
 that a file that moved to the folder of another class is one image with another label.
 """
@@ -106,16 +106,16 @@ def diff(old: str, new: str, limit: int = 10) -> Difference:
       CorruptDataset: a file of one is damaged.
     """
     manifests = manifest.load(old), manifest.load(new)
-    said = Difference(
+    difference = Difference(
         digests=(manifests[0].digest, manifests[1].digest),
         written=(manifests[0].counts.written, manifests[1].counts.written),
         options=diff_facts.options(*manifests),
     )
-    if said.digests[0] == said.digests[1]:
-        return said  # the very same shards and labels
+    if difference.digests[0] == difference.digests[1]:
+        return difference  # the very same shards and labels
     sides = [_read(directory, one) for directory, one in zip((old, new), manifests, strict=True)]
     return replace(
-        said,
+        difference,
         **_image_changes(sides[0], sides[1], limit),
         classes=diff_facts.classes(*manifests),
         labels=diff_facts.labels(*manifests),

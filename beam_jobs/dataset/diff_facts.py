@@ -1,4 +1,4 @@
-"""How classes, sizes and options of two datasets differ: what is said of many images at once."""
+"""How classes, sizes and options of two datasets differ: facts about many images at once."""
 
 from __future__ import annotations
 

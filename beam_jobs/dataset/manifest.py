@@ -63,7 +63,7 @@ class Manifest:
       source: the source as it was named; the last part of it for a local one.
       options: every option of the ingest that shapes the output.
       options_digest: sha256 of those options.
-      label_kind: what is said of the class of an image, one of `types.LABEL_KINDS`.
+      label_kind: how many labels an image has, one of `types.LABEL_KINDS`.
       labels: class names; the index is the label.
       splits: split name -> its shards.
       counts: what became of every image.

@@ -21,7 +21,7 @@ When the source speaks of them:
 image/weight                          float    weight of the image in the loss
 image/object/bbox/{xmin,ymin,xmax,ymax} float  an entry an object, shares of width and height, 0-1
 image/object/class/{label,text}       int64, bytes
-image/object/is_crowd                 int64    1 for a group that nobody took apart
+image/object/is_crowd                 int64    1 for a group that was not taken apart
 image/object/area                     float    pixels of the source image
 image/object/mask                     bytes    PNG an object, 0 outside and 1 inside; b"" without a segmentation
 image/segmentation/class/encoded      bytes    PNG of class indices, of the size of the image
@@ -175,9 +175,9 @@ def type_problem(values: Mapping[str, list]) -> str:
       values: what `decode` returned, of a record of anybody.
     """
     for name, kind in _TYPES.items():
-        held = values.get(name)
-        if held and not isinstance(held[0], kind):  # a feature has one list, of one type
-            return f"feature {name!r} holds {type(held[0]).__name__}, it must hold {kind.__name__}"
+        entries = values.get(name)
+        if entries and not isinstance(entries[0], kind):  # a feature has one list, of one type
+            return f"feature {name!r} holds {type(entries[0]).__name__}, it must hold {kind.__name__}"
     return ""
 
 

@@ -135,8 +135,10 @@ def examined_row(
       mask_values: class indices that occur in its mask.
     """
     mask = ref.annotations and ref.annotations.mask
-    said = replace(ref.annotations, mask=http_fetch.unsigned(mask)) if ref.annotations and mask else ref.annotations
-    row = ref_row(replace(ref, uri=http_fetch.unsigned(ref.uri), annotations=said))
+    annotations = (
+        replace(ref.annotations, mask=http_fetch.unsigned(mask)) if ref.annotations and mask else ref.annotations
+    )
+    row = ref_row(replace(ref, uri=http_fetch.unsigned(ref.uri), annotations=annotations))
     work = {"slice": places[0], "mask_slice": places[1], "mask_values": " ".join(map(str, mask_values))}
     return {**{name: row[name] for name in _FROM_REF}, **vars(facts), **work}
 

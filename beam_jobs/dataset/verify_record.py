@@ -46,11 +46,11 @@ def check(payloads: Sequence[bytes], dataset: Manifest, sizes: Sizes) -> list[Se
     """
     read = [_read(payload, dataset) for payload in payloads]
     decoded = iter(sizes([data for _, images, masks in read for data in (*images, *masks)]))
-    found = []
+    checked = []
     for seen, images, masks in read:
-        said = [(what, next(decoded)) for what, files in (("image", images), ("mask", masks)) for _ in files]
-        found.append(replace(seen, problem=seen.problem or _size_problem(seen, said)))
-    return found
+        sizes_of_files = [(what, next(decoded)) for what, files in (("image", images), ("mask", masks)) for _ in files]
+        checked.append(replace(seen, problem=seen.problem or _size_problem(seen, sizes_of_files)))
+    return checked
 
 
 def _read(payload: bytes, dataset: Manifest) -> tuple[Seen, list[bytes], list[bytes]]:

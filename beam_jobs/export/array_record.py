@@ -68,16 +68,16 @@ class ArrayRecord:
 
     def beside(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
         """Returns the files of TFDS beside the dataset, turned to what was written."""
-        found = {name: self._read(name) for name in self._beside}
+        files_of_tfds = {name: self._read(name) for name in self._beside}
         try:
-            info = bounded_json.parse(found[tfds_metadata.INFO_NAME])
-            called = {split: said["name"] for split, said in zip(self._splits, info["splits"], strict=True)}
+            info = bounded_json.parse(files_of_tfds[tfds_metadata.INFO_NAME])
+            called = {split: entry["name"] for split, entry in zip(self._splits, info["splits"], strict=True)}
         except (KeyError, TypeError, ValueError) as error:
             path = storage.join(self._directory, tfds_metadata.INFO_NAME)
             raise CorruptDataset(f"{path} cannot be used: {error!r}; write the dataset again") from error
         info["fileFormat"] = "array_record"
         info["splits"] = [_split(called[split], split, written) for split, written in files.items()]
-        return {**found, tfds_metadata.INFO_NAME: manifest.serialise(info)}
+        return {**files_of_tfds, tfds_metadata.INFO_NAME: manifest.serialise(info)}
 
     def _read(self, name: str) -> bytes:
         path = storage.join(self._directory, name)

@@ -84,7 +84,7 @@ def write(directory: str, dataset: Manifest, out: str, about: About) -> None:
       about: what the owner says of it.
 
     Raises:
-      OptionError: `out` is another directory that holds something, or a store from which nobody finds the dataset.
+      OptionError: `out` is another directory that holds something, or a store, and the dataset is local.
       CorruptDataset: a file of the dataset cannot be read.
       OSError: it cannot be written.
     """
@@ -93,7 +93,7 @@ def write(directory: str, dataset: Manifest, out: str, about: About) -> None:
         storage.write_bytes(storage.join(out, CROISSANT_NAME), content)
         return
     if storage.is_remote(out) and not storage.is_remote(directory):
-        raise OptionError(f"out is {out!r}, from where nobody finds {directory!r}; export into the dataset itself")
+        raise OptionError(f"out is {out!r}, from where {directory!r} cannot be read; export into the dataset itself")
     path = staging.check(out)
     base = directory if storage.is_remote(directory) else os.path.relpath(os.path.realpath(directory), path)
     content = manifest.serialise(describe(directory, dataset, base, about))

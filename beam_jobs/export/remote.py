@@ -1,6 +1,6 @@
 """An export to an object store, which renames no directories: its files appear one by one, `export.json` last.
 
-As long as it is not whole, `NAME/.feedline-export` says so. Whoever kills the export leaves that mark behind, and what
+As long as it is not whole, `NAME/.feedline-export` says so. An export that is killed leaves that mark behind, and what
 was written so far; the next export there removes both and begins anew.
 """
 
@@ -60,13 +60,13 @@ def claimed(url: str) -> Iterator[bytes]:
             if _mark(url) == token:
                 _clear(url)
         if isinstance(error, OSError):  # what cannot be read has its own error
-            said = error.strerror or error
-            raise FeedlineError(f"{url} cannot be written: {said}; run the same command again") from error
+            reason = error.strerror or error
+            raise FeedlineError(f"{url} cannot be written: {reason}; run the same command again") from error
         raise
 
 
 def check_ours(url: str, token: bytes) -> None:
-    """Raises `FeedlineError` unless the mark is that of this export: nobody can lock a store."""
+    """Raises `FeedlineError` unless the mark is that of this export: a store has no locks."""
     if _mark(url) != token:
         raise FeedlineError(f"another export to {url!r} began meanwhile; wait for its end, or name another directory")
 

@@ -18,7 +18,7 @@ _SUFFIXES = {b"jpeg": "jpg", b"png": "png", b"raw": "png"}
 
 
 class Sample:
-    """One record; what nobody asks for is not taken apart.
+    """One record; only the fields that are asked for are decoded.
 
     Attributes:
       payload: the serialised Example.
@@ -128,18 +128,18 @@ def _problem(sample: Sample) -> str:
 def numbered(samples: Iterator[Sample], info: SplitInfo, count: int) -> Iterator[tuple[int, Sample]]:
     """Yields (file, sample) with the files in order, of nearly equal bytes; none is empty.
 
-    The arithmetic of `shards.cut`, for samples whose sizes nobody has seen yet.
+    The arithmetic of `shards.cut`, for samples whose sizes are not known yet.
 
     Args:
       samples: of the split, in order.
       info: how many there are, and their bytes.
       count: number of files, at most one a sample.
     """
-    file = held = seen = 0
+    file = in_file = seen = 0
     for position, sample in enumerate(samples):
         must_close = info.records - position <= count - file - 1
-        if file < count - 1 and held and (must_close or seen * count >= info.bytes * (file + 1)):
-            file, held = file + 1, 0
+        if file < count - 1 and in_file and (must_close or seen * count >= info.bytes * (file + 1)):
+            file, in_file = file + 1, 0
         yield file, sample
-        held += 1
+        in_file += 1
         seen += len(sample.payload) + tfrecord.OVERHEAD

@@ -1,6 +1,6 @@
 """Where an export is built: in a directory beside the one it is for, which it becomes by one rename when it is whole.
 
-For an export to `DIR/NAME` that is `DIR/.NAME.feedline-export`. Whoever kills the export leaves that directory behind,
+For an export to `DIR/NAME` that is `DIR/.NAME.feedline-export`. An export that is killed leaves that directory behind,
 and nothing at `DIR/NAME`; the next export there begins anew. Of object stores see `remote`.
 """
 
@@ -99,7 +99,7 @@ def staged(out: str) -> Iterator[Stage]:
 def _lock(handle: int, stage: str, out: str) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # What was opened may have been renamed into place since, by the export that held the lock.
+        # What was opened may have been renamed into place since, by the export that had the lock.
         same = os.path.samestat(os.fstat(handle), os.stat(stage))
     except (BlockingIOError, FileNotFoundError):
         same = False

@@ -43,7 +43,7 @@ class WebDataset:
             yield _Tar(tar, self._single)
 
     def beside(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
-        """Returns no files: readers are told the names of the tar files."""
+        """Returns no files: readers get the names of the tar files as arguments."""
         return {}
 
 

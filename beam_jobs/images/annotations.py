@@ -1,4 +1,4 @@
-"""What is said of the objects of an image: checked against the image, then moved to where its pixels go. Pure.
+"""Annotated objects of an image: checked against the image, then moved to where its pixels go. Pure.
 
 `check` refuses everything that `record_objects` could not write, so that an image that was accepted can be written.
 """
@@ -31,7 +31,7 @@ Size = tuple[int, int]
 
 
 def check(annotations: Annotations, height: int, width: int) -> None:
-    """Checks what is said of an image against the image.
+    """Checks the annotations of an image against the image.
 
     Args:
       annotations: what the source says.
@@ -43,9 +43,9 @@ def check(annotations: Annotations, height: int, width: int) -> None:
     """
     size = (height, width)
     if annotations.size is not None and tuple(annotations.size) != size:
-        said = f"the annotations are of an image of {annotations.size[1]}x{annotations.size[0]} pixels"
+        expected = f"the annotations are of an image of {annotations.size[1]}x{annotations.size[0]} pixels"
         turned = " (it is turned by its EXIF orientation)" if tuple(annotations.size)[::-1] == size else ""
-        raise BadImage(RejectReason.BAD_ANNOTATION, f"{said}; this one has {width}x{height}{turned}")
+        raise BadImage(RejectReason.BAD_ANNOTATION, f"{expected}; this one has {width}x{height}{turned}")
     objects = annotations.objects or ()
     if fault := _cost_fault(objects, size):
         raise BadImage(RejectReason.BAD_ANNOTATION, fault)
@@ -78,7 +78,7 @@ def box_fault(bbox: Box, size: Size | None) -> str:
 
     Args:
       bbox: xmin, ymin, xmax, ymax in pixels.
-      size: height and width of the image; None when nobody knows yet.
+      size: height and width of the image; None while it is not known.
     """
     xmin, ymin, xmax, ymax = bbox
     shown = f"the box from ({xmin:g}, {ymin:g}) to ({xmax:g}, {ymax:g})"
@@ -210,9 +210,9 @@ def _outline_length(outline: Sequence[float]) -> float:
 
 def _runs_fault(segmentation: Mapping[str, Any], size: Size) -> str:
     height, width = size
-    said = segmentation.get("size")
-    if not isinstance(said, Sequence) or list(said) != [height, width]:
-        return f"the run-length encoding is of size {said!r:.40}; the image has {[height, width]}"
+    size_of_runs = segmentation.get("size")
+    if not isinstance(size_of_runs, Sequence) or list(size_of_runs) != [height, width]:
+        return f"the run-length encoding is of size {size_of_runs!r:.40}; the image has {[height, width]}"
     total = 0
     try:
         for count in _counts(segmentation.get("counts")):

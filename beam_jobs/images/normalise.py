@@ -51,7 +51,7 @@ def reasons(data: bytes, header: Header) -> tuple[str, ...]:
 def plain_pixels(data: bytes, header: Header) -> np.ndarray:
     """Decodes any supported image: first frame, upright, transparency over white.
 
-    JPEG and PNG go through the trainer's decoder: no other is held to agree with it about colours and damage.
+    JPEG and PNG go through the trainer's decoder: no other decoder promises to agree with it about colours and damage.
 
     Returns:
       uint8[height, width] for grey images, uint8[height, width, 3] for all others.

@@ -61,7 +61,7 @@ def _examine_copy(data: bytes, header: Header, reasons: tuple[str, ...], facts: 
 
 
 def _check_ratio(stored: Header, facts: str) -> int:
-    """Returns what the decode that checks an image may divide its sides by, where nobody asks for its moments.
+    """Returns what the decode that checks an image may divide its sides by, where its moments are not needed.
 
     A smaller decode accepts and rejects the same files: it too reads the entropy-coded data, all that can be damaged,
     to its end.

@@ -1,7 +1,7 @@
 """The records of any TFRecord file, compressed or not, read in bounded memory.
 
-A record that is longer than `LOOKED_BYTES` is checked and counted like any other, and never held whole: what a foreign
-file claims, or unpacks to, must not take the memory of the machine.
+A record that is longer than `LOOKED_BYTES` is checked and counted like any other, and never read whole into memory:
+what a foreign file claims, or unpacks to, must not take the memory of the machine.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def _records(stream: BinaryIO, path: str) -> Iterator[Found]:
             yield Found(offset, length, _payload(stream, path, offset, length))
             offset += length + tfrecord.OVERHEAD
     except _UNPACKING as error:
-        said = str(error).rstrip(".")
-        raise CorruptDataset(f"{path} cannot be unpacked: {said}, in the record at offset {offset}") from error
+        reason = str(error).rstrip(".")
+        raise CorruptDataset(f"{path} cannot be unpacked: {reason}, in the record at offset {offset}") from error
     except OSError as error:
         raise _unreadable(path, error) from error
 

@@ -13,7 +13,7 @@ from beam_jobs.errors import BadImage, CorruptDataset, FeedlineError, SourceErro
 from beam_jobs.images.header.read import sniff
 from beam_jobs.inspect.records import opened
 
-_MOST_DISTINCT = 1000  # values of a feature that are told apart
+_MOST_DISTINCT = 1000  # values of a feature that are counted apart
 
 _KEPT_BYTES = 256 << 20  # of the records that are kept to be shown
 _MOST_NAMES = 2000  # of features; a file that has a new one in every record must not fill the memory

@@ -180,14 +180,14 @@ def _size_facts(sizes: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def _remarks(summary: FileSummary) -> list[tuple[str, str]]:
-    said = []
+    remarks = []
     if summary.unreadable:
-        said.append(f"{summary.unreadable:,} records are no tf.train.Example")
+        remarks.append(f"{summary.unreadable:,} records are no tf.train.Example")
     if summary.long:
-        said.append(f"{summary.long:,} records are over 64 MiB and were only checked")
+        remarks.append(f"{summary.long:,} records are over 64 MiB and were only checked")
     if summary.left_out:
-        said.append(f"{summary.left_out:,} records are not shown: those before take 256 MiB")
-    return [("remark", line) for line in said]
+        remarks.append(f"{summary.left_out:,} records are not shown: those before take 256 MiB")
+    return [("remark", line) for line in remarks]
 
 
 def _role_facts(roles: FeatureRoles) -> list[tuple[str, str]]:

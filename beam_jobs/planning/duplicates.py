@@ -57,7 +57,7 @@ class Clusters:
     @property
     def near_sizes(self) -> np.ndarray:
         """Rows of each near cluster."""
-        counts = np.bincount(self.roots[self.contents[_said(self.near)]])
+        counts = np.bincount(self.roots[self.contents[_is_named(self.near)]])
         return counts[counts > 0]
 
 
@@ -128,15 +128,16 @@ def _near_names(known: pa.Array, contents: np.ndarray, names: pa.Array, roots: n
     """Returns the near cluster of each row: the name it is known by, or else the start of its smallest sha256."""
     linked = np.flatnonzero(np.bincount(roots, minlength=len(roots))[roots] > 1)
     linked = linked[pc.sort_indices(names.take(pa.array(linked))).to_numpy()]
-    found, places = np.unique(roots[linked], return_index=True)
-    given = dict(zip(found.tolist(), _short(names.take(pa.array(linked[places]))).to_pylist(), strict=True))
-    named = np.flatnonzero(_said(known))
-    held = zip(known.take(pa.array(named)).to_pylist(), roots[contents[named]].tolist(), strict=True)
-    given |= {root: name for name, root in sorted(held, reverse=True)}  # clusters that grew into one: the smallest name
+    clusters, places = np.unique(roots[linked], return_index=True)
+    given = dict(zip(clusters.tolist(), _short(names.take(pa.array(linked[places]))).to_pylist(), strict=True))
+    named = np.flatnonzero(_is_named(known))
+    known_names = zip(known.take(pa.array(named)).to_pylist(), roots[contents[named]].tolist(), strict=True)
+    # Clusters that grew into one take the smallest of their names.
+    given |= {root: name for name, root in sorted(known_names, reverse=True)}
     return pa.array([given.get(root, "") for root in roots.tolist()], pa.string()).take(pa.array(contents))
 
 
-def _said(names: pa.Array) -> np.ndarray:
+def _is_named(names: pa.Array) -> np.ndarray:
     return pc.not_equal(names, "").to_numpy(zero_copy_only=False)
 
 

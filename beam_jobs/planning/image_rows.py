@@ -52,8 +52,8 @@ class Rows:
     @property
     def near(self) -> pa.Array:
         """Name of the near cluster each row was in when the dataset was written."""
-        held = self.old["near"].take(pa.array(self.old_order)).combine_chunks()
-        return pa.concat_arrays([held, pa.repeat("", len(self.new_order))])
+        of_old = self.old["near"].take(pa.array(self.old_order)).combine_chunks()
+        return pa.concat_arrays([of_old, pa.repeat("", len(self.new_order))])
 
     def table(self, names: Sequence[str], places: np.ndarray | None = None) -> pa.Table:
         """Returns some columns of the rows at some places, which ascend; of all rows when none are given."""

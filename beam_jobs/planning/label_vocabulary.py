@@ -29,7 +29,7 @@ def vocabulary(images: pa.Table, label_kind: str, known: Iterable[str] = ()) -> 
     """
     first = tuple(known)
     names: set[str] = set(pc.unique(images["label"]).to_pylist()) if label_kind == "single" else set()
-    for labels, objects in _said(images["annotations"]):
+    for labels, objects in _names_of(images["annotations"]):
         names.update(labels, objects)
     return first + tuple(sorted(names.difference(first)))
 
@@ -43,11 +43,13 @@ def indices(images: pa.Table, label_kind: str, names: Names) -> pa.Array:
 
 
 def codes(images: pa.Table, label_kind: str) -> np.ndarray:
-    """Returns a number for what is said of the class of each image, int64; equal numbers say the same."""
+    """Returns a number for the label or labels of each image, int64; equal labels have equal numbers."""
     if label_kind == "single":
         return images["label"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
     numbers: dict[Names, int] = {}
-    return np.array([numbers.setdefault(labels, len(numbers)) for labels, _ in _said(images["annotations"])], np.int64)
+    return np.array(
+        [numbers.setdefault(labels, len(numbers)) for labels, _ in _names_of(images["annotations"])], np.int64
+    )
 
 
 def strata(images: pa.Table, label_kind: str) -> np.ndarray:
@@ -59,7 +61,7 @@ def strata(images: pa.Table, label_kind: str) -> np.ndarray:
         labels = images["label"].combine_chunks().dictionary_encode()
         order = pc.sort_indices(pc.sort_indices(labels.dictionary))  # the place of each name among the sorted ones
         return order.take(labels.indices).to_numpy().astype(np.int64)
-    found = [labels for labels, _ in _said(images["annotations"])]
+    found = [labels for labels, _ in _names_of(images["annotations"])]
     counts = Counter(name for labels in found for name in labels)
     rank = {name: place for place, name in enumerate(sorted(counts), 1)}
     return np.array(
@@ -67,7 +69,7 @@ def strata(images: pa.Table, label_kind: str) -> np.ndarray:
     )
 
 
-def _said(annotations: pa.ChunkedArray) -> Iterator[tuple[Names, Names]]:
+def _names_of(annotations: pa.ChunkedArray) -> Iterator[tuple[Names, Names]]:
     """Yields the labels of each image and those of its objects."""
     labels_of = functools.lru_cache(maxsize=_CACHED)(_labels_of)
     for chunk in annotations.chunks:

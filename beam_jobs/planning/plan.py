@@ -118,11 +118,11 @@ def make_plan(
     found = duplicates.find(rows, options)
     splits_of_all = _splits(rows, found, options, label_kind)
     edge = len(rows.old_order)
-    said = rows.table(("label", "annotations"), np.flatnonzero(rows.is_new))
-    names = label_vocabulary.vocabulary(said, label_kind, labels)
+    labelled = rows.table(("label", "annotations"), np.flatnonzero(rows.is_new))
+    names = label_vocabulary.vocabulary(labelled, label_kind, labels)
     marks = pa.table({"cluster": found.cluster, "near": found.near}).slice(edge)
-    marks = marks.append_column("label_index", label_vocabulary.indices(said, label_kind, names))
-    del said  # a copy of all annotations
+    marks = marks.append_column("label_index", label_vocabulary.indices(labelled, label_kind, names))
+    del labelled  # it copies all annotations
     return Plan(
         labels=names,
         splits=tuple(
@@ -215,8 +215,8 @@ def _leaks(rows: Rows, found: Clusters, places: np.ndarray, options: IngestOptio
 
 def _classes(rows: Rows, stay: np.ndarray, settled: np.ndarray, label_kind: str) -> np.ndarray:
     classes = np.zeros(len(stay), np.int64)  # that of settled images is never asked for
-    said = rows.table(("label", "annotations"), stay[~settled])
-    classes[~settled] = label_vocabulary.strata(said, label_kind)
+    labelled = rows.table(("label", "annotations"), stay[~settled])
+    classes[~settled] = label_vocabulary.strata(labelled, label_kind)
     return classes
 
 
@@ -264,8 +264,8 @@ def _label_conflicts(rows: Rows, found: Clusters, label_kind: str) -> int:
     places = found.copies
     if label_kind == "none":
         return 0
-    said = label_vocabulary.codes(rows.table(("label", "annotations"), places), label_kind)
-    pairs = np.unique(np.column_stack([found.contents[places], said]), axis=0)
+    label_codes = label_vocabulary.codes(rows.table(("label", "annotations"), places), label_kind)
+    pairs = np.unique(np.column_stack([found.contents[places], label_codes]), axis=0)
     return int((np.unique(pairs[:, 0], return_counts=True)[1] > 1).sum())
 
 

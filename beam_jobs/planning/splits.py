@@ -22,7 +22,7 @@ from beam_jobs.dataset import shards
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning import disjoint_sets
 
-FREE = -1  # of a split: nobody has said which one
+FREE = -1  # in place of a split: none is set
 
 
 @dataclass(frozen=True, kw_only=True)

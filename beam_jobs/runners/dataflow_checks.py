@@ -1,4 +1,4 @@
-"""What the settings of Dataflow may be, told before anything is asked of the service."""
+"""What the settings of Dataflow may be, checked before a request is sent to the service."""
 
 from __future__ import annotations
 

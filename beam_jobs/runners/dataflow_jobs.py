@@ -1,4 +1,4 @@
-"""Jobs on Dataflow: checked before they are sent, told of in one line, stopped when nobody waits for them."""
+"""Jobs on Dataflow: checked before they are sent, reported in one line, stopped when the waiting process ends."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class _Running:
             return self._result.wait_until_finish()
 
     def cancel(self) -> None:
-        """Stops the job, unless it has ended: when nobody waits for it, it would go on and be paid for."""
+        """Stops the job, unless it has ended: without this process it would go on and be paid for."""
         if not self._result.is_in_terminal_state():
             self._result.cancel()
 

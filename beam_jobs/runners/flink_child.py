@@ -32,7 +32,7 @@ class Left(NamedTuple):
     Attributes:
       url: of the REST endpoint of a cluster.
       job: name of the jobs sent there.
-      directory: that nobody needs any more.
+      directory: that is not needed any more.
     """
 
     url: str = ""

@@ -26,16 +26,16 @@ def find() -> str:
     if path is None:
         where = f"JAVA_HOME, which is {home}" if home else "PATH"
         raise OptionError(f"Flink needs Java, and there is none in {where}; {_REMEDY}")
-    said = _said(path)
-    if (found := _VERSION.search(said)) is None:
-        raise OptionError(f"{path} does not say which Java it is ({said[:80]!r}); {_REMEDY}")
-    major = int(found[2] or 0) if found[1] == "1" else int(found[1])  # Java 8 calls itself 1.8
+    output = _version_output(path)
+    if (version := _VERSION.search(output)) is None:
+        raise OptionError(f"{path} does not say which Java it is ({output[:80]!r}); {_REMEDY}")
+    major = int(version[2] or 0) if version[1] == "1" else int(version[1])  # Java 8 calls itself 1.8
     if major < OLDEST:
         raise OptionError(f"{path} is Java {major}, which is too old for Flink; {_REMEDY}")
     return path
 
 
-def _said(path: str) -> str:
+def _version_output(path: str) -> str:
     try:
         done = subprocess.run(  # noqa: S603 - the Java of the user
             [path, "-version"], capture_output=True, text=True, timeout=_DEADLINE_S, check=False

@@ -91,7 +91,7 @@ def _started(command: Sequence[str], left: Left, log: IO[bytes]) -> subprocess.P
 
 
 def _settings(directory: str) -> str:
-    """Writes what the mini cluster is told, and returns the folder of it."""
+    """Writes the settings of the mini cluster, and returns their folder."""
     place = os.path.join(directory, "conf")
     os.makedirs(place, exist_ok=True)
     for name in ("flink-conf.yaml", "config.yaml"):  # before Flink 2, and from 2 on
@@ -115,7 +115,7 @@ def last_words(log: str) -> str:
     """Returns the last line of a Java log that says something: no frame of a stack trace, no line of help."""
     with open(log, encoding="utf-8", errors="replace") as stream:
         lines = [line.strip() for line in stream if not _NOISE.match(line)]
-    return lines[-1][:300] if lines else "it said nothing"
+    return lines[-1][:300] if lines else "it wrote nothing"
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:

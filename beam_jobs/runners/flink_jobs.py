@@ -83,7 +83,7 @@ class _Result:
             return self._state(), error
 
     def _state(self) -> str:
-        # Without an answer the job may still run, and must not run twice: it is left to whoever waits to cancel it.
+        # Without an answer the job may still run, and must not run twice: the caller that waits cancels it.
         try:
             return str(self._result.state)
         except grpc.RpcError:
@@ -101,6 +101,6 @@ class _Result:
 def _words(error: Exception) -> str:
     if isinstance(error, grpc.RpcError):
         details = getattr(error, "details", None)  # its own text is a page
-        said = str(details() if callable(details) else error)
-        return f"the connection to the job server of Flink broke: {' '.join(said.split())}"
+        words = str(details() if callable(details) else error)
+        return f"the connection to the job server of Flink broke: {' '.join(words.split())}"
     return _STATE.sub("", str(error))

@@ -136,7 +136,7 @@ class TarSource(_Archives):
 
 
 class ZipSource(_Archives):
-    """Zip archives, Zip64 too. The directory of one archive is held in memory, about 1 KB a member."""
+    """Zip archives, Zip64 too. The directory of one archive is kept in memory, about 1 KB a member."""
 
     def _packing(self, container: Container) -> str:
         return ""

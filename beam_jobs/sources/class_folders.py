@@ -73,7 +73,7 @@ class ClassFolders:
         try:
             with os.scandir(self.root) as entries:
                 return tuple(sorted(printable(entry.name) for entry in entries if _is_class(entry)))
-        except OSError:  # gone since it was checked; whoever reads the images says so
+        except OSError:  # gone since it was checked; reading the images raises it
             return ()
 
     def _check_remote(self) -> None:

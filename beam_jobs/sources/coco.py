@@ -17,7 +17,7 @@ from beam_jobs.options import TableColumns
 from beam_jobs.sources import http_fetch
 from beam_jobs.sources.allowed_buckets import refuse_others
 from beam_jobs.sources.base import MAX_NAME_BYTES, printable, scan_reject
-from beam_jobs.sources.coco_objects import Id, is_id, said_of
+from beam_jobs.sources.coco_objects import Id, is_id, with_objects
 from beam_jobs.sources.hidden import OnHidden, ignore
 from beam_jobs.sources.row_reader import RowReader, extra_kinds, value_kind
 from beam_jobs.types import Annotations, ImageRef, Reject
@@ -143,7 +143,9 @@ class CocoSource:
         if isinstance(found, Reject):
             return found
         try:
-            return replace(found, annotations=said_of(image, annotations, names, found.annotations or Annotations()))
+            return replace(
+                found, annotations=with_objects(image, annotations, names, found.annotations or Annotations())
+            )
         except BadImage as bad:
             return scan_reject(found.key, found.uri, bad.reason, bad.detail)
 

@@ -15,23 +15,23 @@ Id = int | str
 _HUGE = 3e38  # what the float32 numbers of a record can hold
 
 
-def said_of(
-    image: Mapping[str, Any], annotations: list[dict[str, Any]], names: Mapping[Id, str], said: Annotations
+def with_objects(
+    image: Mapping[str, Any], annotations: list[dict[str, Any]], names: Mapping[Id, str], others: Annotations
 ) -> Annotations:
-    """Adds the objects of an image to what is said of it.
+    """Adds the objects of an image to its other annotations.
 
     Args:
       image: its object in the json.
       annotations: its annotations, in order.
       names: category id -> class name.
-      said: what is known without them.
+      others: annotations of the image without objects.
 
     Raises:
       BadImage: they cannot be right; the reason is `BAD_ANNOTATION`.
     """
     size = _size(image)
     objects = tuple(_object(annotation, names, size) for annotation in annotations)
-    return replace(said, labels=tuple(sorted({item.label for item in objects})), objects=objects, size=size)
+    return replace(others, labels=tuple(sorted({item.label for item in objects})), objects=objects, size=size)
 
 
 def _size(image: Mapping[str, Any]) -> tuple[int, int] | None:

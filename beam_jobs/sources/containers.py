@@ -20,7 +20,7 @@ from beam_jobs.sources.base import printable
 from beam_jobs.sources.hidden import OnHidden, ignore, is_hidden
 from beam_jobs.storage import decompress
 
-# As a base it stands for what has no file of its own, so that nobody looks for one.
+# As a base it stands for what has no file of its own, so that it is not looked for.
 NO_FILES = "container://"
 
 _MAX_BRACED = 1_000_000

@@ -15,7 +15,7 @@ from beam_jobs.sources import http_fetch
 from beam_jobs.sources.byte_range import DEFLATE, EXAMPLE, SPOOL, Slice
 from beam_jobs.storage import decompress
 
-_BLOCK_BYTES = 1 << 20  # compressed bytes held at a time; most members have fewer
+_BLOCK_BYTES = 1 << 20  # compressed bytes in memory at a time; most members have fewer
 _WAITING = 32  # threads for web servers and object stores: each answer takes tens of milliseconds, of no core of ours
 
 

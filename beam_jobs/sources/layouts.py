@@ -51,7 +51,7 @@ class Layout:
         raise BadImage(RejectReason.BAD_MEMBER, detail)
 
     def row(self, features: Features, uri: str, split: str) -> dict[str, Any]:
-        """Returns column -> cell of all that is said of an image.
+        """Returns column -> cell of all facts about an image.
 
         Args:
           features: of the record.
@@ -70,8 +70,8 @@ class Layout:
         # What is not UTF-8 stays recognisable, so that the row is refused for it.
         cells = [value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value for value in values]
         if cells and name in self.kinds and type(cells[0]) is not self.kinds[name]:
-            held, before = type(cells[0]).__name__, self.kinds[name].__name__
-            detail = f"feature {name!r} holds {held}; in the first records it held {before}"
+            kind, before = type(cells[0]).__name__, self.kinds[name].__name__
+            detail = f"feature {name!r} holds {kind}; in the first records it was {before}"
             raise BadImage(RejectReason.BAD_ANNOTATION, detail)
         if name == self.columns.labels:
             return [str(cell) for cell in cells]

@@ -107,7 +107,7 @@ class _TlsSocket(_Socket, ssl.SSLSocket):
 class _Guarded:
     """A connection that resolves the name of its host once, checks the addresses and leads to one of those.
 
-    Whoever looks a name up, checks the answer and then has the name looked up again can be led astray in between.
+    A name that is checked and then looked up again may lead to another address the second time.
     """
 
     host: str

@@ -63,7 +63,7 @@ class RowReader:
 
     def _reference(self, row: Row, key: str, uri: str) -> ImageRef | Reject:
         columns = self.columns
-        said = Annotations(
+        annotations = Annotations(
             labels=self._labels(row) if columns.labels else None,
             mask=self._mask(row) if columns.mask else None,
             weight=_weight(row, columns.weight) if columns.weight else None,
@@ -79,13 +79,13 @@ class RowReader:
                 for name, kind in self.kinds.items()
                 if _has_value(row.get(name), kind)
             },
-            annotations=None if said == Annotations() else said,
+            annotations=None if annotations == Annotations() else annotations,
         )
         found = reference(self._path(uri), ref, label_kind=columns.label_kind)
-        if said.mask is None or isinstance(found, Reject):
+        if annotations.mask is None or isinstance(found, Reject):
             return found
         # A changed mask has to be examined again like a changed image.
-        return replace(found, mtime_ns=max(found.mtime_ns, self._mask_time(said.mask)))
+        return replace(found, mtime_ns=max(found.mtime_ns, self._mask_time(annotations.mask)))
 
     def _labels(self, row: Row) -> tuple[str, ...]:
         value = row.get(self.columns.labels)

@@ -176,11 +176,13 @@ class CsvTable(Table):
         return io.TextIOWrapper(storage.open_read(self.path), encoding="utf-8-sig", newline="")
 
     def _fault(self, row: Row) -> str:
-        # Nobody knows which cell is missing or too many, so each of them may be in the wrong column.
+        # Which cell is missing or too many is unknown, so each of them may be in the wrong column.
         names = len(row) - (_MORE in row)
         cells = names + len(row.get(_MORE, ())) - sum(value is None for value in row.values())
-        held = DELIMITERS[self._delimiter]
-        return "" if cells == names else f"the row has {cells} cells, the header {names}; quote cells that hold {held}"
+        if cells == names:
+            return ""
+        delimiter = DELIMITERS[self._delimiter]
+        return f"the row has {cells} cells, the header {names}; quote cells that hold {delimiter}"
 
     def _kind_of(self, value: Any) -> type:
         # A leading zero or an underscore makes a code of it, not a number.
@@ -313,7 +315,7 @@ def delimiter_of(header: str, column: str) -> str:
 def swallowed_row(row: Mapping[str, Any], column: str, base: str, delimiter: str) -> str:
     """Returns the first line inside a quoted cell that is a row of its own, or begins one; empty when there is none.
 
-    A quote that nobody closed reaches to the next one, and the images of the rows between them would be lost without a
+    A quote that is not closed reaches to the next one, and the images of the rows between them would be lost without a
     word. Texts of several lines are fine; a line that names an image where rows do is none of a text.
 
     Args:
@@ -334,8 +336,8 @@ def swallowed_row(row: Mapping[str, Any], column: str, base: str, delimiter: str
 def _second_row(row: Mapping[str, Any], place: int, base: str, delimiter: str) -> str:
     """Returns the last line of a cell that parts what was read as one row into two whole ones."""
     beyond = [cell for cells in row.values() if isinstance(cells, list) for cell in cells]
-    held = [cell for cell in row.values() if isinstance(cell, str)]
-    width, cells = len(row) - bool(beyond), [*held, *beyond]
+    named = [cell for cell in row.values() if isinstance(cell, str)]
+    width, cells = len(row) - bool(beyond), [*named, *beyond]
     for number, text in enumerate(cells):
         first, *_, last = text.splitlines() if "\n" in text.strip() else ("", "")
         # Neither holds a quoted cell: its quotes would have ended this one.
@@ -348,7 +350,7 @@ def _second_row(row: Mapping[str, Any], place: int, base: str, delimiter: str) -
 def _cells(line: str, delimiter: str) -> list[str]:
     try:
         return next(csv.reader([line], delimiter=delimiter), [])
-    except csv.Error:  # whoever reads the table says so, and where
+    except csv.Error:  # reading the table raises it, with the place
         return []
 
 

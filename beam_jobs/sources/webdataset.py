@@ -67,12 +67,12 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Images that belong together and what is said of them.
+    """Images that belong together and the facts about them.
 
     Attributes:
       images: the members that are images.
       row: column -> value.
-      fault: what is wrong with what is said; empty when nothing is.
+      fault: what is wrong with these facts; empty when nothing is.
     """
 
     images: tuple[Member, ...]

@@ -1,4 +1,4 @@
-"""How much room an ingest needs on the disk of its output, as far as it can be told before the bytes are there."""
+"""How much room an ingest needs on the disk of its output, as far as it is known before the bytes are there."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def to_examine(options: IngestOptions, found: Scan, work: str) -> int:
     """Returns the least bytes that a whole ingest writes from here on; 0 when they depend on what is in the images.
 
     Of `copy`, what is stored in another format counts nothing: a BMP of one colour becomes a PNG of a few bytes. Of
-    `resize` nothing is known: what a smaller image takes depends on what it shows. When duplicates are dropped, nobody
-    knows how many images are left; raw pixels of all of them lie in the spool nevertheless. What is rejected is taken
-    to be as large as the rest.
+    `resize` nothing is known: what a smaller image takes depends on what it shows. When duplicates are dropped, the
+    number of images that are left is unknown; raw pixels of all of them lie in the spool nevertheless. What is rejected
+    is taken to be as large as the rest.
 
     Args:
       options: of the ingest.

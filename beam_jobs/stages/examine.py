@@ -312,22 +312,22 @@ def _reject(ref: ImageRef, bad: BadImage, read: int) -> Reject:
 
 
 def _annotated(ref: ImageRef, facts: ImageFacts, task: ExamineTask) -> tuple[ImageFacts, bytes | None, tuple[int, ...]]:
-    """Checks what is said of an image against the image itself, and reads its mask.
+    """Checks the annotations of an image against the image itself, and reads its mask.
 
     Returns:
       the facts with the checksum of the mask, the mask if it cannot be read again as it is, and its values.
     """
-    said = ref.annotations
-    if said is None:
+    annotations = ref.annotations
+    if annotations is None:
         return facts, None, ()
-    check(said, facts.source_height, facts.source_width)
-    if said.mask is None:
+    check(annotations, facts.source_height, facts.source_width)
+    if annotations.mask is None:
         return facts, None, ()
-    data = _read_mask(said.mask, task)
+    data = _read_mask(annotations.mask, task)
     plan = geometry(task.pixels, facts.source_height, facts.source_width)
     mask, values = sandbox.normalise_mask(data, plan, task.limits, task.threads)
-    kept = mask is data and not http_fetch.is_url(said.mask)
-    return replace(facts, mask_crc32c=google_crc32c.value(mask)), None if kept else mask, values
+    is_source = mask is data and not http_fetch.is_url(annotations.mask)
+    return replace(facts, mask_crc32c=google_crc32c.value(mask)), None if is_source else mask, values
 
 
 def _read_mask(uri: str, task: ExamineTask) -> bytes:

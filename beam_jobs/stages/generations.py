@@ -6,8 +6,8 @@ For a dataset in `DIR/NAME`:
     DIR/.NAME.feedline-next     the new generation while it is built; it stays when the build is interrupted
     DIR/.NAME.feedline-old      the old generation, between the two renames
 
-Names that nobody gives to anything else: what bears them is removed without a question, and a `NAME.old` is
-somebody's backup. They are the same in every run, so that an interrupted one is continued; `workplace.alone` keeps two
+Names that are given to nothing else: what bears them is removed without a question, and a `NAME.old` is a user's
+backup. They are the same in every run, so that an interrupted one is continued; `workplace.alone` keeps two
 runs from sharing them.
 """
 

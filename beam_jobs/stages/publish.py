@@ -36,7 +36,7 @@ _NOT_OURS_TO_SAY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What the source held.
+    """What an ingest found in its source.
 
     Attributes:
       images: entries, rejects included.
@@ -65,7 +65,7 @@ def producer() -> dict[str, str]:
 
 
 def taken(out: str) -> str:
-    """Returns what is said of an output that holds a dataset; in object stores nothing can be replaced by rename."""
+    """Returns the message about an output that holds a dataset; in object stores nothing can be replaced by rename."""
     instead = "" if storage.is_remote(out) else ", or replace it with --overwrite"
     return f"{out} already holds a dataset; choose another --out{instead}"
 
@@ -78,7 +78,7 @@ def publish(options: IngestOptions, plan: Plan, tasks: list[ShardTask], rejects:
       plan: what was written.
       tasks: the shards of it.
       rejects: `REJECTS` rows of all stages.
-      found: what the source held, and what was there before.
+      found: what the source has, and the dataset that was there before.
 
     Raises:
       CorruptDataset: a shard is not what its sidecar says.
@@ -148,7 +148,7 @@ def reason_counts(rejects: pa.Table) -> dict[str, int]:
 
 
 def _source_name(source: str) -> str:
-    """Returns the last part of a local source: where it lay is nobody's business, and no part of the dataset."""
+    """Returns the last part of a local source: its directory is private, and no part of the dataset."""
     return source if storage.is_remote(source) else os.path.basename(os.path.abspath(source))
 
 
@@ -174,7 +174,7 @@ def _check_whole(result: Manifest, out: str) -> None:
     Raises:
       FileNotFoundError: one of them is not there.
     """
-    if storage.is_remote(out):  # a request each, and nobody removes a bucket half way by accident
+    if storage.is_remote(out):  # a request each, and a bucket is not removed half way by accident
         return
     paths = [path for split in result.splits for path in result.shard_paths(out, split)]
     for path in [*paths, *(storage.join(out, name) for name in result.tables)]:
@@ -186,8 +186,10 @@ def _check_whole(result: Manifest, out: str) -> None:
 def _tfds_files(
     options: IngestOptions, splits: dict[str, SplitInfo], labels: tuple[str, ...], images: pa.Table, label_kind: str
 ) -> dict[str, bytes]:
-    said = [one for text in images["annotations"].to_pylist() if (one := schemas.annotations_of(text))]
-    parts = {name for one in said for name in ("objects", "mask", "weight") if getattr(one, name) is not None}
+    annotated = [
+        annotations for text in images["annotations"].to_pylist() if (annotations := schemas.annotations_of(text))
+    ]
+    parts = {name for one in annotated for name in ("objects", "mask", "weight") if getattr(one, name) is not None}
     extra: dict[str, type] = {}
     for text in set(images["extra"].to_pylist()) - {"{}"}:
         for name, value in schemas.cell(text).items():
@@ -263,8 +265,8 @@ def _classes(rows: pa.Table, label_kind: str) -> Counter[str]:
     """Returns class -> images; an image of several classes counts in each."""
     if label_kind == "single":
         return Counter(rows["label"].to_pylist())
-    said = (schemas.annotations_of(text) for text in rows["annotations"].to_pylist())
-    return Counter(name for one in said if one and one.labels for name in one.labels)
+    annotated = (schemas.annotations_of(text) for text in rows["annotations"].to_pylist())
+    return Counter(name for one in annotated if one and one.labels for name in one.labels)
 
 
 def _counts(plan: Plan, rejects: pa.Table, found: int) -> ImageCounts:

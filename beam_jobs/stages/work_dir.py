@@ -72,8 +72,8 @@ def check_out(options: IngestOptions) -> None:
     names = _names(out)
     foreign = sorted(name for name in names if not _is_ours(name))
     if foreign or (names and not _is_rest(out)):
-        held = f"holds {foreign[0]!r}" if foreign else "is not empty"
-        raise OptionError(f"{out} {held} and is not the rest of an earlier ingest; choose another --out")
+        fault = f"holds {foreign[0]!r}" if foreign else "is not empty"
+        raise OptionError(f"{out} {fault} and is not the rest of an earlier ingest; choose another --out")
 
 
 def is_published(out: str) -> bool:

@@ -294,16 +294,16 @@ def _put_in_place(shard: ShardTask, task: WriteTask, sidecar: Sidecar) -> bool:
 def _record_pieces(row: Mapping[str, Any], task: WriteTask, indices: Mapping[str, int]) -> tuple[bytes, ...]:
     """Returns the pieces of the framed record of one `PLANNED` row."""
     facts = schemas.facts_of(row)
-    said = schemas.annotations_of(row["annotations"])
+    annotations = schemas.annotations_of(row["annotations"])
     written = ImageRecord(
         key=row["key"],
         uri=row["uri"],
         encoded=_read(row["key"], row["uri"], row["slice"], facts.crc32c, task.reader),
         facts=facts,
-        labels=_labels(row, said, task.label_kind, indices),
-        objects=_objects(said, facts, task.pixels, indices),
-        mask=_read_mask(row, said.mask, facts, task.reader) if said and said.mask else b"",
-        weight=said.weight if said else None,
+        labels=_labels(row, annotations, task.label_kind, indices),
+        objects=_objects(annotations, facts, task.pixels, indices),
+        mask=_read_mask(row, annotations.mask, facts, task.reader) if annotations and annotations.mask else b"",
+        weight=annotations.weight if annotations else None,
         extra=json.loads(row["extra"]) if row["extra"] != "{}" else {},
     )
     encoded = record.encode(written, task.moments)
@@ -343,22 +343,22 @@ def _read(key: str, uri: str, place: str, crc32c: int, reader: Reader) -> bytes:
 
 
 def _labels(
-    row: Mapping[str, Any], said: Annotations | None, kind: str, indices: Mapping[str, int]
+    row: Mapping[str, Any], annotations: Annotations | None, kind: str, indices: Mapping[str, int]
 ) -> tuple[tuple[int, str], ...] | None:
     if kind == "single":
         return ((row["label_index"], row["label"]),)
     if kind == "none":
         return None
-    names = said.labels if said and said.labels else ()
+    names = annotations.labels if annotations and annotations.labels else ()
     return tuple(sorted((indices[name], name) for name in names))
 
 
 def _objects(
-    said: Annotations | None, facts: ImageFacts, pixels: PixelOptions, indices: Mapping[str, int]
+    annotations: Annotations | None, facts: ImageFacts, pixels: PixelOptions, indices: Mapping[str, int]
 ) -> tuple[RecordObject, ...] | None:
-    if said is None or said.objects is None:
+    if annotations is None or annotations.objects is None:
         return None
-    return record_objects(said, geometry(pixels, facts.source_height, facts.source_width), indices)
+    return record_objects(annotations, geometry(pixels, facts.source_height, facts.source_width), indices)
 
 
 def _digest(rows: pa.Table, salt: str, labels: tuple[str, ...]) -> str:

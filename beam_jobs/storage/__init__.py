@@ -186,7 +186,7 @@ def atomic_writer(path: str, scratch: str = "", durable: bool = True, exclusive:
 
 @contextlib.contextmanager
 def own_writer(path: str, durable: bool = True) -> Iterator[BinaryIO]:
-    """Writes a file under a name that nobody else uses; it is removed when the block ends with an error.
+    """Writes a file under a name that no other process uses; it is removed when the block ends with an error.
 
     In an object store it costs one upload, `atomic_writer` a copy more.
 

@@ -91,7 +91,7 @@ def explained(doing: str, *places: str, needed: Callable[[], int] = lambda: 0, k
     Args:
       doing: what the block does, such as `writing`.
       places: directories that are written to.
-      needed: returns about how many bytes it writes; 0 when nobody knows.
+      needed: returns about how many bytes it writes; 0 when it is unknown.
       kept: whether the next try finds what this one has finished.
 
     Raises:
@@ -120,8 +120,8 @@ def explanation(error: BaseException, doing: str, *places: str, needed: int = 0,
     free = free_bytes(places[0]) if number != errno.EDQUOT else None
     room = [f"about {megabytes(needed)} are needed"] if needed else []
     room += [f"{megabytes(free)} are free"] if free is not None else []
-    said = f" ({', '.join(room)})" if number in (*FULL, errno.EFBIG) and room else f" ({name})" if name else ""
-    return f"{places[0]}: {os.strerror(number)} while {doing}{said}; {_help(number, kept)}"
+    note = f" ({', '.join(room)})" if number in (*FULL, errno.EFBIG) and room else f" ({name})" if name else ""
+    return f"{places[0]}: {os.strerror(number)} while {doing}{note}; {_help(number, kept)}"
 
 
 def megabytes(count: int) -> str:

@@ -171,8 +171,8 @@ def test_without_a_label_column_nothing_has_a_label(records):
         ({"image": [b"a", b"b"]}, {}, "bad_member", "feature 'image' holds 2 values of bytes; it must hold the bytes"),
         ({"w": -1}, {"weight": "w"}, "bad_annotation", "x.tfrecord:1: the weight is -1; it must be a number"),
         ({"w": []}, {"weight": "w"}, "bad_annotation", "x.tfrecord:1: the weight is None; it must be a number"),
-        ({"e": 1.5}, {"extra": ("e",)}, "bad_annotation", "feature 'e' holds float; in the first records it held int"),
-        ({"e": "x"}, {"extra": ("e",)}, "bad_annotation", "feature 'e' holds str; in the first records it held int"),
+        ({"e": 1.5}, {"extra": ("e",)}, "bad_annotation", "feature 'e' holds float; in the first records it was int"),
+        ({"e": "x"}, {"extra": ("e",)}, "bad_annotation", "feature 'e' holds str; in the first records it was int"),
     ],
 )
 def test_a_record_of_which_something_wrong_is_said_is_rejected(records, features, columns, reason, detail):

@@ -86,7 +86,7 @@ def test_croissant_points_to_the_bucket(said, refused, bucket, dataset):
     assert storage.exists(urls[0])
     code, line = refused("export", dataset, "--to", "croissant", "--out", f"{bucket.url}/lost")
     assert code == 2
-    assert "from where nobody finds" in line
+    assert "cannot be read; export into the dataset itself" in line
 
 
 def test_an_export_takes_no_place_that_holds_files(refused, bucket, dataset):

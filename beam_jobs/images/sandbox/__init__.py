@@ -111,7 +111,7 @@ def _size(_: bytes, answer: dict[str, Any], __: bytes | None) -> tuple[int, int]
 
 
 def stop() -> None:
-    """Ends all decoders, also those that work; whoever waits for one, or asks later, gets `Closed`."""
+    """Ends all decoders, also those that work; a call that waits for one, and each later call, raises `Closed`."""
     _pool.close()
 
 
@@ -131,7 +131,7 @@ class _Request:
       asked: the header of the question.
       seconds: of computing time an image may take.
       processes: decoders that may work at a time.
-      read: turns an image, what is said of it and its new bytes, if it needs any, into a result.
+      read: turns an image, the facts about it and its new bytes, if it needs any, into a result.
     """
 
     pool: Pool

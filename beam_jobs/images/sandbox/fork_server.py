@@ -23,8 +23,8 @@ _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def main() -> None:
-    """Forks decoders until nobody wants any more."""
-    # Ctrl-C reaches every process of a terminal; whoever started this one decides what becomes of it.
+    """Forks decoders until the parent process closes the socket."""
+    # Ctrl-C reaches every process of a terminal; the process that started this one decides when it ends.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     gc.freeze()  # a collection in a decoder would copy the pages that all of them share
@@ -60,7 +60,7 @@ class _Nursery:
             if not pid:
                 return
             pipe = self._pipes.pop(pid)
-            with contextlib.suppress(OSError):  # nobody wants to know any more
+            with contextlib.suppress(OSError):  # the reader has closed the pipe
                 os.write(pipe, STATUS.pack(status))
             os.close(pipe)
 

@@ -26,7 +26,7 @@ class Nonsense(Gone):
 
 
 class Silent(Exception):
-    """The other side has said nothing for as long as the socket waits."""
+    """The other side has sent nothing for as long as the socket waits."""
 
 
 def wait_at_most(connection: socket.socket, seconds: float) -> None:
@@ -42,7 +42,7 @@ def send(connection: socket.socket, header: dict[str, Any], *bodies: bytes) -> N
     """Sends a frame.
 
     Raises:
-      Gone: nobody is there to take it, or who is has taken nothing for long: it is stopped.
+      Gone: the other side has closed the connection, or has stopped and taken nothing for long.
     """
     text = json.dumps({**header, _BODIES: [len(body) for body in bodies]}).encode()
     parts = [memoryview(part) for part in (_SIZE.pack(len(text)) + text, *bodies)]

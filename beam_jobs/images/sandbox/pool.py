@@ -53,7 +53,7 @@ class TooSlow(Exception):
 
 
 class Closed(FeedlineError):
-    """Nobody wants the answers any more."""
+    """The pool was closed and gives no more answers."""
 
 
 class Decoder:
@@ -249,7 +249,7 @@ class _Nursery:
 
     def __init__(self) -> None:
         self._control, theirs = _connected()
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - read when it ends without a word
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - read when it ends without a word
         self._sending = threading.Lock()
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
@@ -257,7 +257,7 @@ class _Nursery:
                 child_python.command(_MAIN, str(theirs.fileno()), flags=("-W", "ignore"), working_directory=False),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=self._said,
+                stderr=self._stderr,
                 pass_fds=[theirs.fileno()],
                 env={
                     **child_python.environment(working_directory=False),
@@ -293,11 +293,11 @@ class _Nursery:
         return Decoder(ours, status, pid)
 
     def trouble(self) -> str:
-        """Returns the last thing it said before it ended."""
+        """Returns the last line that it wrote to standard error before it ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
-        self._said.seek(0)
-        lines = [line.strip() for line in self._said.read().decode(errors="replace").splitlines() if line.strip()]
+        self._stderr.seek(0)
+        lines = [line.strip() for line in self._stderr.read().decode(errors="replace").splitlines() if line.strip()]
         return lines[-1][:300] if lines else f"exit code {self._process.returncode}"
 
     def close(self) -> None:

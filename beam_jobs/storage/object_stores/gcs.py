@@ -40,11 +40,11 @@ def store(options: Any) -> GcsStore:
     Raises:
       OSError: there are no credentials; the message says how to make some. An emulator needs none.
     """
-    held: tuple[Any, GcsStore] | None = getattr(_thread, "held", None)
-    if held is None or held[0] is not options:
+    cached: tuple[Any, GcsStore] | None = getattr(_thread, "cached", None)
+    if cached is None or cached[0] is not options:
         client = create_storage_client(options, use_credentials=_has_credentials())
-        held = _thread.held = (options, GcsStore(GcsIO(client, options)))
-    return held[1]
+        cached = _thread.cached = (options, GcsStore(GcsIO(client, options)))
+    return cached[1]
 
 
 def _has_credentials() -> bool:

@@ -22,25 +22,25 @@ _WAIT_S = 10.0  # Google's library asks its metadata server three times for thre
 
 def missing() -> str:
     """Returns why there are no credentials here, in a line that ends with what to do; empty when there are some."""
-    found: list[Any] = []
+    answers: list[Any] = []
 
     def look() -> None:
         level = _LOGGER.level
-        _LOGGER.setLevel(logging.ERROR)  # or it warns of a metadata server that nobody promised
+        _LOGGER.setLevel(logging.ERROR)  # or it warns that there is no metadata server
         try:
-            found.append(google.auth.default(scopes=[_SCOPE]))
+            answers.append(google.auth.default(scopes=[_SCOPE]))
         except GoogleAuthError as error:
-            found.append(error)
+            answers.append(error)
         finally:
             _LOGGER.setLevel(level)
 
     looking = threading.Thread(target=look, daemon=True)
     looking.start()
     looking.join(_WAIT_S)
-    if found and not isinstance(found[0], Exception):
+    if answers and not isinstance(answers[0], Exception):
         return ""
-    said = _reason(found[0]) if found else f" (no answer from the metadata server in {_WAIT_S:g} s)"
-    return f"there are no Google Cloud credentials here{said}; {REMEDY}"
+    reason = _reason(answers[0]) if answers else f" (no answer from the metadata server in {_WAIT_S:g} s)"
+    return f"there are no Google Cloud credentials here{reason}; {REMEDY}"
 
 
 def _reason(error: Exception) -> str:

@@ -101,7 +101,7 @@ class Store:
 _BUFFER_BYTES = 1 << 17
 _LONGEST_TEXT = 300
 _REQUEST = re.compile(r"^[A-Z]+ https?://\S+: ")  # what Google's client puts before every message
-_NOTHING_SAID = "unknown error"  # what it says of an answer without one
+_NO_MESSAGE = "unknown error"  # what it says of an answer without one
 _ONLY_STATUS = "('Request failed with status code'"  # and of an upload that was refused
 
 
@@ -137,12 +137,12 @@ def _os_error(error: Any, path: str) -> OSError:
 
 
 def _text(error: Any, status: int) -> str:
-    said = getattr(error, "message", "")
-    if not said and not hasattr(getattr(error, "response", None), "status_code"):  # that one lists its arguments
-        said = error
-    lines = str(said).strip().splitlines()
+    message = getattr(error, "message", "")
+    if not message and not hasattr(getattr(error, "response", None), "status_code"):  # that one lists its arguments
+        message = error
+    lines = str(message).strip().splitlines()
     text = _REQUEST.sub("", lines[0])[:_LONGEST_TEXT] if lines else ""
-    if text in ("", _NOTHING_SAID) or text.startswith(_ONLY_STATUS):
+    if text in ("", _NO_MESSAGE) or text.startswith(_ONLY_STATUS):
         return HTTPStatus(status).phrase if status in {*HTTPStatus} else type(error).__name__
     return text
 
