@@ -88,8 +88,8 @@ def _floats(column: pa.ChunkedArray) -> np.ndarray:
 def _classes(images: pa.Table, label_kind: str) -> Feature:
     if label_kind == "single":
         return _categories(CLASS, images["label"].to_pylist(), np.arange(len(images)))
-    said = [(schemas.cell(text)["labels"] if text else None) or () for text in images["annotations"].to_pylist()]
-    return _categories(CLASS, *_spread(said, MISSING))
+    labels = [(schemas.cell(text)["labels"] if text else None) or () for text in images["annotations"].to_pylist()]
+    return _categories(CLASS, *_spread(labels, MISSING))
 
 
 def _extras(texts: Sequence[str]) -> Iterator[Feature]:

@@ -1,4 +1,4 @@
-"""Names of features, as findings and as settings call them, and of what is said of a verdict."""
+"""Names of features, as findings and as settings call them, and of the properties of a verdict."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Card:
       options: name and value of everything that shaped it.
       versions: package and version that wrote it.
       splits: one row a split.
-      channels: red, green and blue; empty when nobody measured.
+      channels: red, green and blue; empty when they were not measured.
       channel_split: the split that they describe.
       warnings: what the ingest warned of.
     """

@@ -1,4 +1,4 @@
-"""What is known of a model, from whoever measured it: Evaluator, or the page itself by asking the model."""
+"""The measurements of a model: those of Evaluator, or those that the page makes itself by asking the model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Cell:
     """One cell of the confusion matrix.
 
     Attributes:
-      images: of the class of the row that were said to be of the class of the column.
+      images: of the class of the row for which the model predicted the class of the column.
       share: of the images of the row, 0-1.
       level: shade, 0 for none up to `_LEVELS`.
     """
@@ -42,8 +42,8 @@ class Confusion:
 
     Attributes:
       labels: of rows and columns.
-      rows: true class -> cells, one a class that was said.
-      pairs: true class, said class, images and share of the true class; most images first.
+      rows: true class -> cells, one a predicted class.
+      pairs: true class, predicted class, images and share of the true class; most images first.
       left_out: further classes.
     """
 
@@ -78,13 +78,13 @@ class Evaluated:
       overall: accuracy over all images.
       classes: class name -> accuracy; of very many, the worst.
       classes_left_out: further classes.
-      precision: class name -> share of right answers among the images taken for it; empty when nobody measured.
+      precision: class name -> share of right answers among the images taken for it; empty when it was not measured.
       slices: user column -> value -> accuracy; of very many values, the worst.
-      top: share of images whose class is among the five most likely; None when nobody measured.
+      top: share of images whose class is among the five most likely; None when it was not measured.
       baseline: accuracy of the model blessed before; None when there was none.
-      confusion: None when nobody counted.
-      calibration: one point a bin; empty when nobody measured.
-      ece: expected calibration error, 0-1; None when nobody measured.
+      confusion: None when the pairs were not counted.
+      calibration: one point a bin; empty when it was not measured.
+      ece: expected calibration error, 0-1; None when it was not measured.
       note: what was measured on, when it was measured for this page.
       refused: a sentence for each limit that the model missed.
     """
@@ -110,7 +110,7 @@ def evaluated(
 
     Args:
       evaluation: what Evaluator measured.
-      predictions: what the model said when it was asked for this page; fills in what the evaluation lacks.
+      predictions: what the model predicted for this page; fills in what the evaluation lacks.
       labels: class names by index.
     """
     asked = None if predictions is None else measure(predictions, labels)
@@ -140,17 +140,17 @@ def measure(predictions: Predictions, labels: Sequence[str]) -> Evaluation:
     """Returns what Evaluator would measure of these images.
 
     Args:
-      predictions: what the model said.
+      predictions: of the model.
       labels: class names by index.
     """
-    right = predictions.said == predictions.true
+    right = predictions.predicted == predictions.true
     counts = np.zeros((len(labels), len(labels)), np.int64)
-    np.add.at(counts, (predictions.true, predictions.said), 1)
-    diagonal, said, true = counts.diagonal(), counts.sum(0), counts.sum(1)
+    np.add.at(counts, (predictions.true, predictions.predicted), 1)
+    diagonal, predicted, true = counts.diagonal(), counts.sum(0), counts.sum(1)
     return Evaluation(
         overall=_accuracy(right.sum(), len(right)),
         classes={labels[index]: _accuracy(diagonal[index], true[index]) for index in np.flatnonzero(true).tolist()},
-        precision={label: _accuracy(diagonal[index], said[index]) for index, label in enumerate(labels)},
+        precision={label: _accuracy(diagonal[index], predicted[index]) for index, label in enumerate(labels)},
         confusion=Counts(labels=list(labels), counts=counts.tolist()),
         calibration=_calibration(predictions.certainty, right),
     )
@@ -161,7 +161,7 @@ def confusion(labels: Sequence[str], counts: np.ndarray) -> Confusion:
 
     Args:
       labels: class names.
-      counts: int64[classes, classes]; row: true class, column: class that was said.
+      counts: int64[classes, classes]; row: true class, column: predicted class.
     """
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
@@ -230,7 +230,7 @@ def _slices(slices: Mapping[str, Mapping[str, Accuracy]]) -> dict[str, dict[str,
 
 
 def _note(predictions: Predictions) -> str:
-    asked = len(predictions.said)
+    asked = len(predictions.predicted)
     if asked == predictions.images:
         return f"Measured for this page on all {plural(asked, 'image')} of {predictions.split}."
     return f"Measured for this page on {asked:,} of the {predictions.images:,} images of {predictions.split}."

@@ -160,7 +160,8 @@ def histogram(title: str, values: Mapping[str, np.ndarray], limits: tuple[float,
 
     Args:
       title: what is counted.
-      values: split -> numbers, float[images]; a split without any has no line. What is not finite is left out and said.
+      values: split -> numbers, float[images]; a split without any has no line. Numbers that are not finite are left
+        out and counted in the text.
       limits: ends of the axis, which hold all numbers; None takes the least and the greatest of them.
     """
     finite = {split: found[np.isfinite(found)] for split, found in values.items()}

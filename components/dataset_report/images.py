@@ -38,8 +38,8 @@ class Images:
         """Class names of each row; `NO_CLASS` when there are none."""
         if self.dataset.label_kind == "single":
             return [(label,) for label in self.table["label"].to_pylist()]
-        found = map(schemas.annotations_of, self.table["annotations"].to_pylist())
-        return [(said and said.labels) or (NO_CLASS,) for said in found]
+        parsed = map(schemas.annotations_of, self.table["annotations"].to_pylist())
+        return [(annotations and annotations.labels) or (NO_CLASS,) for annotations in parsed]
 
     @cached_property
     def splits(self) -> np.ndarray:
@@ -96,8 +96,8 @@ class Images:
     def _labels_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         if self.dataset.label_kind == "single":
             return (row["label"],)
-        said = schemas.annotations_of(row["annotations"])
-        return (said and said.labels) or (NO_CLASS,)
+        annotations = schemas.annotations_of(row["annotations"])
+        return (annotations and annotations.labels) or (NO_CLASS,)
 
 
 def _before(row: Mapping[str, Any]) -> str:

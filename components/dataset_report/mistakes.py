@@ -35,7 +35,7 @@ class Predictions:
       images: in the split; those asked about are the first.
       rows: of `images.parquet`, int64[asked].
       true: class indices, int64[asked].
-      said: class indices, int64[asked].
+      predicted: class indices, int64[asked].
       probabilities: float32[asked, classes].
     """
 
@@ -43,13 +43,13 @@ class Predictions:
     images: int
     rows: np.ndarray
     true: np.ndarray
-    said: np.ndarray
+    predicted: np.ndarray
     probabilities: np.ndarray
 
     @property
     def certainty(self) -> np.ndarray:
-        """Probability of the class the model says, float32[asked]."""
-        return self.probabilities[np.arange(len(self.said)), self.said]
+        """Probability of the predicted class, float32[asked]."""
+        return self.probabilities[np.arange(len(self.predicted)), self.predicted]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +58,16 @@ class Mistake:
 
     Attributes:
       key: identity, as it is shown.
-      said: class the model says.
+      predicted: class that the model predicts.
       true: class of the image.
-      probability: of the class it says, 0-1.
+      probability: of the predicted class, 0-1.
       true_probability: of the class of the image.
       picture: of it; None when the section is full.
       facts: about it.
     """
 
     key: str
-    said: str
+    predicted: str
     true: str
     probability: float
     true_probability: float
@@ -111,9 +111,9 @@ def predict(images: Images, directory: str, model: str, most: int = MOST_IMAGES)
     if dataset.label_kind != "single":
         raise OptionError(f"the images have {LABEL_KINDS[dataset.label_kind]}; a model is judged on one label each")
     split = list(dataset.splits)[min(1, len(dataset.splits) - 1)]
-    found = images.is_written & (images.splits == split)
+    is_asked = images.is_written & (images.splits == split)
     order = np.lexsort((images.numbers("offset"), images.numbers("shard")))
-    rows = order[found[order]][:most]
+    rows = order[is_asked[order]][:most]
     loaded = load_model(model)
     _check_labels(loaded.labels, dataset.labels)
     probabilities = np.concatenate(
@@ -121,10 +121,10 @@ def predict(images: Images, directory: str, model: str, most: int = MOST_IMAGES)
     )
     return Predictions(
         split=split,
-        images=int(found.sum()),
+        images=int(is_asked.sum()),
         rows=rows,
         true=images.numbers("label_index")[rows],
-        said=probabilities.argmax(1),
+        predicted=probabilities.argmax(1),
         probabilities=probabilities,
     )
 
@@ -175,7 +175,7 @@ def worst(images: Images, album: Album, predictions: Predictions) -> Mistakes:
     Raises:
       CorruptDataset: a record is damaged.
     """
-    wrong = np.flatnonzero(predictions.said != predictions.true)
+    wrong = np.flatnonzero(predictions.predicted != predictions.true)
     certain = predictions.certainty
     order = wrong[np.argsort(-certain[wrong], kind="stable")][:_MOST_MISTAKES]
     room = Room(_ROOM_BYTES)
@@ -183,11 +183,11 @@ def worst(images: Images, album: Album, predictions: Predictions) -> Mistakes:
     rows = []
     for place in order:
         row = images.row(int(predictions.rows[place]))
-        true, said = int(predictions.true[place]), int(predictions.said[place])
+        true, predicted = int(predictions.true[place]), int(predictions.predicted[place])
         rows.append(
             Mistake(
                 key=shown.place(row["key"]),
-                said=shown.text(labels[said], 60),
+                predicted=shown.text(labels[predicted], 60),
                 true=shown.text(labels[true], 60),
                 probability=float(certain[place]),
                 true_probability=float(predictions.probabilities[place, true]),
@@ -198,7 +198,7 @@ def worst(images: Images, album: Album, predictions: Predictions) -> Mistakes:
     return Mistakes(
         rows=rows,
         wrong=len(wrong),
-        asked=len(predictions.said),
+        asked=len(predictions.predicted),
         images=predictions.images,
         split=predictions.split,
     )

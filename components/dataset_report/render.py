@@ -37,8 +37,8 @@ def render(
 ) -> str:
     """Returns the report of a published dataset as one self-contained HTML page of under 10 MB.
 
-    Pictures and rows are samples of bounded size; what is left out is said. Equal datasets and arguments give equal
-    pages.
+    Pictures and rows are samples of bounded size; the page states what is left out. Equal datasets and arguments
+    give equal pages.
 
     Args:
       directory: of the dataset.

@@ -1,4 +1,4 @@
-"""Evaluator: what it is told, and what it measured as plain values."""
+"""Evaluator: its configuration, and its measurements as plain values."""
 
 from components.evaluation.results import load_evaluation
 from components.evaluation.values import Accuracy, Bin, Calibration, Confusion, Evaluation, wilson_interval

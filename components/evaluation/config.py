@@ -1,4 +1,4 @@
-"""What TFMA is told to measure, and what blesses a model."""
+"""What TFMA has to measure, and what blesses a model."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from google.protobuf import text_format
 from google.protobuf.message import Message
 from tensorflow_metadata.proto.v0 import schema_pb2
 
-WHOLE_SCHEMA = "(schema)"  # the row of what is said of the schema as a whole
+WHOLE_SCHEMA = "(schema)"  # the row about the schema as a whole
 _TYPES = {schema_pb2.BYTES: "bytes", schema_pb2.INT: "int", schema_pb2.FLOAT: "float", schema_pb2.STRUCT: "struct"}
 _SHOWN_VALUES = 60  # characters
 

@@ -52,7 +52,7 @@ def predictions(true: list[int], said: list[int], certainty: list[float], classe
         images=len(true),
         rows=np.arange(len(true)),
         true=np.array(true),
-        said=np.array(said),
+        predicted=np.array(said),
         probabilities=probabilities,
     )
 
@@ -62,7 +62,7 @@ def test_the_model_is_asked_about_every_image_of_the_held_back_split(dataset, al
     found = predict(images, str(dataset), str(always_first_class))
     made = manifest.load(str(dataset))
     assert (found.split, found.images, len(found.rows)) == ("eval", made.splits["eval"].records, found.images)
-    assert set(found.said) == {0}
+    assert set(found.predicted) == {0}
     assert found.certainty == pytest.approx(np.e / (1 + np.e), abs=1e-5)
     # What stands in one place is about one image.
     rows = [images.row(int(index)) for index in found.rows]
@@ -77,12 +77,12 @@ def test_answers_stand_beside_the_image_that_was_asked_about(tmp_path, bright_or
     made = ingest(tmp_path, files, splits={"train": 0.5, "eval": 0.5}, shards=2)
     found = predict(images_of(made), str(made), str(bright_or_dark))
     assert len(found.rows) > 10
-    assert found.said.tolist() == found.true.tolist()
+    assert found.predicted.tolist() == found.true.tolist()
 
 
 def test_only_so_many_images_are_asked_about(dataset, always_first_class):
     found = predict(images_of(dataset), str(dataset), str(always_first_class), most=3)
-    assert (len(found.rows), len(found.said)) == (3, 3)
+    assert (len(found.rows), len(found.predicted)) == (3, 3)
     assert evaluated(None, found, ["china", "flower"]).note == (
         f"Measured for this page on 3 of the {found.images} images of eval."
     )
@@ -96,7 +96,7 @@ def test_stored_pixels_are_asked_about_too(tmp_path, always_first_class):
     dense = keras.layers.Dense(2, activation="softmax")
     network = keras.Model(inputs, dense(keras.layers.Flatten()(keras.layers.Rescaling(1.0)(inputs))))
     export(network, parse_ops("decode|resize(8)"), ("china", "flower"), 8, str(model), (DecodeRaw(8, 8),))
-    assert len(predict(images_of(made), str(made), str(model)).said) == 8
+    assert len(predict(images_of(made), str(made), str(model)).predicted) == 8
     with pytest.raises(OptionError, match="does not take the records of the dataset, .*; give the model that was"):
         predict(images_of(made), str(made), str(always_first_class))
 
@@ -128,7 +128,7 @@ def test_the_most_certain_mistakes_come_first(dataset):
         images, Album(str(dataset), images.dataset), predictions([0, 1, 0, 1], [0, 0, 1, 0], [1, 0.6, 0.9, 0.7])
     )
     assert [round(row.probability, 3) for row in found.rows] == [0.9, 0.7, 0.6]
-    assert [(row.said, row.true) for row in found.rows] == [("flower", "china")] + 2 * [("china", "flower")]
+    assert [(row.predicted, row.true) for row in found.rows] == [("flower", "china")] + 2 * [("china", "flower")]
     assert found.rows[0].key == images.row(2)["key"]
     assert found.rows[0].picture is not None
     assert (found.wrong, found.asked) == (3, 4)
