@@ -269,7 +269,7 @@ def _prepare(row: Features, choices: Choices) -> Batch:
     features = apply_ops(choices.image_ops, decode_mask(row), row[DRAW], choices.first_salt)
     if choices.crops > 1:
         features[DRAW] = rng.split(row[DRAW], choices.crops)
-    for name in (record.HEIGHT, record.WIDTH):  # of the stored image, which nobody sees from here on
+    for name in (record.HEIGHT, record.WIDTH):  # of the stored image, which is not used from here on
         features.pop(name)
     label = features.pop(LABEL)
     return features, label

@@ -27,7 +27,7 @@ from beam_jobs.errors import DatasetChanged, FeedlineError, OptionError
 from trainer.evaluation.evaluate import MEASURES, Plan, evaluate, log_names
 from trainer.input.autograph import as_written
 from trainer.input.checks import scale_warning
-from trainer.input.corrupt_records import explain, said
+from trainer.input.corrupt_records import error_text, explain
 from trainer.input.describe import describe as describe_input
 from trainer.input.index import replaced
 from trainer.input.memory import memory_table
@@ -58,7 +58,7 @@ _FREE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A training as `run_fn` is told of it.
+    """A training as `run_fn` receives it.
 
     Examples:
       >>> from beam_jobs import load
@@ -232,7 +232,7 @@ def _explained(job: Job) -> Iterator[None]:
                 raise found from error
         if "IteratorGetNext" in str(error) and isinstance(error, tf.errors.InvalidArgumentError):
             ops = f"{job.config.input.train_spec!r} or {job.config.input.eval_spec!r}"
-            raise OptionError(f"an op of {ops} does not fit an image: {said(error)}") from error
+            raise OptionError(f"an op of {ops} does not fit an image: {error_text(error)}") from error
         raise
 
 

@@ -179,7 +179,7 @@ def _check_balance(balance: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
-    """Everything the Trainer component is told; crosses TFX as JSON.
+    """All settings of the Trainer component; crosses TFX as JSON.
 
     Examples:
       >>> from trainer import InputOptions, TrainerConfig, TrainOptions

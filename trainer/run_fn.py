@@ -25,7 +25,7 @@ from trainer.options import TrainerConfig
 from trainer.serving.export import export
 from trainer.serving.preprocessing import MEAN_RGB, STD_RGB
 from trainer.serving.spec import ServingSpec
-from trainer.training.callbacks import SAID
+from trainer.training.callbacks import PRINTED_METRICS
 from trainer.training.checkpoint import Checkpoints
 from trainer.training.losses import MULTI
 from trainer.training.malloc import keep_buffers
@@ -96,7 +96,7 @@ def run_fn(fn_args: FnArgs) -> None:
         return  # of several workers, one exports
     _write_history(progress, job, fn_args.model_run_dir)
     spreads = spreads_of(progress.history)
-    for name in filter(spreads.get, SAID):
+    for name in filter(spreads.get, PRINTED_METRICS):
         _say(f"{name} {spreads[name]}")
     if progress.diverged:
         _say(f"{progress.diverged}; epoch {progress.best_epoch + 1}, the best, is exported and evaluated, not pushed")

@@ -136,7 +136,7 @@ def test_a_worker_that_does_not_come_is_named_after_a_bounded_wait(shades, tmp_p
         evaluate(brightness(), lambda host: batches_of(shades, host, 30), plan, step=4, host=Host(index=1, count=3))
     first = tmp_path / "parts" / "step-00000004" / "worker-0-of-3.json"
     assert str(caught.value) == (
-        f"worker 0, 2 of 3 told no evaluation of step 4 within 0.2 s: {first} is not there; "
+        f"worker 0, 2 of 3 wrote no evaluation of step 4 within 0.2 s: {first} is not there; "
         "all workers must run and share this directory"
     )
 

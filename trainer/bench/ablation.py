@@ -110,13 +110,13 @@ def _by_stage(source: Source) -> list[Removal]:
         one_by_one = assembled(source, Variant())
         return [Removal(name="whole batches at a time", without="image by image", dataset=one_by_one)]
     size, image_bytes = source.options.batch_size, 3 * source.options.image_side_px**2
-    held = _held(source)
+    window_records = _window_records(source)
     changes = (
         ("uint8 batches", "float32", Variant(floats=True), (size * 4 * image_bytes, size * image_bytes)),
         ("prefetch", "none", Variant(prefetch=False), None),
         (
-            *("shuffle before the decode", "after it", Variant(shuffled=held)),
-            (held * image_bytes, held * source.record_bytes),
+            *("shuffle before the decode", "after it", Variant(shuffled=window_records)),
+            (window_records * image_bytes, window_records * source.record_bytes),
         ),
     )
     return [
@@ -125,13 +125,13 @@ def _by_stage(source: Source) -> list[Removal]:
             without=without,
             dataset=assembled(source, variant),
             of_pipeline=False,
-            note=f"{held_bytes[0] / 1e6:,.0f} MB instead of {held_bytes[1] / 1e6:,.0f}" if held_bytes else "",
+            note=f"{byte_counts[0] / 1e6:,.0f} MB instead of {byte_counts[1] / 1e6:,.0f}" if byte_counts else "",
         )
-        for name, without, variant, held_bytes in changes
+        for name, without, variant, byte_counts in changes
     ]
 
 
-def _held(source: Source) -> int:
+def _window_records(source: Source) -> int:
     """Returns how many records the shuffle of the options holds; fewer where as many decoded images would not fit."""
     records = source.choices.dataset.split(source.split).records
     most = _SHARE_OF_FREE * free_bytes() / (3 * source.options.image_side_px**2)

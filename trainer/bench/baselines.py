@@ -44,11 +44,11 @@ def tutorial_dataset(path: str, split: str, options: InputOptions) -> tf.data.Da
       endless dataset of (float32[batch, side, side, 3] in 0-1, int64[batch]: the label, or -1).
     """
     source = open_source(path, split, options)
-    held = max(1, min(_TUTORIAL_SHUFFLE, int(_MOST_SHUFFLE_BYTES / source.record_bytes)))
+    window_records = max(1, min(_TUTORIAL_SHUFFLE, int(_MOST_SHUFFLE_BYTES / source.record_bytes)))
     # `list_files` does just this, but would take a [ in the path for a pattern.
     stream = tf.data.Dataset.from_tensor_slices(source.files).shuffle(len(source.files))
     stream = stream.interleave(tf.data.TFRecordDataset, num_parallel_calls=tf.data.AUTOTUNE)
-    stream = _prepared(stream.shuffle(held).repeat(), source, tf.data.AUTOTUNE)
+    stream = _prepared(stream.shuffle(window_records).repeat(), source, tf.data.AUTOTUNE)
     return _batched(stream, source, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
 

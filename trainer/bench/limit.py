@@ -78,7 +78,7 @@ def _ranges(files: Iterable[str]) -> Iterator[tuple[str, int]]:
 @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
 def _decode_all(encoded: tf.Tensor) -> tf.Tensor:
     # In a graph, because calling an op from Python takes as long as decoding a small image. One pixel of each is kept:
-    # an image nobody looks at is not decoded.
+    # an image that is not used is not decoded.
     return tf.map_fn(lambda one: decode_rgb(one)[0, 0, 0], encoded, fn_output_signature=tf.uint8, parallel_iterations=1)
 
 

@@ -107,7 +107,7 @@ def measure(
     Args:
       bench: of `prepare`.
       seconds: of one measurement.
-      on_sample: told what is measured next.
+      on_sample: called with the name of what is measured next.
       rounds: how often; the medians count.
     """
     costs = meter.in_turn(bench.subjects, seconds, rounds, on_sample)

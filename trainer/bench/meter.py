@@ -111,7 +111,7 @@ def in_turn(
       subjects: in the order they take turns.
       seconds: of one measurement.
       rounds: how often each is measured.
-      on_sample: told the name of each subject before it is measured.
+      on_sample: called with the name of each subject before it is measured.
     """
     samples: dict[str, list[Cost]] = {subject.name: [] for subject in subjects}
     for _ in range(rounds):

@@ -69,7 +69,7 @@ def render(figures: Figures) -> str:
 
 def _rates(figures: Figures) -> Rates:
     rows = [(name, cost, remark) for name, cost, remark in totals(figures) if cost is not figures.limit]
-    # The limit of stored pixels is so far away that the bars could not be told apart: then its line stays outside.
+    # The limit of stored pixels is so far away that the bars would look alike: then its line stays outside.
     longest = max(cost.rate for _, cost, _ in rows)
     width = max(longest, figures.limit.rate if figures.limit.rate < 4 * longest else 0) * _ROOM
     bars = [

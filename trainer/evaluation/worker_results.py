@@ -37,7 +37,7 @@ class Exchange:
         self._step = step
 
     def forget(self) -> None:
-        """Removes what this worker told an evaluation of the same step before."""
+        """Removes the result that this worker wrote for an earlier evaluation of the same step."""
         path = self._path(self._host.index)
         if tf.io.gfile.exists(path):
             tf.io.gfile.remove(path)
@@ -85,7 +85,7 @@ class Exchange:
         path = self._path(missing[0])
         reason = "is of other weights" if tf.io.gfile.exists(path) else "is not there"
         return (
-            f"worker {', '.join(map(str, missing))} of {self._host.count} told no evaluation of step {self._step} "
+            f"worker {', '.join(map(str, missing))} of {self._host.count} wrote no evaluation of step {self._step} "
             f"within {wait_s:g} s: {path} {reason}; all workers must run and share this directory"
         )
 

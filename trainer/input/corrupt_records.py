@@ -1,4 +1,4 @@
-"""Records that training cannot use: which they are, what a failed training is told, and which may be left out.
+"""Records that training cannot use: which they are, the error of a failed training, and which may be left out.
 
 A record is looked for where `images.parquet` says it lies, not where the record before it ends. So one damaged length
 hides no other record, and even what cannot be read at all has a key.
@@ -106,10 +106,9 @@ def explain(path: str, split: str, error: Exception) -> CorruptDataset | None:
     if found:
         more = f", and {len(found) - 1} more" if len(found) > 1 else ""
         leave_out = f", or leave them out with max_corrupt_records={len(found)}" if _can_leave_out(found[0]) else ""
-        return CorruptDataset(
-            f"{found[0]}{more}; training stopped: {said(error)}; see `feedline verify {path}`, ingest again{leave_out}"
-        )
-    return CorruptDataset(f"{size}; training stopped: {said(error)}; ingest again") if size else None
+        stopped = f"training stopped: {error_text(error)}"
+        return CorruptDataset(f"{found[0]}{more}; {stopped}; see `feedline verify {path}`, ingest again{leave_out}")
+    return CorruptDataset(f"{size}; training stopped: {error_text(error)}; ingest again") if size else None
 
 
 def excluded(path: str, split: str, budget: int) -> frozenset[int]:
@@ -239,7 +238,7 @@ def _wrong_size(path: str, split: str) -> str:
     return ""
 
 
-def said(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Returns the part of what TensorFlow says that a person can use, in one line."""
     # TensorFlow wraps its message in the names of functions and nodes, which say nothing about the data.
     text = re.sub(r"\{\{.*?\}\}\s*", "", str(getattr(error, "message", error))).strip()

@@ -119,7 +119,7 @@ def _order(choices: Choices) -> str:
 def _reading(choices: Choices) -> str:
     if is_remote(choices.index.files[0]):
         return f"{choices.options.readers} runs at a time, because every request waits"
-    return "one run after the other, because local files wait for nobody"
+    return "one run after the other, because local files answer at once"
 
 
 def _ops(choices: Choices) -> str:

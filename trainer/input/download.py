@@ -157,7 +157,7 @@ def _source_errors(source: str) -> Iterator[None]:
 
 
 def _make_room(here: str, needed: int) -> int:
-    """Removes copies that nobody reads until there is room for some bytes more; returns how many there is room for."""
+    """Removes copies without a reader until there is room for some bytes more; returns how many there is room for."""
     root = os.path.dirname(here)
     for other in _least_recent_first(root):
         if _room(root) >= needed:

@@ -30,7 +30,7 @@ class RecordIndex:
       size: height and width of the images, where all have the same; otherwise None.
       places: int64[records], numbers among all records of the split, those left out included, so that neighbours in a
         file have neighbouring places; None where nothing is left out.
-      manifest: path and content of the `dataset.json` that the shards are of; None of files that nobody replaces.
+      manifest: path and content of the `dataset.json` that the shards are of; None of files that are not replaced.
     """
 
     files: tuple[str, ...]

@@ -131,8 +131,8 @@ def make_order(index: RecordIndex, labels: tuple[str, ...], options: InputOption
       OptionError: the balance names classes that the split does not hold.
     """
     lanes = options.lanes
-    held = options.shuffle_mb * 1e6 / WINDOWS_HELD / max(1.0, index.record_bytes)
-    window = int(max(1, min(-(-len(index) // lanes), held // lanes)))
+    window_records = options.shuffle_mb * 1e6 / WINDOWS_HELD / max(1.0, index.record_bytes)
+    window = int(max(1, min(-(-len(index) // lanes), window_records // lanes)))
     whole = window * lanes >= len(index)
     quota = _quota(index, labels, options.balance) if training else {}
     return Order(

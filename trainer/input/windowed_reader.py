@@ -128,7 +128,7 @@ def _read_window(window: Window, index: RecordIndex, readers: int) -> tf.data.Da
     offsets = tf.gather(tf.constant(index.offset), tf.gather(wanted, first))
     runs = tf.data.Dataset.from_tensor_slices((files, offsets, length))
     records = _read_runs(runs, index, readers).batch(tf.size(wanted, tf.int64))
-    # Shards that end before the first wanted record give no batch at all, and nobody would miss it.
+    # Shards that end before the first wanted record give no batch at all; a batch would be missing without an error.
     records = records.concatenate(tf.data.Dataset.from_tensors(tf.zeros([0], tf.string))).take(1)
     places = tf.searchsorted(wanted, numbers, out_type=tf.int64)
 

@@ -1,4 +1,4 @@
-"""What a model is told about the data it must fit."""
+"""What a model must know about the data it must fit."""
 
 from __future__ import annotations
 

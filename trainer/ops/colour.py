@@ -43,8 +43,8 @@ class ColorJitter(BatchOp):
 
     A factor lies in 1 - x to 1 + x, and the hue turns by -hue to hue of a full circle. `strength` sets all four as
     SimCLR does (Chen et al. 2020, arXiv 2002.05709): 0.8, 0.8, 0.8 and 0.2 times it; one that is given counts instead.
-    All four are one matrix for each image, so values are held to 0-255 once, at the end, and hue turns in the plane of
-    YIQ, which leaves the greys alone.
+    All four are one matrix for each image, so values are clipped to 0-255 once, at the end, and hue turns in the plane
+    of YIQ, which leaves the greys alone.
     """
 
     strength: float = 0.0

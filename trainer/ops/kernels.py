@@ -139,5 +139,5 @@ def mix_channels(images: Any, matrices: Any, offsets: Any) -> Any:
 
 
 def whole(xp: Any, images: Any) -> Any:
-    """Returns float32 images rounded and held to 0-255."""
+    """Returns float32 images rounded and clipped to 0-255."""
     return xp.clip(xp.floor(images + HALF), 0.0, 255.0)

@@ -87,7 +87,7 @@ def make_file_stream(
         options=options,
         layout=layout,
         spec=layout.spec(record.decode(sample[0]), paths[0]),
-        held=max(1, int(options.shuffle_mb * 1e6 / record_bytes)) if training and options.shuffle != "none" else 0,
+        window=max(1, int(options.shuffle_mb * 1e6 / record_bytes)) if training and options.shuffle != "none" else 0,
         training=training,
     )
     if epochs == FOREVER:
@@ -120,9 +120,9 @@ def explain_files(files: str | Sequence[str], error: Exception) -> CorruptDatase
     Returns:
       one line with file, offset and what is wrong; None when every file is sound, so that the error is not of them.
     """
-    found = next(filter(None, map(_damage_of, find_files(files))), "")
-    said = str(getattr(error, "message", error)).split("\n")[0][:200]
-    return CorruptDataset(f"{found}; training stopped: {said}") if found else None
+    damage = next(filter(None, map(_damage_of, find_files(files))), "")
+    message = str(getattr(error, "message", error)).split("\n")[0][:200]
+    return CorruptDataset(f"{damage}; training stopped: {message}") if damage else None
 
 
 def _damage_of(path: str) -> str:
@@ -143,7 +143,7 @@ class _Reading:
       options: how records become batches.
       layout: which features hold what.
       spec: what `tf.io.parse_example` has to know.
-      held: records in the shuffle window; 0 to keep the order.
+      window: records in the shuffle window; 0 to keep the order.
       training: whether several files are read at a time.
     """
 
@@ -152,7 +152,7 @@ class _Reading:
     options: InputOptions
     layout: RecordLayout
     spec: Mapping[str, Any]
-    held: int
+    window: int
     training: bool
 
     @property
@@ -184,7 +184,7 @@ def _epoch(epoch: tf.Tensor, reading: _Reading, start: Position) -> tf.data.Data
     """Returns the parsed records of one epoch, in batches."""
     options = reading.options
     order = tf.range(len(reading.files), dtype=tf.int64)
-    if reading.held:
+    if reading.window:
         order = tf.random.experimental.stateless_shuffle(order, seed=tf.stack([options.seed, epoch]))
     readers = min(options.readers, len(reading.files)) if reading.training else 1
     stream = tf.data.Dataset.from_tensor_slices(order).interleave(
@@ -194,8 +194,8 @@ def _epoch(epoch: tf.Tensor, reading: _Reading, start: Position) -> tf.data.Data
         num_parallel_calls=min(readers, options.thread_count) if reading.training else None,
         deterministic=True,
     )
-    if reading.held:
-        stream = _mixed(stream, reading.held, options.seed, epoch)  # while a record is a tenth of its pixels
+    if reading.window:
+        stream = _mixed(stream, reading.window, options.seed, epoch)  # while a record is a tenth of its pixels
     stream = stream.skip(tf.where(epoch == start.epoch, tf.constant(start.records, tf.int64), 0))
     parse = partial(_parse, epoch=epoch, reading=reading)
     return stream.batch(options.parse_batch).map(parse, options.thread_count, deterministic=True)
@@ -217,11 +217,11 @@ def _fault(name: bytes, packing: bytes) -> bytes:
     return fault_of(name.decode(), packing.decode()).replace("'", "`").encode()  # an assertion would escape a quote
 
 
-def _mixed(stream: tf.data.Dataset, held: int, seed: int, epoch: tf.Tensor) -> tf.data.Dataset:
-    # `Dataset.shuffle` mixes in the global seed of TensorFlow, and then the order depends on whoever set that.
+def _mixed(stream: tf.data.Dataset, window: int, seed: int, epoch: tf.Tensor) -> tf.data.Dataset:
+    # `Dataset.shuffle` mixes in the global seed of TensorFlow, and then the order depends on that seed.
     shuffled = tf.raw_ops.ShuffleDataset(
         input_dataset=tf.data.experimental.to_variant(stream),
-        buffer_size=held,
+        buffer_size=window,
         seed=tf.constant(seed + 1, tf.int64),  # the pair (0, 0) means "draw one"
         seed2=epoch + 1,
         reshuffle_each_iteration=False,

@@ -85,7 +85,7 @@ def make_stream(
     Args:
       sources: one or several functions, each of which gives an iterator of (key, image bytes, label): the key text or
         bytes, the image a JPEG or PNG file, the label an int from 0, or None when `classes` is 0. An iterator that has
-        `close` is closed, from another thread, when nobody reads on.
+        `close` is closed, from another thread, when reading stops.
       options: how images become batches.
       classes: number of classes; 0 for images without labels.
       training: shuffle, augment and drop the ragged last batch.
@@ -238,22 +238,22 @@ class _Passes:
 
 
 def _mixed(items: Iterator[Item | None], budget: int, chance: random.Random) -> Iterator[Item | None]:
-    """Delivers from a random place of what is held, as soon as that is more than a budget of bytes."""
-    held: list[Item] = []
+    """Delivers from a random place of the window, as soon as the window is more than a budget of bytes."""
+    window: list[Item] = []
     size = 0
     for item in items:
         if item is None:
             yield None
             continue
-        held.append(item)
+        window.append(item)
         size += len(item[1])
         while size > budget:
-            place = chance.randrange(len(held))
-            held[place], held[-1] = held[-1], held[place]
-            size -= len(held[-1][1])
-            yield held.pop()
-    chance.shuffle(held)
-    yield from held
+            place = chance.randrange(len(window))
+            window[place], window[-1] = window[-1], window[place]
+            size -= len(window[-1][1])
+            yield window.pop()
+    chance.shuffle(window)
+    yield from window
 
 
 def _features(

@@ -21,7 +21,7 @@ def packing_of(path: str, compression: str) -> str:
 
     Args:
       path: of the file.
-      compression: what was said of it, one of `COMPRESSIONS`.
+      compression: as it was given, one of `COMPRESSIONS`.
 
     Raises:
       SourceError: it cannot be read, or is compressed in another way.

@@ -36,14 +36,14 @@ class Pump:
 
     Args:
       sources: each is called once and gives an iterator of (key, image bytes, label).
-      limit_bytes: of image bytes read ahead, of all sources together; one item of each is held in any case.
+      limit_bytes: of image bytes read ahead, of all sources together; one item of each is read ahead in any case.
       in_turn: take one item of each source after the other, so that the order is the same every time; otherwise
         whatever comes first.
     """
 
     def __init__(self, sources: Sequence[Source], limit_bytes: int, in_turn: bool) -> None:
         self._changed = threading.Condition()
-        self._held: list[deque[Any]] = [deque() for _ in sources]
+        self._queues: list[deque[Any]] = [deque() for _ in sources]
         self._bytes = [0] * len(sources)
         self._limit = limit_bytes // len(sources)
         self._open = list(range(len(sources)))
@@ -84,7 +84,7 @@ class Pump:
         """Stops reading; idempotent.
 
         Args:
-          wait_s: how long to wait for whoever is just asking for an item.
+          wait_s: how long to wait until no thread asks for an item any more.
         """
         with self._changed:
             self._stopped = True
@@ -100,22 +100,22 @@ class Pump:
         number = self._ready()
         if number is None:
             return None
-        found = self._held[number].popleft()
+        item = self._queues[number].popleft()
         place = self._open.index(number)
-        if found is _END:
+        if item is _END:
             del self._open[place]
             self._next = place
             return _END
-        if not isinstance(found, SourceFailed):
-            self._bytes[number] -= _size(found)
+        if not isinstance(item, SourceFailed):
+            self._bytes[number] -= _size(item)
         self._next = place + 1
-        return found
+        return item
 
     def _ready(self) -> int | None:
         """Returns the source to take from now; None when there is nothing yet."""
         order = self._open[self._next :] + self._open[: self._next]
         candidates = order[:1] if self._in_turn else order
-        return next((number for number in candidates if self._held[number]), None)
+        return next((number for number in candidates if self._queues[number]), None)
 
     def _read(self, number: int, source: Source) -> None:
         iterator: Any = None
@@ -129,19 +129,19 @@ class Pump:
         except BaseException as error:  # noqa: BLE001 - whatever it is, the one who trains must see it
             last = SourceFailed(number, error)
         with self._changed:
-            self._held[number].append(last)
+            self._queues[number].append(last)
             self._changed.notify_all()
         if isinstance(iterator, types.GeneratorType):
             iterator.close()
 
     def _put(self, number: int, item: Any) -> None:
-        """Holds an item as soon as there is room for it."""
-        held = self._held[number]
+        """Adds an item as soon as there is room for it."""
+        items = self._queues[number]
         with self._changed:
             self._changed.wait_for(
-                lambda: self._stopped or not held or self._bytes[number] + _size(item) <= self._limit
+                lambda: self._stopped or not items or self._bytes[number] + _size(item) <= self._limit
             )
-            held.append(item)
+            items.append(item)
             self._bytes[number] += _size(item)
             self._changed.notify_all()
 

@@ -21,7 +21,7 @@ from trainer.training.progress import Progress
 INPUT_WAIT = "input_wait"
 TRAIN_SECONDS = "train_seconds"
 IMAGES_PER_SECOND = "images_per_second"
-SAID = ("loss", "accuracy", "auc", "val_loss", "val_accuracy", "val_auc")  # all others are in the history
+PRINTED_METRICS = ("loss", "accuracy", "auc", "val_loss", "val_accuracy", "val_auc")  # all others are in the history
 Logs = dict[str, float]
 
 
@@ -90,7 +90,7 @@ class Clock(keras.callbacks.Callback):
 
 def epoch_line(epoch: int, epochs: int, logs: Mapping[str, float]) -> str:
     """Returns an epoch as one line: losses and accuracies, images a second and the wait for input."""
-    figures = [f"{name} {logs[name]:.4f}" for name in SAID if name in logs]
+    figures = [f"{name} {logs[name]:.4f}" for name in PRINTED_METRICS if name in logs]
     return "  ".join(
         [
             f"epoch {epoch + 1}/{epochs}",

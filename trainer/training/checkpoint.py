@@ -146,7 +146,7 @@ def arrays_of(variables: Sequence[keras.Variable], group: str) -> dict[str, np.n
       variables: of a model or an optimizer.
       group: first part of the names, which keeps several lists apart.
     """
-    import keras  # whoever has variables has it; who looks at checkpoints needs none of it
+    import keras  # a caller with variables has loaded it; reading checkpoints needs none of it
 
     values = [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
     return {_name(group, index, variables[index]): value for index, value in enumerate(values)}

@@ -55,8 +55,8 @@ def timed(dataset: tf.data.Dataset, meter: WaitMeter) -> tf.data.Dataset:
     clock = tf.data.Dataset.counter().map(lambda _: tf.numpy_function(_now, [], tf.float64))
 
     def stamp(asked: tf.Tensor, element: Any) -> Any:
-        told = tf.numpy_function(meter.add, [asked], tf.int64)
-        with tf.control_dependencies([told]):  # or the call is pruned: nothing needs its result
+        recorded = tf.numpy_function(meter.add, [asked], tf.int64)
+        with tf.control_dependencies([recorded]):  # or the call is pruned: nothing needs its result
             return tf.nest.map_structure(tf.identity, element, expand_composites=True)
 
     options = tf.data.Options()

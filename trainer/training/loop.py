@@ -24,7 +24,7 @@ from trainer.training.input_wait import WaitMeter
 from trainer.training.optimizers import Averages, Judge, exported_weights, make_optimizer
 from trainer.training.options import TrainOptions
 from trainer.training.progress import Progress
-from trainer.training.signals import Interruption, held
+from trainer.training.signals import Interruption, deferred_signals
 from trainer.training.strategy import host_of, scope
 
 _JIT = {"auto": "auto", "always": True, "never": False}
@@ -128,7 +128,7 @@ def train(task: Task, options: TrainOptions) -> Progress:
         and the progress says so.
       DiskError: a local disk does not take the checkpoints; known before the first step where it is too small.
     """
-    with held() as interruption, scope(task.strategy):
+    with deferred_signals() as interruption, scope(task.strategy):
         return _Training(task, options, interruption).run()
 
 

@@ -126,7 +126,7 @@ def _nothing(_: TrainOptions) -> dict[str, Any]:
     return {}
 
 
-# Name -> class, and what it is told beside the rest.
+# Name -> class, and its arguments beside the common ones.
 OPTIMIZERS: dict[str, tuple[type[keras.optimizers.Optimizer], Callable[[TrainOptions], dict[str, Any]]]] = {
     "adamw": (keras.optimizers.AdamW, _nothing),
     "sgd": (keras.optimizers.SGD, _nesterov),

@@ -13,7 +13,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption:
-    """Remembers the first signal. A second one is not held: whoever sends two does not want to wait."""
+    """Remembers the first signal. A second one takes effect at once: its sender does not want to wait."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -40,7 +40,7 @@ class Interruption:
         """Lets the signal do what it would have done.
 
         Raises:
-          KeyboardInterrupt: whoever takes the signal did not end the process.
+          KeyboardInterrupt: the handler of the signal did not end the process.
         """
         self.release()
         signal.raise_signal(self._number)
@@ -54,8 +54,8 @@ class Interruption:
 
 
 @contextmanager
-def held() -> Iterator[Interruption]:
-    """Holds signals while its block runs; in a thread other than the main one, which gets none, it does nothing."""
+def deferred_signals() -> Iterator[Interruption]:
+    """Defers signals while its block runs; in a thread other than the main one, which gets none, it does nothing."""
     interruption = Interruption()
     if threading.current_thread() is threading.main_thread():
         interruption.take()
