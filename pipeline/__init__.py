@@ -1,6 +1,6 @@
 """The pipeline as a whole: configuration, the one graph, a thin runner an orchestrator, and the command line.
 
-  config.PipelineConfig: everything a pipeline is told
+  config.PipelineConfig: all settings of a pipeline
   config.build: the content of a `pipeline.yaml` -> `PipelineConfig`
   pipeline.create_pipeline: `PipelineConfig` -> `tfx.dsl.Pipeline`, every component once
   runners.local.run: runs it in this process

@@ -25,7 +25,7 @@ def config(images: str, root: str) -> PipelineConfig:
     config = PipelineConfig(
         name="feedline_demo",
         root=root,
-        # A fifth held back, for a narrow interval; small shards, so that there are several.
+        # A fifth is for evaluation, for a narrow interval; small shards, so that there are several.
         ingest=IngestOptions(source=images, out="", splits={"train": 0.8, "eval": 0.2}, shard_mb=0.25),
         input=InputOptions(image_side_px=_SIDE_PX, train_ops=_TRAIN_OPS, eval_ops=_EVAL_OPS),
         train=TrainOptions(epochs=30, learning_rate=4e-3, label_smoothing=0.1),

@@ -50,7 +50,7 @@ def create_pipeline(config: PipelineConfig, baselines: Baselines | None = None) 
     """Builds the whole pipeline.
 
     Args:
-      config: everything it is told.
+      config: all of its settings.
       baselines: what to compare with; None looks it up in ML Metadata, a file in the root.
 
     Returns:

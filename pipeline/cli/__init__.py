@@ -102,7 +102,7 @@ def cli(context: click.Context, debug: bool) -> None:
     if debug:
         return
     warnings.filterwarnings("ignore")
-    logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # what it would say is said in one line, as an error
+    logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # the error line says the same
     stack.quieten_tensorflow()
     # Beam's workers and StatisticsGen would each take a whole GPU; the Trainer asks for it when it runs alone.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def stopped(arguments: Sequence[str]) -> int:
-    """Says how to go on after a signal that nobody below has answered; returns the exit code."""
+    """Says how to go on after a signal that no command has answered; returns the exit code."""
     signals.ignore()
     return _fail(_interrupted(""), _JSON in _options(arguments))
 
@@ -160,8 +160,8 @@ def _debug_in_front(arguments: list[str]) -> list[str]:
 
 
 def _interrupted(remark: str) -> error_output.Mistake:
-    said = "; ".join(filter(None, ["interrupted", remark]))
-    message = f"{said}; what is finished is kept, run the same command again to continue"
+    state = "; ".join(filter(None, ["interrupted", remark]))
+    message = f"{state}; what is finished is kept, run the same command again to continue"
     return error_output.Mistake(message=message, code=signals.code(), kind=error_output.INTERRUPTED)
 
 

@@ -107,7 +107,7 @@ def echo(*lines: str, err: bool = False) -> None:
 
 
 def colour() -> bool | None:
-    """Returns False where nobody wants colours (https://no-color.org); None leaves it to whether it is a terminal."""
+    """Returns False where colours are switched off (https://no-color.org); None where a terminal gets them."""
     return False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
 
 

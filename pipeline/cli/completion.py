@@ -55,7 +55,7 @@ def command(context: click.Context, shell: str) -> None:
     click.echo((script.source_template % script.source_vars()).strip())  # `source` would ask which bash there is
 
 
-# The names of `trainer.ops.OPS`, which cannot be asked: TensorFlow comes with it, and nobody waits that long for a TAB.
+# The names of `trainer.ops.OPS`, which cannot be asked: it imports TensorFlow, which takes too long for a TAB.
 OPS = (
     "center_crop",
     "color_jitter",

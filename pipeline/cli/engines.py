@@ -38,19 +38,19 @@ def engine_of(runner: str | None, assignments: Sequence[str], section: Mapping[s
     Raises:
       OptionError: a setting is unknown, missing or of the wrong type, or the section names settings and no runner.
     """
-    held = dict(section or {})
-    named = held.pop("runner", None)
-    if held and not (named or runner):
-        raise OptionError(f"engine.{next(iter(held))} is set and engine.runner is not; set that too, or --runner")
+    settings = dict(section or {})
+    named = settings.pop("runner", None)
+    if settings and not (named or runner):
+        raise OptionError(f"engine.{next(iter(settings))} is set and engine.runner is not; set that too, or --runner")
     chosen = runner or named or _DEFAULT
     if named and chosen != named:
-        held = {}
+        settings = {}
     options = options_of(chosen)
     hints = typing.get_type_hints(options)
     if assignments and not dataclasses.fields(options):  # type: ignore[arg-type]
         raise OptionError(f"--runner-option is {assignments[0]!r}; the {chosen} runner has none, name it with --runner")
     given = dict(_parsed(assignment, hints) for assignment in assignments)
-    return from_mapping(options, held | given, "engine" if held else "--runner-option")
+    return from_mapping(options, settings | given, "engine" if settings else "--runner-option")
 
 
 def _parsed(assignment: str, hints: Mapping[str, Any]) -> tuple[str, Any]:

@@ -16,7 +16,7 @@ from beam_jobs.common.strings import unknown
 from beam_jobs.errors import FeedlineError, UsageError
 from pipeline.cli.common import colour
 
-_LONGEST = 1000  # characters of a message that nobody foresaw
+_LONGEST = 1000  # characters of a message of an unforeseen error
 INTERRUPTED, UNFORESEEN = "interrupted", "unforeseen"
 # What the extra `tfx` of setup.py brings; ingest, input and training work without it.
 _OF_TFX = {"ml_metadata", "sklearn", "tfx", "tfx_bsl"} | {
@@ -62,8 +62,8 @@ def _bounded(text: str) -> str:
 def tell(mistake: Mistake, as_json: bool) -> None:
     """Prints it on standard error: one line, or several where the message lists problems; JSON is always one."""
     if as_json:
-        said = {"error": {"message": mistake.message, "code": mistake.code, "kind": mistake.kind}}
-        click.echo(json.dumps(said).replace("\x7f", "\\u007f"), err=True)
+        document = {"error": {"message": mistake.message, "code": mistake.code, "kind": mistake.kind}}
+        click.echo(json.dumps(document).replace("\x7f", "\\u007f"), err=True)
         return
     head = click.style("feedline: error:", fg="red", bold=True)
     click.echo(f"{head} {strings.printable(mistake.message)}", err=True, color=colour())
@@ -91,11 +91,11 @@ def _kind(cls: type[FeedlineError]) -> str:
 
 def _of_click(error: click.ClickException) -> str:
     where = f"see `{error.ctx.command_path} --help`" if isinstance(error, click.UsageError) and error.ctx else ""
-    said = _said(error)
-    return f"{said}{' ' if said.endswith('?') else '; '}{where}" if where else said
+    message = _message_of(error)
+    return f"{message}{' ' if message.endswith('?') else '; '}{where}" if where else message
 
 
-def _said(error: click.ClickException) -> str:
+def _message_of(error: click.ClickException) -> str:
     """Returns what click found, in the words of this program."""
     if isinstance(error, click.NoSuchOption):
         near = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
@@ -106,11 +106,11 @@ def _said(error: click.ClickException) -> str:
     choices = [str(choice) for choice in kind.choices] if isinstance(kind, click.Choice) else []
     if isinstance(error, click.MissingParameter):
         return f"{name} is missing" + (f"; known are {', '.join(choices)}" if choices else "")
-    found = _NOT_A_CHOICE.match(error.message)
-    if found and choices:
-        return unknown(name, ast.literal_eval(found["value"]), choices)
-    said = error.message.rstrip(".").removesuffix(" range")  # `is not a valid integer range` names a class of click
-    return f"{name}: {said}"
+    unknown_choice = _NOT_A_CHOICE.match(error.message)
+    if unknown_choice and choices:
+        return unknown(name, ast.literal_eval(unknown_choice["value"]), choices)
+    message = error.message.rstrip(".").removesuffix(" range")  # `is not a valid integer range` names a class of click
+    return f"{name}: {message}"
 
 
 def _name(parameter: click.Parameter) -> str:

@@ -33,7 +33,7 @@ class SplitName(click.ParamType):
     name = "split"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Returns the splits of a dataset on this machine; nobody wants to wait for a server while typing."""
+        """Returns the splits of a dataset on this machine; a server is too slow for a TAB."""
         # An option that still lacks its value keeps click from telling arguments apart.
         dataset = ctx.params.get("dataset") or "".join(ctx.args[:1])
         path = os.path.join(dataset, "dataset.json")

@@ -21,7 +21,7 @@ def watch(stage: str, total: Progress, read: Callable[[], Progress]) -> Iterator
 
     Args:
       stage: its name.
-      total: what it will have done; `images` 0 when nobody knows.
+      total: what it will have done; `images` 0 when it is unknown.
       read: tells what is done.
     """
     started = time.monotonic()
@@ -42,7 +42,7 @@ def describe(done: Progress, total: Progress, seconds: float) -> str:
 
     Args:
       done: what is done.
-      total: what will be done; `images` 0 when nobody knows.
+      total: what will be done; `images` 0 when it is unknown.
       seconds: since the stage began.
     """
     rate = done.images / seconds if seconds > 0 else 0.0

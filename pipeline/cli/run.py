@@ -108,7 +108,7 @@ def command(
 
 
 def _hint(config_path: str | None) -> str:
-    """Returns where to take a file from for whoever named none."""
+    """Returns where to take a file from when the user named none."""
     if config_path:
         return ""
     return f", as in -c {CONFIG_NAME}" if os.path.isfile(CONFIG_NAME) else f"; `{program()} init` writes one"

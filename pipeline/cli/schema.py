@@ -158,8 +158,8 @@ def _lines(found: Difference) -> list[str]:
     lines = []
     for sign, rows in (("-", found.removed), ("+", found.added)):
         for row in rows:
-            said = (row.type, row.presence, row.shape, shown_domain(row), row.other)
-            lines.append(f"{sign} {row.name}: {', '.join(part for part in said if part)}")
+            cells = (row.type, row.presence, row.shape, shown_domain(row), row.other)
+            lines.append(f"{sign} {row.name}: {', '.join(cell for cell in cells if cell)}")
     for name, (old, new) in found.changed.items():
         for field, (before, after) in changes(old, new).items():
             lines.append(f"~ {name}: {field} {before or 'none'} -> {after or 'none'}")

@@ -62,7 +62,7 @@ FEEDLINE_TRAIN__EPOCHS=20 feedline run --config pipeline.yaml --set train.learni
 
 Values of the environment and of `--set` are read as YAML, so `[a, b]`, `{train: 0.8, eval: 0.2}`, `true` and `null`
 mean what they do in the file; a number for a setting that is text stays as it is written. A section is merged setting
-by setting, and `null` for a section takes away what earlier layers said in it. Names in the environment are read in
+by setting, and `null` for a section removes what earlier layers set in it. Names in the environment are read in
 lower case; for an entry with capitals use the file or `--set`.
 
 A setting that is a mapping, such as `ingest.splits`, is replaced as a whole, its default too, by a mapping.
@@ -138,13 +138,13 @@ def _section(section: str, cls: type, options: Mapping[str, str]) -> Iterator[st
 def _table(section: str, cls: type, options: Mapping[str, str]) -> Iterator[str]:
     yield "| setting | type | default | meaning |"
     yield "|---|---|---|---|"
-    hints, said = typing.get_type_hints(cls), meanings(cls)
+    hints, meaning_of = typing.get_type_hints(cls), meanings(cls)
     for item in dataclasses.fields(cls):
         key = f"{section}.{item.name}" if section else item.name
         if key in sections() or (section in sections() and item.name not in names(section)):
             continue
         option = f" Option `{options[key]}`." if key in options else ""
-        meaning = _sentence(_spelled_out(said[item.name], cls)) + option
+        meaning = _sentence(_spelled_out(meaning_of[item.name], cls)) + option
         cells = (f"`{item.name}`", _type(hints[item.name]), _default(item), meaning)
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
     yield ""
@@ -159,9 +159,9 @@ def _spelled_out(text: str, cls: type) -> str:
     """Returns the text with the constants of its module, such as `SOURCE_KINDS`, replaced by what they hold."""
     module = sys.modules[cls.__module__]
 
-    def values(found: re.Match[str]) -> str:
-        held = getattr(module, found[1], None)
-        return ", ".join(f"`{value}`" for value in held) if isinstance(held, (tuple, dict)) else found[0]
+    def values(name: re.Match[str]) -> str:
+        constant = getattr(module, name[1], None)
+        return ", ".join(f"`{value}`" for value in constant) if isinstance(constant, (tuple, dict)) else name[0]
 
     return re.sub(r"`([A-Z_]+)`", values, text.replace("None", "`null`"))
 

@@ -107,8 +107,8 @@ def api(session: Any, options: Options) -> Check:
     status, answer = _ask(session, url)
     if status == 200:
         return Check(name="Dataflow API", ok=True, detail=f"answers for {options.project} in {options.region}")
-    said = _said(status, answer)
-    if status == 403 and ("disabled" in said or "not been used" in said):
+    message = _message(status, answer)
+    if status == 403 and ("disabled" in message or "not been used" in message):
         remedy = f"gcloud services enable dataflow.googleapis.com --project {options.project}"
     elif status == 403:
         remedy = _grant(options, "roles/dataflow.admin")
@@ -116,20 +116,26 @@ def api(session: Any, options: Options) -> Check:
         remedy = "gcloud projects list; gcloud compute regions list"
     else:
         remedy = f"curl {_DATAFLOW}" if status < 0 else "gcloud auth application-default login"
-    return Check(name="Dataflow API", ok=False, detail=said, remedy=remedy)
+    return Check(name="Dataflow API", ok=False, detail=message, remedy=remedy)
 
 
 def bucket(session: Any, options: Options, name: str) -> Check:
     """Asks Google Storage for the bucket of a location."""
-    held = getattr(options, name).removeprefix("gs://").partition("/")[0]
+    bucket_name = getattr(options, name).removeprefix("gs://").partition("/")[0]
     storage = os.environ.get("STORAGE_EMULATOR_HOST", _STORAGE).rstrip("/")
-    status, answer = _ask(session, f"{storage}/storage/v1/b/{held}")
+    status, answer = _ask(session, f"{storage}/storage/v1/b/{bucket_name}")
     if status == 404:
-        remedy = f"gcloud storage buckets create gs://{held} --project {options.project} --location {options.region}"
-        return Check(name=name, ok=False, detail=f"there is no bucket {held}", remedy=remedy)
+        remedy = (
+            f"gcloud storage buckets create gs://{bucket_name} --project {options.project} --location {options.region}"
+        )
+        return Check(name=name, ok=False, detail=f"there is no bucket {bucket_name}", remedy=remedy)
     if status != 200:
-        return Check(name=name, ok=False, detail=_said(status, answer), remedy=_grant(options, "roles/storage.admin"))
-    return Check(name=name, ok=True, detail=f"gs://{held} in {str(answer.get('location', 'an unknown place')).lower()}")
+        return Check(
+            name=name, ok=False, detail=_message(status, answer), remedy=_grant(options, "roles/storage.admin")
+        )
+    return Check(
+        name=name, ok=True, detail=f"gs://{bucket_name} in {str(answer.get('location', 'an unknown place')).lower()}"
+    )
 
 
 def quota(session: Any, options: Options) -> Check:
@@ -138,7 +144,7 @@ def quota(session: Any, options: Options) -> Check:
     status, answer = _ask(session, url)
     if status != 200:
         remedy = f"gcloud services enable compute.googleapis.com --project {options.project}"
-        return Check(name="quota", ok=False, detail=_said(status, answer), remedy=remedy, needed=False)
+        return Check(name="quota", ok=False, detail=_message(status, answer), remedy=remedy, needed=False)
     free = {one["metric"]: one["limit"] - one["usage"] for one in answer.get("quotas", ())}
     most = options.max_num_workers
     wanted = {
@@ -187,7 +193,7 @@ def _ask(session: Any, url: str) -> Answer:
     return answer.status_code, content if isinstance(content, dict) else {}
 
 
-def _said(status: int, answer: Mapping[str, Any]) -> str:
+def _message(status: int, answer: Mapping[str, Any]) -> str:
     error = answer.get("error")
     message = error.get("message", "") if isinstance(error, Mapping) else ""
     return " ".join(str(message).split()) or f"status {status}"

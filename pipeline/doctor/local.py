@@ -72,21 +72,21 @@ def beam() -> Check:
         pipeline | apache_beam.Create([1]) | apache_beam.Map(str)
         pipeline.run().wait_until_finish()
     except Exception as error:  # noqa: BLE001 - of whatever is broken
-        said = common.last_line(str(error)) or type(error).__name__
+        reason = common.last_line(str(error)) or type(error).__name__
         remedy = common.install("--force-reinstall", "apache-beam>=2.74,<3")
-        return Check(name="beam", ok=False, detail=f"the in-process runner does not start: {said}", remedy=remedy)
+        return Check(name="beam", ok=False, detail=f"the in-process runner does not start: {reason}", remedy=remedy)
     return Check(name="beam", ok=True, detail=f"{apache_beam.__version__}, the in-process runner starts")
 
 
 def tensorflow() -> Iterator[Check]:
     """Loads TensorFlow and TFX as a run does, in a process that may die of it, and asks for GPUs."""
-    code, said, trouble = common.output(child_python.command(_LOAD, flags=("-W", "ignore")), _LOADING_S)
+    code, output, trouble = common.output(child_python.command(_LOAD, flags=("-W", "ignore")), _LOADING_S)
     if code:
         why = common.last_line(trouble) or f"it ended with code {code}"
         remedy = common.install("--force-reinstall", "feedline[tfx]")
         yield Check(name="tensorflow and tfx", ok=False, detail=f"they do not load: {why}", remedy=remedy)
         return
-    found = json.loads(common.last_line(said))
+    found = json.loads(common.last_line(output))
     yield Check(name="tensorflow and tfx", ok=True, detail=f"they load, TensorFlow {found['tensorflow']}")
     if os.path.exists("/dev/nvidia0"):
         names = ", ".join(name.rpartition("physical_device:")[2] for name in found["gpus"])

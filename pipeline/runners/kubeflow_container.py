@@ -1,4 +1,4 @@
-"""What a container of Kubeflow runs: TFX's own entry point, told the types of its inputs.
+"""What a container of Kubeflow runs: TFX's own entry point, with the types of its inputs filled in.
 
 TFX finds the class of an artifact by the type that comes with it. Vertex AI sends one; Kubeflow Pipelines leaves it out
 of every input, and there TFX alone ends with an error. The component says what it takes, so its type is filled in.

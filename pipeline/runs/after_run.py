@@ -59,7 +59,7 @@ def images_dir(config: PipelineConfig) -> str:
 
 
 def keep_what_there_is(config: PipelineConfig, images: str, stopped: GateFailed, say: Say) -> None:
-    """Leaves the report and the schema of a run that its gate stopped, for whoever has to repair the data."""
+    """Leaves the report and the schema of a run that its gate stopped, for the repair of the data."""
     from pipeline.runs.history import newest_run, open_store
     from pipeline.runs.run_report import write_report
 

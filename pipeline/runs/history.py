@@ -106,7 +106,7 @@ def _connect(path: str, mode: int) -> MetadataStore:
 def _connect_to_copy(path: str) -> MetadataStore:
     """Opens a private copy of a database that a killed run left in the middle of a change.
 
-    Whoever opens it must first take that change back, which is a change; the next run does so to the original.
+    Opening it takes that change back first, which writes to it; the next run does so to the original.
     """
     with tempfile.TemporaryDirectory() as directory:
         copy = os.path.join(directory, os.path.basename(path))

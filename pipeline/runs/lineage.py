@@ -35,7 +35,7 @@ class Artifact:
       uri: where it was written.
       maker: number of the execution that made it; None when that is not part of the lineage.
       role: `made` when the model came from it, `judged` when it says something about the model or its data,
-        `compared` when a judgement held it beside them: an earlier model or dataset, whose lineage is its own.
+        `compared` when a judgement compared them with it: an earlier model or dataset, whose lineage is its own.
       facts: name -> value of what identifies it; all of it but `pushed_destination` may be shown to anybody.
     """
 
@@ -60,7 +60,7 @@ class Execution:
       run: name of the run that did the work.
       started_ms: since the epoch.
       seconds: it took.
-      code: version of the code it was told; empty when it was told none.
+      code: version of the code that it was given; empty when none was.
       parameters: name -> value, JSON decoded.
       inputs: input key -> numbers of artifacts.
       outputs: output key -> numbers of artifacts, those outside of the lineage included.
@@ -227,7 +227,7 @@ def _execution(graph: Graph, number: int, run: str) -> Execution:
 
 
 def _newest_subject(store: MetadataStore, executions: Iterable[pb.Execution]) -> int | None:
-    """Returns the artifact of a run that its lineage is told of: the pushed model, else the model, else the data."""
+    """Returns the artifact of a run that its lineage is shown for: the pushed model, else the model, else the data."""
     numbers = [execution.id for execution in executions]
     events = store.get_events_by_execution_ids(numbers) if numbers else []
     outputs = {event.artifact_id for event in events if event.type == pb.Event.OUTPUT}
@@ -372,7 +372,7 @@ def _thresholds(evaluation: Any) -> Iterator[tuple[str, str]]:
     for metric in (metric for spec in specs for metric in spec.get("metrics", [])):
         for name, value in _leaves(metric):
             if (bound := name.rpartition(".")[2]) in _BOUNDS:
-                # Rounded: the bounds are told to TFMA with a margin for its single precision.
+                # Rounded: the bounds are given to TFMA with a margin for its single precision.
                 yield f"{metric.get('class_name', '')} {_BOUNDS[bound]}".strip(), f"{round(float(value), 5) + 0.0:g}"
 
 

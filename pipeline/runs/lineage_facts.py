@@ -1,4 +1,4 @@
-"""What identifies an artifact, and what an execution was told: from its properties, and from the files it wrote."""
+"""What identifies an artifact, and the parameters of an execution: from its properties, and from the files it wrote."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FILES = "files"  # fact of an artifact whose files are not what they were
 
 @dataclass(frozen=True)
 class _Known:
-    """What the readers of facts look at: where the artifact is now, its properties, and what its maker was told."""
+    """What the readers of facts look at: where the artifact is now, its properties, and the parameters of its maker."""
 
     path: str
     properties: Mapping[str, Any]
@@ -53,8 +53,8 @@ def facts_of(artifact: pb.Artifact, maker: pb.Execution | None, locate: Locate) 
       maker: the execution that made it.
       locate: recorded place -> where it is now.
     """
-    held = [*artifact.properties.items(), *artifact.custom_properties.items()]
-    properties = {name: _value(value) for name, value in held}
+    all_properties = [*artifact.properties.items(), *artifact.custom_properties.items()]
+    properties = {name: _value(value) for name, value in all_properties}
     known = _Known(locate(artifact.uri), properties, parameters_of(maker) if maker else {})
     reader, copied = _READERS.get(artifact.type, (None, ()))
     facts = {name: str(properties[name]) for name in copied if properties.get(name) not in (None, "")}
@@ -72,10 +72,10 @@ def parameters_of(execution: pb.Execution) -> dict[str, Any]:
 
 
 def code_of(parameters: Mapping[str, Any]) -> str:
-    """Returns the version of the code that an execution was told, such as `0.1.0+3f9c0d1e`; empty when it was not."""
+    """Returns the version of the code that an execution was given, such as `0.1.0+3f9c0d1e`; empty without one."""
     custom = parameters.get("custom_config")
-    told = parameters.get("code") or (custom.get("code") if isinstance(custom, dict) else "")
-    return str(told or str(parameters.get("producer", "")).partition(",")[0])
+    version = parameters.get("code") or (custom.get("code") if isinstance(custom, dict) else "")
+    return str(version or str(parameters.get("producer", "")).partition(",")[0])
 
 
 def source_name(parameters: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Whether someone asked this process to stop.
 
 The handler raises KeyboardInterrupt, but where it strikes a callback of the interpreter (a weak reference, a finaliser)
-Python drops it. So it is sent once more; and the flag remembers it for whoever comes to a good place to stop.
+Python drops it. So it is sent once more; and the flag remembers it until the program comes to a good place to stop.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _exit_code: int | None = None  # with which to end at once, after the exit funct
 
 
 def hold() -> None:
-    """Takes SIGINT and SIGTERM, and keeps one that comes until `install`, for whoever cannot answer it yet."""
+    """Takes SIGINT and SIGTERM, and keeps one that comes before `install`, while the program cannot answer it yet."""
     for number in _SIGNALS:
         signal.signal(number, _keep)
 
@@ -83,7 +83,7 @@ def end(code: int) -> None:
       SystemExit: always; without a signal, everything ends in its own time.
     """
     global _exit_code  # noqa: PLW0603
-    ignore()  # all is done or said; one more signal would only add a traceback
+    ignore()  # all is done or reported; one more signal would only add a traceback
     if _number:
         _exit_code = code
         signal.signal(signal.SIGALRM, _end_wait)
@@ -129,7 +129,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 
 def _dropped(found: sys.UnraisableHookArgs) -> None:
-    """Takes what was raised where nobody can catch it: an interruption comes again instead of being printed."""
+    """Takes what was raised where no code can catch it: an interruption comes again instead of being printed."""
     if _number and issubclass(found.exc_type, KeyboardInterrupt):
         _send_again()
     # What an interruption left half made cannot be freed, which is of no interest any more. TensorFlow frees functions

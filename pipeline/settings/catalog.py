@@ -87,11 +87,13 @@ def check_variable(name: str, path: Place) -> None:
     try:
         setting_of(path, name)
     except OptionError:
-        found, is_near = _nearest(name)
-        told = (
-            f"did you mean {found}?" if is_near else f"the nearest is {found}; unset it when it is not meant for this"
+        variable, is_near = _nearest(name)
+        remedy = (
+            f"did you mean {variable}?"
+            if is_near
+            else f"the nearest is {variable}; unset it when it is not meant for this"
         )
-        raise OptionError(f"environment {name}: there is no setting of that name; {told}") from None
+        raise OptionError(f"environment {name}: there is no setting of that name; {remedy}") from None
 
 
 def _nearest(name: str) -> tuple[str, bool]:
@@ -122,8 +124,8 @@ def _squeezed(name: str) -> str:
 
 def _below(cls: type, where: str) -> dict[str, type]:
     found: dict[str, type] = {}
-    for name, held in typing.get_type_hints(cls).items():
-        members = typing.get_args(held) if isinstance(held, types.UnionType) else (held,)
+    for name, hint in typing.get_type_hints(cls).items():
+        members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         for member in members:
             if dataclasses.is_dataclass(member) and isinstance(member, type):
                 dotted = f"{where}{name}"

@@ -16,7 +16,7 @@ from beam_jobs.errors import OptionError
 from pipeline.settings.redact import hide
 
 T = TypeVar("T")
-_SHOWN = 120  # characters of a value in an error; a whole section would hide what is said about it
+_SHOWN = 120  # characters of a value in an error; a whole section would hide the message about it
 _PLAIN = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", types.NoneType: "null"}
 _MANY = {str: "texts", int: "whole numbers", float: "numbers"}
 

@@ -156,8 +156,8 @@ def _put(settings: Settings, path: Place, value: Any, layer: str) -> None:
         where = ".".join(path[:depth])
         node = node.setdefault(name, entries if where == key else {})
         if not isinstance(node, dict):
-            held = f"{where} is {shown(node)} ({settings.layer(where)})"
-            raise OptionError(f"{layer}: {held}; to name {'.'.join(path)} it must be a mapping of settings")
+            fault = f"{where} is {shown(node)} ({settings.layer(where)})"
+            raise OptionError(f"{layer}: {fault}; to name {'.'.join(path)} it must be a mapping of settings")
     if value is None and is_section(key):  # a header whose lines are all comments
         _forget(settings, key)
         node.pop(path[-1], None)

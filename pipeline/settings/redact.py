@@ -32,16 +32,16 @@ def hide(value: T) -> T:
     if isinstance(value, str):
         result = _GIVEN.sub(rf"\g<before>{HIDDEN}", _USER.sub(rf"\g<before>{HIDDEN}", value))
     elif isinstance(value, Mapping):
-        result = {name: HIDDEN if _is_secret(name, held) else hide(held) for name, held in value.items()}
+        result = {name: HIDDEN if _is_secret(name, item) else hide(item) for name, item in value.items()}
     elif isinstance(value, Sequence) and not isinstance(value, bytes):
         before = [None, *value]
-        hidden = [HIDDEN if _is_flag(flag) else hide(held) for flag, held in zip(before, value, strict=False)]
+        hidden = [HIDDEN if _is_flag(flag) else hide(item) for flag, item in zip(before, value, strict=False)]
         result = tuple(hidden) if isinstance(value, tuple) else hidden
     return result
 
 
-def _is_secret(name: object, held: object) -> bool:
-    return isinstance(held, str) and held != "" and bool(_IS_NAME.fullmatch(str(name)))
+def _is_secret(name: object, value: object) -> bool:
+    return isinstance(value, str) and value != "" and bool(_IS_NAME.fullmatch(str(name)))
 
 
 def _is_flag(value: object) -> bool:

@@ -48,9 +48,9 @@ def check(values: Mapping[str, Any]) -> None:
       SettingError: a section is no mapping, or `engine` names no engine, or a setting that its engine does not have.
     """
     for section in TARGET_SECTIONS:
-        held = values.get(section, {})
-        if not isinstance(held, Mapping):
-            raise not_a_section(section, held)
+        content = values.get(section, {})
+        if not isinstance(content, Mapping):
+            raise not_a_section(section, content)
     engine = values.get(_ENGINE, {})
     if _RUNNER not in engine:
         return
@@ -59,5 +59,5 @@ def check(values: Mapping[str, Any]) -> None:
     known = [item.name for item in dataclasses.fields(options_of(engine[_RUNNER]))]  # type: ignore[arg-type]
     for name in engine:
         if name not in (_RUNNER, *known):
-            said = unknown("setting", name, (_RUNNER, *known), f"{_ENGINE}.")
-            raise SettingError(f"{said}, for {_RUNNER} is {engine[_RUNNER]}", [f"{_ENGINE}.{name}"])
+            message = unknown("setting", name, (_RUNNER, *known), f"{_ENGINE}.")
+            raise SettingError(f"{message}, for {_RUNNER} is {engine[_RUNNER]}", [f"{_ENGINE}.{name}"])

@@ -64,7 +64,7 @@ MANIFEST = one(
     source=text("The source as it was named; the last part of it for a local one."),
     options=anything("Every option of the ingest that shapes the output, as under `ingest` in pipeline.yaml."),
     options_digest=sha256("Of those options."),
-    label_kind=text("What is said of the class of an image.", ("single", "multi", "none")),
+    label_kind=text("How many labels an image has: one, any number, or none.", ("single", "multi", "none")),
     labels=many(text("Name."), "Class names; the index is the label."),
     splits=named(
         one(
@@ -128,7 +128,7 @@ _VERIFICATION = one(
 )
 _FEATURE = one(
     "A feature.",
-    name=text("Of the feature; `(schema)` for what is said of the schema as a whole."),
+    name=text("Of the feature; `(schema)` for facts about the schema as a whole."),
     type=text("`bytes`, `int`, `float`, `struct`, or `any`."),
     presence=text("`required`, `in 90 %`, `at least 1` or `optional`."),
     shape=text("Values a record, such as `1`, `2x3` or `0-5`; `any` when the schema does not say."),

@@ -72,7 +72,7 @@ _ARTIFACT = one(
     maker=or_null(whole("Execution that made it; null when that is not part of the lineage.")),
     role=text(
         "`made` when the model came from it, `judged` when it says something about the model or its data, `compared` "
-        "when a judgement held it beside them.",
+        "when a judgement compared them with it.",
         ("made", "judged", "compared"),
     ),
     facts=named(text("Value."), "What identifies it."),
@@ -88,7 +88,7 @@ _EXECUTION = one(
     run=text("Name of the run that did the work."),
     started_ms=whole("Since the epoch."),
     seconds=number("It took."),
-    code=text("Version of the code; empty when it was told none."),
+    code=text("Version of the code; empty when none was given."),
     parameters=named({"description": "The value."}, "Name -> value."),
     inputs={**_NUMBERS, "description": "Input key -> numbers of artifacts."},
     outputs={**_NUMBERS, "description": "Output key -> numbers of artifacts."},
