@@ -174,7 +174,7 @@ JPEGS = [
     Row("five components", lambda: make.with_components(5), REJECTED, "bad_header"),
     Row("width 0", lambda: make.with_frame(JPEG, width=0), REJECTED, "bad_header"),
     Row(
-        "height 0, told by a DNL segment",
+        "height 0, given by a DNL segment",
         lambda: make.with_frame(JPEG[:-2], height=0) + make.segment(0xDC, b"\x00\x3c") + JPEG[-2:],
         REJECTED,
         "bad_header",

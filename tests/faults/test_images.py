@@ -157,7 +157,7 @@ def large_png(seed: int) -> bytes:
         (b"<abort>", "a decoder that calls abort()", "decoder_crashed"),
         (b"<segv>", "a decoder that dies of a segmentation fault", "decoder_crashed"),
         (b"<eat>", "a decoder that takes all memory it can get", "decoder_crashed"),
-        (b"<bug>", "a decoder that raises what nobody expects", "decoder_crashed"),
+        (b"<bug>", "a decoder that raises an unexpected exception", "decoder_crashed"),
         (b"<spin>", "a decoder that never ends", "too_slow"),
         (b"<sleep>", "a decoder that waits for ever and computes nothing", "too_slow"),
         (b"<stop>", "a decoder that stops itself (SIGSTOP)", "too_slow"),
