@@ -154,11 +154,11 @@ class _Ingest:
         salt = f"{self.options.digest()} {sorted(producer().items())}"
         hidden = HiddenNames()
         with self._on_disk("scanning"):
-            found = self._scan(salt, hidden)
-        needed = disk_estimate.to_examine(self.options, found, self.work)
+            listing = self._scan(salt, hidden)
+        needed = disk_estimate.to_examine(self.options, listing, self.work)
         disk.check_room(self.options.out, needed, "the dataset")
-        with self._on_disk("examining", lambda: disk_estimate.to_examine(self.options, found, self.work)):
-            facts, rejects = self._examine(found)
+        with self._on_disk("examining", lambda: disk_estimate.to_examine(self.options, listing, self.work)):
+            facts, rejects = self._examine(listing)
         old = self.existing
         if old and not len(facts):
             self.say("nothing to add: every image was rejected; the dataset stays as it is")
@@ -171,16 +171,16 @@ class _Ingest:
         noticed = remarks.of_plan(plan, self.source, self.options, hidden)
         self._say_plan(plan, noticed)
         rejects = rejects_table(rejects, plan.rejects)
-        self._check_rejects(rejects, found.found)
+        self._check_rejects(rejects, listing.found)
         with self._on_disk("planning"):
             tasks = shard_tasks(plan, storage.join(self.work, "plan"), salt, old.shard_counts() if old else None)
         disk.check_room(self.options.out, disk_estimate.to_write(self.options, plan), "the shards")
         with self._on_disk(
             "writing", lambda: max(disk_estimate.BLOCK_BYTES, disk_estimate.to_write(self.options, plan))
         ):
-            self._write(plan, tasks, found.buckets)
+            self._write(plan, tasks, listing.buckets)
         source_facts = Found(
-            images=found.found,
+            images=listing.found,
             label_kind=self.source.label_kind,
             work=self.work,
             existing=old,

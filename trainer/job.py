@@ -228,8 +228,8 @@ def _explained(job: Job) -> Iterator[None]:
         if _is_replaced(job):
             raise DatasetChanged(replaced(job.path)) from error
         for split in (job.train_split, job.eval_split):
-            if found := explain(job.path, split, error):
-                raise found from error
+            if explanation := explain(job.path, split, error):
+                raise explanation from error
         if "IteratorGetNext" in str(error) and isinstance(error, tf.errors.InvalidArgumentError):
             ops = f"{job.config.input.train_spec!r} or {job.config.input.eval_spec!r}"
             raise OptionError(f"an op of {ops} does not fit an image: {error_text(error)}") from error

@@ -61,11 +61,11 @@ def strata(images: pa.Table, label_kind: str) -> np.ndarray:
         labels = images["label"].combine_chunks().dictionary_encode()
         order = pc.sort_indices(pc.sort_indices(labels.dictionary))  # the place of each name among the sorted ones
         return order.take(labels.indices).to_numpy().astype(np.int64)
-    found = [labels for labels, _ in _names_of(images["annotations"])]
-    counts = Counter(name for labels in found for name in labels)
+    label_sets = [labels for labels, _ in _names_of(images["annotations"])]
+    counts = Counter(name for labels in label_sets for name in labels)
     rank = {name: place for place, name in enumerate(sorted(counts), 1)}
     return np.array(
-        [rank[min(labels, key=lambda name: (counts[name], name))] if labels else 0 for labels in found], np.int64
+        [rank[min(labels, key=lambda name: (counts[name], name))] if labels else 0 for labels in label_sets], np.int64
     )
 
 

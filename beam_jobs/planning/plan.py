@@ -115,12 +115,12 @@ def make_plan(
     """
     rows, rejects = line_up(examined, existing)
     _check(rows, options, label_kind, labels)
-    found = duplicates.find(rows, options)
-    splits_of_all = _splits(rows, found, options, label_kind)
+    clusters = duplicates.find(rows, options)
+    splits_of_all = _splits(rows, clusters, options, label_kind)
     edge = len(rows.old_order)
     labelled = rows.table(("label", "annotations"), np.flatnonzero(rows.is_new))
     names = label_vocabulary.vocabulary(labelled, label_kind, labels)
-    marks = pa.table({"cluster": found.cluster, "near": found.near}).slice(edge)
+    marks = pa.table({"cluster": clusters.cluster, "near": clusters.near}).slice(edge)
     marks = marks.append_column("label_index", label_vocabulary.indices(labelled, label_kind, names))
     del labelled  # it copies all annotations
     return Plan(
@@ -129,19 +129,19 @@ def make_plan(
             _split_plan(name, rows, marks, np.flatnonzero(splits_of_all[edge:] == place), options)
             for place, name in enumerate(options.splits)
         ),
-        dropped=_planned(rows, marks, np.flatnonzero(~found.kept[edge:])),
-        near_dropped=found.near_dropped,
+        dropped=_planned(rows, marks, np.flatnonzero(~clusters.kept[edge:])),
+        near_dropped=clusters.near_dropped,
         rejects=rejects,
-        existing=_existing(rows, found),
-        clusters=len(found.sizes),
-        cluster_images=int(found.sizes.sum()),
-        label_conflicts=_label_conflicts(rows, found, label_kind),
-        duplicate_sets=_duplicate_sets(rows, found),
-        near_clusters=len(found.near_sizes),
-        near_images=int(found.near_sizes.sum()),
-        near_largest=int(found.near_sizes.max(initial=0)),
-        near_unsearched=found.unsearched,
-        leaks=_leaks(rows, found, splits_of_all, options),
+        existing=_existing(rows, clusters),
+        clusters=len(clusters.sizes),
+        cluster_images=int(clusters.sizes.sum()),
+        label_conflicts=_label_conflicts(rows, clusters, label_kind),
+        duplicate_sets=_duplicate_sets(rows, clusters),
+        near_clusters=len(clusters.near_sizes),
+        near_images=int(clusters.near_sizes.sum()),
+        near_largest=int(clusters.near_sizes.max(initial=0)),
+        near_unsearched=clusters.unsearched,
+        leaks=_leaks(rows, clusters, splits_of_all, options),
     )
 
 
@@ -260,12 +260,12 @@ def _existing(rows: Rows, found: Clusters) -> pa.Table:
     return table
 
 
-def _label_conflicts(rows: Rows, found: Clusters, label_kind: str) -> int:
-    places = found.copies
+def _label_conflicts(rows: Rows, clusters: Clusters, label_kind: str) -> int:
+    places = clusters.copies
     if label_kind == "none":
         return 0
     label_codes = label_vocabulary.codes(rows.table(("label", "annotations"), places), label_kind)
-    pairs = np.unique(np.column_stack([found.contents[places], label_codes]), axis=0)
+    pairs = np.unique(np.column_stack([clusters.contents[places], label_codes]), axis=0)
     return int((np.unique(pairs[:, 0], return_counts=True)[1] > 1).sum())
 
 

@@ -135,19 +135,19 @@ class CocoSource:
         if not isinstance(image, dict) or not is_id(image.get("id")):
             detail = f"it is {image!r:.60}; it must be an object with an id"
             return scan_reject(place, place, RejectReason.BAD_ANNOTATION, detail)
-        found = self._reader_of(image, reader).entry(image, place)
+        entry = self._reader_of(image, reader).entry(image, place)
         if image["id"] not in by_image:
             detail = f"the id {image['id']!r} was that of an image before"
-            return scan_reject(found.key, found.uri, RejectReason.DUPLICATE_KEY, detail)
+            return scan_reject(entry.key, entry.uri, RejectReason.DUPLICATE_KEY, detail)
         annotations = by_image.pop(image["id"])
-        if isinstance(found, Reject):
-            return found
+        if isinstance(entry, Reject):
+            return entry
         try:
             return replace(
-                found, annotations=with_objects(image, annotations, names, found.annotations or Annotations())
+                entry, annotations=with_objects(image, annotations, names, entry.annotations or Annotations())
             )
         except BadImage as bad:
-            return scan_reject(found.key, found.uri, bad.reason, bad.detail)
+            return scan_reject(entry.key, entry.uri, bad.reason, bad.detail)
 
     def _reader_of(self, image: Mapping[str, Any], reader: RowReader) -> RowReader:
         if self.columns.image != _URL or not http_fetch.is_url(str(image.get(_URL))):

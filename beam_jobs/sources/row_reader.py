@@ -81,11 +81,11 @@ class RowReader:
             },
             annotations=None if annotations == Annotations() else annotations,
         )
-        found = reference(self._path(uri), ref, label_kind=columns.label_kind)
-        if annotations.mask is None or isinstance(found, Reject):
-            return found
+        checked = reference(self._path(uri), ref, label_kind=columns.label_kind)
+        if annotations.mask is None or isinstance(checked, Reject):
+            return checked
         # A changed mask has to be examined again like a changed image.
-        return replace(found, mtime_ns=max(found.mtime_ns, self._mask_time(annotations.mask)))
+        return replace(checked, mtime_ns=max(checked.mtime_ns, self._mask_time(annotations.mask)))
 
     def _labels(self, row: Row) -> tuple[str, ...]:
         value = row.get(self.columns.labels)

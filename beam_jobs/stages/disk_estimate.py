@@ -14,7 +14,7 @@ from beam_jobs.storage import disk
 BLOCK_BYTES = 4096  # what even a small file takes on most disks
 
 
-def to_examine(options: IngestOptions, found: Scan, work: str) -> int:
+def to_examine(options: IngestOptions, scan: Scan, work: str) -> int:
     """Returns the least bytes that a whole ingest writes from here on; 0 when they depend on what is in the images.
 
     Of `copy`, what is stored in another format counts nothing: a BMP of one colour becomes a PNG of a few bytes. Of
@@ -24,7 +24,7 @@ def to_examine(options: IngestOptions, found: Scan, work: str) -> int:
 
     Args:
       options: of the ingest.
-      found: what the scan found; URLs and members of compressed archives may have no size yet, and count nothing.
+      scan: result of the scan; URLs and members of compressed archives may have no size yet, and count nothing.
       work: directory of what passes between the stages.
     """
     if storage.is_remote(options.out):
@@ -32,10 +32,10 @@ def to_examine(options: IngestOptions, found: Scan, work: str) -> int:
     share, pixels = 1 - options.max_reject_ratio, options.pixels
     drops = "drop" in (options.duplicates, options.near_duplicates)
     if pixels.policy == "copy" and not drops:
-        return max(0, int(share * found.kept_bytes) - _written(options.out))
+        return max(0, int(share * scan.kept_bytes) - _written(options.out))
     if pixels.policy == "raw":  # first in the spool, then in the shards
         copies = 1 if drops else 2
-        least = int(share * (found.found - len(found.rejects)) * copies * 3 * pixels.side_px**2)
+        least = int(share * (scan.found - len(scan.rejects)) * copies * 3 * pixels.side_px**2)
         return max(0, least - _written(options.out) - disk.used_bytes(work))
     return 0
 

@@ -70,7 +70,9 @@ def taken(out: str) -> str:
     return f"{out} already holds a dataset; choose another --out{instead}"
 
 
-def publish(options: IngestOptions, plan: Plan, tasks: list[ShardTask], rejects: pa.Table, found: Found) -> Manifest:
+def publish(
+    options: IngestOptions, plan: Plan, tasks: list[ShardTask], rejects: pa.Table, source_facts: Found
+) -> Manifest:
     """Turns written shards into a dataset. Idempotent until `dataset.json` is there, which is never replaced.
 
     Args:
@@ -78,7 +80,7 @@ def publish(options: IngestOptions, plan: Plan, tasks: list[ShardTask], rejects:
       plan: what was written.
       tasks: the shards of it.
       rejects: `REJECTS` rows of all stages.
-      found: what the source has, and the dataset that was there before.
+      source_facts: what the source has, and the dataset that was there before.
 
     Raises:
       CorruptDataset: a shard is not what its sidecar says.
@@ -86,29 +88,29 @@ def publish(options: IngestOptions, plan: Plan, tasks: list[ShardTask], rejects:
       FileNotFoundError: somebody removes the output meanwhile; nothing is published.
     """
     check_unpublished(options.out)
-    sidecars = {(task.split, task.index): _checked(options.out, found.work, task) for task in tasks}
-    images = _images(plan, sidecars, found)
-    splits = {split.name: _split_info(split, sidecars, found) for split in plan.splits}
-    counts = _counts(plan, rejects, found.images)
-    if found.existing:
-        totals = {split.name: found.shards_before(split.name) + split.shard_count for split in plan.splits}
-        append.link_shards(found.existing, options.out, totals)
-        splits = append.merged_splits(found.existing, splits, totals)
+    sidecars = {(task.split, task.index): _checked(options.out, source_facts.work, task) for task in tasks}
+    images = _images(plan, sidecars, source_facts)
+    splits = {split.name: _split_info(split, sidecars, source_facts) for split in plan.splits}
+    counts = _counts(plan, rejects, source_facts.images)
+    if source_facts.existing:
+        totals = {split.name: source_facts.shards_before(split.name) + split.shard_count for split in plan.splits}
+        append.link_shards(source_facts.existing, options.out, totals)
+        splits = append.merged_splits(source_facts.existing, splits, totals)
         images = pa.concat_tables([plan.existing, images])
-        rejects = append.merged_rejects(found.existing, rejects, found.keys)
-        counts = append.merged_counts(found.existing, counts, rejects)
+        rejects = append.merged_rejects(source_facts.existing, rejects, source_facts.keys)
+        counts = append.merged_counts(source_facts.existing, counts, rejects)
     _remove_strays(options.out, splits)
-    scratch = storage.join(found.work, "tmp")
+    scratch = storage.join(source_facts.work, "tmp")
     schemas.write_table(storage.join(options.out, manifest.IMAGES_NAME), images, scratch)
     schemas.write_table(storage.join(options.out, manifest.REJECTS_NAME), rejects, scratch)
-    beside = _tfds_files(options, splits, plan.labels, images, found.label_kind)
+    beside = _tfds_files(options, splits, plan.labels, images, source_facts.label_kind)
     for name, content in beside.items():
         storage.write_bytes(storage.join(options.out, name), content, scratch)
     result = Manifest(
         source=_source_name(options.source),
         options=described(options),
         options_digest=options.digest(),
-        label_kind=found.label_kind,
+        label_kind=source_facts.label_kind,
         labels=plan.labels,
         splits=splits,
         counts=counts,
@@ -118,7 +120,7 @@ def publish(options: IngestOptions, plan: Plan, tasks: list[ShardTask], rejects:
             name: storage.digest(storage.join(options.out, name))[1]
             for name in (*manifest.TABLE_NAMES, *sorted(beside))
         },
-        remarks=found.remarks,
+        remarks=source_facts.remarks,
     )
     if not manifest.create(result, options.out, scratch):
         raise _appeared(options.out)

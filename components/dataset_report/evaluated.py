@@ -113,13 +113,13 @@ def evaluated(
       predictions: what the model predicted for this page; fills in what the evaluation lacks.
       labels: class names by index.
     """
-    asked = None if predictions is None else measure(predictions, labels)
-    measured = evaluation or asked
+    measured_here = None if predictions is None else measure(predictions, labels)
+    measured = evaluation or measured_here
     if measured is None:
         return None
     worst = sorted(measured.classes.items(), key=lambda item: (item[1].value, item[0]))[:_MOST_ROWS]
-    counts = measured.confusion or (asked.confusion if asked else None)
-    calibration = measured.calibration or (asked.calibration if asked else None)
+    counts = measured.confusion or (measured_here.confusion if measured_here else None)
+    calibration = measured.calibration or (measured_here.calibration if measured_here else None)
     return Evaluated(
         overall=measured.overall,
         classes=dict(sorted(worst)),
@@ -166,7 +166,7 @@ def confusion(labels: Sequence[str], counts: np.ndarray) -> Confusion:
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
     trouble = wrong.sum(0) + wrong.sum(1)
-    kept = np.sort(np.argsort(-trouble, kind="stable")[:_MOST_CONFUSED])
+    confused = np.sort(np.argsort(-trouble, kind="stable")[:_MOST_CONFUSED])
     totals = counts.sum(1)
     rows, columns = np.nonzero(wrong)
     order = np.lexsort((columns, rows, -wrong[rows, columns]))[:_MOST_PAIRS]
@@ -174,9 +174,9 @@ def confusion(labels: Sequence[str], counts: np.ndarray) -> Confusion:
         (labels[row], labels[column], int(wrong[row, column]), float(wrong[row, column] / totals[row]))
         for row, column in zip(rows[order], columns[order], strict=True)
     ]
-    cells = [[_cell(int(counts[row, column]), int(totals[row])) for column in kept] for row in kept]
+    cells = [[_cell(int(counts[row, column]), int(totals[row])) for column in confused] for row in confused]
     return Confusion(
-        labels=[labels[place] for place in kept], rows=cells, pairs=pairs, left_out=len(labels) - len(kept)
+        labels=[labels[place] for place in confused], rows=cells, pairs=pairs, left_out=len(labels) - len(confused)
     )
 
 
@@ -230,7 +230,7 @@ def _slices(slices: Mapping[str, Mapping[str, Accuracy]]) -> dict[str, dict[str,
 
 
 def _note(predictions: Predictions) -> str:
-    asked = len(predictions.predicted)
-    if asked == predictions.images:
-        return f"Measured for this page on all {plural(asked, 'image')} of {predictions.split}."
-    return f"Measured for this page on {asked:,} of the {predictions.images:,} images of {predictions.split}."
+    count = len(predictions.predicted)
+    if count == predictions.images:
+        return f"Measured for this page on all {plural(count, 'image')} of {predictions.split}."
+    return f"Measured for this page on {count:,} of the {predictions.images:,} images of {predictions.split}."

@@ -164,16 +164,16 @@ def histogram(title: str, values: Mapping[str, np.ndarray], limits: tuple[float,
         out and counted in the text.
       limits: ends of the axis, which hold all numbers; None takes the least and the greatest of them.
     """
-    finite = {split: found[np.isfinite(found)] for split, found in values.items()}
-    ignored = sum(len(values[split]) - len(found) for split, found in finite.items())
-    finite = {split: found for split, found in finite.items() if len(found)}
+    finite = {split: numbers[np.isfinite(numbers)] for split, numbers in values.items()}
+    ignored = sum(len(values[split]) - len(numbers) for split, numbers in finite.items())
+    finite = {split: numbers for split, numbers in finite.items() if len(numbers)}
     note = f"{plural(ignored, 'value')} not finite" if ignored else ""
     if not finite:
         return Histogram(title=title, lines=(), bins=(), ticks=("", "", ""), is_log=False, note=note)
     edges, is_log = _edges(np.concatenate(list(finite.values())), limits)
-    counts = {split: np.histogram(found, edges)[0] for split, found in finite.items()}
-    tallest = max(float((found / found.sum()).max()) for found in counts.values())
-    lines = [_line(split, found, counts[split], tallest) for split, found in finite.items()]
+    counts = {split: np.histogram(numbers, edges)[0] for split, numbers in finite.items()}
+    tallest = max(float((images / images.sum()).max()) for images in counts.values())
+    lines = [_line(split, numbers, counts[split], tallest) for split, numbers in finite.items()]
     middle = float(np.sqrt(edges[0] * edges[-1]) if is_log else (edges[0] + edges[-1]) / 2)
     ticks = (shown.number(_short(edges[0], 3)), shown.number(_short(middle, 3)), shown.number(_short(edges[-1], 3)))
     if len(edges) == 2:  # one value alone: no axis leads from it to itself

@@ -152,15 +152,15 @@ def _table(rows: list[Row]) -> list[str]:
     return [line for pair in pairs for line in filter(None, pair)]
 
 
-def _lines(found: Difference) -> list[str]:
+def _lines(difference: Difference) -> list[str]:
     from components.schema.table import changes, shown_domain
 
     lines = []
-    for sign, rows in (("-", found.removed), ("+", found.added)):
+    for sign, rows in (("-", difference.removed), ("+", difference.added)):
         for row in rows:
             cells = (row.type, row.presence, row.shape, shown_domain(row), row.other)
             lines.append(f"{sign} {row.name}: {', '.join(cell for cell in cells if cell)}")
-    for name, (old, new) in found.changed.items():
+    for name, (old, new) in difference.changed.items():
         for field, (before, after) in changes(old, new).items():
             lines.append(f"~ {name}: {field} {before or 'none'} -> {after or 'none'}")
     return lines

@@ -86,10 +86,10 @@ def tensorflow() -> Iterator[Check]:
         remedy = common.install("--force-reinstall", "feedline[tfx]")
         yield Check(name="tensorflow and tfx", ok=False, detail=f"they do not load: {why}", remedy=remedy)
         return
-    found = json.loads(common.last_line(output))
-    yield Check(name="tensorflow and tfx", ok=True, detail=f"they load, TensorFlow {found['tensorflow']}")
+    facts = json.loads(common.last_line(output))
+    yield Check(name="tensorflow and tfx", ok=True, detail=f"they load, TensorFlow {facts['tensorflow']}")
     if os.path.exists("/dev/nvidia0"):
-        names = ", ".join(name.rpartition("physical_device:")[2] for name in found["gpus"])
-        remedy = common.install(f"tensorflow[and-cuda]=={found['tensorflow']}")
+        names = ", ".join(name.rpartition("physical_device:")[2] for name in facts["gpus"])
+        remedy = common.install(f"tensorflow[and-cuda]=={facts['tensorflow']}")
         detail = names or "there is one, and TensorFlow does not see it"
         yield Check(name="gpu", ok=bool(names), detail=detail, remedy=remedy, needed=False)

@@ -233,8 +233,8 @@ def _newest_subject(store: MetadataStore, executions: Iterable[pb.Execution]) ->
     outputs = {event.artifact_id for event in events if event.type == pb.Event.OUTPUT}
     artifacts = store.get_artifacts_by_id(sorted(outputs)) if outputs else []
     for kind in ("PushedModel", "Model", "Examples"):
-        if found := [artifact.id for artifact in artifacts if artifact.type == kind]:
-            return max(found)
+        if candidates := [artifact.id for artifact in artifacts if artifact.type == kind]:
+            return max(candidates)
     return None
 
 

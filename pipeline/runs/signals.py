@@ -128,14 +128,14 @@ def _handle(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _dropped(found: sys.UnraisableHookArgs) -> None:
+def _dropped(unraisable: sys.UnraisableHookArgs) -> None:
     """Takes what was raised where no code can catch it: an interruption comes again instead of being printed."""
-    if _number and issubclass(found.exc_type, KeyboardInterrupt):
+    if _number and issubclass(unraisable.exc_type, KeyboardInterrupt):
         _send_again()
     # What an interruption left half made cannot be freed, which is of no interest any more. TensorFlow frees functions
     # when its modules are gone already. A literal, for the names of this module may be, too.
-    elif not _number and getattr(found.object, "__qualname__", "") != "AtomicFunction.__del__":
-        sys.__unraisablehook__(found)
+    elif not _number and getattr(unraisable.object, "__qualname__", "") != "AtomicFunction.__del__":
+        sys.__unraisablehook__(unraisable)
 
 
 def _printed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -123,14 +123,14 @@ def _squeezed(name: str) -> str:
 
 
 def _below(cls: type, where: str) -> dict[str, type]:
-    found: dict[str, type] = {}
+    sections_below: dict[str, type] = {}
     for name, hint in typing.get_type_hints(cls).items():
         members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         for member in members:
             if dataclasses.is_dataclass(member) and isinstance(member, type):
                 dotted = f"{where}{name}"
-                found |= {dotted: member, **_below(member, f"{dotted}.")}
-    return found
+                sections_below |= {dotted: member, **_below(member, f"{dotted}.")}
+    return sections_below
 
 
 def _unknown(section: str, name: str) -> str:

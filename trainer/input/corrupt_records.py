@@ -99,15 +99,15 @@ def explain(path: str, split: str, error: Exception) -> CorruptDataset | None:
       one line with shard, offset, key and what to do; None when the dataset is sound, so that the error is not of it.
     """
     try:
-        found = find_damage(path, split) or list(itertools.islice(_damages(path, split, decode=True), 1))
-        size = "" if found else _wrong_size(path, split)
+        damages = find_damage(path, split) or list(itertools.islice(_damages(path, split, decode=True), 1))
+        size = "" if damages else _wrong_size(path, split)
     except FeedlineError as broken:
         return CorruptDataset(str(broken))
-    if found:
-        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-        leave_out = f", or leave them out with max_corrupt_records={len(found)}" if _can_leave_out(found[0]) else ""
+    if damages:
+        more = f", and {len(damages) - 1} more" if len(damages) > 1 else ""
+        leave_out = f", or leave them out with max_corrupt_records={len(damages)}" if _can_leave_out(damages[0]) else ""
         stopped = f"training stopped: {error_text(error)}"
-        return CorruptDataset(f"{found[0]}{more}; {stopped}; see `feedline verify {path}`, ingest again{leave_out}")
+        return CorruptDataset(f"{damages[0]}{more}; {stopped}; see `feedline verify {path}`, ingest again{leave_out}")
     return CorruptDataset(f"{size}; training stopped: {error_text(error)}; ingest again") if size else None
 
 

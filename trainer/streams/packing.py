@@ -30,15 +30,15 @@ def packing_of(path: str, compression: str) -> str:
         head = storage.read_range(path, 0, _HEAD_BYTES)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
-    found = decompress.packing_of(head)
+    packing = decompress.packing_of(head)
     # The length of a record comes first, 8 bytes; zlib, which has no magic bytes, does not hold four zeros there.
-    if not found:
-        found = ZLIB if decompress.is_zlib(head) and head[4:8] != bytes(4) else NONE
-    if found not in COMPRESSIONS:
-        raise SourceError(f"{path} is compressed with {found}; TFRecord files are read plain, of gzip or of zlib")
-    if compression not in ("auto", found) and head:
-        raise SourceError(f"{path} is not what compression={compression!r} says: it begins like {found}; use auto")
-    return found
+    if not packing:
+        packing = ZLIB if decompress.is_zlib(head) and head[4:8] != bytes(4) else NONE
+    if packing not in COMPRESSIONS:
+        raise SourceError(f"{path} is compressed with {packing}; TFRecord files are read plain, of gzip or of zlib")
+    if compression not in ("auto", packing) and head:
+        raise SourceError(f"{path} is not what compression={compression!r} says: it begins like {packing}; use auto")
+    return packing
 
 
 def fault_of(path: str, packing: str) -> str:
