@@ -7,7 +7,7 @@ import pytest
 
 from beam_jobs.dataset import manifest
 from pipeline.cli import execute as run
-from tests.beam_jobs.test_diff import BASE, publish, row
+from tests.beam_jobs.dataset.test_diff import BASE, publish, row
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages import dry_run_sample
 from beam_jobs.stages.dry_run import estimate
 
-RESULTS = Path(__file__).parent.parent.parent / "benchmarks" / "results" / "latest.json"
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "latest.json"
 
 
 def options(source, out, **more) -> IngestOptions:

@@ -14,7 +14,7 @@ import pytest
 from beam_jobs.common import child_python
 from tests.make_images import jpeg
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BIN = Path(sys.executable).parent
 EMPTY = os.pathsep  # two empty elements
 COMMAND = ("json.py", "numpy.py", "tensorflow.py", "beam_jobs/__init__.py")

@@ -21,7 +21,7 @@ from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
 from tests.interop import page
 from tests.make_images import encode, jpeg
 
-DOCS = Path(__file__).parent.parent.parent / "docs" / "elsewhere.md"
+DOCS = Path(__file__).parents[3] / "docs" / "elsewhere.md"
 
 
 def rows_of(directory: Path) -> dict[str, dict]:
