@@ -8,12 +8,13 @@ import pytest
 from beam_jobs.dataset import schemas
 from beam_jobs.options import TableColumns
 from beam_jobs.planning.plan import Plan, make_plan
+from beam_jobs.sources.archive import TarSource
 from beam_jobs.sources.class_folders import ClassFolders
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages.examine import ExamineTask, examine_bucket, facts_path
 from beam_jobs.stages.scan import Scan, scan
 from beam_jobs.stages.write import ShardTask, WriteTask, shard_tasks
-from tests.beam_jobs.make_archives import KINDS
+from tests.beam_jobs.make_archives import KINDS, make_tar
 from tests.beam_jobs.make_rows import make_options
 
 OPTIONS = make_options(splits={"train": 0.7, "eval": 0.3}, shards=2, bucket_images=10)
@@ -54,3 +55,9 @@ def archive(request, tmp_path):
     """Makes an archive of files, tar or zip, and returns its source."""
     kind, make, name = KINDS[request.param]
     return lambda files, **columns: kind(str(make(tmp_path / name, files)), TableColumns(**columns))
+
+
+@pytest.fixture
+def tar(tmp_path):
+    """Makes a tar archive of files and returns its source, for what does not depend on the kind of archive."""
+    return lambda files, **columns: TarSource(str(make_tar(tmp_path / "x.tar", files)), TableColumns(**columns))

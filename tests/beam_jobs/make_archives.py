@@ -56,9 +56,9 @@ def attributes(*pairs: tuple[str, str]) -> bytes:
     """Returns the records of a PAX header, each of which begins with its own length."""
     records = b""
     for name, value in pairs:
-        text = f" {name}={value}\n"
+        text = f" {name}={value}\n".encode()
         length = len(text) + len(str(len(text) + len(str(len(text)))))
-        records += f"{length}{text}".encode()
+        records += str(length).encode() + text
     return records
 
 

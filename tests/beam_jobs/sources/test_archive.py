@@ -9,7 +9,6 @@ import pytest
 
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
-from beam_jobs.sources import webdataset as samples_module
 from beam_jobs.sources.archive import TarSource, ZipSource
 from beam_jobs.sources.byte_range import Slice
 from tests.beam_jobs.entries import contents, found_in, hidden_in
@@ -23,11 +22,8 @@ def test_the_first_folder_is_the_class_and_the_name_the_key(archive):
     source.check()
     assert source.label_kind == "single"
     assert found_in(source) == [("cat/a.jpg", "cat"), ("cat/b.png", "cat"), ("dog/deep/c.JPEG", "dog")]
+    assert list(source.entries()) == list(source.entries())
     assert contents(source) == FOLDERS
-
-
-def test_a_reference_holds_what_the_archive_says(archive):
-    source = archive(FOLDERS)
     first = next(source.entries())
     assert (first.uri, first.bytes, first.group, first.split, first.extra) == ("cat/a.jpg", len(jpeg(1)), "", "", {})
     assert first.annotations is None
@@ -35,20 +31,14 @@ def test_a_reference_holds_what_the_archive_says(archive):
     assert Slice.parse(first.slice).path == os.path.basename(source.path)
 
 
-def test_entries_come_again_in_the_same_order(archive):
-    source = archive(FOLDERS)
-    assert list(source.entries()) == list(source.entries())
-
-
-@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_stored_and_deflated_members_are_read(tmp_path, compression):
+@pytest.mark.parametrize(("compression", "method"), [(zipfile.ZIP_STORED, "stored"), (zipfile.ZIP_DEFLATED, "deflate")])
+def test_stored_and_deflated_members_are_read(tmp_path, compression, method):
     source = ZipSource(str(make_zip(tmp_path / "x.zip", FOLDERS, compression=compression)), TableColumns())
-    method = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "deflate"}[compression]
     assert {Slice.parse(entry.slice).method for entry in source.entries()} == {method}
     assert contents(source) == FOLDERS
 
 
-@pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("tar_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_long_and_foreign_names_are_read_in_every_format_of_tar(tmp_path, tar_format):
     long = "grün/" + "x" * 80 + "/" + "y" * 90 + ".jpg"
     files = {long: jpeg(1), "猫/a.jpg": jpeg(2)}
@@ -70,12 +60,8 @@ def test_a_zip_behind_other_bytes_is_read(tmp_path):
     assert contents(ZipSource(str(path), TableColumns())) == FOLDERS
 
 
-def test_needless_parts_of_names_are_left_out(archive):
-    assert found_in(archive({"./cat//a.jpg": jpeg(1)})) == [("cat/a.jpg", "cat")]
-
-
 def test_directories_and_what_file_managers_leave_are_passed_over(archive):
-    files = {"cat/a.jpg": jpeg(1), "__MACOSX/cat/._a.jpg": b"x", "cat/.DS_Store": b"x", "cat/._a.jpg": b"x"}
+    files = {"./cat//a.jpg": jpeg(1), "__MACOSX/cat/._a.jpg": b"x", "cat/.DS_Store": b"x", "cat/._a.jpg": b"x"}
     source = archive({**files, "cat/Thumbs.db": b"x", ".git/x.jpg": b"x", "__MACOSX/cat/._b.jpg": b"x"})
     assert found_in(source) == [("cat/a.jpg", "cat")]
     hidden = ["__MACOSX/", "cat/.DS_Store", "cat/._a.jpg", "cat/Thumbs.db", ".git/"]
@@ -98,33 +84,24 @@ def test_directories_are_no_images(tmp_path):
     assert found_in(ZipSource(str(tmp_path / "x.zip"), TableColumns())) == [("cat.jpg/a.jpg", "cat.jpg")]
 
 
-def test_an_image_in_no_folder_has_no_label(archive):
-    assert found_in(archive({"a.jpg": jpeg(1), "cat/b.jpg": jpeg(2)})) == [
-        ("a.jpg", "! no_label"),
-        ("cat/b.jpg", "cat"),
-    ]
-
-
-def test_without_a_label_column_nothing_has_a_label(archive):
-    source = archive({"a.jpg": jpeg(1), "cat/b.jpg": jpeg(2), "cat/b.cls": b"7"}, label="")
+def test_without_a_label_column_nothing_has_a_label(tar):
+    source = tar({"a.jpg": jpeg(1), "cat/b.jpg": jpeg(2), "cat/b.cls": b"7"}, label="")
     assert source.label_kind == "none"
     assert found_in(source) == [("a.jpg", ""), ("cat/b.jpg", "")]
 
 
-@pytest.mark.parametrize("name", ["README.txt", "cat/labels.csv", "cat/noext", "cat/a.npy", "cat/a.ppm", "cat/jpg"])
-def test_a_file_that_is_no_image_and_beside_none_is_a_reject(archive, name):
-    source = archive({name: b"x", "cat/b.jpg": jpeg(1)})
+@pytest.mark.parametrize("name", ["README.txt", "cat/a.npy", "cat/jpg"])
+def test_a_file_that_is_no_image_and_beside_none_is_a_reject(tar, name):
+    source = tar({name: b"x", "cat/b.jpg": jpeg(1)})
     assert found_in(source) == [(name, "! not_an_image"), ("cat/b.jpg", "cat")]
     first = next(source.entries())
     assert (first.stage, first.uri) == ("scan", name)
 
 
-@pytest.mark.parametrize("suffix", sorted(samples_module.IMAGE_SUFFIXES))
-def test_images_are_known_by_their_suffix(archive, suffix):
-    assert found_in(archive({f"cat/a.{suffix}": jpeg(), f"cat/b.x.{suffix.upper()}": jpeg()})) == [
-        (f"cat/a.{suffix}", "cat"),
-        (f"cat/b.x.{suffix.upper()}", "cat"),
-    ]
+def test_images_are_known_by_their_suffix(tar):
+    suffixes = ("jpg", "jpeg", "jpe", "jfif", "png", "gif", "bmp", "dib", "tif", "tiff", "webp", "x.TIF")
+    names = [f"cat/{number}.{suffix}" for number, suffix in enumerate(suffixes)]
+    assert found_in(tar(dict.fromkeys(names, jpeg()))) == [(name, "cat") for name in names]
 
 
 SHARDS = {
@@ -145,12 +122,8 @@ def shards(request, tmp_path) -> str:
 @pytest.mark.parametrize(
     ("pattern", "names"),
     [
-        ("*.tar", ["000.tar", "001.tar", "010.tar"]),
-        ("{000..001}.tar", ["000.tar", "001.tar"]),
         ("{001..000}.tar", ["000.tar", "001.tar"]),
-        ("0{10,00}.tar", ["000.tar", "010.tar"]),
         ("0{1{0,0},0{0..1}}.t*", ["000.tar", "001.tar", "010.tar"]),
-        ("0[01]0.tar", ["000.tar", "010.tar"]),
         ("01?.ta{r,r}", ["010.tar"]),
     ],
 )
@@ -162,11 +135,7 @@ def test_patterns_name_archives_and_their_names_part_the_keys(shards, pattern, n
     assert contents(source) == expected
     assert [(entry.key, entry.label) for entry in source.entries()] == [(key, key.split("/")[1]) for key in expected]
     assert all(entry.uri == entry.key for entry in source.entries())
-
-
-def test_a_single_remote_archive_is_read(shards):
-    source = TarSource(f"{shards}/001.tar", TableColumns())
-    assert contents(source) == SHARDS["001.tar"]
+    assert contents(TarSource(f"{shards}/001.tar", TableColumns())) == SHARDS["001.tar"]
 
 
 def test_patterns_go_down_into_directories(shards):
@@ -176,12 +145,14 @@ def test_patterns_go_down_into_directories(shards):
 
 
 def test_rejects_of_many_archives_name_the_archive(tmp_path):
-    make_tar(tmp_path / "0.tar", {"x.jpg": jpeg(), "../y.jpg": jpeg(), "cat/z": b""})
+    make_tar(tmp_path / "0.tar", {"x.jpg": jpeg(), "../y.jpg": jpeg(), "cat/z": b"", "cat/good.jpg": jpeg()})
     source = TarSource(f"{tmp_path}/*.tar", TableColumns())
+    source.check()  # a good image after bad ones is enough
     assert found_in(source) == [
         ("0.tar/../y.jpg", "! bad_member"),
         ("0.tar/x.jpg", "! no_label"),
         ("0.tar/cat/z", "! not_an_image"),
+        ("0.tar/cat/good.jpg", "cat"),
     ]
     assert all(entry.uri == entry.key for entry in source.entries())
 
@@ -192,8 +163,8 @@ def test_rejects_of_many_archives_name_the_archive(tmp_path):
         ("{000..003}.tar", "shards/002.tar cannot be read: No such file or directory$"),
         ("x*.tar", r"shards/x\*.tar matches no file; correct the pattern$"),
         ("none.tar", "shards/none.tar cannot be read: No such file or directory$"),
-        ("{0..9999999}.tar", r"^{0..9999999} stands for 10000000 files; at most 1000000 can be given$"),
         ("{0..9999}{0..999}.tar", "stands for 10000000 files; at most 1000000 can be given$"),
+        ("{0..9999999}.tar", r"^{0..9999999} stands for 10000000 files; at most 1000000 can be given$"),
     ],
 )
 def test_archives_that_are_not_there_are_named(tmp_path, pattern, message):
@@ -218,27 +189,16 @@ def test_a_file_whose_name_looks_like_a_pattern_is_one_archive(tmp_path):
     assert contents(source) == FOLDERS
 
 
-@pytest.mark.parametrize(
-    ("pattern", "base"), [("x.tar", "."), ("./*.tar", "."), ("d/{1..2}.tar", "d"), ("/x.tar", "/")]
-)
+@pytest.mark.parametrize(("pattern", "base"), [("x.tar", "."), ("d/{1..2}.tar", "d"), ("/x.tar", "/")])
 def test_the_base_is_the_directory_before_the_first_special_character(tmp_path, monkeypatch, pattern, base):
     monkeypatch.chdir(tmp_path)
     assert TarSource(pattern, TableColumns()).base == base
 
 
-def test_relative_paths_are_read_from_where_one_stands(tmp_path, monkeypatch):
-    make_tar(tmp_path / "x.tar", FOLDERS)
-    monkeypatch.chdir(tmp_path)
-    assert contents(TarSource("x.tar", TableColumns())) == FOLDERS
-    assert list(contents(TarSource("*.tar", TableColumns()))) == [f"x.tar/{name}" for name in FOLDERS]
-
-
 # ------------------------------------------------------------------ compressed archives
 
 
-@pytest.mark.parametrize(
-    ("name", "mode"), [("x.tar.gz", "w:gz"), ("x.tgz", "w:gz"), ("x.tar.bz2", "w:bz2"), ("x.tar.xz", "w:xz")]
-)
+@pytest.mark.parametrize(("name", "mode"), [("x.tgz", "w:gz"), ("x.tar.bz2", "w:bz2"), ("x.tar.xz", "w:xz")])
 def test_compressed_archives_are_read_through_a_plain_copy(tmp_path, name, mode):
     source = TarSource(str(make_tar(tmp_path / name, FOLDERS, mode)), TableColumns())
     source.check()
@@ -272,13 +232,11 @@ def test_a_compressed_file_without_an_archive_in_it_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("files", "columns", "message"),
     [
-        ({}, {}, "holds no file; it must hold images$"),
         ({".DS_Store": b"x"}, {}, "holds no file; it must hold images$"),
         ({"a.txt": b"x"}, {}, r"holds no image that can be used; the first is a\.txt: not_an_image \(its name has no"),
         ({"a.jpg": b"x"}, {}, r"holds no image that can be used; the first is a\.jpg: no_label \("),
         ({"a.jpg": b"x", "a.json": b'{"x": 1}'}, {"group": "y"}, "has no 'y' for the group; .* have 'label', 'x'$"),
         ({"cat/a.jpg": b"x"}, {"extra": ("txt",)}, "has no 'txt' for the extra txt; its first samples have 'label'$"),
-        ({"cat/a.jpg": b"x"}, {"label": "species"}, "has no 'species' for the label; its first samples have none$"),
         (
             {"cat/a.jpg": b"x"},
             {"mask": "seg"},
@@ -286,10 +244,6 @@ def test_a_compressed_file_without_an_archive_in_it_is_refused(tmp_path):
         ),
     ],
 )
-def test_an_archive_that_cannot_be_ingested_is_refused_early(archive, files, columns, message):
-    with pytest.raises(SourceError, match=rf"x\.(tar|zip) {message}"):
-        archive(files, **columns).check()
-
-
-def test_a_good_image_after_bad_ones_is_enough(archive):
-    archive({"a.txt": b"x", "b.jpg": jpeg(), "cat/c.jpg": jpeg()}).check()
+def test_an_archive_that_cannot_be_ingested_is_refused_early(tar, files, columns, message):
+    with pytest.raises(SourceError, match=rf"x\.tar {message}"):
+        tar(files, **columns).check()

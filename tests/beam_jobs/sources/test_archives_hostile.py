@@ -17,13 +17,23 @@ from beam_jobs.sources.archive import TarSource, ZipSource
 from beam_jobs.sources.byte_range import Slice
 from beam_jobs.sources.image_reader import Reader
 from tests.beam_jobs.entries import contents, found_in, only
-from tests.beam_jobs.make_archives import FOLDERS, KINDS, add, make_tar, make_zip
+from tests.beam_jobs.make_archives import (
+    FOLDERS,
+    KINDS,
+    add,
+    attributes,
+    header_block,
+    make_tar,
+    make_zip,
+    member,
+    sparse_member,
+)
 from tests.make_images import jpeg
 
 
-@pytest.mark.parametrize("name", ["../x.jpg", "cat/../../x.jpg", "/etc/x.jpg", "cat/..", ".."])
-def test_names_that_lead_out_are_bad_members(archive, name):
-    entries = found_in(archive({name: jpeg(), "cat/a.jpg": jpeg(1)}))
+@pytest.mark.parametrize("name", ["../x.jpg", "cat/../../x.jpg", "/etc/x.jpg", "cat/.."])
+def test_names_that_lead_out_are_bad_members(tar, name):
+    entries = found_in(tar({name: jpeg(), "cat/a.jpg": jpeg(1)}))
     assert entries == [(name, "! bad_member"), ("cat/a.jpg", "cat")]
 
 
@@ -37,43 +47,23 @@ def test_a_name_that_comes_twice_counts_once(archive):
     assert contents(source)["cat/a.jpg"] == jpeg(1)
 
 
-def test_a_key_column_that_repeats_is_a_duplicate(archive):
-    files = {"0.jpg": jpeg(1), "0.json": b'{"id": 1}', "1.jpg": jpeg(2), "1.json": b'{"id": 1}'}
-    assert found_in(archive(files, key="id", label="")) == [("1", ""), ("1", "! duplicate_key")]
-
-
 @pytest.mark.parametrize(
     ("fields", "kind"),
     [
         ({"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}, "a link"),
-        ({"type": tarfile.LNKTYPE, "linkname": "cat/a.jpg"}, "a link"),
-        ({"type": tarfile.CHRTYPE}, "a device, a pipe or of unknown type"),
-        ({"type": tarfile.BLKTYPE}, "a device, a pipe or of unknown type"),
         ({"type": tarfile.FIFOTYPE}, "a device, a pipe or of unknown type"),
         ({"type": b"Z"}, "a device, a pipe or of unknown type"),
+        ({"pax_headers": {"GNU.sparse.size": "9", "GNU.sparse.map": "0,4"}}, "a sparse file"),
     ],
 )
-def test_links_and_devices_are_bad_members(tmp_path, fields, kind):
-    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+def test_links_devices_and_sparse_files_are_bad_members(tmp_path, fields, kind):
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as archive:
         add(archive, "cat/a.jpg", jpeg(1))
         add(archive, "cat/link.jpg", **fields)
         add(archive, "cat/b.jpg", jpeg(2))
     bad, _, good = TarSource(str(tmp_path / "x.tar"), TableColumns()).entries()  # what is not looked into comes first
-    assert (bad.key, bad.reason, bad.detail) == (
-        "cat/link.jpg",
-        "bad_member",
-        f"it is {kind}, not a file with bytes of its own",
-    )
-    assert good.key == "cat/b.jpg"
-
-
-def test_a_sparse_file_is_a_bad_member(tmp_path):
-    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as archive:
-        sparse = {"GNU.sparse.size": "99999999", "GNU.sparse.numblocks": "1", "GNU.sparse.map": "0,4"}
-        add(archive, "cat/a.jpg", b"data", pax_headers=sparse)
-        add(archive, "cat/b.jpg", jpeg())
-    bad, good = TarSource(str(tmp_path / "x.tar"), TableColumns()).entries()
-    assert (bad.reason, bad.detail) == ("bad_member", "it is a sparse file, not a file with bytes of its own")
+    assert (bad.key, bad.reason) == ("cat/link.jpg", "bad_member")
+    assert bad.detail == f"it is {kind}, not a file with bytes of its own"
     assert good.key == "cat/b.jpg"
 
 
@@ -129,7 +119,6 @@ def patched(path: Path, central: int, value: bytes) -> Path:
     ("central", "value", "detail"),
     [
         (8, b"\x01\x00", "it is encrypted"),
-        (10, struct.pack("<H", 12), "it is compressed by method 12; only stored and deflated members are read"),
         (10, struct.pack("<H", 93), "it is compressed by method 93; only stored and deflated members are read"),
         (20, struct.pack("<I", 1 << 31), f"it claims {1 << 31} bytes from byte "),
         (42, struct.pack("<I", 3), "no member starts at byte 3, where it should"),
@@ -143,11 +132,11 @@ def test_zip_members_that_cannot_be_read_are_bad_members(tmp_path, central, valu
     assert bad.detail.startswith(detail)
 
 
-def test_a_member_larger_than_allowed_is_a_reference_and_read_up_to_the_limit(archive):
+def test_a_member_larger_than_allowed_is_a_reference_and_read_up_to_the_limit(tar):
     big = bytes(50_000)
-    entry = only(archive({"cat/a.jpg": big}))
+    entry = only(tar({"cat/a.jpg": big}))
     assert entry.bytes == 50_000
-    source = archive({"cat/a.jpg": big})
+    source = tar({"cat/a.jpg": big})
     assert Reader(base=source.base, max_bytes=99).read(entry.uri, entry.slice) == bytes(100)
 
 
@@ -170,9 +159,10 @@ def test_a_tar_cut_short_anywhere_is_refused(tmp_path):
     data = three(tmp_path)
     end = data.rindex(jpeg(3)) + len(jpeg(3))
     end += -end % 512
-    for length in [100, 512, 513, 1000, 1024, 3000, end - 600, end - 512, end, end + 300]:
-        message = tar_error(tmp_path, data[:length])
-        assert "cut short" in message or "damaged" in message or "is no tar archive" in message, length
+    assert "is no tar archive" in tar_error(tmp_path, data[:100])
+    assert "cut short" in tar_error(tmp_path, data[: end - 600])
+    assert "cut short" in tar_error(tmp_path, data[:end])
+    assert "cut short" in tar_error(tmp_path, data[: end + 300])
     (tmp_path / "x.tar").write_bytes(data[: end + 512])  # the end mark is there
     assert contents(TarSource(str(tmp_path / "x.tar"), TableColumns())) == FOLDERS
 
@@ -182,16 +172,9 @@ def test_the_place_of_the_damage_is_named(tmp_path):
     second = 512 + len(jpeg(1)) + -len(jpeg(1)) % 512
     data[second + 5] ^= 0xFF
     assert tar_error(tmp_path, data) == f"is damaged at byte {second}: no header of a member starts there"
-    assert (
-        tar_error(tmp_path, three(tmp_path)[:600]) == "is cut short: it ends at byte 600, inside the member at byte 0"
-    )
-    assert (
-        tar_error(tmp_path, three(tmp_path)[:second]) == f"is cut short: it ends at byte {second} without an end mark"
-    )
-
-
-def test_archives_joined_into_one_file_are_not_read_by_half(tmp_path):
     data = three(tmp_path)
+    assert tar_error(tmp_path, data[:600]) == "is cut short: it ends at byte 600, inside the member at byte 0"
+    assert tar_error(tmp_path, data[:second]) == f"is cut short: it ends at byte {second} without an end mark"
     assert "goes on after its end mark at byte " in tar_error(tmp_path, data + data)
 
 
@@ -209,16 +192,12 @@ def header_with(size_field: bytes, kind: bytes = b"0") -> bytes:
     "forged",
     [
         header_with(b"\xff" * 10 + b"\xfe\x00"),  # minus one block: back to where it stands, for ever
-        header_with(b"\xff" * 12),
         header_with(b"\x80" + b"\xff" * 11),
-        header_with(b"77777777777\0"),
         header_with(b"77777777777\0", b"L"),
         header_with(b"\xff" * 10 + b"\xfe\x00", b"L"),
-        header_with(b"77777777777\0", b"x"),
-        header_with(b"00000000000\0", b"L") * 5000,
         header_with(b"00000000000\0", b"x") * 5000,
     ],
-    ids=["back", "minus one", "huge", "8 GB", "long name", "negative name", "pax", "name chain", "pax chain"],
+    ids=["back", "huge", "long name", "negative name", "chain"],
 )
 def test_forged_sizes_neither_hang_nor_allocate(tmp_path, forged):
     assert tar_error(tmp_path, forged + bytes(1024))
@@ -227,46 +206,11 @@ def test_forged_sizes_neither_hang_nor_allocate(tmp_path, forged):
     assert message.startswith(("is damaged at byte 512: ", "is cut short: it ends at byte "))
 
 
-@pytest.mark.parametrize("tar_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_a_name_longer_than_any_system_allows_is_not_read(tmp_path, tar_format):
-    make_tar(tmp_path / "y.tar", {"cat/a.jpg": b"x", "x" * 70_000: b"x"}, format=tar_format)
-    message = tar_error(tmp_path, (tmp_path / "y.tar").read_bytes())
-    assert message.startswith("is damaged at byte 1024: a header claims 7")
-
-
-def block(name: str, kind: bytes, size: int = 0) -> bytes:
-    header = tarfile.TarInfo(name)
-    header.size, header.type = size, kind
-    return header.tobuf(tarfile.GNU_FORMAT)
-
-
-def padded(content: bytes) -> bytes:
-    return content + bytes(-len(content) % 512)
-
-
-def attributes(**values: str) -> bytes:
-    """Returns the records of a pax header, each of which begins with its own length."""
-    records = b""
-    for name, value in values.items():
-        text = f" {name}={value}\n".encode()
-        length = len(text) + len(str(len(text)))
-        length = len(text) + len(str(length))
-        records += str(length).encode() + text
-    return records
-
-
-GOOD = block("cat/a.jpg", b"0", len(jpeg())) + padded(jpeg())
+GOOD = member("cat/a.jpg", jpeg())
 
 
 def test_the_map_of_a_sparse_member_is_passed_over_and_not_kept_in_memory(tmp_path):
-    blocks = 40_000
-    first = bytearray(block("cat/x.jpg", tarfile.GNUTYPE_SPARSE))
-    first[482] = 1
-    first[148:156] = b" " * 8
-    first[148:156] = b"%06o\0 " % sum(first)
-    more = bytearray(512)
-    more[504] = 1
-    (tmp_path / "x.tar").write_bytes(first + more * (blocks - 1) + bytes(512) + GOOD + bytes(1024))
+    (tmp_path / "x.tar").write_bytes(sparse_member(40_000) + GOOD + bytes(1024))
     tracemalloc.start()
     bad, good = TarSource(str(tmp_path / "x.tar"), TableColumns()).entries()
     peak = tracemalloc.get_traced_memory()[1]
@@ -276,21 +220,21 @@ def test_the_map_of_a_sparse_member_is_passed_over_and_not_kept_in_memory(tmp_pa
     assert peak < 4 << 20  # the map itself has 20 MB
 
 
-@pytest.mark.parametrize("last", [b"L", b"K", b"x", b"g"])
+@pytest.mark.parametrize("last", [b"K", b"x", b"g"])
 def test_the_headers_of_one_member_are_bounded_together(tmp_path, last):
     name = b"cat/" + b"x" * 30_000
-    once = block("x", b"L", len(name)) + padded(name)
-    content = attributes(path="x" * 30_000) if last in b"xg" else name
+    once = member("x", name, b"L")
+    content = attributes(("path", "x" * 30_000)) if last in b"xg" else name
     (tmp_path / "x.tar").write_bytes(once + GOOD + bytes(1024))
     assert only(TarSource(str(tmp_path / "x.tar"), TableColumns())).reason == "bad_member"
-    twice = once + block("x", last, len(content)) + padded(content)
+    twice = once + member("x", content, last)
     message = tar_error(tmp_path, GOOD + twice * 2 + GOOD + bytes(1024))
     allowed = f"{tar_headers.MAX_BYTES} are allowed for those of one member"
     assert message == f"is damaged at byte {len(GOOD)}: a header claims {len(name)} bytes; {allowed}"
 
 
-def test_a_name_of_more_than_4096_characters_is_a_bad_member_of_which_the_beginning_is_shown(archive):
-    bad, good = archive({"cat/" + "x" * 4093: jpeg(), "cat/" + "x" * 4088 + ".jpg": jpeg(1)}).entries()
+def test_a_name_of_more_than_4096_characters_is_a_bad_member_of_which_the_beginning_is_shown(tar):
+    bad, good = tar({"cat/" + "x" * 4093: jpeg(), "cat/" + "x" * 4088 + ".jpg": jpeg(1)}).entries()
     assert (bad.reason, bad.detail) == ("bad_member", "its name has 4097 characters; 4096 are allowed")
     assert bad.key == "cat/" + "x" * 196 + "... (4097 characters)"
     assert len(good.key) == 4096
@@ -298,71 +242,56 @@ def test_a_name_of_more_than_4096_characters_is_a_bad_member_of_which_the_beginn
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE])
 def test_the_number_of_attributes_is_bounded(tmp_path, kind):
-    allowed = attributes(**{f"k{number}": "" for number in range(tar_headers.MAX_ATTRIBUTES)})
-    one_more = allowed + attributes(last="")
-    (tmp_path / "x.tar").write_bytes(block("x", kind, len(allowed)) + padded(allowed) + GOOD + bytes(1024))
+    allowed = attributes(*((f"k{number}", "") for number in range(tar_headers.MAX_ATTRIBUTES)))
+    (tmp_path / "x.tar").write_bytes(member("x", allowed, kind) + GOOD + bytes(1024))
     assert found_in(TarSource(str(tmp_path / "x.tar"), TableColumns())) == [("cat/a.jpg", "cat")]
-    message = tar_error(tmp_path, block("x", kind, len(one_more)) + padded(one_more) + GOOD + bytes(1024))
+    message = tar_error(tmp_path, member("x", allowed + attributes(("last", "")), kind) + GOOD + bytes(1024))
     assert message == "is damaged at byte 0: attribute 1001 of a header is damaged, or more than the 1000 allowed"
 
 
 def test_attributes_of_all_members_are_not_kept_unless_they_are_used(tmp_path):
-    content = attributes(comment="x" * 9999, path="dog/b.jpg", mtime="1")
-    stream = io.BytesIO(block("x", tarfile.XGLTYPE, len(content)) + padded(content) + GOOD + GOOD)
+    content = attributes(("comment", "x" * 9999), ("path", "dog/b.jpg"), ("mtime", "1"))
+    stream = io.BytesIO(member("x", content, tarfile.XGLTYPE) + GOOD + GOOD)
     headers = tar_headers.TarHeaders(stream)
     first = headers.member(0)
     assert (first.name, headers.member(first.end).name) == ("dog/b.jpg", "dog/b.jpg")
     assert headers.everywhere == {"path": "dog/b.jpg"}
 
 
-@pytest.mark.parametrize(
-    "content", [b"x", b"0 path=x\n", b"3 path=x\n", b"99 path=x\n", b"-9 path=x\n", b" path=x\n", b"9" * 600]
-)
+@pytest.mark.parametrize("content", [b"x", b"3 path=x\n", b"99 path=x\n", b"-9 path=x\n", b"9" * 600])
 def test_attributes_that_cannot_be_read_are_damage(tmp_path, content):
-    message = tar_error(tmp_path, GOOD + block("x", b"x", len(content)) + padded(content) + GOOD + bytes(1024))
+    message = tar_error(tmp_path, GOOD + member("x", content, b"x") + GOOD + bytes(1024))
     assert message.startswith(f"is damaged at byte {len(GOOD)}: attribute 1 of a header is damaged")
 
 
-@pytest.mark.parametrize("size", ["", "-1", "1e3", "x", "9" * 21])
+@pytest.mark.parametrize("size", ["", "-1", "9" * 21])
 def test_a_size_in_the_attributes_must_be_one(tmp_path, size):
-    content = attributes(size=size)
-    message = tar_error(tmp_path, block("x", b"x", len(content)) + padded(content) + GOOD + bytes(1024))
+    message = tar_error(tmp_path, member("x", attributes(("size", size)), b"x") + GOOD + bytes(1024))
     assert message == f"is damaged at byte 0: the size of a member is {size!r}"
 
 
-LONG = padded(b"long/name.jpg\0")
+LONG_NAME, LONG_LINK = (member("x", b"long/name.jpg\0", kind) for kind in (b"L", b"K"))
+OWN, SOLARIS, ALL = (member("x", attributes(("path", "own/é.jpg")), kind) for kind in (b"x", b"X", b"g"))
+SIZE = member("x", b"10 size=4\n", b"x")
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [
-        b"",
-        block("x", b"L", 14) + LONG,
-        block("x", b"K", 14) + LONG,
-        block("x", b"K", 14) + LONG + block("x", b"L", 14) + LONG,
-        block("x", b"x", 19) + padded(attributes(path="own/é.jpg")),
-        block("x", b"X", 19) + padded(attributes(path="own/é.jpg")),
-        block("x", b"g", 19) + padded(attributes(path="all/é.jpg")),
-        block("x", b"g", 19) + padded(attributes(path="all/é.jpg")) + block("x", b"L", 14) + LONG,
-        block("x", b"g", 19) + padded(attributes(path="all/é.jpg")) + block("x", b"x", 10) + padded(b"10 size=4\n"),
-        block("x", b"x", 10) + padded(b"10 size=4\n"),
-        block("x", b"L", 14) + LONG + block("x", b"x", 19) + padded(attributes(path="own/é.jpg")),
-        block("x", b"x", 19) + padded(attributes(path="own/é.jpg")) + block("x", b"L", 14) + LONG,
-    ],
+    "headers", [LONG_LINK + LONG_NAME, SOLARIS, ALL, ALL + LONG_NAME, ALL + SIZE, LONG_NAME + OWN, OWN + LONG_NAME]
 )
 def test_headers_mean_what_they_mean_to_tarfile(tmp_path, headers):
-    end = block("dog/", b"5") + block("dog/c.jpg", b"0", 3) + padded(b"abc") + bytes(1024)
-    data = headers + block("cat/a.jpg", b"0", 7) + padded(b"content") + end
+    end = header_block("dog/", b"5") + member("dog/c.jpg", b"abc") + bytes(1024)
+    data = headers + member("cat/a.jpg", b"content") + end
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        expected = [(member.name, member.size, member.offset_data) for member in archive.getmembers()]
+        expected = [(one.name, one.size, one.offset_data) for one in archive.getmembers()]
     reader, found = tar_headers.TarHeaders(io.BytesIO(data)), []
-    while member := reader.member(found[-1].end if found else 0):
-        found.append(member)
-    assert [(member.name, member.size, member.data) for member in found] == expected
+    while one := reader.member(found[-1].end if found else 0):
+        found.append(one)
+    assert [(one.name, one.size, one.data) for one in found] == expected
 
 
-@pytest.mark.parametrize("data", [b"", b"no archive at all", jpeg(), b"PK\x03\x04"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "data"), [("tar", b""), ("tar", jpeg()), ("tar", b"PK\x03\x04"), ("zip", b""), ("zip", b"PK\x03\x04")]
+)
 def test_what_is_no_archive_is_refused(tmp_path, data, kind):
     source, _, name = KINDS[kind]
     (tmp_path / name).write_bytes(data)
@@ -373,23 +302,21 @@ def test_what_is_no_archive_is_refused(tmp_path, data, kind):
 MARKS = [(b"PK\1\2", 0), (b"PK\1\2", 1), (b"PK\5\6", 0)]
 
 
-@pytest.mark.parametrize("keep", [100, 3000, -10, -30])
-def test_a_zip_cut_short_is_refused(tmp_path, keep):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: patched(path, 0, b"XX"),
+        lambda path: patched(path, 6, b"\xff\xff"),
+        lambda path: patched(path, 28, b"\x01\x00"),
+        lambda path: path.write_bytes(path.read_bytes()[:-10]),
+    ],
+    ids=["signature", "version", "name", "cut"],
+)
+def test_a_damaged_zip_directory_is_refused(tmp_path, damage):
     path = make_zip(tmp_path / "x.zip", FOLDERS)
-    path.write_bytes(path.read_bytes()[:keep])
+    damage(path)
     with pytest.raises(SourceError, match=r"x\.zip is no zip archive, or damaged: "):
         list(ZipSource(str(path), TableColumns()).entries())
-
-
-@pytest.mark.parametrize(
-    ("central", "value"),
-    [(0, b"XX"), (6, b"\xff\xff"), (28, b"\x01\x00")],
-    ids=["signature", "version", "name"],
-)
-def test_a_damaged_zip_directory_is_refused(tmp_path, central, value):
-    path = make_zip(tmp_path / "x.zip", FOLDERS)
-    with pytest.raises(SourceError, match=r"x\.zip is no zip archive, or damaged: "):
-        list(ZipSource(str(patched(path, central, value)), TableColumns()).entries())
 
 
 def test_a_zip_directory_that_hides_members_is_refused(tmp_path):
@@ -423,7 +350,7 @@ def test_a_zip_directory_too_large_to_hold_is_not_read(tmp_path, monkeypatch):
         list(source.entries())
 
 
-@pytest.mark.parametrize("comment", [b"", b"made by hand", b"x" * 65535])
+@pytest.mark.parametrize("comment", [b"made by hand", b"x" * 65535])
 def test_a_zip_may_have_a_comment(tmp_path, comment):
     path = make_zip(tmp_path / "x.zip", FOLDERS)
     with zipfile.ZipFile(path, "a") as archive:
