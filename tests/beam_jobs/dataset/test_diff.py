@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from beam_jobs.errors import CorruptDataset, SourceError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
 from tests.beam_jobs.make_rows import make_facts, make_ref, sha
-from tests.make_images import class_folders, jpeg
+from tests.make_images import jpeg
 
 KINDS = ("added", "removed", "renamed", "relabelled", "changed", "moved", "annotated")
 
@@ -78,19 +77,14 @@ BASE = [row("a"), row("b"), row("c", label="dog"), row("d", split="eval")]
 @pytest.mark.parametrize(
     ("new", "expected"),
     [
-        ([*BASE, row("e")], {"added": 1}),
-        (BASE[1:], {"removed": 1}),
-        ([row("z", "a"), *BASE[1:]], {"renamed": 1}),
+        ([*BASE[1:], row("e")], {"added": 1, "removed": 1}),
         ([row("z", "a", label="dog"), *BASE[1:]], {"renamed": 1, "relabelled": 1}),
-        ([row("a", label="dog"), *BASE[1:]], {"relabelled": 1}),
         ([row("a", "other"), *BASE[1:]], {"changed": 1}),
         ([row("a", split="eval"), *BASE[1:]], {"moved": 1}),
-        ([row("z", "a", split="eval"), *BASE[1:]], {"renamed": 1, "moved": 1}),
         ([row("a", extra='{"age": 3}'), *BASE[1:]], {"annotated": 1}),
         ([row("a", annotations='{"labels": null, "weight": 2.0}'), *BASE[1:]], {"annotated": 1}),
         ([row("b", "a"), row("a", "b"), *BASE[2:]], {"changed": 2}),
         ([{**BASE[0], "shard": -1}, *BASE[1:]], {"removed": 1}),
-        ([row("x"), row("y")], {"added": 2, "removed": 4}),
         ([BASE[2], BASE[3], BASE[0], BASE[1]], {}),
     ],
 )
@@ -148,11 +142,8 @@ def test_classes_are_compared_split_by_split(between):
     assert [one.label for one in found.classes["test"]] == ["owl"]
     assert "eval" not in found.classes
     assert found.labels == {"added": ("owl",)}
-
-
-def test_classes_that_get_another_index_are_named(between):
-    found = between(BASE, [*BASE, row("e", label="ant")])
-    assert found.labels == {"added": ("ant",), "renumbered": ("cat", "dog")}
+    renumbered = between(BASE, [*BASE, row("e", label="ant")])
+    assert renumbered.labels == {"added": ("ant",), "renumbered": ("cat", "dog")}
 
 
 def test_sizes_are_compared_as_distributions(between):
@@ -166,7 +157,7 @@ def test_sizes_are_compared_as_distributions(between):
     assert facts["brightness"].old == (0, 19.5, 39)
 
 
-@pytest.mark.parametrize(("shift", "low", "high"), [(0, 0, 0.01), (0.5, 0.02, 0.2), (3, 0.5, 0.99), (50, 1, 1)])
+@pytest.mark.parametrize(("shift", "low", "high"), [(0, 0, 0.01), (0.5, 0.02, 0.2), (50, 1, 1)])
 def test_the_divergence_grows_from_0_to_1(shift, low, high):
     random = np.random.default_rng(0)
     one, other = random.normal(size=4000), random.normal(size=1000) + shift
@@ -199,7 +190,7 @@ def test_columns_in_many_pieces_are_one_column(tmp_path):
     ("change", "message"),
     [
         (lambda table: table.drop(["sha256"]), "has no column sha256"),
-        (lambda table: table.set_column(0, "height", pa.array(["x"] * len(table))), "has no column key"),
+        (lambda table: table.set_column(9, "height", pa.array(["x"] * len(table))), "cannot be used: .*x"),
     ],
 )
 def test_a_table_that_is_none_of_ours_is_one_line(tmp_path, change, message):
@@ -215,21 +206,17 @@ def test_what_is_no_dataset_is_named(tmp_path):
         diff(publish(tmp_path / "a", BASE), str(tmp_path / "b"))
 
 
-# --- what the ingest makes
-
-
-def test_two_ingests_of_a_folder_that_changed(tmp_path):
-    photos = class_folders(tmp_path / "photos", per_class=6)
-    options = IngestOptions(source=str(photos), out=str(tmp_path / "a"), splits={"train": 0.6, "eval": 0.4})
-    run(options)
-    assert diff(str(tmp_path / "a"), str(shutil.copytree(tmp_path / "a", tmp_path / "copy"))).is_equal
-    (photos / "china" / "000.jpg").rename(photos / "flower" / "from_china.jpg")
-    (photos / "china" / "001.jpg").rename(photos / "china" / "renamed.jpg")
-    (photos / "flower" / "001.jpg").unlink()
-    (photos / "flower" / "003.jpg").write_bytes(jpeg(91))
-    (photos / "flower" / "new.jpg").write_bytes(jpeg(77))
-    run(replace(options, out=str(tmp_path / "b")))
-    found = diff(str(tmp_path / "a"), str(tmp_path / "b"))
+def test_two_ingests_of_a_folder_that_changed(photos, dataset, tmp_path):
+    assert diff(str(dataset), str(shutil.copytree(dataset, tmp_path / "copy"))).is_equal
+    source = Path(shutil.copytree(photos, tmp_path / "photos"))
+    (source / "china" / "000.jpg").rename(source / "flower" / "from_china.jpg")
+    (source / "china" / "001.jpg").rename(source / "china" / "renamed.jpg")
+    (source / "flower" / "001.jpg").unlink()
+    (source / "flower" / "003.jpg").write_bytes(jpeg(91))
+    (source / "flower" / "new.jpg").write_bytes(jpeg(77))
+    splits = {"train": 0.7, "eval": 0.3}
+    run(IngestOptions(source=str(source), out=str(tmp_path / "b"), splits=splits, shards=2))
+    found = diff(str(dataset), str(tmp_path / "b"))
     seen = counts(found)
     assert seen.pop("moved", 0) <= 1  # the split is a hash of the content, and one image got another
     assert seen == {"added": 1, "removed": 1, "renamed": 2, "relabelled": 1, "changed": 1}

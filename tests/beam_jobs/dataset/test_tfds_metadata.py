@@ -125,7 +125,7 @@ def test_what_the_documentation_says_of_one_image_is_true(dataset, photos, monke
     assert values["record"]["image/encoded"] == [(photos / "china" / "000.jpg").read_bytes()]
 
 
-@pytest.mark.parametrize("key", ["cat/1.jpg", "cat/1.png", "../a b.jpg"])
-def test_the_names_in_the_documentation_are_those_of_the_exports(key):
+def test_the_names_in_the_documentation_are_those_of_the_exports():
     table = dict(re.findall(r"^\| `(.+?)` \| `(.+?)`", DOCS.read_text(encoding="utf-8"), re.MULTILINE))
-    assert table[key] == safe_name(key)
+    assert len(table) == 3
+    assert table == {key: safe_name(key) for key in table}
