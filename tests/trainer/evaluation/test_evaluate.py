@@ -105,7 +105,7 @@ def test_the_replica_of_a_strategy_finds_the_same(shades):
 def test_a_model_of_jax_finds_the_same(shades):
     command = [sys.executable, "-m", "tests.trainer.workers.evaluate_jax", str(shades)]
     environment = {**os.environ, "KERAS_BACKEND": "jax", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], env=environment, capture_output=True, timeout=240)
+    done = subprocess.run(command, cwd=Path(__file__).parents[3], env=environment, capture_output=True, timeout=240)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     backend, right, loss = json.loads(done.stdout.decode().splitlines()[-1])
     assert (backend, right) == ("jax", 94 / 96)
