@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import logging
 import re
 import shutil
@@ -12,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs.dataset import manifest, record, tfrecord
-from beam_jobs.errors import CorruptDataset, OptionError, SourceError
+from beam_jobs.errors import CorruptDataset
 from tests.trainer.conftest import rows_of
 from trainer.input.corrupt_records import excluded, explain, find_damage
 
@@ -72,21 +71,21 @@ def test_a_sound_dataset_has_no_damage(shades, dataset):
     assert excluded(str(shades), "train", 3) == frozenset()
 
 
+CHANGED = "has changed: its checksum is not the one that was written"
+
+
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("number", "change", "reason"),
     [
-        (inverted(0), "has a damaged length"),
-        (inverted(7), "has a damaged length"),
-        (inverted(9), "has a damaged length"),
-        (inverted(12), "has changed: its checksum is not the one that was written"),
-        (inverted(200), "has changed: its checksum is not the one that was written"),
-        (inverted(-1), "has changed: its checksum is not the one that was written"),
-        (lambda data: bytes(len(data)), "has a damaged length"),
-        (lambda data: framed(b"\xff" * (len(data) - 16)), "is not a tf.train.Example"),
-        (renamed, "is that of b'x"),
+        (0, inverted(0), "has a damaged length"),
+        (40, inverted(9), "has a damaged length"),
+        (95, inverted(12), CHANGED),
+        (0, inverted(-1), CHANGED),
+        (40, lambda data: bytes(len(data)), "has a damaged length"),
+        (95, lambda data: framed(b"\xff" * (len(data) - 16)), "is not a tf.train.Example"),
+        (40, renamed, "is that of b'x"),
     ],
 )
-@pytest.mark.parametrize("number", [0, 40, 95])
 def test_one_damaged_record_is_named_and_no_other(copied, number, change, reason):
     row = rewrite(copied, number, change)
     (found,) = find_damage(str(copied), "train")
@@ -103,8 +102,6 @@ def test_every_damaged_record_is_found_in_order_of_the_shards(copied):
 
 def test_a_forged_length_takes_no_memory(copied):
     forged = struct.pack("<Q", 1 << 60)
-    head = tfrecord.frame(b"")[0]
-    assert len(head) == 12
     rewrite(copied, 5, lambda data: forged + data[8:])
     assert [damage.number for damage in find_damage(str(copied), "train")] == [5]
 
@@ -148,14 +145,10 @@ def test_other_splits_count_for_nothing(dataset):
 
 
 def test_what_names_the_records_must_be_sound_itself(copied):
-    with pytest.raises(OptionError, match="no split 'valid'; it has train"):
-        find_damage(str(copied), "valid")
     table = copied / manifest.IMAGES_NAME
     table.write_bytes(table.read_bytes()[:200])
     with pytest.raises(CorruptDataset, match=rf"{re.escape(str(table))} cannot be read"):
         find_damage(str(copied), "train")
-    with pytest.raises(SourceError, match="is not a dataset"):
-        find_damage(str(copied / "none"), "train")
 
 
 def test_a_changed_table_condemns_no_record(copied, dataset):
@@ -201,7 +194,6 @@ def failure_of(directory: Path) -> tf.errors.OpError:
     ("change", "error", "said"),
     [
         (inverted(0), tf.errors.DataLossError, "corrupted record at"),
-        (inverted(30), tf.errors.DataLossError, "corrupted record at"),
         (lambda data: data[:-9], tf.errors.DataLossError, "record"),
         (lambda data: framed(b"\n" * (len(data) - 16)), tf.errors.InvalidArgumentError, "Could not parse example"),
     ],
@@ -257,10 +249,10 @@ def test_a_dataset_that_is_gone_explains_the_error_too(copied):
     assert "is not a dataset" in message
 
 
-def test_small_and_large_reads_see_the_same(copied, monkeypatch):
+@pytest.mark.parametrize("size", [1, 100])
+def test_small_and_large_reads_see_the_same(copied, monkeypatch, size):
     rewrite(copied, 11, inverted(25))
     whole = find_damage(str(copied), "train")
-    for size in (1, 100, 4096):
-        monkeypatch.setattr("trainer.input.corrupt_records._READ_BYTES", size)
-        assert find_damage(str(copied), "train") == whole
-    assert list(itertools.chain(damage.number for damage in whole)) == [11]
+    monkeypatch.setattr("trainer.input.corrupt_records._READ_BYTES", size)
+    assert find_damage(str(copied), "train") == whole
+    assert [damage.number for damage in whole] == [11]

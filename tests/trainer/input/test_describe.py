@@ -67,17 +67,11 @@ def test_the_order_is_explained(noise, values, said):
             {"cache": "auto", "cache_mb": 0.001, "train_ops": RANDOM},
             "none: it would take 0 MB, twice that while it is filled, of 0 MB for it",
         ),
-        ({"cache": "auto"}, "none: no first op makes images of one size, and local files need none"),
-        ({"cache": "memory"}, "memory: cache is memory"),
     ],
     ids=str,
 )
 def test_the_cache_says_why(noise, values, said):
     assert lines(noise, **values)["cache"] == said
-
-
-def test_one_pass_keeps_nothing_and_says_so(noise):
-    assert lines(noise, epochs=1, cache="auto")["cache"] == "none: one pass reads everything once anyway"
 
 
 def test_ops_batches_and_device_are_named(noise):

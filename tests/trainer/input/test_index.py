@@ -8,7 +8,9 @@ import pytest
 
 from beam_jobs.dataset import manifest, record, schemas, tfrecord
 from beam_jobs.dataset.manifest import Shard
-from beam_jobs.errors import CorruptDataset, DatasetChanged, OptionError
+from beam_jobs.errors import CorruptDataset, DatasetChanged
+from beam_jobs.ingest import run
+from beam_jobs.options import IngestOptions
 from tests.trainer.conftest import records_of
 from trainer.input.index import RecordIndex, load
 from trainer.input.position import Host
@@ -51,7 +53,7 @@ def test_records_left_out_close_the_gap(shades):
     assert len(index.without(())) == 96
 
 
-@pytest.mark.parametrize("hosts", [1, 2, 3, 5, 7, 96, 100])
+@pytest.mark.parametrize("hosts", [5, 100])
 def test_hosts_get_neighbouring_records_and_equal_shares(shades, hosts):
     index = index_of(shades)
     parts = [index.part(Host(index=host, count=hosts)) for host in range(hosts)]
@@ -61,9 +63,6 @@ def test_hosts_get_neighbouring_records_and_equal_shares(shades, hosts):
 
 
 def test_records_of_other_splits_and_dropped_copies_are_not_in_it(photos, tmp_path):
-    from beam_jobs.ingest import run
-    from beam_jobs.options import IngestOptions
-
     source, out = shutil.copytree(photos, tmp_path / "photos"), tmp_path / "out"
     shutil.copy(source / "china" / "000.jpg", source / "china" / "copy.jpg")
     run(IngestOptions(source=str(source), out=str(out), splits={"train": 1}, duplicates="drop"))
@@ -71,11 +70,6 @@ def test_records_of_other_splits_and_dropped_copies_are_not_in_it(photos, tmp_pa
     assert min(row["shard"] for row in rows) == -1
     assert len(rows) == 25
     assert len(index_of(out)) == 24
-
-
-def test_an_unknown_split_is_refused(dataset):
-    with pytest.raises(OptionError, match="no split 'valid'; it has train, eval"):
-        index_of(dataset, "valid")
 
 
 def test_a_table_of_other_shards_is_refused(shades, tmp_path):
@@ -90,10 +84,3 @@ def test_a_table_of_other_shards_is_refused(shades, tmp_path):
     manifest.write(changed, copy)
     with pytest.raises(CorruptDataset, match=r"images\.parquet does not name the records that the shards of 'train'"):
         load(copy, changed, "train")
-
-
-def test_a_missing_table_is_one_line(dataset):
-    (dataset / "images.parquet").unlink()
-    with pytest.raises(CorruptDataset, match=r"images\.parquet cannot be read") as caught:
-        index_of(dataset)
-    assert "\n" not in str(caught.value)
