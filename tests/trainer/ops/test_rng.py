@@ -33,7 +33,7 @@ def test_numbers_do_not_change_between_versions():
     assert (numbers([[1, 2]], 3, 3) * 2**24).tolist() == [[2015277.0, 6344555.0, 4506360.0]]
 
 
-@pytest.mark.parametrize("salt", [0, 7, 1000, 65534])
+@pytest.mark.parametrize("salt", [0, 65534])
 def test_eager_graph_tf_data_xla_and_keras_give_the_same_bits(salt):
     expected = numbers(DRAWS, salt, 5)
     graph = tf.function(lambda draw: rng.uniform(draw, salt, 5))
@@ -71,12 +71,6 @@ def test_places_salts_epochs_and_keys_do_not_follow_from_each_other():
     }
     # Of 20000 independent pairs the correlation is 0.007 at one standard deviation.
     assert {name: value for name, other in others.items() if (value := correlation(first[:, :1], other)) > 0.03} == {}
-
-
-def test_one_image_draws_anew_in_every_epoch():
-    epochs = numbers(np.stack([np.full(10_000, 77), np.arange(10_000)], axis=1).astype(np.int32), 0, 1)[:, 0]
-    assert correlation(epochs[:-1], epochs[1:]) < 0.04
-    assert np.histogram(epochs, bins=10, range=(0, 1))[0] == pytest.approx(1000, abs=120)
 
 
 def test_the_numbers_of_a_chain_are_those_of_its_ops():

@@ -44,7 +44,7 @@ def as_bytes(spec: str) -> np.ndarray:
     return np.clip(np.round(changed), 0, 255).astype(np.uint8)
 
 
-@pytest.mark.parametrize("spec", ["flip", "pad_reflect(2)|random_crop(8)|flip|cutout(4)", "mixup(0.4)", "cutmix(1.0)"])
+@pytest.mark.parametrize("spec", ["pad_reflect(2)|random_crop(8)|flip|cutout(4)", "mixup(0.4)"])
 def test_in_training_the_model_sees_the_changed_images_rounded_to_bytes(spec):
     model = augmented(spec)
     changed = as_bytes(spec)
@@ -60,8 +60,9 @@ def test_out_of_training_nothing_is_changed_and_no_draw_is_needed():
     np.testing.assert_allclose(model.predict({"image": IMAGES}, verbose=0), model.inner(IMAGES), atol=1e-6)
 
 
-@pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.parametrize("spec", ["flip", "mixup(0.4)", "cutmix(1.0)", "flip|cutout(4)|mixup(0.4)|cutmix(1.0)"])
+@pytest.mark.parametrize(
+    ("spec", "jit"), [("flip", False), ("cutmix(1.0)", True), ("flip|cutout(4)|mixup(0.4)|cutmix(1.0)", False)]
+)
 def test_the_loss_compares_with_labels_mixed_as_the_images_were(spec, jit):
     model = augmented(spec, jit_compile=jit)
     labels = np.asarray(mix_labels(parse_device_ops(spec), LABELS, DRAW))

@@ -44,10 +44,6 @@ def saved(tmp_path) -> Checkpoints:
     return checkpoints
 
 
-def names(checkpoints: Checkpoints, tmp_path) -> list[str]:
-    return sorted(path.name for path in (tmp_path / "training").iterdir())
-
-
 def test_what_is_saved_comes_back_as_it_was(saved):
     found, wanted = saved.latest(), checkpoint(100)
     assert (found.state, found.position) == (wanted.state, wanted.position)
@@ -57,42 +53,41 @@ def test_what_is_saved_comes_back_as_it_was(saved):
         np.testing.assert_array_equal(found.arrays[name], value)
 
 
-def test_the_newest_two_are_kept(saved, tmp_path):
-    assert names(saved, tmp_path) == ["checkpoint-00000020", "checkpoint-00000100"]
-    assert {path.name for path in (tmp_path / "training" / "checkpoint-00000100").iterdir()} == {
-        INDEX_NAME,
-        POSITION_NAME,
-        STATE_NAME,
-        VARIABLES_NAME,
-    }
+def test_the_newest_two_are_kept_and_their_position_is_a_small_file_of_its_own(saved, tmp_path):
+    directory = tmp_path / "training"
+    assert sorted(path.name for path in directory.iterdir()) == ["checkpoint-00000020", "checkpoint-00000100"]
+    newest = directory / "checkpoint-00000100"
+    assert {path.name for path in newest.iterdir()} == {INDEX_NAME, POSITION_NAME, STATE_NAME, VARIABLES_NAME}
+    assert json.loads((newest / POSITION_NAME).read_text()) == {"epoch": 1, "records": 100}
 
 
-@pytest.mark.parametrize(("count", "needed"), [(1, 3), (9, 3)])
-def test_room_is_needed_for_those_that_are_kept_and_the_one_that_is_written(saved, tmp_path, count, needed):
+@pytest.mark.parametrize("count", [1, 9])
+def test_room_is_needed_for_the_two_that_are_kept_and_the_one_that_is_written(saved, tmp_path, count):
     there, free = disk.used_bytes(str(tmp_path)), disk.free_bytes(str(tmp_path))
     (tmp_path / "training" / "checkpoint-00000130").mkdir()  # one that was begun: nothing of it counts
-    saved.check_room((free + there) // needed - (1 << 28), count)
+    saved.check_room((free + there) // 3 - (1 << 28), count)
     with pytest.raises(DiskError, match="not enough room for the checkpoints"):
-        saved.check_room((free + there) // needed + (1 << 28), count)
+        saved.check_room((free + there) // 3 + (1 << 28), count)
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_no_more_is_asked_for_than_a_short_training_writes(tmp_path, count):
+def test_no_more_is_asked_for_than_a_short_training_writes(tmp_path):
     free = disk.free_bytes(str(tmp_path))
     new = Checkpoints(str(tmp_path / "new"))
-    new.check_room(free // count - (1 << 28), count)
+    new.check_room(free // 2 - (1 << 28), 2)
     with pytest.raises(DiskError, match="not enough room for the checkpoints"):
-        new.check_room(free // count + (1 << 28), count)
+        new.check_room(free // 2 + (1 << 28), 2)
 
 
-def test_the_position_is_a_file_of_its_own_of_a_few_bytes(saved, tmp_path):
-    path = tmp_path / "training" / "checkpoint-00000100" / POSITION_NAME
-    assert json.loads(path.read_text()) == {"epoch": 1, "records": 100}
-    assert path.stat().st_size < 1024
-
-
-@pytest.mark.parametrize("name", [INDEX_NAME, POSITION_NAME, STATE_NAME, VARIABLES_NAME])
-@pytest.mark.parametrize("how", ["flipped", "cut off", "absent"])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        (INDEX_NAME, "absent"),
+        (INDEX_NAME, "cut off"),
+        (POSITION_NAME, "absent"),
+        (STATE_NAME, "flipped"),
+        (VARIABLES_NAME, "flipped"),
+    ],
+)
 def test_of_a_damaged_checkpoint_the_one_before_counts(saved, tmp_path, caplog, name, how):
     path = tmp_path / "training" / "checkpoint-00000100" / name
     content = bytearray(path.read_bytes())
@@ -161,10 +156,7 @@ def test_variables_take_their_values_back_in_another_model_of_the_same_form():
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (
-            dense(4),
-            r"dense.kernel has the shape \(2, 3\) there and \(2, 4\) here; remove the checkpoints to",
-        ),
+        (dense(4), r"dense.kernel has the shape \(2, 3\) there and \(2, 4\) here; remove the checkpoints"),
         (dense(3, "head"), "has the shape None there and"),
         (keras.Sequential([dense(3), keras.layers.Dense(1)]), "is of another model"),
     ],
@@ -186,7 +178,7 @@ def test_groups_do_not_mix():
     assign(optimizer.variables, arrays, "optimizer")
 
 
-@pytest.mark.parametrize(("one", "other"), [("adamw", "adam_w"), ("SGD", "sgd"), ("rmsprop", "rm_sprop")])
+@pytest.mark.parametrize(("one", "other"), [("adamw", "adam_w"), ("SGD", "sgd")])
 def test_optimizers_take_their_state_back_under_the_names_of_another_version_of_keras(one, other):
     first, second = keras.optimizers.AdamW(name=one), keras.optimizers.AdamW(name=other)
     for optimizer in (first, second):

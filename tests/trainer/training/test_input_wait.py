@@ -58,14 +58,9 @@ def share(input_s: float, step_s: float, at_once: int) -> float:
     return sum(waits[1:]) / (marks[-1] - marks[0])
 
 
-@pytest.mark.parametrize("at_once", [1, 4])
-def test_a_slow_input_is_waited_for_most_of_the_time(at_once):
-    assert share(SLOW_S, 0.0, at_once) > 0.7
-
-
-@pytest.mark.parametrize("at_once", [1, 4])
-def test_a_slow_model_hardly_waits(at_once):
-    assert share(0.0, SLOW_S, at_once) < 0.1
+@pytest.mark.parametrize(("input_s", "step_s", "least", "most"), [(SLOW_S, 0.0, 0.7, 2.0), (0.0, SLOW_S, 0.0, 0.1)])
+def test_a_slow_input_is_waited_for_and_a_slow_model_hardly_waits(input_s, step_s, least, most):
+    assert least <= share(input_s, step_s, at_once=4) < most  # inside of a compiled loop
 
 
 def test_of_an_input_half_again_as_slow_as_the_model_a_third_is_waiting():
