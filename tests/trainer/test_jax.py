@@ -15,9 +15,10 @@ import pytest
 import tensorflow as tf
 
 from tests.make_images import jpeg, png
+from tests.trainer.evaluation.brightness import figures
 from trainer.input_fn import FOREVER, make_dataset
 from trainer.models import ModelSpec, build_model
-from trainer.ops import IMAGE, parse_ops
+from trainer.ops import parse_ops
 from trainer.ops.device import parse_device_ops
 from trainer.options import InputOptions
 from trainer.serving.export import PROBABILITIES, export
@@ -75,7 +76,7 @@ def a_dataset(_dataset: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(a_dataset, tmp_path_factory):
+def runs(a_dataset, shades, tmp_path_factory):
     """What `train` returns in each case, with TensorFlow and with JAX, and the folder of the weights."""
     folder = str(tmp_path_factory.mktemp("weights"))
     keras.utils.set_random_seed(0)
@@ -84,29 +85,24 @@ def runs(a_dataset, tmp_path_factory):
     code = (
         "import json, sys\n"
         "from tests.trainer import test_jax\n"
-        "print(json.dumps({case: test_jax.train(case, *sys.argv[1:]) for case in test_jax.CASES}))\n"
+        "from tests.trainer.evaluation import brightness\n"
+        "found = {case: test_jax.train(case, *sys.argv[1:3]) for case in test_jax.CASES}\n"
+        "print(json.dumps({**found, 'figures': brightness.figures(sys.argv[3])}))\n"
+        "test_jax.export_trained(sys.argv[2], 'jax')\n"
     )
-    process = start_jax(code, str(a_dataset), folder)
-    found = {"tensorflow": {case: train(case, str(a_dataset), folder) for case in CASES}}
-    found["jax"] = json.loads(finish(process).splitlines()[-1])
-    return found, folder
-
-
-def start_jax(code: str, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", code, *arguments],
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code, str(a_dataset), folder, str(shades)],
         env={**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"},
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def finish(process: subprocess.Popen[str]) -> str:
+    found = {"tensorflow": {case: train(case, str(a_dataset), folder) for case in CASES}}
     out, err = process.communicate(timeout=280)
     assert process.returncode == 0, err[-3000:]
-    return out
+    found["jax"] = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
+    return found, folder
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -122,6 +118,11 @@ def test_both_backends_make_the_same_losses_of_the_same_weights_and_data(runs, c
     assert np.ptp(tensorflow["losses"]) > 1e-3  # training moves
 
 
+def test_an_evaluation_with_jax_finds_the_figures_of_tensorflow(runs, shades):
+    accuracy, loss = figures(str(shades))
+    assert runs[0]["jax"]["figures"] == [accuracy, pytest.approx(loss, rel=1e-4)]
+
+
 def test_weights_trained_with_jax_are_those_of_tensorflow_and_load_there(runs):
     _, folder = runs
     images = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
@@ -133,23 +134,12 @@ def test_weights_trained_with_jax_are_those_of_tensorflow_and_load_there(runs):
     np.testing.assert_allclose(answers[0], answers[1], atol=5e-3)
 
 
-def test_a_model_of_the_jax_backend_is_exported_to_the_same_graph(runs, tmp_path):
+def test_a_model_of_the_jax_backend_is_exported_to_the_same_graph(runs):
     _, folder = runs
-    weights = os.path.join(folder, "augmented.jax.weights.h5")
-    code = (
-        "import sys\n"
-        "from tests.trainer import test_jax\n"
-        "model = test_jax.build('augmented')[1]\n"
-        "model.load_weights(sys.argv[1])\n"
-        "test_jax.export_to(test_jax.sharpened(model), sys.argv[2])\n"
-    )
-    finish(start_jax(code, weights, str(tmp_path / "jax")))
-    model = build("augmented")[1]
-    model.load_weights(weights)
-    export_to(sharpened(model), str(tmp_path / "tensorflow"))
+    export_trained(folder, "tensorflow")
     files = tf.constant([jpeg(1), png(2)])
     found = [
-        tf.saved_model.load(str(tmp_path / name)).signatures["serving_default"](files)[PROBABILITIES].numpy()
+        tf.saved_model.load(os.path.join(folder, name)).signatures["serving_default"](files)[PROBABILITIES].numpy()
         for name in ("jax", "tensorflow")
     ]
     np.testing.assert_allclose(found[0], found[1], atol=1e-6)
@@ -162,12 +152,12 @@ class Square(keras.layers.Layer):
         return keras.ops.square(inputs)
 
 
-def sharpened(model: keras.Model) -> keras.Model:
-    return keras.Model(model.inputs, Square()(model.output))
-
-
-def export_to(model: keras.Model, path: str) -> None:
-    export(model, parse_ops(OPTIONS.eval_spec), ("china", "flower"), 32, path)
+def export_trained(folder: str, name: str) -> None:
+    """Exports what JAX trained, with a layer of the user's behind it."""
+    model = build("augmented")[1]
+    model.load_weights(os.path.join(folder, "augmented.jax.weights.h5"))
+    model = keras.Model(model.inputs, Square()(model.output))
+    export(model, parse_ops(OPTIONS.eval_spec), ("china", "flower"), 32, os.path.join(folder, name))
 
 
 def test_the_input_pipeline_needs_no_keras(a_dataset):
@@ -183,12 +173,3 @@ def test_the_input_pipeline_needs_no_keras(a_dataset):
     command = [sys.executable, "-W", "ignore", "-c", code, str(a_dataset)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "(8, 32, 32, 3)", done.stderr
-
-
-def test_the_batches_of_the_input_pipeline_are_those_that_fit_takes(a_dataset):
-    inputs, label = next(iter(batches(str(a_dataset), True)))
-    assert {name: (value.dtype, value.shape) for name, value in inputs.items()} == {
-        IMAGE: (tf.uint8, (8, 32, 32, 3)),
-        "draw": (tf.int32, (8, 2)),
-    }
-    assert (label.dtype, label.shape) == (tf.float32, (8, 2))

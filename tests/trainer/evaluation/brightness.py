@@ -1,9 +1,7 @@
-"""A model whose figures one can predict, and its evaluation as a process: `evaluate_jax.py DATASET`."""
+"""A model whose figures one can predict, on either backend."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 import keras
@@ -33,8 +31,7 @@ def batches_of(directory: Path, host: Host = ALL, batch_size: int = 40) -> tf.da
     return make_dataset(str(directory), "train", options, training=False, host=host)
 
 
-if __name__ == "__main__":
-    shades = Path(sys.argv[1])
-    found = evaluate(brightness(), lambda host: batches_of(shades, host))
-    figures = [found.figures[name].value for name in ("accuracy", "loss")]
-    sys.stdout.write(json.dumps([keras.backend.backend(), *figures]))
+def figures(directory: str) -> list[float]:
+    """Accuracy and loss of the dataset of greys."""
+    found = evaluate(brightness(), lambda host: batches_of(Path(directory), host)).figures
+    return [found["accuracy"].value, found["loss"].value]
