@@ -1,7 +1,7 @@
 """The whole input beside a second one in plain Python: lists and NumPy, nothing read ahead, no graph.
 
 Only what is random by nature, the generators and hashes, comes from the product; everything that is done with their
-numbers is written here a second time, for one image after the other. Settings are drawn from a seed.
+numbers is written here a second time, for one image after the other.
 """
 
 from __future__ import annotations
@@ -154,11 +154,13 @@ def mix(made: list[Made], places: list[int], lanes: int) -> list[Made]:
 
 def batch_of(split: Split, ones: list[tuple[int, One]], chain: str, given: InputOptions, host: Host) -> list[Made]:
     """What one host delivers of a global batch, of images with their places in the endless sequence."""
+    places = [place for place, _ in ones]
+    mine = [place % given.lanes % host.count == host.index for place in places]
+    if chain != "mixup":
+        return [make(split, one, chain, given.seed) for _, one in itertools.compress(ones, mine)]
     made = [make(split, one, chain, given.seed) for _, one in ones]
-    if chain == "mixup":
-        each, over = divmod(len(made), given.lanes)
-        made = mix(made, [place for place, _ in ones], given.lanes if each > 1 and not over else 1)
-    return [one for one, (place, _) in zip(made, ones, strict=True) if place % given.lanes % host.count == host.index]
+    each, over = divmod(len(made), given.lanes)
+    return list(itertools.compress(mix(made, places, given.lanes if each > 1 and not over else 1), mine))
 
 
 def assert_same(stream: tf.data.Dataset, expected: list[Made]) -> None:
@@ -173,25 +175,33 @@ def assert_same(stream: tf.data.Dataset, expected: list[Made]) -> None:
 # --- settings
 
 
-def drawn(case: int, chain: str) -> tuple[InputOptions, Host, Position, int]:
-    """Options, host, start and number of epochs of a case."""
-    random = np.random.default_rng([case, *map(ord, chain)])
-    lanes = int(random.choice([1, 2, 4]))
-    hosts = int(random.choice([count for count in (1, 2, 4) if lanes % count == 0]))
-    times = int(random.integers(2, 5))
-    given = options(
-        train_ops=CHAINS[chain],
-        lanes=lanes,
-        batch_size=lanes * times if hosts > 1 else int(random.integers(2, 14)),
-        seed=int(random.integers(1 << 32)),
-        shuffle=str(random.choice(["window", "window", "global", "none"])),
-        shuffle_mb=float(random.choice([0.005, 0.03, 64])),
-        balance=random.choice(["", "", "uniform"]).item(),
-        cache=str(random.choice(["none", "memory"])),
-        parse_batch=int(random.integers(1, 70)),
-    )
-    start = Position(epoch=int(random.integers(3)), records=int(random.choice([0, random.integers(1, RECORDS)])))
-    return given, Host(index=int(random.integers(hosts)), count=hosts), start, int(random.integers(1, 3))
+class Case(NamedTuple):
+    """A chain with its options, where it starts, which host reads and how many epochs."""
+
+    chain: str
+    options: dict[str, Any]
+    host: tuple[int, int]  # index, count
+    start: tuple[int, int]  # epoch, records
+    epochs: int
+
+
+ALONE = (0, 1)
+# In windows of 12 and of 2 records and of all; over a seam of epochs, at and inside of windows, batches and groups.
+CASES = [
+    Case("plain", {"shuffle_mb": 0.03, "lanes": 4, "batch_size": 8, "parse_batch": 7, "seed": 5}, (1, 2), (0, 12), 2),
+    Case("plain", {"shuffle_mb": 0.005, "lanes": 2, "batch_size": 5, "cache": "memory"}, ALONE, (1, 33), 1),
+    Case("plain", {"lanes": 4, "batch_size": 8, "parse_batch": 1}, (3, 4), (0, 5), 2),
+    Case("plain", {"shuffle": "global", "lanes": 4, "batch_size": 4, "seed": (1 << 32) - 1}, (1, 2), (0, 40), 2),
+    Case("plain", {"shuffle": "none", "lanes": 1, "batch_size": 2}, ALONE, (2, 57), 1),
+    Case("plain", {"balance": "uniform", "lanes": 2, "batch_size": 6, "cache": "memory"}, (0, 2), (0, 60), 2),
+    Case("crops", {"shuffle_mb": 0.0065, "lanes": 4, "batch_size": 8}, (1, 2), (1, 7), 1),
+    Case("crops", {"shuffle": "global", "lanes": 2, "batch_size": 7}, ALONE, (0, 200), 1),
+    Case("crops", {"shuffle_mb": 0.03, "balance": "uniform", "lanes": 4, "batch_size": 4}, (3, 4), (0, 0), 2),
+    Case("one crop", {"shuffle_mb": 0.03, "lanes": 2, "batch_size": 4}, (1, 2), (1, 30), 1),
+    Case("mixup", {"shuffle_mb": 0.03, "lanes": 4, "batch_size": 16}, (1, 2), (0, 5), 1),
+    Case("mixup", {"balance": "uniform", "lanes": 4, "batch_size": 10}, ALONE, (0, 30), 1),
+    Case("mixup", {"shuffle": "global", "lanes": 4, "batch_size": 8, "cache": "memory"}, (2, 4), (1, 0), 1),
+]
 
 
 def sequence_of(order: Order, given: InputOptions, chain: str) -> Iterator[tuple[int, One]]:
@@ -215,10 +225,11 @@ def split(noise) -> Split:
     return split_of(noise)
 
 
-@pytest.mark.parametrize("case", range(3))
-@pytest.mark.parametrize("chain", CHAINS)
-def test_training_is_the_order_and_the_pixels_of_the_oracle(noise, split, chain, case):
-    given, host, start, epochs = drawn(case, chain)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_training_is_the_order_and_the_pixels_of_the_oracle(noise, split, case):
+    chain, epochs = case.chain, case.epochs
+    given = options(train_ops=CHAINS[chain], **case.options)
+    host, start = Host(index=case.host[0], count=case.host[1]), Position(epoch=case.start[0], records=case.start[1])
     length = RECORDS * (4 if chain == "crops" else 1)
     begin, span = start.epoch * length + start.records, epochs * length - start.records
     sequence = list(itertools.islice(sequence_of(order_of(noise, given), given, chain), begin + 2 * span))
@@ -227,17 +238,13 @@ def test_training_is_the_order_and_the_pixels_of_the_oracle(noise, split, chain,
         assert_same(stream, batches_of(split, sequence[first : first + span], chain, given, host))
 
 
-@pytest.mark.parametrize("case", range(3))
-def test_evaluation_is_the_records_of_each_host_in_the_order_of_the_shards(noise, split, case):
-    random = np.random.default_rng(case)
-    hosts = [1, 3, 5][case]
-    host, epochs = Host(index=int(random.integers(hosts)), count=hosts), int(random.integers(1, 3))
-    start = Position(epoch=1, records=int(random.integers(1, RECORDS)) if hosts == 1 else 0)
-    given = options(
-        batch_size=int(random.integers(2, 20)), eval_ops="decode|center_crop(8)", pad_batches=bool(case % 2)
-    )
+@pytest.mark.parametrize(
+    ("host", "start", "epochs"), [(Host(), Position(epoch=1, records=40), 2), (Host(index=1, count=3), Position(), 2)]
+)
+def test_evaluation_is_the_records_of_each_host_in_the_order_of_the_shards(noise, split, host, start, epochs):
+    given = options(batch_size=8, eval_ops="decode|center_crop(8)", pad_batches=host.count > 1)
     stream = make_dataset(str(noise), "train", given, False, epochs=epochs, start=start, host=host)
-    bounds = [round(RECORDS * place / hosts) for place in range(hosts + 1)]
+    bounds = [round(RECORDS * place / host.count) for place in range(host.count + 1)]
     mine = range(bounds[host.index], bounds[host.index + 1])
     places = [number for _ in range(epochs) for number in mine][start.records :]
     found = list(flat(stream))
@@ -246,24 +253,24 @@ def test_evaluation_is_the_records_of_each_host_in_the_order_of_the_shards(noise
     assert [seen.pixels for seen in found] == [split.pixels[number][2:10, 2:10].tobytes() for number in places]
 
 
-@pytest.mark.parametrize("case", range(3))
-def test_a_mixture_is_drawn_lane_by_lane_as_in_the_oracle(noise, shades, split, case):
-    random = np.random.default_rng(case)
-    lanes = [1, 2, 4][case]
-    hosts, start = [1, 2, 2][case], int(random.integers(200))
-    host = Host(index=int(random.integers(hosts)), count=hosts)
-    given = options(train_ops=CHAINS["plain"], lanes=lanes, batch_size=2 * lanes, seed=case, shuffle_mb=0.06)
-    weights = random.uniform(0.5, 2, 2)
+@pytest.mark.parametrize(
+    ("lanes", "host", "start", "seed"),
+    # Between two groups of lanes, and inside of one.
+    [(1, Host(), 7, 0), (2, Host(index=0, count=2), 140, 3), (4, Host(index=1, count=2), 43, 5)],
+)
+def test_a_mixture_is_drawn_lane_by_lane_as_in_the_oracle(noise, shades, split, lanes, host, start, seed):
+    given = options(train_ops=CHAINS["plain"], lanes=lanes, batch_size=2 * lanes, seed=seed, shuffle_mb=0.06)
+    weights = np.array([1.5, 0.8])
     stream = make_mixture(dict(zip((str(noise), str(shades)), weights, strict=True)), "train", given, start, host)
     share = dataclasses.replace(given, shuffle_mb=0.03)
     splits = [split, split_of(shades)]
     parts = [sequence_of(order_of(directory, share), share, "plain") for directory in (noise, shades)]
-    turns = _first_draws(weights, case, 200).tolist()
+    turns = _first_draws(weights, seed, 200).tolist()
     sequence = [(part, next(parts[part])[1]) for part in turns for _ in range(lanes)]
     names = ["cat", "dog", "owl", "dark", "light"]
     expected = []
     for place, (part, one) in list(enumerate(sequence))[start : start + 20 * lanes]:
-        if place % lanes % hosts == host.index:
-            made = make(splits[part], one, "plain", case)
+        if place % lanes % host.count == host.index:
+            made = make(splits[part], one, "plain", seed)
             expected.append(made._replace(label=names.index(Path(made.key).parent.name)))
     assert_same(stream.take(10), expected)
