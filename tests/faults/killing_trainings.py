@@ -29,7 +29,7 @@ from pipeline.runs import signals
 from tests.beam_jobs import kill
 from tests.faults.leaving import seconds_of, tried_again
 from tests.make_images import encode
-from tests.trainer.test_resume import CONFIG
+from tests.trainer.training.test_resume import CONFIG
 from trainer.job import Job, fit
 from trainer.training.checkpoint import INDEX_NAME, Checkpoints
 

@@ -14,7 +14,7 @@ from trainer.options import InputOptions, TrainerConfig
 from trainer.training.checkpoint import POSITION_NAME
 from trainer.training.options import TrainOptions
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 # Everything that has a state or draws numbers: dropout and batch normalisation of the model, augmentation, momentum,
 # averages, accumulated gradients, the best epoch. 12 steps an epoch; an image of 96 is left over for the next.
 CONFIG = TrainerConfig(

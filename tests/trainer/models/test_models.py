@@ -15,7 +15,7 @@ import pytest
 from beam_jobs.errors import OptionError
 from trainer.models import MODELS, ModelSpec, build_model, check_model, content_digest
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 # One scales to -1..1, one subtracts means from BGR, one takes ImageNet deviations, two have it among their layers.

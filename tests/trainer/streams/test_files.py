@@ -13,7 +13,7 @@ import tensorflow as tf
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 from tests.make_images import encode
 from tests.trainer.conftest import keys_of
-from tests.trainer.test_streams import greys, options
+from tests.trainer.streams.test_make import greys, options
 from trainer.input.position import Position
 from trainer.input_fn import make_dataset
 from trainer.streams import FOREVER, TFDS, RecordLayout, explain_files, make_file_stream
