@@ -22,12 +22,6 @@ STATISTICS = "normalize((120, 110, 100), (60, 50, 40))"
 @pytest.mark.parametrize(
     "spec",
     [
-        "center_crop(24)",
-        "pad_reflect(4)",
-        "random_crop(20)",
-        "flip|flip_vertical",
-        "cutout(8)",
-        STATISTICS,
         f"pad_reflect(4)|random_crop(32)|flip|cutout(8)|{STATISTICS}",
         "random_crop(28)|cutout(8)|flip_vertical|pad_reflect(3)|center_crop(30)|flip",
     ],
@@ -57,13 +51,11 @@ def test_ops_that_are_kept_off_batches_differ_there_by_no_more_than_their_roundi
 @pytest.mark.parametrize(
     ("spec", "position"),
     [
-        ("decode|flip", 2),
         ("decode|resize(32)|flip", 2),
         ("decode|resize(224)|random_crop(200)|flip", 4),
         ("decode|resize(32)|pad_reflect(4)|random_crop(32)|flip|cutout(8)|normalize", 2),
         ("decode|pad_reflect(4)|random_crop(32)|flip|cutout(8)", 3),
         ("decode|resize(32)|rotate(10)|flip", 3),
-        ("decode_random_crop(224)|color_jitter(0.5)|normalize", 2),
         ("decode_random_crop(224)|color_jitter(0.5)|mixup(0.2)", 2),
         ("decode|multi_crop(5, 24)|flip", 2),
     ],
@@ -76,10 +68,9 @@ def test_boxes_and_masks_keep_a_chain_off_batches_but_for_what_leaves_them_alone
     assert split_position(parse_ops("decode|resize(32)|flip|normalize"), moves_targets=True) == 3
 
 
-@pytest.mark.parametrize("spec", ["decode|mixup(0.2)", "decode|resize_short(32)|cutmix(1.0)|normalize"])
-def test_images_of_many_sizes_cannot_be_mixed(spec):
+def test_images_of_many_sizes_cannot_be_mixed():
     with pytest.raises(OptionError, match="must have one size by then"):
-        split_position(parse_ops(spec))
+        split_position(parse_ops("decode|resize_short(32)|cutmix(1.0)|normalize"))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +86,7 @@ def test_images_that_are_too_small_are_named_before_anything_runs(spec, message)
         apply_batch_ops(parse_ops(f"decode|{spec}")[1:], tf.constant(IMAGES), DRAWS)
 
 
-@pytest.mark.parametrize("spec", ["mixup(0.4)", "cutmix(1.0)", "mixup(1.0)|cutmix(1.0)"])
+@pytest.mark.parametrize("spec", ["mixup(1.0)|cutmix(1.0)", "cutmix(1.0)"])
 def test_labels_mix_by_the_share_of_the_pixels(spec):
     ops = parse_ops(f"decode|{spec}")[1:]
     # Images of one value, which is the number of the image, tell by their mean what they are mixed of.
@@ -137,7 +128,7 @@ def test_labels_stay_where_no_op_mixes():
     np.testing.assert_array_equal(whole, part)
 
 
-@pytest.mark.parametrize("alpha", [0.05, 0.2, 0.4, 1.0, 2.0, 8.0, 10.0])
+@pytest.mark.parametrize("alpha", [0.05, 0.4, 10.0])
 def test_shares_come_from_the_beta_distribution(alpha):
     steps = (np.arange(100_000) + 0.5) / 100_000
     shares = beta(tf_ops, alpha, tf.constant(steps, tf.float32)).numpy()
