@@ -9,11 +9,10 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs.errors import BadImage
-from beam_jobs.images import normalise
 from beam_jobs.images.header import tiff
 from beam_jobs.images.header.read import read_header
 from tests.make_images import jpeg, png
-from trainer.input.orientation import orientation_of, upright
+from trainer.input.orientation import orientation_of
 
 READ = {
     kind: tf.function(
@@ -57,7 +56,6 @@ BLOCKS = {
     "twice": block(entries=((0x0112, 3, 3), (0x0112, 3, 6))),
     "long": block(entries=((0x0112, 4, 6),)),
     "nine": block(entries=((0x0112, 3, 9),)),
-    "none": block(entries=((0x010F, 2, 1),)),
     "empty": block(entries=()),
     "cut": block()[:-4],  # right behind the value
     "cut_value": block()[:-5],
@@ -115,11 +113,3 @@ def test_damaged_files_that_the_ingest_reads_have_its_orientation(kind):
             assert int(READ[kind](tf.constant(bytes(data)))) == header.orientation, bytes(data[:80])
             seen.add(header.orientation)
     assert {1, 6} <= seen
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_pixels_are_turned_as_the_ingest_turns_them(orientation):
-    pixels = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
-    np.testing.assert_array_equal(
-        upright(tf.constant(pixels), tf.constant(orientation)), normalise.upright(pixels, orientation)
-    )

@@ -55,12 +55,9 @@ def test_raw_records_come_out_pixel_for_pixel(raw, training):
     assert seen == len(expected) // 4 * 4 > 0 if training else seen == len(expected)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_raw_datasets_feed_training_and_evaluation(raw, training):
-    given = InputOptions(image_side_px=16, batch_size=4)
-    features, label = next(iter(make_dataset(str(raw), "train", given, training=training)))
+def test_raw_datasets_feed_the_usual_ops_of_training(raw):
+    features, _ = next(iter(make_dataset(str(raw), "train", InputOptions(image_side_px=16, batch_size=4), True)))
     assert features["image"].shape == (4, 16, 16, 3)
-    assert set(label.numpy()) <= {0, 1}
     assert features["image"].numpy().std() > 1
 
 
@@ -99,8 +96,7 @@ def test_whole_batches_hold_what_single_images_do(raw):
         )
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 64])
-@pytest.mark.parametrize("parse_batch", [1, 4])
+@pytest.mark.parametrize(("batch_size", "parse_batch"), [(1, 4), (3, 1), (64, 4)])
 def test_whole_batches_keep_their_size_whatever_is_parsed_together(raw, batch_size, parse_batch):
     given = options(image_side_px=24, batch_size=batch_size, parse_batch=parse_batch, eval_ops="decode")
     count = manifest.load(str(raw)).split("train").records
