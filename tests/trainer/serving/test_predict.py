@@ -12,10 +12,10 @@ from PIL import Image
 from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.options import ImageLimits
 from tests.beam_jobs.broken_decoder import broken_decoders
-from tests.make_images import encode, rotated_jpeg
+from tests.make_images import encode
 from trainer.ops import parse_ops
 from trainer.serving.export import export
-from trainer.serving.predict import Prediction, load_model, newest_version, predict
+from trainer.serving.predict import load_model, newest_version, predict
 from trainer.serving.spec import ServingSpec
 
 
@@ -56,7 +56,6 @@ def test_a_photograph_held_upside_down_is_set_upright_first(sky_model, write):
     stored = encode(sky(255, 0), "JPEG", exif=upside_down.tobytes())
     paths = [write("stored.jpg", stored), write("plain.jpg", encode(sky(255, 0), "JPEG"))]
     assert [prediction.text for prediction in predict(str(sky_model), paths)] == ["dark", "light"]
-    assert predict(str(sky_model), [write("other.jpg", rotated_jpeg(6))])[0].path.endswith("other.jpg")
 
 
 def test_a_model_of_several_labels_gives_every_label_over_the_threshold(tmp_path, write):
@@ -96,22 +95,22 @@ def test_more_files_than_one_batch_keep_their_order(sky_model, write):
     paths = [light if index % 3 else dark for index in range(130)]
     found = predict(str(sky_model), paths)
     assert [prediction.text for prediction in found] == ["light" if index % 3 else "dark" for index in range(130)]
-    assert isinstance(found[0], Prediction)
     assert predict(str(sky_model), []) == []
 
 
 def test_files_that_cannot_be_used_are_told_and_the_others_classified(sky_model, write, tmp_path):
     light, broken = write("light.png", encode(sky(255, 0), "PNG")), write("broken.jpg", b"hello")
+    torn = write("torn.png", encode(sky(1, 2), "PNG")[:60])
     refused: list[tuple[str, str]] = []
     found = predict(
         str(sky_model),
-        [broken, light, str(tmp_path / "absent.png"), light],
+        [broken, light, torn, str(tmp_path / "absent.png"), light],
         lambda path, error: refused.append((path, str(error))),
     )
     assert [prediction.path for prediction in found] == [light, light]
-    assert [path for path, _ in refused] == [broken, str(tmp_path / "absent.png")]
-    assert "not_an_image" in refused[0][1]
-    assert "No such file" in refused[1][1]
+    assert [path for path, _ in refused] == [broken, torn, str(tmp_path / "absent.png")]
+    for (_, said), reason in zip(refused, ["not_an_image", "undecodable", "No such file"], strict=True):
+        assert reason in said
 
 
 def test_the_folder_of_versions_serves_its_newest(sky_model, tmp_path, write):
@@ -129,14 +128,9 @@ def test_the_folder_of_versions_serves_its_newest(sky_model, tmp_path, write):
 @pytest.mark.parametrize("name", ["", "absent"])
 def test_a_folder_without_a_model_is_refused(tmp_path, name):
     path = str(tmp_path / name)
+    (tmp_path / "12").mkdir()  # a number, and yet no version
     with pytest.raises(OptionError, match=f"^{re.escape(path)} holds no model; give the folder"):
         predict(path, [])
-
-
-def test_a_numbered_folder_without_a_model_is_no_version(tmp_path):
-    (tmp_path / "12").mkdir()
-    with pytest.raises(OptionError, match="holds no model"):
-        newest_version(str(tmp_path))
 
 
 def test_a_half_pushed_version_does_not_hide_the_whole_one_before(sky_model, tmp_path):
@@ -154,21 +148,6 @@ def test_a_model_of_another_kind_is_refused(tmp_path, write):
         predict(str(tmp_path / "foreign"), [light])
     with pytest.raises(OptionError, match="foreign was not exported by feedline: it has no signature evaluate"):
         load_model(str(tmp_path / "foreign"))
-
-
-@pytest.mark.parametrize(
-    ("name", "data", "message"),
-    [
-        ("text.jpg", b"hello", "text.jpg is not a usable image: not_an_image: it starts with b'hello'"),
-        ("empty.jpg", b"", "empty.jpg is not a usable image: empty_file: the file has 0 bytes"),
-        ("torn.png", encode(sky(1, 2), "PNG")[:60], "torn.png is not a usable image: undecodable"),
-        ("small.png", encode(sky(1, 2)[:4], "PNG"), "small.png is not a usable image: too_small: 40x4 pixels"),
-    ],
-)
-def test_a_file_that_is_no_usable_image_is_refused_by_name_and_reason(sky_model, write, name, data, message):
-    path = write(name, data)
-    with pytest.raises(SourceError, match=re.escape(message)):
-        predict(str(sky_model), [path])
 
 
 def test_a_file_that_cannot_be_read_is_refused(sky_model, tmp_path):

@@ -82,12 +82,12 @@ def source(kind: str, orientation: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> dict[str, Path]:
-    """Key -> file: every format in every orientation, in one class."""
+    """Key -> file: the two formats of most photographs in every orientation, the others in two, in one class."""
     folder = tmp_path_factory.mktemp("table") / "source" / "all"
     folder.mkdir(parents=True)
     found = {}
     for kind in GRAPH_FORMATS + OTHER_FORMATS:
-        for orientation in range(1, 9) if kind in GRAPH_FORMATS else (1,) if kind in ("gif", "bmp") else (1, 6):
+        for orientation in range(1, 9) if kind in ("jpeg", "png") else (1,) if kind in ("gif", "bmp") else (1, 6):
             name = f"{kind}-{orientation}.{kind.partition('_')[0]}"
             (folder / name).write_bytes(source(kind, orientation))
             found[f"all/{name}"] = folder / name
@@ -127,15 +127,11 @@ def evaluated(table) -> dict[str, np.ndarray]:
     return found
 
 
-def test_the_oracle_has_every_row_and_tells_orientations_apart(evaluated, files):
-    assert evaluated.keys() == files.keys()
-    for kind in GRAPH_FORMATS:
-        answers = {answer.tobytes() for key, answer in evaluated.items() if key.startswith(f"all/{kind}-")}
-        assert len(answers) == 8, kind
-
-
 def test_predict_answers_of_a_file_what_evaluation_answers_of_its_record(table, evaluated, files):
     _, _, model = table
+    assert evaluated.keys() == files.keys()
+    turned = {evaluated[f"all/png-{orientation}.png"].tobytes() for orientation in range(1, 9)}
+    assert len(turned) == 8, "equal answers would say nothing"
     for key, prediction in zip(files, predict(str(model), [str(path) for path in files.values()]), strict=True):
         assert prediction.probability == pytest.approx(evaluated[key].max(), abs=1e-6), key
         assert prediction.label == evaluated[key].argmax(), key
@@ -146,6 +142,7 @@ def test_the_signature_of_evaluation_answers_what_evaluation_does(table, evaluat
     records = records_of(out, "eval")
     keys = [record.decode(payload)[record.FILENAME][0].decode() for payload in records]
     answers = tf.saved_model.load(str(model)).signatures[EVALUATE_SIGNATURE](examples=tf.constant(records))
+    assert answers.keys() == {PROBABILITIES}
     for key, answer in zip(keys, answers[PROBABILITIES].numpy(), strict=True):
         np.testing.assert_allclose(answer, evaluated[key], atol=1e-6, err_msg=key)
 
@@ -162,7 +159,7 @@ def test_the_serving_signature_answers_of_a_jpeg_or_png_file_what_evaluation_ans
         np.testing.assert_allclose(answer, evaluated[key], atol=1 / 256, err_msg=key)
 
 
-@pytest.mark.parametrize("kind", OTHER_FORMATS)
+@pytest.mark.parametrize("kind", ["webp", "tiff"])
 def test_the_serving_signature_refuses_other_formats_and_says_what_to_do(files, kind):
     data = files[f"all/{kind}-1.{kind.partition('_')[0]}"].read_bytes()
     with pytest.raises(tf.errors.InvalidArgumentError, match="neither JPEG nor PNG; convert it, or use `feedline pred"):
