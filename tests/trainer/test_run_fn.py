@@ -39,6 +39,11 @@ def test_the_history_has_an_entry_an_epoch_and_says_what_it_is_of(trained):
     assert {name: len(series) for name, series in history.items()} == dict.fromkeys(history, 2)
     assert all(math.isfinite(value) for series in history.values() for value in series)
     assert all(value > 0 for value in history["train_seconds"])
+    assert written["input_wait"] == pytest.approx(np.mean(history["input_wait"]))
+    assert 0 <= written["input_wait"] <= 1
+    assert written["exported"] == "last"
+    assert written["spread"]["val_accuracy"]["mean"] == pytest.approx(np.mean(history["val_accuracy"]))
+    assert written["spread"]["val_loss"]["count"] == len(history["val_loss"])
 
 
 def test_the_exported_model_knows_the_classes_and_serves_the_records(trained):
@@ -133,19 +138,6 @@ def test_the_best_epoch_of_a_training_that_diverged_is_exported_and_marked(train
 
 def test_the_dataset_lies_above_the_splits():
     assert dataset_dir(["/data/examples/7/Split-train/*"]) == "/data/examples/7"
-
-
-def test_the_history_sums_up_the_wait_for_input_and_says_what_was_exported(trained):
-    written = history_of(trained.log)
-    assert written["input_wait"] == pytest.approx(np.mean(written["history"]["input_wait"]))
-    assert 0 <= written["input_wait"] <= 1
-    assert written["exported"] == "last"
-
-
-def test_the_history_holds_the_spread_of_the_last_evaluations(trained):
-    written = history_of(trained.log)
-    assert written["spread"]["val_accuracy"]["mean"] == pytest.approx(np.mean(written["history"]["val_accuracy"]))
-    assert written["spread"]["val_loss"]["count"] == len(written["history"]["val_loss"])
 
 
 def test_checkpoints_are_gone_once_the_model_is_exported(trained):

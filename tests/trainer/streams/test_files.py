@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import zlib
@@ -70,8 +69,7 @@ def contents(stream) -> list[tuple]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("kind", "training"), [("GZIP", True), ("ZLIB", False)])
 def test_compressed_files_read_equal_to_plain_ones(written, kind, training):
     plain = contents(stream_of(written[""], training, shuffle="window"))
     assert len(plain) == 60
@@ -98,9 +96,9 @@ def test_training_reads_every_record_once_an_epoch_in_another_order(written):
     assert greys(stream_of(written[""], shuffle="window")) == orders[0]
 
 
-@pytest.mark.parametrize("change", [{"threads": 1}, {"parse_batch": 7}, {"prefetch_batches": 5}], ids=str)
-def test_speed_settings_change_no_record(written, change):
-    assert contents(stream_of(written[""], **change)) == contents(stream_of(written[""]))
+def test_speed_settings_change_no_record(written):
+    changed = stream_of(written[""], threads=1, parse_batch=7, prefetch_batches=5)
+    assert contents(changed) == contents(stream_of(written[""]))
 
 
 def test_the_window_is_counted_in_bytes(written):
@@ -111,8 +109,7 @@ def test_the_window_is_counted_in_bytes(written):
     assert 2 <= max(moved) <= 6  # a record comes early by no more than the window
 
 
-@pytest.mark.parametrize("mode", ["window", "none"])
-@pytest.mark.parametrize("records", [1, 60])
+@pytest.mark.parametrize(("mode", "records"), [("window", 1), ("none", 60)])
 def test_starting_later_gives_exactly_what_was_left(written, mode, records):
     whole = contents(stream_of(written["GZIP"], shuffle=mode, epochs=3))
     start = Position(epoch=1, records=records)
@@ -191,7 +188,6 @@ def test_labels_come_from_an_index_a_name_or_several(written, layout, labels):
     [
         ({"image": "picture"}, r"x\.tfrecord-00000-of-00003: there is no feature 'picture'; known are both, id, image"),
         ({"label": "lable"}, r"there is no feature 'lable'; did you mean label\?"),
-        ({"key": "key"}, r"there is no feature 'key'"),
         ({"label": "name"}, r"the feature 'name' holds bytes; the layout wants whole numbers there"),
         ({"image": "number"}, r"the feature 'number' holds whole numbers; the layout wants bytes there"),
     ],
@@ -216,7 +212,7 @@ def test_a_class_that_is_not_in_the_list_is_an_error(written):
         list(stream_of(written[""], layout=layout))
 
 
-@pytest.mark.parametrize(("kind", "claimed"), itertools.permutations(["", "GZIP", "ZLIB"], 2))
+@pytest.mark.parametrize(("kind", "claimed"), [("", "GZIP"), ("GZIP", "ZLIB"), ("ZLIB", "")])
 def test_the_wrong_compression_is_a_clear_error_before_anything_is_read(written, kind, claimed):
     expected = (
         rf"of-00003 is not what compression='{claimed.lower() or 'none'}' says: it begins like {kind.lower() or 'none'}"
@@ -236,10 +232,16 @@ def torn(source: str, folder: Path, keep) -> tuple[str, Path]:
     return str(folder / "x*"), victim
 
 
-@pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])
-@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
-    "keep", [lambda size: size // 2, lambda size: size - 1, lambda size: 15], ids=["half", "end", "head"]
+    ("kind", "training", "keep"),
+    [
+        ("GZIP", True, lambda size: size // 2),
+        ("ZLIB", False, lambda size: size // 2),
+        ("GZIP", False, lambda size: size - 1),
+        ("ZLIB", True, lambda size: size - 1),
+        ("GZIP", True, lambda size: 15),
+    ],
+    ids=["gzip, half", "zlib, half", "gzip, without its end", "zlib, without its end", "gzip, its head"],
 )
 def test_a_torn_compressed_file_is_an_error_that_names_it(written, tmp_path, kind, training, keep):
     pattern, victim = torn(written[kind], tmp_path / "torn", keep)
@@ -321,17 +323,6 @@ def test_a_plain_record_whose_length_looks_like_zlib_is_read_as_plain(tmp_path):
     with pytest.raises(zlib.error):
         zlib.decompress((tmp_path / "a.tfrecord").read_bytes())
     assert greys(stream_of(str(tmp_path / "a*"))) == [3]
-
-
-def test_interleaved_evaluation_disturbs_no_training(written):
-    alone = greys(stream_of(written[""], shuffle="window", epochs=2))
-    evaluation = stream_of(written["GZIP"], training=False)
-    mixed = []
-    for step, (features, _) in enumerate(stream_of(written[""], shuffle="window", epochs=2)):
-        mixed.append(int(features["key"].numpy()[0]))
-        if step % 40 == 7:
-            assert greys(evaluation) == list(range(60))
-    assert mixed == alone
 
 
 def test_open_files_do_not_grow_with_the_number_of_files(tmp_path):

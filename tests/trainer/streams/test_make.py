@@ -25,14 +25,8 @@ SIDE = 8
 
 
 def options(**values) -> InputOptions:
-    given = {
-        "image_side_px": SIDE,
-        "batch_size": 1,
-        "threads": 2,
-        "shuffle": "none",
-        "train_ops": f"decode|resize({SIDE})",
-    }
-    return InputOptions(**{**given, "eval_ops": f"decode|resize({SIDE})", **values})
+    given = {"image_side_px": SIDE, "batch_size": 1, "threads": 2, "shuffle": "none"}
+    return InputOptions(**{**given, **dict.fromkeys(("train_ops", "eval_ops"), f"decode|resize({SIDE})"), **values})
 
 
 def image_of(grey: int) -> bytes:
@@ -55,25 +49,12 @@ def greys(stream) -> list[int]:
     return [key for key, _, _ in flat(stream)]
 
 
-def draws_of(stream) -> dict[int, tuple]:
-    return {
-        int(key): tuple(draw) for f, _ in stream for key, draw in zip(f["key"].numpy(), f["draw"].numpy(), strict=True)
-    }
-
-
-def test_a_generator_is_delivered_in_its_order_with_key_image_and_label():
+@pytest.mark.parametrize("training", [True, False])
+def test_a_generator_is_delivered_in_its_order_with_the_features_of_make_dataset(shades, training):
     given = items(*range(40))
-    for training in (True, False):
-        stream = make_stream(lambda: iter(given), options(parse_batch=7), classes=2, training=training)
-        assert list(flat(stream)) == [(grey, grey, grey % 2) for grey in range(40)]
-
-
-def test_the_features_are_those_of_make_dataset(shades):
-    for training in (True, False):
-        given = options(batch_size=4)
-        stream = make_stream(lambda: items(1), given, classes=2, training=training)
-        published = make_dataset(str(shades), "train", given, training)
-        assert stream.element_spec == published.element_spec
+    stream = make_stream(lambda: iter(given), options(parse_batch=7), classes=2, training=training)
+    assert list(flat(stream)) == [(grey, grey, grey % 2) for grey in range(40)]
+    assert stream.element_spec == make_dataset(str(shades), "train", options(), training).element_spec
 
 
 def test_images_without_labels_and_with_many():
@@ -84,10 +65,9 @@ def test_images_without_labels_and_with_many():
     assert [label for _, _, label in flat(stream)] == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_batches_that_no_memory_holds_are_refused(training):
+def test_batches_that_no_memory_holds_are_refused():
     with pytest.raises(OptionError, match="batch_size is 9000000000: .* images fit$"):
-        make_stream(lambda: items(1), options(batch_size=9_000_000_000), classes=2, training=training)
+        make_stream(lambda: items(1), options(batch_size=9_000_000_000), classes=2, training=True)
 
 
 def test_zeros_at_the_end_of_an_image_and_a_key_stay():
@@ -116,11 +96,7 @@ def test_an_epoch_ends_by_return_and_the_source_is_opened_again():
     assert greys(make_stream(source, options(), classes=2, training=True, epochs=2)) == [0, 1, 2, 10, 11, 12]
     opened.clear()
     endless = make_stream(source, options(batch_size=2), classes=2, training=True, epochs=FOREVER)
-    assert list(itertools.islice(greys_forever(endless), 8)) == [0, 1, 2, 10, 11, 12, 20, 21]
-
-
-def greys_forever(stream):
-    return (key for key, _, _ in flat(stream))
+    assert [key for key, *_ in itertools.islice(flat(endless), 8)] == [0, 1, 2, 10, 11, 12, 20, 21]
 
 
 def test_batches_run_across_the_seam_and_only_training_drops_the_end():
@@ -294,7 +270,6 @@ def test_a_source_that_cannot_be_opened_is_an_error_of_its_own():
         (("k", b"x", 2), "a source gave the label int 2 of `k`; it must be a whole number from 0 to 1"),
         (("k", b"x", -1), "it must be a whole number from 0 to 1"),
         (("k", b"x", "cat"), "a source gave the label str `cat` of `k`"),
-        (("k", b"x", None), "a source gave the label NoneType None of `k`"),
         (("k", b"x", [0]), "a source gave the label list [0] of `k`"),
     ],
 )
@@ -349,7 +324,8 @@ def test_starting_later_gives_exactly_what_was_left(mode):
 def test_draws_derive_from_seed_key_and_epoch_alone():
     def draws(seed=0, epoch=0, order=(1, 2, 3)):
         start = Position(epoch=epoch)
-        return draws_of(make_stream(lambda: items(*order), options(seed=seed), classes=2, training=True, start=start))
+        stream = make_stream(lambda: items(*order), options(seed=seed), classes=2, training=True, start=start)
+        return {int(features["key"].numpy()[0]): tuple(features["draw"].numpy()[0]) for features, _ in stream}
 
     first = draws()
     assert len(set(first.values())) == 3
@@ -397,8 +373,7 @@ def test_options_that_mean_nothing_for_a_stream_are_refused(change, message):
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("ending", ["return", "raise SystemExit(3)"])
-def test_a_source_that_never_answers_does_not_keep_the_interpreter(ending):
+def test_a_source_that_never_answers_does_not_keep_the_interpreter():
     program = f"""
         import threading
         from trainer.options import InputOptions
@@ -411,10 +386,10 @@ def test_a_source_that_never_answers_does_not_keep_the_interpreter(ending):
             iterator = iter(make_stream([silent, silent], given, classes=1, training=True))
             print(len(next(iterator)[0]["key"]), len(next(iterator)[0]["key"]), flush=True)
             globals()["kept"] = iterator
-            {ending}
+            raise SystemExit(3)
         main()
     """
     run = [sys.executable, "-c", textwrap.dedent(program)]
     done = subprocess.run(run, capture_output=True, text=True, timeout=200)  # most of it is importing TensorFlow
     assert done.stdout == "1 1\n", done.stderr[-2000:]
-    assert done.returncode == (3 if "3" in ending else 0), done.stderr[-2000:]
+    assert done.returncode == 3, done.stderr[-2000:]
