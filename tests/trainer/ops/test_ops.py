@@ -111,8 +111,8 @@ def test_eager_and_tf_data_give_the_same_pixels_and_static_shapes(name):
         np.testing.assert_array_equal(eager.numpy(), image)
 
 
-@pytest.mark.parametrize("name", sorted(CHAINS))
-def test_only_random_ops_depend_on_the_draw_and_equal_draws_give_equal_images(name):
+@pytest.mark.parametrize("name", sorted(RANDOM))
+def test_random_ops_depend_on_the_draw_and_equal_draws_give_equal_images(name):
     ops = parse_ops(CHAINS[name][0])
     image = {IMAGE: tf.constant(png(4))}
     made = tf.function(lambda draw: apply_ops(ops, image, draw)[IMAGE])
@@ -121,8 +121,8 @@ def test_only_random_ops_depend_on_the_draw_and_equal_draws_give_equal_images(na
         return [made(draw_of(first, epoch)).numpy().tobytes() for first, _ in DRAWS]
 
     assert seen(3) == seen(3)
-    assert (len(set(seen(3))) > 1) == (name in RANDOM)
-    assert (seen(4) != seen(3)) == (name in RANDOM)
+    assert len(set(seen(3))) > 1
+    assert seen(4) != seen(3)
 
 
 def test_two_random_ops_of_a_chain_draw_apart():
