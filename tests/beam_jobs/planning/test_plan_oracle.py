@@ -23,7 +23,7 @@ from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
 from beam_jobs.planning.plan import Plan, make_plan
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref
-from tests.beam_jobs.test_plan_append import published
+from tests.beam_jobs.planning.test_plan_append import published
 from tests.make_images import crop, encode
 
 KINDS = ("copies", "group", "near duplicates")
