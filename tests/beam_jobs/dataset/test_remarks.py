@@ -21,21 +21,20 @@ def warnings(tmp_path: Path, classes: tuple[str, ...], pattern: str = "") -> tup
     return ingest.run(IngestOptions(source=source, out=str(tmp_path / "out"), splits={"all": 1})).remarks.warnings
 
 
-@pytest.mark.parametrize("pattern", ["", "/*/*.jpg"])
 @pytest.mark.parametrize(
-    ("classes", "warning"),
+    ("classes", "pattern", "warning"),
     [
-        (("Test", "train", "val"), "all classes are named like splits (Test, train, val): "),
-        (("span-1", "span-2"), "all classes are named like batches (span-1, span-2): "),
-        (("batch_07",), "all classes are named like batches (batch_07): "),
+        (("Test", "train", "val"), "", "all classes are named like splits (Test, train, val): "),
+        (("span-1", "span-2"), "/*/*.jpg", "all classes are named like batches (span-1, span-2): "),
+        (("batch_07",), "", "all classes are named like batches (batch_07): "),
     ],
 )
-def test_folders_of_splits_and_batches_are_no_classes_in_silence(tmp_path, classes, warning, pattern):
+def test_folders_of_splits_and_batches_are_no_classes_in_silence(tmp_path, classes, pattern, warning):
     (found,) = warnings(tmp_path, classes, pattern)
     assert found.startswith(warning)
 
 
-@pytest.mark.parametrize("classes", [("train", "bus"), ("1", "2"), ("n01440764", "n01443537"), ("class1", "class2")])
+@pytest.mark.parametrize("classes", [("train", "bus"), ("n01440764", "n01443537"), ("class1", "class2")])
 def test_classes_with_names_of_their_own_are_not_warned_of(tmp_path, classes):
     assert warnings(tmp_path, classes) == ()
 
@@ -49,11 +48,7 @@ def test_a_column_of_a_table_may_name_classes_like_splits(tmp_path):
 
 @pytest.mark.parametrize(
     ("classes", "shown"),
-    [
-        (("Cat", "cat", "dog"), "'Cat' and 'cat'"),
-        ((COMPOSED, DECOMPOSED), "'Ka\\u0308fer' and 'K\\xe4fer'"),
-        (("CAT", "Cat", "cat"), "'CAT', 'Cat' and 'cat'"),
-    ],
+    [((COMPOSED, DECOMPOSED), "'Ka\\u0308fer' and 'K\\xe4fer'"), (("CAT", "Cat", "cat"), "'CAT', 'Cat' and 'cat'")],
 )
 def test_classes_that_look_alike_are_named(tmp_path, classes, shown):
     (found,) = warnings(tmp_path, classes)

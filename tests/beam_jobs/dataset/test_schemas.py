@@ -22,14 +22,6 @@ REF = make_ref(
 FACTS = make_facts(normalised="alpha", dhash=-(2**63), crc32c=2**32 - 1, mask_crc32c=2**32 - 1, source_height=120)
 
 
-def test_a_reference_survives_its_row_and_the_file(tmp_path):
-    path = str(tmp_path / "refs.parquet")
-    schemas.write(path, [schemas.ref_row(REF), schemas.ref_row(make_ref())], schemas.REFS)
-    table = schemas.read(path)
-    assert table.schema == schemas.REFS
-    assert [schemas.ref_of(row) for row in table.to_pylist()] == [REF, make_ref()]
-
-
 def test_extra_columns_are_stored_as_readable_json_in_one_order():
     assert schemas.ref_row(REF)["extra"] == '{"a": [1, 2], "b": 1.5, "ä": "ö"}'
 
@@ -40,13 +32,9 @@ OBJECT = ImageObject(label="猫", bbox=(0.1, 2.0, 3.5, 4.0), crowd=True, area=1e
 @pytest.mark.parametrize(
     "said",
     [
-        Annotations(labels=("a", "ß")),
         Annotations(labels=()),  # of no class, which is not the same as not said
-        Annotations(objects=()),
         Annotations(objects=(OBJECT, ImageObject(label="b", bbox=(0.0, 0.0, 1.0, 1.0))), size=(60, 80)),
-        Annotations(objects=(ImageObject(label="c", bbox=(0.0, 0.0, 1.0, 1.0), segmentation={"size": [1, 2]}),)),
         Annotations(mask="masks/ä.png", weight=0.25),
-        Annotations(weight=0.0),
     ],
 )
 def test_annotations_survive_their_cell(said):
@@ -54,12 +42,7 @@ def test_annotations_survive_their_cell(said):
     assert schemas.annotations_of(text) == said
     # Cells are compared and hashed, so equal annotations must be equal text, whoever read them back.
     assert schemas.ref_row(make_ref(annotations=schemas.annotations_of(text)))["annotations"] == text
-    assert schemas.ref_of(schemas.ref_row(make_ref(annotations=said))).annotations == said
-
-
-def test_no_annotations_are_an_empty_cell():
     assert schemas.ref_row(make_ref())["annotations"] == ""
-    assert schemas.annotations_of("") is None
 
 
 def test_where_the_stored_bytes_lie_is_in_the_row_of_the_image_and_its_mask():
@@ -74,13 +57,8 @@ def test_facts_survive_their_row_and_the_file(tmp_path):
     schemas.write(path, [schemas.examined_row(REF, FACTS)], schemas.EXAMINED)
     (row,) = schemas.read(path).to_pylist()
     assert schemas.facts_of(row) == FACTS
-    assert {name: row[name] for name in ("key", "uri", "label", "group", "split")} == {
-        "key": "猫/a.jpg",
-        "uri": "猫/a.jpg",
-        "label": "猫",
-        "group": "g",
-        "split": "eval",
-    }
+    names = ("key", "uri", "label", "group", "split")
+    assert [row[name] for name in names] == ["猫/a.jpg", "猫/a.jpg", "猫", "g", "eval"]
 
 
 def test_size_and_time_of_the_source_file_stay_out_of_the_examined_table():
@@ -90,16 +68,9 @@ def test_size_and_time_of_the_source_file_stay_out_of_the_examined_table():
 
 
 def test_a_reject_fills_its_row():
-    reject = Reject(key="k", uri="u", stage="scan", reason="no_label", detail="d", bytes=3)
-    assert schemas.reject_row(reject) == {
-        "key": "k",
-        "uri": "u",
-        "stage": "scan",
-        "reason": "no_label",
-        "detail": "d",
-        "bytes": 3,
-    }
-    assert list(schemas.reject_row(reject)) == schemas.REJECTS.names
+    fields = {"key": "k", "uri": "u", "stage": "scan", "reason": "no_label", "detail": "d", "bytes": 3}
+    assert list(schemas.reject_row(Reject(**fields)).items()) == list(fields.items())
+    assert list(fields) == schemas.REJECTS.names
 
 
 def test_the_published_schema_is_the_one_readers_know():
@@ -123,11 +94,7 @@ def test_tables_are_joined_in_order(tmp_path):
     for path, key in zip(paths, ["first", "second"], strict=True):
         schemas.write(path, [schemas.ref_row(make_ref(key))], schemas.REFS)
     assert schemas.concat(paths, schemas.REFS)["key"].to_pylist() == ["first", "second"]
-
-
-def test_no_table_joins_to_an_empty_one():
-    joined = schemas.concat([], schemas.REJECTS)
-    assert (joined.schema, len(joined)) == (schemas.REJECTS, 0)
+    assert schemas.concat([], schemas.REJECTS).schema == schemas.REJECTS
 
 
 def test_a_missing_table_and_a_damaged_one_are_told_apart(tmp_path):
@@ -143,6 +110,6 @@ def test_a_process_that_has_read_a_table_ends_well(tmp_path):
     path = str(tmp_path / "table.parquet")
     schemas.write(path, [schemas.ref_row(make_ref())], schemas.REFS)
     code = "import sys; from beam_jobs.dataset import schemas; schemas.read(sys.argv[1])"
-    for _ in range(8):
+    for _ in range(4):
         done = subprocess.run([sys.executable, "-W", "ignore", "-c", code, path], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import math
 
-import numpy as np
 import pytest
 
 from beam_jobs.dataset.user_columns import fits_float32, float32_changes, mismatch
@@ -13,13 +12,10 @@ from beam_jobs.dataset.user_columns import fits_float32, float32_changes, mismat
     ("number", "fits"),
     [
         (0.1, True),  # printed as 0.1 by both
-        (float(np.float32(0.1)), True),  # out of a TFRecord
         (48.858370123, False),
-        (1 / 3, False),
         (16777216.0, True),
         (16777217.0, False),
         (123456700.0, False),  # its float32 is printed as 1.234567e+08, and is another whole number
-        (123456704.0, True),
         (16777217, False),
         (1e39, False),
         (1e-50, False),

@@ -27,15 +27,14 @@ def edit_rows(dataset: Path, edit) -> None:
     sealed_as_it_is(dataset)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_sound_dataset_has_no_problem(dataset, threads):
+def test_a_sound_dataset_has_no_problem(dataset):
     loaded: Manifest = manifest.load(str(dataset))
-    result = verify(str(dataset), threads)
+    result = verify(str(dataset), 3)
     assert (result.shards, result.records, result.problems) == (4, 24, [])
     assert result.bytes == sum(info.bytes for info in loaded.splits.values())
 
 
-@pytest.mark.parametrize("position", [0, 9, 500, -1])
+@pytest.mark.parametrize("position", [0, 500, -1])
 def test_a_flipped_byte_names_its_shard(dataset, position):
     data = (dataset / NAME).read_bytes()
     (dataset / NAME).write_bytes(flipped(data, position))
@@ -148,7 +147,7 @@ def test_all_problems_are_named_in_one_run(dataset):
     assert all(name in problems for name in ("notes.txt", NAME, "images.parquet"))
 
 
-@pytest.mark.parametrize("damage", [b"", b"not parquet", None])
+@pytest.mark.parametrize("damage", [b"not parquet", None])
 def test_a_damaged_image_table_is_named_and_the_shards_are_still_read(dataset, damage):
     path = dataset / "images.parquet"
     path.unlink()
@@ -199,10 +198,10 @@ def test_an_image_table_that_unpacks_to_far_more_than_an_honest_one_is_named(dat
 
 
 def test_no_byte_of_the_image_table_can_break_the_verification(dataset):
-    # A damaged table must become a problem or go unseen, never an exception; every 97th byte keeps this short.
+    # A damaged table must become a problem or go unseen, never an exception; every 397th byte keeps this short.
     path = dataset / "images.parquet"
     data = path.read_bytes()
-    for position in range(0, len(data), 97):
+    for position in range(0, len(data), 397):
         path.write_bytes(flipped(data, position))
         with contextlib.suppress(CorruptDataset):
             _rows_by_shard(str(dataset))
@@ -242,9 +241,8 @@ def test_an_edited_class_histogram_is_named(dataset):
         (lambda data: data + b"\n", "after byte {size}"),
         (lambda data: data[:-1], "after byte {less}"),
         (lambda data: data.replace(b"  ", b" \t", 1), "at byte 3"),
-        (lambda data: data.replace(b"{\n", b"{\r", 1), "at byte 1"),
     ],
-    ids=["line end more", "line end less", "tab", "another line end"],
+    ids=["line end more", "line end less", "tab"],
 )
 def test_bytes_of_the_manifest_that_say_nothing_must_be_as_they_were_written(dataset, edit, where):
     path = dataset / "dataset.json"
@@ -289,7 +287,6 @@ def set_image(data: bytes):
 
 WRONG_RECORDS = {
     "label": (set_value(record.LABEL, 77), "label 77 is not"),
-    "negative label": (set_value(record.LABEL, -3), "label -3 is not"),
     "text": (set_value(record.TEXT, b"dog"), r"label \d is not 'dog'"),
     "sha256": (set_value(record.SHA256, b"0" * 64), "the image of '.*' is not the one its sha256 was taken of"),
     "height": (set_value(record.HEIGHT, 3), r"'.*' decodes to \d+x\d+ pixels, its record says otherwise"),
@@ -297,20 +294,11 @@ WRONG_RECORDS = {
     "bomb": (set_image(forged_png(30_000)), "'.*' cannot be decoded: 30000x30000 pixels; max_side_px is 178956970"),
     "no image": (lambda feature: feature.pop(record.ENCODED), "not a record of this format: KeyError"),
     "no label": (lambda feature: feature[record.LABEL].Clear(), "it has 0 labels instead of one"),
-    "two labels": (lambda feature: feature[record.LABEL].int64_list.value.append(0), "it has 2 labels instead of one"),
     "no text": (lambda feature: feature.pop(record.TEXT), r"label \d is not None"),
     "no value": (lambda feature: feature[record.HEIGHT].Clear(), "not a record of this format: IndexError"),
-    "name that is a number": (
-        replace_by(record.FILENAME, "int64", 7),
-        "not a record of this format: feature 'image/filename' holds int, it must hold bytes",
-    ),
     "height that is text": (
         replace_by(record.HEIGHT, "bytes", b"60"),
         "not a record of this format: feature 'image/height' holds bytes, it must hold int",
-    ),
-    "image that is a number": (
-        replace_by(record.ENCODED, "float", 0.5),
-        "not a record of this format: feature 'image/encoded' holds float, it must hold bytes",
     ),
     "name": (set_value(record.FILENAME, b"\xff"), "not a record of this format: UnicodeDecodeError"),
 }

@@ -27,7 +27,7 @@ def resized(data: bytes, plan: Geometry) -> np.ndarray:
     return resize.resized_pixels(data, header, reasons(data, header), plan)
 
 
-ROOMS = [(0.5, 1), (1.99, 1), (2, 2), (3.99, 2), (4, 4), (7.99, 4), (8, 8), (99, 8)]
+ROOMS = [(0.5, 1), (1.99, 1), (2, 2), (7.99, 4), (99, 8)]
 
 
 @pytest.mark.parametrize(("room", "ratio"), ROOMS)
@@ -35,7 +35,7 @@ def test_the_decoder_divides_by_no_more_than_there_is_room_for(room, ratio):
     assert resize.decode_ratio(room) == ratio
 
 
-SIDES = [(427, 1), (214, 1), (213, 2), (107, 2), (106, 4), (54, 4), (53, 8), (8, 8)]
+SIDES = [(214, 1), (213, 2), (54, 4), (53, 8)]
 
 
 @pytest.mark.parametrize(("side", "ratio"), SIDES)
@@ -51,8 +51,11 @@ def test_a_jpeg_is_decoded_smaller_only_as_long_as_it_stays_large_enough(side, r
     assert asked == [ratio]
 
 
-@pytest.mark.parametrize("side", [400, 256, 213, 200, 107, 100, 64, 53, 40, 16])
-@pytest.mark.parametrize("data", [JPEG, encode(PHOTO, "PNG")], ids=["jpeg", "png"])
+@pytest.mark.parametrize(
+    ("data", "side"),
+    [(JPEG, 400), (JPEG, 107), (JPEG, 53), (JPEG, 16), (encode(PHOTO, "PNG"), 213), (encode(PHOTO, "PNG"), 40)],
+    ids=["jpeg", "jpeg halved", "jpeg eighth", "jpeg smallest", "png", "png small"],
+)
 def test_a_smaller_image_is_close_to_the_best_that_pillow_can_do(data, side):
     plan = plan_for(data, side)
     height, width = plan.resized
@@ -77,8 +80,7 @@ def test_a_smaller_decode_shifts_nothing(orientation):
     assert np.abs(pixels - oriented(exact, orientation)).max() < 2.5  # a row further it would be 4.8
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
+@pytest.mark.parametrize(("kind", "orientation"), [("JPEG", 5), ("PNG", 8), ("TIFF", 1), ("WEBP", 6), ("PNG", 4)])
 def test_height_and_width_are_those_of_the_upright_image(kind, orientation):
     data = with_orientation(kind, orientation)
     plan = plan_for(data, 20)

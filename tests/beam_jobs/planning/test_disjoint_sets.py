@@ -29,12 +29,10 @@ def test_sets_are_named_after_their_smallest_member(links, cut):
     ("one", "other"),
     [
         (NUMBERS[:-1], NUMBERS[1:]),
-        (NUMBERS[:0:-1], NUMBERS[-2::-1]),
         (NUMBERS[:-1], np.full(COUNT - 1, COUNT - 1)),
-        (NUMBERS[1:], NUMBERS[1:] // 2),
         (np.random.default_rng(0).permutation(COUNT), np.arange(COUNT)),
     ],
-    ids=["chain", "chain from its end", "star", "tree", "circles"],
+    ids=["chain", "star", "circles"],
 )
 def test_long_and_wide_sets_take_no_time(one, other):
     roots = disjoint_sets.join(NUMBERS, one, other)

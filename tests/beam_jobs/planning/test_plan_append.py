@@ -55,39 +55,18 @@ def looking_like(bits: int = 0, **fields):
     return make_facts(f"{bits} bits", dhash=BASE ^ bits, **fields)
 
 
-def test_existing_images_do_not_move_and_are_not_planned_again():
-    existing = first()
-    plan = append(existing, HALVES, *many(40, start=100))
-    assert sorted(key for split in plan.splits for key in split.images["key"].to_pylist()) == [
-        ref.key for ref, _ in sorted(many(40, start=100), key=lambda image: image[0].key)
-    ]
-    assert {key: where(plan)[key] for key in column(existing, "split")} == column(existing, "split")
-
-
-def test_new_images_that_belong_with_no_other_go_where_they_would_have_gone_at_once():
-    whole = make_plan(examined(*many(200), (make_ref("some cat"), make_facts("cat"))), HALVES)
-    assert where(append(first(), HALVES, *many(160, start=40))) == where(whole)
-
-
-@pytest.mark.parametrize("split", ["train", "eval"])
 @pytest.mark.parametrize(
-    ("fields", "new"),
+    ("split", "fields", "new"),
     [
-        ({}, (make_ref("new"), make_facts("0 bits"))),
-        ({}, (make_ref("new", group="g"), make_facts("another"))),
-        ({"near_duplicates": "group"}, (make_ref("new"), looking_like(7))),
+        ("train", {}, (make_ref("new"), make_facts("0 bits"))),
+        ("eval", {}, (make_ref("new", group="g"), make_facts("another"))),
+        ("train", {"near_duplicates": "group"}, (make_ref("new"), looking_like(7))),
     ],
     ids=["equal", "same group", "alike"],
 )
 def test_new_images_join_the_split_of_existing_ones_they_belong_with(split, fields, new):
     existing = first((make_ref("old", group="g", split=split), looking_like()))
     assert where(append(existing, replace(HALVES, **fields), new))["new"] == split
-
-
-def test_an_existing_image_outweighs_what_the_source_asks_for_the_others():
-    existing = first((make_ref("old", split="eval"), make_facts("x")))
-    plan = append(existing, HALVES, (make_ref("1", split="train"), make_facts("x")), (make_ref("2"), make_facts("x")))
-    assert (where(plan)["1"], where(plan)["2"]) == ("train", "eval")
 
 
 def test_a_new_image_that_ties_existing_groups_moves_none_of_them():
@@ -108,16 +87,6 @@ def test_a_new_image_that_ties_existing_groups_moves_none_of_them():
     assert append(leaky, replace(HALVES, split_conflicts="refuse"), *many(2, start=900)).leaks == ()
 
 
-@pytest.mark.parametrize("policy", ["group", "report"])
-def test_a_new_image_that_looks_like_one_of_each_split_is_reported_when_these_are_grouped(policy):
-    existing = first(
-        (make_ref("1", split="eval"), looking_like()), (make_ref("2", split="train"), looking_like(0b1111))
-    )
-    plan = append(existing, replace(HALVES, near_duplicates=policy), (make_ref("3"), looking_like(0b11)))
-    expected = ["near duplicates: 1 in eval and 2 in train"] if policy == "group" else []
-    assert [str(leak) for leak in plan.leaks] == expected
-
-
 def test_a_split_that_gets_nothing_new_has_no_shard():
     plan = append(first(), HALVES, (make_ref("new", split="eval"), make_facts("new")))
     assert [(split.name, len(split.images), split.shard_count) for split in plan.splits] == [
@@ -125,11 +94,6 @@ def test_a_split_that_gets_nothing_new_has_no_shard():
         ("eval", 1, 1),
     ]
     assert plan.splits[0].images.schema == schemas.PLANNED
-
-
-def test_nothing_new_at_all_is_no_error():
-    plan = append(first(), HALVES)
-    assert [split.shard_count for split in plan.splits] == [0, 0]
 
 
 def test_copies_of_existing_images_are_dropped():
@@ -204,7 +168,7 @@ def test_new_classes_follow_the_old_ones():
     assert [index for split in plan.splits for index in split.images["label_index"].to_pylist()] == [3]
 
 
-@pytest.mark.parametrize("labels", [(), ("b", "a", "cat"), ("a", "b")])
+@pytest.mark.parametrize("labels", [(), ("b", "a", "cat")])
 def test_labels_of_another_dataset_are_refused(labels):
     with pytest.raises(ValueError, match="^the existing images have other class indices; hand over the labels"):
         append(first(), HALVES, labels=labels)
@@ -227,7 +191,7 @@ def test_stratified_cuts_count_new_images_alone():
     assert labels == [["a"] * 20 + ["b"] * 20] * 2
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["", "", "g", "h"])), min_size=10, max_size=24),
     st.randoms(use_true_random=False),

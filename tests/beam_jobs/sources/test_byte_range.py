@@ -9,12 +9,9 @@ from beam_jobs.storage.decompress import PACKINGS
 @pytest.mark.parametrize(
     "fields",
     [
-        {},
-        {"path": "a:b/ü 1.tar"},
-        {"path": "gs://bucket/x.zip"},
+        {"path": "gs://bucket/ü 1.zip"},
         {"path": ""},
-        {"path": "12:x", "feature": "image/encoded"},
-        {"feature": "käse:5:", "path": "a+b"},
+        {"path": "12:x", "feature": "käse:5:"},
         {"offset": 1 << 60, "length": 0},
         *({"method": method} for method in METHODS),
         *({"method": "example", "feature": "f", "packing": packing} for packing in PACKINGS),
@@ -32,7 +29,7 @@ def test_the_text_is_that_of_the_tables_on_disk():
     assert example.text == "example+gzip:12:9:13:image/encodedx"
 
 
-@pytest.mark.parametrize("text", ["", "stored:1:2:0", "stored:a:2:0:x", "stored:1:2:x:y", "cat/a.jpg", "pipe:1:2:0:x"])
+@pytest.mark.parametrize("text", ["", "stored:1:2:0", "stored:1:2:x:y", "pipe:1:2:0:x"])
 def test_other_text_is_no_slice(text):
     with pytest.raises(ValueError, match="."):
         Slice.parse(text)

@@ -38,22 +38,18 @@ TREE = ("cat/a.jpg", "cat/b.PNG", "cat/deep/c.jpg", "cat/deep/er/d.jpg", "dog/a.
 @pytest.mark.parametrize(
     ("pattern", "keys"),
     [
-        ("*/*.jpg", "cat/a.jpg dog/a.jpg"),
         ("*/?.*", "cat/a.jpg cat/b.PNG dog/a.jpg dog/a.txt"),
         ("[!d]*/*", "cat/a.jpg cat/b.PNG"),
         ("**/*.jpg", "cat/a.jpg cat/deep/c.jpg cat/deep/er/d.jpg dog/a.jpg loose.jpg"),
         ("*/**/*.jpg", "cat/a.jpg cat/deep/c.jpg cat/deep/er/d.jpg dog/a.jpg"),
         ("**/deep/**/*.jpg", "cat/deep/c.jpg cat/deep/er/d.jpg"),
-        ("**/**/d.jpg", "cat/deep/er/d.jpg"),
         ("**/**/**/l*", "loose.jpg"),
         ("*/deep/*", "cat/deep/c.jpg"),
         ("*/**", "cat/a.jpg cat/b.PNG cat/deep/c.jpg cat/deep/er/d.jpg dog/a.jpg dog/a.txt"),
-        ("*/", "cat/a.jpg cat/b.PNG dog/a.jpg dog/a.txt"),
         ("./*//a.*", "cat/a.jpg dog/a.jpg dog/a.txt"),
         ("*/*.{jpg,PNG}", "cat/a.jpg cat/b.PNG dog/a.jpg"),
         ("{cat/deep,dog}/*.jpg", "cat/deep/c.jpg dog/a.jpg"),
         ("{cat,c*}/a.jpg", "cat/a.jpg"),
-        ("*/*.gif", ""),
         ("*/../*", ""),
     ],
 )
@@ -84,12 +80,10 @@ def test_without_a_label_column_folders_are_no_classes(tmp_path):
 @pytest.mark.parametrize(
     ("pattern", "base"),
     [
-        ("photos/*/*.jpg", "photos"),
         ("photos/2024-*/x.jpg", "photos"),
         ("/data/photos/{a,b}/*", "/data/photos"),
         ("*.jpg", "."),
         ("/*.jpg", "/"),
-        ("s3://bucket/*/*.jpg", "s3://bucket"),
         ("gs://bucket/dir/a?/x", "gs://bucket/dir"),
     ],
 )
@@ -101,13 +95,6 @@ def test_a_pattern_starts_where_one_stands(tmp_path, monkeypatch):
     monkeypatch.chdir(make(tmp_path, "cat/a.jpg"))
     assert found_by("*/*.jpg") == [("cat/a.jpg", "cat")]
     assert found_by("./c*/*.jpg") == [("cat/a.jpg", "cat")]
-
-
-def test_references_have_size_and_time(tmp_path):
-    make(tmp_path, "cat/a.jpg")
-    (ref,) = GlobSource(f"{tmp_path}/*/*", TableColumns()).entries()
-    assert (ref.uri, ref.bytes) == ("cat/a.jpg", 9)
-    assert ref.mtime_ns == (tmp_path / "cat" / "a.jpg").stat().st_mtime_ns
 
 
 def test_what_is_hidden_is_found_only_when_it_is_asked_for(tmp_path):
@@ -122,10 +109,8 @@ def test_what_is_hidden_is_found_only_when_it_is_asked_for(tmp_path):
     [
         ("**/*", (4, [".git/", "__MACOSX/", "cat/.b.jpg", "cat/Thumbs.db"])),
         ("*/*.jpg", (3, [".git/", "__MACOSX/", "cat/.b.jpg"])),
-        ("cat/*.png", (0, [])),
         ("*/.*", (2, [".git/", "__MACOSX/"])),
         ("{.git,cat}/{*,.*}", (1, ["cat/Thumbs.db"])),
-        ("*", (0, [])),
     ],
 )
 def test_what_would_match_were_it_not_hidden_is_counted(tmp_path, pattern, hidden):

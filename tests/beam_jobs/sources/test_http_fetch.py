@@ -29,13 +29,10 @@ def _short_pauses(monkeypatch):
     ("uri", "url"),
     [
         ("http://x/a.jpg", True),
-        ("https://x/a.jpg", True),
         ("HTTPS://X/a.jpg", True),
         ("s3://x/a.jpg", False),
-        ("ftp://x/a.jpg", False),
         ("cat/http://x", False),
         ("http:/x", False),
-        ("", False),
     ],
 )
 def test_urls_are_told_by_their_scheme(uri, url):
@@ -66,14 +63,14 @@ def test_a_name_and_password_are_sent_to_their_host_and_shown_to_nobody(server):
         assert not any(word in str(caught.value) for word in ("ann", "cret", "hidden"))
 
 
-@pytest.mark.parametrize("code", [400, 403, 404, 410])
+@pytest.mark.parametrize("code", [400, 404])
 def test_an_answer_that_will_stay_is_not_asked_for_again(server, code):
     server.pages["/x"] = status(code)
     assert failure(server, "/x", retries=3) == (RejectReason.NOT_FETCHED, f"HOST answers {code}; 1 attempt")
     assert server.seen["/x"] == 1
 
 
-@pytest.mark.parametrize("code", [429, 500, 502, 503, 504])
+@pytest.mark.parametrize("code", [429, 500, 504])
 def test_an_answer_that_may_pass_is_asked_for_again(server, code):
     server.pages["/x"] = status(code)
     assert failure(server, "/x", retries=2) == (RejectReason.NOT_FETCHED, f"HOST answers {code}; 3 attempts")
@@ -97,7 +94,7 @@ def test_a_pause_the_server_asks_for_takes_the_place_of_ours(server, monkeypatch
     assert fetch(server, "/x", retries=1) == b"image"
 
 
-@pytest.mark.parametrize("wish", ["soon", "", "-1", "9" * 5000, "Wed, 21 Oct 99999999 07:28:00 GMT"])
+@pytest.mark.parametrize("wish", ["soon", "-1", "9" * 5000, "Wed, 21 Oct 99999999 07:28:00 GMT"])
 def test_a_pause_nobody_understands_leaves_ours(server, wish):
     server.pages["/x"] = first(status(503, Retry_After=wish), body(b"image"))
     assert fetch(server, "/x", retries=1) == b"image"
@@ -105,7 +102,7 @@ def test_a_pause_nobody_understands_leaves_ours(server, wish):
 
 @pytest.mark.parametrize(
     ("attempt", "wished", "pause"),
-    [(1, None, 0.5), (2, None, 1.0), (4, None, 4.0), (9, None, 30.0), (9999, None, 30.0), (1, 7, 7), (1, 86400, 60.0)],
+    [(1, None, 0.5), (4, None, 4.0), (9, None, 30.0), (9999, None, 30.0), (1, 7, 7), (1, 86400, 60.0)],
 )
 def test_pauses_grow_to_a_cap(monkeypatch, attempt, wished, pause):
     monkeypatch.undo()
@@ -198,15 +195,7 @@ def test_an_unknown_host_is_asked_for_again_only_when_the_name_server_is_at_faul
 
 @pytest.mark.parametrize(
     "url",
-    [
-        "http://",
-        "http:///x",
-        "http://[::1/x",
-        "http://x:99999/",
-        f"http://{'a' * 70}.x/",
-        "http://a..b/",
-        "http://\x7f/",
-    ],
+    ["http://", "http://[::1/x", "http://x:99999/", f"http://{'a' * 70}.x/", "http://\x7f/"],
 )
 def test_what_is_no_url_is_not_fetched(url):
     with pytest.raises(BadImage, match="^not_fetched: .*; 1 attempt$"):
@@ -225,7 +214,7 @@ def test_an_endless_body_is_cut_at_the_limit(server):
     assert fetch(server, "/x", limit=200_001) == b"x" * 200_001
 
 
-@pytest.mark.parametrize(("limit", "length"), [(10, 10), (len(DATA), len(DATA)), (len(DATA) + 1, len(DATA))])
+@pytest.mark.parametrize(("limit", "length"), [(10, 10), (len(DATA) + 1, len(DATA))])
 def test_no_more_than_the_limit_is_taken_and_the_next_page_is_right(server, limit, length):
     for _ in range(3):
         assert fetch(server, "/a.jpg", limit=limit) == DATA[:length]
@@ -235,12 +224,11 @@ def test_no_more_than_the_limit_is_taken_and_the_next_page_is_right(server, limi
     ("start", "drop"),
     [
         (b"HTTP/1.1 200 OK\r\n\r\n", b"x"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b"x"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
         (b"HTTP/1.1 200 OK\r\nX-Long: ", b"x"),
         (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
     ],
-    ids=["body", "known length", "chunks", "header", "continue"],
+    ids=["body", "chunks", "header", "continue"],
 )
 def test_a_server_that_drips_is_given_up(server, start, drop):
     server.pages["/x"] = dripping(start, drop)
@@ -269,8 +257,7 @@ def test_proxies_of_the_environment_are_not_used(server, monkeypatch):
     assert fetch(server, "/a.jpg", timeout_s=2.1) == DATA
 
 
-@pytest.mark.parametrize("per_host", [1, 3])
-def test_no_more_requests_to_a_host_than_asked_for_run_at_a_time(server, per_host):
+def test_no_more_requests_to_a_host_than_asked_for_run_at_a_time(server):
     lock = threading.Lock()
     inside, most = 0, 0
 
@@ -287,9 +274,9 @@ def test_no_more_requests_to_a_host_than_asked_for_run_at_a_time(server, per_hos
     server.pages["/x"] = counting
     # Waiting for others is no silence of the server: it must not time out.
     with ThreadPoolExecutor(12) as pool:
-        found = list(pool.map(lambda _: fetch(server, "/x", per_host=per_host, timeout_s=0.3), range(24)))
+        found = list(pool.map(lambda _: fetch(server, "/x", per_host=3, timeout_s=0.3), range(24)))
     assert found == [b"image"] * 24
-    assert most == per_host
+    assert most == 3
 
 
 def test_connections_are_used_again(server):
@@ -313,9 +300,7 @@ def test_connections_are_used_again(server):
             "https://b/a.jpg?sp=1&se=2&sr=3&policy=thumb&signed=no",
             "https://b/a.jpg?sp=1&se=2&sr=3&policy=thumb&signed=no",
         ),
-        ("https://b/a.jpg?", "https://b/a.jpg?"),
         ("https://b/sig=1/a.jpg", "https://b/sig=1/a.jpg"),
-        ("a.jpg?sig=1", "a.jpg?sig=1"),
         ("s3://b/a.jpg?sig=1", "s3://b/a.jpg?sig=1"),
     ],
 )

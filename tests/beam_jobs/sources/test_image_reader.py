@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 from beam_jobs import storage
-from beam_jobs.dataset import example_encoder, record, tfrecord
+from beam_jobs.dataset import example_encoder, tfrecord
 from beam_jobs.errors import BadImage, SourceError, Unreadable
 from beam_jobs.sources.byte_range import SPOOL, STORED, Slice
 from beam_jobs.sources.image_reader import Reader, inflate, read_at
@@ -42,7 +42,7 @@ def refusal(reader: Reader, slice_text: str, uri: str = "box") -> tuple[str, str
     return caught.value.reason.value, caught.value.detail
 
 
-@pytest.mark.parametrize(("max_bytes", "read"), [(10**6, DATA), (len(DATA), DATA), (99, DATA[:100])])
+@pytest.mark.parametrize(("max_bytes", "read"), [(len(DATA), DATA), (99, DATA[:100])])
 def test_a_file_is_read_up_to_one_byte_over_the_limit(base, max_bytes, read):
     put(base, DATA, "cat/a.jpg")
     assert Reader(base=base, max_bytes=max_bytes).read("cat/a.jpg") == read
@@ -55,21 +55,16 @@ def test_an_absolute_path_and_a_path_with_a_scheme_stand_for_themselves(tmp_path
     assert reader.read("", text("stored", 0, 5, path=f"{tmp_path}/box")) == DATA[:5]
 
 
-def test_a_missing_file_is_unreadable(base):
-    reason, detail = refusal(Reader(base=base, max_bytes=9), "", "none.jpg")
+@pytest.mark.parametrize(("uri", "slice_text"), [("box", ""), ("x", text("stored", 0, 4))], ids=["file", "container"])
+def test_a_file_that_is_not_there_is_unreadable(base, uri, slice_text):
+    reason, detail = refusal(Reader(base=base, max_bytes=9), slice_text, uri)
     assert reason == "unreadable"
-    assert "none.jpg" in detail or detail == "No such file or directory"
+    assert "box" in detail or detail == "No such file or directory"
 
 
 @pytest.mark.parametrize(
     ("offset", "length", "max_bytes", "read"),
-    [
-        (0, 5, 99, DATA[:5]),
-        (300, 7, 99, DATA[300:307]),
-        (len(DATA) - 3, 3, 99, DATA[-3:]),
-        (5, 0, 99, b""),
-        (5, 500, 99, DATA[5:105]),
-    ],
+    [(300, 7, 99, DATA[300:307]), (len(DATA) - 3, 3, 99, DATA[-3:]), (5, 500, 99, DATA[5:105])],
 )
 def test_a_stored_slice_is_a_run_of_bytes(base, offset, length, max_bytes, read):
     put(base, DATA)
@@ -95,13 +90,6 @@ def test_what_may_be_there_and_cannot_be_read_is_no_bad_image(tmp_path, uri, sli
 def test_a_store_that_is_not_known_is_a_wrong_address():
     reason, detail = refusal(Reader(base="/nowhere", max_bytes=9), "", "nfs://host/a.jpg")
     assert (reason, detail.startswith("nfs:// is no filesystem that is known here")) == ("unreadable", True)
-
-
-def test_a_container_that_is_gone_is_unreadable(tmp_path):
-    assert refusal(Reader(base=str(tmp_path), max_bytes=9), text("stored", 0, 4)) == (
-        "unreadable",
-        "No such file or directory",
-    )
 
 
 def test_a_deflated_slice_is_unpacked(base):
@@ -135,7 +123,6 @@ def test_inflating_stops_asking_for_more_at_the_limit():
     [
         (lambda packed: b"\xff" + packed[1:], "the compressed member is damaged: Error -3 while decompressing data"),
         (lambda packed: packed[: len(packed) // 2], "the compressed member is damaged: it ends after "),
-        (lambda packed: b"", "the compressed member is damaged: it ends after 0 bytes"),
     ],
 )
 def test_a_damaged_deflated_slice_is_a_bad_member(tmp_path, change, detail):
@@ -181,15 +168,13 @@ def test_a_spool_lies_in_the_work_directory(tmp_path):
     assert reader.read("x", text("spool", 4, 4)) == b"this"
 
 
-@pytest.mark.parametrize("method", ["stored", "example"])
-def test_offsets_in_a_compressed_container_are_those_of_what_it_unpacks_to(base, method):
+def test_offsets_in_a_compressed_container_are_those_of_what_it_unpacks_to(base):
     payload = example(image=("bytes", [b"pixels"]))
     put(base, gzip.compress(bytes(5000) + payload))
-    fields = {"feature": "image"} if method == "example" else {}
-    piece = text(method, 5000, len(payload), packing="gzip", **fields)
-    reader = Reader(base=base, max_bytes=10**6)
-    expected = b"pixels" if method == "example" else payload
-    assert [reader.read("x", piece) for _ in range(3)] == [expected] * 3
+    reader, fields = Reader(base=base, max_bytes=10**6), {"packing": "gzip"}
+    stored = text("stored", 5000, len(payload), **fields)
+    feature = text("example", 5000, len(payload), feature="image", **fields)
+    assert [reader.read("x", piece) for piece in (stored, feature, stored)] == [payload, b"pixels", payload]
 
 
 def test_a_compressed_container_that_cannot_be_unpacked_stops_the_work(tmp_path):
@@ -204,23 +189,12 @@ def test_a_reader_goes_to_workers(tmp_path):
     assert reader.read("x", text("stored", 1, 2)) == DATA[1:3]
 
 
-def test_what_the_ingest_writes_is_read_by_its_own_offsets(dataset):
-    shard = next((dataset / "Split-train").iterdir())
-    with shard.open("rb") as stream:
-        records = list(tfrecord.read_records(stream, shard.name))
-    reader = Reader(base=str(shard.parent), max_bytes=10**7)
-    for offset, payload in records:
-        piece = text("example", offset + 12, len(payload), path=shard.name, feature=record.ENCODED)
-        assert reader.read("x", piece) == record.decode(payload)[record.ENCODED][0]
-
-
 @pytest.mark.parametrize(
     ("base", "uri", "slice_text", "far"),
     [
         ("/photos", "a.jpg", "", False),
         ("/photos", "https://example.org/a.jpg", "", True),
         ("gs://bucket/photos", "a.jpg", "", True),
-        ("/photos", "s3://bucket/a.jpg", "", True),
         (
             "/photos",
             "https://example.org/a.jpg",
@@ -228,7 +202,6 @@ def test_what_the_ingest_writes_is_read_by_its_own_offsets(dataset):
             False,
         ),
         ("gs://bucket", "a.tar/1.jpg", Slice(method=STORED, path="a.tar", offset=512, length=9).text, True),
-        ("/photos", "a.tar/1.jpg", Slice(method=STORED, path="a.tar", offset=512, length=9).text, False),
     ],
 )
 def test_more_threads_wait_for_servers_than_there_are_cores(base: str, uri: str, slice_text: str, far: bool):

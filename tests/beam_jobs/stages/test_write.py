@@ -109,7 +109,9 @@ def test_a_shard_holds_the_planned_images_with_their_own_bytes(stages, photos):
     task = stages.shards[0]
     assert write_shard(task, stages.task) is True
     path = Path(shard_path(stages.task.out, task))
-    assert path == Path(stages.task.out) / "Split-train" / "data-00000-of-00002.tfrecord"
+    assert list(Path(stages.task.out, "Split-train").iterdir()) == [path]
+    assert path.name == "data-00000-of-00002.tfrecord"
+    assert [left.suffix for left in Path(stages.task.work, "written").iterdir()] == [".json"]
     with path.open("rb") as stream:
         records = [(offset, record.decode(data)) for offset, data in tfrecord.read_records(stream, "x")]
     planned = stages.plan.splits[0].shard(0).to_pylist()
@@ -128,17 +130,10 @@ def test_a_shard_holds_the_planned_images_with_their_own_bytes(stages, photos):
     assert sidecar.digest == task.digest
 
 
-def test_no_temporary_file_is_left_and_none_is_made_in_the_split(stages):
-    write_shard(stages.shards[0], stages.task)
-    assert [path.name for path in Path(stages.task.out, "Split-train").iterdir()] == ["data-00000-of-00002.tfrecord"]
-    assert [path.suffix for path in Path(stages.task.work, "written").iterdir()] == [".json"]
-
-
-@pytest.mark.parametrize("threads", [1, 5])
-def test_the_number_of_threads_does_not_show(stages, tmp_path, threads):
+def test_the_number_of_threads_does_not_show(stages, tmp_path):
     task = stages.shards[0]
     reader = replace(stages.task.reader, work=str(tmp_path / "b/_work"))
-    other = replace(stages.task, out=str(tmp_path / "b"), reader=reader, threads=threads)
+    other = replace(stages.task, out=str(tmp_path / "b"), reader=reader, threads=5)
     write_shard(task, stages.task)
     write_shard(task, other)
     assert Path(shard_path(stages.task.out, task)).read_bytes() == Path(shard_path(other.out, task)).read_bytes()
@@ -180,12 +175,6 @@ def lose_sidecar(task, stages):
     return task
 
 
-def tear_sidecar(task, stages):
-    path = Path(sidecar_path(stages.task.work, task))
-    path.write_bytes(path.read_bytes()[:20])
-    return task
-
-
 def flip_sidecar(task, stages):
     path = Path(sidecar_path(stages.task.work, task))
     found = json.loads(path.read_text())
@@ -216,7 +205,7 @@ def change_digest(task, stages):
 
 @pytest.mark.parametrize(
     "harm",
-    [lose_sidecar, tear_sidecar, flip_sidecar, lose_a_field, lose_shard, cut_shard, change_digest],
+    [lose_sidecar, flip_sidecar, lose_a_field, lose_shard, cut_shard, change_digest],
     ids=lambda f: f.__name__,
 )
 def test_a_shard_that_is_not_known_to_be_whole_is_written_again(stages, harm):

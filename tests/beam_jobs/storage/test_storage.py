@@ -37,15 +37,7 @@ def files_under(root: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("path", "remote"),
-    [
-        ("gs://b/x", True),
-        ("s3://b", True),
-        ("objects:///tmp/x", True),
-        ("/tmp/x", False),
-        ("x:y", False),
-        ("", False),
-        ("a/b://c", False),
-    ],
+    [("gs://b/x", True), ("/tmp/x", False), ("x:y", False), ("", False), ("a/b://c", False)],
 )
 def test_a_scheme_makes_a_path_remote(path, remote):
     assert storage.is_remote(path) is remote
@@ -56,7 +48,6 @@ def test_a_scheme_makes_a_path_remote(path, remote):
     [
         (("gs://bucket/x", "y", "z.parquet"), "gs://bucket/x/y/z.parquet"),
         (("gs://bucket/", "y"), "gs://bucket/y"),
-        (("/tmp/x", "y", "z"), os.path.join("/tmp/x", "y", "z")),
         (("/tmp/x", "/data/y"), "/data/y"),
         (("x",), "x"),
     ],
@@ -65,27 +56,14 @@ def test_parts_are_joined(parts, joined):
     assert storage.join(*parts) == joined
 
 
-def test_what_is_written_is_read_back(root):
-    path = storage.join(root, "a", "b.bin")
+def test_what_is_written_replaces_what_was_there_and_is_read_back_as_it_is(root):
+    path = storage.join(root, "a", "b.gz")  # a name that looks compressed
+    storage.write_bytes(path, b"long first content")
     storage.write_bytes(path, b"\x00\xff" * 5)
     assert storage.exists(path)
     assert storage.size(path) == 10
     assert storage.read_bytes(path) == b"\x00\xff" * 5
-    assert files_under(root) == ["a/b.bin"]
-
-
-def test_writing_again_replaces(root):
-    path = storage.join(root, "x")
-    storage.write_bytes(path, b"long first")
-    storage.write_bytes(path, b"second")
-    assert storage.read_bytes(path) == b"second"
-    assert files_under(root) == ["x"]
-
-
-def test_a_name_that_looks_compressed_is_left_as_it_is(root):
-    storage.write_bytes(storage.join(root, "x.gz"), b"plain")
-    assert storage.size(storage.join(root, "x.gz")) == 5
-    assert storage.read_bytes(storage.join(root, "x.gz")) == b"plain"
+    assert files_under(root) == ["a/b.gz"]
 
 
 def test_a_stream_that_is_read_can_be_moved_about_in(root):
@@ -109,7 +87,7 @@ def test_streams_that_are_read_at_once_do_not_mix(root):
 
 @pytest.mark.parametrize(
     ("offset", "length", "found"),
-    [(0, 3, b"012"), (7, 3, b"789"), (7, 99, b"789"), (10, 1, b""), (99, 5, b""), (3, 0, b"")],
+    [(7, 99, b"789"), (10, 1, b""), (3, 0, b"")],
 )
 def test_a_run_of_bytes_is_read(root, offset, length, found):
     storage.write_bytes(storage.join(root, "x"), b"0123456789")
@@ -139,13 +117,9 @@ def break_off(path: str, error: BaseException) -> None:
         raise error
 
 
-def test_a_write_that_fails_leaves_nothing(root):
+def test_a_write_that_fails_leaves_what_was_there(root):
     with pytest.raises(RuntimeError, match="half way"):
-        break_off(storage.join(root, "d", "x"), RuntimeError("half way"))
-    assert files_under(root) == []
-
-
-def test_a_write_that_fails_leaves_the_old_file(root):
+        break_off(storage.join(root, "d", "new"), RuntimeError("half way"))
     storage.write_bytes(storage.join(root, "x"), b"old")
     with pytest.raises(KeyboardInterrupt):
         break_off(storage.join(root, "x"), KeyboardInterrupt())
@@ -195,26 +169,18 @@ def test_what_would_never_answer_is_an_os_error(tmp_path, verb):
         verb(str(tmp_path))
 
 
-def test_removing_is_repeatable(root):
-    path = storage.join(root, "x")
-    storage.write_bytes(path, b"")
-    storage.write_bytes(storage.join(root, "y"), b"")
-    storage.remove(path)
-    storage.remove(path)
-    assert files_under(root) == ["y"]
-
-
 def test_a_dangling_link_is_removed(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     storage.remove(str(tmp_path / "link"))
     assert not os.path.lexists(tmp_path / "link")
 
 
-def test_a_tree_is_removed_with_everything_in_it(root):
-    for name in ("tree/a", "tree/deep/b", "tree-not", "other"):
+def test_a_file_and_a_tree_with_everything_in_it_are_removed_and_may_be_gone(root):
+    for name in ("tree/a", "tree/deep/b", "tree-not", "file", "other"):
         storage.write_bytes(storage.join(root, *name.split("/")), b"x")
-    storage.remove_tree(storage.join(root, "tree"))
-    storage.remove_tree(storage.join(root, "tree"))
+    for _ in range(2):
+        storage.remove(storage.join(root, "file"))
+        storage.remove_tree(storage.join(root, "tree"))
     assert files_under(root) == ["other", "tree-not"]
 
 
