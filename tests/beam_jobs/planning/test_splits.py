@@ -75,13 +75,6 @@ def test_images_stay_together_exactly_when_a_chain_of_groups_and_contents_links_
     assert [of.index(unit) for unit in of] == expected
 
 
-def test_a_free_unit_goes_where_its_hash_says():
-    units = units_of([1] * 200)
-    expected = shards.splits_of(0, units.names.to_pylist(), THREE.shares).tolist()
-    assert assign(units) == expected
-    assert len(set(expected)) == 3
-
-
 @pytest.mark.parametrize(
     ("asked", "settled", "expected", "classes"),
     [
@@ -110,12 +103,6 @@ def test_a_unit_follows_its_members(asked, settled, expected, classes):
 )
 def test_a_class_is_cut_by_the_shares(sizes, images):
     assert stratify(sizes) == images
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_copies_of_a_small_class_do_not_keep_it_from_its_shares(seed):
-    options = make_options(splits={"train": 0.85, "eval": 0.15}, seed=seed)
-    assert stratify([7] + [1] * 8, options=options) == [13, 2]
 
 
 SIZES = st.lists(st.integers(1, 9), min_size=2, max_size=9)

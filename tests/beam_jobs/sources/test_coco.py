@@ -124,10 +124,11 @@ def test_images_keep_the_order_of_the_json_and_have_their_own_annotations(coco):
     ]
 
 
-def test_ids_may_be_text_and_categories_share_a_name(coco):
+def test_ids_may_be_text_or_the_key_and_categories_share_a_name(coco):
     categories = [{"id": "a", "name": "dog"}, {"id": "b", "name": " dog "}]
     annotations = [annotation("y", image_id="x", category_id="b"), annotation("x", image_id="x", category_id="a")]
-    (ref,) = coco(document([image(id="x")], annotations, categories)).entries()
+    (ref,) = coco(document([image(id="x")], annotations, categories), key="id").entries()
+    assert (ref.key, ref.uri) == ("x", "1.jpg")
     assert (ref.annotations.labels, len(ref.annotations.objects)) == (("dog",), 2)
 
 
@@ -159,11 +160,6 @@ def test_fields_of_an_image_are_columns(coco, tmp_path):
     assert (second.group, second.split, second.extra) == ("", "", {"age": 1.5})
 
 
-def test_the_key_may_be_another_field(coco):
-    (ref,) = coco(document(), key="id").entries()
-    assert (ref.key, ref.uri) == ("1", "1.jpg")
-
-
 @pytest.mark.parametrize(
     "place",
     ["here", ".", "images/val2017", "here/val2017", "here/images"],
@@ -181,18 +177,14 @@ def test_the_folder_of_the_images_is_found(tmp_path, place):
     assert (lost.key, lost.reason) == ("lost.jpg", "unreadable")
 
 
-def test_a_json_without_its_images_is_refused_with_where_they_were_looked_for(coco, tmp_path):
-    source = coco(document([image(4), image(5)]))
-    with pytest.raises(
-        SourceError, match=r"names images \('4\.jpg', '5\.jpg', \.\.\.\) that are in none of "
-    ) as caught:
-        source.check()
+@pytest.mark.parametrize(
+    ("images", "named"),
+    [([image(4), image(5)], r"'4\.jpg', '5\.jpg', \.\.\."), ([image(file_name=1)], r"none, \.\.\.")],
+)
+def test_a_json_without_its_images_is_refused_with_where_they_were_looked_for(coco, tmp_path, images, named):
+    with pytest.raises(SourceError, match=rf"names images \({named}\) that are in none of ") as caught:
+        list(coco(document(images)).entries())
     assert f"{tmp_path}, {tmp_path}/.., {tmp_path}/../val2017, {tmp_path}/val2017, " in str(caught.value)
-
-
-def test_a_json_that_names_no_image_is_refused(coco):
-    with pytest.raises(SourceError, match=r"names images \(none, \.\.\.\) that are in none of "):
-        list(coco(document([image(file_name=1)])).entries())
 
 
 def test_a_json_and_its_images_may_lie_in_an_object_store(coco, tmp_path):

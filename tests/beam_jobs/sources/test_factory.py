@@ -46,19 +46,8 @@ def test_what_is_none_of_them_is_refused_with_what_is_allowed(tmp_path):
         open_source(options(tmp_path / "notes.txt"))
 
 
-def test_folders_and_globs_are_told_apart(tmp_path):
-    class_folders(tmp_path, per_class=1)
-    assert type(open_source(options(tmp_path))).__name__ == "ClassFolders"
-    assert type(open_source(options(tmp_path / "*" / "*.jpg"))).__name__ == "GlobSource"
-
-
 @pytest.mark.parametrize(("field", "pattern"), [("labels", ""), ("image", "*/*.jpg"), ("mask", "*/*.jpg")])
 def test_columns_of_a_source_without_any_are_refused(tmp_path, field, pattern):
     class_folders(tmp_path, per_class=1)
     with pytest.raises(OptionError, match=f"^columns.{field} is 'x', but .* has no columns$"):
         open_source(options(tmp_path / pattern, columns=TableColumns(**{field: "x"})))
-
-
-def test_a_glob_may_go_without_labels(tmp_path):
-    class_folders(tmp_path, per_class=1)
-    assert open_source(options(tmp_path / "*/*.jpg", columns=TableColumns(label=""))).label_kind == "none"

@@ -120,13 +120,6 @@ def test_what_would_match_were_it_not_hidden_is_counted(tmp_path, pattern, hidde
     assert (count, sorted(names)) == hidden  # the store has an order of its own
 
 
-def test_links_within_the_base_are_followed_once(tmp_path):
-    make(tmp_path, "a/1.jpg", "b/2.jpg")
-    (tmp_path / "a" / "again").symlink_to("../b")
-    (tmp_path / "b" / "loop").symlink_to("..")
-    assert found_by(f"{tmp_path}/**/*.jpg") == [("a/1.jpg", "a"), ("a/again/2.jpg", "a")]
-
-
 def test_a_folder_that_matches_in_two_ways_loses_nothing(tmp_path):
     # Entered first as `a`, where only .png counts, and then as `b`, which is a link to it.
     make(tmp_path, "a/1.jpg", "a/2.png")
@@ -142,18 +135,6 @@ def test_links_may_not_leave_the_base(tmp_path):
     assert found_by(f"{tmp_path}/top/c*/a.jpg") == [("cat/a.jpg", "cat")]
     with pytest.raises(SourceError, match="top/dog is a link that leads out of the source"):
         found_by(f"{tmp_path}/top/*/*.jpg")
-
-
-def test_what_must_not_be_opened_is_rejected(tmp_path):
-    make(tmp_path, "cat/a.jpg")
-    os.mkfifo(tmp_path / "cat" / "pipe.jpg")
-    (tmp_path / "cat" / "self.jpg").symlink_to("self.jpg")
-    (tmp_path / "cat" / "dir.jpg").mkdir()
-    assert found_by(f"{tmp_path}/*/*.jpg") == [
-        ("cat/a.jpg", "cat"),
-        ("cat/pipe.jpg", "! not_a_file"),
-        ("cat/self.jpg", "! unreadable"),
-    ]
 
 
 @pytest.fixture

@@ -3,17 +3,15 @@ from __future__ import annotations
 import pytest
 
 from beam_jobs import storage
-from beam_jobs.errors import BadImage, SourceError
+from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.class_folders import ClassFolders, GlobSource
 from beam_jobs.sources.factory import open_source
-from beam_jobs.sources.image_reader import Reader
 from beam_jobs.types import ImageRef
 from tests.beam_jobs import s3_server
 from tests.beam_jobs.entries import hidden_in
 from tests.beam_jobs.make_rows import make_options
 from tests.beam_jobs.object_store import SCHEME
-from tests.make_images import jpeg
 
 
 @pytest.fixture
@@ -130,31 +128,8 @@ def test_checking_reads_one_page_of_the_listing(bucket, monkeypatch):
     assert len(seen) == 1
 
 
-def test_a_bucket_that_is_not_there_is_no_source(bucket):
-    with pytest.raises(SourceError, match=f"^{bucket}-not/d cannot be listed: .*bucket does not exist"):
-        ClassFolders(f"{bucket}-not/d").check()
-
-
-def test_a_scheme_nobody_knows_is_no_source():
-    with pytest.raises(
-        SourceError, match="^nowhere://x cannot be listed: nowhere:// is no filesystem that is known here"
-    ):
-        ClassFolders("nowhere://x").check()
-
-
 def test_folders_and_globs_of_stores_are_guessed(store):
     put(store, "d/cat/a.jpg")
     assert open_source(make_options(source=f"{store}/d")) == ClassFolders(f"{store}/d")
     pattern = f"{store}/d/*/*.jpg"
     assert open_source(make_options(source=pattern)) == GlobSource(pattern, TableColumns())
-
-
-def test_images_are_read_from_a_store(store):
-    image = jpeg(1)
-    storage.write_bytes(f"{store}/d/cat/a b.jpg", image)
-    source = ClassFolders(f"{store}/d")
-    (ref,) = source.entries()
-    assert Reader(base=source.base, max_bytes=len(image)).read(ref.uri) == image
-    assert Reader(base=source.base, max_bytes=10).read(ref.uri) == image[:11]
-    with pytest.raises(BadImage, match="unreadable"):
-        Reader(base=source.base, max_bytes=10).read("cat/none.jpg")

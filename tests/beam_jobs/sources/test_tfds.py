@@ -203,16 +203,6 @@ def test_other_features_are_columns(prepared):
     assert next(e for e in source.entries() if e.key == "näme 2").extra["tags"] == ["x", "z"]
 
 
-def test_a_sequence_of_classes_makes_many_labels(prepared):
-    source = TfdsSource(str(prepared), TableColumns(labels="tags"))
-    source.check()
-    assert source.label_kind == "multi"
-    found = numbers(source)
-    assert {found[entry.key]: entry.annotations.labels for entry in source.entries()} == {
-        number: ("x", "z")[: number % 3] for number in [*range(TRAIN), *range(100, 100 + TEST)]
-    }
-
-
 def without(*names: str):
     def change(values):
         for name in names:

@@ -11,7 +11,6 @@ import pytest
 from beam_jobs.dataset import example_encoder, record, tfrecord
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
-from beam_jobs.sources.byte_range import Slice
 from beam_jobs.sources.tfrecord import TfrecordSource
 from beam_jobs.types import Annotations, ImageRef
 from tests.beam_jobs.entries import contents, found_in, hidden_in, only
@@ -60,22 +59,6 @@ def test_records_become_references_under_their_place(records):
     assert first.mtime_ns == os.stat(source.path).st_mtime_ns
 
 
-def test_the_slice_is_the_payload_of_the_record(records):
-    payload = example(image=jpeg(1), label="cat")
-    _, second = records(b"", payload, label="").entries()
-    piece = Slice.parse(second.slice)
-    assert (piece.method, piece.offset, piece.length, piece.feature) == ("example", 16 + 12, len(payload), "image")
-
-
-def test_what_tensorflow_writes_is_read(tmp_path):
-    import tensorflow as tf
-
-    path = tmp_path / "x.tfrecord"
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        writer.write(example(image=jpeg(1), label="cat"))
-    assert contents(TfrecordSource(str(path), TableColumns())) == {"x.tfrecord:0": jpeg(1)}
-
-
 @pytest.mark.parametrize(
     ("features", "label"),
     [
@@ -89,17 +72,17 @@ def test_the_label_is_found_under_customary_names(records, features, label):
     assert only(records(example(image=jpeg(), **features))).label == label
 
 
-def test_customary_keys_of_image_records_take_the_place_of_the_defaults(records):
-    payload = example(image__encoded=jpeg(1), image__class__text="cat", image__filename="cat/ä.jpg")
-    entry = only(source := records(payload))
-    assert (entry.key, entry.uri, entry.label) == ("cat/ä.jpg", "x.tfrecord:0", "cat")
-    assert contents(source) == {"cat/ä.jpg": jpeg(1)}
-
-
-def test_a_record_without_a_file_name_among_others_is_named_by_its_place(records):
-    named = example(image=jpeg(1), label="a", image__filename="one.jpg")
-    other = example(image=jpeg(2), label="a", image__filename="")
-    assert [key for key, _ in found_in(records(named, other))] == ["one.jpg", "x.tfrecord:1"]
+def test_customary_keys_count_and_a_record_without_a_file_name_is_named_by_its_place(records):
+    named = example(image__encoded=jpeg(1), image__class__text="a", image__filename="cat/ä.jpg")
+    other = example(image__encoded=jpeg(2), image__class__text="b", image__filename="")
+    source = records(named, other)
+    assert [(entry.key, entry.uri, entry.label) for entry in source.entries()] == [
+        ("cat/ä.jpg", "x.tfrecord:0", "a"),
+        ("x.tfrecord:1", "x.tfrecord:1", "b"),
+    ]
+    assert contents(source) == {"cat/ä.jpg": jpeg(1), "x.tfrecord:1": jpeg(2)}
+    unlabelled = records(named, label="")
+    assert (unlabelled.label_kind, found_in(unlabelled)) == ("none", [("cat/ä.jpg", "")])
 
 
 def test_the_columns_are_features(records):
@@ -145,12 +128,6 @@ def test_a_feature_of_many_values_makes_many_labels(records, tags, labels):
     assert source.label_kind == "multi"
     entry = only(source)
     assert (entry.label, entry.annotations) == ("", Annotations(labels=labels))
-
-
-def test_without_a_label_column_nothing_has_a_label(records):
-    source = records(example(image=jpeg(), label="cat"), label="")
-    assert source.label_kind == "none"
-    assert found_in(source) == [("x.tfrecord:0", "")]
 
 
 @pytest.mark.parametrize(

@@ -135,13 +135,6 @@ def test_the_temporary_file_lies_in_the_scratch_directory_until_the_end(root):
     assert files_under(root) == ["out/x"]
 
 
-def test_the_temporary_file_is_hidden(tmp_path):
-    with storage.atomic_writer(str(tmp_path / "x")):
-        (name,) = files_under(str(tmp_path))
-    assert name.startswith(".")
-    assert name.endswith(".tmp")
-
-
 def test_a_name_without_directory_is_written_where_one_stands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     storage.write_bytes("x", b"here")
