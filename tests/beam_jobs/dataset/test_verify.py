@@ -102,8 +102,7 @@ def test_past_a_damaged_payload_all_is_read_without_the_image_table_too(dataset)
 def test_past_damage_nothing_is_read_when_nobody_knows_where_records_begin(dataset):
     (dataset / NAME).write_bytes(flipped((dataset / NAME).read_bytes(), 2))
     (dataset / "images.parquet").unlink()
-    problems = verify(str(dataset)).problems
-    assert problems[-1] == f"{dataset / NAME} has a corrupt length at offset 0; write the dataset again"
+    assert verify(str(dataset)).problems[-1].startswith(f"{dataset / NAME} has a corrupt length at offset 0; ")
 
 
 def test_a_shard_cut_between_records_has_too_few(dataset):
@@ -129,27 +128,26 @@ def test_all_problems_are_named_in_one_run(dataset):
     assert len(result.problems) == 4
 
 
-@pytest.mark.parametrize("damage", [b"not parquet", None])
-def test_a_damaged_image_table_is_named_and_the_shards_are_still_read(dataset, damage):
-    path = dataset / "images.parquet"
-    path.unlink()
-    if damage is not None:
-        path.write_bytes(damage)
-    result = verify(str(dataset))
-    (problem,) = result.problems
-    expected = "cannot be read: " if damage is None else "has changed since it was published: "
-    assert problem.startswith(f"{path} {expected}")
-    assert result.records == 24
-
-
-def test_an_image_table_whose_text_is_not_utf8_is_named_and_the_shards_are_still_read(dataset):
-    path = dataset / "images.parquet"
+def not_utf8(path: Path) -> None:
     table = schemas.read(str(path))
     broken = pa.array([b"\xffrain"] * len(table), pa.binary()).view(pa.string())
     schemas.write_table(str(path), table.set_column(table.schema.get_field_index("split"), "split", broken))
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (Path.unlink, "cannot be read: "),
+        (lambda path: path.write_bytes(b"not parquet"), "has changed since it was published: "),
+        (not_utf8, "has changed since it was published: "),
+    ],
+    ids=["gone", "no parquet", "no UTF-8"],
+)
+def test_a_damaged_image_table_is_named_and_the_shards_are_still_read(dataset, damage, expected):
+    damage(dataset / "images.parquet")
     result = verify(str(dataset))
     (problem,) = result.problems
-    assert problem.startswith(f"{path} has changed since it was published: ")
+    assert problem.startswith(f"{dataset / 'images.parquet'} {expected}")
     assert result.records == 24
 
 

@@ -168,15 +168,17 @@ def test_new_classes_follow_the_old_ones():
     assert [index for split in plan.splits for index in split.images["label_index"].to_pylist()] == [3]
 
 
-@pytest.mark.parametrize("labels", [(), ("b", "a", "cat")])
-def test_labels_of_another_dataset_are_refused(labels):
-    with pytest.raises(ValueError, match="^the existing images have other class indices; hand over the labels"):
-        append(first(), HALVES, labels=labels)
-
-
-def test_an_image_that_is_there_already_is_refused():
-    with pytest.raises(ValueError, match="^an image is there already; leave out"):
-        append(first(), HALVES, *many(1))
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        ((), (), "^the existing images have other class indices; hand over the labels"),
+        ((), ("b", "a", "cat"), "^the existing images have other class indices; hand over the labels"),
+        (many(1), ("a", "b", "cat"), "^an image is there already; leave out"),
+    ],
+)
+def test_labels_of_another_dataset_and_images_that_are_there_are_refused(images, labels, message):
+    with pytest.raises(ValueError, match=message):
+        append(first(), HALVES, *images, labels=labels)
 
 
 def test_splits_of_another_dataset_are_refused():

@@ -157,14 +157,17 @@ def test_links_to_directories_count_and_dangling_ones_below_do_not(tmp_path):
     assert spans.resolve(f"{tmp_path}/p/{{SPAN}}/a").span == 2
 
 
-def test_a_directory_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(SourceError, match=r"absent/{SPAN} matches nothing; there is no directory .*absent$"):
-        spans.resolve(f"{tmp_path}/absent/{{SPAN}}")
-
-
-def test_an_empty_place_in_an_object_store_holds_nothing(tmp_path):
-    with pytest.raises(SourceError, match="p holds nothing$"):
-        spans.resolve(f"{SCHEME}://{tmp_path}/p/{{SPAN}}")
+@pytest.mark.parametrize(
+    ("scheme", "message"),
+    [
+        ("", r"absent/{SPAN} matches nothing; there is no directory .*absent$"),
+        (f"{SCHEME}://", "absent holds nothing$"),
+    ],
+    ids=["local", "remote"],
+)
+def test_a_directory_that_is_not_there_is_named(tmp_path, scheme, message):
+    with pytest.raises(SourceError, match=message):
+        spans.resolve(f"{scheme}{tmp_path}/absent/{{SPAN}}")
 
 
 def test_what_cannot_be_listed_is_said_in_one_line():

@@ -15,6 +15,7 @@ from beam_jobs.sources.factory import open_source
 from beam_jobs.sources.table import JsonlTable, ParquetTable
 from beam_jobs.types import Annotations
 from tests.beam_jobs.make_rows import make_options
+from tests.beam_jobs.object_store import SCHEME
 from tests.make_images import jpeg
 
 ROWS = [
@@ -139,18 +140,12 @@ def test_what_no_record_can_hold_in_an_extra_column_is_refused(write):
             list(source.entries())
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_a_table_of_any_format_may_lie_in_an_object_store(write, suffix):
-    from tests.beam_jobs.object_store import SCHEME
-
-    columns = TableColumns(extra=EXTRA)
-    kind = {"jsonl": JsonlTable, "parquet": ParquetTable}[suffix]
-    source = kind(f"{SCHEME}://{write(suffix)}", columns)
+@pytest.mark.parametrize(("suffix", "kind"), [("jsonl", JsonlTable), ("parquet", ParquetTable)])
+def test_a_table_of_any_format_may_lie_in_an_object_store(write, suffix, kind):
+    source = kind(f"{SCHEME}://{write(suffix)}", TableColumns(extra=EXTRA))
     source.check()
-    assert [(ref.key, ref.label, ref.extra["age"]) for ref in source.entries()] == [
-        ("1.jpg", "grün", 3),
-        ("2.jpg", "blau", 4),
-    ]
+    found = [(ref.key, ref.label, ref.extra["age"]) for ref in source.entries()]
+    assert found == [("1.jpg", "grün", 3), ("2.jpg", "blau", 4)]
 
 
 def test_a_row_of_parquet_is_named_by_its_number(write):

@@ -41,7 +41,7 @@ def test_a_run_of_bytes_is_one_request_for_no_more(server):
     assert storage.read_range("gs://bucket/empty", 0, 1) == b""
 
 
-@pytest.mark.parametrize(("offset", "length"), [(0, 99), (0, 10), (2, 3), (2, 99)])
+@pytest.mark.parametrize(("offset", "length"), [(0, 99), (2, 3)])
 def test_a_body_that_breaks_off_is_asked_for_again(server, offset, length, monkeypatch):
     server.objects = {"x": b"0123456789"}
     server.cuts = 2
