@@ -10,8 +10,7 @@ from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.class_folders import GlobSource
 from beam_jobs.sources.factory import open_source
-from beam_jobs.types import ImageRef
-from tests.beam_jobs.entries import hidden_in
+from tests.beam_jobs.entries import found_in, hidden_in
 from tests.beam_jobs.make_rows import make_options
 from tests.beam_jobs.object_store import SCHEME
 
@@ -27,9 +26,7 @@ def make(root: Path, *names: str) -> Path:
 
 
 def found_by(pattern: str, columns: TableColumns = TableColumns()) -> list[tuple[str, str]]:  # noqa: B008
-    """Returns (key, label) of each reference and (key, reason) of each reject, in order."""
-    entries = GlobSource(pattern, columns).entries()
-    return [(entry.key, entry.label if isinstance(entry, ImageRef) else f"! {entry.reason}") for entry in entries]
+    return found_in(GlobSource(pattern, columns))
 
 
 TREE = ("cat/a.jpg", "cat/b.PNG", "cat/deep/c.jpg", "cat/deep/er/d.jpg", "dog/a.jpg", "dog/a.txt", "loose.jpg")

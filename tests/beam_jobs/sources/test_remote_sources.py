@@ -7,8 +7,7 @@ from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.class_folders import ClassFolders, GlobSource
 from beam_jobs.sources.factory import open_source
-from beam_jobs.types import ImageRef
-from tests.beam_jobs import s3_server
+from tests.beam_jobs import entries, s3_server
 from tests.beam_jobs.entries import hidden_in
 from tests.beam_jobs.make_rows import make_options
 from tests.beam_jobs.object_store import SCHEME
@@ -31,10 +30,7 @@ def put(store: str, *names: str) -> str:
 
 
 def found_in(source) -> list[tuple[str, str]]:
-    """Returns (key, label) of each reference and (key, reason) of each reject, sorted."""
-    return sorted(
-        (entry.key, entry.label if isinstance(entry, ImageRef) else f"! {entry.reason}") for entry in source.entries()
-    )
+    return sorted(entries.found_in(source))  # stores have an order of their own
 
 
 def test_class_folders_in_a_store_are_what_they_are_on_a_disk(store):

@@ -167,7 +167,7 @@ def test_strays_go_and_what_is_not_known_is_not_published(written):
     assert len(list(stray.parent.iterdir())) == 2
     assert not stray.exists()
     assert ([info.classes for info in result.splits.values()], result.channels) == ([{}, {}], None)
-    assert manifest.load(written.task.out) == result
+    assert manifest.load(written.task.out).channels is None
 
 
 def test_counts_add_up(written):
