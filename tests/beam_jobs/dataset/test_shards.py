@@ -43,7 +43,7 @@ def test_many_texts_hash_as_each_alone():
     assert shards.hashes64("order", 0, []).tolist() == []
 
 
-@pytest.mark.parametrize("count", [0, 8192, 20_000])
+@pytest.mark.parametrize("count", [0, 8192, 8193])
 def test_the_texts_of_a_column_come_in_order(count):
     texts = [f"text {number}" for number in range(count)]
     assert list(shards.texts(pa.array(["before", *texts])[1:])) == texts

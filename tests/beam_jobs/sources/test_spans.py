@@ -31,28 +31,17 @@ FOUND = {
     "numbers, not text": (["p/9/a", "p/10/a"], "p/{SPAN}", (), ("p/10", 10, None)),
     "zeros are kept": (["p/007/a", "p/06/a"], "p/{SPAN}", (), ("p/007", 7, None)),
     "span nought": (["p/0/a"], "p/{SPAN}", (), ("p/0", 0, None)),
-    "part of a name": (["p/span-4-eu/a", "p/span-5-us/a"], "p/span-{SPAN}-eu", (), ("p/span-4-eu", 4, None)),
     "digits only": (["p/2/a", "p/new3/a", "p/4.tmp/a", "p/-5/a", "p/٦/a"], "p/{SPAN}", (), ("p/2", 2, None)),
     "no more than int64": (["p/2/a", "p/9999999999999999999/a"], "p/{SPAN}", (), ("p/2", 2, None)),
     "the newest version": (["p/1/v3/a", "p/2/v1/a", "p/2/v2/a"], "p/{SPAN}/v{VERSION}", (), ("p/2/v2", 2, 2)),
     "versions of nought": (["p/2/v0/a"], "p/{SPAN}/v{VERSION}", (), ("p/2/v0", 2, 0)),
-    "a span without a version is none": (["p/1/v1/a", "p/2/a"], "p/{SPAN}/v{VERSION}", (), ("p/1/v1", 1, 1)),
     "version first": (["p/v9/1/a", "p/v3/2/a"], "p/v{VERSION}/{SPAN}", (), ("p/v3/2", 2, 3)),
-    "a fixed width": (["p/001/a", "p/0002/a", "p/3/a"], "p/{SPAN:3}", (), ("p/001", 1, None)),
     "widths part numbers": (["p/20240131/a", "p/20240201/a"], "p/{SPAN:6}{VERSION:2}", (), ("p/20240201", 202402, 1)),
     "a file below": (["p/1/l.csv", "p/2/l.csv", "p/3/no.csv"], "p/{SPAN}/l.csv", (), ("p/2/l.csv", 2, None)),
     "a file is no folder": (["p/1/l.csv", "p/2"], "p/{SPAN}/l.csv", (), ("p/1/l.csv", 1, None)),
-    "a glob below": (["p/1/c/a.jpg", "p/2/c/a.jpg"], "p/{SPAN}/*/*.jpg", (), ("p/2/*/*.jpg", 2, None)),
     "a slash at the end": (["p/1/a"], "p/{SPAN}/", (), ("p/1", 1, None)),
     "a span that is asked for": (["p/01/a", "p/2/a"], "p/{SPAN}", (1,), ("p/01", 1, None)),
     "a version too": (["p/1/v8/a", "p/1/v9/a", "p/2/v1/a"], "p/{SPAN}/v{VERSION}", (1, 8), ("p/1/v8", 1, 8)),
-    "a version of the newest": (
-        ["p/1/v1/a", "p/2/v1/a", "p/2/v2/a"],
-        "p/{SPAN}/v{VERSION}",
-        (None, 1),
-        ("p/2/v1", 2, 1),
-    ),
-    "twins elsewhere": (["p/1/a", "p/01/a", "p/2/a"], "p/{SPAN}", (), ("p/2", 2, None)),
     "a dot in the pattern is a dot": (["p/1xcsv", "p/0.csv"], "p/{SPAN}.csv", (), ("p/0.csv", 0, None)),
 }
 
@@ -72,7 +61,6 @@ def test_a_pattern_means_what_is_there(name, scheme, tmp_path):
 
 
 REFUSED = {
-    "nothing there": (["p/new/a", "p/old/a"], "p/{SPAN}", (), "p/{SPAN} matches nothing; .*p holds new, old$"),
     "many others": ([f"p/{c}/a" for c in "abcdefg"], "p/{SPAN}", (), "holds a, b, c, d, e and 2 more$"),
     "tail is missing": (["p/1/a", "p/2/a"], "p/{SPAN}/l.csv", (), "p/{SPAN}/l.csv matches nothing; .*p holds 1, 2$"),
     "no such span": (["p/1/a", "p/2/a"], "p/{SPAN}", (7,), "p/{SPAN} has no span 7; it has 2, 1$"),
@@ -83,7 +71,6 @@ REFUSED = {
         "span 2 of .*p/{SPAN}/v{VERSION} has no version 1; it has 2$",
     ),
     "twin spans": (["p/1/a", "p/01/a"], "p/{SPAN}", (), "01 and 1 both mean span 1; keep one of them$"),
-    "twins asked for": (["p/1/a", "p/01/a", "p/2/a"], "p/{SPAN}", (1,), "01 and 1 both mean span 1"),
     "twin versions": (
         ["p/1/v2/a", "p/1/v02/a"],
         "p/{SPAN}/v{VERSION}",
@@ -110,12 +97,9 @@ def test_what_is_not_there_or_there_twice_is_said_in_one_line(name, scheme, tmp_
         ("p/{SPAN}/{VERSION}-{VERSION}", (), "has {VERSION} twice"),
         ("p/{SPAN}{VERSION}", (), "does not say where one number ends"),
         ("p/{SPAN:0}", (), r"has {SPAN:0}; the width must be from 1 to 18 digits"),
-        ("p/{SPAN:}", (), "has {SPAN:}; the width"),
         ("p/{SPAN:19}", (), "has {SPAN:19}; the width"),
-        ("p/{SPAN:-1}", (), "has {SPAN:-1}; the width"),
         ("*/{SPAN}", (), "has a wildcard before or beside"),
         ("p/{SPAN}*", (), "has a wildcard before or beside"),
-        ("p/{SPAN}/*/{VERSION}", (), "has a wildcard before or beside"),
         ("s3://bucket-{SPAN}/p", (), "in the name of its bucket"),
         ("p/{SPAN}", (-1,), "span is -1; it must be a whole number of at least 0"),
         ("p/{SPAN}", (True,), "span is True; it must be a whole number"),
