@@ -116,14 +116,6 @@ def test_images_that_look_like_existing_ones_are_dropped():
     assert (plan.near_dropped, plan.near_clusters, plan.near_images) == (2, 1, 4)
 
 
-def test_images_like_one_that_was_dropped_are_kept():
-    options = replace(HALVES, near_duplicates="drop")
-    existing = first((make_ref("1"), looking_like()), (make_ref("2"), looking_like(0b111)), options=options)
-    assert column(existing, "shard")["2"] == -1
-    plan = append(existing, options, (make_ref("3"), looking_like(0b11_1111)))
-    assert (len(plan.dropped), column(published(plan), "near")["3"]) == (0, column(existing, "near")["1"])
-
-
 def test_sets_are_named_after_existing_members():
     existing = first((make_ref("one"), make_facts("x")), (make_ref("two"), looking_like()))
     assert column(existing, "cluster")["one"] == column(existing, "near")["two"] == ""

@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from beam_jobs.sources.base import leaves, printable, reference
+from beam_jobs.errors import RejectReason
+from beam_jobs.sources.base import leaves, printable, reference, scan_reject
 from beam_jobs.types import ImageRef, Reject
 
 REF = ImageRef(key="cat/a.jpg", uri="cat/a.jpg", label="cat")
@@ -92,3 +93,8 @@ def test_links_are_followed_to_their_end(tmp_path, target, out):
 
 def test_what_is_no_link_does_not_leave(tmp_path):
     assert leaves(str(tmp_path / "x"), "/somewhere/else") is False
+
+
+def test_a_reject_of_the_scan_has_a_printable_name():
+    reject = scan_reject("caf\udce9", "/data/caf\udce9", RejectReason.NO_LABEL, "d")
+    assert reject == Reject(key="caf\\xe9", uri="/data/caf\\xe9", stage="scan", reason="no_label", detail="d")

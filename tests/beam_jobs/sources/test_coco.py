@@ -267,6 +267,7 @@ def test_an_annotation_that_cannot_be_right_rejects_its_image_alone(coco, fields
         ("text", "image 1", "bad_annotation", "it is 'text'; it must be an object with an id"),
         ({"file_name": "1.jpg"}, "image 1", "bad_annotation", "it is {'file_name': '1.jpg'}; it must be an object"),
         (image(id=[1]), "image 1", "bad_annotation", "it is {'id': [1], "),
+        (image(id=True), "image 1", "bad_annotation", "it is {'id': True, "),
         ({"id": 1}, "image 1", "not_a_file", "image 1: the cell of column 'file_name' is empty"),
         (image(file_name=["1.jpg"]), "image 1", "bad_annotation", "image 1: column 'file_name' holds ['1.jpg']; "),
         (image(file_name="\ud800.jpg"), "image 1", "name_not_utf8", "image 1: column 'file_name' holds "),

@@ -42,6 +42,7 @@ FOUND = {
     "a slash at the end": (["p/1/a"], "p/{SPAN}/", (), ("p/1", 1, None)),
     "a span that is asked for": (["p/01/a", "p/2/a"], "p/{SPAN}", (1,), ("p/01", 1, None)),
     "a version too": (["p/1/v8/a", "p/1/v9/a", "p/2/v1/a"], "p/{SPAN}/v{VERSION}", (1, 8), ("p/1/v8", 1, 8)),
+    "twins elsewhere": (["p/1/a", "p/01/a", "p/2/a"], "p/{SPAN}", (), ("p/2", 2, None)),
     "a dot in the pattern is a dot": (["p/1xcsv", "p/0.csv"], "p/{SPAN}.csv", (), ("p/0.csv", 0, None)),
 }
 

@@ -81,6 +81,7 @@ def test_every_role_is_read_from_its_column(table):
         (["1", "2.5", "x"], ["1", "2.5", "x"]),
         (["1e3", "5"], [1000.0, 5.0]),
         (["1", "", "3"], [1, None, 3]),
+        (["", ""], [None, None]),
         (["9223372036854775807"], [9223372036854775807]),
         (["9223372036854775808", "1"], ["9223372036854775808", "1"]),  # over int64, which is all a record holds
         (["123456701.0", "", "8.0"], [123456701, None, 8]),  # as pandas writes ids of which one is missing

@@ -141,6 +141,12 @@ def test_a_name_without_directory_is_written_where_one_stands(tmp_path, monkeypa
     assert files_under(str(tmp_path)) == ["x"]
 
 
+def test_the_temporary_file_is_hidden(tmp_path):
+    with storage.atomic_writer(str(tmp_path / "x")):
+        (name,) = files_under(str(tmp_path))
+    assert (name[0], name[-4:]) == (".", ".tmp")
+
+
 def test_a_missing_file_is_an_os_error(root):
     missing = storage.join(root, "none")
     assert not storage.exists(missing)
