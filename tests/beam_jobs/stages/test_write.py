@@ -172,7 +172,9 @@ def test_what_other_plans_and_killed_attempts_left_is_swept_away(stages):
 
 HARMS = {
     "lose sidecar": lambda path, sidecar: sidecar.unlink(),
-    "flip sidecar": lambda path, sidecar: sidecar.write_text(sidecar.read_text().replace('"bytes": ', '"bytes": 1')),
+    "flip sidecar": lambda path, sidecar: sidecar.write_text(
+        sidecar.read_text().replace('"offsets": [', '"offsets": [1')
+    ),
     "lose a field": lambda path, sidecar: sidecar.write_text(json.dumps({"offsets": [], "digest": "d"})),
     "lose shard": lambda path, sidecar: path.unlink(),
     "cut shard": lambda path, sidecar: path.write_bytes(path.read_bytes()[:-1]),
