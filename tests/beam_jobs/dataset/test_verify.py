@@ -318,8 +318,8 @@ def test_copies_that_a_split_column_parts_are_reported_by_ingest_and_verify_or_r
     lines: list[str] = []
     leak = "copies: copy.png in eval and one.png in train"
     with pytest.raises(SplitConflict, match=f"{leak}; mend the split column"):
-        ingest.run(replace(options, split_conflicts="refuse"), report=lines.append)
-    assert not manifest.is_published(options.out)
+        ingest.run(replace(options, split_conflicts="refuse", out=f"{tmp_path}/refused"))
+    assert not manifest.is_published(f"{tmp_path}/refused")
     ingest.run(options, report=lines.append)
     assert any(line.startswith("warning ") and "copy.png in eval and one.png in train" in line for line in lines)
     found = verify(options.out)
