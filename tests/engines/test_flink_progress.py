@@ -13,7 +13,7 @@ from beam_jobs.common.concurrency import Progress
 from beam_jobs.errors import FeedlineError
 from beam_jobs.runners import beam_job
 from beam_jobs.runners.beam_job import Tally, run_job
-from tests.beam_jobs.test_jobs import Watched
+from tests.beam_jobs.runners.test_beam_job import Watched
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ POLICIES = {
 ROWS = {f"{section}: {row.name}": row for section, rows in SECTIONS.items() for row in rows}
 KEPT = {name: row for name, row in ROWS.items() if row.outcome != REJECTED}
 LOST = {name: row for name, row in ROWS.items() if row.outcome == REJECTED}
-DOCS = (Path(__file__).parents[2] / "docs" / "images.md").read_text(encoding="utf-8")
+DOCS = (Path(__file__).parents[3] / "docs" / "images.md").read_text(encoding="utf-8")
 EVAL, TRAIN = parse_ops("decode|resize_short(16)|center_crop(16)"), parse_ops("decode_random_crop(16)")
 
 # Hostile files once took a minute or gigabytes. The longest row takes a second.
