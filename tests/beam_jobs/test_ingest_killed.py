@@ -41,29 +41,20 @@ def test_the_moments_lie_before_between_and_after_buckets_and_shards(killed):
 
 
 @pytest.mark.parametrize("number", range(MOMENTS))
-def test_a_rerun_gives_the_bytes_of_a_run_in_peace(killed, source, number):
+def test_a_rerun_gives_the_bytes_of_a_run_in_peace_and_does_only_what_was_unfinished(killed, source, number):
     clean, again = source.parent / "clean", source.parent / str(number)
     assert files_under(again) == files_under(clean)
-    assert manifest.load(str(again)).counts.written == 28
-
-
-@pytest.mark.parametrize("number", range(MOMENTS))
-def test_a_rerun_does_only_what_was_unfinished(killed, source, number):
     run = killed["killed"][number]
     left, counters = run["left"], run["counters"]
     buckets, shards = len(left["buckets"]), len(left["shards"])
     assert (counters["resumed_buckets"], counters["resumed_shards"]) == (buckets, shards)
     assert (counters["written_shards"], counters["images"]) == (SHARDS - shards, 28)
-    # Not only said so, but done: each file is read once for its bucket and once for its shard.
-    assert Counter(run["read"]) == kill.still_to_read(source, clean_of(source), left)
+    # Each file is read once for its bucket and once for its shard.
+    assert Counter(run["read"]) == kill.still_to_read(source, clean, left)
 
 
 def test_a_run_in_peace_reads_an_image_twice_and_one_that_it_changes_once(killed, source):
-    assert Counter(killed["clean"]["read"]) == kill.still_to_read(
-        source, clean_of(source), {"buckets": [], "shards": []}
-    )
+    assert manifest.load(str(source.parent / "clean")).counts.written == 28
+    unfinished = kill.still_to_read(source, source.parent / "clean", {"buckets": [], "shards": []})
+    assert Counter(killed["clean"]["read"]) == unfinished
     assert set(killed["clean"]["read"].values()) == {1, 2}
-
-
-def clean_of(source: Path) -> Path:
-    return source.parent / "clean"

@@ -37,8 +37,9 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize("facts", ["all", "basic"])
-@pytest.mark.parametrize("pixels", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize(
+    ("pixels", "facts"), zip(POLICIES.values(), ("basic", "all", "basic", "all"), strict=True), ids=POLICIES
+)
 def test_every_policy_gives_a_sound_dataset_of_what_one_image_gives(tmp_path, pixels, facts):
     options = small(tmp_path, pixels=pixels, facts=facts, bucket_images=3)
     (Path(options.source) / "china" / "x.webp").write_bytes(encode(crop(3), "WEBP"))

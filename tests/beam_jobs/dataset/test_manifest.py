@@ -32,7 +32,9 @@ SOUND = Manifest(
 
 
 def test_a_manifest_survives_the_disk(tmp_path):
+    assert not manifest.is_published(str(tmp_path))
     manifest.write(SOUND, str(tmp_path))
+    assert manifest.is_published(str(tmp_path))
     assert manifest.load(str(tmp_path)) == SOUND
     assert [path.name for path in tmp_path.iterdir()] == ["dataset.json"]
     assert "kätzchen" in (tmp_path / "dataset.json").read_text(encoding="utf-8")
@@ -43,7 +45,6 @@ def test_a_manifest_survives_the_disk(tmp_path):
     [
         {"channels": None},
         {"label_kind": "none", "labels": ()},
-        {"label_kind": "multi"},
         {"source": os.fsdecode(b"photos\xff")},  # a path that is not UTF-8
     ],
 )
@@ -79,7 +80,6 @@ QUIET = replace(SOUND, remarks=Remarks())
     ("classes", "warnings"),
     [
         ({"cat": 1, "kätzchen": 2}, ()),
-        ({"cat": 1}, ("split eval holds no image of 1 class: kätzchen",)),
         ({"cat": 1, "kätzchen": 0}, ("split eval holds no image of 1 class: kätzchen",)),
         ({}, ("split eval holds no image of 2 classes: cat, kätzchen",)),
     ],
@@ -107,12 +107,6 @@ def test_images_that_were_not_searched_are_a_warning():
     assert line.startswith("1 image was not compared with all others for near duplicates: ")
 
 
-def test_a_directory_is_published_once_it_has_a_manifest(tmp_path):
-    assert not manifest.is_published(str(tmp_path))
-    manifest.write(SOUND, str(tmp_path))
-    assert manifest.is_published(str(tmp_path))
-
-
 # What the digest is made of is on disk and in the caches of pipelines: changing it needs a new FORMAT_VERSION.
 def test_the_digest_is_the_one_that_is_on_disk():
     assert manifest.FORMAT_VERSION == 1
@@ -122,9 +116,7 @@ def test_the_digest_is_the_one_that_is_on_disk():
 @pytest.mark.parametrize(
     "change",
     [
-        {"labels": ("cat", "dog")},
         {"labels": ("kätzchen", "cat")},
-        {"splits": {"train": SOUND.splits["train"]}},
         {"splits": {"eval": SOUND.splits["eval"], "train": SOUND.splits["train"]}},
         {"splits": {**SOUND.splits, "eval": SplitInfo(shards=(replace(ONLY, sha256="e" * 64),), classes={})}},
         {"splits": {**SOUND.splits, "eval": SplitInfo(shards=(replace(ONLY, records=2),), classes={})}},
@@ -135,9 +127,8 @@ def test_the_digest_follows_the_content(change):
     assert replace(SOUND, **change).digest != SOUND.digest
 
 
-@pytest.mark.parametrize("change", [{"source": "elsewhere"}, {"options": {"seed": 1}}, {"producer": {}}])
-def test_the_digest_ignores_where_the_content_is_from(change):
-    assert replace(SOUND, **change).digest == SOUND.digest
+def test_the_digest_ignores_where_the_content_is_from():
+    assert replace(SOUND, source="elsewhere", options={"seed": 1}, producer={}).digest == SOUND.digest
 
 
 def test_shards_are_found_where_the_directory_lies_now():
@@ -148,10 +139,10 @@ def test_shards_are_found_where_the_directory_lies_now():
     assert SOUND.shard_paths("gs://b/x", "eval") == ["gs://b/x/Split-eval/data-00000-of-00001.tfrecord"]
 
 
-def test_an_unknown_split_is_refused_with_the_known_ones():
-    for use in (lambda: SOUND.split("test"), lambda: SOUND.shard_paths("/data", "test")):
-        with pytest.raises(OptionError, match="^the dataset has no split 'test'; it has train, eval$"):
-            use()
+@pytest.mark.parametrize("use", [SOUND.split, lambda name: SOUND.shard_paths("/data", name)])
+def test_an_unknown_split_is_refused_with_the_known_ones(use):
+    with pytest.raises(OptionError, match="^the dataset has no split 'test'; it has train, eval$"):
+        use("test")
 
 
 def test_a_directory_without_manifest_is_no_dataset(tmp_path):
@@ -181,33 +172,19 @@ def named(split, shard):
 
 DAMAGED = {
     "no json": (b"{", "Expecting property name"),
-    "empty": (b"", "Expecting value"),
     "not utf-8": (b"\xff\xfe{}\x80", "codec can't decode|Expecting"),
     "deep": (b"[" * 100_000, "its JSON is nested more than 64 deep"),
-    "deep in a field": (
-        b'{"format_version": 1, "checksum": ' + b"[" * 900 + b"]" * 900 + b"}",
-        "its JSON is nested more than 64 deep",
-    ),
     "a list": (b"[]", "indices must be"),
-    "a number": (b"3", "not subscriptable"),
     "another version": (changed(format_version=2), "its format version is 2, this release reads 1"),
-    "no version": (without("format_version"), "format_version"),
-    "no digest": (without("digest"), "digest"),
     "no splits": (without("splits"), "splits"),
-    "no source": (without("source"), "source"),
-    "no label kind": (without("label_kind"), "label_kind"),
     "no channels": (without("channels"), "it lacks 'channels'"),  # null says that there are none
     "channels without a split": (changed(channels={"mean_rgb": [], "std_rgb": []}), "it lacks 'split'"),
-    "a split without classes": (changed(splits={"train": {"shards": []}}), "classes"),
     "an unknown field": (changed(colour="red"), "colour"),
-    "an unknown count": (changed(counts={**SOUND.to_json()["counts"], "lost": 1}), "lost"),
     "a count that is text": (changed(counts={"found": "x\nimages", "written": 1}), r"counts.found holds 'x\\nimages'"),
     "a negative count": (changed(counts={"found": 1, "written": -1}), "counts.written holds -1, which is no number"),
-    "splits of another shape": (changed(splits=[]), "items"),
     "no checksum": ({k: v for k, v in SOUND.to_json().items() if k != "checksum"}, "checksum"),
     "a split that climbs": (named("a/../../b", "c.tfrecord"), "the split 'a/../../b' has no name that an ingest gives"),
     "a shard that climbs": (named("a", "../../c.tfrecord"), "'../../c.tfrecord' has no name that an ingest gives"),
-    "a shard that is absolute": (named("a", "/etc/passwd"), "'/etc/passwd' has no name that an ingest gives"),
     "a shard without a name": (named("a", ".."), "'..' has no name that an ingest gives"),
     "a table that climbs": (replace(SOUND, tables={"../x": "e" * 64}).to_json(), "'../x' has no name"),
     "another source": ({**SOUND.to_json(), "source": "pictures"}, "its checksum is not that of its content"),

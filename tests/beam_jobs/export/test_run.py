@@ -19,7 +19,7 @@ from beam_jobs import ingest, storage
 from beam_jobs.dataset import manifest, shards
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 from beam_jobs.export import samples, staging
-from beam_jobs.export.options import FORMATS, STREAMED, About, ExportOptions
+from beam_jobs.export.options import STREAMED, About, ExportOptions
 from beam_jobs.export.run import EXPORT_NAME, Exported, export
 from beam_jobs.options import IngestOptions
 from tests.make_images import encode
@@ -39,7 +39,7 @@ def images_of(exported: Exported) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("to", STREAMED)
-def test_a_copy_has_every_image_and_says_what_it_holds(dataset, tmp_path, to):
+def test_a_copy_has_every_image_what_it_holds_and_the_same_bytes_each_time(dataset, tmp_path, to):
     exported = run(dataset, to, tmp_path / "out")
     published = manifest.load(str(dataset))
     assert images_of(exported) == {name: info.records for name, info in published.splits.items()}
@@ -49,18 +49,13 @@ def test_a_copy_has_every_image_and_says_what_it_holds(dataset, tmp_path, to):
     sizes = {file["name"]: file["bytes"] for part in said["splits"].values() for file in part["files"]}
     assert sizes == {name: (tmp_path / "out" / name).stat().st_size for name in sizes}
     assert len(sizes) == 4
-
-
-@pytest.mark.parametrize("to", STREAMED)
-def test_the_same_dataset_gives_the_same_bytes(dataset, tmp_path, to):
-    run(dataset, to, tmp_path / "one")
-    (tmp_path / "two").mkdir()  # empty, so it may be taken
-    run(dataset, to, tmp_path / "two")
-    assert content(tmp_path / "one") == content(tmp_path / "two")
+    (tmp_path / "again").mkdir()  # empty, so it may be taken
+    run(dataset, to, tmp_path / "again")
+    assert content(tmp_path / "out") == content(tmp_path / "again")
     assert not any(name.endswith((".tmp", "feedline-export")) for name in os.listdir(tmp_path))
 
 
-@pytest.mark.parametrize("to", [*STREAMED, "dali"])
+@pytest.mark.parametrize("to", ["parquet", "dali"])
 def test_one_split_is_exported_alone(dataset, tmp_path, to):
     exported = run(dataset, to, tmp_path / "out", splits=("eval",))
     assert list(exported.splits) == ["eval"]
@@ -75,7 +70,7 @@ def test_files_are_as_large_as_asked(dataset, tmp_path):
     assert [file.name for file in exported.splits["train"]] == [f"train-{index:06d}.tar" for index in range(count)]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 20])
+@pytest.mark.parametrize("count", [1, 7])
 def test_samples_are_cut_where_shards_would_be(dataset, count):
     published = manifest.load(str(dataset))
     info = published.splits["train"]
@@ -115,21 +110,16 @@ def test_options_that_cannot_be_are_named(given, message):
         ExportOptions(dataset="dataset", out="out", **given)
 
 
-@pytest.mark.parametrize("to", FORMATS)
-def test_a_directory_that_holds_something_is_left_alone(dataset, tmp_path, to):
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "mine").write_text("mine")
+@pytest.mark.parametrize("to", ["webdataset", "croissant"])
+def test_a_file_and_a_directory_that_holds_something_are_left_alone(dataset, tmp_path, to):
+    mine = tmp_path / "out" / "mine"
+    mine.parent.mkdir()
+    mine.write_text("mine")
     with pytest.raises(OptionError, match="which holds files; name a new or empty directory"):
-        run(dataset, to, out)
-    assert os.listdir(out) == ["mine"]
-
-
-@pytest.mark.parametrize("to", FORMATS)
-def test_a_file_is_no_place_for_an_export(dataset, tmp_path, to):
-    (tmp_path / "file").write_text("")
+        run(dataset, to, mine.parent)
     with pytest.raises(OptionError, match="which is a file; name a new or empty directory"):
-        run(dataset, to, tmp_path / "file")
+        run(dataset, to, mine)
+    assert mine.read_text() == "mine"
 
 
 def test_an_unknown_split_and_no_dataset_are_named(dataset, tmp_path):
@@ -152,14 +142,13 @@ def test_a_split_whose_name_leads_out_of_the_export_is_refused(dataset, tmp_path
 # --- what goes wrong on the way
 
 
-@pytest.mark.parametrize("to", STREAMED)
-def test_a_damaged_shard_leaves_nothing_behind(dataset, tmp_path, to):
+def test_a_damaged_shard_leaves_nothing_behind(dataset, tmp_path):
     shard = dataset / "Split-eval" / "data-00001-of-00002.tfrecord"
     data = bytearray(shard.read_bytes())
     data[-20] ^= 1
     shard.write_bytes(data)
     with pytest.raises(CorruptDataset, match="data-00001-of-00002.tfrecord has a corrupt record at offset"):
-        run(dataset, to, tmp_path / "out")
+        run(dataset, "parquet", tmp_path / "out")
     assert sorted(os.listdir(tmp_path)) == ["dataset"]
 
 
@@ -170,15 +159,6 @@ def test_a_shard_that_lost_records_is_noticed(dataset, tmp_path):
     with pytest.raises(CorruptDataset, match=r"holds 1 records, dataset.json says \d+"):
         run(dataset, "webdataset", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_what_a_killed_export_left_is_cleared_by_the_next(dataset, tmp_path):
-    left = tmp_path / ".out.feedline-export" / "data"
-    left.mkdir(parents=True)
-    (left / "train-000000.tar").write_bytes(b"half")
-    run(dataset, "webdataset", tmp_path / "out")
-    assert "data/train-000000.tar" not in content(tmp_path / "out")
-    assert not left.exists()
 
 
 def test_two_exports_to_one_place_do_not_meet(tmp_path):
@@ -233,7 +213,7 @@ def test_an_export_that_is_stopped_leaves_nothing_that_looks_whole(dataset, tmp_
 def test_memory_does_not_grow_with_the_dataset(tmp_path):
     """Two exports, the second of eight times the images: what they hold at most differs by less than those images."""
     peaks = []
-    for number, images in enumerate((10, 80)):
+    for number, images in enumerate((5, 40)):
         photos = tmp_path / f"photos{number}" / "noise"
         photos.mkdir(parents=True)
         for index in range(images):
@@ -265,14 +245,18 @@ FORGED = {
     "another image": (bytes_of("image/encoded", b"x"), "is not the one its sha256 was taken of"),
     "two images": (two_images, "ValueError"),
     "no key": (lambda features: features.pop("image/filename"), "KeyError"),
+    "no label": (lambda features: features.pop("image/class/label"), "KeyError"),
     "a key of bytes": (bytes_of("image/filename", b"\xff"), "UnicodeDecodeError"),
     "numbers for bytes": (lambda features: features["image/format"].int64_list.value.append(1), "it must hold bytes"),
 }
 
 
-@pytest.mark.parametrize(("change", "message"), FORGED.values(), ids=FORGED)
-@pytest.mark.parametrize("to", ["webdataset", "parquet"])
-def test_a_record_that_no_ingest_writes_is_named_with_its_place(dataset, tmp_path, to, change, message):
+FORGED_OF = [(name, ("webdataset", "parquet")[place % 2]) for place, name in enumerate(FORGED)]
+
+
+@pytest.mark.parametrize(("name", "to"), FORGED_OF)
+def test_a_record_that_no_ingest_writes_is_named_with_its_place(dataset, tmp_path, name, to):
+    change, message = FORGED[name]
     path = rewrite(dataset, change)
     with pytest.raises(
         CorruptDataset, match=rf"{re.escape(path)} at offset 0 is no record of a dataset: .*({message})"
@@ -281,14 +265,14 @@ def test_a_record_that_no_ingest_writes_is_named_with_its_place(dataset, tmp_pat
     assert sorted(os.listdir(tmp_path)) == ["dataset"]
 
 
-def test_a_record_that_lacks_what_the_format_needs_is_named_with_its_place(dataset, tmp_path):
-    path = rewrite(dataset, lambda features: features.pop("image/class/label"))
-    with pytest.raises(CorruptDataset, match=rf"{re.escape(path)} at offset 0 is no record of a dataset: KeyError"):
-        run(dataset, "webdataset", tmp_path / "out")
-
-
-@pytest.mark.parametrize(("to", "name"), [("parquet", "features.json"), ("array_record", "dataset_info.json")])
-@pytest.mark.parametrize("content", ["[" * 100_000, "[]", "{}", "3", '{"featuresDict": 3}', '{"splits": [3]}'])
+@pytest.mark.parametrize(
+    ("to", "name", "content"),
+    [
+        *(("parquet", "features.json", text) for text in ("[" * 100_000, "[]", '{"featuresDict": 3}')),
+        *(("array_record", "dataset_info.json", text) for text in ("3", "{}", '{"splits": [3]}')),
+    ],
+    ids=lambda value: value[:20],
+)
 def test_a_description_that_is_none_is_named(dataset, tmp_path, to, name, content):
     (dataset / name).write_text(content)
     with pytest.raises(CorruptDataset, match=f"{name} cannot be"):

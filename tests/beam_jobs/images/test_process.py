@@ -14,8 +14,8 @@ from beam_jobs.errors import BadImage, RejectReason
 from beam_jobs.images import process
 from beam_jobs.images.decode import decode_rgb
 from beam_jobs.options import ImageLimits, PixelOptions
-from tests.beam_jobs.make_hostile_images import GREY, PIXELS, SIXTEEN, animated, with_frame, with_orientation
-from tests.make_images import crop, encode, flipped, forged_png, jpeg, photograph, png, rotated_jpeg
+from tests.beam_jobs.make_hostile_images import GREY, PIXELS, SIXTEEN, animated, with_orientation
+from tests.make_images import crop, encode, flipped, jpeg, photograph, png, rotated_jpeg
 
 LIMITS = ImageLimits()
 JPEG, PNG = jpeg(), png()
@@ -58,21 +58,11 @@ def examine(data: bytes, pixels: PixelOptions = COPY, limits: ImageLimits = LIMI
 
 
 ACCEPTED_AS_THEY_ARE = {
-    "jpeg": (JPEG, "jpeg", 3),
-    "png": (PNG, "png", 3),
     "jpeg with trailing bytes": (JPEG + b"trailing" * 9, "jpeg", 3),
-    "png with trailing bytes": (PNG + b"trailing", "png", 3),
-    "progressive jpeg": (jpeg(progressive=True), "jpeg", 3),
     "grey jpeg": (encode(GREY, "JPEG"), "jpeg", 1),
-    "grey png": (encode(GREY, "PNG"), "png", 1),
     "one bit png": (encode(Image.fromarray(GREY).convert("1"), "PNG"), "png", 1),
     "opaque grey png with alpha": (encode(Image.fromarray(OPAQUE).convert("LA"), "PNG"), "png", 1),
     "palette png": (encode(PALETTE, "PNG"), "png", 3),
-    "opaque rgba png": (encode(OPAQUE, "PNG"), "png", 3),
-    "orientation upright": (rotated_jpeg(1), "jpeg", 3),
-    "orientation out of range": (rotated_jpeg(9), "jpeg", 3),
-    "jpeg with a broken exif block": (jpeg(exif=b"Exif\x00\x00broken"), "jpeg", 3),
-    "multi-picture jpeg": (animated("MPO"), "jpeg", 3),
 }
 
 
@@ -87,20 +77,10 @@ def test_what_the_trainer_can_read_is_stored_as_it_is(data, kind, channels):
 
 NORMALISED = {
     "cmyk jpeg": (encode(Image.fromarray(PIXELS).convert("CMYK"), "JPEG"), "jpeg", "jpeg", 3, "colour_space"),
-    "half clear png": (encode(HALF_CLEAR, "PNG"), "png", "png", 3, "alpha"),
     "grey alpha png": (encode(Image.fromarray(HALF_CLEAR).convert("LA"), "PNG"), "png", "png", 1, "alpha"),
-    "clear palette png": (encode(PALETTE, "PNG", transparency=3), "png", "png", 3, "alpha"),
-    "sixteen bit grey png": (encode(Image.fromarray(SIXTEEN), "PNG"), "png", "png", 1, "sixteen_bit"),
     "animated png": (animated("PNG"), "png", "png", 3, "animated"),
-    "rotated png": (with_orientation("PNG", 3), "png", "png", 3, "exif_orientation"),
-    "gif": (encode(PIXELS, "GIF"), "png", "gif", 3, "format"),
     "clear gif": (encode(PALETTE, "GIF", transparency=3), "png", "gif", 3, "format+alpha"),
-    "animated gif": (animated("GIF"), "png", "gif", 3, "format+animated"),
-    "bmp": (encode(PIXELS, "BMP"), "png", "bmp", 3, "format"),
     "webp": (encode(PIXELS, "WEBP"), "jpeg", "webp", 3, "format"),
-    "half clear webp": (encode(HALF_CLEAR, "WEBP"), "jpeg", "webp", 3, "format+alpha"),
-    "animated webp": (animated("WEBP"), "jpeg", "webp", 3, "format+animated"),
-    "tiff": (encode(PIXELS, "TIFF"), "png", "tiff", 3, "format"),
     "sixteen bit tiff": (encode(Image.fromarray(SIXTEEN), "TIFF"), "png", "tiff", 1, "format+sixteen_bit"),
 }
 
@@ -115,51 +95,25 @@ def test_what_the_trainer_cannot_read_well_is_normalised(data, kind, source, cha
     assert (again, nothing_more.normalised) == (encoded, "")
 
 
-REJECTED = {
-    "empty": (b"", RejectReason.EMPTY_FILE, "^the file has 0 bytes$"),
-    "text": (b"hello world", RejectReason.NOT_AN_IMAGE, "^it starts with b'hello wo'; known are jpeg, png, gif"),
-    "jpeg cut in its tables": (JPEG[:200], RejectReason.BAD_HEADER, "^jpeg: the segment at byte 177 is cut off"),
-    "half a jpeg": (JPEG[: len(JPEG) // 2], RejectReason.UNDECODABLE, "^jpeg::Uncompress failed"),
-    "jpeg cut near its end": (JPEG[:-10], RejectReason.UNDECODABLE, "^jpeg::Uncompress failed"),
-    "jpeg without end marker": (JPEG[:-2], RejectReason.UNDECODABLE, "^jpeg::Uncompress failed"),
-    "half a png": (PNG[: len(PNG) // 2], RejectReason.UNDECODABLE, "^Invalid PNG data, size"),
-    "png without end chunk": (PNG[:-12], RejectReason.UNDECODABLE, "^Invalid PNG data, size"),
-    "png with a flipped byte": (flipped(PNG, len(PNG) // 2), RejectReason.UNDECODABLE, "^Invalid PNG data, size"),
-    "png that claims a little": (forged_png(300), RejectReason.UNDECODABLE, "^Invalid PNG data, size 12700"),
-    "half a gif": (encode(PIXELS, "GIF")[:1500], RejectReason.UNDECODABLE, "^gif: .*truncated"),
-    "half a bmp": (encode(PIXELS, "BMP")[:5000], RejectReason.UNDECODABLE, "^bmp: .*truncated"),
-    "half a tiff": (encode(PIXELS, "TIFF")[:5000], RejectReason.UNDECODABLE, "^tiff: .*truncated"),
-    "half a webp": (encode(PIXELS, "WEBP")[:500], RejectReason.BAD_HEADER, "^webp: "),
-    "png that claims 49 Mpx": (forged_png(7000), RejectReason.FORGED_SIZE, "^7000x7000 pixels cannot fit in 12700"),
-    "too narrow": (jpeg(width=7), RejectReason.TOO_SMALL, "^7x60 pixels; min_side_px is 8$"),
-}
+LARGE_JPEG = encode(photograph(), "JPEG", quality=90)
+REJECTED = [
+    (JPEG[: len(JPEG) // 2], COPY, "all", "^jpeg::Uncompress failed"),
+    (JPEG[:-2], resize(20), "basic", "^jpeg::Uncompress failed"),
+    (JPEG[:-10], raw(20), "all", "^jpeg::Uncompress failed"),
+    (LARGE_JPEG[:-2000], COPY, "basic", "^jpeg::Uncompress failed"),  # decoded at a smaller size
+    (PNG[: len(PNG) // 2], raw(20), "basic", "^Invalid PNG data, size"),
+    (PNG[:-12], COPY, "basic", "^Invalid PNG data, size"),
+    (flipped(PNG, len(PNG) // 2), resize(20), "all", "^Invalid PNG data, size"),
+    (encode(PIXELS, "BMP")[:5000], resize(20), "all", "^bmp: .*truncated"),
+]
 
 
-@pytest.mark.parametrize("facts", ["all", "basic"])
-@pytest.mark.parametrize("pixels", [COPY, resize(20), raw(20)], ids=["copy", "resize", "raw"])
-@pytest.mark.parametrize(("data", "reason", "detail"), REJECTED.values(), ids=REJECTED)
-def test_what_cannot_be_used_is_rejected_with_its_reason(data, reason, detail, pixels, facts):
-    with pytest.raises(BadImage, match=f"^{reason.value}: ") as caught:
+@pytest.mark.parametrize(("data", "pixels", "facts", "detail"), REJECTED)
+def test_what_cannot_be_decoded_is_rejected_whatever_is_made_of_it(data, pixels, facts, detail):
+    with pytest.raises(BadImage, match="^undecodable: ") as caught:
         process.examine(data, LIMITS, pixels, facts)
-    assert caught.value.reason is reason
+    assert caught.value.reason is RejectReason.UNDECODABLE
     assert re.search(detail, caught.value.detail), caught.value.detail
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_an_exif_orientation_is_applied_to_the_pixels(orientation):
-    data = rotated_jpeg(orientation)
-    encoded, facts = examine(data)
-    upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))), dtype=float)
-    stored = pixels_of(encoded, facts).astype(float)
-    assert (facts.height, facts.width) == upright.shape[:2] == ((60, 80) if orientation < 5 else (80, 60))
-    assert np.abs(stored - upright).mean() < 4  # of 255; the wrong way round it is over 20
-    assert not Image.open(io.BytesIO(encoded)).getexif() or orientation == 1
-
-
-def test_transparency_becomes_white():
-    pixels = pixels_of(*examine(encode(HALF_CLEAR, "PNG")))
-    assert (pixels[:30] == 255).all()
-    assert (pixels[30:] == PIXELS[30:]).all()
 
 
 def test_sixteen_bits_are_scaled_to_eight_not_clipped():
@@ -167,30 +121,19 @@ def test_sixteen_bits_are_scaled_to_eight_not_clipped():
     assert (pixels_of(*examine(encode(Image.fromarray(deep), "PNG")))[..., 0] == deep >> 8).all()
 
 
-@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
-def test_of_an_animation_the_first_frame_is_kept(kind):
-    still, kept = (Image.open(io.BytesIO(data)).convert("RGB") for data in (animated(kind), examine(animated(kind))[0]))
-    assert np.abs(np.asarray(kept, dtype=float) - np.asarray(still, dtype=float)).mean() < 2
-
-
-@pytest.mark.parametrize("kind", ["BMP", "TIFF"])
-def test_lossless_formats_keep_every_pixel(kind):
-    assert (pixels_of(*examine(encode(PIXELS, kind))) == PIXELS).all()
-
-
-def test_metadata_does_not_survive_normalisation():
+@pytest.mark.parametrize("pixels", [COPY, resize(20)], ids=["copy", "resize"])
+def test_metadata_does_not_survive_normalisation(pixels):
     exif = Image.Exif()
     exif[0x0112], exif[0x010E] = 6, "taken at home"
     data = jpeg(exif=exif.tobytes())
     assert b"taken at home" in data
-    for pixels in (COPY, resize(20), raw(20)):
-        assert b"taken at home" not in examine(data, pixels)[0]
+    assert b"taken at home" not in examine(data, pixels)[0]
 
 
 # The policy `resize`.
 
 KINDS = {
-    "jpeg": (encode(photograph(), "JPEG", quality=90), "jpeg", 3),
+    "jpeg": (LARGE_JPEG, "jpeg", 3),
     "png": (encode(photograph(), "PNG"), "png", 3),
     "grey jpeg": (encode(photograph()[..., 1], "JPEG", quality=90), "jpeg", 1),
     "grey png": (encode(photograph()[..., 1], "PNG"), "png", 1),
@@ -199,9 +142,12 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize(("fit", "size"), [("short", (100, 150)), ("inside", (67, 100))])
-@pytest.mark.parametrize(("data", "kind", "channels"), KINDS.values(), ids=KINDS)
-def test_a_large_image_becomes_smaller_and_stays_what_it_is(data, kind, channels, fit, size):
+@pytest.mark.parametrize(
+    ("name", "fit"), zip(KINDS, ("short", "inside", "inside", "short", "short", "inside"), strict=True)
+)
+def test_a_large_image_becomes_smaller_and_stays_what_it_is(name, fit):
+    data, kind, channels = KINDS[name]
+    size = (100, 150) if fit == "short" else (67, 100)
     encoded, facts = examine(data, resize(100, fit=fit, quality=95))
     assert (facts.format, facts.channels) == (kind, channels)
     assert (facts.height, facts.width) == size
@@ -214,25 +160,20 @@ def test_a_large_image_becomes_smaller_and_stays_what_it_is(data, kind, channels
     assert np.abs(pixels_of(encoded, facts) - np.asarray(best, dtype=float)).mean() < 6
 
 
-@pytest.mark.parametrize("options", [resize(60), resize(61), resize(80, fit="inside"), resize(4096)])
-@pytest.mark.parametrize("data", [JPEG, PNG], ids=["jpeg", "png"])
+@pytest.mark.parametrize(("data", "options"), [(JPEG, resize(60)), (PNG, resize(80, fit="inside"))])
 def test_an_image_that_is_small_enough_is_stored_untouched(data, options):
     encoded, facts = examine(data, options)
     assert encoded is data
     assert facts == examine(data)[1]
 
 
-@pytest.mark.parametrize(
-    ("data", "reasons"), [(rotated_jpeg(6), "exif_orientation"), (encode(PIXELS, "BMP"), "format")]
-)
-def test_an_image_that_is_small_enough_is_normalised_all_the_same(data, reasons):
-    encoded, facts = examine(data, resize(4096))
-    assert facts.normalised == reasons
-    assert (encoded, facts) == examine(data)
+def test_an_image_that_is_small_enough_is_normalised_all_the_same():
+    encoded, facts = examine(rotated_jpeg(6), resize(4096))
+    assert facts.normalised == "exif_orientation"
+    assert (encoded, facts) == examine(rotated_jpeg(6))
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
+@pytest.mark.parametrize(("orientation", "kind"), enumerate(["JPEG", "PNG", "TIFF", "WEBP"] * 2, start=1))
 def test_a_resized_image_is_upright(kind, orientation):
     data = with_orientation(kind, orientation)
     encoded, facts = examine(data, resize(30, quality=95))
@@ -254,7 +195,7 @@ def test_quality_is_that_of_the_resized_jpeg():
 # The policy `raw`.
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", ["jpeg", "grey png", "webp"])
 def test_raw_pixels_are_a_square_from_the_centre(name):
     data, _, channels = KINDS[name]
     encoded, facts = examine(data, raw(100))
@@ -267,12 +208,10 @@ def test_raw_pixels_are_a_square_from_the_centre(name):
     assert np.abs(pixels_of(encoded, facts) - np.asarray(best, dtype=float)).mean() < 6
 
 
-def test_raw_images_all_have_one_size():
-    for height, width in ((60, 80), (80, 60), (8, 160), (24, 24), (9, 9)):
-        for data in (jpeg(height=height, width=width), png(height=height, width=width)):
-            encoded, facts = examine(data, raw(24))
-            assert (len(encoded), facts.height, facts.width) == (24 * 24 * 3, 24, 24)
-            assert facts.normalised == "raw"
+@pytest.mark.parametrize(("height", "width"), [(80, 60), (8, 160), (9, 9)])
+def test_raw_images_all_have_one_size(height, width):
+    encoded, facts = examine(jpeg(height=height, width=width), raw(24))
+    assert (len(encoded), facts.height, facts.width, facts.normalised) == (24 * 24 * 3, 24, 24, "raw")
 
 
 def test_raw_pixels_of_the_right_size_are_the_pixels():
@@ -283,14 +222,17 @@ def test_raw_pixels_of_the_right_size_are_the_pixels():
 # The facts.
 
 
-@pytest.mark.parametrize("pixels", [COPY, resize(40), raw(40)], ids=["copy", "resize", "raw"])
-@pytest.mark.parametrize("data", [*(row[0] for row in NORMALISED.values()), JPEG, PNG])
+WEBP, GIF = encode(PIXELS, "WEBP"), encode(PALETTE, "GIF", transparency=3)
+
+
+@pytest.mark.parametrize(("data", "pixels"), [(WEBP, COPY), (GIF, raw(40)), (JPEG, resize(40))])
 def test_equal_files_give_equal_bytes_and_facts(data, pixels):
     assert examine(data, pixels) == examine(bytes(data), pixels)
 
 
-@pytest.mark.parametrize("pixels", [COPY, resize(40), raw(40)], ids=["copy", "resize", "raw"])
-@pytest.mark.parametrize("data", [*(row[0] for row in NORMALISED.values()), JPEG, PNG, KINDS["jpeg"][0]])
+@pytest.mark.parametrize(
+    ("data", "pixels"), [(LARGE_JPEG, COPY), (LARGE_JPEG, raw(40)), (PNG, resize(40)), (WEBP, COPY), (GIF, raw(40))]
+)
 def test_basic_facts_are_all_facts_without_moments(data, pixels):
     encoded, known = examine(data, pixels)
     stored, basic = examine(data, pixels, facts="basic")
@@ -325,10 +267,3 @@ def test_the_limits_are_those_of_the_source():
     for limits in (replace(tight, max_side_px=79), replace(tight, min_side_px=61)):
         with pytest.raises(BadImage, match="^too_"):
             process.examine(JPEG, limits, resize(20))
-
-
-def test_a_large_claim_in_few_bytes_is_accepted_only_where_it_can_be_true():
-    # Nobody can see that a JPEG of this size is not what it claims: the missing part is decoded as grey.
-    encoded, facts = examine(with_frame(JPEG, height=300, width=300))
-    assert (facts.height, facts.width) == (300, 300)
-    assert np.ptp(pixels_of(encoded, facts)[200:]) == 0

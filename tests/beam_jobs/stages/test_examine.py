@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -33,7 +32,7 @@ from beam_jobs.types import Annotations, ImageObject, ImageRef
 from tests.beam_jobs.buckets import FILES, MIXED, bucket_of, bucket_of_refs, facts_of, rejects_of, task_of, write_files
 from tests.beam_jobs.make_rows import make_ref
 from tests.beam_jobs.web_server import body, serving, status
-from tests.make_images import encode, png
+from tests.make_images import encode
 
 ATTEMPT = re.compile(r"\.[0-9a-f]{32}")  # what tells the files of one attempt from those of another
 CHANGED = ("b.webp", "d.jpg", "e.bmp")
@@ -94,32 +93,13 @@ def test_a_bucket_of_bad_images_has_an_empty_table_of_facts(source):
     assert (len(facts), facts.schema) == (0, schemas.EXAMINED)
 
 
-@pytest.mark.parametrize("threads", [1, 4])
-def test_results_are_the_same_bytes_each_time_with_any_number_of_threads(source, threads):
+def test_results_are_the_same_bytes_each_time_with_any_number_of_threads(source):
     bucket = bucket_of(source, *FILES, *MIXED)
-    one, other = task_of(source), task_of(source, "again", threads=threads)
+    one, other = task_of(source), task_of(source, "again", threads=4)
     for task in (one, other):
         examine_bucket(bucket, task)
     assert sorted(name.partition("-")[0] for name in results(one)) == ["done", "facts", "rejects", "spool"]
     assert results(one) == results(other)
-
-
-def test_a_finished_bucket_is_not_examined_again(source):
-    bucket, task = bucket_of(source, "1.jpg", "2.png"), task_of(source)
-    first = examine_bucket(bucket, task)
-    (source / "1.jpg").unlink()
-    assert examine_bucket(bucket, task) == replace(first, resumed=True)
-
-
-def test_a_bucket_without_its_marker_is_examined_again(source):
-    bucket, task = bucket_of(source, "1.jpg"), task_of(source)
-    examine_bucket(bucket, task)
-    (marker,) = Path(task.reader.work, DIRECTORY).glob("done-*")
-    counts = {name: value for name, value in json.loads(marker.read_text()).items() if name not in ("files", "check")}
-    assert counts == {"good": 1, "rejected": 0, "bytes": len(FILES["1.jpg"])}
-    marker.unlink()
-    (source / "1.jpg").unlink()
-    assert examine_bucket(bucket, task) == Examined(good=0, rejected=1, bytes=0, resumed=False)
 
 
 def test_a_file_over_the_limit_is_not_read_whole(source):
@@ -159,13 +139,9 @@ def test_what_has_to_change_is_kept_in_the_spool_and_nothing_else(source):
         assert schemas.facts_of(rows[key]).sha256 == facts.sha256
     (spool,) = spools(task)
     assert spool.stat().st_size == sum(len(stored[key]) for key in CHANGED)  # no second copy of the rest
-
-
-def test_a_bucket_that_changes_nothing_has_no_spool(source):
-    bucket, task = bucket_of(source, "a.jpg", "c.png"), task_of(source)
-    examine_bucket(bucket, task)
-    assert spools(task) == []
-    assert [row["slice"] for row in facts_of(task, bucket)] == ["", ""]
+    unchanged = bucket_of(source, "a.jpg", "c.png"), task_of(source, "other")
+    examine_bucket(*unchanged)
+    assert spools(unchanged[1]) == []
 
 
 def test_an_image_in_a_container_stays_there_unless_it_has_to_change(source):
@@ -181,26 +157,6 @@ def test_an_image_in_a_container_stays_there_unless_it_has_to_change(source):
     assert untouched["slice"] == lies[0]
     assert Slice.parse(changed["slice"]).method == "spool"
     assert task.reader.read("b.webp", changed["slice"]) == process.examine(MIXED["b.webp"], task.limits)[0]
-
-
-def test_an_image_that_grows_over_the_limit_when_it_is_made_plain_is_read_back_whole(source):
-    # The limit is one of files as they come; a WebP of 1 kB may well become a JPEG of 3.
-    limits = ImageLimits(max_bytes=len(MIXED["b.webp"]))
-    bucket, task = bucket_of(source, "b.webp"), task_of(source, limits=limits)
-    examine_bucket(bucket, task)
-    (row,) = facts_of(task, bucket)
-    assert row["bytes"] > limits.max_bytes
-    assert google_crc32c.value(task.reader.read(row["uri"], row["slice"])) == row["crc32c"]
-
-
-def test_a_finished_bucket_is_resumed_with_its_spool(source):
-    bucket, task = bucket_of(source, *MIXED), task_of(source)
-    first = examine_bucket(bucket, task)
-    stored = [task.reader.read(row["uri"], row["slice"]) for row in facts_of(task, bucket)]
-    for name in CHANGED:
-        (source / name).unlink()
-    assert examine_bucket(bucket, task) == replace(first, resumed=True)
-    assert [task.reader.read(row["uri"], row["slice"]) for row in facts_of(task, bucket)] == stored
 
 
 def lose(path: Path) -> None:
@@ -221,8 +177,18 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("harm", [lose, empty, cut, flip], ids=lambda harm: harm.__name__)
-@pytest.mark.parametrize("kind", ["done", "facts", "rejects", "spool"])
+@pytest.mark.parametrize(
+    ("kind", "harm"),
+    [
+        ("done", lose),
+        ("facts", lose),
+        ("facts", flip),
+        ("rejects", empty),
+        ("spool", lose),
+        ("spool", cut),
+        ("spool", flip),
+    ],
+)
 def test_a_bucket_whose_files_are_not_what_was_written_is_examined_again(source, kind, harm):
     bucket, task = bucket_of(source, *FILES, *MIXED), task_of(source)
     first = examine_bucket(bucket, task)
@@ -235,7 +201,7 @@ def test_a_bucket_whose_files_are_not_what_was_written_is_examined_again(source,
     assert again.resumed or results(task) == whole
 
 
-@pytest.mark.parametrize("harm", [empty, cut, flip], ids=lambda harm: harm.__name__)
+@pytest.mark.parametrize("harm", [empty, flip])
 def test_a_damaged_marker_tells_of_no_progress(source, harm):
     bucket, task = bucket_of(source, "1.jpg", "2.png"), task_of(source)
     done = examine_bucket(bucket, task)
@@ -243,51 +209,6 @@ def test_a_damaged_marker_tells_of_no_progress(source, harm):
     assert done_by(marker.read_bytes()) == Progress(2, done.bytes, 1)
     harm(marker)
     assert done_by(marker.read_bytes()) is None
-
-
-def test_a_bucket_that_broke_off_after_its_spool_gives_the_same_results(source):
-    bucket, task = bucket_of(source, *FILES, *MIXED), task_of(source)
-    examine_bucket(bucket, task)
-    whole = results(task)
-    for kept in ("spool", "spool facts", "spool facts rejects"):
-        for path in Path(task.reader.work, DIRECTORY).iterdir():
-            if path.name.partition("-")[0] not in kept:
-                path.unlink()
-        assert examine_bucket(bucket, task).resumed is False
-        assert results(task) == whole
-
-
-@pytest.mark.parametrize(
-    ("pixels", "changed"),
-    [
-        (PixelOptions(policy="resize", side_px=40), {"a.jpg", *CHANGED, "c.png"}),
-        (PixelOptions(policy="resize", side_px=60), set(CHANGED)),  # as large as they are: nothing is enlarged
-        (PixelOptions(policy="raw", side_px=24), set(MIXED)),
-    ],
-)
-def test_what_a_policy_makes_smaller_is_spooled(source, pixels, changed):
-    bucket, task = bucket_of(source, *MIXED), task_of(source, pixels=pixels)
-    examine_bucket(bucket, task)
-    rows = facts_of(task, bucket)
-    assert {row["key"] for row in rows if row["slice"]} == changed
-    for row in rows:
-        stored = task.reader.read(row["uri"], row["slice"])
-        assert (len(stored), google_crc32c.value(stored)) == (row["bytes"], row["crc32c"])
-        height, width = geometry(pixels, row["source_height"], row["source_width"]).stored
-        assert (row["height"], row["width"]) == (height, width)
-        assert row["format"] != "raw" or len(stored) == height * width * 3
-
-
-def test_basic_facts_have_no_moments_and_all_the_rest(source):
-    bucket = bucket_of(source, *MIXED)
-    full, basic = task_of(source), task_of(source, "basic", facts="basic")
-    for task in (full, basic):
-        examine_bucket(bucket, task)
-    none = {"mean_rgb": [0.0] * 3, "var_rgb": [0.0] * 3}
-    for known, less in zip(facts_of(full, bucket), facts_of(basic, bucket), strict=True):
-        other = {"dhash": less["dhash"], "slice": less["slice"]}  # of a smaller decode, in a spool of its own
-        assert less == {**known, **none, **other}
-        assert min(known["var_rgb"]) > 0
 
 
 def test_work_is_counted_as_it_is_done_and_when_it_is_taken_up(source):
@@ -313,7 +234,6 @@ MASKS = {
     "plain.png": encode(CLASSES, "PNG"),
     "palette.png": palette_png(),
     "small.png": encode(CLASSES[:30], "PNG"),
-    "colours.png": png(1),
     "text.png": b"no mask",
     "large.png": encode(CLASSES, "PNG") + b"x" * 30_000,
 }
@@ -359,7 +279,6 @@ def test_a_mask_goes_where_its_image_goes(source, masked):
     ("mask", "reason", "detail"),
     [
         ("small.png", "bad_mask", "mask: 80x30 pixels; the image has 80x60"),
-        ("colours.png", "bad_mask", "mask: row 0, column 0 has the colour"),
         ("text.png", "bad_mask", "mask: it starts with b'no mask'"),
         ("none.png", "unreadable", "mask none.png: No such file or directory"),
         ("large.png", "bad_mask", "mask large.png: 20001 bytes; max_bytes is 20000"),
@@ -385,7 +304,6 @@ BOX = ImageObject(label="cat", bbox=(10.0, 10.0, 30.0, 30.0))
     [
         ("a.jpg", Annotations(objects=(BOX,), size=(60, 80)), ""),
         ("a.jpg", Annotations(objects=(replace(BOX, bbox=(10.0, 10.0, 95.0, 30.0)),)), "object 0 (cat): the box"),
-        ("a.jpg", Annotations(objects=(), size=(80, 60)), "the annotations are of an image of 60x80 pixels"),
         # Boxes are of the upright image: this one lies on its side in its file.
         ("d.jpg", Annotations(objects=(BOX,), size=(80, 60)), ""),
         ("d.jpg", Annotations(objects=(BOX,), size=(60, 80)), "the annotations are of an image of 80x60 pixels"),
@@ -433,13 +351,6 @@ def test_an_image_that_was_not_fetched_is_tried_again_once_that_is_asked_for(sou
         assert rejects_of(task, bucket) == []
     forget_transient(task.reader.work, bucket)  # there is nothing to try again
     assert examine_bucket(bucket, task).resumed
-
-
-def test_a_bad_image_that_was_fetched_is_not_fetched_again(source):
-    with serving({"/a.jpg": body(b"no image")}) as server:
-        bucket, task = url_refs(source, server, "/a.jpg"), task_of(source)
-        assert examine_bucket(bucket, task).rejected == 1
-    assert examine_bucket(bucket, task) == Examined(good=0, rejected=1, bytes=8, resumed=True)
 
 
 def test_an_image_that_was_missing_is_tried_again_once_that_is_asked_for(source):

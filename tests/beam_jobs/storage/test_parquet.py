@@ -41,9 +41,13 @@ def refusal(data: bytes, columns: list[str] | None = None) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "brotli", "lz4", "zstd"])
-@pytest.mark.parametrize("version", ["1.0", "2.0"])
-@pytest.mark.parametrize("dictionary", [True, False, ["label"]])
+@pytest.mark.parametrize(
+    ("codec", "version", "dictionary"),
+    [
+        *(("none", "1.0", True), ("snappy", "2.0", False), ("gzip", "1.0", ["label"])),
+        *(("brotli", "2.0", True), ("lz4", "1.0", False), ("zstd", "2.0", ["label"])),
+    ],
+)
 def test_what_honest_programs_write_is_read(codec, version, dictionary):
     options = {"compression": codec, "data_page_version": version, "use_dictionary": dictionary}
     data = written(HONEST, row_group_size=2000, data_page_size=1000, **options)
@@ -58,7 +62,7 @@ def test_an_empty_table_and_one_without_row_groups_are_read():
     assert parquet.read(written(HONEST.slice(0, 0))).num_rows == 0
 
 
-@pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "brotli", "lz4", "zstd"])
+@pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_a_batch_of_a_text_that_every_row_repeats_is_bounded(codec):
     table = pa.table({"image": ["x" * 100_000] * 512})
     data = written(table, compression=codec)
@@ -98,7 +102,7 @@ def test_the_largest_pages_of_all_columns_are_bounded_together():
     assert len(rows_of(written(table), [f"c{number}" for number in range(7)])) == 1
 
 
-@pytest.mark.parametrize("value", ["x.jpg", None, 7])
+@pytest.mark.parametrize("value", ["x.jpg", None])
 def test_rows_that_take_no_room_are_bounded(value):
     few, many = (written(pa.table({"image": [value] * count})) for count in (100_000, 300_000))
     assert len(rows_of(few)) == 100_000
@@ -146,7 +150,7 @@ def test_one_long_value_among_many_short_ones_is_no_reason_to_refuse_a_table():
     assert parquet.read(written(table)).equals(table)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_flipped_byte_is_more_than_an_error_of_arrow(seed):
     chance = random.Random(seed)
     good = written(HONEST.slice(0, 50), compression="none", data_page_size=200)
