@@ -65,16 +65,6 @@ def test_every_column_of_a_table_reaches_its_place(write_table):
     assert not any(name.startswith("extra/") for name in found["a3"])
 
 
-def test_a_group_stays_in_one_split(write_table):
-    lines = [f'k{n},"images, raw/{n}.jpg",cat,p{n % 2},,1,1,x' for n in range(6)]
-    # Two groups, and a seed whose hashes part them.
-    options = replace(write_table(*lines), seed=1)
-    ingest.run(options)
-    where = {key: values["split"] for key, values in records_of(options).items()}
-    assert len({where[f"k{n}"] for n in (0, 2, 4)}) == len({where[f"k{n}"] for n in (1, 3, 5)}) == 1
-    assert set(where.values()) == {"train", "eval"}
-
-
 def test_bad_rows_are_rejected_and_good_ones_published(write_table):
     options = write_table(
         'a,"images, raw/0.jpg",cat,,train,,,',

@@ -186,23 +186,12 @@ def test_the_columns_say_what_is_known_of_the_class(columns, kind):
 
 
 def test_named_columns_are_those_asked_for():
-    assert TableColumns().named() == {"image": "image", "label": "label"}
-    assert TableColumns(image="path", key="id", group="patient", split="fold", extra=("age", "sex")).named() == {
-        "image": "path",
-        "label": "label",
-        "key": "id",
-        "group": "patient",
-        "split": "fold",
-        "extra age": "age",
-        "extra sex": "sex",
-    }
+    columns = TableColumns(image="path", key="id", group="patient", split="fold", extra=("age", "sex"))
+    named = {"image": "path", "label": "label", "key": "id", "group": "patient", "split": "fold"}
+    assert columns.named() == {**named, "extra age": "age", "extra sex": "sex"}
     assert TableColumns(label="").named() == {"image": "image"}
-    assert TableColumns(labels="classes", mask="mask", weight="weight").named() == {
-        "image": "image",
-        "labels": "classes",
-        "mask": "mask",
-        "weight": "weight",
-    }
+    several = TableColumns(labels="classes", mask="mask", weight="weight").named()
+    assert several == {"image": "image", "labels": "classes", "mask": "mask", "weight": "weight"}
 
 
 def test_json_takes_every_option_there_and_back():

@@ -39,16 +39,6 @@ def end(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0
 
 
-@pytest.fixture
-def killed(tmp_path) -> Path:
-    """The directory that a killed process left."""
-    process, directory = start(tmp_path)
-    process.kill()
-    process.communicate()
-    assert (directory / "x").exists()
-    return directory
-
-
 def test_it_goes_with_its_process(tmp_path):
     process, directory = start(tmp_path)
     assert (directory / "x").exists()
@@ -56,17 +46,17 @@ def test_it_goes_with_its_process(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path, killed):
-    made_long_ago(killed)
-    process, _ = start(tmp_path)
-    assert not killed.exists()
-    end(process)
-
-
-def test_what_is_younger_than_a_minute_may_not_be_locked_yet_and_stays(tmp_path, killed):
-    process, _ = start(tmp_path)
-    assert (killed / "x").exists()
-    end(process)
+@pytest.mark.parametrize("old", [True, False])
+def test_what_a_killed_process_left_is_removed_by_the_next_one_unless_it_is_younger_than_a_minute(tmp_path, old):
+    process, left = start(tmp_path)
+    process.kill()
+    process.communicate()
+    assert (left / "x").exists()
+    if old:
+        made_long_ago(left)
+    following, _ = start(tmp_path)
+    assert left.exists() is not old
+    end(following)
 
 
 def test_that_of_a_living_process_stays_however_old_it_is(tmp_path):

@@ -127,6 +127,33 @@ def test_what_holds_no_class_indices_is_refused(data, detail):
     assert bad_mask(data).startswith(detail)
 
 
+FRAMES = encode_image(grey(CLASSES), "PNG", save_all=True, append_images=[grey(FOUR)])
+
+
+def square(side: int) -> Geometry:
+    return geometry(PixelOptions(), side, side)
+
+
+@pytest.mark.parametrize(
+    ("data", "plan", "max_pixels", "detail"),
+    [
+        (
+            encode_image(np.zeros((HEIGHT, WIDTH + 1), np.uint8), "PNG"),
+            SAME,
+            10**6,
+            "21x12 pixels; the image has 20x12",
+        ),
+        (turned(CLASSES), square(12), 10**6, "20x12 pixels; the image has 12x12"),  # measured upright
+        (png(), SAME, 100, "80x60 pixels; max_pixels is 100"),
+        (forged_png(30_000), square(30_000), 10**6, "30000x30000 pixels; max_pixels is 1000000"),
+        (FRAMES, SAME, 10**6, "it has 2 frames; it must have one"),
+    ],
+    ids=["size", "turned", "pixels", "bomb", "frames"],
+)
+def test_a_mask_is_judged_by_its_header(data, plan, max_pixels, detail):
+    assert bad_mask(data, plan, max_pixels) == f"mask: {detail}"
+
+
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])
 def test_colours_are_refused_with_the_first_pixel_that_has_one(mode):
     image = bands(CLASSES, mode)
@@ -142,31 +169,6 @@ def test_transparent_pixels_have_no_class(mode):
     image.putalpha(grey(np.where(CLASSES == 9, 254, 255)))
     expected = "mask: the least opaque pixel has alpha 254; transparent pixels have no class"
     assert bad_mask(encode_image(image, "PNG")) == expected
-
-
-def test_an_animated_mask_is_refused():
-    frames = [grey(CLASSES), grey(FOUR)]
-    data = encode_image(frames[0], "PNG", save_all=True, append_images=frames[1:])
-    assert bad_mask(data) == "mask: it has 2 frames; it must have one"
-
-
-def test_a_mask_of_another_size_is_refused_with_both_sizes():
-    data = encode_image(np.zeros((HEIGHT, WIDTH + 1), np.uint8), "PNG")
-    assert bad_mask(data) == "mask: 21x12 pixels; the image has 20x12"
-
-
-def test_a_turned_mask_is_measured_upright():
-    plan = geometry(PixelOptions(), WIDTH, HEIGHT)
-    assert bad_mask(turned(CLASSES), plan) == "mask: 20x12 pixels; the image has 12x20"
-
-
-def test_a_bomb_is_judged_by_its_header():
-    plan = geometry(PixelOptions(), 30_000, 30_000)  # its image may be as large as it claims to be
-    assert bad_mask(forged_png(30_000), plan).startswith("mask: ")
-
-
-def test_more_pixels_than_allowed_are_not_decoded():
-    assert bad_mask(b"\x89PNG\r\n\x1a\n" + png()[8:], max_pixels=100) == "mask: 80x60 pixels; max_pixels is 100"
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ def test_records_that_are_no_examples_are_counted(tmp_path):
     ("content", "message"),
     [
         (b"not records at all", "corrupt length at offset 0"),
+        (b"hi\n", "offset 0: 3 of 12 header bytes; it is cut off, or no TFRecord file$"),
         (b"\x1f\x8b broken", "cannot be unpacked"),
     ],
 )
@@ -76,11 +77,6 @@ def test_what_is_no_tfrecord_file_is_refused(tmp_path, content, message):
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(CorruptDataset, match=message):
         summarise_file(str(tmp_path / "file"))
-
-
-def test_a_missing_file_is_named():
-    with pytest.raises(SourceError, match=r"^/nowhere cannot be read: No such file"):
-        summarise_file("/nowhere")
 
 
 def test_every_image_of_a_dataset_is_found_by_its_key(dataset):
@@ -191,12 +187,6 @@ def test_a_file_that_ends_too_soon_says_in_which_record(tmp_path, lost):
         summarise_file(str(path))
 
 
-def test_a_short_text_is_perhaps_no_tfrecord_file(tmp_path):
-    (tmp_path / "note").write_text("hi\n")
-    with pytest.raises(CorruptDataset, match="offset 0: 3 of 12 header bytes; it is cut off, or no TFRecord file$"):
-        summarise_file(str(tmp_path / "note"))
-
-
 @pytest.mark.parametrize("compression", ["gzip", "zlib"])
 def test_a_compressed_file_that_ends_too_soon_says_in_which_record(tmp_path, compression):
     path = tmp_path / "torn"
@@ -264,6 +254,7 @@ def test_several_files_are_summed_up_together(tmp_path):
     assert [values["b"] for values in summary.first] == [[b"x"], [b"y"]]
     sizes = sorted(map(len, RECORDS))
     assert summary.sizes == {"min": sizes[0], "median": sizes[1], "max": sizes[2]}
+    assert isinstance(summary.errors[0], SourceError)
     assert "no cannot be read: No such file" in str(summary.errors[0])
 
 

@@ -37,19 +37,16 @@ def split_of(plan) -> dict[str, str]:
 PAIR = (alike("x", 0), alike("y", 0b101))
 
 
-def test_near_duplicates_are_not_looked_for_unless_asked():
-    plan = plan_of("off", *PAIR)
-    assert (plan.near_clusters, plan.near_images, plan.near_largest, set(column(plan, "near").values())) == (
-        0,
-        0,
-        0,
-        {""},
-    )
+@pytest.mark.parametrize(("policy", "distance"), [("off", 3), ("report", 1)])  # the pair differs in two bits
+def test_near_duplicates_are_not_looked_for_unless_asked_nor_beyond_the_distance(policy, distance):
+    plan = plan_of(policy, *PAIR, near_distance=distance)
+    assert (plan.near_clusters, plan.near_images, plan.near_largest) == (0, 0, 0)
+    assert set(column(plan, "near").values()) == {""}
 
 
 @pytest.mark.parametrize("policy", ["report", "group", "drop"])
 def test_images_that_look_alike_share_the_name_of_their_cluster(policy):
-    plan = plan_of(policy, *PAIR, alike("z", 0b11 << 40), alike("other", 0xFFFF))
+    plan = plan_of(policy, *PAIR, alike("z", 0b11 << 40), alike("other", 0xFFFF), near_distance=2)
     near = column(plan, "near")
     assert near["x"] == near["y"] == near["z"] == min(sha(f"of {key}") for key in "xyz")[:16]
     assert near["other"] == near["a/00000.jpg"] == ""
@@ -110,11 +107,6 @@ def test_copies_share_the_fate_of_what_they_show():
 def test_copies_alone_are_no_near_cluster():
     plan = plan_of("drop", alike("1", content="A"), alike("2", content="A"))
     assert (plan.clusters, plan.near_clusters, len(plan.dropped)) == (1, 0, 0)
-
-
-@pytest.mark.parametrize(("distance", "found"), [(1, 0), (2, 1)])
-def test_the_distance_is_in_bits(distance, found):
-    assert plan_of("report", *PAIR, near_distance=distance).near_clusters == found
 
 
 def test_the_largest_cluster_is_counted():
