@@ -13,8 +13,7 @@ from PIL import Image
 from beam_jobs.common.concurrency import Progress, local
 from beam_jobs.dataset import schemas
 from beam_jobs.images import masks, process
-from beam_jobs.images.geometry import geometry
-from beam_jobs.options import ImageLimits, PixelOptions
+from beam_jobs.options import ImageLimits
 from beam_jobs.sources.byte_range import Slice
 from beam_jobs.stages.examine import (
     DIRECTORY,
@@ -262,17 +261,6 @@ def test_a_mask_is_checked_and_spooled_when_it_has_to_change(source, masked):
     assert changed["mask_crc32c"] == google_crc32c.value(stored)
     assert stored == masks.encode(CLASSES)
     assert (without["mask_slice"], without["mask_crc32c"]) == ("", 0)
-
-
-def test_a_mask_goes_where_its_image_goes(source, masked):
-    pixels = PixelOptions(policy="raw", side_px=24)
-    bucket, task = bucket_of_refs(source, masked("plain.png")), task_of(source, pixels=pixels)
-    examine_bucket(bucket, task)
-    (row,) = facts_of(task, bucket)
-    stored = task.reader.read("plain.png", row["mask_slice"])
-    assert stored == masks.encode(masks.move(CLASSES, geometry(pixels, 60, 80)))
-    (spool,) = spools(task)
-    assert spool.stat().st_size == row["bytes"] + len(stored)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -115,19 +114,6 @@ def test_of_many_processes_one_owns_the_lock_at_a_time(tmp_path):
     children = [kill.forked(enter) for _ in range(4)]
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
     assert os.listdir(tmp_path) == []
-
-
-def test_of_many_that_create_an_object_one_succeeds(tmp_path, monkeypatch):
-    pytest.importorskip("google.cloud.storage")
-    with gcs_server.serving(monkeypatch, tmp_path) as server, ThreadPoolExecutor(8) as pool:
-        for number in range(10):
-            created = list(
-                pool.map(
-                    lambda one, name=number: storage.create_exclusive(f"gs://bucket/{name}", b"%d" % one), range(8)
-                )
-            )
-            assert created.count(True) == 1
-            assert server.objects[str(number)] == b"%d" % created.index(True)
 
 
 def ended_owner() -> Owner:
