@@ -28,7 +28,7 @@ from pipeline.cli.command_reference import every_command
 from pipeline.cli.run import option_names
 from tests.components.conftest import always_first_class
 from tests.make_images import class_folders, jpeg
-from tests.pipeline.test_lineage import make as make_root
+from tests.pipeline.runs.test_lineage import make as make_root
 from tests.settings.published import threads_started
 from tests.settings.table import COVERED, documented, grows
 
@@ -39,13 +39,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 ROOT = Path(__file__).parents[2]
 # Option that many commands have -> the test of all of them. The help is click's own, and no parameter of a command.
 EVERYWHERE = {
-    "--json": "tests/pipeline/test_cli_json.py::test_every_command_with_a_result_has_a_schema",
-    "--json-schema": "tests/pipeline/test_cli_json.py::test_the_schema_is_printed_without_any_other_argument",
+    "--json": "tests/pipeline/cli/test_json_schema.py::test_every_command_with_a_result_has_a_schema",
+    "--json-schema": "tests/pipeline/cli/test_json_schema.py::test_the_schema_is_printed_without_any_other_argument",
 }
 # Command and option -> the test of what costs too much here, or needs a terminal.
 ELSEWHERE = {
-    ("inspect", "--draw"): "tests/pipeline/test_cli_inspect.py::test_a_terminal_gets_a_ruled_table_and_drawings",
-    ("bench input", "--ablation"): "tests/pipeline/test_cli_json.py::test_the_result_of_bench",
+    ("inspect", "--draw"): "tests/pipeline/cli/test_inspect.py::test_a_terminal_gets_a_ruled_table_and_drawings",
+    ("bench input", "--ablation"): "tests/pipeline/cli/test_json_schema.py::test_the_result_of_bench",
 }
 FILES = {
     "pipeline.yaml": "name: first\nroot: work\ningest: {source: photos, splits: {one: 1, two: 1}}\n"

@@ -19,7 +19,7 @@ from pipeline.cli.click_groups import summary
 from pipeline.cli.command_reference import every_command, examples, page
 from tests.doc_pages import check_feedline
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "cli-reference.md"
 HEAVY = ("tensorflow", "apache_beam", "tfx", "numpy", "pyarrow", "ml_metadata")
 COMMANDS = {context.command_path: command for command, context in every_command()}

@@ -10,7 +10,7 @@ from pipeline.cli.settings_reference import meanings, page, target_options
 from pipeline.config import TARGET_SECTIONS
 from pipeline.settings.catalog import names, sections
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "pipeline-yaml.md"
 
 

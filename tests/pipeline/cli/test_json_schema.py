@@ -25,7 +25,7 @@ from tests.pipeline.ledger import Ledger
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-PAGE = Path(__file__).parents[2] / "docs" / "json.md"
+PAGE = Path(__file__).parents[3] / "docs" / "json.md"
 COMMANDS = list(commands())
 
 

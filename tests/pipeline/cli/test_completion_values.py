@@ -82,7 +82,7 @@ def test_values_are_taken_as_they_are_typed(capsys):
 def test_neither_completion_loads_tensorflow():
     code = (
         "import sys\n"
-        "from tests.pipeline.test_cli_completion_values import offered\n"
+        "from tests.pipeline.cli.test_completion_values import offered\n"
         "assert offered('--set', '') and offered('--ops', '')\n"
         "print([name for name in ('tensorflow', 'apache_beam', 'tfx', 'ml_metadata') if name in sys.modules])"
     )
