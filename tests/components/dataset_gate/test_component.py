@@ -5,9 +5,7 @@ import json
 from tfx import types
 from tfx.types import standard_artifacts
 
-from components.artifacts import DatasetVerdict
 from components.dataset_gate.component import DatasetGate
-from components.dataset_gate.executor import Executor
 from components.dataset_gate.limits import GateLimits
 
 
@@ -17,17 +15,10 @@ def gate(limits: GateLimits, baseline: types.BaseChannel | None = None) -> Datas
     return DatasetGate(examples, anomalies, limits, baseline)
 
 
-def test_inputs_and_outputs_have_their_types():
-    made = gate(GateLimits())
-    assert {name: channel.type for name, channel in made.inputs.items()} == {
-        "examples": standard_artifacts.Examples,
-        "anomalies": standard_artifacts.ExampleAnomalies,
-    }
+def test_a_baseline_is_an_input_when_it_is_given():
+    assert gate(GateLimits()).inputs.keys() == {"examples", "anomalies"}
     with_baseline = gate(GateLimits(), types.Channel(type=standard_artifacts.Examples))
-    assert with_baseline.inputs.keys() - made.inputs.keys() == {"baseline_examples"}
-    assert {name: channel.type for name, channel in made.outputs.items()} == {"verdict": DatasetVerdict}
-    assert DatasetVerdict.TYPE_NAME == "DatasetVerdict"
-    assert made.executor_spec.executor_class is Executor
+    assert with_baseline.inputs.keys() == {"examples", "anomalies", "baseline_examples"}
 
 
 def test_the_limits_cross_as_json_in_one_spelling():

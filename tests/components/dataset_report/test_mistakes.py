@@ -134,11 +134,6 @@ def test_the_most_certain_mistakes_come_first(dataset):
     assert (found.wrong, found.asked) == (3, 4)
 
 
-def test_no_mistake_is_a_result_too(dataset):
-    images = images_of(dataset)
-    assert worst(images, Album(str(dataset), images.dataset), predictions([0, 1], [0, 1], [1, 1])).rows == []
-
-
 def test_what_the_page_measures_is_what_tfma_measures(dataset, always_first_class, evaluation_dir):
     labels = manifest.load(str(dataset)).labels
     asked = measure(predict(images_of(dataset), str(dataset), str(always_first_class)), labels)

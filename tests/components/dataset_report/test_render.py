@@ -142,22 +142,17 @@ def test_findings_stand_first_and_the_nearest_limits_with_them(dataset):
     assert "drift over image/brightness train span 3 Jensen-Shannon 0.200 0.1" in words
 
 
-def test_a_verdict_without_findings_says_so(dataset):
-    words = Page(render(str(dataset), verdict={**VERDICT, "findings": []})).words()
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [
+        ({**VERDICT, "findings": []}, "Anomalies: 0 in train."),
+        ({"limits": {}, "anomalies": {}}, "No gate measured how far the splits are apart"),  # of an older gate
+    ],
+)
+def test_a_verdict_without_findings_says_so(dataset, verdict, said):
+    words = Page(render(str(dataset), verdict=verdict)).words()
     assert "The gate found no problem" in words
-    assert "Anomalies: 0 in train." in words
-
-
-def test_a_verdict_of_an_older_gate_is_enough(dataset):
-    words = Page(render(str(dataset), verdict={"limits": {}, "anomalies": {}})).words()
-    assert "The gate found no problem" in words
-    assert "No gate measured how far the splits are apart" in words
-
-
-def test_an_evaluation_is_shown_with_its_interval(dataset):
-    words = Page(render(str(dataset), Evaluation(overall=HALF, classes={"china": HALF}))).words()
-    assert "81.2 % accuracy on 64 images, 95 % interval 75.0 to 90.0 %" in words
-    assert "china 64 81.2 % 75.0 to 90.0 %" in words
+    assert said in words
 
 
 def test_no_path_of_the_machine_is_on_the_page(tmp_path):
@@ -178,11 +173,6 @@ def test_no_path_of_the_machine_is_on_the_page(tmp_path):
     assert f"…/{tmp_path.name}/0.png" in text
 
 
-def test_equal_datasets_give_equal_pages(dataset):
-    options = {"image_side_px": 16}
-    assert render(str(dataset), input_options=options) == render(str(dataset), input_options=options)
-
-
 def test_no_dataset_and_a_damaged_one_are_refused(dataset, tmp_path):
     with pytest.raises(SourceError, match=r"none is not a dataset: it has no dataset\.json"):
         render(str(tmp_path / "none"))
@@ -194,17 +184,18 @@ def test_no_dataset_and_a_damaged_one_are_refused(dataset, tmp_path):
         render(str(dataset))
 
 
-def test_a_missing_shard_is_damage_of_the_dataset(dataset):
-    for shard in (dataset / "Split-train").iterdir():
-        shard.unlink()
-    with pytest.raises(CorruptDataset, match=r"tfrecord cannot be read: No such file.*; `feedline verify` says more"):
-        render(str(dataset))
-
-
-@pytest.mark.parametrize("name", ["images.parquet", "rejects.parquet"])
-def test_a_damaged_table_is_refused_by_name(dataset, name):
-    (dataset / name).write_bytes(b"not parquet")
-    with pytest.raises(CorruptDataset, match=name):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("images.parquet", "images.parquet"),
+        ("rejects.parquet", "rejects.parquet"),
+        ("Split-train/*", "tfrecord cannot be read: No such file.*; `feedline verify` says more"),
+    ],
+)
+def test_a_damaged_or_missing_file_is_refused_by_name(dataset, name, message):
+    for path in dataset.glob(name):
+        path.unlink() if path.suffix == ".tfrecord" else path.write_bytes(b"not parquet")
+    with pytest.raises(CorruptDataset, match=message):
         render(str(dataset))
 
 
@@ -241,9 +232,8 @@ def test_datasets_of_every_kind_have_a_page(tmp_path, columns, options, shown):
     [
         (lambda data: b"x" * len(data), "not_an_image"),
         (lambda data: data[:300] + b"\0" * (len(data) - 300), ""),
-        (lambda data: b"", "empty_file"),
     ],
-    ids=["no image", "broken off", "empty"],
+    ids=["no image", "broken off"],
 )
 def test_a_damaged_image_is_named_with_its_place(dataset, damage, message):
     def change(features):
@@ -258,7 +248,7 @@ def test_a_damaged_image_is_named_with_its_place(dataset, damage, message):
     assert "BytesIO" not in str(caught.value)
 
 
-@pytest.mark.parametrize("cell", ["[" * 100_000, "{", "3"])
+@pytest.mark.parametrize("cell", ["[" * 100_000, "3"])
 def test_a_cell_that_no_ingest_writes_is_a_corrupt_dataset(dataset, cell):
     path = str(dataset / "images.parquet")
     rows = schemas.read(path).to_pylist()

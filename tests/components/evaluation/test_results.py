@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +10,7 @@ from tensorflow_model_analysis.proto import config_pb2
 
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import CorruptDataset
-from components.evaluation import load_evaluation, wilson_interval
+from components.evaluation import load_evaluation
 from components.evaluation.config import evaluation_config
 from components.evaluation.options import EvaluateOptions
 from tests.components.conftest import analyse
@@ -49,21 +48,6 @@ def hundred(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     path = analyse(write_parrot(root / "model", CLASSES), dataset, config, root / "out")
     right = answers.argmax(1) == labels
     return SimpleNamespace(path=str(path), labels=labels, answers=answers, right=right)
-
-
-def test_an_evaluation_is_read_over_all_and_by_class(evaluation_dir, dataset):
-    classes = manifest.load(str(dataset)).split("eval").classes
-    found = load_evaluation(str(evaluation_dir))
-    share = classes["china"] / sum(classes.values())
-    assert found.overall.images == sum(classes.values())
-    assert math.isclose(found.overall.value, share, rel_tol=1e-12)
-    assert (found.overall.low, found.overall.high) == pytest.approx(wilson_interval(share, sum(classes.values())))
-    assert list(found.classes) == ["china", "flower"]
-    assert {name: (accuracy.value, accuracy.images) for name, accuracy in found.classes.items()} == {
-        "china": (1.0, classes["china"]),
-        "flower": (0.0, classes["flower"]),
-    }
-    assert found.classes["china"].low < found.classes["china"].high == 1.0
 
 
 def test_of_two_classes_the_five_most_likely_say_nothing(evaluation_dir, dataset):
@@ -174,9 +158,5 @@ def test_an_evaluation_without_overall_metrics_is_refused(always_first_class, da
     path = analyse(always_first_class, dataset, config, tmp_path / "sliced")
     with pytest.raises(CorruptDataset, match=f"^{re.escape(str(path))} holds no overall metrics; run the Evaluator"):
         load_evaluation(str(path))
-
-
-@pytest.mark.parametrize("name", ["", "absent"])
-def test_a_directory_without_an_evaluation_is_refused(tmp_path: Path, name):
-    with pytest.raises(CorruptDataset, match=re.escape(str(tmp_path / name))):
-        load_evaluation(str(tmp_path / name))
+    with pytest.raises(CorruptDataset, match="absent"):
+        load_evaluation(str(tmp_path / "absent"))

@@ -3,13 +3,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from tfx.types import standard_artifacts
 
 from beam_jobs.errors import OptionError
 from beam_jobs.options import ImageLimits, IngestOptions, TableColumns
 from components.image_example_gen.component import ImageExampleGen
-from components.image_example_gen.driver import Driver
-from components.image_example_gen.executor import Executor
 
 OPTIONS = IngestOptions(
     source="photos",
@@ -18,14 +15,6 @@ OPTIONS = IngestOptions(
     columns=TableColumns(extra=("age", "place")),
     limits=ImageLimits(min_side_px=4),
 )
-
-
-def test_it_takes_nothing_and_gives_examples():
-    made = ImageExampleGen(OPTIONS)
-    assert made.inputs == {}
-    assert {name: channel.type for name, channel in made.outputs.items()} == {"examples": standard_artifacts.Examples}
-    assert made.executor_spec.executor_class is Executor
-    assert made.driver_class is Driver
 
 
 def test_the_options_cross_as_json_with_their_splits_in_order():
@@ -37,11 +26,9 @@ def test_the_options_cross_as_json_with_their_splits_in_order():
     assert list(read.splits) == ["train", "eval", "audit"]
 
 
-def test_equal_options_are_spelled_alike_and_others_are_not():
-    again = IngestOptions.from_json(OPTIONS.to_json())
+def test_the_spelling_tells_the_order_of_splits_and_nothing_else_apart():
     text = ImageExampleGen(OPTIONS).exec_properties["options"]
     assert text == json.dumps(json.loads(text), sort_keys=True)
-    assert ImageExampleGen(again).exec_properties["options"] == text
     turned = IngestOptions(source="photos", out="", splits={"eval": 0.5, "train": 0.5})
     straight = IngestOptions(source="photos", out="", splits={"train": 0.5, "eval": 0.5})
     assert ImageExampleGen(turned).exec_properties != ImageExampleGen(straight).exec_properties
@@ -62,7 +49,6 @@ def test_a_dataset_to_adopt_crosses_as_its_path_and_no_code_of_ours_makes_it_ano
         ({"options": OPTIONS, "dataset": "dir"}, "both options and the dataset dir"),
         ({"options": OPTIONS, "span": 1}, r"span is 1, but the source photos has no \{SPAN\}"),
         ({"dataset": "d/{SPAN}", "version": 1}, r"version is 1, but the source d/\{SPAN\} has no \{VERSION\}"),
-        ({"dataset": "d/{SPAN}", "span": -1}, "span is -1; it must be a whole number of at least 0"),
         ({"dataset": "d/v{VERSION}"}, r"has \{VERSION\} without \{SPAN\}"),
     ],
     ids=str,

@@ -5,19 +5,14 @@ import logging
 import shutil
 from pathlib import Path
 
-import apache_beam as beam
 import pytest
-import tensorflow_data_validation as tfdv
-from apache_beam.options.pipeline_options import PipelineOptions
-from tfx.components.util import tfxio_utils
 from tfx.dsl.components.base import base_beam_executor
 from tfx.types import artifact_utils, standard_artifacts
 
-from beam_jobs.dataset import manifest, record, schemas
+from beam_jobs.dataset import manifest, schemas
 from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import SourceChanged, TooManyRejects
 from beam_jobs.options import IngestOptions
-from beam_jobs.sources.fingerprint import dataset_fingerprint
 from beam_jobs.storage import checksummed_json
 from components.image_example_gen.executor import Executor
 from tests.components.conftest import BEAM_ARGS
@@ -50,7 +45,7 @@ def test_the_artifact_becomes_a_sound_dataset_named_by_its_content(photos, datas
     assert not Path("elsewhere").exists()
 
 
-@pytest.mark.parametrize("names", [["train", "eval"], ["eval", "train"], ["zoo", "alpha", "mid"]], ids=str)
+@pytest.mark.parametrize("names", [["train", "eval"], ["zoo", "alpha", "mid"]], ids=str)
 def test_splits_keep_the_order_of_the_options(photos, tmp_path, names):
     examples = do(photos, tmp_path, splits=dict.fromkeys(names, 1.0))
     assert artifact_utils.decode_split_names(examples.split_names) == names
@@ -66,14 +61,6 @@ def test_a_class_without_images_is_a_warning_in_the_log(photos, tmp_path, caplog
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert "warning   1 class folder holds no good image, so the dataset has no such class: bare" in said
     assert any(record.levelno == logging.INFO and "examined" in record.getMessage() for record in caplog.records)
-
-
-def test_bad_images_over_the_limit_fail_the_execution_and_publish_nothing(tmp_path):
-    (tmp_path / "source" / "cat").mkdir(parents=True)
-    (tmp_path / "source" / "cat" / "a.jpg").write_bytes(b"no image")
-    with pytest.raises(TooManyRejects, match=r"1 of 1 images are bad .*cat/a\.jpg: not_an_image"):
-        do(tmp_path / "source", tmp_path)
-    assert not manifest.is_published(str(tmp_path / "examples"))
 
 
 def test_what_a_failed_attempt_examined_is_taken_up_by_the_next_one(photos, tmp_path):
@@ -98,12 +85,6 @@ def test_what_a_failed_attempt_examined_is_taken_up_by_the_next_one(photos, tmp_
     assert not list((tmp_path / "attempts").glob(".work-*"))
 
 
-def test_span_and_version_of_the_driver_are_those_of_the_artifact(photos, tmp_path):
-    options = json.dumps(IngestOptions(source=str(photos), out="").to_json())
-    examples = execute(tmp_path, options=options, input_fingerprint="f00", span=7, version=2)
-    assert (examples.span, examples.version) == (7, 2)
-
-
 def test_where_no_driver_runs_the_executor_finds_the_span(photos, tmp_path):
     shutil.copytree(photos, tmp_path / "photos" / "3")
     options = json.dumps(IngestOptions(source=f"{tmp_path}/photos/{{SPAN}}", out="").to_json())
@@ -112,50 +93,6 @@ def test_where_no_driver_runs_the_executor_finds_the_span(photos, tmp_path):
     assert examples.span == 3
 
 
-def test_an_adopted_dataset_stays_where_it_is_as_it_is(dataset, tmp_path):
-    before = contents(tmp_path)
-    examples = execute(tmp_path, dataset=str(dataset))
-    made = manifest.load(str(dataset))
-    assert examples.uri == str(dataset)
-    assert artifact_utils.decode_split_names(examples.split_names) == ["train", "eval"]
-    assert examples.get_string_custom_property("dataset_digest") == made.digest
-    assert examples.get_string_custom_property("input_fingerprint") == dataset_fingerprint(made)
-    assert contents(tmp_path) == before
-
-
-def contents(directory: Path) -> dict[Path, tuple[int, bytes]]:
-    files = [path for path in directory.rglob("*") if path.is_file()]
-    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
-
-
 def test_a_dataset_that_changes_after_the_driver_looked_is_not_adopted(dataset, tmp_path):
     with pytest.raises(SourceChanged, match=r"another dataset was published in .*/dataset just now; run"):
         execute(tmp_path, dataset=str(dataset), input_fingerprint="f00")
-
-
-@pytest.mark.parametrize("split", ["train", "eval"])
-def test_data_validation_reads_the_plain_shards(dataset, tmp_path, split):
-    expected = manifest.load(str(dataset)).splits[split]
-    statistics = tfdv.generate_statistics_from_tfrecord(
-        str(dataset / f"Split-{split}" / "*"),
-        output_path=str(tmp_path / "stats"),
-        stats_options=tfdv.StatsOptions(feature_allowlist=list(record.STATISTICS_FEATURES)),
-        pipeline_options=PipelineOptions(BEAM_ARGS),
-    )
-    (found,) = statistics.datasets
-    assert found.num_examples == expected.records
-    by_name = {"/".join(feature.path.step): feature for feature in found.features}
-    assert by_name.keys() == set(record.STATISTICS_FEATURES)
-    buckets = by_name[record.TEXT].string_stats.rank_histogram.buckets
-    assert {bucket.label: bucket.sample_count for bucket in buckets} == dict(expected.classes)
-
-
-def test_tfx_reads_the_artifact_as_examples(photos, tmp_path):
-    examples = do(photos, tmp_path)
-    factory = tfxio_utils.get_tfxio_factory_from_artifact([examples], telemetry_descriptors=[], schema=None)
-    source = factory(str(Path(examples.uri) / "Split-train" / "*"))
-    with beam.Pipeline(options=PipelineOptions(BEAM_ARGS)) as pipeline:
-        batches = pipeline | source.BeamSource()
-        total = batches | beam.Map(lambda batch: batch.num_rows) | beam.CombineGlobally(sum)
-        _ = total | beam.Map(lambda value: (tmp_path / "count").write_text(str(value)))
-    assert int((tmp_path / "count").read_text()) == manifest.load(examples.uri).splits["train"].records

@@ -19,14 +19,11 @@ def test_the_content_of_the_file_is_the_cache_key(tmp_path):
     assert "image/width" in ReviewedSchema(str(path)).exec_properties["schema_text"]
 
 
-@pytest.mark.parametrize(("content", "message"), [(b"feature {", "cannot be used: "), (b"\xff", "can't decode")])
-def test_what_is_no_schema_is_refused_in_one_line(tmp_path, content, message):
+def test_what_is_no_schema_is_refused(tmp_path):
     path = tmp_path / "schema.pbtxt"
-    path.write_bytes(content)
-    with pytest.raises(OptionError, match=message) as caught:
+    path.write_bytes(b"feature {")
+    with pytest.raises(OptionError, match=f"{path} cannot be used: "):
         ReviewedSchema(str(path))
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_executor_writes_the_text_out(tmp_path):
