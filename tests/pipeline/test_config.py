@@ -9,8 +9,7 @@ from typing import get_type_hints
 import pytest
 
 from beam_jobs.errors import OptionError
-from components.evaluation.options import EvaluateOptions
-from pipeline.config import PipelineConfig, build, load
+from pipeline.config import build, load
 from pipeline.runners.local import preflight
 from pipeline.settings.catalog import sections
 from pipeline.settings.from_mapping import from_mapping
@@ -62,23 +61,17 @@ def test_every_part_can_be_set_from_nested_settings():
     ("settings", "message"),
     [
         ({**MINIMAL, "trian": {}}, "there is no setting 'trian'; did you mean train\\? known are root, "),
-        ({**MINIMAL, "train": {"epoch": 3}}, "there is no setting 'train.epoch'; did you mean epochs\\?"),
         (
             {**MINIMAL, "ingest": {"source": "x", "limits": {"min_side": 3}}},
             "'ingest.limits.min_side'; did you mean min_side_px",
         ),
         ({**MINIMAL, "train": {"epochs": "many"}}, "^train.epochs is the text 'many'; it must be a whole number$"),
         ({**MINIMAL, "train": {"epochs": True}}, "^train.epochs is true; it must be a whole number$"),
-        ({**MINIMAL, "train": 3}, "train is 3; it must be a mapping"),
-        ({**MINIMAL, "train": {"epochs": 0}}, "epochs is 0; it must be a whole number of at least 1"),
         (
             {**MINIMAL, "schema": "/nowhere/schema.pbtxt"},
             "schema is '/nowhere/schema.pbtxt', which is neither a file nor",
         ),
-        ({**MINIMAL, "schema": os.curdir}, "schema is '.', which is neither a file nor a place for one"),
         ({"root": "w", "ingest": {"source": "x", "splits": {"all": 1}}}, "splits names only all; a model is evaluated"),
-        ({"ingest": {"source": "x"}}, "root is missing"),
-        ({"root": "work", "ingest": 5}, "ingest is 5; it must be a mapping"),
         ({"root": "work", "ingest": None}, "^ingest is nothing; it must be a mapping of settings$"),
         ({"root": "work", "ingest": {"source": "x", "out": "y"}}, "ingest.out is not for a pipeline"),
         ({"root": "w", "ingest": {"source": "x", "splits": {1: 0.5, 2: 0.5}}}, "split name 1 is not allowed"),
@@ -95,17 +88,12 @@ def test_every_part_can_be_set_from_nested_settings():
         ),
         ({**MINIMAL, "span": 3}, "span is 3, but the source .*photos has no {SPAN} to put it in"),
         ({**MINIMAL, "span": "new"}, "^span is the text 'new'; it must be a whole number or null$"),
-        ({**MINIMAL, "span": ["a"]}, "^span is the list \\[a\\]; it must be a whole number or null$"),
         ({**MINIMAL, "name": 7}, "^name is 7; it must be a text; put it in quotes$"),
-        ({**MINIMAL, "name": None}, "^name is nothing; it must be a text$"),
-        ({**MINIMAL, "input": {"ordered": "yes"}}, "^input.ordered is the text 'yes'; it must be true or false$"),
         ({**MINIMAL, "train": {"learning_rate": {"a": 1}}}, "is the mapping {a: 1}; it must be a number$"),
         ({**MINIMAL, "train": ["epochs"]}, "^train is the list \\[epochs\\]; it must be a mapping of settings$"),
         ({**MINIMAL, "train": {"class_weights": 3}}, "is 3; it must be a text or a mapping of names to numbers, as {a"),
         ({**MINIMAL, "transform": {"columns": "age"}}, "it must be a mapping of names to texts, as {a: b}$"),
         ({**MINIMAL, "name": ["x" * 999]}, r"^name is the list \[x{116}\.\.\.; it must be a text$"),
-        ({**MINIMAL, "transform": {"columns": {"age": "scales"}}}, "there is no op 'scales'; did you mean scale"),
-        ({**MINIMAL, "gate": {"mode": "soft"}}, "mode is 'soft'; it must be one of stop, report"),
     ],
 )
 def test_wrong_settings_are_named(settings, message):
@@ -118,7 +106,6 @@ def test_wrong_settings_are_named(settings, message):
     [
         ("a: [", "is not YAML"),
         ("- a", "must hold a mapping"),
-        ("", "must hold a mapping"),
         ("a: " + "x" * (1 << 20), "is not YAML: it has more than 1,048,576 letters"),
     ],
 )
@@ -138,13 +125,7 @@ def test_a_missing_file_is_named():
         load("/nowhere.yaml")
 
 
-@pytest.mark.parametrize("value", [-0.1, 1.1])
-def test_min_accuracy_is_a_share(value):
-    with pytest.raises(OptionError, match="min_accuracy"):
-        EvaluateOptions(min_accuracy=value)
-
-
-@pytest.mark.parametrize("hint", [hint for cls in OPTIONS for hint in get_type_hints(cls).values()])
+@pytest.mark.parametrize("hint", sorted({hint for cls in OPTIONS for hint in get_type_hints(cls).values()}, key=str))
 def test_no_error_about_a_type_speaks_python(hint):
     made = dataclasses.make_dataclass("Made", [("setting", hint)])
     for value in (object(), None, "x", 3, True, ["x"], {"x": 1}):
@@ -155,16 +136,6 @@ def test_no_error_about_a_type_speaks_python(hint):
             from_mapping(made, {"setting": value}, "")
         said = str(error.value).removeprefix("setting is ")
         assert not re.search(r"\b(None|NoneType|True|False|dict|str|int|float|bool|tuple|Mapping|typing)\b", said), said
-
-
-def test_everything_lies_below_the_root():
-    config = build(MINIMAL)
-    assert isinstance(config, PipelineConfig)
-    assert {config.metadata_path, config.artifacts_dir, config.serving_dir} == {
-        os.path.abspath("work/metadata.sqlite"),
-        os.path.abspath("work/artifacts"),
-        os.path.abspath("work/serving"),
-    }
 
 
 def test_a_remote_root_is_kept_and_joined_with_slashes_and_refused_by_the_local_runner_alone():

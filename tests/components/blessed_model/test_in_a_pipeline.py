@@ -36,7 +36,7 @@ from trainer.training.options import TrainOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 COLUMNS = TransformOptions(columns={"camera": "vocabulary(5)", "iso": "scale"})
-EVALUATE = EvaluateOptions(above_largest_class=False, slice_by=("camera",), max_drop=1.0)
+EVALUATE = EvaluateOptions(above_largest_class=False, max_drop=1.0)
 BEAM_ARGS = ["--runner=FnApiRunner", "--direct_running_mode=in_memory"]
 
 
@@ -144,12 +144,6 @@ def test_unchanged_inputs_come_from_the_cache_though_there_is_a_blessed_model_no
 def test_the_next_model_is_compared_with_the_one_before(runs):
     assert runs.other.steps["Evaluator"].state == "complete"
     assert runs.other.evaluation.baseline == runs.first.evaluation.overall
-
-
-def test_slices_of_a_user_column_cover_the_evaluated_images(runs):
-    found = runs.first.evaluation
-    assert set(found.slices) == {"camera"}
-    assert sum(accuracy.images for accuracy in found.slices["camera"].values()) == found.overall.images
 
 
 def test_the_transform_graph_takes_no_image_and_serves_single_rows(runs):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 
-import pytest
 import yaml
 
 from components.dataset_gate.limits import GateLimits
@@ -22,18 +20,14 @@ def test_the_example_is_a_configuration():
     assert gate.limit_of("drift", "jensen_shannon", "image/brightness") == 0.2
 
 
-@pytest.mark.parametrize("field", dataclasses.fields(GateLimits), ids=lambda field: field.name)
-def test_every_limit_is_listed_with_its_default(field):
-    rows = [line.split("|") for line in PAGE.splitlines() if f"| `{field.name}` |" in line]
-    assert rows
-    for row in rows:
-        default = row[3].strip().strip("`").split(" ")[0]
-        if field.default is dataclasses.MISSING:
-            assert default == ""
-        elif isinstance(field.default, (bool, str)):
-            assert default == str(field.default).lower()
-        else:
-            assert float(default) == field.default
+def test_every_limit_is_listed_with_its_default():
+    rows = [line.split("|") for line in PAGE.splitlines() if line.startswith("|")]
+    listed = {(row[2].strip(" `"), row[3].strip().strip("`").split(" ")[0]) for row in rows if len(row) > 3}
+    plain = {name: value for name, value in GateLimits().to_json().items() if not name.endswith("_limits")}
+    assert {name for name in GateLimits().to_json() if name not in {name for name, _ in listed}} == set()
+    assert {name: default for name, default in listed if name in plain} == {
+        name: str(value).lower() if isinstance(value, (bool, str)) else f"{value:g}" for name, value in plain.items()
+    }
 
 
 def test_every_feature_is_listed():

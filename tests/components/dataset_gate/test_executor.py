@@ -110,26 +110,6 @@ def test_findings_of_every_check_stop_the_pipeline_without_a_verdict(dataset, tm
     assert list((tmp_path / "verdict").iterdir()) == []
 
 
-def test_leaks_are_found_in_the_table_of_the_dataset(tmp_path):
-    from beam_jobs.ingest import run
-    from beam_jobs.options import IngestOptions, TableColumns
-    from tests.make_images import png
-
-    (tmp_path / "one.png").write_bytes(png(1))
-    (tmp_path / "copy.png").write_bytes(png(1))
-    table = tmp_path / "table.csv"
-    for number, name in enumerate(("dog", "hound"), 2):
-        (tmp_path / f"{name}.png").write_bytes(png(number))
-    rows = ["one.png,cat,train", "copy.png,cat,eval", "dog.png,dog,train", "hound.png,dog,eval"]
-    table.write_text("\n".join(["image,label,split", *rows]))
-    run(IngestOptions(source=str(table), out=str(tmp_path / "leaky"), columns=TableColumns(split="split")))
-    anomalies = anomalies_artifact(tmp_path / "anomalies", train=(), eval=())
-    with pytest.raises(GateFailed, match=r"1 images shared between splits \(such as one.png in train and copy.png in"):
-        do(tmp_path / "leaky", anomalies, GateLimits(), tmp_path / "verdict")
-    do(tmp_path / "leaky", anomalies, GateLimits(max_leaks=1), tmp_path / "verdict")
-    assert (tmp_path / "verdict" / "verdict.json").is_file()
-
-
 def test_anomalies_are_read_where_example_validator_writes_them(tmp_path):
     schema = tfdv.infer_schema(tfdv.generate_statistics_from_dataframe(pd.DataFrame({"colour": ["red", "blue"] * 5})))
     statistics = artifact(standard_artifacts.ExampleStatistics, tmp_path / "statistics", ("train", "eval"))

@@ -60,14 +60,6 @@ def test_tiny_images_keep_their_pixels(tmp_path):
         assert list(pixels(picture.url).getdata()) == list(original.getdata())
 
 
-def test_many_classes_share_the_page(tmp_path):
-    files = {f"class{index:02d}/{copy}.png": png(index * 3 + copy) for index in range(65) for copy in range(3)}
-    found = gallery_of(ingest(tmp_path, files))
-    assert list(found.classes) == [f"class{index:02d}" for index in range(60)]
-    assert found.all_classes == 65
-    assert found.images == 180
-
-
 def test_a_full_page_ends_for_all_strips_alike(dataset, monkeypatch):
     one = len(gallery_of(dataset).classes["china"][0].tiles[0].picture.url)
     monkeypatch.setattr(module, "_ROOM_BYTES", 9 * one)

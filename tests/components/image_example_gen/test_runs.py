@@ -151,12 +151,8 @@ def test_only_what_changes_the_images_misses_the_cache(pipeline, source):
     before, after = (manifest.load(artifact.uri) for artifact in pipeline.artifacts()[-2:])
     assert [sum(info.classes["dog"] for info in made.splits.values()) for made in (before, after)] == [4, 5]
 
-    (source / "dog" / "9.jpg").rename(source / "dog" / "8.jpg")
-    assert pipeline.run(ingesting(source)) == "complete"
-    (source / "dog" / "8.jpg").rename(source / "dog" / "9.jpg")
-    assert pipeline.run(ingesting(source)) == "cached"
     made = pipeline.artifacts()
-    assert len({artifact.get_string_custom_property("input_fingerprint") for artifact in made}) == len(made) == 4
+    assert len({artifact.get_string_custom_property("input_fingerprint") for artifact in made}) == len(made) == 3
     assert {(artifact.span, artifact.version, artifact.is_external) for artifact in made} == {(0, 0, False)}
 
 
@@ -208,27 +204,13 @@ def test_a_dataset_is_adopted_where_it_lies_and_found_again_by_its_content(pipel
     assert first != second
 
 
-def test_an_adopted_span_is_the_newest_or_the_one_that_is_asked_for(pipeline, source, tmp_path):
-    pattern = f"{tmp_path}/sets/{{SPAN:2}}"
-    for name in ("06", "07"):
-        make_dataset(source, tmp_path / "sets" / name)
-    assert pipeline.run(ImageExampleGen(dataset=pattern)) == "complete"
-    assert pipeline.run(ImageExampleGen(dataset=pattern, span=6)) == "complete"
-    assert pipeline.run(ImageExampleGen(dataset=pattern, span=7)) == "cached"
-    assert [(made.span, made.uri) for made in pipeline.artifacts()] == [
-        (7, f"{tmp_path}/sets/07"),
-        (6, f"{tmp_path}/sets/06"),
-    ]
-
-
 def test_nothing_that_fails_removes_an_adopted_dataset(pipeline, source, tmp_path):
     out = tmp_path / "dataset"
     make_dataset(source, out)
     before = contents(out)
-    for _ in range(2):
-        with pytest.raises(Failed, match="after the work"):
-            pipeline.run(FailingExampleGen(dataset=str(out)))
-        assert contents(out) == before
+    with pytest.raises(Failed, match="after the work"):
+        pipeline.run(FailingExampleGen(dataset=str(out)))
+    assert contents(out) == before
     for _ in range(2):  # once fresh, once from the cache
         with pytest.raises(Failed, match=f"downstream of {out}"):
             pipeline.run(ImageExampleGen(dataset=str(out)), then=FailingStep)

@@ -44,13 +44,11 @@ def project(folder: Path, **values: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("target", "name"), [("kubeflow", "pipeline.yaml"), ("airflow", "dag.py")])
-def test_a_file_that_cannot_be_written_is_refused_before_tfx_is_loaded(tmp_path, photos, target, name):
-    config = project(tmp_path)
-    assignments = ["--set", "root=work", "--set", f"ingest.source={photos}"] if target == "airflow" else []
+def test_a_file_that_cannot_be_written_is_refused_before_tfx_is_loaded(tmp_path, photos):
+    assignments = ["--set", "root=work", "--set", f"ingest.source={photos}"]
     # No file is made there, not even by root.
-    out = f"/proc/self/new/{name}"
-    code, loaded, said = asked("compile", "--target", target, "-c", config, "--out", out, *assignments)
+    out = "/proc/self/new/dag.py"
+    code, loaded, said = asked("compile", "--target", "airflow", "-c", project(tmp_path), "--out", out, *assignments)
     assert (code, loaded) == (2, [])
     assert f"--out {out} cannot be written: /proc/self cannot be written by " in said
     assert len(said.splitlines()) == 1
@@ -59,39 +57,52 @@ def test_a_file_that_cannot_be_written_is_refused_before_tfx_is_loaded(tmp_path,
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (
-            {"root": "gs://BUCKET/photos"},
-            "root is 'gs://BUCKET/photos'; write the name of yours in the place of BUCKET",
-        ),
         ({"source": "gs://YOUR-BUCKET/raw"}, "ingest.source is 'gs://YOUR-BUCKET/raw'; write the name of yours in"),
-        ({"image": "europe-docker.pkg.dev/PROJECT/R/feedline:1"}, "write the name of yours in the place of PROJECT"),
         ({"image": "IMAGE"}, "kubeflow.image is 'IMAGE'; write the name of yours in the place of IMAGE"),
     ],
 )
-def test_placeholders_are_refused_before_tfx_is_loaded(tmp_path, values, message):
+def test_placeholders_are_refused(tmp_path, capsys, values, message):
     out = tmp_path / "compiled.yaml"
-    code, loaded, said = asked("compile", "--target", "kubeflow", "-c", project(tmp_path, **values), "--out", out)
-    assert (code, loaded) == (2, [])
-    assert message in said
+    line = ["compile", "--target", "kubeflow", "-c", str(project(tmp_path, **values)), "--out", str(out)]
+    assert execute(line) == 2
+    assert message in capsys.readouterr().err
     assert not out.exists()
 
 
-def test_only_words_that_cannot_be_names_are_placeholders():
-    for path in ("gs://BUCKET", "gs://BUCKET/x", "s3://MY_BUCKET/x", "gs://<bucket>/x", "gs://${BUCKET}/x"):
-        assert placeholders.in_path(path) == path.partition("://")[2].partition("/")[0]
-    for path in ("gs://bucket/DIR", "gs://my-bucket/{SPAN}", "s3://Old.Bucket/x", "/BUCKET/x", "BUCKET", ""):
-        assert not placeholders.in_path(path)
-    for image, word in (("REGISTRY/feedline:1", "REGISTRY"), ("IMAGE:1", "IMAGE"), ("host:5000/P/x@sha256:ab", "P")):
-        assert placeholders.in_image(image) == word
-    for image in ("feedline", "registry/feedline:RC1", "localhost:5000/feedline@sha256:ab", ""):
-        assert not placeholders.in_image(image)
+def test_placeholders_are_refused_before_tfx_is_loaded(tmp_path):
+    config = project(tmp_path, root="gs://BUCKET/photos")
+    code, loaded, said = asked("compile", "--target", "kubeflow", "-c", config, "--out", tmp_path / "compiled.yaml")
+    assert (code, loaded) == (2, [])
+    assert "root is 'gs://BUCKET/photos'; write the name of yours in the place of BUCKET" in said
 
 
-@pytest.mark.parametrize("command", ["compile", "doctor"])
-def test_the_help_has_examples(capsys, command):
-    assert execute([command, "--help"]) == 0
-    examples = capsys.readouterr().out.partition("Examples:\n")[2].splitlines()
-    assert examples[0].strip().startswith(f"feedline {command}")
+@pytest.mark.parametrize(
+    ("path", "word"),
+    [
+        ("gs://BUCKET/x", "BUCKET"),
+        ("s3://MY_BUCKET", "MY_BUCKET"),
+        ("gs://${BUCKET}/x", "${BUCKET}"),
+        ("gs://bucket/DIR", ""),
+        ("s3://Old.Bucket/{SPAN}", ""),
+        ("BUCKET", ""),
+    ],
+)
+def test_only_words_that_cannot_be_names_of_buckets_are_placeholders(path, word):
+    assert placeholders.in_path(path) == word
+
+
+@pytest.mark.parametrize(
+    ("image", "word"),
+    [
+        ("REGISTRY/feedline:1", "REGISTRY"),
+        ("IMAGE:1", "IMAGE"),
+        ("host:5000/P/x@sha256:ab", "P"),
+        ("registry/feedline:RC1", ""),
+        ("localhost:5000/feedline@sha256:ab", ""),
+    ],
+)
+def test_only_words_that_cannot_be_parts_of_an_image_are_placeholders(image, word):
+    assert placeholders.in_image(image) == word
 
 
 # --- the folder of Airflow

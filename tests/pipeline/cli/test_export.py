@@ -50,10 +50,7 @@ def test_metadata_goes_into_the_dataset_itself(place, capsys):
     [
         ("dataset --to webdataset --out dataset", "out is 'dataset', which holds files; name a new or empty directory"),
         ("dataset --to webdataset --out out --split tets", "the dataset has no split 'tets'; it has train, eval"),
-        ("dataset --to zip --out out", "there is no --to 'zip'"),
         ("dataset --to dali --out out --shard-mb 8", "shard_mb is of no use to dali, which copies no records"),
-        ("dataset --to parquet --out out --shard-mb -1", "shard_mb is -1.0; it must be a number of at least 0.001"),
-        ("nowhere --to dali --out out", "nowhere is not a dataset: it has no dataset.json"),
     ],
 )
 def test_a_wrong_request_is_one_line_and_touches_nothing(place, capsys, arguments, message):
@@ -104,14 +101,13 @@ def test_an_interruption_of_a_whole_export_does_not_say_that_nothing_was_exporte
     assert sorted(os.listdir(place)) == ["dataset", "out"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interruption_says_that_nothing_was_exported(place, number, code):
+def test_an_interruption_says_that_nothing_was_exported(place):
     command = [sys.executable, "-W", "ignore", "-c", SLOW]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "at work\n"
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=120)
-    assert process.returncode == code
+    assert process.returncode == 143
     assert said.splitlines()[-1] == "feedline: error: interrupted; nothing was exported, out is as it was"
     assert "Traceback" not in said
     assert os.listdir(place) == ["dataset"]

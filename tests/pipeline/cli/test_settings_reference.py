@@ -31,10 +31,12 @@ def test_the_page_is_up_to_date():
     assert PAGE.read_text(encoding="utf-8") == page(), f"run `{command}`"
 
 
-@pytest.mark.parametrize("cls", [*sections().values(), *(cls for _, cls in target_options().values())])
-def test_the_docstring_says_what_every_setting_means_and_names_no_other(cls):
-    assert meanings(cls).keys() == {item.name for item in dataclasses.fields(cls)}
-    assert all(meanings(cls).values())
+def test_the_docstrings_say_what_every_setting_means_and_name_no_other():
+    classes = [*sections().values(), *(cls for _, cls in target_options().values())]
+    assert {cls: meanings(cls).keys() for cls in classes} == {
+        cls: {item.name for item in dataclasses.fields(cls)} for cls in classes
+    }
+    assert all(meaning for cls in classes for meaning in meanings(cls).values())
 
 
 def test_every_setting_has_a_row():
@@ -49,11 +51,9 @@ def test_every_setting_has_a_row():
     [
         ("root", ["text", "none: must be given"]),
         ("span", ["whole number or null", "`null`"]),
-        ("train.learning_rate", ["number", "`0.002`"]),
         ("train.class_weights", ["text or mapping to numbers", "`''`"]),
         ("ingest.columns.extra", ["list of texts", "`[]`"]),
         ("ingest.splits", ["mapping to numbers", "`{train: 0.9, eval: 0.1}`"]),
-        ("ingest.columns.label_separator", ["text", "`'\\|'`"]),
         ("input.ordered", ["true or false", "`true`"]),
     ],
 )
@@ -66,8 +66,3 @@ def test_meanings_are_sentences_with_their_option_and_without_names_of_the_code(
     assert rows()["ingest.source_kind"][2].startswith("One of `auto`, `folder`, `glob`, `csv`")
     assert "SOURCE_KINDS" not in page()
     assert "None" not in page()
-
-
-def test_links_lead_to_pages():
-    for name in re.findall(r"\]\((.+?\.md)\)", page()):
-        assert (PAGE.parent / name).is_file(), name

@@ -165,8 +165,7 @@ def test_credentials_that_are_not_found_in_time_are_called_that(tmp_path, monkey
 
 
 def test_kubeflow_needs_an_image_and_a_bucket():
-    settings = {"root": "work", "ingest": {"source": "photos"}}
-    checks = by_name(kubeflow.checks(settings))
+    checks = by_name(kubeflow.checks(SETTINGS))
     assert {name for name, check in checks.items() if not check.ok} == {"container image", "bucket"}
     assert checks["bucket"].detail == "work"
     assert "compile" not in checks  # which would say the same once more

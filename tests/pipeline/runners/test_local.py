@@ -41,7 +41,6 @@ def test_a_source_that_is_not_there_is_refused_first(tmp_path):
             {"columns": {"labels": "tags"}},
             "^the images have any number of labels; a model is trained on one label each",
         ),
-        ({"columns": {"label": ""}}, "^the images have no labels; a model is trained on one label each"),
         ({"columns": {"label": "tags"}, "facts": "basic"}, "^facts is basic; statistics and normalisation need"),
     ],
 )

@@ -39,13 +39,11 @@ def test_a_dataset_without_rejects_and_copies(dataset):
     ("counts", "line", "text"),
     [
         ({"rejects": {"too_small": 1200, "no_label": 1}}, "rejected", "1,201 (1,200 too_small, 1 no_label)"),
-        ({"duplicate_images": 2, "duplicate_clusters": 1}, "duplicates", "2 images in 1 set"),
         (
             {"duplicate_images": 5, "duplicate_clusters": 2, "duplicates_dropped": 3, "label_conflicts": 1},
             "duplicates",
             "5 images in 2 sets, 3 dropped, label conflicts in 1",
         ),
-        ({"near_images": 4, "near_clusters": 2}, "near duplicates", "4 images in 2 sets"),
         ({"near_images": 4, "near_clusters": 1, "near_dropped": 3}, "near duplicates", "4 images in 1 set, 3 dropped"),
     ],
 )

@@ -83,7 +83,7 @@ def test_a_database_that_a_killed_run_was_changing_is_read_as_before_and_left_fo
     assert len(open_store(str(path), write=True).get_executions()) == executions
 
 
-@pytest.mark.parametrize("content", [None, b"", b"no database at all, but quite long", "foreign"])
+@pytest.mark.parametrize("content", [None, b"no database at all, but quite long", "foreign"])
 def test_what_is_no_database_of_ours_is_refused_in_one_line(path, content):
     if content == "foreign":
         with sqlite3.connect(path) as connection:
@@ -96,8 +96,7 @@ def test_what_is_no_database_of_ours_is_refused_in_one_line(path, content):
     assert (path.read_bytes() if path.exists() else None) == before
 
 
-@pytest.mark.parametrize("write", [False, True])
-@pytest.mark.parametrize("schema", [9, 11])
+@pytest.mark.parametrize(("schema", "write"), [(9, False), (11, True)])
 def test_a_schema_that_this_ml_metadata_does_not_read_is_refused_in_one_line_and_left_as_it_is(
     ledger, path, schema, write
 ):

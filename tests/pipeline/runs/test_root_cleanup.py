@@ -131,8 +131,3 @@ def test_a_root_is_held_by_one_process_until_it_dies(config):
         process.kill()
     enter(config)
     check_free(config.root)
-
-
-def test_a_root_is_free_again_after_a_run(config):
-    enter(config)
-    enter(config)

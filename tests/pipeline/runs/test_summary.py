@@ -57,34 +57,26 @@ def test_text_says_what_a_user_wants_to_know(summary):
     assert lines["model"] == "serving/7"
 
 
-def test_an_unblessed_model_is_said_to_be_not_pushed(summary):
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"blessed": False, "model_dir": ""}, "model        not pushed"),
+        (
+            {"blessed": False, "model_dir": "", "refused": ("loss is nan after step 7", "another")},
+            "model        not pushed: loss is nan after step 7; another",
+        ),
+        (
+            {"findings": ("drift: image/brightness in train: 0.4",)},
+            "gate         only reports: drift: image",
+        ),
+        ({"baseline": Accuracy(value=0.75, low=0.6, high=0.9, images=9)}, "before       0.7500, 95 % interval"),
+        ({"schema_named": True}, "schema       inferred, for there was no such file yet; review it"),
+    ],
+)
+def test_what_is_not_as_usual_is_said(summary, changed, said):
     from pipeline.runs.summary import text
 
-    assert "model        not pushed" in text(replace(summary, blessed=False, model_dir=""))
-
-
-def test_a_soft_gate_and_the_model_before_are_told(summary):
-    from pipeline.runs.summary import text
-
-    before = Accuracy(value=0.75, low=0.6, high=0.9, images=100)
-    told = text(replace(summary, findings=("drift: image/brightness in train: 0.4",), baseline=before))
-    assert "gate         only reports: drift: image/brightness in train: 0.4" in told
-    assert "before       0.7500, 95 % interval" in told
-
-
-def test_every_limit_that_a_model_missed_is_named(summary):
-    from pipeline.runs.summary import text
-
-    refused = replace(summary, blessed=False, refused=("loss is nan after step 7", "another"), model_dir="")
-    assert "model        not pushed: loss is nan after step 7; another" in text(refused)
-
-
-def test_a_schema_that_was_named_and_inferred_waits_for_review_alone(summary):
-    from pipeline.runs.summary import text
-
-    assert "schema       inferred, for there was no such file yet; review it" in text(
-        replace(summary, schema_named=True)
-    )
+    assert said in text(replace(summary, **changed))
 
 
 def test_json_holds_the_ratio_and_the_whole_manifest(summary):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -48,22 +47,12 @@ def test_without_a_file_nothing_is_set():
     assert gather(None, {}, (), {}) == Settings()
 
 
-def test_the_environment_of_the_process_is_read_when_none_is_given(config, monkeypatch):
-    monkeypatch.setenv("FEEDLINE_NAME", "flowers")
-    assert gather(config, {}, ()).values["name"] == "flowers"
-
-
 @pytest.mark.parametrize(
     ("name", "value", "key", "read"),
     [
         ("FEEDLINE_TRAIN__LEARNING_RATE", "1e-3", ("train", "learning_rate"), 0.001),
-        ("FEEDLINE_INGEST__NEAR_DUPLICATES", "off", ("ingest", "near_duplicates"), "off"),
-        ("FEEDLINE_TRAIN__FROZEN", "true", ("train", "frozen"), True),
         ("FEEDLINE_INPUT__COLUMNS", "[age, city]", ("input", "columns"), ("age", "city")),
-        ("FEEDLINE_INGEST__COLUMNS__LABEL", "kind", ("ingest", "columns", "label"), "kind"),
         ("FEEDLINE_EVALUATE__MAX_DROP", "null", ("evaluate", "max_drop"), None),
-        ("FEEDLINE_TRAIN__WEIGHTS", "''", ("train", "weights"), ""),
-        ("FEEDLINE_INGEST__SPLITS", "{fit: 1, eval: 1}", ("ingest", "splits"), {"fit": 1, "eval": 1}),
         ("FEEDLINE_INGEST__SPLITS__TEST", "1", ("ingest", "splits"), {"train": 8, "eval": 2, "test": 1}),
         ("FEEDLINE_TRAIN", "{epochs: 9}", ("train", "epochs"), 9),
     ],
@@ -76,7 +65,7 @@ def test_the_environment_is_read_as_yaml(config, name, value, key, read):
 
 
 @pytest.mark.parametrize(
-    ("text", "read"), [("2024", "2024"), ("1.20", "1.20"), ("true", "true"), ("", ""), ("'a b'", "a b"), ("null", None)]
+    ("text", "read"), [("1.20", "1.20"), ("true", "true"), ("", ""), ("'a b'", "a b"), ("null", None)]
 )
 def test_a_number_for_a_setting_of_text_is_the_text_it_was_written_as(config, text, read):
     assert gather(config, {}, [f"name={text}"], {}).values["name"] == read
@@ -91,9 +80,7 @@ def test_a_number_for_a_setting_of_text_is_the_text_it_was_written_as(config, te
         ("FEEDLINE_TEST_SOMETHING", "1"),
         ("FEEDLINE_SERVICE_HOST", "10.0.0.1"),
         ("FEEDLINE_PORT", "tcp://10.0.0.1:80"),
-        ("FEEDLINE_PORT_80_TCP", "tcp://10.0.0.1:80"),
         ("FEEDLINE_TRAIN__EPOCHS", ""),
-        ("PATH", "/bin"),
         ("feedline_train__epochs", "3"),
     ],
 )
@@ -108,19 +95,14 @@ def test_switches_and_empty_variables_are_no_settings(config, name, value):
             {"FEEDLINE_TRAIN_EPOCHS": "3"},
             "^environment FEEDLINE_TRAIN_EPOCHS: there is no setting .*; did you mean FEEDLINE_TRAIN__EPOCHS\\?$",
         ),
-        ({"FEEDLINE_INGEST__COLUMNS_LABEL": "x"}, "did you mean FEEDLINE_INGEST__COLUMNS__LABEL\\?$"),
-        ({"FEEDLINE_TRIAN__EPOCHS": "3"}, "did you mean FEEDLINE_TRAIN__EPOCHS\\?$"),
-        ({"FEEDLINE_TRAIN__EPOCH": "3"}, "did you mean FEEDLINE_TRAIN__EPOCHS\\?$"),
         ({"FEEDLINE_EPOCHS": "3"}, "did you mean FEEDLINE_TRAIN__EPOCHS\\?$"),
         ({"FEEDLINE_SEED": "3"}, "did you mean FEEDLINE_INGEST__SEED or FEEDLINE_INPUT__SEED\\?$"),
-        ({"FEEDLINE_KUBEFLOW_IMAGE": "3"}, "did you mean FEEDLINE_KUBEFLOW__IMAGE\\?$"),
         (
             {"FEEDLINE_BROWSERS": "1"},
             "FEEDLINE_BROWSERS: .* the nearest is FEEDLINE_\\w+; unset it when it is not meant",
         ),
         ({"FEEDLINE_TRAIN": "{epoch: 3}"}, "environment FEEDLINE_TRAIN: .*'train.epoch'; did you mean epochs\\?"),
         ({"FEEDLINE_": "1"}, "environment FEEDLINE_ names no setting; write it as FEEDLINE_TRAIN__EPOCHS"),
-        ({"FEEDLINE_TRAIN__": "1"}, "environment FEEDLINE_TRAIN__ names no setting"),
         ({"FEEDLINE_ROOT": "{"}, "environment FEEDLINE_ROOT is '{', which is not a YAML value"),
     ],
 )
@@ -133,11 +115,9 @@ def test_a_wrong_variable_is_named_with_the_nearest_setting(config, environ, mes
     ("assignments", "message"),
     [
         (["epochs"], "--set is 'epochs'; write it as train.epochs=20"),
-        (["=3"], "--set is '=3'; write it"),
         (["train..epochs=3"], "write it as train.epochs=20"),
         (["train.epochs={"], "--set train.epochs is '{', which is not a YAML value"),
         (["train={epoch: 3}"], "option --set: there is no setting 'train.epoch'; did you mean epochs\\?"),
-        (["gates.mode=stop"], "there is no setting 'gates'; did you mean gate\\?"),
         (
             ["input.balance=uniform", "input.balance.cat=1"],
             "^option --set: input.balance is 'uniform' \\(option --set\\); to name input.balance.cat it must",
@@ -172,7 +152,6 @@ def test_a_key_that_stands_twice_is_named_with_its_line(config):
             "^train.epochs is the text 'many'; .* number \\(train.epochs from environment FEEDLINE_TRAIN__EPOCHS\\)$",
         ),
         ({}, ["train.epochs=0"], "^epochs is 0; .* at least 1 \\(train.epochs from option --set\\)$"),
-        ({}, ["train=3"], "^train is 3; it must be a mapping of settings \\(train from option --set\\)$"),
         # Two sections have a seed.
         (
             {"FEEDLINE_INPUT__SEED": "-1"},
@@ -181,22 +160,13 @@ def test_a_key_that_stands_twice_is_named_with_its_line(config):
         ),
         # The message does not name the setting.
         ({}, ["ingest.splits.eval=x"], "^split eval has .* \\(ingest.splits from file pipeline.yaml, option --set\\)$"),
-        ({}, ["ingest.splits={all: 1}"], "^splits names only all; .* \\(ingest.splits from option --set\\)$"),
         ({}, ["dataset=d"], "both images .* \\(ingest from file pipeline.yaml; dataset from option --set\\)$"),
-        ({}, ["transform.columns.age=scales"], "no op 'scales'; .* \\(transform.columns from option --set\\)$"),
         ({}, ["ingest.out=x"], "^ingest.out is not for a pipeline: .* \\(ingest.out from option --set\\)$"),
-        ({"FEEDLINE_ENGINE": "x"}, [], "must be a mapping of settings \\(engine from environment FEEDLINE_ENGINE\\)$"),
     ],
 )
 def test_a_value_that_is_not_allowed_is_named_with_its_key_and_layer(config, environ, assignments, message):
     with pytest.raises(OptionError, match=message):
         gather(config, {}, assignments, environ).build()
-
-
-def test_a_value_of_the_file_is_named_with_key_and_file(config):
-    Path("wrong.yaml").write_text("root: work\ningest: {source: photos, pixels: {side_px: 0}}\n")
-    with pytest.raises(OptionError, match="^side_px is 0; .* \\(ingest.pixels.side_px from file wrong.yaml\\)$"):
-        gather("wrong.yaml", {}, (), {}).build()
 
 
 def test_what_no_layer_gave_is_of_no_layer():
@@ -207,12 +177,8 @@ def test_what_no_layer_gave_is_of_no_layer():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("run -c pipeline.yaml", "photos does not exist; .* (ingest.source from file pipeline.yaml)"),
         ("run -c pipeline.yaml --images none", "none does not exist; .* (ingest.source from option --images)"),
         ("run -c pipeline.yaml --images full --root full/w", "lies inside .* (root from option --root)"),
-        ("run -c pipeline.yaml --images full --root pipeline.yaml", "root must be .* (root from option --root)"),
-        ("ingest full --out o --quality 0", "quality is 0; .* (ingest.pixels.quality from option --quality)"),
-        ("ingest full --out o --runner-option retries=x --runner flink", "'x'; it must be a whole number"),
         ("ingest full --out o -c flink.yaml", "the text 'y'; .* (engine.workers from file flink.yaml)"),
         (
             "ingest full --out o -c flink.yaml --runner-option workers=x",
@@ -229,11 +195,6 @@ def test_every_command_names_key_and_layer_of_what_it_refuses(config, capsys, li
     Path("flink.yaml").write_text("engine: {runner: flink, workers: y}\n")
     assert execute(line.split()) == 2
     assert re.search(re.escape(message).replace(r"\.\*", ".*"), capsys.readouterr().err)
-
-
-def test_a_mapping_of_an_option_replaces_that_of_the_file(config):
-    settings = gather(config, {"ingest": {"splits": {"a": 0.5, "b": 0.5}}}, (), {})
-    assert settings.values["ingest"] == {"source": "photos", "splits": {"a": 0.5, "b": 0.5}}
 
 
 def test_one_entry_of_a_mapping_keeps_those_of_the_default(config):
@@ -253,7 +214,6 @@ def test_one_entry_of_a_mapping_keeps_those_of_the_default(config):
     ("entry", "shares", "total", "mended"),
     [
         ("test=0.1", "{train: 0.9, eval: 0.1, test: 0.1}", "1.1", "{train: 0.8, eval: 0.1, test: 0.1}"),
-        ("train=0.5", "{train: 0.5, eval: 0.1}", "0.6", "{train: 0.9, eval: 0.1}"),
         ("test=0.98", "{train: 0.9, eval: 0.1, test: 0.98}", "1.98", "{train: 0.455, eval: 0.051, test: 0.495}"),
     ],
 )
@@ -271,12 +231,6 @@ def test_shares_that_no_longer_add_up_are_shown_with_their_sum(entry, shares, to
 def test_shares_that_were_written_whole_are_parts_of_their_sum(config):
     whole = gather(config, {}, ["ingest.splits.test=0.3", "ingest.splits={train: 0.9, eval: 0.9}"], {})
     assert whole.build().ingest.shares == {"train": 0.5, "eval": 0.5}
-
-
-def test_one_entry_of_a_mapping_keeps_the_others_and_names_both_layers(config):
-    settings = gather(config, {}, ["ingest.splits.test=1"], {})
-    assert settings.values["ingest"]["splits"] == {"train": 8, "eval": 2, "test": 1}
-    assert settings.origin["ingest.splits"] == "file pipeline.yaml, option --set"
 
 
 def test_a_section_of_comments_alone_is_no_section_and_null_takes_one_away(config):
@@ -305,10 +259,13 @@ def test_sections_of_targets_are_carried_and_no_part_of_a_pipeline(config):
     ("assignments", "message"),
     [
         (["engine.paralellism=3"], "option --set: there is no setting 'engine.paralellism'; did you mean parallelism"),
-        (["kubeflow.imag=x"], "there is no setting 'kubeflow.imag'; did you mean image"),
+        (["engine={runner: [flink]}"], "there is no engine.runner \"\\['flink'\\]\""),
+        (
+            ["engine=flink"],
+            "^engine is the text 'flink'; it must be a mapping of .* \\(engine from option --set\\)$",
+        ),
         (["airflow={scedule: x}"], "there is no setting 'airflow.scedule'; did you mean schedule"),
         (["engine.runner=flinc"], "there is no engine.runner 'flinc'; did you mean flink"),
-        (["engine={runner: [flink]}"], "there is no engine.runner \"\\['flink'\\]\""),
         (
             ["engine.runner=flink", "engine.project=p"],
             "there is no setting 'engine.project'; .*, for runner is flink \\(engine.project from ",
@@ -316,10 +273,6 @@ def test_sections_of_targets_are_carried_and_no_part_of_a_pipeline(config):
         (
             ["engine.runner=local", "engine.retries=1"],
             "there is no setting 'engine.retries'; .* for runner is local \\(engine.retries from ",
-        ),
-        (
-            ["engine=flink"],
-            "^engine is the text 'flink'; it must be a mapping of settings \\(engine from option --set\\)$",
         ),
     ],
 )
@@ -366,31 +319,22 @@ def test_the_text_names_every_value_with_its_layer_and_is_the_same_configuration
     assert not {"out", "overwrite", "append"} & yaml.safe_load(shown)["ingest"].keys()
 
 
-def test_secrets_are_not_shown(config, capsys):
-    line = [
-        "run",
-        "--config",
-        config,
-        "--show-config",
-        "--set",
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_secrets_are_not_shown(config, capsys, more):
+    assignments = [
         "ingest.source=https://me:hunter2@host/a?token=hunter2",
+        "beam_args=[--runner=FnApiRunner, --s3_secret_access_key=hunter2, --password, hunter2]",
+        "engine.labels={api_key: hunter2, team: vision}",
     ]
-    line += ["--set", "beam_args=[--runner=FnApiRunner, --s3_secret_access_key=hunter2, --password, hunter2]"]
-    line += ["--set", "engine.labels={api_key: hunter2, team: vision}"]
-    for more in ([], ["--json"]):
-        assert execute([*line, *more]) == 0
-        shown = capsys.readouterr().out
-        assert "hunter2" not in shown
-        values = yaml.safe_load(shown)
-        values = values.get("settings", values)
-        assert values["ingest"]["source"] == "https://me:***@host/a?token=***"
-        assert values["beam_args"] == ["--runner=FnApiRunner", "--s3_secret_access_key=***", "--password", "***"]
-        assert values["engine"]["labels"] == {"api_key": "***", "team": "vision"}
-
-
-def test_secrets_are_not_in_errors(config, capsys):
-    assert execute(["run", "--config", config, "--set", "train.epochs=https://me:hunter2@host/a"]) == 2
-    assert "train.epochs is the text 'https://me:***@host/a'; it must be" in capsys.readouterr().err
+    line = [word for assignment in assignments for word in ("--set", assignment)]
+    assert execute(["run", "--config", config, "--show-config", *line, *more]) == 0
+    shown = capsys.readouterr().out
+    assert "hunter2" not in shown
+    values = yaml.safe_load(shown)
+    values = values.get("settings", values)
+    assert values["ingest"]["source"] == "https://me:***@host/a?token=***"
+    assert values["beam_args"] == ["--runner=FnApiRunner", "--s3_secret_access_key=***", "--password", "***"]
+    assert values["engine"]["labels"] == {"api_key": "***", "team": "vision"}
 
 
 def test_an_adopted_dataset_shows_no_ingest(config):
@@ -399,31 +343,11 @@ def test_an_adopted_dataset_shows_no_ingest(config):
     assert shown["dataset"] == os.path.abspath("d")
 
 
-def test_show_config_names_options_and_runs_nothing(config, capsys, monkeypatch):
-    monkeypatch.setenv("FEEDLINE_INPUT__BATCH_SIZE", "16")
-    line = "run -c pipeline.yaml --epochs 3 --side-px 96 --extra-column age --min-accuracy 0.5 --show-config --json"
-    assert execute(line.split()) == 0
-    origin = json.loads(capsys.readouterr().out)["origin"]
-    assert {key: layer for key, layer in origin.items() if layer not in ("default", "file pipeline.yaml")} == {
-        "input.batch_size": "environment FEEDLINE_INPUT__BATCH_SIZE",
-        "train.epochs": "option --epochs",
-        "ingest.pixels.side_px": "option --side-px",
-        "ingest.columns.extra": "option --extra-column",
-        "evaluate.min_accuracy": "option --min-accuracy",
-    }
-    assert sorted(os.listdir()) == ["pipeline.yaml"]
-
-
 def test_a_run_says_that_it_leaves_the_engine_out(config, capsys):
     assert execute(["run", "--config", config, "--set", "engine.runner=flink"]) == 2
     said, error, *_ = capsys.readouterr().err.splitlines()
     assert said == "engine (option --set) is left out: `run` does all its work in this process"
     assert "photos does not exist" in error
-
-
-def test_show_config_refuses_what_a_run_would(config, capsys):
-    assert execute(["run", "--config", config, "--set", "train.epochs=0", "--show-config"]) == 2
-    assert "epochs is 0" in capsys.readouterr().err
 
 
 def test_show_config_imports_nothing_heavy(config):
