@@ -48,7 +48,6 @@ def places_of(name: str) -> dict[str, tuple[str, str]]:
 
 
 NAMES = [f"{name}.{public}" for name in PACKAGES for public in package(name).__all__]
-EXPLAINED = [name for name in NAMES if name not in CONSTANTS]
 
 
 def the(name: str) -> Any:
@@ -93,10 +92,6 @@ def explanation(name: str) -> str:
     return inspect.cleandoc(str(after.value.value)) if is_text else ""
 
 
-def examples_of(name: str) -> doctest.DocTest:
-    return doctest.DocTestParser().get_doctest(explanation(name), {}, name, None, 0)
-
-
 # --- the packages
 
 
@@ -107,12 +102,8 @@ def test_importing_the_packages_loads_nothing_heavy():
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_a_package_says_that_it_is_typed(name):
-    assert (ROOT / name / "py.typed").is_file()
-
-
-@pytest.mark.parametrize("name", PACKAGES)
 def test_a_type_checker_sees_the_names_that_there_are(name):
+    assert (ROOT / name / "py.typed").is_file()
     tree = ast.parse((ROOT / name / "__init__.py").read_text(encoding="utf-8"))
     guarded = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     seen = {
@@ -126,64 +117,63 @@ def test_a_type_checker_sees_the_names_that_there_are(name):
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_no_public_name_stands_in_the_way_of_a_module(name):
+def test_names_and_modules_do_not_stand_in_the_way_of_one_another(name):
     modules = {found.name for found in pkgutil.iter_modules(package(name).__path__)}
     assert set(package(name).__all__) & modules == set()
-
-
-@pytest.mark.parametrize("name", PACKAGES)
-def test_modules_stay_what_they_are_once_the_names_are_loaded(name):
-    modules = {module for module, _ in places_of(name).values()}
     assert [getattr(package(name), public) for public in package(name).__all__]
-    for module in modules:
-        assert operator.attrgetter(module)(package(name)) is sys.modules[f"{name}.{module}"]
+    places = {module for module, _ in places_of(name).values()}
+    wrong = [one for one in places if operator.attrgetter(one)(package(name)) is not sys.modules[f"{name}.{one}"]]
+    assert wrong == []
 
 
-@pytest.mark.parametrize("name", PACKAGES)
-def test_an_unknown_name_is_an_attribute_error(name):
+def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
-        package(name).no_such_name  # noqa: B018
+        package("trainer").no_such_name  # noqa: B018
 
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_help_tells_what_there_is(name):
     listed = re.findall(r"\w+", package(name).__doc__)
-    assert [public for public in package(name).__all__ if public not in listed] == []
     story, _, rest = pydoc.plain(pydoc.render_doc(package(name))).partition("PACKAGE CONTENTS")
     assert ">>> " in story
     assert [
-        public for public in package(name).__all__ if not re.search(rf"^    .*\b{public}\b", rest, re.MULTILINE)
+        public
+        for public in package(name).__all__
+        if public not in listed or not re.search(rf"^    .*\b{public}\b", rest, re.MULTILINE)
     ] == []
 
 
 @pytest.mark.parametrize("name", ["components", "pipeline"])
 def test_what_the_other_packages_name_is_there(name):
-    named = [
-        place
-        for line in re.findall(r"^  (\w+\.[\w., ]+): ", package(name).__doc__, re.MULTILINE)
-        for place in line.split(", ")
-    ]
+    lines = re.findall(r"^  (\w+\.[\w., ]+): ", package(name).__doc__, re.MULTILINE)
+    named = [place for line in lines for place in line.split(", ")]
     assert len(named) > 5
-    for place in named:
-        module, _, public = place.rpartition(".")
-        path = ROOT / name / Path(*module.split("."))
-        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        defined = {getattr(node, "name", "") for node in ast.parse(path.read_text(encoding="utf-8")).body}
-        assert public in defined, place
+    assert [place for place in named if not is_defined(name, place)] == []
+
+
+def is_defined(package_name: str, place: str) -> bool:
+    """Whether a module of a package defines a name, by the source alone."""
+    module, _, public = place.rpartition(".")
+    path = ROOT / package_name / Path(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return public in {getattr(node, "name", "") for node in ast.parse(path.read_text(encoding="utf-8")).body}
 
 
 # --- the names
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_it_is_explained_with_an_example(name):
+def lacking(name: str) -> list[str]:
+    """What the explanation of a name lacks: a sentence, an example, what it returns, or one of its parts."""
     text = explanation(name)
-    assert text[:1].isalpha(), "it begins with no sentence"
-    assert re.search(r"^Examples:\n  >>> ", text, re.MULTILINE), text
-    missing = [word for word in described(name) if not re.search(rf"^  {word}: \S", text, re.MULTILINE)]
-    assert missing == []
+    wanted = {"a sentence at its start": r"\A[^\W\d_]", "an example": r"^Examples:\n  >>> "}
+    wanted |= {word: rf"^  {word}: \S" for word in described(name)}
     if inspect.isfunction(the(name)) and inspect.signature(the(name), eval_str=False).return_annotation != "None":
-        assert re.search(r"^Returns:\n  \S", text, re.MULTILINE), text
+        wanted["what it returns"] = r"^Returns:\n  \S"
+    return [part for part, pattern in wanted.items() if not re.search(pattern, text, re.MULTILINE)]
+
+
+def test_every_name_is_explained_with_an_example():
+    assert {name: lacking(name) for name in NAMES if lacking(name)} == {}
 
 
 def described(name: str) -> list[str]:
@@ -198,35 +188,20 @@ def described(name: str) -> list[str]:
     return list(inspect.signature(thing).parameters) if inspect.isfunction(thing) else []
 
 
-@pytest.mark.parametrize("name", EXPLAINED)
-def test_it_is_typed(name):
-    thing = the(name)
-    if isinstance(thing, type) and issubclass(thing, (BaseException, enum.Enum)):
-        return  # made as their bases are
-    if dataclasses.is_dataclass(thing):
-        assert all(field.type for field in dataclasses.fields(thing))
-        return
-    function = thing.__init__ if isinstance(thing, type) else thing
-    signature = inspect.signature(function)
-    untyped = [p.name for p in signature.parameters.values() if p.annotation is p.empty and p.name != "self"]
-    assert untyped == []
-    assert signature.return_annotation is not signature.empty
+def failure(name: str, folder: Path) -> str:
+    """What goes wrong where the example of a name is run; empty when it is true."""
+    report: list[str] = []
+    test = doctest.DocTestParser().get_doctest(explanation(name), {}, name, None, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        failed = doctest.DocTestRunner(optionflags=FLAGS).run(test, out=report.append).failed
+    shutil.rmtree(folder)
+    return "".join(report) if failed or test.examples else "there is no example"
 
 
-@pytest.mark.parametrize("name", [*PACKAGES, *NAMES])
-def test_its_example_is_true(prepared, tmp_path, monkeypatch, name):
-    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    said: list[str] = []
-    test = examples_of(name)
-    assert test.examples
-    assert doctest.DocTestRunner(optionflags=FLAGS).run(test, out=said.append).failed == 0, "".join(said)
-
-
-def test_an_example_that_is_wrong_is_found():
-    test = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "wrong", None, 0)
-    said: list[str] = []
-    assert doctest.DocTestRunner(optionflags=FLAGS).run(test, out=said.append).failed == 1
+def test_every_example_is_true(prepared, tmp_path):
+    found = {name: failure(name, Path(shutil.copytree(prepared, tmp_path / name))) for name in [*PACKAGES, *NAMES]}
+    assert {name: wrong for name, wrong in found.items() if wrong} == {}
 
 
 def test_the_page_of_the_reference_has_every_name_once():

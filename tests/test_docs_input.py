@@ -1,20 +1,17 @@
-"""What the pages about input and training show is what happens: their Python runs, their YAML is a configuration, their
-commands exist. `<!-- not run: REASON -->` before a block excuses it."""
+"""What the pages about input and training show is what happens: their Python runs, and their tables are whole.
+
+`<!-- not run: REASON -->` before a block excuses it. Their YAML and commands are in `test_docs_commands.py`."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
-import click
 import pytest
-import yaml
 
-from tests.doc_pages import FENCE, blocks, check_feedline, check_settings, text_of
+from tests.doc_pages import FENCE, blocks, text_of
 from tests.doc_places import SMALLER, make_everything, make_modules
 from tests.doc_runner import Page
 
@@ -22,13 +19,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 PAGES = ("input", "ops", "streams", "models", "training", "distributed", "bench", "doctor", "pipeline-yaml")
 LANGUAGES = {"python", "yaml", "bash", "text"}
-
-
-def of_language(language: str) -> list[Any]:
-    """The blocks that are to be tried, as parameters."""
-    every = [block for page in PAGES for block in blocks(page)]
-    found = [block for block in every if block.language == language and not block.excuse]
-    return [pytest.param(block, id=f"{block.page}:{block.line}") for block in found]
 
 
 # --- what the pages take for granted
@@ -45,16 +35,6 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- blocks
 
 
-def test_every_page_is_there():
-    assert [page for page in PAGES if not text_of(page)] == []
-
-
-def test_what_is_not_run_is_said(capsys):
-    with capsys.disabled():
-        for block in (block for page in PAGES for block in blocks(page) if block.excuse):
-            click.echo(f"\ndocs/{block.page}.md:{block.line} is not run: {block.excuse}")
-
-
 def test_every_block_is_fenced_and_says_what_it_is():
     for page in PAGES:
         outside = FENCE.sub("", text_of(page))
@@ -63,10 +43,9 @@ def test_every_block_is_fenced_and_says_what_it_is():
         assert {block.language for block in blocks(page)} <= LANGUAGES, page
 
 
-@pytest.mark.parametrize("page", SMALLER)
-def test_what_is_done_small_stands_on_the_page(page):
-    shown = "".join(block.code for block in blocks(page) if block.language == "python")
-    assert [text for text in SMALLER[page] if text not in shown] == []
+def test_what_is_done_small_stands_on_the_page():
+    shown = {page: "".join(block.code for block in blocks(page) if block.language == "python") for page in SMALLER}
+    assert [(page, text) for page, texts in SMALLER.items() for text in texts if text not in shown[page]] == []
 
 
 # --- Python
@@ -90,44 +69,13 @@ def test_a_model_of_your_own_is_found(workplace, monkeypatch):
     assert build_model("my_package.models.build", spec).output_shape == (None, 3)
 
 
-# --- YAML and commands
-
-
-@pytest.mark.parametrize("block", of_language("yaml"))
-def test_yaml_is_a_configuration(block, workplace, monkeypatch):
-    monkeypatch.syspath_prepend(str(workplace))
-    check_settings(yaml.safe_load(block.code))
-
-
-@pytest.mark.parametrize("block", of_language("bash"))
-def test_commands_and_their_options_exist(block, workplace, monkeypatch):
-    monkeypatch.syspath_prepend(str(workplace))
-    for words in block.commands:
-        if words[0] == "export":
-            check_cluster(words[1], monkeypatch)
-        elif words[0] == "feedline":
-            check_feedline(words[1:])
-        elif words[:2] == ["python", "-m"]:
-            check_module(words[2], words[3:])
-        else:
-            assert words[0] in ("pip", "tensorboard"), words
-
-
-def check_cluster(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cluster_of_the_page_is_one(monkeypatch):
     from trainer.training.cluster import cluster_of_environment
 
-    name, _, value = variable.partition("=")
-    assert name == "TF_CONFIG"
-    monkeypatch.setenv(name, value)
+    commands = [words for block in blocks("distributed") if block.language == "bash" for words in block.commands]
+    (variable,) = [words[1] for words in commands if words[0] == "export"]
+    monkeypatch.setenv("TF_CONFIG", variable.removeprefix("TF_CONFIG="))
     assert cluster_of_environment().host.count > 1
-
-
-def check_module(module: str, arguments: list[str]) -> None:
-    found = importlib.util.find_spec(f"{module}.__main__") or importlib.util.find_spec(module)
-    assert found
-    assert found.origin
-    source = Path(found.origin).read_text(encoding="utf-8")
-    assert [word for word in arguments if word.startswith("--") and f'"{word}"' not in source] == []
 
 
 # --- tables of options
