@@ -199,6 +199,7 @@ def failure(name: str, folder: Path) -> str:
     return "".join(report) if failed or test.examples else "there is no example"
 
 
+@pytest.mark.timeout(1200)
 def test_every_example_is_true(prepared, tmp_path):
     found = {name: failure(name, Path(shutil.copytree(prepared, tmp_path / name))) for name in [*PACKAGES, *NAMES]}
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
