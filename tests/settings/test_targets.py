@@ -19,8 +19,8 @@ from beam_jobs.runners import flink_jar
 from pipeline.cli.engines import engine_of
 from pipeline.runners import airflow
 from pipeline.runners import kubeflow as run_kubeflow
+from tests.beam_jobs.runners.test_dataflow import NEEDED, work
 from tests.engines.flink_parts import program, serving
-from tests.engines.test_dataflow import NEEDED, work
 from tests.make_images import class_folders
 from tests.settings.flink_service import job_server
 from tests.settings.table import Row, missing, row

@@ -25,7 +25,7 @@ from tests.make_images import encode
 from trainer.ops import parse_ops
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from benchmarks.peers import compare, environments, script
 from benchmarks.peers.environments import Skipped
 from benchmarks.peers.registry import PEERS, Peer
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def driver(*arguments: object) -> subprocess.CompletedProcess[str]:
