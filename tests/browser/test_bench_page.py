@@ -10,8 +10,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 EVIL = "<script>window.hacked = 1</script>\"'><img src=x onerror='window.hacked=2'>"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (1280, "dark")])
 def test_the_page_fits_shows_its_bars_and_runs_nothing(browser, tmp_path, scheme, width):
     from trainer.bench.page import render
 

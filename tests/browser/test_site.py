@@ -41,8 +41,7 @@ def open_page(browser, site):
     assert wrong == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
 def test_pages_fit_their_width_and_need_nothing_from_elsewhere(open_page, site, width, scheme):
     names = sorted(path.name for path in site.glob("*.html") if path.name != "404.html")
     assert {"index.html", "cli-reference.html", "tutorial.html"} <= set(names)

@@ -126,7 +126,7 @@ _ATTACK = """url => {
   add("link", { rel: "stylesheet", href: url + "style" });
   add("style", { textContent: `@import "${url}import"; body { background: url(${url}background) }` });
   add("a", { href: "javascript:void(window.hacked='link')", id: "evil" });
-  document.body.insertAdjacentHTML("beforeend", "<img src=data:, onerror=window.hacked='handler'>");
+  document.body.insertAdjacentHTML("beforeend", "<img style=color:red src=data:, onerror=window.hacked='handler'>");
   add("iframe", { name: "there" });
   document.body.insertAdjacentHTML("beforeend", `<form action=${url}form target=there><button id=send></form>`);
   fetch(url + "fetch", { mode: "no-cors" }).catch(() => 0);
@@ -161,7 +161,8 @@ def test_the_policy_lets_nothing_foreign_run_and_nothing_leave(browser, pages, k
     ran, violated, asked = attack(browser, pages[kind])
     assert ran is None
     assert asked == set()
-    assert {"script-src-elem", "script-src-attr", "img-src", "connect-src", "frame-src", "form-action"} <= violated
+    blocked = {"script-src-elem", "script-src-attr", "style-src-attr", "img-src", "connect-src", "frame-src"}
+    assert {*blocked, "form-action"} <= violated
 
 
 def test_without_the_policy_all_of_it_would(browser, pages, tmp_path):
