@@ -50,9 +50,9 @@ def make_source(root: Path) -> Path:
 
     `photos`: class folders `cat` and `dog`, PNG. `images.csv`, `images.txt`: a row for each, with all `COLUMNS`; one
     row lacks `city` and `serial`. `odd`: class folder `odd`, an image for every limit. `copies`: class folders of two
-    equal files, of the `LOOK_ALIKES`, and of others. `flat`: two files of one white picture, and others. `twins`: a
-    class of 15 with copies. `jpegs`: class folder of JPEG files. `slow`: one of its images never leaves the decoder,
-    where `broken_decoders` are at work. `sector.csv`: four images, and a file of which no byte can be read.
+    equal files, of the `LOOK_ALIKES`, and of others. `jpegs`: class folder of JPEG files. `slow`: one of its images
+    never leaves the decoder, where `broken_decoders` are at work. `sector.csv`: four images, and a file of which
+    no byte can be read.
     """
     rows = []
     (root / "masks").mkdir(parents=True)
@@ -71,8 +71,6 @@ def make_source(root: Path) -> Path:
             table.writerows(rows)
     _write_copies(root / "copies")
     _write_odd(root / "odd" / "odd")
-    _write_flat(root / "flat" / "flat")
-    _write_twins(root / "twins" / "twins")
     (root / "jpegs" / "jpeg").mkdir(parents=True)
     for number in range(4):
         (root / "jpegs" / "jpeg" / f"{number}.jpg").write_bytes(encode(noise(number), "JPEG", quality=95))
@@ -112,24 +110,6 @@ def _write_odd(root: Path) -> None:
     _write(root / "low.png", noise(311, 10, 14))
     _write(root / "large.png", noise(312, 40, 44))
     (root / "broken.png").write_bytes(b"no image")
-
-
-def _write_flat(root: Path) -> None:
-    """Two files of one white picture with a grey shape on it, and others."""
-    pixels = np.full((96, 128, 3), 255, np.uint8)
-    pixels[30:70, 40:90] = 128
-    _write(root / "white.png", pixels)
-    (root / "white.jpg").write_bytes(encode(pixels, "JPEG", quality=95))
-    for number in range(4):
-        _write(root / f"other{number}.png", noise(600 + number))
-
-
-def _write_twins(root: Path) -> None:
-    """15 images of one class: nine alone, three that come twice."""
-    for number in range(9):
-        _write(root / f"alone{number}.png", noise(700 + number))
-    for number in range(6):
-        _write(root / f"twin{number}.png", noise(720 + number // 2))
 
 
 def _write(path: Path, pixels: np.ndarray) -> None:

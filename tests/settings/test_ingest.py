@@ -35,7 +35,6 @@ THIRDS = {**TABLE, "ingest.columns.extra": ["third"]}
 PAIRS = {**TABLE, "ingest.columns.image": "pair", "ingest.columns.key": "id", "ingest.columns.split": "part"}
 COPIES = {"ingest.source": "copies", "ingest.splits": HALVES}
 ODD = {"ingest.source": "odd", "ingest.splits": HALVES, "ingest.max_reject_ratio": 1.0}
-TWINS = {"ingest.source": "twins", "ingest.splits": {"train": 13, "eval": 2}}
 NEAR = {**COPIES, "ingest.near_duplicates": "report"}
 WEB = {"ingest.splits": {"train": 1, "eval": 1}, "ingest.http.retries": 0}
 FETCHED = {**WEB, "ingest.http.allow_private": True, "ingest.max_reject_ratio": 1.0}
@@ -60,11 +59,6 @@ def near(found: Published) -> int:
     return sum(bool(one["near"]) for one in found.rows.values())
 
 
-def splits_of(found: Published, name: str) -> set[str]:
-    """The splits that the images of a class lie in."""
-    return {split for key, split in found.splits.items() if key.startswith(name)}
-
-
 def labels(found: Published) -> tuple[str, tuple[str, ...]]:
     return found.manifest.label_kind, found.manifest.labels
 
@@ -84,6 +78,16 @@ def whole_families(found: Published) -> int:
     for key, split in found.splits.items():
         members.setdefault(str(int(key[-6:-4]) % 5), set()).add(split)
     return sum(len(splits) == 1 for splits in members.values())
+
+
+def rejects(found: Published) -> list[str]:
+    return sorted(found.rejects)
+
+
+def limit(name: str, value: float, *files: str) -> Row:
+    """Returns the row of a limit of images: the files of `odd` that it has rejected beside the broken one."""
+    rejected = ["odd/broken.png", *(f"odd/{file}.png" for file in files)]
+    return row(f"ingest.limits.{name}", value, rejects, (rejected[:1], rejected), given=ODD)
 
 
 ROWS = [
@@ -157,20 +161,12 @@ ROWS = [
     ),
     row(
         "ingest.near_duplicates",
-        "group",
-        lambda found: len(splits_of(found, "alike/")),
-        (2, 1),
-        given={**COPIES, "ingest.near_distance": 8},
-    ),
-    row(
-        "ingest.near_duplicates",
         "drop",
         lambda found: sum(key.startswith("alike/") for key in found.records),
         (3, 1),
         given={**COPIES, "ingest.near_distance": 8},
     ),
     row("ingest.near_distance", 8, near, (2, 3), given=NEAR),
-    row("ingest.near_distance", 0, near, (2, 0), given=NEAR),
     row(
         "ingest.stratify",
         True,
@@ -178,8 +174,6 @@ ROWS = [
         (False, True),
         given=PHOTOS,
     ),
-    row("ingest.stratify", True, lambda found: found.count("eval")["twins"], lambda _, after: after == 2, given=TWINS),
-    row("ingest.near_duplicates", "report", near, (0, 2), given={**PHOTOS, "ingest.source": "flat"}),
     row("ingest.split_conflicts", "refuse", lambda found: found.error, ("", "SplitConflict"), given=PAIRS),
     row("ingest.float32_loss", "refuse", lambda found: found.error, ("", "Float32Loss"), given=THIRDS),
     row(
@@ -276,35 +270,13 @@ ROWS = [
     ),
     row("ingest.columns.extra", ["serial"], serials, lambda _, after: after == {*SERIALS} - {SERIALS[5]}, given=TABLE),
     row(
-        "ingest.columns.extra",
-        ["price"],
-        lambda found: sum(sum(values) for values in found.feature("extra/price").values()),
-        (0, sum(range(ALL)) / 8),
-        given=TABLE,
-    ),
-    row(
         "ingest.pixels.policy",
         "resize",
         decoded_sizes,
         ({(24, 32)}, {(12, 16)}),
         given={**PHOTOS, "ingest.pixels.side_px": 12},
     ),
-    row(
-        "ingest.pixels.policy",
-        "raw",
-        lambda found: {len(data) for data in stored(found).values()} == {12 * 12 * 3},
-        (False, True),
-        given={**PHOTOS, "ingest.pixels.side_px": 12},
-    ),
     row("ingest.pixels.side_px", 6, decoded_sizes, ({(12, 16)}, {(6, 8)}), given={**RESIZED}, first=(12,)),
-    row(
-        "ingest.pixels.side_px",
-        6,
-        lambda found: {len(data) for data in stored(found).values()},
-        ({12 * 12 * 3}, {6 * 6 * 3}),
-        given={**RESIZED, "ingest.pixels.policy": "raw"},
-        first=(12,),
-    ),
     row("ingest.pixels.fit", "inside", decoded_sizes, ({(12, 16)}, {(9, 12)}), given=RESIZED),
     row(
         "ingest.pixels.quality",
@@ -322,34 +294,10 @@ ROWS = [
         given={**MASKS, "ingest.limits.mask_classes": 1},
     ),
     row("ingest.limits.max_bytes", 3000, lambda found: found.reasons.get("too_many_bytes"), (None, 2), given=ODD),
-    row(
-        "ingest.limits.max_pixels",
-        1000,
-        lambda found: sorted(found.rejects),
-        (["odd/broken.png"], ["odd/broken.png", "odd/large.png", "odd/wide.png"]),
-        given=ODD,
-    ),
-    row(
-        "ingest.limits.max_side_px",
-        50,
-        lambda found: sorted(found.rejects),
-        (["odd/broken.png"], ["odd/broken.png", "odd/wide.png"]),
-        given=ODD,
-    ),
-    row(
-        "ingest.limits.min_side_px",
-        16,
-        lambda found: sorted(found.rejects),
-        (["odd/broken.png"], ["odd/broken.png", "odd/low.png"]),
-        given=ODD,
-    ),
-    row(
-        "ingest.limits.max_aspect",
-        2.5,
-        lambda found: sorted(found.rejects),
-        (["odd/broken.png"], ["odd/broken.png", "odd/wide.png"]),
-        given=ODD,
-    ),
+    limit("max_pixels", 1000, "large", "wide"),
+    limit("max_side_px", 50, "wide"),
+    limit("min_side_px", 16, "low"),
+    limit("max_aspect", 2.5, "wide"),
     row(
         "ingest.limits.max_seconds",
         1.0,

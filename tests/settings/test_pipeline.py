@@ -98,7 +98,6 @@ ROWS = [
         given=INGEST,
     ),
     row("transform.columns", {"price": "scale"}, transformed, (None, [0.0, 1.0, 0.5])),
-    row("transform.columns", {"price": "bucketise(2)"}, transformed, (None, [0, 1, 1])),
     row("evaluate.min_accuracy", 0.91, lambda found: found.blessed, PASSES_BEFORE),
     row("evaluate.max_drop", 0.04, lambda found: found.blessed, PASSES_BEFORE, first=(0.06,)),
     row(

@@ -92,12 +92,19 @@ def root(job: Mapping[str, Any]) -> str:
     return str(job["runtimeConfig"]["gcsOutputDirectory"])
 
 
+def beam_option(setting: str, value: Any, usual: Any, name: str = "", **more: Any) -> Row:
+    """Returns the row of a setting of Dataflow that becomes an option of Beam, `name` where it differs."""
+    return row(f"dataflow.{setting}", value, option(name or setting), (usual, value), **more)
+
+
+IMAGE = "registry/feedline:1"
+SUBNETWORK = "regions/us-central1/subnetworks/inner"
 # Without credentials, and nothing is sent.
 LOCAL = ["--no_auth", "--dataflow_endpoint=http://localhost:1"]
 GPU = {"kubeflow.gpu_type": "nvidia.com/gpu"}
 IN_A_CLUSTER = {"flink.flink_master": "CLUSTER"}
 FETCHED = {"flink.job_server_jar": ""}
-WHEEL = {"dataflow.sdk_container_image": "", "dataflow.package": "PACKAGE"}
+WHEEL = {"dataflow.sdk_container_image": ""}
 
 ROWS = [
     row("engine.runner", "flink", lambda found: found, ("FnApiRunner", "FlinkRunner"), first=("local",)),
@@ -134,73 +141,32 @@ ROWS = [
         (["-Xmx1g"], ["-Xmx300m"]),
     ),
     row("flink.log_dir", "LOGS", lambda job: "flink.log" in job.log_dir, (False, True)),
-    row(
-        "dataflow.project", "my-project-2", option("project"), ("my-project-1", "my-project-2"), first=("my-project-1",)
-    ),
-    row("dataflow.region", "europe-west4", option("region"), ("us-central1", "europe-west4"), first=("us-central1",)),
-    row(
-        "dataflow.temp_location",
-        "gs://bucket/b",
-        option("temp_location"),
-        ("gs://bucket/a", "gs://bucket/b"),
-        first=("gs://bucket/a",),
-    ),
-    row(
-        "dataflow.staging_location",
-        "gs://bucket/code",
-        option("staging_location"),
-        ("gs://bucket/tmp", "gs://bucket/code"),
-    ),
-    row("dataflow.worker_machine_type", "n2-highmem-8", option("machine_type"), ("n2-standard-4", "n2-highmem-8")),
-    row("dataflow.num_workers", 3, option("num_workers"), (None, 3)),
-    row("dataflow.max_num_workers", 30, option("max_num_workers"), (10, 30)),
-    row(
-        "dataflow.autoscaling_algorithm",
-        "NONE",
-        option("autoscaling_algorithm"),
-        ("THROUGHPUT_BASED", "NONE"),
-        given={"dataflow.num_workers": 3},
-    ),
-    row("dataflow.disk_size_gb", 50, option("disk_size_gb"), (None, 50)),
-    row(
-        "dataflow.service_account_email",
-        "me@my-project-1.iam.gserviceaccount.com",
-        option("service_account_email"),
-        (None, "me@my-project-1.iam.gserviceaccount.com"),
-    ),
-    row(
-        "dataflow.subnetwork",
-        "regions/us-central1/subnetworks/inner",
-        option("subnetwork"),
-        (None, "regions/us-central1/subnetworks/inner"),
-    ),
-    row(
-        "dataflow.use_public_ips",
-        False,
-        option("use_public_ips"),
-        (None, False),
-        given={"dataflow.subnetwork": "regions/us-central1/subnetworks/inner"},
-    ),
-    row(
-        "dataflow.sdk_container_image",
-        "registry/feedline:2",
-        option("sdk_container_image"),
-        ("registry/feedline:1", "registry/feedline:2"),
-        first=("registry/feedline:1",),
-    ),
+    beam_option("project", "my-project-2", "my-project-1", first=("my-project-1",)),
+    beam_option("region", "europe-west4", "us-central1", first=("us-central1",)),
+    beam_option("temp_location", "gs://bucket/b", "gs://bucket/a", first=("gs://bucket/a",)),
+    beam_option("staging_location", "gs://bucket/code", "gs://bucket/tmp"),
+    beam_option("worker_machine_type", "n2-highmem-8", "n2-standard-4", name="machine_type"),
+    beam_option("num_workers", 3, None),
+    beam_option("max_num_workers", 30, 10),
+    beam_option("autoscaling_algorithm", "NONE", "THROUGHPUT_BASED", given={"dataflow.num_workers": 3}),
+    beam_option("disk_size_gb", 50, None),
+    beam_option("service_account_email", "me@my-project-1.iam.gserviceaccount.com", None),
+    beam_option("subnetwork", SUBNETWORK, None),
+    beam_option("use_public_ips", False, None, given={"dataflow.subnetwork": SUBNETWORK}),
+    beam_option("sdk_container_image", "registry/feedline:2", IMAGE, first=(IMAGE,)),
     row(
         "dataflow.package",
         "PACKAGE",
         lambda job: [os.path.basename(name) for name in job.options["extra_packages"]],
         lambda before, after: before != after == ["own-1.0.tar.gz"],
-        given={"dataflow.sdk_container_image": ""},
+        given=WHEEL,
     ),
     row(
         "dataflow.setup_file",
         "SETUP",
         lambda job: os.path.basename(job.options.get("setup_file") or ""),
         ("", "setup.py"),
-        given={"dataflow.sdk_container_image": ""},
+        given=WHEEL,
     ),
     row("dataflow.labels", {"team": "vision"}, option("labels"), (None, ["team=vision"])),
     row(
@@ -221,8 +187,8 @@ ROWS = [
         "kubeflow.image",
         "registry/feedline:2",
         images,
-        ({"registry/feedline:1"}, {"registry/feedline:2"}),
-        first=("registry/feedline:1",),
+        ({IMAGE}, {"registry/feedline:2"}),
+        first=(IMAGE,),
     ),
     row(
         "kubeflow.pipeline_root", "gs://bucket/elsewhere", root, ("gs://bucket/work/artifacts", "gs://bucket/elsewhere")
@@ -262,8 +228,8 @@ ROWS = [
         "airflow.image",
         "registry/feedline:2",
         lambda dag: dag["pod"]["image"],
-        ("registry/feedline:1", "registry/feedline:2"),
-        first=("registry/feedline:1",),
+        (IMAGE, "registry/feedline:2"),
+        first=(IMAGE,),
         given={"airflow.pod_template": "POD"},
     ),
     row(
@@ -272,7 +238,7 @@ ROWS = [
         lambda dag: dag["pod"]["pod_template_dict"]["metadata"]["name"],
         ("first", "second"),
         first=("POD",),
-        given={"airflow.image": "registry/feedline:1"},
+        given={"airflow.image": IMAGE},
     ),
 ]
 
@@ -350,7 +316,7 @@ def run_flink(settings: Mapping[str, Any], workplace: Path) -> FlinkJob:
 
 def run_dataflow(settings: Mapping[str, Any], workplace: Path) -> DataflowJob:
     """Makes the jobs and does not send them."""
-    usual = {**NEEDED, "beam_args": LOCAL, "sdk_container_image": "registry/feedline:1"}
+    usual = {**NEEDED, "beam_args": LOCAL, "sdk_container_image": IMAGE}
     engine = engine_of(None, [], {"runner": "dataflow", **usual, **section(settings, "dataflow", workplace)})
     with engine.open() as make:
         jobs = [make() for _ in range(2)]
@@ -376,7 +342,7 @@ def run_engine(settings: Mapping[str, Any], workplace: Path) -> str:
 
 def run_kubeflow_compiler(settings: Mapping[str, Any], workplace: Path) -> dict[str, Any]:
     """Returns the compiled file."""
-    kubeflow = {"image": "registry/feedline:1", **section(settings, "kubeflow", workplace)}
+    kubeflow = {"image": IMAGE, **section(settings, "kubeflow", workplace)}
     given = {"root": "gs://bucket/work", "ingest": {"source": "gs://bucket/photos"}, "kubeflow": kubeflow}
     run_kubeflow.compile(given, str(workplace / "job.json"))
     return dict(json.loads((workplace / "job.json").read_text()))
