@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import apache_beam as beam
-import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.environments import ExternalEnvironment
 
@@ -80,8 +79,7 @@ def test_a_worker_ends_with_the_process_that_started_it():
             os.killpg(starter.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("arguments", [[], ["--id=1"]])
-def test_a_worker_that_nobody_told_where_to_ask_says_so(arguments):
-    done = subprocess.run([WORKER_PATH, *arguments], capture_output=True, text=True, timeout=60)
+def test_a_worker_without_an_address_to_ask_ends_with_what_is_missing():
+    done = subprocess.run([WORKER_PATH, "--id=1"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "the following arguments are required: " in done.stderr

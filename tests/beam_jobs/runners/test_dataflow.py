@@ -93,55 +93,52 @@ def sent(stage: beam.PTransform, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "problem"),
     [
-        ({"project": "123456"}, "project is '123456'; it must be the id of a project (not its number"),
+        ({"project": "123456"}, "project is '123456'; it must be the id of a project"),
         ({"region": "us-central1-a"}, "which is a zone; name its region, us-central1"),
-        ({"region": "Iowa"}, "region is 'Iowa'; it must be a region, as us-central1"),
-        ({"temp_location": "/tmp/x"}, "temp_location is '/tmp/x'; it must be a directory in a bucket, as gs://"),
+        ({"region": "Iowa"}, "region is 'Iowa'"),
         ({"temp_location": "gs://bucket"}, "temp_location is 'gs://bucket'; it must be a directory in a bucket"),
-        ({"staging_location": "s3://b/x"}, "staging_location is 's3://b/x'; it must be a directory in a bucket"),
-        ({"worker_machine_type": "large"}, "worker_machine_type is 'large'; name one of Compute Engine"),
+        ({"staging_location": "s3://b/x"}, "staging_location is 's3://b/x'"),
+        ({"worker_machine_type": "large"}, "worker_machine_type is 'large'; name one"),
         ({"worker_machine_type": "n2-standard-0"}, "at least one whole core"),
-        ({"num_workers": 20}, "num_workers is 20, more than max_num_workers, 10"),
-        ({"max_num_workers": 0}, "max_num_workers is 0; it must be a whole number of at least 1"),
-        ({"autoscaling_algorithm": "NONE"}, "num_workers is 0; say how many workers there should be"),
-        ({"autoscaling_algorithm": "FAST"}, "it must be one of THROUGHPUT_BASED, NONE"),
-        ({"vcpu_hour_price": -0.1}, "vcpu_hour_price is -0.1; it must be a number of at least 0"),
-        ({"disk_size_gb": 5}, "disk_size_gb is 5; system and package need 25"),
-        ({"service_account_email": "me"}, "write it as NAME@my-project-1.iam.gserviceaccount.com"),
-        ({"subnetwork": "default"}, "write it as regions/us-central1/subnetworks/NAME"),
+        ({"num_workers": 11}, "num_workers is 11, more than max_num_workers, 10"),
+        ({"max_num_workers": 0}, "max_num_workers is 0"),
+        ({"autoscaling_algorithm": "NONE"}, "num_workers is 0"),
+        ({"autoscaling_algorithm": "FAST"}, "one of THROUGHPUT_BASED, NONE"),
+        ({"vcpu_hour_price": -0.1}, "vcpu_hour_price is -0.1"),
+        ({"disk_size_gb": 24}, "disk_size_gb is 24; system and package need 25"),
+        ({"service_account_email": "me"}, "NAME@my-project-1.iam.gserviceaccount.com"),
+        ({"subnetwork": "default"}, "regions/us-central1/subnetworks/NAME"),
         ({"subnetwork": "regions/europe-west1/subnetworks/a"}, "lies in europe-west1, the workers in us-central1"),
         ({"setup_file": "/nowhere/setup.py"}, "setup_file is '/nowhere/setup.py', which is not a file"),
         ({"setup_file": "pyproject.toml"}, "it must be the path of a setup.py"),
         ({"package": "feedline.zip"}, "it must be a wheel or a .tar.gz"),
         ({"package": "a.whl", "sdk_container_image": "x"}, "sdk_container_image and package exclude one another"),
-        ({"labels": {"Team": "Vision"}}, "labels is 'Team=Vision'; it must be up to 63 of a-z"),
-        ({"job_name": "My Job"}, "job_name is 'My Job'; it must be up to 50 of a-z"),
+        ({"labels": {"Team": "Vision"}}, "labels is 'Team=Vision'"),
+        ({"job_name": "My Job"}, "job_name is 'My Job'"),
         ({"beam_args": ("--runner=FnApiRunner",)}, "beam_args holds '--runner=FnApiRunner'; the engine decides that"),
-        ({"beam_args": ("--project=other",)}, "set project instead"),
         ({"beam_args": ("--machine_type=n1-standard-1",)}, "set worker_machine_type instead"),
         ({"beam_args": ("streaming",)}, "write arguments as --name=value"),
     ],
 )
-def test_a_setting_that_cannot_be_right_is_told_in_one_line(values, said):
+def test_a_setting_that_cannot_be_right_is_refused_in_one_line(values, problem):
     with pytest.raises(OptionError) as caught:
         options(**values)
-    assert said in str(caught.value)
+    assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("source", "out", "problem"),
     [
-        ({"source": "photos", "out": "gs://b/out"}, "lies on this machine"),
-        ({"source": "gs://b/photos", "out": "out"}, "--out is 'out'; workers of Dataflow write to a bucket"),
-        ({"source": "gs://b/photos", "out": "s3://b/out"}, "workers of Dataflow write to a bucket"),
+        ("photos", "gs://b/out", "lies on this machine"),
+        ("gs://b/photos", "s3://b/out", "--out is 's3://b/out'; workers of Dataflow write to a bucket"),
     ],
 )
-def test_what_workers_cannot_reach_is_refused(values, said):
-    with pytest.raises(OptionError, match=said):
-        options().check(IngestOptions(**values))
+def test_what_workers_cannot_reach_is_refused(source, out, problem):
+    with pytest.raises(OptionError, match=problem):
+        options().check(IngestOptions(source=source, out=out))
 
 
 def test_a_table_may_lie_on_this_machine():
@@ -186,7 +183,7 @@ def test_workers_get_this_code_unless_told_otherwise(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("n2-standard-4", 4), ("n1-standard-1", 1), ("n2d-highmem-8", 8), ("e2-custom-4-8192", 4)],
+    [("n1-standard-1", 1), ("n2d-highmem-16", 16), ("e2-custom-4-8192", 4)],
 )
 def test_the_name_of_a_machine_has_its_cores(name, count):
     assert cores(name) == count

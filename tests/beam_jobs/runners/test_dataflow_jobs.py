@@ -128,7 +128,7 @@ def at_the_second_line(act: Callable[[], object]) -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
-@pytest.mark.parametrize("status", [503, 403, 0])
+@pytest.mark.parametrize("status", [503, 0])
 def test_a_job_goes_on_while_its_service_gives_no_answer(serving, status):
     service = serving(status)
     with at_the_second_line(lambda: setattr(service, "status", 200)) as lines:

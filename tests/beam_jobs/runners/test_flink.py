@@ -10,7 +10,7 @@ import pytest
 
 from beam_jobs.errors import FeedlineError, OptionError, TooManyRejects
 from beam_jobs.runners import flink_jar, flink_java, flink_logs
-from beam_jobs.runners.flink import VERSIONS, WORKER, Options, worker_path
+from beam_jobs.runners.flink import WORKER, Options, worker_path
 from pipeline.cli.engines import engine_of
 from tests.engines.flink_parts import program, serving
 
@@ -31,27 +31,26 @@ def test_settings_come_from_the_command_line():
     assert options == Options(parallelism=4, flink_master="flink.example:8081", java_memory="512m")
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_version_may_look_like_a_number(version):
-    assert engine_of("flink", [f"flink_version={version}"]).flink_version == version
+def test_a_version_may_look_like_a_number():
+    assert engine_of("flink", ["flink_version=1.20"]).flink_version == "1.20"
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "problem"),
     [
         ("flink_master=''", "flink_master is ''; it must be \\[local\\], or host:port"),
         ("flink_master=a b", "flink_master is 'a b'"),
         ("flink_version=1.12", "flink_version is '1.12'; it must be one of 1.17"),
-        ("parallelism=-1", "parallelism is -1; it must be a whole number of at least 0"),
+        ("parallelism=-1", "parallelism is -1; .* at least 0"),
         ("workers=-1", "workers is -1"),
         ("retries=-1", "retries is -1"),
-        ("java_memory=lots", "java_memory is 'lots'; it must be a size such as 512m or 2g"),
+        ("java_memory=lots", "java_memory is 'lots'"),
         ("worker_pool=localhost", "worker_pool is 'localhost'; it must be host:port"),
         ("paralelism=2", "did you mean parallelism"),
     ],
 )
-def test_a_wrong_setting_is_named(setting, said):
-    with pytest.raises(OptionError, match=said):
+def test_a_wrong_setting_is_named(setting, problem):
+    with pytest.raises(OptionError, match=problem):
         engine_of("flink", [setting])
 
 
@@ -79,20 +78,20 @@ def test_a_worker_that_is_not_there_is_said_before_anything_starts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("says", "said"),
+    ("answer", "problem"),
     [
         ('openjdk version "1.8.0_392"', "is Java 8, which is too old for Flink; install Java 11 or newer"),
         ("command not understood", "does not say which Java it is"),
     ],
 )
-def test_a_java_that_will_not_do_is_named_with_the_remedy(says, said, tmp_path, monkeypatch):
-    program(tmp_path / "bin" / "java", f"echo '{says}' >&2")
+def test_a_java_that_will_not_do_is_named_with_the_remedy(answer, problem, tmp_path, monkeypatch):
+    program(tmp_path / "bin" / "java", f"echo '{answer}' >&2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(OptionError, match=said):
+    with pytest.raises(OptionError, match=problem):
         flink_java.find()
 
 
-@pytest.mark.parametrize("version", ["11.0.2", "17.0.15", "21", "25-ea"])
+@pytest.mark.parametrize("version", ["11.0.2", "25-ea"])
 def test_a_newer_java_will_do(version, tmp_path, monkeypatch):
     java = program(tmp_path / "bin" / "java", f"echo 'openjdk version \"{version}\" 2025-04-15' >&2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
@@ -109,62 +108,51 @@ def test_no_java_is_said_with_where_it_was_looked_for(tmp_path, monkeypatch):
         flink_java.find()
 
 
+@pytest.fixture
+def find(served, tmp_path):
+    """Finds the jar that is served, and keeps it in `cache`."""
+    return lambda ask=flink_jar.find: ask("1.19", f"{served[1]}/job.jar", cache=str(tmp_path / "cache"))
+
+
 @pytest.mark.parametrize("algorithm", ["sha512", "sha256", "sha1"])
-def test_a_jar_is_fetched_once_and_checked(algorithm, served, tmp_path):
-    folder, url = served
+def test_a_jar_is_fetched_once_checked_and_fetched_again_when_it_is_damaged(algorithm, served, find):
+    folder, _ = served
     (folder / "job.jar").write_bytes(JAR)
     (folder / f"job.jar.{algorithm}").write_text(hashlib.new(algorithm, JAR).hexdigest() + "  job.jar\n")
-    found = flink_jar.find("1.19", f"{url}/job.jar", cache=str(tmp_path / "cache"))
-    assert Path(found).read_bytes() == JAR
+    found = Path(find())
+    assert found.read_bytes() == JAR
+    found.write_bytes(JAR[:100])
+    assert Path(find()).read_bytes() == JAR
     (folder / "job.jar").unlink()
-    assert flink_jar.find("1.19", f"{url}/job.jar", cache=str(tmp_path / "cache")) == found
+    assert find() == str(found)
 
 
-def test_a_jar_that_is_not_what_its_publisher_says_is_refused(served, tmp_path):
-    folder, url = served
+def test_a_jar_that_is_not_what_its_publisher_says_is_refused(served, find, tmp_path):
+    folder, _ = served
     (folder / "job.jar").write_bytes(JAR[:-1])
     (folder / "job.jar.sha1").write_text(hashlib.sha1(JAR).hexdigest())
     with pytest.raises(OptionError, match="came with the sha1 .* its publisher says .*; try again"):
-        flink_jar.find("1.19", f"{url}/job.jar", cache=str(tmp_path / "cache"))
+        find()
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_jar_without_a_checksum_is_refused(served, tmp_path):
-    folder, url = served
-    (folder / "job.jar").write_bytes(JAR)
+@pytest.mark.parametrize("ask", [flink_jar.find, flink_jar.check])
+def test_a_jar_that_is_not_there_is_told_apart_from_one_without_a_checksum(ask, served, find):
+    with pytest.raises(OptionError, match=r"there is no job server at .*/job.jar \(404\); correct flink_version or"):
+        find(ask)
+    (served[0] / "job.jar").write_bytes(JAR)
     with pytest.raises(OptionError, match="has no checksum beside it.*job_server_jar=PATH"):
-        flink_jar.find("1.19", f"{url}/job.jar", cache=str(tmp_path / "cache"))
+        find(ask)
 
 
-def test_a_jar_that_is_not_there_is_told_apart_from_one_without_a_checksum(served, tmp_path):
-    _, url = served
-    for ask in (flink_jar.find, flink_jar.check):
-        with pytest.raises(
-            OptionError, match=r"there is no job server at .*/job.jar \(404\); correct flink_version or"
-        ):
-            ask("1.19", f"{url}/job.jar", cache=str(tmp_path / "cache"))
-
-
-def test_a_jar_is_checked_for_without_being_fetched(served, tmp_path):
-    folder, url = served
+def test_a_jar_is_checked_for_without_being_fetched(served, find, tmp_path):
+    folder, _ = served
     (folder / "job.jar").write_bytes(JAR)
-    with pytest.raises(OptionError, match="has no checksum beside it"):
-        flink_jar.check("1.19", f"{url}/job.jar", cache=str(tmp_path / "cache"))
     (folder / "job.jar.sha1").write_text(hashlib.sha1(JAR).hexdigest())
-    flink_jar.check("1.19", f"{url}/job.jar", cache=str(tmp_path / "cache"))
+    find(flink_jar.check)
     assert not (tmp_path / "cache").exists()
     with pytest.raises(OptionError, match="which is not a file"):
         flink_jar.check("1.19", "absent.jar")
-
-
-def test_a_damaged_jar_in_the_cache_is_fetched_again(served, tmp_path):
-    folder, url = served
-    (folder / "job.jar").write_bytes(JAR)
-    (folder / "job.jar.sha1").write_text(hashlib.sha1(JAR).hexdigest())
-    found = Path(flink_jar.find("1.19", f"{url}/job.jar", cache=str(tmp_path / "cache")))
-    found.write_bytes(JAR[:100])
-    flink_jar.find("1.19", f"{url}/job.jar", cache=str(tmp_path / "cache"))
-    assert found.read_bytes() == JAR
 
 
 def test_a_server_that_is_not_there_is_one_line_with_the_remedy(tmp_path):
@@ -179,12 +167,11 @@ def test_a_jar_of_ones_own_needs_no_network(tmp_path):
         flink_jar.find("1.19", str(tmp_path / "absent.jar"))
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_published_jar_is_that_of_this_beam_and_of_the_version_of_flink(version):
+def test_the_published_jar_is_that_of_this_beam_and_of_the_version_of_flink():
     from apache_beam.version import __version__
 
-    name = flink_jar.published(version).rpartition("/")[2]
-    assert name == f"beam-runners-flink-{version}-job-server-{__version__}.jar"
+    name = flink_jar.published("1.18").rpartition("/")[2]
+    assert name == f"beam-runners-flink-1.18-job-server-{__version__}.jar"
 
 
 def test_the_worker_is_that_of_this_environment_or_the_first_on_the_path(tmp_path, monkeypatch):

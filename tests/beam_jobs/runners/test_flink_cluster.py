@@ -26,23 +26,19 @@ def served(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("overview", "settings", "said"),
+    ("overview", "parallelism", "problem"),
     [
-        ({"flink-version": "1.20.1", "slots-total": 4}, {}, "runs Flink 1.20.1, flink_version is 1.19; set .*=1.20"),
-        (
-            {"flink-version": "1.19.3", "slots-total": 4},
-            {"parallelism": 8},
-            "has 4 slots, parallelism is 8; start more",
-        ),
-        ({"flink-version": "1.19.3", "slots-total": 0}, {}, "has 0 slots, parallelism is 0; start more task managers"),
-        ([], {}, "does not answer as the REST endpoint of a Flink cluster"),
+        ({"flink-version": "1.20.1", "slots-total": 4}, 0, "runs Flink 1.20.1, flink_version is 1.19; set .*=1.20"),
+        ({"flink-version": "1.19.3", "slots-total": 4}, 5, "has 4 slots, parallelism is 5; start more"),
+        ({"flink-version": "1.19.3", "slots-total": 0}, 0, "has 0 slots, parallelism is 0; start more task managers"),
+        ([], 0, "does not answer as the REST endpoint of a Flink cluster"),
     ],
 )
-def test_a_cluster_that_does_not_fit_is_named_before_anything_is_sent(overview, settings, said, served):
+def test_a_cluster_that_does_not_fit_is_named_before_anything_is_sent(overview, parallelism, problem, served):
     folder, url = served
     (folder / "overview").write_text(json.dumps(overview))
-    with pytest.raises(OptionError, match=said):
-        Options(flink_master=url, **settings).slots()
+    with pytest.raises(OptionError, match=problem):
+        Options(flink_master=url, parallelism=parallelism).slots()
 
 
 def test_a_cluster_that_fits_gives_its_slots(served):
@@ -50,7 +46,8 @@ def test_a_cluster_that_fits_gives_its_slots(served):
     (folder / "overview").write_text(json.dumps({"flink-version": "1.19.3", "slots-total": 4}))
     place = url.removeprefix("http://")
     assert Options(flink_master=place).slots() == 4
-    assert Options(flink_master=f"{url}/", parallelism=3).slots() == 3
+    assert Options(flink_master=f"{url}/", parallelism=4).slots() == 4
+    assert Options(flink_master=url, parallelism=3).slots() == 3
 
 
 def test_no_cluster_at_all_is_said_with_the_remedy():
@@ -79,7 +76,7 @@ def test_a_port_that_speaks_no_http_is_no_cluster(greeting):
         thread.join(10)
 
 
-@pytest.mark.parametrize("overview", [[], {}, {"flink-version": "1.19.3", "slots-total": None}, "text"])
+@pytest.mark.parametrize("overview", [[], {"flink-version": "1.19.3", "slots-total": None}])
 def test_a_server_that_is_no_cluster_does_not_break_the_doctor(overview, served):
     folder, url = served
     (folder / "overview").write_text(json.dumps(overview))

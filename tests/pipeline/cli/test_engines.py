@@ -17,14 +17,10 @@ from pipeline.cli.engines import engine_of
 from tests.engines.flink_parts import program
 
 
-def said_by(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+def outcome(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    """Exit code and standard error of a command."""
     code = cli.execute([str(argument) for argument in arguments])
     return code, capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", runners.ENGINES)
-def test_every_engine_has_options_that_open(name):
-    assert callable(runners.options_of(name).open)
 
 
 def test_an_unknown_engine_is_answered_with_the_nearest():
@@ -49,16 +45,9 @@ def test_a_setting_that_cannot_be_read_is_named(assignment, message):
 
 def test_the_command_line_names_what_is_wrong_and_writes_nothing(photos, tmp_path, capsys):
     out = tmp_path / "dataset"
-    code, said = said_by(capsys, "ingest", photos, "--out", out, "--runner-option", "parallelism=4")
-    assert (code, "the local runner has none" in said) == (2, True)
+    code, errors = outcome(capsys, "ingest", photos, "--out", out, "--runner-option", "parallelism=4")
+    assert (code, "the local runner has none" in errors) == (2, True)
     assert not out.exists()
-
-
-def test_the_local_engine_gives_the_dataset_of_no_engine(photos, dataset, tmp_path, capsys):
-    out = tmp_path / "again"
-    arguments = ["--splits", "train=0.7,eval=0.3", "--shards", "2", "--runner", "local"]
-    assert said_by(capsys, "ingest", photos, "--out", out, *arguments)[0] == 0
-    assert (out / "dataset.json").read_bytes() == (dataset / "dataset.json").read_bytes()
 
 
 def test_a_number_stays_the_text_it_was_typed_as_where_text_is_wanted():
@@ -109,28 +98,31 @@ def test_the_configuration_and_the_environment_choose_the_engine(photos, parts, 
     jar = f"--runner-option=job_server_jar={tmp_path / 'job.jar'}"
     assert re.search(r"engine +flink", planned(capsys, *given, jar))
     monkeypatch.setenv("FEEDLINE_ENGINE__RUNNER", "flinc")
-    assert said_by(capsys, "ingest", *given)[0] == 2
+    assert outcome(capsys, "ingest", *given)[0] == 2
 
 
-def test_a_dry_run_looks_for_what_flink_needs(photos, parts, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("setting", "value", "problem"),
+    [
+        ("job_server_jar", "absent.jar", "job_server_jar is 'absent.jar', which is not a file"),
+        ("job_server_jar", "http://localhost:1/job.jar", "http://localhost:1/job.jar.sha512 cannot be fetched"),
+        ("flink_master", "localhost:1", "flink_master is localhost:1, which does not answer"),
+        ("worker_command", "absent", "the worker absent is not there or no program"),
+    ],
+)
+def test_a_dry_run_looks_for_what_flink_needs(setting, value, problem, photos, parts, tmp_path, capsys):
     config = tmp_path / "pipeline.yaml"
-    for more, said in {
-        "job_server_jar: absent.jar": "job_server_jar is 'absent.jar', which is not a file",
-        "job_server_jar: 'http://localhost:1/job.jar'": "http://localhost:1/job.jar.sha512 cannot be fetched",
-        "flink_master: 'localhost:1'": "flink_master is localhost:1, which does not answer",
-        "worker_command: absent": "the worker absent is not there or no program",
-    }.items():
-        settings = {**yaml.safe_load(f"{{{parts}}}"), **yaml.safe_load(f"{{{more}}}")}
-        config.write_text(yaml.safe_dump({"engine": settings}))
-        code, told = said_by(capsys, "ingest", photos, "--out", tmp_path / "out", "-c", config, "--dry-run")
-        assert (code, told.count("\n")) == (2, 1)
-        assert said in told
+    config.write_text(yaml.safe_dump({"engine": {**yaml.safe_load(f"{{{parts}}}"), setting: value}}))
+    code, errors = outcome(capsys, "ingest", photos, "--out", tmp_path / "out", "-c", config, "--dry-run")
+    assert (code, errors.count("\n")) == (2, 1)
+    assert problem in errors
 
 
 def test_the_section_ingest_counts_but_for_its_source_and_options_win(photos, dataset, tmp_path, capsys):
     config, out = tmp_path / "pipeline.yaml", tmp_path / "again"
     config.write_text("ingest: {source: nowhere, shards: 5, splits: {train: 0.7, eval: 0.3}}\n")
-    assert said_by(capsys, "ingest", photos, "--out", out, "-c", config, "--shards", "2")[0] == 0
+    arguments = ["ingest", photos, "--out", out, "-c", config, "--shards", "2", "--runner", "local"]
+    assert outcome(capsys, *arguments)[0] == 0
     assert (out / "dataset.json").read_bytes() == (dataset / "dataset.json").read_bytes()
 
 
