@@ -416,6 +416,7 @@ def set_by(option: str, run: Run) -> str | None:
     return key if values[0] != values[1] and found["origin"][key] == f"option {option}" else None
 
 
+@pytest.mark.timeout(600)
 def test_every_option_that_is_a_setting_sets_it(run: Run):
     assert {option: set_by(option, run) for option in settings_of("run")} == settings_of("run")
 
