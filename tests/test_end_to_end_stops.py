@@ -20,18 +20,17 @@ SMALL = ("--image-side", 32, "--epochs", 12, "--batch-size", 8, "--splits", "tra
 SMALL += ("--set", "evaluate.above_largest_class=false")  # of a handful of images no model is surely better
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_ingest_says_so_and_the_same_command_finishes_it(tmp_path, number):
+def test_an_interrupted_ingest_says_so_and_the_same_command_finishes_it(tmp_path):
     class_folders(tmp_path / "photos", per_class=30)
     arguments = ["ingest", str(tmp_path / "photos"), "--out", str(tmp_path / "dataset")]
     command = [str(Path(sys.executable).parent / "feedline"), *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         # Its first line comes when the scan is over and nothing is examined yet: loading the decoder takes seconds.
         first = process.stderr.readline()
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
     assert first.startswith("scanned")
-    assert process.returncode == 128 + number
+    assert process.returncode == 130
     assert "feedline: error: interrupted; what is finished is kept" in rest
     assert "Traceback" not in rest
     assert not (tmp_path / "dataset" / "dataset.json").exists()
