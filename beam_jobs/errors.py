@@ -81,7 +81,19 @@ class OptionError(UsageError):
       >>> ImageLimits(min_side_px=0)
       Traceback (most recent call last):
       beam_jobs.errors.OptionError: min_side_px is 0; it must be a whole number of at least 1
+
+    Attributes:
+      keys: names of the options that the error is about, dotted where they are settings of a file; empty where it does
+        not know them.
     """
+
+    def __init__(self, message: str, keys: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.keys = tuple(keys)
+
+    def __reduce__(self) -> tuple[type[OptionError], tuple[str, tuple[str, ...]]]:
+        # Exceptions pickle through `args`, which holds the message alone.
+        return type(self), (str(self), self.keys)
 
 
 class SourceError(UsageError):

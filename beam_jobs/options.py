@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import field
+from typing import Annotated
 
-from beam_jobs.common import validate
+from annotated_types import Ge, Le
+from pydantic import BeforeValidator, PlainSerializer
+from pydantic.dataclasses import dataclass
+
+from beam_jobs.common.settings import STRICT, AboveZero, Count, Field, OneOf, Options, Positive, Share, fields
 from beam_jobs.common.system import cores
 from beam_jobs.errors import OptionError
 
@@ -31,17 +36,12 @@ _MAX_RAW_SIDE = 4096
 MAX_VALUE_BYTES = 16 << 20  # of a cell; a line of a text table has no more characters
 PILLOW_MAX_PIXELS = 178_956_970  # twice `PIL.Image.MAX_IMAGE_PIXELS`: a decompression bomb to it
 
-# They say where the data is or how the work is cut, never which bytes come out.
-_NOT_IN_DIGEST = frozenset(
-    {
-        *("source", "out", "threads", "overwrite", "append", "retry_rejects", "bucket_images", "http"),
-        *("allow_buckets", "max_reject_ratio", "unreadable", "float32_loss", "split_conflicts"),
-    }
-)
+_SPLITS, _DUPLICATES, _PIXELS, _COLUMNS = "Splits and shards", "Duplicates", "Pixels", "Columns of a table"
+_MODE = Field(option=None, scope="run", in_pipeline=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageLimits:
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ImageLimits(Options):
     """What an image may be; everything outside is rejected, images by their header alone but for `max_seconds`.
 
     Examples:
@@ -52,41 +52,30 @@ class ImageLimits:
       {'too_small': 10, 'not_an_image': 1}
 
     Attributes:
-      max_bytes: largest file, in bytes. Beam starts to warn about elements of 512 MB; photographs stay under 50 MB.
-      max_pixels: largest height x width. 64 Mpx decodes to 192 MB, which one thread can hold.
-      max_side_px: longest side, in pixels.
-      min_side_px: shortest side, in pixels.
+      max_bytes: largest file in bytes. Beam starts to warn about elements of 512 MB; photographs stay under 50 MB.
+      max_pixels: largest height x width, in pixels. 64 Mpx decodes to 192 MB, which one thread can hold; Pillow refuses
+        to decode more than 178,956,970.
+      max_side_px: longest side in pixels.
+      min_side_px: shortest side in pixels.
       max_aspect: longest side divided by shortest.
-      max_seconds: computing time of its decoding, which may take ten times as long by the clock. 64 megapixels take a
-        second or two; whatever takes a minute was made to take long.
-      mask_classes: classes of the class masks, whose values are then 0 to `mask_classes` - 1 and `mask_ignore`; 0 takes
-        every value for a class.
-      mask_ignore: value of mask pixels that have no class, often 255; -1 for none.
+      max_seconds: longest computing time of decoding, in seconds. It may take ten times as long by the clock. 64
+        megapixels take a second or two; what takes a minute was made to take long.
+      mask_classes: classes of the masks; 0 takes every value for one. Values are then 0 to `mask_classes` - 1 and
+        `mask_ignore`.
+      mask_ignore: value of mask pixels without a class, such as 255; -1 for none.
 
     Raises:
       OptionError: a value is out of range; the message names it and what is allowed.
     """
 
-    max_bytes: int = 50 << 20  # 50 MiB
-    max_pixels: int = 64_000_000
-    max_side_px: int = 32_768
-    min_side_px: int = 8
-    max_aspect: float = 20.0
-    max_seconds: float = 60.0
-    mask_classes: int = 0
-    mask_ignore: int = -1
-
-    def __post_init__(self) -> None:
-        for name in ("max_bytes", "max_pixels", "max_side_px", "min_side_px"):
-            validate.whole(name, getattr(self, name), 1)
-        validate.at_least("max_aspect", self.max_aspect, 1)
-        validate.at_least("max_seconds", self.max_seconds, 1)
-        for name, least, most in (("mask_classes", 0, 256), ("mask_ignore", -1, 255)):
-            validate.whole(name, getattr(self, name), least)
-            if getattr(self, name) > most:
-                raise OptionError(f"{name} is {getattr(self, name)}; it must be from {least} to {most}")
-        if self.max_pixels > PILLOW_MAX_PIXELS:
-            raise OptionError(f"max_pixels is {self.max_pixels}; Pillow refuses images above {PILLOW_MAX_PIXELS}")
+    max_bytes: Positive = 50 << 20  # 50 MiB
+    max_pixels: Annotated[Positive, Le(PILLOW_MAX_PIXELS)] = 64_000_000
+    max_side_px: Positive = 32_768
+    min_side_px: Positive = 8
+    max_aspect: Annotated[float, Ge(1)] = 20.0
+    max_seconds: Annotated[float, Ge(1)] = 60.0
+    mask_classes: Annotated[Count, Le(256)] = 0
+    mask_ignore: Annotated[int, Ge(-1), Le(255)] = -1
 
 
 # What a dataset may hold that was made with any options; looked at within a time that a person waits.
@@ -100,8 +89,8 @@ STORED_LIMITS = ImageLimits(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableColumns:
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class TableColumns(Options):
     """Which columns of a table hold what; all but `image` are used when they are named.
 
     Examples:
@@ -114,18 +103,18 @@ class TableColumns:
       ('cat', 'dog')
 
     Attributes:
-      image: path of the image, absolute or relative to the table, or its URL.
-      label: class name; empty for images without one.
-      labels: class names, a list or text parted by `label_separator`; takes the place of `label`.
-      label_separator: what parts the names of a text cell.
-      mask: path of the class mask, a PNG, TIFF or BMP file of class indices, of the size of the image.
-      weight: weight of the image in the loss, a number of at least 0.
-      key: identity of the image for ever; the path as written when not named.
-      group: images of one group never part between splits.
-      split: name of the split, overriding the hash.
-      extra: columns copied into the records as `extra/NAME`.
-      max_value_bytes: largest cell of an `extra` column and all labels of one image, in bytes; captions have thousands.
-        A row with more is the reject `bad_annotation`. At most 16 MiB, so that a row stays small beside an image.
+      image: column with the path or URL. A path is absolute or relative to the table.
+      label: column with the class name; '' for none.
+      labels: column with any number of class names, instead of `label`. A list, or text parted by `label_separator`.
+      label_separator: separator of the names in `labels`.
+      mask: column with the path of a class mask: PNG, TIFF or BMP. It holds class indices, at the size of the image.
+      weight: column with the weight of the image in the loss. A number of at least 0.
+      key: column with the identity of the image; empty takes its path as written. It stays the same for ever.
+      group: column with a group; images of one group stay in one split.
+      split: column that names the split. It wins over the hash.
+      extra: column to copy into the records. They are `extra/NAME` there.
+      max_value_bytes: largest cell of a column of `extra`, and all labels of an image, in bytes. Captions have
+        thousands. A row with more is the reject `bad_annotation`. At most 16 MiB: a row stays small beside an image.
 
     Raises:
       OptionError: a column that is needed has no name, or `max_value_bytes` is out of range.
@@ -134,22 +123,19 @@ class TableColumns:
     image: str = "image"
     label: str = "label"
     labels: str = ""
-    label_separator: str = "|"
+    label_separator: Annotated[str, Field(option="--label-separator", metavar="TEXT")] = "|"
     mask: str = ""
     weight: str = ""
     key: str = ""
     group: str = ""
     split: str = ""
     extra: tuple[str, ...] = ()
-    max_value_bytes: int = 1 << 20
+    max_value_bytes: Annotated[Positive, Le(MAX_VALUE_BYTES), Field(option="--max-value-bytes")] = 1 << 20
 
     def __post_init__(self) -> None:
         for role in ("image", "label_separator"):
             if not getattr(self, role):
                 raise OptionError(f"the {role} column is {getattr(self, role)!r}; name a column of the table")
-        validate.whole("max_value_bytes", self.max_value_bytes, 1)
-        if self.max_value_bytes > MAX_VALUE_BYTES:
-            raise OptionError(f"max_value_bytes is {self.max_value_bytes}; at most {MAX_VALUE_BYTES} can be allowed")
 
     @property
     def label_kind(self) -> str:
@@ -163,8 +149,8 @@ class TableColumns:
         return {role: column for role, column in roles.items() if column} | {f"extra {c}": c for c in self.extra}
 
 
-@dataclass(frozen=True, kw_only=True)
-class PixelOptions:
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class PixelOptions(Options):
     """What becomes of the pixels.
 
     Examples:
@@ -176,35 +162,29 @@ class PixelOptions:
       ([b'raw'], True)
 
     Attributes:
-      policy: `copy` keeps conforming files as they are, `resize` stores smaller JPEG or PNG files, `raw` stores uint8
-        pixels of one size, which training reads without decoding.
-      side_px: of `resize`, the short side (or the long one, see `fit`) in pixels, never enlarged; of `raw`, height and
-        width, from the centre of the image.
-      fit: `short` resizes the short side to `side_px`, `inside` the long one.
-      quality: of the JPEG files that `resize` writes, 1-100.
+      policy: copy files as they are, resize them, or store raw pixels of one size. `copy` keeps conforming files,
+        `resize` stores smaller JPEG or PNG files, `raw` stores uint8 pixels, which training reads without decoding.
+      side_px: side of the images that resize and raw store, in pixels. Of `resize`, the short side (the long one by
+        `fit`), never enlarged; of `raw`, height and width, from the centre of the image.
+      fit: side that resize brings to `side_px`: short, or inside for the long one.
+      quality: JPEG quality of resized images, 1-100.
 
     Raises:
       OptionError: a value is out of range; the message names it and what is allowed.
     """
 
-    policy: str = "copy"
-    side_px: int = 256
-    fit: str = "short"
-    quality: int = 90
+    policy: Annotated[str, OneOf(PIXEL_POLICIES)] = "copy"
+    side_px: Annotated[Positive, Field(needs=("policy", ("resize", "raw")))] = 256
+    fit: Annotated[str, OneOf(RESIZE_FITS), Field(needs=("policy", ("resize",)))] = "short"
+    quality: Annotated[Positive, Le(100), Field(needs=("policy", ("resize",)))] = 90
 
     def __post_init__(self) -> None:
-        validate.choice("policy", self.policy, PIXEL_POLICIES)
-        validate.choice("fit", self.fit, RESIZE_FITS)
-        validate.whole("side_px", self.side_px, 1)
-        validate.whole("quality", self.quality, 1)
         if self.policy == "raw" and self.side_px > _MAX_RAW_SIDE:
             raise OptionError(f"side_px is {self.side_px}; raw images have at most {_MAX_RAW_SIDE}, or 50 MB each")
-        if self.quality > 100:
-            raise OptionError(f"quality is {self.quality}; it must be from 1 to 100")
 
 
-@dataclass(frozen=True, kw_only=True)
-class HttpOptions:
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class HttpOptions(Options):
     """How images are fetched from web servers.
 
     Examples:
@@ -215,24 +195,34 @@ class HttpOptions:
       3
 
     Attributes:
-      timeout_s: seconds without a byte after which an attempt is given up.
-      retries: further attempts after a time-out, a broken connection or the answers 429, 500, 502, 503 and 504.
+      timeout_s: seconds without a byte after which an attempt ends.
+      retries: further attempts after a failed one. It failed by a time-out, a broken connection or the answers 429,
+        500, 502, 503 and 504.
       per_host: requests to one host at a time.
-      allow_private: whether addresses that are loopback, link-local or private may be asked.
+      allow_private: fetch from loopback, link-local and private addresses too.
 
     Raises:
       OptionError: a value is out of range; the message names it and what is allowed.
     """
 
-    timeout_s: float = 20.0
-    retries: int = 3
-    per_host: int = 8
+    timeout_s: AboveZero = 20.0
+    retries: Count = 3
+    per_host: Positive = 8
     allow_private: bool = False
 
-    def __post_init__(self) -> None:
-        validate.above("timeout_s", self.timeout_s, 0)
-        validate.whole("retries", self.retries, 0)
-        validate.whole("per_host", self.per_host, 1)
+
+def _of_pairs(shares: object) -> object:
+    with contextlib.suppress(TypeError, ValueError):  # the type is checked next
+        return dict(shares) if isinstance(shares, tuple) else shares
+    return shares
+
+
+# Pairs in JSON: their order fixes the hash ranges, and JSON objects have none.
+_Shares = Annotated[
+    Mapping[str, AboveZero],
+    PlainSerializer(lambda shares: [list(pair) for pair in shares.items()], when_used="json"),
+    BeforeValidator(_of_pairs),
+]
 
 
 def default_splits() -> dict[str, float]:
@@ -240,8 +230,8 @@ def default_splits() -> dict[str, float]:
     return {"train": 0.9, "eval": 0.1}
 
 
-@dataclass(frozen=True, kw_only=True)
-class IngestOptions:
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class IngestOptions(Options):
     """One ingest: where from, where to, and how.
 
     Examples:
@@ -256,35 +246,32 @@ class IngestOptions:
     Attributes:
       source: folder, glob, table, COCO json, archive, TFRecord files or prepared TFDS directory.
       out: directory that becomes the dataset.
-      source_kind: one of `SOURCE_KINDS`; `auto` looks at the source.
+      source_kind: what the source is: `SOURCE_KINDS`; auto looks at it.
       columns: columns of a table source.
-      splits: split name -> share. Shares are normalised to sum 1; the order matters (it fixes the hash ranges).
-      seed: salt of the split and order hashes; another seed is another split.
-      shard_mb: aimed size of a shard in MB (1e6 bytes). 128 keeps a shard a few seconds of work on any disk.
-      shards: shards per split; 0 derives the number from `shard_mb`.
-      duplicates: `keep` writes every copy (into one split), `drop` writes the first by key, `report` keeps all and
-        names the sets.
-      near_duplicates: `off`, `report` marks images that look alike, `group` keeps them in one split, `drop` writes the
-        first by key.
-      near_distance: bits in which the perceptual hashes of near duplicates may differ, 0-8.
-      split_conflicts: what becomes of images that belong together, as copies, a group or grouped near duplicates, when
-        a split column or an existing dataset puts them into two splits: `report` writes and names them, `refuse`
-        publishes nothing.
-      stratify: whether every class is divided by the shares on its own, to the image, or as closely as copies, groups
-        and grouped near duplicates that stay together allow; images added later may then move others.
+      splits: splits and their shares, scaled to a sum of 1. The order matters: it fixes the hash ranges.
+      seed: seed of the split and of the order; another seed is another split.
+      shard_mb: target size of a shard in MB. A MB is 1e6 bytes; 128 keep a shard a few seconds of work on any disk.
+      shards: shards per split; 0 lets `shard_mb` decide.
+      duplicates: exact copies: keep all in one split, drop all but one, or keep and report them. The first by key
+        stays.
+      near_duplicates: images that look alike: report them, group them in one split, or drop all but one. The first by
+        key stays.
+      near_distance: how many of the 64 hash bits may differ, 0-8. Over 8, unlike images meet.
+      split_conflicts: images that belong together and that a split column or an existing dataset puts into two splits:
+        name them, or publish nothing. Copies, a group and grouped near duplicates belong together.
+      stratify: apply the shares to every class on its own. To the image, or as closely as copies, groups and grouped
+        near duplicates that stay together allow; images added later may then move others.
       pixels: what becomes of the pixels.
-      facts: `all`, or `basic` for no channel statistics, which makes `copy` faster.
-      max_reject_ratio: share of bad images, 0-1, over which nothing is published.
-      unreadable: what becomes of images that may be there and that three passes could not read, because a permission is
-        missing, or a disk, a network or a store fails: `stop` names them and publishes nothing, `reject` makes rejects
-        of them, which the next run tries again.
-      float32_loss: what happens where the float32 of a record changes a number of a user column: `report` publishes
-        and warns, `refuse` publishes nothing.
+      facts: what to measure of each image; basic leaves out channel statistics. That makes `copy` faster.
+      max_reject_ratio: share of bad images, 0-1, above which nothing is published.
+      unreadable: images that are there and that three passes could not read: name them and publish nothing, or reject
+        them, and try them again in the next run. A permission may be missing, or a disk, a network or a store fails.
+      float32_loss: where float32 changes numbers of extra columns: report them, or refuse to publish.
       limits: what an image may be.
-      threads: threads of one unit of work; 0 means one per core.
       http: how images are fetched from web servers.
-      allow_buckets: buckets, such as `s3://photos`, that a table may name besides its own and that of `out`; what it
-        names is read with the credentials of this process.
+      allow_buckets: bucket that a table may name besides its own and that of `out`, such as s3://photos. It is read
+        with the credentials of this process.
+      threads: threads per worker; 0 is one per core. They work on one unit of work.
       overwrite: replace the dataset that `out` holds, by rename, once the new one is whole.
       append: add the images whose key the dataset in `out` does not know; its shards keep their bytes, not their names.
       retry_rejects: add the images that were rejected before and are good now.
@@ -294,55 +281,45 @@ class IngestOptions:
       OptionError: a value is out of range; the message names it and what is allowed.
     """
 
-    source: str
-    out: str
-    source_kind: str = "auto"
-    columns: TableColumns = field(default_factory=TableColumns)
-    splits: Mapping[str, float] = field(default_factory=default_splits)
-    seed: int = 0
-    shard_mb: float = 128.0
-    shards: int = 0
-    duplicates: str = "keep"
-    near_duplicates: str = "off"
-    near_distance: int = 3
-    split_conflicts: str = "report"
-    stratify: bool = False
-    pixels: PixelOptions = field(default_factory=PixelOptions)
-    facts: str = "all"
-    max_reject_ratio: float = 0.05
-    unreadable: str = "stop"
-    float32_loss: str = "report"
-    limits: ImageLimits = field(default_factory=ImageLimits)
-    http: HttpOptions = field(default_factory=HttpOptions)
-    allow_buckets: tuple[str, ...] = ()
-    threads: int = 0
-    overwrite: bool = False
-    append: bool = False
-    retry_rejects: bool = False
-    bucket_images: int = 2048
+    source: Annotated[str, Field(option=None, scope="run")]
+    out: Annotated[str, _MODE]
+    source_kind: Annotated[str, OneOf(SOURCE_KINDS), Field(metavar="KIND", append="free")] = "auto"
+    columns: Annotated[TableColumns, Field(heading=_COLUMNS, suffix="_column", metavar="NAME", append="free")] = field(
+        default_factory=TableColumns
+    )
+    splits: Annotated[_Shares, Field(heading=_SPLITS, metavar="NAME=SHARE,...", append="same")] = field(
+        default_factory=default_splits
+    )
+    seed: Annotated[int, Field(heading=_SPLITS, append="same")] = 0
+    shard_mb: Annotated[float, Ge(0.001), Field(heading=_SPLITS)] = 128.0
+    shards: Annotated[Count, Field(heading=_SPLITS)] = 0
+    duplicates: Annotated[str, OneOf(DUPLICATE_POLICIES), Field(heading=_DUPLICATES)] = "keep"
+    near_duplicates: Annotated[str, OneOf(NEAR_DUPLICATE_POLICIES), Field(heading=_DUPLICATES)] = "off"
+    near_distance: Annotated[
+        Count, Le(8), Field(heading=_DUPLICATES, needs=("near_duplicates", NEAR_DUPLICATE_POLICIES[1:]))
+    ] = 3
+    split_conflicts: Annotated[str, OneOf(SPLIT_CONFLICTS), Field(heading=_SPLITS, scope="run")] = "report"
+    stratify: Annotated[bool, Field(heading=_SPLITS, append="same")] = False
+    pixels: Annotated[PixelOptions, Field(heading=_PIXELS, append="same")] = field(default_factory=PixelOptions)
+    facts: Annotated[str, OneOf(FACTS), Field(heading=_PIXELS, append="same")] = "all"
+    max_reject_ratio: Annotated[Share, Field(scope="dataset", append="free")] = 0.05
+    unreadable: Annotated[str, OneOf(UNREADABLE), Field(scope="run")] = "stop"
+    float32_loss: Annotated[str, OneOf(FLOAT32_LOSSES), Field(heading=_COLUMNS, scope="run")] = "report"
+    limits: Annotated[ImageLimits, Field(heading="Limits of an image")] = field(default_factory=ImageLimits)
+    http: Annotated[HttpOptions, Field(heading="Images on web servers", prefix="http_", scope="run")] = field(
+        default_factory=HttpOptions
+    )
+    allow_buckets: Annotated[tuple[str, ...], Field(option="--allow-bucket", metavar="URL", scope="run")] = ()
+    threads: Annotated[Count, Field(scope="run")] = 0
+    overwrite: Annotated[bool, _MODE] = False
+    append: Annotated[bool, _MODE] = False
+    retry_rejects: Annotated[bool, _MODE] = False
+    bucket_images: Annotated[Positive, Field(option=None, scope="run")] = 2048
 
     def __post_init__(self) -> None:
-        validate.choice("source_kind", self.source_kind, SOURCE_KINDS)
-        validate.choice("duplicates", self.duplicates, DUPLICATE_POLICIES)
-        validate.choice("near_duplicates", self.near_duplicates, NEAR_DUPLICATE_POLICIES)
-        validate.choice("split_conflicts", self.split_conflicts, SPLIT_CONFLICTS)
-        validate.choice("facts", self.facts, FACTS)
-        validate.choice("unreadable", self.unreadable, UNREADABLE)
-        validate.choice("float32_loss", self.float32_loss, FLOAT32_LOSSES)
-        validate.whole("near_distance", self.near_distance, 0)
-        if self.near_distance > 8:
-            raise OptionError(
-                f"near_distance is {self.near_distance}; give 0 to 8: over 8 of 64 bits unlike images meet"
-            )
         modes = [name for name in ("overwrite", "append", "retry_rejects") if getattr(self, name)]
         if len(modes) > 1:
             raise OptionError(f"{' and '.join(modes)} exclude one another; give one of them")
-        validate.at_least("shard_mb", self.shard_mb, 0.001)
-        validate.whole("seed", self.seed)
-        validate.whole("shards", self.shards, 0)
-        validate.whole("threads", self.threads, 0)
-        validate.whole("bucket_images", self.bucket_images, 1)
-        validate.share("max_reject_ratio", self.max_reject_ratio)
         _check_splits(self.splits)
 
     @property
@@ -358,36 +335,9 @@ class IngestOptions:
 
     def digest(self) -> str:
         """Returns the sha256, in hex, of every option that decides which bytes are written."""
-        kept = {k: v for k, v in self.to_json().items() if k not in _NOT_IN_DIGEST}
-        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
-
-    def to_json(self) -> dict:
-        """Returns plain JSON values; `from_json` takes them back.
-
-        The splits become pairs, because their order fixes the hash ranges and JSON objects have none.
-        """
-        splits = [[name, share] for name, share in self.splits.items()]
-        return {**asdict(self), "splits": splits, "allow_buckets": list(self.allow_buckets)}
-
-    @classmethod
-    def from_json(cls, values: Mapping) -> IngestOptions:
-        """Builds the options from `to_json` output.
-
-        Raises:
-          OptionError: a value is out of range.
-        """
-        plain = dict(values)
-        columns = dict(plain.pop("columns", {}))
-        columns["extra"] = tuple(columns.get("extra", ()))
-        return cls(
-            columns=TableColumns(**columns),
-            pixels=PixelOptions(**plain.pop("pixels", {})),
-            limits=ImageLimits(**plain.pop("limits", {})),
-            http=HttpOptions(**plain.pop("http", {})),
-            splits=dict(plain.pop("splits")),
-            allow_buckets=tuple(plain.pop("allow_buckets", ())),
-            **plain,
-        )
+        scopes = {name: item.field.scope for name, item in fields(IngestOptions).items()}
+        values = {name: value for name, value in self.to_json().items() if scopes[name] == "bytes"}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def parse_splits(text: str) -> dict[str, float]:
@@ -413,9 +363,7 @@ def parse_splits(text: str) -> dict[str, float]:
 def _check_splits(splits: Mapping[str, float]) -> None:
     if not splits:
         raise OptionError("splits is empty; name at least one, as in train=1")
-    for name, share in splits.items():
+    for name in splits:
         # The name becomes a directory, `Split-NAME`, and TFX joins it into patterns.
-        if not isinstance(name, str) or not name.isidentifier() or not name.isascii():
+        if not name.isidentifier() or not name.isascii():
             raise OptionError(f"split name {name!r} is not allowed; use ASCII letters, digits and _, as in train")
-        if not isinstance(share, (int, float)) or not 0 < share < math.inf:
-            raise OptionError(f"split {name} has the share {share!r}; it must be a number above 0")

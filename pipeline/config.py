@@ -9,16 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
+from pydantic.dataclasses import dataclass as options
 
 from beam_jobs import storage
 from beam_jobs.common import yaml_text
+from beam_jobs.common.settings import STRICT, Options, fields, from_mapping, not_a_section
 from beam_jobs.errors import OptionError
 from beam_jobs.options import LOCAL_BEAM_ARGS, IngestOptions
 from beam_jobs.sources import spans
 from components.dataset_gate.limits import GateLimits
 from components.evaluation.options import EvaluateOptions
 from components.image_example_gen.request import check_dataset
-from pipeline.settings.from_mapping import SettingError, from_mapping, not_a_section
 from trainer.input.columns import TransformOptions
 from trainer.options import InputOptions
 from trainer.training.options import TrainOptions
@@ -26,7 +27,7 @@ from trainer.training.options import TrainOptions
 # Sections that belong to where a pipeline runs and not to what it does; each target checks its own.
 TARGET_SECTIONS = ("engine", "kubeflow", "airflow")
 # Settings of an ingest that a pipeline has no use for: it puts each dataset into a directory of its own.
-NOT_IN_A_PIPELINE = ("out", "overwrite", "append", "retry_rejects")
+NOT_IN_A_PIPELINE = tuple(name for name, item in fields(IngestOptions).items() if not item.field.in_pipeline)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +47,9 @@ class DataShape:
     is_weighted: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class PipelineConfig:
-    """All settings of a pipeline.
+@options(frozen=True, kw_only=True, config=STRICT)
+class PipelineConfig(Options):
+    """Everything a pipeline is told.
 
     Attributes:
       name: what the pipeline is called in ML Metadata; runs of one name share their cache.
@@ -202,7 +203,7 @@ def build(settings: Mapping[str, Any]) -> PipelineConfig:
       settings: of every section; `TARGET_SECTIONS` are passed over.
 
     Raises:
-      SettingError: a key is unknown, missing or of the wrong type; the message names it.
+      OptionError: a key is unknown, missing or of the wrong type; the message names it.
     """
     settings = {key: value for key, value in settings.items() if key not in TARGET_SECTIONS}
     if "ingest" not in settings:
@@ -212,8 +213,8 @@ def build(settings: Mapping[str, Any]) -> PipelineConfig:
         raise not_a_section("ingest", ingest)
     for name in NOT_IN_A_PIPELINE:
         if name in ingest:
-            message = f"ingest.{name} is not for a pipeline: it puts each dataset into a directory of its own"
-            raise SettingError(message, [f"ingest.{name}"])
+            said = f"ingest.{name} is not for a pipeline: it puts each dataset into a directory of its own"
+            raise OptionError(said, [f"ingest.{name}"])
     config = from_mapping(PipelineConfig, {**settings, "ingest": {**ingest, "out": ""}}, "")
     return config.resolved()
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import click
 import yaml
+from beam_jobs.common.settings import from_mapping
 
 from pipeline.cli import cli
 from pipeline.cli.engines import engine_of
 from pipeline.config import build
-from pipeline.settings.from_mapping import from_mapping
 from pipeline.settings.layers import gather
 from pipeline.settings.targets import target_options
 

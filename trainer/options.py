@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import field
+from typing import Annotated
+
+from annotated_types import Ge, Lt
+from pydantic.dataclasses import dataclass
 
 from beam_jobs.common import validate
+from beam_jobs.common.settings import STRICT, Count, NotNegative, OneOf, Options, Positive
 from beam_jobs.common.system import cores
 from beam_jobs.errors import OptionError
 from beam_jobs.storage import is_remote
@@ -15,16 +19,10 @@ from trainer.training.options import TrainOptions
 
 AUTO_OPS = ""
 UNIFORM = "uniform"
-TARGETS = ("boxes", "mask")
-CHOICES = {
-    "shuffle": ("window", "global", "none"),
-    "cache": ("auto", "memory", "disk", "none"),
-    "columns_form": ("ragged", "dense"),
-}
 
 
-@dataclass(frozen=True, kw_only=True)
-class InputOptions:
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class InputOptions(Options):
     """How shards become batches.
 
     What decides the order is `seed`, `shuffle`, `shuffle_mb`, `lanes` and `balance`; everything else changes speed and
@@ -73,50 +71,38 @@ class InputOptions:
       OptionError: a value is out of range; the message names it and what is allowed.
     """
 
-    image_side_px: int = 224
-    batch_size: int = 64
+    image_side_px: Positive = 224
+    batch_size: Positive = 64
     train_ops: str = AUTO_OPS
     eval_ops: str = AUTO_OPS
     device_ops: str = ""
-    seed: int = 0
-    shuffle: str = "window"
-    shuffle_mb: float = 64.0
-    lanes: int = 8
+    seed: Annotated[int, Ge(0), Lt(1 << 32)] = 0  # what Keras and NumPy take
+    shuffle: Annotated[str, OneOf(("window", "global", "none"))] = "window"
+    shuffle_mb: NotNegative = 64.0
+    lanes: Positive = 8
     balance: str | Mapping[str, float] = ""
-    cache: str = "auto"
-    cache_mb: float = 0.0
+    cache: Annotated[str, OneOf(("auto", "memory", "disk", "none"))] = "auto"
+    cache_mb: NotNegative = 0.0
     cache_dir: str = ""
     columns: tuple[str, ...] = ()
-    columns_form: str = "ragged"
-    targets: tuple[str, ...] = ()
+    columns_form: Annotated[str, OneOf(("ragged", "dense"))] = "ragged"
+    targets: tuple[Annotated[str, OneOf(("boxes", "mask"))], ...] = ()
     pad_batches: bool = False
-    max_corrupt_records: int = 0
+    max_corrupt_records: Count = 0
     service: str = ""
     ordered: bool = True
     autotune: bool = False
-    readers: int = 8
-    threads: int = 0
-    parse_batch: int = 64
-    prefetch_batches: int = 2
+    readers: Positive = 8
+    threads: Count = 0
+    parse_batch: Positive = 64
+    prefetch_batches: Positive = 2
 
     def __post_init__(self) -> None:
-        for name in ("image_side_px", "batch_size", "lanes", "readers", "parse_batch", "prefetch_batches"):
-            validate.whole(name, getattr(self, name), 1)
-        for name in ("threads", "seed", "max_corrupt_records"):
-            validate.whole(name, getattr(self, name), 0)
-        if self.seed >= 1 << 32:  # what Keras and NumPy take
-            raise OptionError(f"seed is {self.seed}; it must be below 2^32")
-        for name in ("shuffle_mb", "cache_mb"):
-            validate.at_least(name, getattr(self, name), 0)
-        for name, allowed in CHOICES.items():
-            validate.choice(name, getattr(self, name), allowed)
-        for target in self.targets:
-            validate.choice("targets", target, TARGETS)
         self._check_cache()
         _check_balance(self.balance)
 
     def _check_cache(self) -> None:
-        if not isinstance(self.cache_dir, str) or is_remote(self.cache_dir):
+        if is_remote(self.cache_dir):
             raise OptionError(f"cache_dir is {self.cache_dir!r}; it must be a directory of this machine")
         if self.cache == "disk" and not self.cache_dir:
             raise OptionError("cache is disk and cache_dir is empty; name a directory for it")
@@ -152,34 +138,22 @@ class InputOptions:
         """The ops of evaluation and serving, spelled out."""
         return self.eval_ops or eval_chain(self.train_spec, self.image_side_px)
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> InputOptions:
-        """Builds the options from plain JSON values, in which a tuple is a list.
 
-        Raises:
-          OptionError: a value is out of range.
-        """
-        plain: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
-        return cls(**plain)
-
-
-def _check_balance(balance: object) -> None:
+def _check_balance(balance: str | Mapping[str, float]) -> None:
     if isinstance(balance, str):
         validate.choice("balance", balance, ("", UNIFORM))
         return
-    if not isinstance(balance, Mapping) or not balance:
+    if not balance:
         raise OptionError(f"balance is {balance!r}; it must be uniform, or class: share")
     for name, share in balance.items():
-        if not isinstance(name, str):
-            raise OptionError(f"balance names {name!r}; class names are text, so write {str(name)!r}")
         validate.share(f"balance of {name}", share)
     if abs(sum(balance.values()) - 1) > 1e-3:
         raise OptionError(f"the shares of balance add up to {sum(balance.values()):g}; they must add up to 1")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainerConfig:
-    """All settings of the Trainer component; crosses TFX as JSON.
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class TrainerConfig(Options):
+    """Everything the Trainer component is told; crosses TFX as JSON.
 
     Examples:
       >>> from trainer import InputOptions, TrainerConfig, TrainOptions
@@ -194,16 +168,3 @@ class TrainerConfig:
 
     input: InputOptions = field(default_factory=InputOptions)
     train: TrainOptions = field(default_factory=TrainOptions)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain JSON values; `from_json` takes them back."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> TrainerConfig:
-        """Builds the options from `to_json` output.
-
-        Raises:
-          OptionError: a value is out of range.
-        """
-        return cls(input=InputOptions.from_json(values["input"]), train=TrainOptions(**values["train"]))

@@ -10,11 +10,14 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import field
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic.dataclasses import dataclass
 
 from beam_jobs import stack
-from beam_jobs.common import validate
+from beam_jobs.common import settings
+from beam_jobs.common.settings import STRICT, Count, NotNegative, OneOf, Positive
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
 from beam_jobs.runners import dataflow_checks, dataflow_cost, dataflow_package
@@ -26,8 +29,8 @@ if TYPE_CHECKING:
 _JOBS = ("examine", "write")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Options(settings.Options):
     """Where the jobs run, on what, and how the code gets there. 0 and empty leave a choice to the service.
 
     Attributes:
@@ -61,10 +64,10 @@ class Options:
     temp_location: str
     staging_location: str = ""
     worker_machine_type: str = "n2-standard-4"
-    num_workers: int = 0
-    max_num_workers: int = 10
-    autoscaling_algorithm: str = "THROUGHPUT_BASED"
-    disk_size_gb: int = 0
+    num_workers: Count = 0
+    max_num_workers: Positive = 10
+    autoscaling_algorithm: Annotated[str, OneOf(dataflow_checks.ALGORITHMS)] = "THROUGHPUT_BASED"
+    disk_size_gb: Count = 0
     service_account_email: str = ""
     subnetwork: str = ""
     use_public_ips: bool = True
@@ -73,7 +76,7 @@ class Options:
     setup_file: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     job_name: str = "feedline"
-    vcpu_hour_price: float = 0.0
+    vcpu_hour_price: NotNegative = 0.0
     beam_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -89,9 +92,8 @@ class Options:
         dataflow_checks.code(
             sdk_container_image=self.sdk_container_image, package=self.package, setup_file=self.setup_file
         )
-        validate.at_least("vcpu_hour_price", self.vcpu_hour_price, 0)
         for argument in self.beam_args:
-            dataflow_checks.argument(argument, self.__dataclass_fields__)
+            dataflow_checks.argument(argument, settings.fields(Options))
 
     @property
     def worker_cores(self) -> int:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Collection, Mapping
 
 from beam_jobs import storage
-from beam_jobs.common import validate
 from beam_jobs.errors import OptionError
 from beam_jobs.options import TABLE_KINDS, IngestOptions
 
@@ -57,10 +56,6 @@ def names(job_name: str, labels: Mapping[str, str]) -> None:
 
 def workers(algorithm: str, least: int, most: int, disk_gb: int) -> None:
     """Raises `OptionError` for numbers of machines or sizes of their disks that cannot be."""
-    validate.choice("autoscaling_algorithm", algorithm, ALGORITHMS)
-    validate.whole("num_workers", least, 0)
-    validate.whole("max_num_workers", most, 1)
-    validate.whole("disk_size_gb", disk_gb, 0)
     if least > most:
         raise OptionError(f"num_workers is {least}, more than max_num_workers, {most}; raise that one")
     if algorithm == "NONE" and not least:

@@ -10,10 +10,12 @@ import shutil
 import sys
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from beam_jobs.common import validate
+from pydantic.dataclasses import dataclass
+
+from beam_jobs.common import settings
+from beam_jobs.common.settings import STRICT, Count, OneOf
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
 from beam_jobs.runners import cost_estimate
@@ -37,8 +39,8 @@ def worker_path() -> str:
     return shutil.which(WORKER, path=place) or shutil.which(WORKER) or os.path.join(place, WORKER)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Options(settings.Options):
     """Settings of a run on Flink.
 
     Attributes:
@@ -61,20 +63,17 @@ class Options:
     """
 
     flink_master: str = LOCAL
-    flink_version: str = "1.19"
-    parallelism: int = 0
+    flink_version: Annotated[str, OneOf(VERSIONS)] = "1.19"
+    parallelism: Count = 0
     job_server_jar: str = ""
     worker_command: str = ""
     worker_pool: str = ""
-    workers: int = 1
-    retries: int = 3
+    workers: Count = 1
+    retries: Count = 3
     java_memory: str = "1g"
     log_dir: str = ""
 
     def __post_init__(self) -> None:
-        validate.choice("flink_version", self.flink_version, VERSIONS)
-        for name in ("parallelism", "workers", "retries"):
-            validate.whole(name, getattr(self, name), 0)
         if not self.is_local and not _ADDRESS.fullmatch(self.flink_master):
             raise OptionError(
                 f"flink_master is {self.flink_master!r}; it must be {LOCAL}, or host:port of the REST endpoint"

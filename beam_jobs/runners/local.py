@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from pydantic.dataclasses import dataclass
+
+from beam_jobs.common import settings
+from beam_jobs.common.settings import STRICT
 
 if TYPE_CHECKING:
     from beam_jobs.runners.beam_job import MakePipeline
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Options(settings.Options):
     """Nothing to set: threads are an option of the ingest."""
 
     @contextlib.contextmanager

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from beam_jobs import storage
+from beam_jobs.common.settings import fields
 from beam_jobs.dataset import manifest, schemas, shards
 from beam_jobs.dataset.manifest import ImageCounts, Manifest, Shard, SplitInfo
 from beam_jobs.errors import CorruptDataset, OptionError
@@ -25,10 +26,10 @@ from beam_jobs.sources import http_fetch
 from beam_jobs.stages import generations
 from beam_jobs.types import LABEL_KINDS, ImageRef, Reject
 
-# Options that all images of a dataset must have in common.
-_MUST_AGREE = ("splits", "seed", "stratify", "pixels", "facts")
-_SECTIONS = ("pixels", "limits")
-_MAY_DIFFER = ("duplicates", "near_duplicates", "near_distance", "limits", "shard_mb", "shards")
+_FIELDS = {name: one for name, one in fields(IngestOptions).items() if one.field.scope != "run"}
+# Options that all images of a dataset must have in common, and those that it keeps where none are given.
+_MUST_AGREE = tuple(name for name, one in _FIELDS.items() if one.field.append == "same")
+_MAY_DIFFER = tuple(name for name, one in _FIELDS.items() if one.field.append == "kept")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ def completed(out: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     sections = {
         name: {**was[name], **given}
         for name, given in settings.items()
-        if name in _SECTIONS and isinstance(given, Mapping)
+        if name in was and _FIELDS[name].section and isinstance(given, Mapping)
     }
     return {**was, **settings, **sections}
 

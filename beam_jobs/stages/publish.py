@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 from collections import Counter
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from beam_jobs import storage
+from beam_jobs.common.settings import fields
 from beam_jobs.dataset import manifest, schemas, shards, tfds_metadata
 from beam_jobs.dataset.manifest import ChannelStatistics, ImageCounts, Manifest, Remarks, Shard, SplitInfo
 from beam_jobs.errors import CorruptDataset, DatasetChanged
@@ -27,11 +27,6 @@ from beam_jobs.types import EXTRA_TYPES, Reject
 
 # What else decides the facts and the bytes of re-encoded images.
 _PRODUCERS = ("feedline", "tensorflow", "pillow", "opencv-python-headless", "pycocotools")
-# Of one run, not of the dataset.
-_NOT_OURS_TO_SAY = (
-    *("source", "out", "threads", "overwrite", "append", "retry_rejects", "bucket_images", "http"),
-    *("allow_buckets", "unreadable", "float32_loss", "split_conflicts"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,8 +151,8 @@ def _source_name(source: str) -> str:
 
 def described(options: IngestOptions) -> dict[str, Any]:
     """Returns the options that say what a dataset is, as `dataset.json` keeps them."""
-    kept = {name: value for name, value in options.to_json().items() if name not in _NOT_OURS_TO_SAY}
-    return json.loads(json.dumps(kept))  # lists for tuples, as they will be read back
+    known = fields(type(options))
+    return {name: value for name, value in options.to_json().items() if known[name].field.scope != "run"}
 
 
 def _checked(out: str, work: str, task: ShardTask) -> Sidecar:

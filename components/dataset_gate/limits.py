@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import field
+from typing import Annotated
 
-from beam_jobs.common import validate
+from annotated_types import Le
+from pydantic.dataclasses import dataclass
+
+from beam_jobs.common.settings import STRICT, Count, NotNegative, OneOf, Options, Share
 from beam_jobs.common.strings import unknown
 from beam_jobs.dataset.record import EXTRA_PREFIX
 from beam_jobs.errors import OptionError
@@ -14,19 +17,10 @@ from components.dataset_gate.names import FACTS, full_name, is_feature
 
 MODES = ("stop", "report")
 KINDS = ("drift", "skew")
-_COUNTS = (
-    *("max_anomalies", "max_leaks", "max_group_leaks", "max_near_leaks", "near_distance", "min_images_per_class"),
-    "min_side_px",
-)
-_FLAGS = ("near_leaks", "allow_missing_classes", "require_all_classes")
-_SHARES = (
-    *("max_reject_ratio", "max_low_resolution_ratio", "max_blank_ratio"),
-    *(f"max_{kind}_{measure}" for kind in KINDS for measure in ("l_infinity", "jensen_shannon")),
-)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GateLimits:
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class GateLimits(Options):
     """What a dataset may be before the pipeline stops.
 
     The limits of drift and skew are what a measure may exceed of what sampling alone would give; see
@@ -63,46 +57,32 @@ class GateLimits:
       OptionError: a value is out of range; the message names it and what is allowed.
     """
 
-    mode: str = "stop"
-    max_anomalies: int = 0
-    max_reject_ratio: float = 1.0
-    max_leaks: int = 0
-    max_group_leaks: int = 0
+    mode: Annotated[str, OneOf(MODES)] = "stop"
+    max_anomalies: Count = 0
+    max_reject_ratio: Share = 1.0
+    max_leaks: Count = 0
+    max_group_leaks: Count = 0
     near_leaks: bool = False
-    max_near_leaks: int = 0
-    near_distance: int = 3
+    max_near_leaks: Count = 0
+    near_distance: Annotated[Count, Le(8)] = 3
     allow_missing_classes: bool = False
     require_all_classes: bool = False
-    min_images_per_class: int = 1
-    max_imbalance: float = 0.0
-    min_side_px: int = 0
-    max_low_resolution_ratio: float = 0.0
-    blank_variance: float = 0.25
-    max_blank_ratio: float = 0.01
-    max_drift_l_infinity: float = 1.0
-    max_drift_jensen_shannon: float = 1.0
-    drift_limits: Mapping[str, float] = field(default_factory=dict)
-    max_skew_l_infinity: float = 0.3
-    max_skew_jensen_shannon: float = 0.3
-    skew_limits: Mapping[str, float] = field(default_factory=dict)
+    min_images_per_class: Count = 1
+    max_imbalance: NotNegative = 0.0
+    min_side_px: Count = 0
+    max_low_resolution_ratio: Share = 0.0
+    blank_variance: NotNegative = 0.25
+    max_blank_ratio: Share = 0.01
+    max_drift_l_infinity: Share = 1.0
+    max_drift_jensen_shannon: Share = 1.0
+    drift_limits: Mapping[str, Share] = field(default_factory=dict)
+    max_skew_l_infinity: Share = 0.3
+    max_skew_jensen_shannon: Share = 0.3
+    skew_limits: Mapping[str, Share] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        validate.choice("mode", self.mode, MODES)
-        for name in _COUNTS:
-            validate.whole(name, getattr(self, name), 0)
-        for name in _FLAGS:
-            if not isinstance(getattr(self, name), bool):
-                raise OptionError(f"{name} is {getattr(self, name)!r}; it must be true or false")
-        for name in _SHARES:
-            validate.share(name, getattr(self, name))
-        validate.at_least("blank_variance", self.blank_variance, 0)
-        validate.at_least("max_imbalance", self.max_imbalance, 0)
         if 0 < self.max_imbalance < 1:
             raise OptionError(f"max_imbalance is {self.max_imbalance}; it must be 0 for off, or at least 1")
-        if self.near_distance > 8:
-            raise OptionError(
-                f"near_distance is {self.near_distance}; give 0 to 8: over 8 of 64 bits unlike images meet"
-            )
         for kind in KINDS:
             _check_features(f"{kind}_limits", getattr(self, f"{kind}_limits"))
 
@@ -117,24 +97,8 @@ class GateLimits:
         own = {full_name(name): limit for name, limit in getattr(self, f"{kind}_limits").items()}
         return own.get(feature, getattr(self, f"max_{kind}_{measure}"))
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain JSON values; `from_json` takes them back."""
-        return asdict(self)
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> GateLimits:
-        """Builds the limits from `to_json` output.
-
-        Raises:
-          OptionError: a value is out of range.
-        """
-        return cls(**values)
-
-
-def _check_features(name: str, limits: object) -> None:
-    if not isinstance(limits, Mapping):
-        raise OptionError(f"{name} is {limits!r}; it must be a mapping such as {{brightness: 0.2}}")
-    for feature, limit in limits.items():
+def _check_features(name: str, limits: Mapping[str, float]) -> None:
+    for feature in limits:
         if not is_feature(feature):
             raise OptionError(unknown("feature", feature, [*FACTS, f"{EXTRA_PREFIX}NAME"], f"{name}."))
-        validate.share(f"{name}.{feature}", limit)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
-from beam_jobs.common import validate
+from pydantic.dataclasses import dataclass
+
+from beam_jobs.common.settings import STRICT, Options, Share
 from beam_jobs.dataset import record
 from beam_jobs.dataset.user_columns import check_column
 from beam_jobs.errors import OptionError
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluateOptions:
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class EvaluateOptions(Options):
     """When a model is good enough to be pushed, and what is looked at apart.
 
     Attributes:
@@ -27,17 +28,12 @@ class EvaluateOptions:
       OptionError: a value is out of range; the message names it and what is allowed.
     """
 
-    min_accuracy: float = 0.0
+    min_accuracy: Share = 0.0
     above_largest_class: bool = True
-    max_drop: float | None = None
+    max_drop: Share | None = None
     slice_by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        validate.share("min_accuracy", self.min_accuracy)
-        if self.max_drop is not None:
-            validate.share("max_drop", self.max_drop)
-        if not isinstance(self.slice_by, tuple):  # of a text, every letter would be a column
-            raise OptionError(f"slice_by is {self.slice_by!r}; it must be a list of columns such as [{self.slice_by}]")
         if len(set(self.slice_by)) < len(self.slice_by):
             raise OptionError(f"slice_by is {list(self.slice_by)!r}; it names a column twice")
         for name in self.slice_by:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -11,10 +9,10 @@ import click
 import yaml
 
 from beam_jobs.common import yaml_text
+from beam_jobs.common.settings import Described, fields, from_mapping
 from beam_jobs.errors import OptionError
 from beam_jobs.runners import ENGINES, Engine, options_of
 from pipeline.cli.common import config_option
-from pipeline.settings.from_mapping import from_mapping
 
 F = TypeVar("F", bound=Callable[..., Any])
 _DEFAULT = "local"
@@ -46,19 +44,19 @@ def engine_of(runner: str | None, assignments: Sequence[str], section: Mapping[s
     if named and chosen != named:
         settings = {}
     options = options_of(chosen)
-    hints = typing.get_type_hints(options)
-    if assignments and not dataclasses.fields(options):  # type: ignore[arg-type]
+    known = fields(options)
+    if assignments and not known:
         raise OptionError(f"--runner-option is {assignments[0]!r}; the {chosen} runner has none, name it with --runner")
-    given = dict(_parsed(assignment, hints) for assignment in assignments)
-    return from_mapping(options, settings | given, "engine" if settings else "--runner-option")
+    given = dict(_parsed(assignment, known) for assignment in assignments)
+    return from_mapping(options, held | given, "engine" if held else "--runner-option")
 
 
-def _parsed(assignment: str, hints: Mapping[str, Any]) -> tuple[str, Any]:
+def _parsed(assignment: str, known: Mapping[str, Described]) -> tuple[str, Any]:
     key, separator, value = assignment.partition("=")
     if not separator or not key:
         raise OptionError(f"--runner-option is {assignment!r}; write it as parallelism=4")
     try:
-        return key, yaml_text.parse_value(value, hints.get(key) is str)
+        return key, yaml_text.parse_value(value, key in known and known[key].hint is str)
     except yaml.YAMLError as error:
         raise OptionError(f"--runner-option {key} is {value!r}, which is not a YAML value") from error
 

@@ -60,11 +60,11 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
       feedline ingest photos --out dataset --runner flink --dry-run
       feedline ingest gs://bucket/photos --out gs://bucket/set -c pipeline.yaml
     """
+    from beam_jobs.common.settings import from_mapping
     from beam_jobs.dataset import manifest
     from beam_jobs.options import IngestOptions
     from beam_jobs.sources import factory, spans
     from beam_jobs.stages import append, generations
-    from pipeline.settings.from_mapping import from_mapping
     from pipeline.settings.layers import gather
 
     config_path, runner, runner_options = (values.pop(name) for name in ("config_path", "runner", "runner_options"))
@@ -105,9 +105,9 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
 
 
 def _kept(section: Any) -> dict[str, Any]:
-    """Returns the settings of the section `ingest` without source and output, which are arguments."""
+    """Returns what the section `ingest` says of how to ingest; from where and to where is said by arguments."""
+    from beam_jobs.common.settings import not_a_section
     from pipeline.config import NOT_IN_A_PIPELINE
-    from pipeline.settings.from_mapping import not_a_section
 
     if not isinstance(section, Mapping):
         raise not_a_section("ingest", section)

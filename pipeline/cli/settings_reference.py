@@ -6,22 +6,18 @@ So the page cannot say anything that the code does not.
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import re
 import sys
-import types
-import typing
 from collections.abc import Iterator, Mapping
-from typing import Any
 
+from beam_jobs.common import settings
+from beam_jobs.common.settings import Described, fields, meanings
 from beam_jobs.common.yaml_text import one_line
 from pipeline.cli.run import command, option_names
 from pipeline.config import TARGET_SECTIONS
 from pipeline.settings.catalog import names, sections
 from pipeline.settings.targets import target_options
 
-_TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false", types.NoneType: "null"}
 _PAGES = {
     "": (("Data in batches", "spans"), ("Schema", "schema")),
     "ingest": (("Sources", "sources"), ("What happens to odd images", "images")),
@@ -116,14 +112,6 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def meanings(cls: type) -> dict[str, str]:
-    """Returns attribute -> what the docstring of a dataclass says of it."""
-    text = inspect.getdoc(cls) or ""
-    block = re.search(r"^Attributes:\n((?:  .*\n?)+)", text, re.MULTILINE)
-    items = re.findall(r"^  (\w+): ((?:.+\n?)(?:    .+\n?)*)", block[1] if block else "", re.MULTILINE)
-    return {name: " ".join(meaning.split()) for name, meaning in items}
-
-
 def _section(section: str, cls: type, options: Mapping[str, str]) -> Iterator[str]:
     yield f"{'###' if '.' in section else '##'} {section or 'Top level'}\n"
     if section:
@@ -138,14 +126,14 @@ def _section(section: str, cls: type, options: Mapping[str, str]) -> Iterator[st
 def _table(section: str, cls: type, options: Mapping[str, str]) -> Iterator[str]:
     yield "| setting | type | default | meaning |"
     yield "|---|---|---|---|"
-    hints, meaning_of = typing.get_type_hints(cls), meanings(cls)
-    for item in dataclasses.fields(cls):
-        key = f"{section}.{item.name}" if section else item.name
-        if key in sections() or (section in sections() and item.name not in names(section)):
+    said = meanings(cls)
+    for name, item in fields(cls).items():
+        key = f"{section}.{name}" if section else name
+        if item.section or (section in sections() and name not in names(section)):
             continue
         option = f" Option `{options[key]}`." if key in options else ""
-        meaning = _sentence(_spelled_out(meaning_of[item.name], cls)) + option
-        cells = (f"`{item.name}`", _type(hints[item.name]), _default(item), meaning)
+        meaning = _sentence(_spelled_out(said[name], cls)) + option
+        cells = (f"`{name}`", _type(item), _default(item), meaning)
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
     yield ""
 
@@ -166,25 +154,15 @@ def _spelled_out(text: str, cls: type) -> str:
     return re.sub(r"`([A-Z_]+)`", values, text.replace("None", "`null`"))
 
 
-def _type(hint: Any) -> str:
-    if isinstance(hint, types.UnionType):
-        return " or ".join(map(_type, typing.get_args(hint)))
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is tuple:
-        return f"list of {_type(arguments[0])}s"
-    if origin is not None and issubclass(origin, Mapping):
-        return f"mapping to {_type(arguments[1])}s" if arguments[1] is not str else "mapping to texts"
-    return _TYPES[hint]
+def _type(item: Described) -> str:
+    """Returns what may stand for a setting, its range included, such as `whole number of at least 1`."""
+    text = settings.allowed(item.hint, item.annotations)
+    text = re.sub(r"\ba (?=\w)|, as .*", "", text)
+    return f"number {text}" if text.startswith(("between", "from")) else text
 
 
-def _default(item: dataclasses.Field[Any]) -> str:
-    if item.default_factory is not dataclasses.MISSING:
-        value = item.default_factory()
-    elif item.default is not dataclasses.MISSING:
-        value = item.default
-    else:
-        return "none: must be given"
-    return f"`{one_line(value)}`"
+def _default(item: Described) -> str:
+    return "none: must be given" if item.is_required else f"`{one_line(item.default)}`"
 
 
 def _options() -> dict[str, str]:

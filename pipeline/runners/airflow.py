@@ -19,13 +19,14 @@ import re
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic.dataclasses import dataclass
 
-from beam_jobs.common import validate, yaml_text
+from beam_jobs.common import yaml_text
+from beam_jobs.common.settings import STRICT, Count, NotNegative, Options
 from beam_jobs.errors import OptionError
 from beam_jobs.storage import disk, is_remote
 from pipeline import config as configuration
@@ -62,8 +63,8 @@ FEEDLINE = make_dag(
 '''
 
 
-@dataclass(frozen=True, kw_only=True)
-class AirflowOptions:
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class AirflowOptions(Options):
     """What only Airflow has to know: the mapping `airflow` of the settings.
 
     Attributes:
@@ -77,8 +78,8 @@ class AirflowOptions:
     """
 
     schedule: str = ""
-    retries: int = 2
-    retry_delay_s: float = 60.0
+    retries: Count = 2
+    retry_delay_s: NotNegative = 60.0
     environment: str = ""
     image: str = ""
     pod_template: str = ""
@@ -89,8 +90,6 @@ class AirflowOptions:
                 f"airflow.schedule is {self.schedule!r}; write five cron fields such as '0 3 * * *', or one of "
                 f"{', '.join(_PRESETS)}"
             )
-        validate.whole("airflow.retries", self.retries, 0)
-        validate.at_least("airflow.retry_delay_s", self.retry_delay_s, 0)
         if self.image and (self.image.split() != [self.image] or placeholders.in_image(self.image)):
             raise OptionError(
                 f"airflow.image is {self.image!r}; name a container image such as registry.example.org/feedline:1"

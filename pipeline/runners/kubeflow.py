@@ -12,13 +12,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from pydantic.dataclasses import dataclass
 
 from beam_jobs import stack, storage
-from beam_jobs.common import validate
+from beam_jobs.common.settings import STRICT, Count, NotNegative, Options
 from beam_jobs.errors import OptionError
 from beam_jobs.storage import disk
 from components.dataset_gate.limits import GateLimits
@@ -40,8 +40,8 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,127}")
 _TRAINER = "Trainer"
 
 
-@dataclass(frozen=True, kw_only=True)
-class KubeflowOptions:
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class KubeflowOptions(Options):
     """What only Kubeflow has to know: the mapping `kubeflow` of the settings.
 
     Attributes:
@@ -65,9 +65,9 @@ class KubeflowOptions:
     display_name: str = ""
     baseline_dataset: str = ""
     baseline_model: str = ""
-    cpus: float = 0.0
-    memory_gb: float = 0.0
-    gpus: int = 0
+    cpus: NotNegative = 0.0
+    memory_gb: NotNegative = 0.0
+    gpus: Count = 0
     gpu_type: str = ""
 
     def __post_init__(self) -> None:
@@ -75,9 +75,6 @@ class KubeflowOptions:
             raise OptionError(
                 f"kubeflow.image is {self.image!r}; name a container image such as europe-docker.pkg.dev/P/R/feedline:1"
             )
-        validate.at_least("kubeflow.cpus", self.cpus, 0)
-        validate.at_least("kubeflow.memory_gb", self.memory_gb, 0)
-        validate.whole("kubeflow.gpus", self.gpus, 0)
         if bool(self.gpus) != bool(self.gpu_type):
             raise OptionError(
                 f"kubeflow.gpus is {self.gpus} and kubeflow.gpu_type is {self.gpu_type!r}; give both or neither"

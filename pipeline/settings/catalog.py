@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import functools
-import types
-import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from beam_jobs.common.settings import fields
 from beam_jobs.common.strings import unknown
 from beam_jobs.errors import OptionError
 from pipeline.config import NOT_IN_A_PIPELINE, TARGET_SECTIONS, PipelineConfig
@@ -30,9 +28,10 @@ def names(section: str) -> list[str]:
     """Returns what may stand in a section of `sections`, or of a target."""
     if section in TARGET_SECTIONS:
         return list(targets.target_hints(section))
-    found = [item.name for item in dataclasses.fields(sections()[section])]
+    known = fields(sections()[section])
     if section == "ingest":
-        return [name for name in found if name not in NOT_IN_A_PIPELINE]
+        return [name for name, item in known.items() if item.field.in_pipeline]
+    found = list(known)
     return found if section else [*found, *TARGET_SECTIONS]
 
 
@@ -46,17 +45,16 @@ def hint(path: Place) -> Any:
     section = ".".join(path[:-1])
     if section in TARGET_SECTIONS:
         return targets.target_hints(section).get(path[-1])
-    return typing.get_type_hints(sections()[section]).get(path[-1]) if section in sections() else None
+    known = fields(sections()[section]) if section in sections() else {}
+    return known[path[-1]].hint if path[-1] in known else None
 
 
 def default_entries(key: str) -> dict[str, Any]:
     """Returns the default of a setting that is a mapping, such as `ingest.splits`; an empty one for every other."""
     section, _, name = key.rpartition(".")
-    for item in dataclasses.fields(sections()[section]) if section in sections() else ():
-        if item.name == name and item.default_factory is not dataclasses.MISSING:
-            made = item.default_factory()
-            return dict(made) if isinstance(made, Mapping) else {}
-    return {}
+    known = fields(sections()[section]) if section in sections() else {}
+    default = known[name].default if name in known else None
+    return dict(default) if isinstance(default, Mapping) else {}
 
 
 def setting_of(path: Place, layer: str) -> str:
@@ -123,14 +121,12 @@ def _squeezed(name: str) -> str:
 
 
 def _below(cls: type, where: str) -> dict[str, type]:
-    sections_below: dict[str, type] = {}
-    for name, hint in typing.get_type_hints(cls).items():
-        members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        for member in members:
-            if dataclasses.is_dataclass(member) and isinstance(member, type):
-                dotted = f"{where}{name}"
-                sections_below |= {dotted: member, **_below(member, f"{dotted}.")}
-    return sections_below
+    found: dict[str, type] = {}
+    for name, item in fields(cls).items():
+        if item.section:
+            dotted = f"{where}{name}"
+            found |= {dotted: item.section, **_below(item.section, f"{dotted}.")}
+    return found
 
 
 def _unknown(section: str, name: str) -> str:

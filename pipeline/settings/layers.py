@@ -16,12 +16,12 @@ from typing import Any
 import yaml
 
 from beam_jobs.common import yaml_text
+from beam_jobs.common.settings import shown
 from beam_jobs.errors import OptionError, UsageError
 from pipeline import config as configuration
 from pipeline.config import PipelineConfig
 from pipeline.settings import targets
 from pipeline.settings.catalog import PREFIX, Place, check_variable, default_entries, hint, is_section, setting_of
-from pipeline.settings.from_mapping import SettingError, shown
 
 # Switches of the tests, and what Kubernetes sets in every container of a cluster with a service called feedline.
 _NO_SETTING = re.compile(rf"{PREFIX}(BROWSER$|FAULTS$|TEST_|SERVICE_|PORT$|PORT_)")
@@ -69,7 +69,7 @@ class Settings:
 
     def _blamed(self, error: UsageError) -> Sequence[str]:
         """Returns the keys that an error is about: those it knows, or the one whose name or value it begins with."""
-        if isinstance(error, SettingError):
+        if isinstance(error, OptionError) and error.keys:
             return error.keys
         message = str(error)
         named = re.match(r"[\w.]+(?= is )|\w+(\.\w+)+(?=[ :])", message)
@@ -193,7 +193,7 @@ def _check_shares(splits: Any) -> None:
     mended = {**splits, largest: round(splits[largest] - over, 6)}
     if not 0 < mended[largest] < 1:
         mended = {name: round(share / sum(shares), 3) for name, share in splits.items()}
-    raise SettingError(
+    raise OptionError(
         f"{_SPLITS} is {shown(splits)}, and the sum of these shares is {1 + over:g}, not 1; set the others too, or "
         f"all, as in --set {_SPLITS}='{shown(mended)}'",
         [_SPLITS],

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from beam_jobs.common import strings
+from beam_jobs.common.redact import hide
 from beam_jobs.common.yaml_text import one_line
 from pipeline.config import TARGET_SECTIONS
 from pipeline.settings.catalog import names
 from pipeline.settings.layers import Settings
-from pipeline.settings.redact import hide
 
 _COMMENT_COLUMN = 48
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import typing
 from collections.abc import Mapping
 from typing import Any
 
+from beam_jobs.common.settings import fields, not_a_section
 from beam_jobs.common.strings import unknown
+from beam_jobs.errors import OptionError
 from beam_jobs.runners import ENGINES, options_of
 from pipeline.config import TARGET_SECTIONS
-from pipeline.settings.from_mapping import SettingError, not_a_section
 
 _ENGINE, _RUNNER = "engine", "runner"
 
@@ -34,7 +33,7 @@ def target_hints(section: str) -> dict[str, Any]:
     found: dict[str, Any] = {_RUNNER: str} if section == _ENGINE else {}
     for where, cls in target_options().values():
         if where.partition(",")[0] == section:
-            found |= typing.get_type_hints(cls)
+            found |= {name: item.hint for name, item in fields(cls).items()}
     return found
 
 
@@ -45,7 +44,7 @@ def check(values: Mapping[str, Any]) -> None:
       values: nested settings.
 
     Raises:
-      SettingError: a section is no mapping, or `engine` names no engine, or a setting that its engine does not have.
+      OptionError: a section is no mapping, or `engine` names no engine, or a setting that its engine does not have.
     """
     for section in TARGET_SECTIONS:
         content = values.get(section, {})
@@ -55,9 +54,9 @@ def check(values: Mapping[str, Any]) -> None:
     if _RUNNER not in engine:
         return
     if engine[_RUNNER] not in ENGINES:
-        raise SettingError(unknown(f"{_ENGINE}.{_RUNNER}", engine[_RUNNER], ENGINES), [f"{_ENGINE}.{_RUNNER}"])
-    known = [item.name for item in dataclasses.fields(options_of(engine[_RUNNER]))]  # type: ignore[arg-type]
+        raise OptionError(unknown(f"{_ENGINE}.{_RUNNER}", engine[_RUNNER], ENGINES), [f"{_ENGINE}.{_RUNNER}"])
+    known = list(fields(options_of(engine[_RUNNER])))
     for name in engine:
         if name not in (_RUNNER, *known):
-            message = unknown("setting", name, (_RUNNER, *known), f"{_ENGINE}.")
-            raise SettingError(f"{message}, for {_RUNNER} is {engine[_RUNNER]}", [f"{_ENGINE}.{name}"])
+            said = unknown("setting", name, (_RUNNER, *known), f"{_ENGINE}.")
+            raise OptionError(f"{said}, for {_RUNNER} is {engine[_RUNNER]}", [f"{_ENGINE}.{name}"])

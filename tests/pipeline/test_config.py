@@ -7,12 +7,12 @@ import re
 from typing import get_type_hints
 
 import pytest
+from beam_jobs.common.settings import from_mapping
 
 from beam_jobs.errors import OptionError
 from pipeline.config import build, load
 from pipeline.runners.local import preflight
 from pipeline.settings.catalog import sections
-from pipeline.settings.from_mapping import from_mapping
 from pipeline.settings.targets import target_options
 
 OPTIONS = [*sections().values(), *(cls for _, cls in target_options().values())]

@@ -8,7 +8,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from pydantic.dataclasses import dataclass as options
+
 from beam_jobs.common import validate
+from beam_jobs.common.settings import STRICT, Options
 from beam_jobs.common.strings import unknown
 from beam_jobs.dataset.user_columns import check_column
 from beam_jobs.errors import OptionError
@@ -59,8 +62,8 @@ COLUMN_OPS: dict[str, type[ColumnOp]] = {
 _LEAST = {"buckets": 2, "top": 1, "oov": 1}
 
 
-@dataclass(frozen=True, kw_only=True)
-class TransformOptions:
+@options(frozen=True, kw_only=True, config=STRICT)
+class TransformOptions(Options):
     """What Transform does.
 
     Attributes:
@@ -91,19 +94,6 @@ class TransformOptions:
         """
         for name in self.columns:
             check_column(name, known, "transform.columns")
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain JSON values; `from_json` takes them back."""
-        return {"columns": dict(sorted(self.columns.items()))}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> TransformOptions:
-        """Builds the options from `to_json` output.
-
-        Raises:
-          OptionError: a value does not fit.
-        """
-        return cls(columns=dict(values.get("columns", {})))
 
 
 def parse_column(name: str, spec: object) -> ColumnOp:

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic.dataclasses import dataclass
 
 from beam_jobs.common import validate
+from beam_jobs.common.settings import STRICT, AboveZero, BelowOne, Count, NotNegative, OneOf, Options, Positive
 from beam_jobs.errors import OptionError
 
 BALANCED = "balanced"
-CHOICES = {
-    "optimizer": ("adamw", "sgd", "rmsprop", "lion", "lamb"),
-    "schedule": ("cosine", "linear", "step", "constant"),
-    "keep": ("last", "best"),
-    "choose_by": ("value", "lower_bound"),
-    "mixed_precision": ("none", "float16", "bfloat16"),
-    "jit": ("auto", "always", "never"),
-    "strategy": ("default", "mirrored", "multi_worker", "tpu"),
-}
 _WITH_MOMENTUM = ("sgd", "rmsprop")
 _PROFILED_STEPS = 200  # what the profiler records stays in memory until the window ends
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainOptions:
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class TrainOptions(Options):
     """How a model is trained.
 
     Examples:
@@ -83,51 +77,39 @@ class TrainOptions:
     model: str = "small_cnn"
     weights: str = ""
     frozen: bool = False
-    unfreeze_epoch: int = 0
-    unfreeze_layers: int = 0
-    unfreeze_factor: float = 0.1
-    epochs: int = 10
-    optimizer: str = "adamw"
-    learning_rate: float = 2e-3
-    momentum: float = 0.9
+    unfreeze_epoch: Count = 0
+    unfreeze_layers: Count = 0
+    unfreeze_factor: AboveZero = 0.1
+    epochs: Positive = 10
+    optimizer: Annotated[str, OneOf(("adamw", "sgd", "rmsprop", "lion", "lamb"))] = "adamw"
+    learning_rate: AboveZero = 2e-3
+    momentum: BelowOne = 0.9
     nesterov: bool = False
-    schedule: str = "cosine"
-    warmup_epochs: float = 1.0
-    step_epochs: int = 30
-    step_factor: float = 0.1
-    weight_decay: float = 1e-4
-    clip_norm: float = 0.0
-    label_smoothing: float = 0.0
+    schedule: Annotated[str, OneOf(("cosine", "linear", "step", "constant"))] = "cosine"
+    warmup_epochs: NotNegative = 1.0
+    step_epochs: Positive = 30
+    step_factor: AboveZero = 0.1
+    weight_decay: NotNegative = 1e-4
+    clip_norm: NotNegative = 0.0
+    label_smoothing: BelowOne = 0.0
     class_weights: str | Mapping[str, float] = ""
-    accumulate_steps: int = 1
-    ema: float = 0.0
+    accumulate_steps: Positive = 1
+    ema: BelowOne = 0.0
     monitor: str = "val_accuracy"
-    patience: int = 0
-    min_delta: float = 0.0
-    keep: str = "last"
-    choose_by: str = "value"
+    patience: Count = 0
+    min_delta: NotNegative = 0.0
+    keep: Annotated[str, OneOf(("last", "best"))] = "last"
+    choose_by: Annotated[str, OneOf(("value", "lower_bound"))] = "value"
     per_class: bool = False
-    mixed_precision: str = "none"
-    jit: str = "auto"
-    steps_per_execution: int = 1
+    mixed_precision: Annotated[str, OneOf(("none", "float16", "bfloat16"))] = "none"
+    jit: Annotated[str, OneOf(("auto", "always", "never"))] = "auto"
+    steps_per_execution: Positive = 1
     deterministic: bool = False
-    strategy: str = "default"
-    checkpoint_steps: int = 0
+    strategy: Annotated[str, OneOf(("default", "mirrored", "multi_worker", "tpu"))] = "default"
+    checkpoint_steps: Count = 0
     profile_steps: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "step_epochs", "accumulate_steps", "steps_per_execution"):
-            validate.whole(name, getattr(self, name), 1)
-        for name in ("unfreeze_epoch", "unfreeze_layers", "patience", "checkpoint_steps"):
-            validate.whole(name, getattr(self, name), 0)
-        for name in ("learning_rate", "step_factor", "unfreeze_factor"):
-            validate.above(name, getattr(self, name), 0)
-        for name in ("weight_decay", "warmup_epochs", "clip_norm", "min_delta"):
-            validate.at_least(name, getattr(self, name), 0)
-        for name in ("label_smoothing", "momentum", "ema"):
-            _below_one(name, getattr(self, name))
-        for name, allowed in CHOICES.items():
-            validate.choice(name, getattr(self, name), allowed)
         _check_class_weights(self.class_weights)
         _ = self.profile_window
         self._check_together()
@@ -169,18 +151,11 @@ class TrainOptions:
             raise OptionError(f"momentum is for the optimizers {' and '.join(_WITH_MOMENTUM)}; it is {self.optimizer}")
 
 
-def _below_one(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise OptionError(f"{name} is {value!r}; it must be from 0 to below 1")
-
-
-def _check_class_weights(weights: object) -> None:
+def _check_class_weights(weights: str | Mapping[str, float]) -> None:
     if isinstance(weights, str):
         validate.choice("class_weights", weights, ("", BALANCED))
         return
-    if not isinstance(weights, Mapping) or not weights:
+    if not weights:
         raise OptionError(f"class_weights is {weights!r}; it must be balanced, or class: weight")
     for name, weight in weights.items():
-        if not isinstance(name, str):
-            raise OptionError(f"class_weights names {name!r}; class names are text, so write {str(name)!r}")
         validate.at_least(f"class_weights of {name}", weight, 0)

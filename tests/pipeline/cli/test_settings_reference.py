@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.settings_reference import meanings, page, target_options
+from beam_jobs.common.settings import meanings
+from pipeline.cli.settings_reference import page, target_options
 from pipeline.config import TARGET_SECTIONS
 from pipeline.settings.catalog import names, sections
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.settings.redact import hide
+from beam_jobs.common.redact import hide
 
 
 @pytest.mark.parametrize(
