@@ -15,8 +15,8 @@ from typing import Any
 
 import click
 import yaml
-from beam_jobs.common.settings import from_mapping
 
+from beam_jobs.common.settings import from_mapping
 from pipeline.cli import cli
 from pipeline.cli.engines import engine_of
 from pipeline.config import build

@@ -10,8 +10,9 @@ import click
 
 from beam_jobs.storage import is_remote, join
 from pipeline.cli.click_groups import Command
-from pipeline.cli.common import check_useful, echo, ingest_options, ingest_settings, json_option, print_json, say
+from pipeline.cli.common import echo, json_option, print_json, say
 from pipeline.cli.engines import engine_of, engine_options
+from pipeline.cli.ingest_options import check_useful, ingest_options, ingest_settings
 from pipeline.cli.param_types import DIR, PATH
 from pipeline.cli.run import option_names
 from pipeline.runs.dataset_lines import aligned, dataset_lines

@@ -12,17 +12,15 @@ from beam_jobs.errors import OptionError
 from components.dataset_gate.limits import MODES
 from pipeline.cli.click_groups import Command
 from pipeline.cli.common import (
-    check_useful,
     config_option,
     echo,
-    ingest_options,
-    ingest_settings,
     json_option,
     print_json,
     program,
     say,
     set_option,
 )
+from pipeline.cli.ingest_options import check_useful, ingest_options, ingest_settings
 from pipeline.cli.param_types import DIR, FILE, PATH
 from pipeline.settings.init_templates import CONFIG_NAME
 

@@ -7,8 +7,8 @@ import re
 from typing import get_type_hints
 
 import pytest
-from beam_jobs.common.settings import from_mapping
 
+from beam_jobs.common.settings import from_mapping
 from beam_jobs.errors import OptionError
 from pipeline.config import build, load
 from pipeline.runners.local import preflight
