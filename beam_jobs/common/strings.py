@@ -95,3 +95,23 @@ def listed(names: Sequence[str], most: int = 8) -> str:
 def some(names: Sequence[str], most: int = 8) -> str:
     """Returns `cat, dog`: the first of the names, and dots when there are more than `most`."""
     return ", ".join(names[:most]) + " ..." * (len(names) > most)
+
+
+def parse_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """Returns name, positional and named arguments of `name` or `name(1, word=2)`; arguments are Python literals.
+
+    Raises:
+      ValueError: the text is something else.
+    """
+    import ast  # here, for the same reason as above
+
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+        if isinstance(call, ast.Name):
+            return call.id, [], {}
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError(f"{text!r} is no call")
+        named = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+        return call.func.id, [ast.literal_eval(value) for value in call.args], named
+    except SyntaxError as error:
+        raise ValueError(f"{text!r} is no call") from error

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from pydantic import PlainSerializer
 from pydantic.dataclasses import dataclass as options
 
 from beam_jobs.common import validate
 from beam_jobs.common.settings import STRICT, Options
-from beam_jobs.common.strings import unknown
+from beam_jobs.common.strings import parse_call, unknown
 from beam_jobs.dataset.user_columns import check_column
 from beam_jobs.errors import OptionError
 
@@ -73,7 +73,9 @@ class TransformOptions(Options):
       OptionError: an op is unknown or does not fit its arguments; the message names the column.
     """
 
-    columns: Mapping[str, str] = field(default_factory=dict)
+    columns: Annotated[
+        Mapping[str, str], PlainSerializer(lambda columns: dict(sorted(columns.items())), when_used="json")
+    ] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, spec in self.columns.items():
@@ -107,7 +109,12 @@ def parse_column(name: str, spec: object) -> ColumnOp:
       OptionError: there is no such op, or the arguments do not fit it.
     """
     where = f"transform.columns.{name}"
-    op_name, positional, named = _call(where, spec)
+    try:
+        op_name, positional, named = parse_call(str(spec))
+    except ValueError as error:
+        ops = ", ".join(COLUMN_OPS)
+        message = f"{where} is {spec!r}; it must be one of {ops}, with arguments as in vocabulary(100)"
+        raise OptionError(message) from error
     if op_name not in COLUMN_OPS:
         raise OptionError(f"{where}: {unknown('op', op_name, COLUMN_OPS)}")
     try:
@@ -118,19 +125,3 @@ def parse_column(name: str, spec: object) -> ColumnOp:
     for argument, value in dataclasses.asdict(op).items():
         validate.whole(f"{where}: {argument} of {op_name}", value, _LEAST[argument])
     return op
-
-
-def _call(where: str, spec: object) -> tuple[str, list[Any], dict[str, Any]]:
-    """Returns name, positional and named arguments of `name` or `name(1, word=2)`."""
-    try:
-        call = ast.parse(str(spec).strip(), mode="eval").body
-        call = ast.Call(func=call, args=[], keywords=[]) if isinstance(call, ast.Name) else call
-        name = call.func.id  # type: ignore[attr-defined]
-        positional = [ast.literal_eval(value) for value in call.args]  # type: ignore[attr-defined]
-        named = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}  # type: ignore[attr-defined]
-    except (SyntaxError, ValueError, AttributeError) as error:
-        ops = ", ".join(COLUMN_OPS)
-        raise OptionError(
-            f"{where} is {spec!r}; it must be one of {ops}, with arguments as in vocabulary(100)"
-        ) from error
-    return name, positional, named

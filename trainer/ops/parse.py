@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from beam_jobs.common.strings import unknown
+from beam_jobs.common.strings import parse_call, unknown
 from beam_jobs.errors import OptionError
 from trainer.ops.resize import METHODS
 
@@ -73,12 +72,8 @@ def parse_chain(spec: str, table: Mapping[str, type], kind: str = "op") -> tuple
 
 def _parse_op(text: str, spec: str, table: Mapping[str, type], kind: str) -> Any:
     try:
-        call = ast.parse(text, mode="eval").body
-        call = ast.Call(func=call, args=[], keywords=[]) if isinstance(call, ast.Name) else call
-        name = call.func.id  # type: ignore[attr-defined]
-        positional = [ast.literal_eval(value) for value in call.args]  # type: ignore[attr-defined]
-        named = {word.arg: ast.literal_eval(word.value) for word in call.keywords}  # type: ignore[attr-defined]
-    except (SyntaxError, ValueError, AttributeError) as error:
+        name, positional, named = parse_call(text)
+    except ValueError as error:
         raise OptionError(f"ops {spec!r}: {text!r} is not an op; write a chain such as decode|resize(224)") from error
     if name not in table:
         raise OptionError(f"ops {spec!r}: {unknown(kind, name, table)}")
