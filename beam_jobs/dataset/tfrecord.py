@@ -17,10 +17,10 @@ import google_crc32c
 
 from beam_jobs.errors import CorruptDataset
 
-_HEAD = struct.Struct("<QI")
-_TAIL = struct.Struct("<I")
-HEADER = _HEAD.size  # bytes: 8 + 4
-OVERHEAD = _HEAD.size + _TAIL.size  # bytes
+HEAD = struct.Struct("<QI")  # length of the payload and its checksum
+TAIL = struct.Struct("<I")
+HEADER = HEAD.size  # bytes: 8 + 4
+OVERHEAD = HEAD.size + TAIL.size  # bytes
 MAX_RECORD_BYTES = 1 << 30  # of a payload, written or believed
 _MASK_DELTA = 0xA282EAD8
 
@@ -28,7 +28,7 @@ _MASK_DELTA = 0xA282EAD8
 def frame(payload: bytes) -> tuple[bytes, bytes, bytes]:
     """Returns the three pieces to write for a payload; three, so that a large payload is not copied."""
     length = struct.pack("<Q", len(payload))
-    return length + _TAIL.pack(_masked_crc(length)), payload, _TAIL.pack(_masked_crc(payload))
+    return length + TAIL.pack(_checksum(length)), payload, TAIL.pack(_checksum(payload))
 
 
 def read_records(stream: BinaryIO, name: str, max_bytes: int = MAX_RECORD_BYTES) -> Iterator[tuple[int, bytes]]:
@@ -73,23 +73,32 @@ def read_record(stream: BinaryIO, name: str, offset: int, max_bytes: int = MAX_R
     Raises:
       CorruptDataset: the record is not sound.
     """
-    head = stream.read(_HEAD.size)
+    head = stream.read(HEAD.size)
     if not head:
         return None
-    if len(head) < _HEAD.size:
+    if len(head) < HEAD.size:
         raise CorruptDataset(f"{name} ends inside the record at offset {offset}: {len(head)} of 12 header bytes")
-    length, length_crc = _HEAD.unpack(head)
-    if _masked_crc(head[:8]) != length_crc or length > max_bytes:
+    length = HEAD.unpack(head)[0]
+    if not begins_record(head) or length > max_bytes:
         raise CorruptDataset(f"{name} has a corrupt length at offset {offset}; write the dataset again")
-    body = stream.read(length + _TAIL.size)
-    if len(body) < length + _TAIL.size:
+    body = stream.read(length + TAIL.size)
+    if len(body) < length + TAIL.size:
         raise CorruptDataset(f"{name} ends inside the record at offset {offset}: {len(body)} of {length + 4} bytes")
     payload = body[:length]
-    if _masked_crc(payload) != _TAIL.unpack(body[length:])[0]:
+    if _checksum(payload) != TAIL.unpack(body[length:])[0]:
         raise CorruptDataset(f"{name} has a corrupt record at offset {offset}; write the dataset again")
     return payload
 
 
-def _masked_crc(data: bytes) -> int:
-    crc = google_crc32c.value(data)
+def begins_record(head: bytes) -> bool:
+    """Returns whether bytes are the `HEADER` of a record: whether the checksum of the length is right."""
+    return len(head) == HEADER and _checksum(head[:8]) == HEAD.unpack(head)[1]
+
+
+def masked(crc: int) -> int:
+    """Returns a crc32c as it stands in a file."""
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def _checksum(data: bytes) -> int:
+    return masked(google_crc32c.value(data))

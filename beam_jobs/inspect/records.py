@@ -6,10 +6,7 @@ what a foreign file claims, or unpacks to, must not take the memory of the machi
 
 from __future__ import annotations
 
-import gzip
 import io
-import struct
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,10 +22,6 @@ from beam_jobs.storage import decompress
 LOOKED_BYTES = 64 << 20
 
 _BLOCK_BYTES = 1 << 20
-_HEAD = struct.Struct("<QI")  # length of the payload and its checksum, see `tfrecord`
-_TAIL = struct.Struct("<I")
-_MASK_DELTA = 0xA282EAD8
-_UNPACKING = (zlib.error, EOFError, gzip.BadGzipFile)
 
 
 @dataclass(frozen=True)
@@ -62,14 +55,12 @@ def opened(path: str) -> Iterator[tuple[Iterator[Found], str]]:
     """
     try:
         with storage.open_read(path) as stream:
-            compression = _compression(stream.read(_HEAD.size))
+            compression = _compression(stream.read(tfrecord.HEADER))
             stream.seek(0)
-            unpacked: BinaryIO = stream
-            if compression == "gzip":
-                unpacked = gzip.GzipFile(fileobj=stream)  # type: ignore[assignment]
-            elif compression == "zlib":
-                unpacked = io.BufferedReader(_Inflated(stream), _BLOCK_BYTES)  # type: ignore[type-var]
-            yield _records(unpacked, path), compression
+            plain: BinaryIO = stream
+            if compression != "none":
+                plain = io.BufferedReader(decompress.unpacked(stream, compression), _BLOCK_BYTES)  # type: ignore[type-var]
+            yield _records(plain, path), compression
     except OSError as error:
         raise _unreadable(path, error) from error
 
@@ -86,26 +77,26 @@ def is_tfrecord(path: str) -> bool:
 def _records(stream: BinaryIO, path: str) -> Iterator[Found]:
     offset = 0
     try:
-        while head := stream.read(_HEAD.size):
+        while head := stream.read(tfrecord.HEAD.size):
             length = _length(head, path, offset)
             yield Found(offset, length, _payload(stream, path, offset, length))
             offset += length + tfrecord.OVERHEAD
-    except _UNPACKING as error:
-        reason = str(error).rstrip(".")
-        raise CorruptDataset(f"{path} cannot be unpacked: {reason}, in the record at offset {offset}") from error
+    except decompress.DAMAGED as error:
+        said = str(error).rstrip(".")
+        raise CorruptDataset(f"{path} cannot be unpacked: {said}, in the record at offset {offset}") from error
     except OSError as error:
         raise _unreadable(path, error) from error
 
 
 def _length(head: bytes, path: str, offset: int) -> int:
-    if len(head) < _HEAD.size:
+    if len(head) < tfrecord.HEAD.size:
         perhaps = "" if offset else "; it is cut off, or no TFRecord file"
         raise CorruptDataset(
             f"{path} ends inside the record at offset {offset}: {len(head)} of 12 header bytes{perhaps}"
         )
-    if not _begins_a_record(head):
+    if not tfrecord.begins_record(head):
         raise CorruptDataset(f"{path} has a corrupt length at offset {offset}; it is damaged, or no TFRecord file")
-    return int(_HEAD.unpack(head)[0])
+    return int(tfrecord.HEAD.unpack(head)[0])
 
 
 def _payload(stream: BinaryIO, path: str, offset: int, length: int) -> bytes | None:
@@ -119,59 +110,28 @@ def _payload(stream: BinaryIO, path: str, offset: int, length: int) -> bytes | N
             kept.append(block)
         if len(block) < min(left, _BLOCK_BYTES):
             raise _torn(path, offset, length - left + len(block), length)
-    tail = stream.read(_TAIL.size)
-    if len(tail) < _TAIL.size:
+    tail = stream.read(tfrecord.TAIL.size)
+    if len(tail) < tfrecord.TAIL.size:
         raise _torn(path, offset, length + len(tail), length)
-    if _TAIL.unpack(tail)[0] != _masked(crc):
+    if tfrecord.TAIL.unpack(tail)[0] != tfrecord.masked(crc):
         raise CorruptDataset(f"{path} has a corrupt record at offset {offset}; it is damaged")
     return b"".join(kept) if length <= LOOKED_BYTES else None
 
 
 def _torn(path: str, offset: int, found: int, length: int) -> CorruptDataset:
-    return CorruptDataset(f"{path} ends inside the record at offset {offset}: {found} of {length + _TAIL.size} bytes")
+    return CorruptDataset(
+        f"{path} ends inside the record at offset {offset}: {found} of {length + tfrecord.TAIL.size} bytes"
+    )
 
 
 def _compression(head: bytes) -> str:
     # A record starts with its length, which may look like anything; but then its checksum is right.
-    if _begins_a_record(head):
+    if tfrecord.begins_record(head):
         return "none"
     if head.startswith(b"\x1f\x8b"):
         return "gzip"
     return "zlib" if decompress.is_zlib(head) else "none"
 
 
-def _begins_a_record(head: bytes) -> bool:
-    return len(head) == _HEAD.size and _masked(google_crc32c.value(head[:8])) == _HEAD.unpack(head)[1]
-
-
-def _masked(crc: int) -> int:
-    return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
-
-
 def _unreadable(path: str, error: OSError) -> SourceError:
     return SourceError(f"{path} cannot be read: {error.strerror or error}")
-
-
-class _Inflated(io.RawIOBase):
-    """What a zlib stream unpacks to, a block at a time: a few bytes of it can stand for gigabytes."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        super().__init__()
-        self._stream = stream
-        self._inflater = zlib.decompressobj()
-
-    def readable(self) -> bool:
-        """Returns True."""
-        return True
-
-    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
-        """Fills a part of the buffer; see `io.RawIOBase`."""
-        while not self._inflater.eof:
-            packed = self._inflater.unconsumed_tail or self._stream.read(_BLOCK_BYTES)
-            block = self._inflater.decompress(packed, len(buffer))
-            if block:
-                buffer[: len(block)] = block
-                return len(block)
-            if not packed:
-                raise EOFError("it ends before its end-of-stream marker")
-        return 0

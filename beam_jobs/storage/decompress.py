@@ -9,6 +9,7 @@ import bz2
 import contextlib
 import functools
 import gzip
+import io
 import lzma
 import os
 import shutil
@@ -31,7 +32,13 @@ XZ_MEMORY_BYTES = 256 << 20  # `xz -9` needs 65 MiB to unpack; the format allows
 
 _BLOCK_BYTES = 1 << 20
 _XZ_READ_BYTES = 64 << 10  # what follows a stream is copied for each: small, where there are thousands of empty ones
-_DAMAGE = (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError)
+DAMAGED = (
+    EOFError,
+    zlib.error,
+    gzip.BadGzipFile,
+    lzma.LZMAError,
+)  # what reading from `unpacked` raises besides OSError
+_DAMAGE = (*DAMAGED, OSError, ValueError)
 _XZ_TOO_LARGE = "Memory usage limit exceeded"  # of liblzma
 
 
@@ -84,6 +91,21 @@ def stamp(path: str) -> tuple[int, int]:
     return size, 0
 
 
+def unpacked(stream: BinaryIO, packing: str) -> BinaryIO:
+    """Returns the content of a compressed stream, read forwards in bounded memory; a read may give less than asked.
+
+    Args:
+      stream: at the start of the file.
+      packing: one of `PACKINGS`.
+    """
+    if packing == GZIP:
+        return gzip.GzipFile(fileobj=stream)  # type: ignore[return-value]
+    if packing == BZIP2:
+        return bz2.BZ2File(stream)  # type: ignore[return-value]
+    blocks = _zlib_blocks(stream) if packing == ZLIB else _xz_blocks(stream)
+    return _Blocks(blocks)  # type: ignore[return-value]
+
+
 def plain_path(path: str, packing: str, fresh: bool = True) -> str:
     """Returns a local file that holds what a compressed container unpacks to.
 
@@ -121,7 +143,8 @@ def _unpack(path: str, packing: str, size: int) -> str:
         raise SourceError(_no_room(path, error.strerror or str(error))) from error
     try:
         with os.fdopen(handle, "wb") as out, storage.open_read(path) as stream:
-            _copy(_blocks(stream, packing), out, path, size)
+            plain = unpacked(stream, packing)
+            _copy(iter(functools.partial(plain.read, _BLOCK_BYTES), b""), out, path, size)
     except BaseException:
         os.remove(target)
         raise
@@ -163,13 +186,23 @@ def _no_room(path: str, reason: str) -> str:
     return f"{place}: {reason}; set TMPDIR to a larger disk, or decompress it yourself"
 
 
-def _blocks(stream: BinaryIO, packing: str) -> Iterator[bytes]:
-    if packing == ZLIB:
-        return _zlib_blocks(stream)
-    if packing == XZ:
-        return _xz_blocks(stream)
-    unpacked = gzip.GzipFile(fileobj=stream) if packing == GZIP else bz2.BZ2File(stream)
-    return iter(functools.partial(unpacked.read, _BLOCK_BYTES), b"")
+class _Blocks(io.RawIOBase):
+    """Blocks of bytes as a file."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks = blocks
+        self._left = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+        if not self._left:
+            self._left = memoryview(next(self._blocks, b""))
+        part = self._left[: len(buffer)]
+        buffer[: len(part)] = part
+        self._left = self._left[len(part) :]
+        return len(part)
 
 
 def _xz_blocks(stream: BinaryIO) -> Iterator[bytes]:

@@ -27,7 +27,6 @@ from trainer.input.record_check import content_problem
 _log = logging.getLogger(__name__)
 _READ_BYTES = 4 << 20  # of a shard at a time
 _NAMED = 3  # records that a message names one by one
-_HEAD_BYTES, _TAIL_BYTES = 12, 4  # of the framing, see `beam_jobs.dataset.tfrecord`
 _CUT_OFF = "is cut off: the file ends inside it"
 
 
@@ -216,11 +215,11 @@ def _problem(place: _Place, data: bytes | str, decode: bool) -> str:
         return data
     if len(data) < place.end - place.start:
         return _CUT_OFF
-    payload = data[_HEAD_BYTES:-_TAIL_BYTES]
+    payload = data[tfrecord.HEADER : -tfrecord.TAIL.size]
     head, _, tail = tfrecord.frame(payload)
-    if head != data[:_HEAD_BYTES]:
+    if head != data[: tfrecord.HEADER]:
         return "has a damaged length"
-    if tail != data[-_TAIL_BYTES:]:
+    if tail != data[-tfrecord.TAIL.size :]:
         return "has changed: its checksum is not the one that was written"
     return content_problem(payload, place.key, decode)
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
-
 from beam_jobs import storage
+from beam_jobs.dataset import tfrecord
 from beam_jobs.errors import SourceError
 from beam_jobs.storage import decompress
 
 NONE, GZIP, ZLIB = "none", "gzip", "zlib"
 COMPRESSIONS = ("auto", NONE, GZIP, ZLIB)
-_HEAD_BYTES = 12
 _BLOCK_BYTES = 1 << 20
 _sound: set[tuple[str, tuple[int, int]]] = set()  # path and stamp of what was unpacked to its end
 
@@ -27,7 +24,7 @@ def packing_of(path: str, compression: str) -> str:
       SourceError: it cannot be read, or is compressed in another way.
     """
     try:
-        head = storage.read_range(path, 0, _HEAD_BYTES)
+        head = storage.read_range(path, 0, tfrecord.HEADER)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
     packing = decompress.packing_of(head)
@@ -51,7 +48,7 @@ def fault_of(path: str, packing: str) -> str:
         if stamp not in _sound and packing != NONE:
             _unpack(path, packing)
             _sound.add(stamp)
-    except (EOFError, OSError, zlib.error) as error:
+    except (*decompress.DAMAGED, OSError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return f"{path} cannot be unpacked: {reason}; copy it again"
     return ""
@@ -59,14 +56,6 @@ def fault_of(path: str, packing: str) -> str:
 
 def _unpack(path: str, packing: str) -> None:
     with storage.open_read(path) as stream:
-        if packing == GZIP:
-            with gzip.open(stream) as unpacked:
-                while unpacked.read(_BLOCK_BYTES):
-                    pass
-            return
-        inflater = zlib.decompressobj()
-        while not inflater.eof:
-            packed = inflater.unconsumed_tail or stream.read(_BLOCK_BYTES)
-            if not packed:
-                raise EOFError("it ends before its end-of-stream marker")
-            inflater.decompress(packed, _BLOCK_BYTES)
+        plain = decompress.unpacked(stream, packing)
+        while plain.read(_BLOCK_BYTES):
+            pass
