@@ -59,7 +59,9 @@ def opened(path: str) -> Iterator[tuple[Iterator[Found], str]]:
             stream.seek(0)
             plain: BinaryIO = stream
             if compression != "none":
-                plain = io.BufferedReader(decompress.unpacked(stream, compression), _BLOCK_BYTES)  # type: ignore[type-var]
+                plain = decompress.unpacked(stream, compression)
+                if isinstance(plain, io.RawIOBase):
+                    plain = io.BufferedReader(plain, _BLOCK_BYTES)
             yield _records(plain, path), compression
     except OSError as error:
         raise _unreadable(path, error) from error
