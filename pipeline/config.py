@@ -49,7 +49,7 @@ class DataShape:
 
 @options(frozen=True, kw_only=True, config=STRICT)
 class PipelineConfig(Options):
-    """Everything a pipeline is told.
+    """All settings of a pipeline.
 
     Attributes:
       name: what the pipeline is called in ML Metadata; runs of one name share their cache.
@@ -213,8 +213,8 @@ def build(settings: Mapping[str, Any]) -> PipelineConfig:
         raise not_a_section("ingest", ingest)
     for name in NOT_IN_A_PIPELINE:
         if name in ingest:
-            said = f"ingest.{name} is not for a pipeline: it puts each dataset into a directory of its own"
-            raise OptionError(said, [f"ingest.{name}"])
+            message = f"ingest.{name} is not for a pipeline: it puts each dataset into a directory of its own"
+            raise OptionError(message, [f"ingest.{name}"])
     config = from_mapping(PipelineConfig, {**settings, "ingest": {**ingest, "out": ""}}, "")
     return config.resolved()
 

@@ -153,7 +153,7 @@ def _check_balance(balance: str | Mapping[str, float]) -> None:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TrainerConfig(Options):
-    """Everything the Trainer component is told; crosses TFX as JSON.
+    """All options of the Trainer component; they cross TFX as JSON.
 
     Examples:
       >>> from trainer import InputOptions, TrainerConfig, TrainOptions

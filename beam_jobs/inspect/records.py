@@ -84,8 +84,8 @@ def _records(stream: BinaryIO, path: str) -> Iterator[Found]:
             yield Found(offset, length, _payload(stream, path, offset, length))
             offset += length + tfrecord.OVERHEAD
     except decompress.DAMAGED as error:
-        said = str(error).rstrip(".")
-        raise CorruptDataset(f"{path} cannot be unpacked: {said}, in the record at offset {offset}") from error
+        reason = str(error).rstrip(".")
+        raise CorruptDataset(f"{path} cannot be unpacked: {reason}, in the record at offset {offset}") from error
     except OSError as error:
         raise _unreadable(path, error) from error
 

@@ -48,7 +48,7 @@ def engine_of(runner: str | None, assignments: Sequence[str], section: Mapping[s
     if assignments and not known:
         raise OptionError(f"--runner-option is {assignments[0]!r}; the {chosen} runner has none, name it with --runner")
     given = dict(_parsed(assignment, known) for assignment in assignments)
-    return from_mapping(options, held | given, "engine" if held else "--runner-option")
+    return from_mapping(options, settings | given, "engine" if settings else "--runner-option")
 
 
 def _parsed(assignment: str, known: Mapping[str, Described]) -> tuple[str, Any]:

@@ -106,7 +106,7 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
 
 
 def _kept(section: Any) -> dict[str, Any]:
-    """Returns what the section `ingest` says of how to ingest; from where and to where is said by arguments."""
+    """Returns the settings of the section `ingest` without source and output, which are arguments."""
     from beam_jobs.common.settings import not_a_section
     from pipeline.config import NOT_IN_A_PIPELINE
 

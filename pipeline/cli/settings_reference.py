@@ -126,13 +126,13 @@ def _section(section: str, cls: type, options: Mapping[str, str]) -> Iterator[st
 def _table(section: str, cls: type, options: Mapping[str, str]) -> Iterator[str]:
     yield "| setting | type | default | meaning |"
     yield "|---|---|---|---|"
-    said = meanings(cls)
+    meaning_of = meanings(cls)
     for name, item in fields(cls).items():
         key = f"{section}.{name}" if section else name
         if item.section or (section in sections() and name not in names(section)):
             continue
         option = f" Option `{options[key]}`." if key in options else ""
-        meaning = _sentence(_spelled_out(said[name], cls)) + option
+        meaning = _sentence(_spelled_out(meaning_of[name], cls)) + option
         cells = (f"`{name}`", _type(item), _default(item), meaning)
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
     yield ""

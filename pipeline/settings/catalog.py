@@ -121,12 +121,12 @@ def _squeezed(name: str) -> str:
 
 
 def _below(cls: type, where: str) -> dict[str, type]:
-    found: dict[str, type] = {}
+    sections_below: dict[str, type] = {}
     for name, item in fields(cls).items():
         if item.section:
             dotted = f"{where}{name}"
-            found |= {dotted: item.section, **_below(item.section, f"{dotted}.")}
-    return found
+            sections_below |= {dotted: item.section, **_below(item.section, f"{dotted}.")}
+    return sections_below
 
 
 def _unknown(section: str, name: str) -> str:

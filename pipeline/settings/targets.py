@@ -58,5 +58,5 @@ def check(values: Mapping[str, Any]) -> None:
     known = list(fields(options_of(engine[_RUNNER])))
     for name in engine:
         if name not in (_RUNNER, *known):
-            said = unknown("setting", name, (_RUNNER, *known), f"{_ENGINE}.")
-            raise OptionError(f"{said}, for {_RUNNER} is {engine[_RUNNER]}", [f"{_ENGINE}.{name}"])
+            message = unknown("setting", name, (_RUNNER, *known), f"{_ENGINE}.")
+            raise OptionError(f"{message}, for {_RUNNER} is {engine[_RUNNER]}", [f"{_ENGINE}.{name}"])
