@@ -8,6 +8,7 @@ HERE = Path(__file__).parent
 
 # Ranges say what the code needs; `constraints/` says what was tested, to the last transitive version.
 CORE = [
+    "annotated-types>=0.6",
     "apache-beam>=2.74,<3",
     "click>=8.1",
     "google-crc32c>=1.5",  # without a C crc32c a record costs milliseconds instead of microseconds
@@ -25,6 +26,7 @@ CORE = [
     # TFX 1.16, which needs Python 3.10, keeps pyarrow at 10, which runs what a Parquet file holds: see SECURITY.md.
     "pyarrow-hotfix>=0.6; python_version < '3.11'",
     "pycocotools>=2.0.7",  # polygons and run-length encodings of COCO to masks
+    "pydantic>=2.7,<3",
     "pyyaml>=6",
     "rich>=13",
     "tensorflow>=2.16,<2.22",

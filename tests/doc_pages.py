@@ -204,7 +204,7 @@ def check_mention(text: str) -> None:
 def _resolved(arguments: Sequence[str]) -> tuple[click.Command, click.Context, list[str]]:
     """Returns the command, the context of its group, and the arguments that are its own."""
     command, rest = cli, list(arguments)  # type: click.Command, list[str]
-    context = click.Context(cli, info_name="feedline")
+    context = click.Context(cli, info_name="feedline", **cli.context_settings)
     while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
         _, found, rest = command.resolve_command(context, rest)
         assert found

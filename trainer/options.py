@@ -9,8 +9,7 @@ from typing import Annotated
 from annotated_types import Ge, Lt
 from pydantic.dataclasses import dataclass
 
-from beam_jobs.common import validate
-from beam_jobs.common.settings import STRICT, Count, NotNegative, OneOf, Options, Positive
+from beam_jobs.common.settings import STRICT, Count, NotNegative, OneOf, Options, Positive, Share
 from beam_jobs.common.system import cores
 from beam_jobs.errors import OptionError
 from beam_jobs.storage import is_remote
@@ -80,7 +79,7 @@ class InputOptions(Options):
     shuffle: Annotated[str, OneOf(("window", "global", "none"))] = "window"
     shuffle_mb: NotNegative = 64.0
     lanes: Positive = 8
-    balance: str | Mapping[str, float] = ""
+    balance: Annotated[str, OneOf(("", UNIFORM))] | Mapping[str, Share] = ""
     cache: Annotated[str, OneOf(("auto", "memory", "disk", "none"))] = "auto"
     cache_mb: NotNegative = 0.0
     cache_dir: str = ""
@@ -141,12 +140,9 @@ class InputOptions(Options):
 
 def _check_balance(balance: str | Mapping[str, float]) -> None:
     if isinstance(balance, str):
-        validate.choice("balance", balance, ("", UNIFORM))
         return
     if not balance:
-        raise OptionError(f"balance is {balance!r}; it must be uniform, or class: share")
-    for name, share in balance.items():
-        validate.share(f"balance of {name}", share)
+        raise OptionError("balance is {}; it must be uniform, or class: share")
     if abs(sum(balance.values()) - 1) > 1e-3:
         raise OptionError(f"the shares of balance add up to {sum(balance.values()):g}; they must add up to 1")
 

@@ -12,13 +12,12 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
-from pydantic_core import core_schema
 
 from beam_jobs.common.redact import hide
 from beam_jobs.common.strings import unknown
@@ -76,9 +75,9 @@ class OneOf:
 
     names: tuple[str, ...]
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         """Returns the check."""
-        return core_schema.literal_schema(list(self.names))
+        return handler.generate_schema(Literal[self.names])
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -220,7 +219,8 @@ def allowed(hint: Any, annotations: tuple[Any, ...] = ()) -> str:
         return allowed(*_bare(hint))
     for one in annotations:
         if isinstance(one, OneOf):
-            return f"one of {', '.join(one.names)}"
+            names = [name for name in one.names if name]
+            return f"one of {', '.join(names)}" if len(names) > 1 else names[0]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
         return f"a list of {_MANY[_bare(arguments[0])[0]]}, as [a, b]"
@@ -236,7 +236,7 @@ def _range(kind: str, limits: Mapping[type, Any]) -> str:
     if least and most:
         return f"{kind} from {least.ge} to {most.le}" if kind == _PLAIN[int] else f"between {least.ge} and {most.le}"
     if least and below:
-        return f"from {least.ge} to below {below.lt}"
+        return f"{kind if kind == _PLAIN[int] else ''} from {least.ge} to below {below.lt}".lstrip()
     if least:
         return f"{kind} of at least {least.ge:g}"
     return f"{kind} above {above.gt:g}" if above else kind
@@ -274,26 +274,47 @@ def _plain(field: Described, value: Any, where: str) -> Any:
 
 def _explanation(cls: type, error: ValidationError) -> Exception:
     """Returns the error of a class of options for what pydantic found first."""
-    first = error.errors(include_url=False)[0]
-    name, *inside = first["loc"]
+    errors = error.errors(include_url=False)
+    place = errors[0]["loc"][0]
+    # Of the members of a union, the one that the value came furthest with is meant.
+    first = max((one for one in errors if one["loc"][0] == place), key=lambda one: len(one["loc"]))
     known = fields(cls)
-    if name not in known:
-        if isinstance(name, int):
-            return TypeError(f"{cls.__name__} takes its options by name")
-        return OptionError(unknown("setting", name, known), [str(name)])
+    if isinstance(place, int):
+        return TypeError(f"{cls.__name__} takes its options by name")
+    if place not in known:
+        return OptionError(unknown("setting", place, known), [place])
     if first["type"].startswith("missing"):
-        return OptionError(f"{name} is missing; it has no default", [])
-    field, value = known[str(name)], first["input"]
-    hint, annotations = field.hint, field.annotations
-    if inside and typing.get_origin(hint) not in (None, tuple, *_UNIONS) and inside[-1] != "[key]":
-        name, (hint, annotations) = f"{name}.{inside[0]}", _bare(typing.get_args(hint)[1])
-    elif inside:
-        pass
-    is_type = first["type"].endswith("_type")
-    wanted = allowed(hint, annotations)
-    quotes = "; put it in quotes" if hint is str and isinstance(value, (bool, int, float)) else ""
-    message = f"{name} is {_kind(value) if is_type else ''}{shown(value)}; it must be {wanted}{quotes}"
-    return OptionError(message, [str(name)])
+        return OptionError(f"{place} is missing; it has no default", [])
+    return OptionError(_refusal(known[place], first["loc"][1:], first["type"], first["input"]), [place])
+
+
+def _refusal(field: Described, inside: Sequence[int | str], kind: str, value: Any) -> str:
+    """Returns what is wrong with a value.
+
+    Args:
+      field: that it is given for.
+      inside: where in the value, as pydantic has it; the members of a union are named, too.
+      kind: of the error, as pydantic has it.
+      value: the part that is refused.
+    """
+    name, hint, annotations = field.name, field.hint, field.annotations
+    members = [_bare(one) for one in (typing.get_args(hint) if typing.get_origin(hint) in _UNIONS else ())]
+    mapping = next((one for one, _ in [*members, (hint, ())] if _is_mapping(one)), None)
+    if inside and inside[-1] == "[key]":
+        return f"{name} names {shown(value)}; names are text, so write {str(value)!r}"
+    if mapping and len(inside) > bool(members):
+        name, (hint, annotations) = f"{name}.{inside[-1]}", _bare(typing.get_args(mapping)[1])
+    elif inside and typing.get_origin(hint) is tuple and kind == "literal_error":
+        hint, annotations = _bare(typing.get_args(hint)[0])
+    written = _kind(value) if kind.endswith("_type") else ""
+    is_free_text = hint is str and not any(isinstance(one, OneOf) for one in annotations)
+    quotes = "; put it in quotes" if is_free_text and isinstance(value, (bool, int, float)) else ""
+    return f"{name} is {written}{shown(value)}; it must be {allowed(hint, annotations)}{quotes}"
+
+
+def _is_mapping(hint: Any) -> bool:
+    origin = typing.get_origin(hint)
+    return isinstance(origin, type) and issubclass(origin, Mapping)
 
 
 def _kind(value: Any) -> str:

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import re
-from typing import get_type_hints
+from typing import Annotated
 
 import pytest
+from pydantic.dataclasses import dataclass
 
-from beam_jobs.common.settings import from_mapping
+from beam_jobs.common.settings import STRICT, Field, Options, allowed, fields, from_mapping
 from beam_jobs.errors import OptionError
 from pipeline.config import build, load
 from pipeline.runners.local import preflight
@@ -16,6 +16,8 @@ from pipeline.settings.catalog import sections
 from pipeline.settings.targets import target_options
 
 OPTIONS = [*sections().values(), *(cls for _, cls in target_options().values())]
+HINTS = {allowed(one.hint, one.annotations): one for cls in OPTIONS for one in fields(cls).values() if not one.section}
+
 MINIMAL = {"root": "work", "ingest": {"source": "photos"}}
 
 
@@ -65,8 +67,11 @@ def test_every_part_can_be_set_from_nested_settings():
             {**MINIMAL, "ingest": {"source": "x", "limits": {"min_side": 3}}},
             "'ingest.limits.min_side'; did you mean min_side_px",
         ),
-        ({**MINIMAL, "train": {"epochs": "many"}}, "^train.epochs is the text 'many'; it must be a whole number$"),
-        ({**MINIMAL, "train": {"epochs": True}}, "^train.epochs is true; it must be a whole number$"),
+        (
+            {**MINIMAL, "train": {"epochs": "many"}},
+            "^train.epochs is the text 'many'; it must be a whole number of at least 1$",
+        ),
+        ({**MINIMAL, "train": {"epochs": True}}, "^train.epochs is true; it must be a whole number of at least 1$"),
         (
             {**MINIMAL, "schema": "/nowhere/schema.pbtxt"},
             "schema is '/nowhere/schema.pbtxt', which is neither a file nor",
@@ -74,7 +79,10 @@ def test_every_part_can_be_set_from_nested_settings():
         ({"root": "w", "ingest": {"source": "x", "splits": {"all": 1}}}, "splits names only all; a model is evaluated"),
         ({"root": "work", "ingest": None}, "^ingest is nothing; it must be a mapping of settings$"),
         ({"root": "work", "ingest": {"source": "x", "out": "y"}}, "ingest.out is not for a pipeline"),
-        ({"root": "w", "ingest": {"source": "x", "splits": {1: 0.5, 2: 0.5}}}, "split name 1 is not allowed"),
+        (
+            {"root": "w", "ingest": {"source": "x", "splits": {1: 0.5, 2: 0.5}}},
+            "^ingest.splits names 1; names are text, so write '1'",
+        ),
         ({"root": "work"}, "the pipeline was given neither images nor a dataset; name ingest.source"),
         ({**MINIMAL, "dataset": "d"}, "the pipeline was given both images and a dataset"),
         ({**MINIMAL, "root": ""}, "root is empty"),
@@ -89,9 +97,12 @@ def test_every_part_can_be_set_from_nested_settings():
         ({**MINIMAL, "span": 3}, "span is 3, but the source .*photos has no {SPAN} to put it in"),
         ({**MINIMAL, "span": "new"}, "^span is the text 'new'; it must be a whole number or null$"),
         ({**MINIMAL, "name": 7}, "^name is 7; it must be a text; put it in quotes$"),
-        ({**MINIMAL, "train": {"learning_rate": {"a": 1}}}, "is the mapping {a: 1}; it must be a number$"),
+        ({**MINIMAL, "train": {"learning_rate": {"a": 1}}}, "is the mapping {a: 1}; it must be a number above 0$"),
         ({**MINIMAL, "train": ["epochs"]}, "^train is the list \\[epochs\\]; it must be a mapping of settings$"),
-        ({**MINIMAL, "train": {"class_weights": 3}}, "is 3; it must be a text or a mapping of names to numbers, as {a"),
+        (
+            {**MINIMAL, "train": {"class_weights": 3}},
+            "is 3; it must be balanced or a mapping of names to numbers, as",
+        ),
         ({**MINIMAL, "transform": {"columns": "age"}}, "it must be a mapping of names to texts, as {a: b}$"),
         ({**MINIMAL, "name": ["x" * 999]}, r"^name is the list \[x{116}\.\.\.; it must be a text$"),
     ],
@@ -125,9 +136,11 @@ def test_a_missing_file_is_named():
         load("/nowhere.yaml")
 
 
-@pytest.mark.parametrize("hint", sorted({hint for cls in OPTIONS for hint in get_type_hints(cls).values()}, key=str))
+@pytest.mark.parametrize("hint", HINTS)
 def test_no_error_about_a_type_speaks_python(hint):
-    made = dataclasses.make_dataclass("Made", [("setting", hint)])
+    setting = Annotated[(HINTS[hint].hint, Field(), *HINTS[hint].annotations)]
+    made = type("Made", (Options,), {"__annotations__": {"setting": setting}})
+    made = dataclass(made, frozen=True, kw_only=True, config=STRICT)
     for value in (object(), None, "x", 3, True, ["x"], {"x": 1}):
         with contextlib.suppress(OptionError):
             from_mapping(made, {"setting": value}, "")

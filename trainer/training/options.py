@@ -8,7 +8,6 @@ from typing import Annotated
 
 from pydantic.dataclasses import dataclass
 
-from beam_jobs.common import validate
 from beam_jobs.common.settings import STRICT, AboveZero, BelowOne, Count, NotNegative, OneOf, Options, Positive
 from beam_jobs.errors import OptionError
 
@@ -92,7 +91,7 @@ class TrainOptions(Options):
     weight_decay: NotNegative = 1e-4
     clip_norm: NotNegative = 0.0
     label_smoothing: BelowOne = 0.0
-    class_weights: str | Mapping[str, float] = ""
+    class_weights: Annotated[str, OneOf(("", BALANCED))] | Mapping[str, NotNegative] = ""
     accumulate_steps: Positive = 1
     ema: BelowOne = 0.0
     monitor: str = "val_accuracy"
@@ -110,7 +109,8 @@ class TrainOptions(Options):
     profile_steps: str = ""
 
     def __post_init__(self) -> None:
-        _check_class_weights(self.class_weights)
+        if not self.class_weights and self.class_weights != "":
+            raise OptionError("class_weights is {}; it must be balanced, or class: weight")
         _ = self.profile_window
         self._check_together()
 
@@ -149,13 +149,3 @@ class TrainOptions(Options):
             raise OptionError("nesterov is on and momentum is 0; give a momentum such as 0.9")
         if self.optimizer not in _WITH_MOMENTUM and self.momentum != TrainOptions.momentum:
             raise OptionError(f"momentum is for the optimizers {' and '.join(_WITH_MOMENTUM)}; it is {self.optimizer}")
-
-
-def _check_class_weights(weights: str | Mapping[str, float]) -> None:
-    if isinstance(weights, str):
-        validate.choice("class_weights", weights, ("", BALANCED))
-        return
-    if not weights:
-        raise OptionError(f"class_weights is {weights!r}; it must be balanced, or class: weight")
-    for name, weight in weights.items():
-        validate.at_least(f"class_weights of {name}", weight, 0)

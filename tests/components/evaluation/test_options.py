@@ -12,8 +12,8 @@ from components.evaluation.options import EvaluateOptions
     ("options", "message"),
     [
         ({"min_accuracy": 1.2}, "min_accuracy is 1.2; it must be between 0 and 1"),
-        ({"max_drop": -0.1}, "max_drop is -0.1; it must be between 0 and 1"),
-        ({"slice_by": "camera"}, "slice_by is 'camera'; it must be a list of columns such as [camera]"),
+        ({"max_drop": -0.1}, "max_drop is -0.1; it must be between 0 and 1 or null"),
+        ({"slice_by": "camera"}, "slice_by is the text 'camera'; it must be a list of texts, as [a, b]"),
         ({"slice_by": ("a", "b", "a")}, "slice_by is ['a', 'b', 'a']; it names a column twice"),
         (
             {"slice_by": ("extra/camera",)},

@@ -167,7 +167,7 @@ def test_the_program_answers_other_shells(place, shell):
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("words", ["feedline ", "feedline ingest --p", "feedline run --set "])
+@pytest.mark.parametrize("words", ["feedline ", "feedline ingest --p", "feedline run --gate "])
 def test_a_completion_loads_nothing_heavy(place, words):
     code = (
         "import atexit, sys\n"

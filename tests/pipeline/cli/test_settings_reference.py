@@ -52,9 +52,9 @@ def test_every_setting_has_a_row():
     [
         ("root", ["text", "none: must be given"]),
         ("span", ["whole number or null", "`null`"]),
-        ("train.class_weights", ["text or mapping to numbers", "`''`"]),
+        ("train.class_weights", ["balanced or mapping of names to numbers", "`''`"]),
         ("ingest.columns.extra", ["list of texts", "`[]`"]),
-        ("ingest.splits", ["mapping to numbers", "`{train: 0.9, eval: 0.1}`"]),
+        ("ingest.splits", ["mapping of names to numbers", "`{train: 0.9, eval: 0.1}`"]),
         ("input.ordered", ["true or false", "`true`"]),
     ],
 )
@@ -64,6 +64,6 @@ def test_types_and_defaults_are_those_of_the_code(key, cells):
 
 def test_meanings_are_sentences_with_their_option_and_without_names_of_the_code():
     assert rows()["train.epochs"][2] == "Passes over the training split. Option `--epochs`."
-    assert rows()["ingest.source_kind"][2].startswith("One of `auto`, `folder`, `glob`, `csv`")
+    assert rows()["ingest.source_kind"][2].startswith("What the source is: `auto`, `folder`, `glob`, `csv`")
     assert "SOURCE_KINDS" not in page()
     assert "None" not in page()

@@ -149,17 +149,21 @@ def test_a_key_that_stands_twice_is_named_with_its_line(config):
         (
             {"FEEDLINE_TRAIN__EPOCHS": "many"},
             [],
-            "^train.epochs is the text 'many'; .* number \\(train.epochs from environment FEEDLINE_TRAIN__EPOCHS\\)$",
+            "^train.epochs is the text .* \\(train.epochs from environment FEEDLINE_TRAIN__EPOCHS\\)$",
         ),
-        ({}, ["train.epochs=0"], "^epochs is 0; .* at least 1 \\(train.epochs from option --set\\)$"),
+        ({}, ["train.epochs=0"], "^train.epochs is 0; .* at least 1 \\(train.epochs from option --set\\)$"),
         # Two sections have a seed.
         (
             {"FEEDLINE_INPUT__SEED": "-1"},
             ["ingest.seed=3"],
-            "^seed is -1; .* \\(input.seed from environment FEEDLINE_INPUT__SEED\\)$",
+            "^input.seed is -1; .* \\(input.seed from environment FEEDLINE_INPUT__SEED\\)$",
         ),
         # The message does not name the setting.
-        ({}, ["ingest.splits.eval=x"], "^split eval has .* \\(ingest.splits from file pipeline.yaml, option --set\\)$"),
+        (
+            {},
+            ["ingest.splits.eval=x"],
+            "^ingest.splits.eval is .* \\(ingest.splits from file pipeline.yaml, option --set\\)$",
+        ),
         ({}, ["dataset=d"], "both images .* \\(ingest from file pipeline.yaml; dataset from option --set\\)$"),
         ({}, ["ingest.out=x"], "^ingest.out is not for a pipeline: .* \\(ingest.out from option --set\\)$"),
     ],
@@ -186,7 +190,7 @@ def test_what_no_layer_gave_is_of_no_layer():
         ),
         (
             "compile --target airflow -c pipeline.yaml --out x.py --set airflow.retries=x",
-            "must be a whole number (airflow.retries from option --set)",
+            "must be a whole number of at least 0 (airflow.retries from option --set)",
         ),
     ],
 )
