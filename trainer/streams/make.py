@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from trainer.input.windowed_reader import FOREVER
 from trainer.ops import IMAGE
 from trainer.options import InputOptions
 from trainer.streams.batches import batches, check_stream_options
-from trainer.streams.queues import Item, Pump, Source, SourceFailed
+from trainer.streams.queues import Item, Pump, Source, SourceFailed, watch
 
 _MOST_EPOCHS = 1 << 31  # what `draw` can tell apart
 _failures: deque[tuple[str, BaseException]] = deque(maxlen=16)
@@ -111,7 +111,7 @@ def make_stream(
         skipped=start.records,
         mixed_bytes=int(options.shuffle_mb * 1e6) if training and options.shuffle == "window" else 0,
     )
-    stream = tf.data.Dataset.from_generator(passes.chunks, output_signature=passes.signature)
+    stream = tf.data.Dataset.from_generator(lambda: watch(passes.chunks()), output_signature=passes.signature)
     stream = stream.map(partial(_features, seed=options.seed)).unbatch()
     return batches(stream, options, training)
 
@@ -181,13 +181,15 @@ class _Passes:
         text = tf.TensorSpec([None], tf.string)
         return text, text, self.labels.spec, tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.string)
 
-    def chunks(self) -> Iterator[tuple[Any, ...]]:
+    def chunks(self) -> Generator[tuple[Any, ...], None, None]:
         """Yields chunks of `signature`; an empty one at least every moment, so that TensorFlow can stop."""
         for epoch in self.epochs:
             pump = Pump(self.sources, int(self.reading.buffer_mb * 1e6), self.reading.in_turn)
             try:
                 for items in self._epoch(pump, epoch):
                     yield self._chunk(items, epoch)
+                if pump.is_stopped:  # the interpreter ends
+                    return
             except (SourceFailed, SourceError) as failure:
                 fault = _plain(str(failure))
                 _failures.append((fault, failure.__cause__ or failure))

@@ -7,12 +7,14 @@ between, and the threads are daemons, so that the interpreter ends whether or no
 from __future__ import annotations
 
 import atexit
+import inspect
 import queue
 import threading
+import time
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeAlias
 
 Item: TypeAlias = tuple[Any, Any, Any]
@@ -94,6 +96,11 @@ class Pump:
             # A generator that is running cannot be closed from here; its own thread does it after the next item.
             if not isinstance(iterator, types.GeneratorType) and hasattr(iterator, "close"):
                 iterator.close()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopped
 
     def _take(self, wait_s: float) -> Any:
         self._changed.wait_for(lambda: self._stopped or self._ready() is not None, wait_s)
@@ -209,10 +216,23 @@ def _size(item: Any) -> int:
 
 
 _pumps: weakref.WeakSet[Pump] = weakref.WeakSet()
+_generators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
+
+
+def watch(generator: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    """Returns a generator that TensorFlow runs; the interpreter waits a moment for it at its end."""
+    _generators.add(generator)
+    return generator
 
 
 @atexit.register
 def _stop_all() -> None:
-    # TensorFlow's threads must not be inside Python when it ends; those of the sources are daemons.
+    # A thread of TensorFlow that is inside Python when the interpreter ends is ended by it, and TensorFlow waits for
+    # ever for what it ran. Those of the sources are daemons.
+    begun = quiet = time.monotonic()
     for pump in list(_pumps):
         pump.stop(wait_s=1.0)
+    while _generators and time.monotonic() < min(begun + 1.0, quiet + 2 * _POLL_S):
+        time.sleep(_POLL_S / 10)
+        if any(inspect.getgeneratorstate(one) == inspect.GEN_RUNNING for one in list(_generators)):
+            quiet = time.monotonic()
