@@ -1,4 +1,4 @@
-"""The size of the house and the shape of its rooms, held to limits: `python -m tests.house`, a part of `make check`."""
+"""The size of the house and the shape of its rooms, with limits: `python -m tests.house`, a part of `make check`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SMALL_LINES, SHORT_LINES = 60, 100
 
 # Figure -> its largest value; the docstring ratio has a least one.
 LIMITS = {
-    "product files": 410,
-    "product lines": 51_000,
-    "code lines": 31_300,
+    "product files": 408,
+    "product lines": 50_900,
+    "code lines": 31_000,
     "modules at the root of beam_jobs": 12,
     "modules at the root of trainer": 8,
     "modules at the root of components": 4,
@@ -38,7 +38,7 @@ LIMITS = {
     "lines of a function, p95": 35,
     "lines of the largest function": 80,
     "words that are no technical English": 0,
-    "lines of tests": 68_000,
+    "lines of tests": 63_000,
 }
 LEAST_DOCSTRING_LINES = 0.30  # a line of code
 

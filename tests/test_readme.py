@@ -65,7 +65,7 @@ def test_a_stranger_is_told_first_whether_it_is_for_them():
 def test_as_many_tests_are_run_as_it_says(request):
     (shown,) = re.findall(r"`make test` runs ([\d,]+) tests", README)
     found = len(request.session.items)
-    if found < 5000:
+    if found < 3000:
         pytest.skip(f"{found} tests were chosen; only `make test` knows how many there are")
     assert int(shown.replace(",", "")) <= found
 
