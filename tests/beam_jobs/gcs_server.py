@@ -169,7 +169,7 @@ def serving(monkeypatch: pytest.MonkeyPatch, directory: Path) -> Iterator[GcsSer
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
     monkeypatch.setattr(auth._Credentials, "_credentials_init", False)  # Beam looks for them once a process
     monkeypatch.setattr(auth._Credentials, "_credentials", None)
-    monkeypatch.setattr(gcs._thread, "held", None, raising=False)
+    monkeypatch.setattr(gcs._thread, "cached", None, raising=False)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     try:
         yield server
