@@ -4,8 +4,9 @@ import keras
 import numpy as np
 import pytest
 
+from beam_jobs.common.settings import fields
 from trainer.training.optimizers import OPTIMIZERS, averaged, make_optimizer, make_schedule
-from trainer.training.options import CHOICES, TrainOptions
+from trainer.training.options import TrainOptions
 
 STEPS = 4  # of an epoch
 
@@ -59,7 +60,7 @@ def test_a_schedule_gives_these_rates(values, expected):
 
 
 def test_every_optimizer_of_the_options_is_in_the_table_and_descends():
-    assert set(CHOICES["optimizer"]) == set(OPTIMIZERS)
+    assert set(fields(TrainOptions)["optimizer"].choices) == set(OPTIMIZERS)
     for name in OPTIMIZERS:
         values = weights_after(constant(optimizer=name), [1.0, 1.0, 1.0])
         assert 1 > values[0] > values[1] > values[2], name

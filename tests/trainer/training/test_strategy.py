@@ -6,12 +6,13 @@ import keras
 import pytest
 import tensorflow as tf
 
+from beam_jobs.common.settings import fields
 from beam_jobs.errors import OptionError
 from tests.trainer.workers.task import build_model
 from trainer.input.position import Host
 from trainer.training.cluster import VARIABLE, parse_cluster
 from trainer.training.fit import fit
-from trainer.training.options import CHOICES
+from trainer.training.options import TrainOptions
 from trainer.training.strategy import (
     STRATEGIES,
     check_batch,
@@ -38,7 +39,7 @@ def numbers(host: Host, size: int | None = 4) -> tf.data.Dataset:
 
 
 def test_the_option_offers_what_there_is():
-    assert CHOICES["strategy"] == STRATEGIES
+    assert fields(TrainOptions)["strategy"].choices == STRATEGIES
     with pytest.raises(
         OptionError, match=r"there is no strategy 'miror'; did you mean mirrored\? known are default, mir"
     ):
