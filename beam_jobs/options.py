@@ -335,7 +335,7 @@ class IngestOptions(Options):
 
     def digest(self) -> str:
         """Returns the sha256, in hex, of every option that decides which bytes are written."""
-        scopes = {name: item.field.scope for name, item in fields(IngestOptions).items()}
+        scopes = {name: item.field.scope for name, item in fields(type(self)).items()}
         values = {name: value for name, value in self.to_json().items() if scopes[name] == "bytes"}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 

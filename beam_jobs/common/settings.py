@@ -204,11 +204,12 @@ def fields(cls: type) -> dict[str, Described]:
 
 @functools.cache
 def meanings(cls: type) -> dict[str, str]:
-    """Returns field -> what the docstring of its class says of it."""
-    text = inspect.getdoc(cls) or ""
+    """Returns field -> its meaning, from the docstring of its class, or of the base that it is inherited from."""
+    text = inspect.cleandoc(cls.__doc__ or "")
     block = re.search(r"^Attributes:\n((?:  .*\n?)+)", text, re.MULTILINE)
     items = re.findall(r"^  (\w+): ((?:.+\n?)(?:    .+\n?)*)", block[1] if block else "", re.MULTILINE)
-    return {name: " ".join(meaning.split()) for name, meaning in items}
+    inherited = {name: meaning for base in reversed(cls.__bases__) for name, meaning in meanings(base).items()}
+    return inherited | {name: " ".join(meaning.split()) for name, meaning in items}
 
 
 def allowed(hint: Any, annotations: tuple[Any, ...] = ()) -> str:
@@ -275,11 +276,11 @@ def _plain(field: Described, value: Any, where: str) -> Any:
 def _explanation(cls: type, error: ValidationError) -> Exception:
     """Returns the error of a class of options for what pydantic found first."""
     errors = error.errors(include_url=False)
-    place = errors[0]["loc"][0]
+    place = str(errors[0]["loc"][0])
     # Of the members of a union, the one that the value came furthest with is meant.
-    first = max((one for one in errors if one["loc"][0] == place), key=lambda one: len(one["loc"]))
+    first = max((one for one in errors if str(one["loc"][0]) == place), key=lambda one: len(one["loc"]))
     known = fields(cls)
-    if isinstance(place, int):
+    if any(isinstance(one["loc"][0], int) for one in errors):
         return TypeError(f"{cls.__name__} takes its options by name")
     if place not in known:
         return OptionError(unknown("setting", place, known), [place])

@@ -18,6 +18,7 @@ from beam_jobs.options import IngestOptions, parse_splits
 from pipeline.cli.click_groups import GENERAL, Option
 
 F = TypeVar("F", bound=Callable[..., Any])
+_TOP = Field()
 _MANY_CHOICES = 6  # more than that are listed in the help, not in front of it
 
 
@@ -105,15 +106,22 @@ def _spelled_out(quoted: re.Match[str]) -> str:
 @functools.cache
 def ingest_leaves() -> tuple[Leaf, ...]:
     """Returns the settings of an ingest that are options of the command line, by heading."""
-    leaves = list(_leaves(IngestOptions, (), Field()))
+    leaves = list(leaves_of(IngestOptions))
     headings = list(dict.fromkeys(leaf.heading for leaf in leaves))
     return tuple(sorted(leaves, key=lambda leaf: headings.index(leaf.heading)))
 
 
-def _leaves(cls: type, path: tuple[str, ...], within: Field) -> Iterator[Leaf]:
+def leaves_of(cls: type, path: tuple[str, ...] = (), within: Field = _TOP) -> Iterator[Leaf]:
+    """Yields the fields of a class of options, and of its sections, that are options of the command line.
+
+    Args:
+      cls: the class.
+      path: names of the section that it is of.
+      within: annotation of that section.
+    """
     for name, described in fields(cls).items():
         if described.section:
-            yield from _leaves(described.section, (*path, name), described.field)
+            yield from leaves_of(described.section, (*path, name), described.field)
         elif described.field.option is not None:
             own = described.field
             parameter = f"{within.prefix}{name}{within.suffix}"
