@@ -313,7 +313,7 @@ def test_inputs_get_the_types_that_the_component_declares_whether_one_came_or_no
     [
         ({"kubeflow": {"image": ""}}, "p.yaml", "kubeflow.image is ''; name a container image such as"),
         ({"kubeflow": {"imag": "x"}}, "p.yaml", "there is no setting 'kubeflow.imag'; did you mean image?"),
-        ({"kubeflow": {"cpus": -1}}, "p.yaml", "kubeflow.cpus is -1.0; it must be a number of at least 0"),
+        ({"kubeflow": {"cpus": -1}}, "p.yaml", "kubeflow.cpus is -1; it must be a number of at least 0"),
         ({"kubeflow": {"gpus": 1}}, "p.yaml", "kubeflow.gpus is 1 and kubeflow.gpu_type is ''; give both or neither"),
         ({"kubeflow": {"pipeline_root": "/mnt"}}, "p.yaml", "kubeflow.pipeline_root is '/mnt'; "),
         ({"kubeflow": {"pipeline_root": ""}}, "p.yaml", "root is '/work'; containers of TFX share artifacts through a"),
