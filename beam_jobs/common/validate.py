@@ -32,11 +32,5 @@ def above(name: str, value: object, minimum: float) -> None:
         raise OptionError(f"{name} is {value!r}; it must be a number above {minimum:g}")
 
 
-def share(name: str, value: object) -> None:
-    """Raises `OptionError` unless the value is a number from 0 to 1."""
-    if not _is_number(value) or not 0 <= value <= 1:  # type: ignore[operator]
-        raise OptionError(f"{name} is {value!r}; it must be between 0 and 1")
-
-
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -96,11 +96,12 @@ def bench_input(dataset: str, **values: Any) -> None:
 
 def _options(values: Mapping[str, Any]) -> InputOptions:
     """Returns the options of a file of settings, changed by what was given on the line."""
+    from beam_jobs.common.settings import from_mapping
     from pipeline import config
     from trainer.options import InputOptions
 
     path = values["config_path"]
-    options = config.from_mapping(InputOptions, (config.load(path).get("input") if path else None) or {}, "input")
+    options = from_mapping(InputOptions, (config.load(path).get("input") if path else None) or {}, "input")
     names = {"image_side": "image_side_px", "batch_size": "batch_size", "ops": "train_ops", "threads": "threads"}
     given = {field: values[name] for name, field in names.items() if values[name] is not None}
     return dataclasses.replace(options, **given)

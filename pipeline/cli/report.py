@@ -49,10 +49,11 @@ def _input_options(path: str) -> dict[str, Any]:
     """Returns the section `input` of a file of settings, checked."""
     from dataclasses import asdict
 
+    from beam_jobs.common.settings import from_mapping
     from pipeline import config
     from trainer.options import InputOptions
 
-    return asdict(config.from_mapping(InputOptions, config.load(path).get("input") or {}, "input"))
+    return asdict(from_mapping(InputOptions, config.load(path).get("input") or {}, "input"))
 
 
 def _newest(model: str) -> str:

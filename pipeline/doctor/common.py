@@ -13,6 +13,7 @@ from typing import Any
 
 from beam_jobs import stack
 from beam_jobs.common import child_python
+from beam_jobs.common.settings import from_mapping
 from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.storage import disk as places
 from beam_jobs.storage import is_remote
@@ -112,7 +113,7 @@ def other_runner(settings: Mapping[str, Any], runner: str) -> Check | None:
 def section(cls: type[Any], settings: Mapping[str, Any], name: str) -> Any | Check:
     """Returns the options of a section of a target, or the check that says why there are none."""
     try:
-        return configuration.from_mapping(cls, settings.get(name) or {}, name)
+        return from_mapping(cls, settings.get(name) or {}, name)
     except OptionError as error:
         return Check(name=f"section {name}", ok=False, detail=str(error), remedy=f"set {name} in the configuration")
 

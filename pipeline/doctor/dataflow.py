@@ -165,7 +165,7 @@ def quota(session: Any, options: Options) -> Check:
 
 
 def _options(settings: Mapping[str, Any]) -> Options | OptionError:
-    from pipeline.config import from_mapping
+    from beam_jobs.common.settings import from_mapping
 
     engine = settings.get("engine") or {}
     named = engine.get("runner", _ENGINE) if isinstance(engine, Mapping) else engine

@@ -26,7 +26,7 @@ import yaml
 from pydantic.dataclasses import dataclass
 
 from beam_jobs.common import yaml_text
-from beam_jobs.common.settings import STRICT, Count, NotNegative, Options
+from beam_jobs.common.settings import STRICT, Count, NotNegative, Options, from_mapping
 from beam_jobs.errors import OptionError
 from beam_jobs.storage import disk, is_remote
 from pipeline import config as configuration
@@ -116,7 +116,7 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - the n
     Raises:
       UsageError: a setting or the source cannot be used, or the file cannot be written.
     """
-    options = configuration.from_mapping(AirflowOptions, settings.get(OPTIONS_KEY, {}), OPTIONS_KEY)
+    options = from_mapping(AirflowOptions, settings.get(OPTIONS_KEY, {}), OPTIONS_KEY)
     values = {key: value for key, value in settings.items() if key not in configuration.TARGET_SECTIONS}
     config = configuration.build(values)
     _check_names(config, out)

@@ -18,7 +18,7 @@ import yaml
 from pydantic.dataclasses import dataclass
 
 from beam_jobs import stack, storage
-from beam_jobs.common.settings import STRICT, Count, NotNegative, Options
+from beam_jobs.common.settings import STRICT, Count, NotNegative, Options, from_mapping
 from beam_jobs.errors import OptionError
 from beam_jobs.storage import disk
 from components.dataset_gate.limits import GateLimits
@@ -96,7 +96,7 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - the n
       UsageError: a setting cannot be used, or the file cannot be written.
     """
     values = dict(settings)
-    options = configuration.from_mapping(KubeflowOptions, values.pop(OPTIONS_KEY, {}), OPTIONS_KEY)
+    options = from_mapping(KubeflowOptions, values.pop(OPTIONS_KEY, {}), OPTIONS_KEY)
     config = configuration.build(values)
     if not out.endswith((*_YAML, _JSON)):
         raise OptionError(

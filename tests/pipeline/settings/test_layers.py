@@ -149,7 +149,7 @@ def test_a_key_that_stands_twice_is_named_with_its_line(config):
         (
             {"FEEDLINE_TRAIN__EPOCHS": "many"},
             [],
-            "^train.epochs is the text .* \\(train.epochs from environment FEEDLINE_TRAIN__EPOCHS\\)$",
+            "^train.epochs is the text 'many'; .* \\(train.epochs from environment FEEDLINE_TRAIN__EPOCHS\\)$",
         ),
         ({}, ["train.epochs=0"], "^train.epochs is 0; .* at least 1 \\(train.epochs from option --set\\)$"),
         # Two sections have a seed.

@@ -38,6 +38,11 @@ def test_what_does_not_fit_is_refused_with_the_name_of_the_column(spec, message)
         TransformOptions(columns={"price": spec})
 
 
+def test_an_op_is_text():
+    with pytest.raises(OptionError, match="^columns.price is nothing; it must be a text$"):
+        TransformOptions(columns={"price": None})
+
+
 @pytest.mark.parametrize("spec", ["", "scale.x(1)", "hashed(open('x'))"])
 def test_what_is_no_op_is_refused(spec):
     with pytest.raises(OptionError, match="^transform.columns.price.*(one of scale, zscore|there is no op)"):

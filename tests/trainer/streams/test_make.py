@@ -373,7 +373,8 @@ def test_options_that_mean_nothing_for_a_stream_are_refused(change, message):
 
 
 @pytest.mark.timeout(240)
-def test_a_source_that_never_answers_does_not_keep_the_interpreter():
+@pytest.mark.parametrize(("ending", "code"), [("raise SystemExit(3)", 3), ("return", 0)])
+def test_a_source_that_never_answers_does_not_keep_the_interpreter(ending, code):
     program = f"""
         import threading
         from trainer.options import InputOptions
@@ -386,10 +387,10 @@ def test_a_source_that_never_answers_does_not_keep_the_interpreter():
             iterator = iter(make_stream([silent, silent], given, classes=1, training=True))
             print(len(next(iterator)[0]["key"]), len(next(iterator)[0]["key"]), flush=True)
             globals()["kept"] = iterator
-            raise SystemExit(3)
+            {ending}
         main()
     """
     run = [sys.executable, "-c", textwrap.dedent(program)]
     done = subprocess.run(run, capture_output=True, text=True, timeout=200)  # most of it is importing TensorFlow
     assert done.stdout == "1 1\n", done.stderr[-2000:]
-    assert done.returncode == 3, done.stderr[-2000:]
+    assert done.returncode == code, done.stderr[-2000:]
