@@ -51,8 +51,7 @@ from typing import TYPE_CHECKING
 warnings.filterwarnings("ignore", "You are using a non-supported Python version", FutureWarning)
 
 if TYPE_CHECKING:
-    from beam_jobs.dataset.manifest import Manifest, load
-    from beam_jobs.dataset.manifest_parts import ChannelStatistics, ImageCounts, Remarks, Shard, SplitInfo
+    from beam_jobs.dataset.manifest import ChannelStatistics, ImageCounts, Manifest, Remarks, Shard, SplitInfo, load
     from beam_jobs.dataset.verify import Verification
     from beam_jobs.dataset.verify import verify as verify_dataset
     from beam_jobs.errors import (
@@ -128,6 +127,6 @@ _MODULES = {
 _ALIASES = {"verify_dataset": ("dataset.verify", "verify")}
 
 if not TYPE_CHECKING:  # or a type checker would take every name for one of these
-    from beam_jobs.common.lazy import lazy_names
+    from beam_jobs.common import lazy_names
 
     __getattr__, __dir__ = lazy_names(globals(), _MODULES, _ALIASES)

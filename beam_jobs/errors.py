@@ -17,11 +17,15 @@
         └── TrainingDiverged              the loss of a training is not a number any more
 
 `BadImage` stands apart: it concerns one image, is always caught, and becomes a `Reject`.
+
+`check_choice` and the like are the checks that options make of their values: one line with name, value and what is
+allowed.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -321,3 +325,32 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
+
+
+def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Raises `OptionError` unless the value is one of the allowed."""
+    if value not in allowed:
+        raise OptionError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
+
+
+def check_whole(name: str, value: object, minimum: int | None = None) -> None:
+    """Raises `OptionError` unless the value is an int of at least `minimum`; a bool is none."""
+    if isinstance(value, bool) or not isinstance(value, int) or (minimum is not None and value < minimum):
+        least = "" if minimum is None else f" of at least {minimum}"
+        raise OptionError(f"{name} is {value!r}; it must be a whole number{least}")
+
+
+def check_at_least(name: str, value: object, minimum: float) -> None:
+    """Raises `OptionError` unless the value is a finite number of at least `minimum`."""
+    if not _is_number(value) or not minimum <= value < math.inf:  # type: ignore[operator]
+        raise OptionError(f"{name} is {value!r}; it must be a number of at least {minimum:g}")
+
+
+def check_above(name: str, value: object, minimum: float) -> None:
+    """Raises `OptionError` unless the value is a finite number above `minimum`."""
+    if not _is_number(value) or not minimum < value < math.inf:  # type: ignore[operator]
+        raise OptionError(f"{name} is {value!r}; it must be a number above {minimum:g}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

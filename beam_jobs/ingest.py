@@ -16,20 +16,20 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from beam_jobs import storage
-from beam_jobs.common.concurrency import Progress
 from beam_jobs.common.strings import WARNING, plural
-from beam_jobs.dataset import leaks, manifest, remarks, schemas
+from beam_jobs.common.system import Progress
+from beam_jobs.dataset import lookup, manifest, remarks, schemas
 from beam_jobs.dataset.manifest import Manifest, Remarks
 from beam_jobs.errors import Fault, SourceChanged, TooManyRejects
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import Plan, make_plan
 from beam_jobs.runners.beam_job import MakePipeline, Watch, local_pipeline, run_job, unwatched
+from beam_jobs.sources.base import HiddenNames
 from beam_jobs.sources.factory import Source, open_source
-from beam_jobs.sources.hidden import HiddenNames
 from beam_jobs.sources.image_reader import Reader
-from beam_jobs.stages import append, disk_estimate, examine, generations, retry, work_dir, write
-from beam_jobs.stages.append import Existing
+from beam_jobs.stages import examine, generations, work_dir, work_units, write
 from beam_jobs.stages.examine import ExamineTask, facts_path, rejects_path
+from beam_jobs.stages.generations import Existing
 from beam_jobs.stages.publish import (
     Found,
     check_unpublished,
@@ -109,8 +109,8 @@ def run(
         generations.recover(options.out)
         existing = None
         if options.append or options.retry_rejects:
-            existing = append.load(options, source.label_kind, described(options))
-            if not any(True for _ in append.fresh(source.entries(), existing, options.retry_rejects)):
+            existing = generations.load_existing(options, source.label_kind, described(options))
+            if not any(True for _ in generations.fresh_images(source.entries(), existing, options.retry_rejects)):
                 say(f"nothing to add: {options.out} knows every image of {options.source}")
                 return existing.manifest
         if not (options.overwrite or existing):
@@ -122,9 +122,9 @@ def run(
 def _check_before_writing(options: IngestOptions) -> None:
     """Raises `OptionError` for an output that the options cannot mean, before its lock is written."""
     if options.append or options.retry_rejects or options.overwrite:
-        generations.check(options.out)
+        generations.check_replaceable(options.out)
         if not options.overwrite:
-            append.check_published(options)
+            generations.check_published(options)
     # A dataset is refused under the lock, which thereby goes, too, where a run died after it had published.
     elif not work_dir.is_published(options.out):
         work_dir.check_out(options)
@@ -155,9 +155,9 @@ class _Ingest:
         hidden = HiddenNames()
         with self._on_disk("scanning"):
             listing = self._scan(salt, hidden)
-        needed = disk_estimate.to_examine(self.options, listing, self.work)
+        needed = work_dir.room_to_examine(self.options, listing, self.work)
         disk.check_room(self.options.out, needed, "the dataset")
-        with self._on_disk("examining", lambda: disk_estimate.to_examine(self.options, listing, self.work)):
+        with self._on_disk("examining", lambda: work_dir.room_to_examine(self.options, listing, self.work)):
             facts, rejects = self._examine(listing)
         old = self.existing
         if old and not len(facts):
@@ -174,10 +174,8 @@ class _Ingest:
         self._check_rejects(rejects, listing.found)
         with self._on_disk("planning"):
             tasks = shard_tasks(plan, storage.join(self.work, "plan"), salt, old.shard_counts() if old else None)
-        disk.check_room(self.options.out, disk_estimate.to_write(self.options, plan), "the shards")
-        with self._on_disk(
-            "writing", lambda: max(disk_estimate.BLOCK_BYTES, disk_estimate.to_write(self.options, plan))
-        ):
+        disk.check_room(self.options.out, work_dir.room_to_write(self.options, plan), "the shards")
+        with self._on_disk("writing", lambda: max(work_dir.BLOCK_BYTES, work_dir.room_to_write(self.options, plan))):
             self._write(plan, tasks, listing.buckets)
         source_facts = Found(
             images=listing.found,
@@ -197,7 +195,9 @@ class _Ingest:
 
     def _entries(self, hidden: HiddenNames) -> Iterator[ImageRef | Reject]:
         entries = self.source.entries(hidden.add)
-        return append.fresh(entries, self.existing, self.options.retry_rejects) if self.existing else entries
+        return (
+            generations.fresh_images(entries, self.existing, self.options.retry_rejects) if self.existing else entries
+        )
 
     def _tried_again(self, facts: pa.Table, rejects: pa.Table) -> frozenset[str]:
         """Returns the keys of old rejects that this run looked at."""
@@ -212,7 +212,7 @@ class _Ingest:
         for warning in noticed.warnings:
             self.say(f"{WARNING}{warning}")
         if plan.leaks:
-            self.say(f"{WARNING}{leaks.sentence(plan.leaks)}")
+            self.say(f"{WARNING}{lookup.leak_sentence(plan.leaks)}")
 
     @property
     def _reader(self) -> Reader:
@@ -258,7 +258,7 @@ class _Ingest:
     def _examine_in_passes(self, found: Scan, task: ExamineTask) -> None:
         notes = storage.join(self.work, examine.UNREAD)
         rejected = self.options.unreadable == "reject"
-        earlier = retry.noted(notes)  # of a run that rejected what it could not read
+        earlier = work_units.noted_faults(notes)  # of a run that rejected what it could not read
         for bucket in found.buckets:
             if bucket.name in earlier:
                 examine.forget(self.work, bucket)
@@ -272,13 +272,13 @@ class _Ingest:
             run_job("examining", total, part, self.make_pipeline, self.watch)
 
         def left(buckets: Sequence[Bucket]) -> list[Bucket]:
-            noted = retry.noted(notes)
+            noted = work_units.noted_faults(notes)
             return [bucket for bucket in buckets if bucket.name in noted and not examine.is_done(self.work, bucket)]
 
-        if unread := retry.run(found.buckets, one_pass, left, self.say):
-            noted = retry.noted(notes)
+        if unread := work_units.run_passes(found.buckets, one_pass, left, self.say):
+            noted = work_units.noted_faults(notes)
             faults = [fault for bucket in unread for fault in noted[bucket.name]]
-            raise retry.unreadable(faults, "" if rejected else ", or give --unreadable reject")
+            raise work_units.unreadable(faults, "" if rejected else ", or give --unreadable reject")
 
     def _check_rejects(self, rejects: pa.Table, found: int) -> None:
         rejected, allowed = len(rejects), self.options.max_reject_ratio
@@ -324,7 +324,7 @@ class _Ingest:
             if changed:
                 more = f" (and {len(changed) - 1} more shards)" if len(changed) > 1 else ""
                 raise SourceChanged(changed[0].text + more)
-            raise retry.unreadable([Fault(failure.key, failure.text) for failure in failed], "")
+            raise work_units.unreadable([Fault(failure.key, failure.text) for failure in failed], "")
         self.say(f"wrote     {plural(images, 'record')} in {plural(len(tasks), 'shard')} {_took(started, images)}")
 
     def _write_in_passes(self, tasks: list[ShardTask], task: WriteTask, images: int) -> list[Failure]:
@@ -339,7 +339,7 @@ class _Ingest:
                 return []  # nothing can be published, whatever another pass writes
             return [shard for shard in shards if unit_of(shard) in failed and not is_written(shard, task)]
 
-        unwritten = {unit_of(shard) for shard in retry.run(tasks, one_pass, left, self.say)}
+        unwritten = {unit_of(shard) for shard in work_units.run_passes(tasks, one_pass, left, self.say)}
         return [one for one in failures(self.work) if not one.passing or one.unit in unwritten]
 
     def _forget(self, buckets: Sequence[Bucket], keys: set[str]) -> None:

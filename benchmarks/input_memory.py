@@ -78,8 +78,7 @@ def _work(path: str, batch: int) -> dict[str, Any]:
 
     keep_buffers()  # as `run_fn` does
     from benchmarks.input_sources import SPLIT
-    from trainer.input.describe import memory_bytes
-    from trainer.input.plan import make_choices
+    from trainer.input.plan import make_choices, memory_bytes
     from trainer.input_fn import make_dataset
     from trainer.options import InputOptions
 

@@ -106,7 +106,7 @@ def row_of(base_is: str, rates: Sequence[float], base: Sequence[float]) -> dict[
 def subject_of(feed: Feed, sources: Sources, batch: int) -> Subject:
     """Returns what measures a feed; its dataset is made when it is not there."""
     from trainer.bench import naive_dataset
-    from trainer.bench.limit import bare_decode
+    from trainer.bench.baselines import bare_decode
     from trainer.bench.meter import Subject, of_dataset
     from trainer.input_fn import FOREVER, make_dataset
 

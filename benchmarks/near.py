@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 
-from beam_jobs.images import statistics
+from beam_jobs.images import process
 from beam_jobs.planning import near_duplicates
 
 _CROPS = "photographs"
@@ -64,7 +64,7 @@ def _show(name: str, shares: list[float]) -> None:
 
 def _looks(files: list[bytes]) -> near_duplicates.Looks:
     pixels = [np.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in files]
-    means, variances, hashes = zip(*(statistics.moments_and_dhash(image) for image in pixels), strict=True)
+    means, variances, hashes = zip(*(process.moments_and_dhash(image) for image in pixels), strict=True)
     height, width = np.array([image.shape[:2] for image in pixels]).T
     return near_duplicates.looks(np.array(hashes, np.int64), height, width, np.array(means), np.array(variances))
 

@@ -205,7 +205,7 @@ def verified(place: Place) -> Subject:
 
 def decoded(place: Place) -> Subject:
     """Returns the subject that decodes the photographs on all cores, from memory."""
-    from trainer.bench.limit import bare_decode
+    from trainer.bench.baselines import bare_decode
 
     return bare_decode("bare decode", encoded(place.photos()))
 

@@ -22,7 +22,7 @@ _TURNS = 5
 _DECODER = """
 import sys, time
 sys.modules.update(dict.fromkeys({left_out}))
-import beam_jobs.images.sandbox.fork_server
+import beam_jobs.images.sandbox.worker
 print(time.process_time())
 """
 _INPUT = """

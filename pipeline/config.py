@@ -1,9 +1,13 @@
-"""The configuration of a pipeline: one value, composed of the options of its parts, read from YAML or built in code."""
+"""The configuration of a pipeline: one value, composed of the options of its parts, read from YAML or built in code.
+
+Words such as BUCKET in `gs://BUCKET/DIR`, which stand for the reader's own and were left as they are, are found here.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,12 +21,28 @@ from beam_jobs.common.settings import STRICT, Options, fields, from_mapping, not
 from beam_jobs.errors import OptionError
 from beam_jobs.options import LOCAL_BEAM_ARGS, IngestOptions
 from beam_jobs.sources import spans
+from beam_jobs.storage import is_remote
 from components.dataset_gate.limits import GateLimits
-from components.evaluation.options import EvaluateOptions
-from components.image_example_gen.request import check_dataset
+from components.evaluation.results import EvaluateOptions
+from components.image_example_gen import check_dataset
 from trainer.input.columns import TransformOptions
-from trainer.options import InputOptions
-from trainer.training.options import TrainOptions
+from trainer.options import InputOptions, TrainOptions
+
+# Neither a bucket nor a part of an image is named in capitals, or with a bracket in it.
+_PLACEHOLDER = re.compile(r"[A-Z][A-Z0-9_-]*|.*[<>{}$].*")
+
+
+def placeholder_in_path(path: str) -> str:
+    """Returns the bucket of a remote path when it is a placeholder; empty when it is not, or the path is local."""
+    bucket = path.partition("://")[2].partition("/")[0]
+    return bucket if is_remote(path) and _PLACEHOLDER.fullmatch(bucket) else ""
+
+
+def placeholder_in_image(image: str) -> str:
+    """Returns the first part of the name of a container image that is a placeholder; empty when none is."""
+    parts = (re.split("[:@]", part)[0] for part in image.split("/"))
+    return next((part for part in parts if _PLACEHOLDER.fullmatch(part)), "")
+
 
 # Sections that belong to where a pipeline runs and not to what it does; each target checks its own.
 TARGET_SECTIONS = ("engine", "kubeflow", "airflow")

@@ -11,8 +11,7 @@ from PIL import Image
 
 from beam_jobs.options import IngestOptions
 from pipeline.config import EvaluateOptions, PipelineConfig
-from trainer.options import InputOptions
-from trainer.training.options import TrainOptions
+from trainer.options import InputOptions, TrainOptions
 
 _SIDE_PX = 32
 # No flip: a mirrored digit is another sign. Three pixels of shift is what handwriting does.

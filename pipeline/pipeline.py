@@ -1,36 +1,54 @@
-"""The pipeline: every component once, in order. Runners differ in where it runs, never in what."""
+"""The pipeline: every component once, in order. Runners differ in where it runs, never in what.
+
+The version of the running code, to the byte, is in the cache keys, so that changed code never meets old results.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
 
 from tfx import v1 as tfx
 from tfx.dsl.components.base.base_node import BaseNode
 
 from beam_jobs.stages.publish import producer
-from components import store_files
-from components.blessed_model.component import NODE_ID as BLESSED_ID
-from components.blessed_model.component import blessed_model
-from components.blessed_model.strategy import MODEL_KEY
+from components import artifacts
+from components.blessed_model import MODEL_KEY, Pusher, blessed_model
+from components.blessed_model import NODE_ID as BLESSED_ID
 from components.dataset_gate.component import DatasetGate
 from components.dataset_report.component import DatasetReport
 from components.evaluation.config import evaluation_config
 from components.image_example_gen.component import ImageExampleGen
-from components.model_pusher.component import Pusher
 from components.previous_span.resolver import NODE_ID as PREVIOUS_ID
-from components.previous_span.resolver import previous_examples
-from components.previous_span.strategy import PREVIOUS_KEY
-from components.reviewed_schema.component import ReviewedSchema
-from components.schema.component import InferredSchema
+from components.previous_span.resolver import PREVIOUS_KEY, previous_examples
+from components.schema.component import InferredSchema, ReviewedSchema
 from components.statistics import statistics_options
 from pipeline.config import DataShape, PipelineConfig
-from pipeline.runs.code_version import code_version
 from trainer.input.columns import CONFIG_KEY as TRANSFORM_KEY
 from trainer.models import content_digest
 from trainer.options import TrainerConfig
 from trainer.run_fn import CONFIG_KEY as TRAINER_KEY
-from trainer.serving.spec import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBABILITIES
+from trainer.serving.predict import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBABILITIES
+
+_VERSIONED_PACKAGES = ("beam_jobs", "components", "pipeline", "trainer")
+
+
+@functools.cache
+def code_version() -> str:
+    """Returns the release and a digest of every file of the four packages, such as `0.1.0+3f9c0d1e`."""
+    root = Path(__file__).parent.parent.parent
+    hasher = hashlib.sha256()
+    for package in _VERSIONED_PACKAGES:
+        for path in sorted((root / package).rglob("*")):
+            if not path.is_file() or "__pycache__" in path.parts:
+                continue
+            hasher.update(path.relative_to(root).as_posix().encode())
+            hasher.update(path.read_bytes())
+    return f"{metadata.version('feedline')}+{hasher.hexdigest()[:8]}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +79,7 @@ def create_pipeline(config: PipelineConfig, baselines: Baselines | None = None) 
     Raises:
       UsageError: the source, or the dataset to adopt, cannot be used.
     """
-    store_files.register()
+    artifacts.register_store_files()
     data = config.data()
     config.transform.check(data.extra)
     config.evaluate.check(data.extra)

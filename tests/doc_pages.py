@@ -18,10 +18,10 @@ import yaml
 
 from beam_jobs.common.settings import from_mapping
 from pipeline.cli import cli
-from pipeline.cli.engines import engine_of
+from pipeline.cli.ingest import engine_of
 from pipeline.config import build
+from pipeline.settings.catalog import target_options
 from pipeline.settings.layers import gather
-from pipeline.settings.targets import target_options
 
 ROOT = Path(__file__).parent.parent
 SHELL = {"bash", "sh"}

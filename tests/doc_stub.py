@@ -17,7 +17,7 @@ LENGTH, CODE = struct.Struct("<i"), struct.Struct("<i")
 PYTHON = ("-W", "ignore", "-c")  # how the nursery is started; its program is Python itself
 _AT_THE_START = {"PYTHONPATH", "KERAS_BACKEND"}  # what is read when Python or Keras is imported
 _BY_ITSELF = "doctor"
-_NURSERY = "beam_jobs.images.sandbox.fork_server"
+_NURSERY = "beam_jobs.images.sandbox.worker"
 
 
 def main(server: str, program: str, *arguments: str) -> None:

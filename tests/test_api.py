@@ -27,14 +27,14 @@ from typing import Any
 
 import pytest
 
-from beam_jobs.common import lazy
+from beam_jobs import common
 from tests.make_images import class_folders, png
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("beam_jobs", "trainer")
-CONSTANTS = {"trainer.FOREVER": "trainer/input/windowed_reader.py", "trainer.TFDS": "trainer/streams/layout.py"}
+CONSTANTS = {"trainer.FOREVER": "trainer/input/windowed_reader.py", "trainer.TFDS": "trainer/streams/files.py"}
 HEAVY = ("apache_beam", "keras", "numpy", "pyarrow", "tensorflow", "tfx")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -44,7 +44,7 @@ def package(name: str) -> ModuleType:
 
 
 def places_of(name: str) -> dict[str, tuple[str, str]]:
-    return lazy.places(package(name)._MODULES, package(name)._ALIASES)
+    return common.places(package(name)._MODULES, package(name)._ALIASES)
 
 
 NAMES = [f"{name}.{public}" for name in PACKAGES for public in package(name).__all__]

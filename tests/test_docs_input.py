@@ -70,7 +70,7 @@ def test_a_model_of_your_own_is_found(workplace, monkeypatch):
 
 
 def test_the_cluster_of_the_page_is_one(monkeypatch):
-    from trainer.training.cluster import cluster_of_environment
+    from trainer.training.strategy import cluster_of_environment
 
     commands = [words for block in blocks("distributed") if block.language == "bash" for words in block.commands]
     (variable,) = [words[1] for words in commands if words[0] == "export"]
@@ -84,8 +84,7 @@ def test_the_cluster_of_the_page_is_one(monkeypatch):
 def test_every_option_and_every_op_is_explained():
     from trainer.ops import OPS
     from trainer.ops.device import DEVICE_OPS
-    from trainer.options import InputOptions
-    from trainer.training.options import TrainOptions
+    from trainer.options import InputOptions, TrainOptions
 
     assert {field.name for field in fields(InputOptions)} == rows_of(text_of("input").partition("## Options")[2])
     assert OPS.keys() | DEVICE_OPS.keys() == rows_of(text_of("ops").partition("## The table")[2].partition("## ")[0])

@@ -18,7 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from beam_jobs import stack
-from beam_jobs.runners.dataflow_package import build_wheel
+from beam_jobs.runners.dataflow import build_wheel
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("beam_jobs", "components", "pipeline", "trainer")
@@ -40,7 +40,7 @@ OF_OTHERS = {"airflow", "alembic", "sqlalchemy", "certifi"}
 # What only an extra can do, and its module is imported by nothing that works without.
 OF_EXTRAS = {
     "beam_jobs/storage/object_stores/gcs.py": "gcp",
-    "beam_jobs/storage/object_stores/google_login.py": "gcp",
+    "beam_jobs/storage/object_stores/gcs.py": "gcp",
     "beam_jobs/storage/object_stores/s3.py": "aws",
     **dict.fromkeys(
         (
@@ -58,7 +58,7 @@ OF_EXTRAS = {
         ),
         "tfx",
     ),
-    "trainer/input/column_ops.py": "tfx",
+    "trainer/serving/preprocessing.py": "tfx",
     "trainer/serving/preprocessing.py": "tfx",
 }
 

@@ -26,12 +26,12 @@ from ml_metadata.proto import metadata_store_pb2 as pb
 
 from beam_jobs.errors import OptionError
 from pipeline.config import PipelineConfig, build
+from pipeline.pipeline import code_version
 from pipeline.runners.local import run
-from pipeline.runs.code_version import code_version
 from pipeline.runs.history import newest_run, open_store
 from pipeline.runs.lineage import trace
 from pipeline.runs.lineage_find import find
-from pipeline.runs.root_cleanup import alone
+from pipeline.runs.root import alone
 from tests.make_images import class_folders
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]

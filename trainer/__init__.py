@@ -55,8 +55,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trainer.evaluation.evaluate import Evaluation, Plan
     from trainer.evaluation.evaluate import evaluate as evaluate_model
-    from trainer.input.describe import describe as describe_input
     from trainer.input.mixture import make_mixture, mixture_labels
+    from trainer.input.plan import describe as describe_input
     from trainer.input.position import Host, Position
     from trainer.input.windowed_reader import FOREVER
     from trainer.input_fn import epoch_records, make_dataset
@@ -64,16 +64,13 @@ if TYPE_CHECKING:
     from trainer.job import fit as fit_job
     from trainer.models import ModelSpec, build_model
     from trainer.ops import apply_ops, parse_ops
-    from trainer.options import InputOptions, TrainerConfig
+    from trainer.options import InputOptions, TrainerConfig, TrainOptions
     from trainer.serving.export import export
-    from trainer.serving.predict import Prediction
+    from trainer.serving.predict import Prediction, ServingSpec
     from trainer.serving.predict import predict as predict_files
-    from trainer.serving.spec import ServingSpec
     from trainer.streams import TFDS, QueueSource, Reading, RecordLayout, make_file_stream, make_stream
-    from trainer.training.checkpoint import Checkpoints
+    from trainer.training.checkpoint import Checkpoints, Progress
     from trainer.training.losses import for_keras
-    from trainer.training.options import TrainOptions
-    from trainer.training.progress import Progress
     from trainer.training.strategy import make_strategy
 
 __all__ = [
@@ -143,6 +140,6 @@ _ALIASES = {
 }
 
 if not TYPE_CHECKING:  # or a type checker would take every name for one of these
-    from beam_jobs.common.lazy import lazy_names
+    from beam_jobs.common import lazy_names
 
     __getattr__, __dir__ = lazy_names(globals(), _MODULES, _ALIASES)

@@ -11,12 +11,20 @@ import tensorflow as tf
 
 from beam_jobs.dataset import record
 from trainer.input import cache, windowed_reader
-from trainer.input.autograph import as_written
-from trainer.input.batches import VALID, batch_count, counted, filled, images_left
+from trainer.input.batches import VALID, batch_count, counted, filled, images_left, passes_in_turn
 from trainer.input.checks import check_options, check_room, check_shape, check_start
-from trainer.input.columns_parse import batch_ragged, decode_mask, deliver_columns
-from trainer.input.parse import DRAW, KEY, LABEL, WEIGHT, Features, draw_of, parse
-from trainer.input.passes import in_turn
+from trainer.input.parse import (
+    DRAW,
+    KEY,
+    LABEL,
+    WEIGHT,
+    Features,
+    batch_ragged,
+    decode_mask,
+    deliver_columns,
+    draw_of,
+    parse,
+)
 from trainer.input.plan import Choices, evaluation_ops, make_choices, records_before, records_until
 from trainer.input.position import Host, Position
 from trainer.input.windowed_reader import ENDLESS, FOREVER, Place
@@ -34,6 +42,7 @@ from trainer.ops import (
     rng,
     tf_ops,
 )
+from trainer.ops.tf_ops import as_written
 from trainer.options import InputOptions
 
 _OF_CROPS = (IMAGE, MASK, BOXES, BOX_LABELS, DRAW)
@@ -114,7 +123,7 @@ def make_dataset(
     elif training:
         # Of whole batches alone: what is read ahead of them would be lost at the end of a pass.
         delivered = images if count is None else count * options.batch_size
-        stream = in_turn(
+        stream = passes_in_turn(
             lambda number: _batches(choices, kept, begin + number * images, begin + number * images + delivered, count),
             count,
         )
@@ -215,12 +224,12 @@ def parsed(choices: Choices, begin: Place = 0, end: Place = ENDLESS, kept: Featu
     """
     kept = _kept(choices) if kept is None else kept
     host = choices.host if choices.training else Host()  # of evaluation, a host knows its own part alone
-    make_plan = windowed_reader.serve_plan if choices.served else windowed_reader.plan
+    make_plan = windowed_reader.serve_windows if choices.served else windowed_reader.plan_windows
     planned = make_plan(choices.order, begin, end, host)
     if kept:
         records = _from_memory(planned, kept, choices)
     else:
-        records = _from_shards(windowed_reader.read(planned, choices.index, choices.options), choices)
+        records = _from_shards(windowed_reader.read_windows(planned, choices.index, choices.options), choices)
     return _map(records, partial(_drawn, choices=choices), choices)
 
 
@@ -249,8 +258,8 @@ def _kept(choices: Choices) -> Features:
     if choices.cache.kind != "memory":
         return {}
     in_order = dataclasses.replace(choices.order, kind="none", quota={})
-    everything = windowed_reader.plan(in_order, 0, len(choices.index), Host())
-    stored = _from_shards(windowed_reader.read(everything, choices.index, choices.options), choices)
+    everything = windowed_reader.plan_windows(in_order, 0, len(choices.index), Host())
+    stored = _from_shards(windowed_reader.read_windows(everything, choices.index, choices.options), choices)
     prefix = choices.whole_ops[: choices.cache.ops]
     return cache.in_memory(stored, prefix, choices.index, choices.options.thread_count)
 

@@ -25,26 +25,22 @@ from beam_jobs.dataset import manifest, schemas
 from beam_jobs.dataset.manifest import IMAGES_NAME, Manifest
 from beam_jobs.errors import DatasetChanged, FeedlineError, OptionError
 from trainer.evaluation.evaluate import MEASURES, Plan, evaluate, log_names
-from trainer.input.autograph import as_written
 from trainer.input.checks import scale_warning
 from trainer.input.corrupt_records import error_text, explain
-from trainer.input.describe import describe as describe_input
-from trainer.input.index import replaced
 from trainer.input.memory import memory_table
+from trainer.input.plan import describe as describe_input
 from trainer.input.position import Host, Position
+from trainer.input.windowed_reader import replaced
 from trainer.input_fn import FOREVER, epoch_records, make_dataset
 from trainer.models import ModelSpec, build_model, content_digest
-from trainer.ops.device import parse_device_ops
-from trainer.options import TrainerConfig
-from trainer.training.augment import Augmented
-from trainer.training.callbacks import IMAGES_PER_SECOND, INPUT_WAIT, TRAIN_SECONDS
-from trainer.training.checkpoint import Checkpoints
-from trainer.training.input_wait import WaitMeter, timed
+from trainer.ops.device import Augmented, parse_device_ops
+from trainer.ops.tf_ops import as_written
+from trainer.options import TrainerConfig, TrainOptions
+from trainer.training.callbacks import IMAGES_PER_SECOND, INPUT_WAIT, TRAIN_SECONDS, WaitMeter, timed
+from trainer.training.checkpoint import Checkpoints, Progress
 from trainer.training.loop import Task, train, whole_steps
 from trainer.training.losses import MULTI, class_weights, figure_names, for_keras, make_loss, make_metrics
 from trainer.training.optimizers import check_monitor
-from trainer.training.options import TrainOptions
-from trainer.training.progress import Progress
 from trainer.training.strategy import check_batch, distribute, host_of, scope
 from trainer.training.strategy import describe as describe_strategy
 

@@ -17,19 +17,18 @@ from beam_jobs.dataset import manifest
 from beam_jobs.errors import OptionError
 from beam_jobs.types import LABEL_KINDS
 from trainer.evaluation.intervals import spreads_of
-from trainer.input.stored_pixels import stored_ops
+from trainer.input.parse import stored_ops
 from trainer.input_fn import evaluation_ops
 from trainer.job import Job, fit
 from trainer.models import check_export
 from trainer.options import TrainerConfig
 from trainer.serving.export import export
+from trainer.serving.predict import ServingSpec
 from trainer.serving.preprocessing import MEAN_RGB, STD_RGB
-from trainer.serving.spec import ServingSpec
 from trainer.training.callbacks import PRINTED_METRICS
-from trainer.training.checkpoint import Checkpoints
+from trainer.training.checkpoint import DIVERGED_NAME, Checkpoints, Progress
 from trainer.training.losses import MULTI
 from trainer.training.malloc import keep_buffers
-from trainer.training.progress import DIVERGED_NAME, Progress
 from trainer.training.strategy import host_of, make_strategy
 
 if TYPE_CHECKING:

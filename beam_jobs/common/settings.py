@@ -19,8 +19,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from beam_jobs.common.redact import hide
-from beam_jobs.common.strings import unknown
+from beam_jobs.common.strings import hide_secrets, unknown
 from beam_jobs.errors import OptionError
 
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -158,7 +157,7 @@ def shown(value: Any) -> str:
 
     if value is None:
         return "nothing"
-    text = repr(hide(value)) if isinstance(value, str) else one_line(hide(value))
+    text = repr(hide_secrets(value)) if isinstance(value, str) else one_line(hide_secrets(value))
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 

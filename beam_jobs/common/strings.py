@@ -1,7 +1,7 @@
-"""Text for a terminal, a log or a page: control characters made visible, names suggested, words counted.
+"""Text for a terminal, a log or a page: controls made visible, secrets left out, names suggested, words counted.
 
 A file may be named so that a terminal that shows the name changes its title, clears the screen or answers as if
-somebody typed. So what a user reads passes through here, and every control of it appears as an escape: `\x1b`.
+somebody typed. So what a user reads passes through here, and every control of it appears as an escape: `\\x1b`.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 # Controls of both sets, what ends a line to some readers, what turns the direction of writing, halves of surrogates.
 _OTHERS = r"\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
-_HIDDEN = re.compile(rf"[\x00-\x08\x0b-\x1f{_OTHERS}]")
-_HIDDEN_IN_LINE = re.compile(rf"[\x00-\x1f{_OTHERS}]")
+_CONTROLS = re.compile(rf"[\x00-\x08\x0b-\x1f{_OTHERS}]")
+_CONTROLS_IN_LINE = re.compile(rf"[\x00-\x1f{_OTHERS}]")
 
 
 def printable(value: object) -> str:
     """Returns a text whose line feeds and tabs are the only controls left."""
-    return _HIDDEN.sub(_escape, str(value))
+    return _CONTROLS.sub(_escape, str(value))
 
 
 def line(value: object) -> str:
     """Returns a text as one line: no control is left in it."""
-    return _HIDDEN_IN_LINE.sub(_escape, str(value))
+    return _CONTROLS_IN_LINE.sub(_escape, str(value))
 
 
 def lines(values: Iterable[object]) -> str:
@@ -37,7 +37,7 @@ def to_json(value: Any) -> str:
     """Returns indented JSON that means the same and is printed safely; JSON itself would let some controls through."""
     import json  # here, as a worker imports this module before it has left the working directory
 
-    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, indent=2, ensure_ascii=False))
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, indent=2, ensure_ascii=False))
 
 
 class LogFormatter(logging.Formatter):
@@ -115,3 +115,45 @@ def parse_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
         return call.func.id, [ast.literal_eval(value) for value in call.args], named
     except SyntaxError as error:
         raise ValueError(f"{text!r} is no call") from error
+
+
+HIDDEN = "***"
+
+T = TypeVar("T")
+
+_SECRET_WORDS = (
+    r"(?:password|passwd|pwd|secret|token|credentials?|signature|sig|authorization"
+    r"|api[-_]?key|access[-_]?key(?:[-_]?id)?|private[-_]?key|account[-_]?key)"
+)
+# A whole word of a name, so that `max_tokens` and `design` are none.
+_SECRET_NAME = rf"(?:[\w.-]*[_.-]|(?:AWS|GOOG)?){_SECRET_WORDS}(?:[_.-][\w.-]*)?"
+_IS_SECRET_NAME = re.compile(rf"-*{_SECRET_NAME}", re.IGNORECASE)
+_USER = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^/?#\s@:]*:)[^/?#\s]*(?=@)", re.IGNORECASE)
+_GIVEN = re.compile(rf"(?P<before>(?<![\w.-])-*{_SECRET_NAME}\s*=\s*)[^&\s,;]+", re.IGNORECASE)
+
+
+def hide_secrets(value: T) -> T:
+    """Returns a value with `***` where it holds a password of a URL, or what stands behind the name of a secret.
+
+    Args:
+      value: text, and lists and mappings of such; anything else is returned as it is. In a list, what follows a flag
+        such as `--password` is hidden too.
+    """
+    result: Any = value
+    if isinstance(value, str):
+        result = _GIVEN.sub(rf"\g<before>{HIDDEN}", _USER.sub(rf"\g<before>{HIDDEN}", value))
+    elif isinstance(value, Mapping):
+        result = {name: HIDDEN if _is_secret(name, item) else hide_secrets(item) for name, item in value.items()}
+    elif isinstance(value, Sequence) and not isinstance(value, bytes):
+        before = [None, *value]
+        hidden = [HIDDEN if _is_flag(flag) else hide_secrets(item) for flag, item in zip(before, value, strict=False)]
+        result = tuple(hidden) if isinstance(value, tuple) else hidden
+    return result
+
+
+def _is_secret(name: object, value: object) -> bool:
+    return isinstance(value, str) and value != "" and bool(_IS_SECRET_NAME.fullmatch(str(name)))
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, str) and value.startswith("-") and bool(_IS_SECRET_NAME.fullmatch(value))

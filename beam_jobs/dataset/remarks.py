@@ -11,16 +11,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from beam_jobs.common.strings import plural, some
-from beam_jobs.dataset import user_columns
+from beam_jobs.dataset import schemas
 from beam_jobs.dataset.manifest import Remarks
 from beam_jobs.errors import Float32Loss
-from beam_jobs.images import masks
+from beam_jobs.images import annotations
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import Plan
 from beam_jobs.sources.archive import TarSource, ZipSource
+from beam_jobs.sources.base import HiddenNames
 from beam_jobs.sources.class_folders import ClassFolders, GlobSource
 from beam_jobs.sources.factory import Source
-from beam_jobs.sources.hidden import HiddenNames
 
 _SHOWN_CLASSES = 8
 _WHITE = 255
@@ -42,7 +42,7 @@ def of_plan(plan: Plan, source: Source, options: IngestOptions, hidden: HiddenNa
     Raises:
       Float32Loss: a float32 changes a number of a user column, and the options refuse that.
     """
-    changes = user_columns.float32_changes(_extra_cells(plan))
+    changes = schemas.float32_changes(_extra_cells(plan))
     float32 = [column.warning(name) for name, column in changes.items()]
     if float32 and options.float32_loss == "refuse":
         raise Float32Loss(f"{'. '.join(float32)}, or set --float32-loss report")
@@ -95,7 +95,7 @@ def _masks(plan: Plan, options: IngestOptions) -> Iterator[str]:
     others = values - {_WHITE}
     yield (
         f"255 counts as a class of the masks, beside {f'0 to {max(others)}' if max(others, default=0) else '0 alone'}: "
-        f"{masks.BINARY_OR_IGNORED}"
+        f"{annotations.BINARY_OR_IGNORED}"
     )
 
 

@@ -1,24 +1,142 @@
-"""Verify: read a published dataset back, every byte of it, and compare it with what its manifest promises."""
+"""Verify: read a published dataset back, every byte of it, and compare it with what its manifest promises.
+
+Of each record: whether it holds an image of this format, and what its dataset says of it.
+"""
 
 from __future__ import annotations
 
 import bisect
+import hashlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, BinaryIO
 
 from beam_jobs import storage
-from beam_jobs.common.concurrency import lots, map_ordered
-from beam_jobs.dataset import leaks, manifest, schemas, shards, tfrecord, user_columns, verify_record
+from beam_jobs.common.system import lots, map_ordered
+from beam_jobs.dataset import lookup, manifest, record, schemas, shards, tfrecord
 from beam_jobs.dataset.manifest import Manifest, Shard
-from beam_jobs.dataset.verify_record import Seen, Sizes
-from beam_jobs.errors import CorruptDataset
+from beam_jobs.errors import BadImage, CorruptDataset
 from beam_jobs.images import sandbox
 from beam_jobs.options import STORED_LIMITS
+
+# Files -> for each height and width of its pixels, or why it cannot be decoded; `decoders.sizes` with its limits.
+Sizes = Callable[[Sequence[bytes]], Sequence[tuple[int, int] | BadImage]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What a record says of itself.
+
+    Attributes:
+      key: identity of its image; empty when it cannot be read.
+      labels: class names.
+      sha256: of the stored image, hex, as the record has it.
+      extra: feature name -> values of its user columns.
+      size: height and width of its image, in pixels.
+      problem: what is wrong with the record; empty for nothing.
+    """
+
+    key: str
+    labels: tuple[str, ...]
+    sha256: str
+    extra: Mapping[str, list]
+    size: tuple[int, int]
+    problem: str
+
+
+def check_record(payloads: Sequence[bytes], dataset: Manifest, sizes: Sizes) -> list[Seen]:
+    """Checks types, labels, image and masks of records. Nothing in a payload makes it raise.
+
+    Args:
+      payloads: of the records, whose checksums were right.
+      dataset: what they belong to.
+      sizes: decodes the images and masks of all of them in one go.
+    """
+    read = [_read_record(payload, dataset) for payload in payloads]
+    decoded = iter(sizes([data for _, images, masks in read for data in (*images, *masks)]))
+    checked = []
+    for seen, images, masks in read:
+        sizes_of_files = [(what, next(decoded)) for what, files in (("image", images), ("mask", masks)) for _ in files]
+        checked.append(replace(seen, problem=seen.problem or _size_problem(seen, sizes_of_files)))
+    return checked
+
+
+def _read_record(payload: bytes, dataset: Manifest) -> tuple[Seen, list[bytes], list[bytes]]:
+    """Returns what a record says of itself, and the image and masks to be decoded; none when it has a problem."""
+    from google.protobuf.message import DecodeError
+
+    key = sha256 = ""
+    labels: tuple[str, ...] = ()
+    extra: dict[str, list] = {}
+    size = (0, 0)
+    images: list[bytes] = []
+    masks: list[bytes] = []
+    try:
+        values = record.decode(payload)
+        if wrong := record.type_problem(values):
+            return unreadable_record(f"not a record of this format: {wrong}"), [], []
+        extra = {name: found for name, found in values.items() if name.startswith(record.EXTRA_PREFIX)}
+        key, sha256 = values[record.FILENAME][0].decode(), values[record.SHA256][0].decode()
+        labels = tuple(text.decode() for text in values.get(record.TEXT, ()))
+        size = (values[record.HEIGHT][0], values[record.WIDTH][0])
+        problem = _label_problem(values, labels, dataset) or _image_problem(values, key, sha256)
+        images, masks = ([], []) if problem else _record_files(values)
+    except (DecodeError, KeyError, IndexError, UnicodeDecodeError) as error:
+        problem = f"not a record of this format: {error!r}"
+    return Seen(key=key, labels=labels, sha256=sha256, extra=extra, size=size, problem=problem), images, masks
+
+
+def unreadable_record(problem: str) -> Seen:
+    """Returns what is known of a record that cannot be read."""
+    return Seen(key="", labels=(), sha256="", extra={}, size=(0, 0), problem=problem)
+
+
+def _label_problem(values: dict[str, list], labels: tuple[str, ...], dataset: Manifest) -> str:
+    indices = values.get(record.LABEL, [])
+    if dataset.label_kind == "single" and len(indices) != 1:
+        return f"it has {len(indices)} labels instead of one"
+    objects = record.OBJECT_PREFIX + "class/"
+    indices = [*indices, *values.get(objects + "label", [])]
+    texts = [*labels, *(text.decode() for text in values.get(objects + "text", []))]
+    for index, text in itertools.zip_longest(indices, texts):
+        if index not in range(len(dataset.labels)) or dataset.labels[index] != text:
+            return f"label {index} is not {text!r}"
+    return ""
+
+
+def _image_problem(values: dict[str, list], key: str, sha256: str) -> str:
+    encoded = values[record.ENCODED][0]
+    if hashlib.sha256(encoded).hexdigest() != sha256:
+        return f"the image of {key!r} is not the one its sha256 was taken of"
+    height, width = values[record.HEIGHT][0], values[record.WIDTH][0]
+    if values[record.FORMAT][0] == b"raw" and len(encoded) != height * width * 3:
+        return f"{key!r} has {len(encoded)} bytes of pixels, its record says {width}x{height} of three each"
+    return ""
+
+
+def _record_files(values: dict[str, list]) -> tuple[list[bytes], list[bytes]]:
+    """Returns the image, unless it is raw pixels, and the masks of a record."""
+    images = [] if values[record.FORMAT][0] == b"raw" else [values[record.ENCODED][0]]
+    of_objects = values.get(record.OBJECT_PREFIX + "mask", [])
+    return images, [*values.get(record.MASK, []), *filter(None, of_objects)]  # an object without one has an empty one
+
+
+def _size_problem(seen: Seen, decoded: Sequence[tuple[str, tuple[int, int] | BadImage]]) -> str:
+    height, width = seen.size
+    for what, size in decoded:
+        if isinstance(size, BadImage):
+            return f"{seen.key!r} cannot be decoded: {size.detail}"
+        if size == seen.size:
+            continue
+        if what == "image":
+            return f"{seen.key!r} decodes to {size[1]}x{size[0]} pixels, its record says otherwise"
+        return f"a mask of {seen.key!r} has {size[1]}x{size[0]} pixels, its image {width}x{height}"
+    return ""
+
 
 _OTHER_SHA256 = f"its sha256 is not the one in {manifest.MANIFEST_NAME}"
 
@@ -149,10 +267,10 @@ def _rows_by_shard(directory: str) -> dict[tuple[str, int], list[dict[str, Any]]
 
 
 def _leaks(directory: str, dataset: Manifest) -> list[str]:
-    kinds = leaks.kinds_of(dataset.options.get("near_duplicates", "off"))
+    kinds = lookup.leak_kinds_of(dataset.options.get("near_duplicates", "off"))
     try:
         images = schemas.read_published(storage.join(directory, manifest.IMAGES_NAME)).select(["key", "split", *kinds])
-        return [str(leak) for leak in leaks.find(images, kinds)]
+        return [str(leak) for leak in lookup.find_leaks(images, kinds)]
     except (CorruptDataset, KeyError, UnicodeDecodeError):
         return []  # `_rows_by_shard` says so
 
@@ -250,10 +368,9 @@ def _size(one: _Record) -> int:
 
 
 def _seen(lot: Sequence[_Record], dataset: Manifest, sizes: Sizes) -> list[tuple[_Record, Seen]]:
-    checked = iter(verify_record.check([one.payload for one in lot if isinstance(one.payload, bytes)], dataset, sizes))
+    checked = iter(check_record([one.payload for one in lot if isinstance(one.payload, bytes)], dataset, sizes))
     return [
-        (one, next(checked) if isinstance(one.payload, bytes) else verify_record.unreadable(str(one.payload)))
-        for one in lot
+        (one, next(checked) if isinstance(one.payload, bytes) else unreadable_record(str(one.payload))) for one in lot
     ]
 
 
@@ -279,5 +396,5 @@ def _row_problem(rows: Sequence[Mapping[str, Any]] | None, one: _Record, seen: S
     row = rows[one.number] if one.number < len(rows) else {}
     if (row.get("offset"), row.get("key"), row.get("sha256")) != (one.offset, seen.key, seen.sha256):
         return f"{manifest.IMAGES_NAME} has no row for {seen.key!r} there"
-    different = user_columns.mismatch(row["extra"], seen.extra)
+    different = schemas.column_mismatch(row["extra"], seen.extra)
     return f"{manifest.IMAGES_NAME} differs from the record of {seen.key!r}: {different}" if different else ""

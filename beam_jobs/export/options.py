@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from beam_jobs.common import validate
+from beam_jobs import errors
 from beam_jobs.errors import OptionError
 
 _URL = re.compile(r"https?://[^\s/]+\S*", re.ASCII)
@@ -120,9 +120,9 @@ class ExportOptions:
     about: About = field(default_factory=About)
 
     def __post_init__(self) -> None:
-        validate.choice("to", self.to, FORMATS)
+        errors.check_choice("to", self.to, FORMATS)
         if self.shard_mb is not None:
-            validate.at_least("shard_mb", self.shard_mb, _LEAST_MB)
+            errors.check_at_least("shard_mb", self.shard_mb, _LEAST_MB)
             if self.to in DESCRIBED:
                 raise OptionError(f"shard_mb is of no use to {self.to}, which copies no records; leave it out")
         if self.splits and self.to == "croissant":

@@ -15,9 +15,7 @@ from beam_jobs import storage
 from beam_jobs.dataset import record, tfds_metadata
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import CorruptDataset
-from beam_jobs.export.formats import ExportedFile
-from beam_jobs.export.samples import Sample
-from beam_jobs.storage import bounded_json
+from beam_jobs.export.formats import ExportedFile, Sample
 
 # A row group is in memory when it is written, and again when it is read: whichever comes first ends it.
 ROW_GROUP_IMAGES = 100
@@ -217,7 +215,7 @@ def _features(directory: str) -> dict[str, dict[str, Any]]:
     """Returns record feature -> what `features.json` says of it."""
     path = storage.join(directory, tfds_metadata.FEATURES_NAME)
     try:
-        return dict(_flat(bounded_json.read(path), ""))
+        return dict(_flat(storage.read_json(path), ""))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptDataset(f"{path} cannot be read: {error}; write the dataset again") from error
 

@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from beam_jobs import storage
-from beam_jobs.common import concurrency
-from beam_jobs.common.concurrency import Progress
+from beam_jobs.common import system
+from beam_jobs.common.system import Progress
 from beam_jobs.dataset import manifest, shards
 from beam_jobs.dataset.manifest import Manifest, SplitInfo
-from beam_jobs.export import croissant, dali, samples, staging
+from beam_jobs.export import descriptions, formats, staging
 from beam_jobs.export.formats import ExportedFile, Format
 from beam_jobs.export.options import STREAMED, ExportOptions
-from beam_jobs.export.remote import EXPORT_NAME
+from beam_jobs.export.staging import EXPORT_NAME
 from beam_jobs.storage import disk
 
 # Shows how far it is: takes the stage, what it will have done, and how to ask what it has; see `jobs.Watch`.
@@ -69,14 +69,16 @@ def export(options: ExportOptions, watch: Watch = _unwatched) -> Exported:
     chosen = {name: dataset.split(name) for name in options.splits or dataset.splits}
     if options.to == "croissant":
         with disk.explained("exporting", options.out, kept=False):
-            croissant.write(options.dataset, dataset, options.out, options.about)
+            descriptions.write_croissant(options.dataset, dataset, options.out, options.about)
         return _exported(options, dataset, {})
     out = staging.check(options.out)
     with disk.explained("exporting", _parent(out), kept=False):
         if options.to in STREAMED:
             return _stream(options, dataset, chosen, out, watch)
         with staging.staged(out) as stage:
-            return _exported(options, dataset, dali.write(options.dataset, dataset, tuple(chosen), stage.path))
+            return _exported(
+                options, dataset, descriptions.write_dali_index(options.dataset, dataset, tuple(chosen), stage.path)
+            )
 
 
 def _parent(out: str) -> str:
@@ -94,12 +96,14 @@ def _stream(
     form = _format(options.to, options.dataset, dataset)
     total = Progress(sum(info.records for info in chosen.values()), sum(info.bytes for info in chosen.values()))
     disk.check_room(_parent(out), total.bytes, "the export", kept=False)
-    concurrency.local.reset()
+    system.local_progress.reset()
     with staging.staged(out) as stage:
-        with watch("exporting", total, concurrency.local.read):
+        with watch("exporting", total, system.local_progress.read):
             files = {
                 name: tuple(
-                    _write_split(form, name, info, options, samples.read(options.dataset, dataset, name), stage.path)
+                    _write_split(
+                        form, name, info, options, formats.read_samples(options.dataset, dataset, name), stage.path
+                    )
                 )
                 for name, info in chosen.items()
             }
@@ -117,11 +121,11 @@ def _format(name: str, directory: str, dataset: Manifest) -> Format:
       OptionError: a package that it needs is not installed.
     """
     if name == "webdataset":
-        from beam_jobs.export.webdataset import WebDataset
+        from beam_jobs.export.formats import WebDataset
 
         return WebDataset(directory, dataset)
     if name == "array_record":
-        from beam_jobs.export.array_record import ArrayRecord
+        from beam_jobs.export.formats import ArrayRecord
 
         return ArrayRecord(directory, dataset)
     from beam_jobs.export.parquet import Parquet
@@ -130,11 +134,11 @@ def _format(name: str, directory: str, dataset: Manifest) -> Format:
 
 
 def _write_split(
-    form: Format, split: str, info: SplitInfo, options: ExportOptions, found: Iterator[samples.Sample], stage: str
+    form: Format, split: str, info: SplitInfo, options: ExportOptions, found: Iterator[formats.Sample], stage: str
 ) -> Iterator[ExportedFile]:
     size = options.shard_mb
     count = len(info.shards) if size is None else shards.shard_count(info.bytes, info.records, size * 1e6)
-    for index, group in itertools.groupby(samples.numbered(found, info, count), key=lambda pair: pair[0]):
+    for index, group in itertools.groupby(formats.numbered_samples(found, info, count), key=lambda pair: pair[0]):
         name = form.file_name(split, index, count)
         path = storage.join(stage, name)
         written = 0
@@ -143,7 +147,7 @@ def _write_split(
                 try:
                     shard.write(sample)
                 except (LookupError, TypeError, ValueError) as error:  # it lacks a feature, or has another in its place
-                    raise samples.corrupt(sample, repr(error)) from error
+                    raise formats.corrupt_sample(sample, repr(error)) from error
                 written += 1
-                concurrency.local.add(Progress(1, len(sample.payload), 0))
+                system.local_progress.add(Progress(1, len(sample.payload), 0))
         yield ExportedFile(name=name, samples=written, bytes=storage.size(path))

@@ -1,20 +1,206 @@
-"""Annotated objects of an image: checked against the image, then moved to where its pixels go. Pure.
+"""Annotated objects and class masks of an image: checked against it, then moved to where its pixels go. Pure functions.
 
-`check` refuses everything that `record_objects` could not write, so that an image that was accepted can be written.
+`check_annotations` refuses everything that `record_objects` could not write, so that an image that was accepted can be
+written. A class mask may be any lossless file of class indices; what is stored is a one-channel PNG. It holds numbers,
+not colours. So nothing here scales, blends, converts or interpolates it: a value is kept, or the mask is refused.
 """
 
 from __future__ import annotations
 
+import io
 import math
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from PIL import Image, ImageOps
 
 from beam_jobs.errors import BadImage, RejectReason
-from beam_jobs.images import masks
+from beam_jobs.images.decode import decode_checked
 from beam_jobs.images.geometry import Geometry
+from beam_jobs.images.headers import UPRIGHT, Header, open_image, read_header
+from beam_jobs.images.normalise import upright_size
+from beam_jobs.options import ImageLimits
 from beam_jobs.types import Annotations, ImageObject, RecordObject
+
+_MASK_FORMATS = ("png", "tiff", "bmp")
+_INTEGERS = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # Pillow's modes of more than 8 bits
+_GREYS = {2: 85, 4: 17}  # bits a pixel of a grey PNG -> what Pillow multiplies its values by
+_TIFF_BITS, _TIFF_COMPRESSION, _TIFF_PHOTOMETRIC = 258, 259, 262  # TIFF 6.0
+_TIFF_JPEG = (6, 7)
+_TIFF_WHITE_IS_ZERO = 0
+_WHITE = 255
+_SHOWN_VALUES = 8
+BINARY_OR_IGNORED = (
+    "write 1 for 255 if these are binary masks, saved as black and white; give --mask-ignore 255 if it marks pixels to "
+    "ignore"
+)
+
+
+def normalise_mask(data: bytes, geometry: Geometry, limits: ImageLimits) -> tuple[bytes, tuple[int, ...]]:
+    """Checks a mask, moves it through the geometry of its image, and makes it what training reads. Deterministic.
+
+    Args:
+      data: the file as read: PNG, TIFF or BMP, of the size of the upright source image. A palette means its indices.
+      geometry: what becomes of the image.
+      limits: how many pixels are decoded, and which class indices there are.
+
+    Returns:
+      an 8-bit PNG of one channel, of the size of the stored image, `data` itself when it already is that; and the
+      class indices that occur in `data`, 0-255, ascending.
+
+    Raises:
+      BadImage: it is no mask of this image; the reason is `BAD_MASK`.
+    """
+    try:
+        header = _gate_mask(data, geometry, limits.max_pixels)
+        plain = _is_plain(header)
+        # What is stored untouched has to pass the trainer's own decoder.
+        pixels = decode_checked(data)[..., 0] if plain else _indices(data, header)
+        values = _mask_values(pixels)
+        _check_classes(values, limits)
+    except BadImage as bad:
+        raise BadImage(RejectReason.BAD_MASK, f"mask: {bad.detail}") from bad
+    return data if plain and geometry.is_identity else encode_mask(move_mask(pixels, geometry)), values
+
+
+def move_mask(pixels: np.ndarray, geometry: Geometry) -> np.ndarray:
+    """Returns a mask resized, to the nearest pixel, and cropped like its image.
+
+    Args:
+      pixels: [height, width] of `geometry.source`.
+      geometry: what becomes of the image.
+
+    Returns:
+      [height, width] of `geometry.stored`; `pixels` itself when nothing moves.
+    """
+    if geometry.is_identity:
+        return pixels
+    rows = _nearest_values(geometry.source[0], geometry.resized[0], geometry.top, geometry.stored[0])
+    columns = _nearest_values(geometry.source[1], geometry.resized[1], geometry.left, geometry.stored[1])
+    return pixels[rows[:, None], columns]
+
+
+def encode_mask(pixels: np.ndarray) -> bytes:
+    """Returns a mask as a PNG of one channel; equal masks give equal bytes.
+
+    Args:
+      pixels: uint8[height, width].
+    """
+    out = io.BytesIO()
+    # Runs are all there is to find in a mask: smaller than the default and a third faster.
+    Image.fromarray(pixels).save(out, "PNG", compress_type=zlib.Z_RLE)
+    return out.getvalue()
+
+
+def _nearest_values(source: int, resized: int, start: int, count: int) -> np.ndarray:
+    # The source pixel under the centre of each pixel, in whole numbers, so that no rounding depends on a machine.
+    return (2 * np.arange(start, start + count, dtype=np.int64) + 1) * source // (2 * resized)
+
+
+def _gate_mask(data: bytes, geometry: Geometry, max_pixels: int) -> Header:
+    """Judges a mask by its header, before anything is decoded."""
+    header = read_header(data)
+    if header.format not in _MASK_FORMATS:
+        raise _bad_mask(
+            f"it is a {header.format} file; masks are read from {', '.join(_MASK_FORMATS)}, which keep every value"
+        )
+    height, width = upright_size(header)
+    if height * width > max_pixels:
+        raise _bad_mask(f"{width}x{height} pixels; max_pixels is {max_pixels}")
+    if (height, width) != geometry.source:
+        raise _bad_mask(f"{width}x{height} pixels; the image has {geometry.source[1]}x{geometry.source[0]}")
+    if header.frames > 1:
+        raise _bad_mask(f"it has {header.frames} frames; it must have one")
+    return header
+
+
+def _mask_values(pixels: np.ndarray) -> tuple[int, ...]:
+    seen = np.zeros(256, bool)
+    for row in pixels:  # all at once, the indices would take eight times the memory of the mask
+        seen[row] = True
+    return tuple(np.flatnonzero(seen).tolist())
+
+
+def _check_classes(values: Sequence[int], limits: ImageLimits) -> None:
+    if not limits.mask_classes:
+        return
+    undeclared = [value for value in values if value >= limits.mask_classes and value != limits.mask_ignore]
+    if undeclared:
+        shown = ", ".join(map(str, undeclared[:_SHOWN_VALUES])) + ", ..." * (len(undeclared) > _SHOWN_VALUES)
+        advice = f"; {BINARY_OR_IGNORED}" if undeclared == [_WHITE] else ""
+        raise _bad_mask(
+            f"it holds {shown}; mask_classes {limits.mask_classes} allows 0 to {limits.mask_classes - 1}{advice}"
+        )
+
+
+def _is_plain(header: Header) -> bool:
+    kind = (header.format, header.mode, header.bit_depth, header.orientation)
+    return kind == ("png", "L", 8, UPRIGHT) and not header.has_alpha
+
+
+def _indices(data: bytes, header: Header) -> np.ndarray:
+    """Decodes the values as they are written in the file, upright: uint8[height, width]."""
+    try:
+        with open_image(data, header.format) as image:
+            if header.format == "tiff":
+                _check_tiff(image)
+            image.load()
+            # Only an orientation that the gate has seen: it has judged the size by it.
+            upright = image if header.orientation == UPRIGHT else ImageOps.exif_transpose(image)
+            values = np.asarray(upright)
+    except BadImage:
+        raise
+    except Exception as error:  # Pillow's decoders raise whatever they run into
+        raise _bad_mask(f"the {header.format} file cannot be decoded: {error}") from error
+    if values.ndim == 3:
+        values = _one_channel(values, header)
+    elif header.mode in _INTEGERS:
+        _check_range(values)
+    elif header.mode not in ("1", "L", "P"):
+        raise _bad_mask(f"pixels of mode {header.mode}; masks hold class indices, whole numbers from 0 to 255")
+    elif header.mode == "L" and header.format == "png":
+        values = values // _GREYS.get(header.bit_depth, 1)
+    return values.astype(np.uint8)
+
+
+def _one_channel(values: np.ndarray, header: Header) -> np.ndarray:
+    """Takes class indices that some tool wrote into every channel apart."""
+    colours, has_alpha = {"LA": (1, True), "RGB": (3, False), "RGBA": (3, True)}.get(header.mode, (0, False))
+    if not colours or header.bit_depth == 16:
+        raise _bad_mask(f"{header.bit_depth}-bit pixels of mode {header.mode}; masks hold class indices, not colours")
+    if has_alpha and values[..., -1].min() < 255:
+        raise _bad_mask(f"the least opaque pixel has alpha {values[..., -1].min()}; transparent pixels have no class")
+    first = values[..., 0]
+    if not all(np.array_equal(first, values[..., channel]) for channel in range(1, colours)):
+        row, column = np.argwhere((values[..., :colours] != first[..., None]).any(axis=-1))[0]
+        found = tuple(values[row, column, :colours].tolist())
+        raise _bad_mask(f"row {row}, column {column} has the colour {found}; masks hold class indices, not colours")
+    return first
+
+
+def _check_range(values: np.ndarray) -> None:
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high > 255:
+        raise _bad_mask(f"values from {low} to {high}; class indices go from 0 to 255")
+
+
+def _check_tiff(image: Image.Image) -> None:
+    """Refuses what Pillow would invert or scale, or what is not stored exactly."""
+    tags = image.tag_v2  # type: ignore[attr-defined]
+    if tags.get(_TIFF_COMPRESSION) in _TIFF_JPEG:
+        raise _bad_mask("a tiff file with JPEG inside; masks must be stored without loss")
+    if tags.get(_TIFF_PHOTOMETRIC) == _TIFF_WHITE_IS_ZERO:
+        raise _bad_mask("a tiff file in which 0 means white, so its values are inverted; write it as PNG")
+    bits = tags.get(_TIFF_BITS, (1,))[0]
+    if bits not in (1, 8, 16, 32):
+        raise _bad_mask(f"a tiff file of {bits} bits a pixel; write it as PNG")
+
+
+def _bad_mask(detail: str) -> BadImage:
+    return BadImage(RejectReason.BAD_MASK, detail)
+
 
 _OUTSIDE_PX = 1.0  # tools disagree on whether a pixel ends at its number or one further
 _LEAST_SHARE = 1e-6  # of a side; thinner boxes shrink to nothing as the float32 shares of a record
@@ -30,7 +216,7 @@ Box = tuple[float, float, float, float]
 Size = tuple[int, int]
 
 
-def check(annotations: Annotations, height: int, width: int) -> None:
+def check_annotations(annotations: Annotations, height: int, width: int) -> None:
     """Checks the annotations of an image against the image.
 
     Args:
@@ -107,7 +293,7 @@ def record_objects(
     inside is clipped. Segmentations are rasterised at the size of the source and follow the image to the nearest pixel.
 
     Args:
-      annotations: what the source says; `check` has passed.
+      annotations: what the source says; `check_annotations` has passed.
       geometry: what becomes of the image.
       indices: class name -> class index.
 
@@ -134,7 +320,7 @@ def _stored_box(bbox: Box, geometry: Geometry) -> Box | None:
     left, top, right, bottom = _clipped(bbox, geometry.source)
     ymin, ymax = (_share(value, 0, geometry.top, geometry) for value in (top, bottom))
     xmin, xmax = (_share(value, 1, geometry.left, geometry) for value in (left, right))
-    # Half the limit of `check`, so that rounding leaves out nothing that was accepted: only a crop does.
+    # Half the limit of `check_annotations`, so that rounding leaves out nothing that was accepted: only a crop does.
     return None if min(ymax - ymin, xmax - xmin) < _LEAST_SHARE / 2 else (ymin, xmin, ymax, xmax)
 
 
@@ -151,7 +337,7 @@ def _clipped(bbox: Box, size: Size) -> Box:
 def _mask(item: ImageObject, geometry: Geometry) -> bytes:
     if not item.segmentation:
         return b""
-    return masks.encode(masks.move(_raster(item.segmentation, geometry.source), geometry))
+    return encode_mask(move_mask(_raster(item.segmentation, geometry.source), geometry))
 
 
 def _raster(segmentation: Any, size: Size) -> np.ndarray:

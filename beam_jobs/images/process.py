@@ -2,23 +2,76 @@
 
 The order matters. The header is read and judged first, because decoding is what a hostile file wants; then the image is
 normalised if the trainer's decoder could not read it or would read it wrongly; then what will be stored is
-decoded once with that very decoder, so that no accepted record can fail in training.
+decoded once with that very decoder, so that no accepted record can fail in training. Of its pixels a perceptual hash
+and the moments of each channel are measured.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 
+import cv2
 import google_crc32c
 import numpy as np
 
-from beam_jobs.images import normalise, resize, statistics
+from beam_jobs.images import normalise
 from beam_jobs.images.decode import decode_checked
 from beam_jobs.images.geometry import geometry
-from beam_jobs.images.header.read import Header, gate, read_header
+from beam_jobs.images.headers import Header, gate, read_header
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.types import ImageFacts
+
+Triple = tuple[float, float, float]
+
+
+def moments_and_dhash(pixels: np.ndarray) -> tuple[Triple, Triple, int]:
+    """Returns what `moments` and `difference_hash` return, at the cost of one pass over the channels.
+
+    Args:
+      pixels: uint8[height, width, 3].
+    """
+    planes = cv2.split(pixels)
+    mean, variance = _moments(planes)
+    return mean, variance, _dhash(planes[1])
+
+
+def moments(pixels: np.ndarray) -> tuple[Triple, Triple]:
+    """Returns mean and population variance of each channel; a plane at a time costs half of all at once.
+
+    Args:
+      pixels: uint8[height, width, 3].
+    """
+    return _moments(cv2.split(pixels))
+
+
+def difference_hash(pixels: np.ndarray) -> int:
+    """Returns the 64-bit difference hash of an image as a signed integer.
+
+    Each bit says whether green grows from one cell to the next in an 8 x 9 grid, so scale, compression and
+    brightness hardly change it. Source: N. Krawetz, "Kind of Like That" (2013). Green stands for brightness, of which
+    it is six tenths. Pixels are sampled before they are averaged: half the size or a quality of 30 then moves 1.3 bits
+    in the mean instead of 0.6, at a thirtieth of the cost.
+
+    Args:
+      pixels: uint8[height, width, 3].
+    """
+    return _dhash(np.ascontiguousarray(pixels[..., 1]))
+
+
+def _moments(planes: Sequence[np.ndarray]) -> tuple[Triple, Triple]:
+    red, green, blue = (cv2.meanStdDev(plane) for plane in planes)
+    mean = (red[0].item(), green[0].item(), blue[0].item())
+    return mean, (red[1].item() ** 2, green[1].item() ** 2, blue[1].item() ** 2)
+
+
+def _dhash(green: np.ndarray) -> int:
+    sampled = cv2.resize(green, (72, 64), interpolation=cv2.INTER_LINEAR)  # 64 samples a cell
+    cells = cv2.resize(sampled, (9, 8), interpolation=cv2.INTER_AREA)
+    bits = np.packbits(cells[:, 1:] > cells[:, :-1])
+    return int.from_bytes(bits.tobytes(), "big", signed=True)
+
 
 KEPT_QUALITY = 95  # of images re-encoded at full size; with 4:4:4 chroma the loss stays under what training can see
 _HASHED_SIDE = 64  # pixels; of a smaller decode the perceptual hash would miss half of the near duplicates
@@ -68,16 +121,16 @@ def _check_ratio(stored: Header, facts: str) -> int:
     """
     if facts == "all" or stored.format != "jpeg":
         return 1
-    return resize.decode_ratio(min(stored.height, stored.width) / _HASHED_SIDE)
+    return normalise.decode_ratio(min(stored.height, stored.width) / _HASHED_SIDE)
 
 
 def _examine_resized(
     data: bytes, header: Header, reasons: tuple[str, ...], policy: PixelOptions, facts: str
 ) -> tuple[bytes, ImageFacts]:
-    plan = geometry(policy, *resize.upright_size(header))
+    plan = geometry(policy, *normalise.upright_size(header))
     if plan.is_identity and policy.policy == "resize":
         return _examine_copy(data, header, reasons, facts)
-    pixels = resize.resized_pixels(data, header, reasons, plan)
+    pixels = normalise.resized_pixels(data, header, reasons, plan)
     if policy.policy == "raw":
         colours = np.ascontiguousarray(pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, axis=2))
         stored = Header(format="raw", height=plan.stored[0], width=plan.stored[1], mode="RGB")
@@ -92,12 +145,12 @@ def _examine_resized(
         mode="L" if pixels.ndim == 2 else "RGB",
     )
     # Nothing but our own encoder stands between these pixels and the trainer, so only their statistics need a decode.
-    seen = decode_checked(encoded) if facts == "all" else resize.as_rgb(pixels)
+    seen = decode_checked(encoded) if facts == "all" else normalise.as_rgb(pixels)
     return encoded, _resized(_facts(data, encoded, stored, seen, facts), header, (*reasons, "resized"))
 
 
 def _resized(facts: ImageFacts, header: Header, reasons: tuple[str, ...]) -> ImageFacts:
-    height, width = resize.upright_size(header)
+    height, width = normalise.upright_size(header)
     return dataclasses.replace(
         facts,
         source_format=header.format,
@@ -109,9 +162,9 @@ def _resized(facts: ImageFacts, header: Header, reasons: tuple[str, ...]) -> Ima
 
 def _facts(data: bytes, encoded: bytes, stored: Header, pixels: np.ndarray, facts: str) -> ImageFacts:
     if facts == "all":
-        mean, variance, dhash = statistics.moments_and_dhash(pixels)
+        mean, variance, dhash = moments_and_dhash(pixels)
     else:
-        mean, variance, dhash = _UNKNOWN, _UNKNOWN, statistics.dhash(pixels)
+        mean, variance, dhash = _UNKNOWN, _UNKNOWN, difference_hash(pixels)
     source_sha256 = hashlib.sha256(data).hexdigest()
     return ImageFacts(
         format=stored.format,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from PIL import Image, ImageFile
 
 from beam_jobs.errors import BadImage, RejectReason
-from beam_jobs.images.header import read
+from beam_jobs.images import headers
 from beam_jobs.options import ImageLimits
 
 TINY_PX = 64  # up to here the pixels themselves are shown: enlarged without blur, stored without loss
@@ -73,10 +73,10 @@ def _raw(data: bytes, limits: ImageLimits, size: tuple[int, int]) -> Image.Image
 
 
 def _opened(data: bytes, limits: ImageLimits, options: ThumbnailOptions) -> Image.Image:
-    header = read.gate(data, limits)
+    header = headers.gate(data, limits)
     ImageFile.LOAD_TRUNCATED_IMAGES = options.damaged
     try:
-        with read.open_image(data, header.format) as image:
+        with headers.open_image(data, header.format) as image:
             image.draft("RGB", (options.side_px, options.side_px))
             seen = image.convert("RGB")
     except MemoryError:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from beam_jobs.dataset.lookup import find_record
-from beam_jobs.inspect.summary import FeatureSummary, FileFacts, FileSummary, summarise, summarise_file
-from beam_jobs.inspect.values import shown_value
+from beam_jobs.inspect.summary import FeatureSummary, FileFacts, FileSummary, shown_value, summarise, summarise_file
 
 __all__ = [
     "FeatureSummary",

@@ -13,7 +13,7 @@ from beam_jobs.common import strings
 from beam_jobs.common.strings import plural
 from beam_jobs.dataset.schemas import REJECTS
 from beam_jobs.errors import CorruptDataset
-from beam_jobs.inspect.values import shown_value
+from beam_jobs.inspect.summary import shown_value
 from beam_jobs.inspect.view import View
 from beam_jobs.storage import parquet
 

@@ -1,22 +1,24 @@
-"""The images of foreign records, as far as it is safe to look at them.
+"""The images of foreign records, as far as it is safe to look at them, and how they are drawn with characters.
 
 The header is judged first, and decoding happens in a process of its own with bounded time and memory, as in the ingest:
-what a hostile file does there costs its own picture and a remark.
+what a hostile file does there costs its own picture and a remark. The upper half block shows two pixels, one in its own
+colour and one behind it.
 """
 
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from PIL import Image
 
 from beam_jobs.dataset import record
 from beam_jobs.errors import BadImage, RejectReason
-from beam_jobs.images import sandbox
-from beam_jobs.images.header import read
-from beam_jobs.inspect.feature_roles import FeatureRoles
+from beam_jobs.images import headers, sandbox
+from beam_jobs.inspect.summary import FeatureRoles
 from beam_jobs.options import ImageLimits, PixelOptions
 
 # Looser than the ingest where that costs nothing, tighter where it costs time: somebody waits before a terminal.
@@ -60,7 +62,7 @@ def image_file(values: Mapping[str, list], roles: FeatureRoles) -> tuple[str, by
         out = io.BytesIO()
         pixels.save(out, "png")
         return "png", out.getvalue()
-    name = read.sniff(data)
+    name = headers.sniff(data)
     return _SUFFIXES.get(name, name), data
 
 
@@ -111,7 +113,7 @@ def _undecoded(values: Mapping[str, list], roles: FeatureRoles, side_px: int) ->
         pixels = _bare(data, values)
         if pixels is not None:
             return _small(pixels, side_px)
-        read.sniff(data)
+        headers.sniff(data)
     except BadImage as bad:
         return Picture(remark=bad.detail)
     return data
@@ -141,3 +143,63 @@ def _small(image: Image.Image, side_px: int) -> Picture:
     small = image.convert("RGB")
     small.thumbnail((side_px, side_px))
     return Picture(image=small)
+
+
+BLOCK = "\N{UPPER HALF BLOCK}"
+
+_RESET = "\x1b[0m"
+_CUBE = np.array([0, 95, 135, 175, 215, 255])  # levels of the colours 16 to 231 of xterm
+_GREYS = np.arange(8, 239, 10)  # levels of the colours 232 to 255
+
+
+def half_blocks(image: Image.Image, columns: int, rows: int, true_colour: bool) -> str:
+    """Returns the lines that show an image.
+
+    Args:
+      image: in RGB.
+      columns: characters that are there in a line.
+      rows: lines that are there.
+      true_colour: whether the terminal takes colours of 24 bits; otherwise the nearest of the 256 of xterm are used.
+
+    Returns:
+      lines, each ending in the colours of the terminal. A character is taken to be twice as high as wide.
+    """
+    factor = min(columns / image.width, 2 * rows / image.height)
+    if factor > 1:
+        factor = int(factor)  # so that all pixels are enlarged alike
+    width, height = max(1, round(image.width * factor)), max(1, round(image.height * factor))
+    pixels = np.asarray(image.resize((width, height), Image.Resampling.BOX if factor < 1 else Image.Resampling.NEAREST))
+    if height % 2:
+        pixels = np.concatenate([pixels, pixels[-1:]])  # the last line shows it twice
+    codes = _true_colour(pixels) if true_colour else _nearest_colour(pixels)
+    lines = []
+    for upper, lower in zip(codes[::2], codes[1::2], strict=True):
+        cells = (f"\x1b[38;{one};48;{other}m{BLOCK}" for one, other in zip(upper, lower, strict=True))
+        lines.append("".join(cells) + _RESET)
+    return os.linesep.join(lines)
+
+
+def _true_colour(pixels: np.ndarray) -> list[list[str]]:
+    return [[f"2;{red};{green};{blue}" for red, green, blue in row] for row in pixels.tolist()]
+
+
+def _nearest_colour(pixels: np.ndarray) -> list[list[str]]:
+    return [[f"5;{number}" for number in row] for row in nearest_256(pixels).tolist()]
+
+
+def nearest_256(pixels: np.ndarray) -> np.ndarray:
+    """Returns the nearest of the 256 colours of xterm, of its cube and its greys.
+
+    Args:
+      pixels: uint8[..., 3], RGB.
+
+    Returns:
+      int64[...], 16-255.
+    """
+    values = pixels.astype(np.int64)
+    steps = np.abs(values[..., None] - _CUBE).argmin(-1)
+    cube = _CUBE[steps]
+    greys = np.abs(values.mean(-1)[..., None] - _GREYS).argmin(-1)
+    grey = _GREYS[greys][..., None]
+    closer = ((values - grey) ** 2).sum(-1) < ((values - cube) ** 2).sum(-1)
+    return np.where(closer, 232 + greys, 16 + steps @ np.array([36, 6, 1]))

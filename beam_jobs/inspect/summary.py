@@ -1,17 +1,132 @@
-"""What TFRecord files hold: counts, sizes and what is seen under each name, from one pass over every record."""
+"""What TFRecord files hold: counts, sizes and what is seen under each name, from one pass over every record.
+
+Also how the values of a feature are shown, and the names that well-known writers of image records give to features: a
+table, and no guess beyond it.
+"""
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from beam_jobs.dataset import record
 from beam_jobs.errors import BadImage, CorruptDataset, FeedlineError, SourceError
-from beam_jobs.images.header.read import sniff
+from beam_jobs.images.headers import sniff
 from beam_jobs.inspect.records import opened
+
+_SHOWN_CHARACTERS = 48
+_SHOWN_NAME = 120
+
+
+def shown_value(values: list) -> str:
+    """Returns the values of a feature as a short piece of text; long and binary ones only say their length."""
+    if len(values) == 1 and isinstance(values[0], bytes):
+        return _shown_bytes(values[0])
+    some = (_shown_bytes(value) if isinstance(value, bytes) else _shown_number(value) for value in values[:4])
+    return ", ".join(some) + (f", ... ({len(values)} values)" if len(values) > 4 else "")
+
+
+def shown_name(name: str) -> str:
+    """Returns the name of a feature; of one that is very long, its beginning."""
+    return name if len(name) <= _SHOWN_NAME else f"{name[: _SHOWN_NAME - 1]}…"
+
+
+def _shown_number(value: float) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _shown_bytes(value: bytes) -> str:
+    if not value:
+        return "<empty>"
+    text = value[: 4 * _SHOWN_CHARACTERS + 1].decode("utf-8", "replace")
+    if len(text) > _SHOWN_CHARACTERS or not text.isprintable():
+        return f"<{len(value):,} bytes>"
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureRoles:
+    """Which features of records hold the image, its class and its identity.
+
+    Attributes:
+      looks_like: who writes records with these names; empty when the names are unknown.
+      image: features that hold the encoded image, or its bare pixels.
+      labels: features that hold the class, as a number or as a name.
+      keys: features that hold the identity of the image.
+      marks: features that tell these records from others with the same `image`.
+    """
+
+    looks_like: str = ""
+    image: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    marks: frozenset[str] = frozenset()
+
+    def of(self, feature: str) -> str:
+        """Returns `image`, `label` or `key`; empty for a feature without a role."""
+        roles = {"image": self.image, "label": self.labels, "key": self.keys}
+        return next((role for role, names in roles.items() if feature in names), "")
+
+
+_OBJECT_LABELS = ("image/object/class/label", "image/object/class/text")
+
+# The first row counts that has an image and all of its marks among the features of a file.
+KNOWN_ROLES = (
+    FeatureRoles(
+        looks_like="Feedline",
+        image=(record.ENCODED,),
+        labels=(record.LABEL, record.TEXT, *_OBJECT_LABELS),
+        keys=(record.FILENAME,),
+        marks=frozenset({record.FORMAT, record.FILENAME, record.SHA256, record.BYTES, record.ASPECT_RATIO}),
+    ),
+    FeatureRoles(
+        looks_like="TensorFlow Object Detection",
+        image=("image/encoded",),
+        labels=_OBJECT_LABELS,
+        keys=("image/filename", "image/source_id"),
+        marks=frozenset({"image/object/class/label"}),
+    ),
+    FeatureRoles(
+        looks_like="TF-Slim",
+        image=("image/encoded",),
+        labels=("image/class/label", "image/class/text", "image/class/synset"),
+        keys=("image/filename",),
+    ),
+    FeatureRoles(
+        looks_like="TFDS",
+        image=("image",),
+        labels=("label", "coarse_label", "objects/label"),
+        keys=("file_name", "image/filename", "image/id", "id"),
+    ),
+    FeatureRoles(
+        looks_like="WebDataset",
+        image=("jpg", "jpeg", "png", "webp"),
+        labels=("cls",),
+        keys=("__key__",),
+    ),
+    FeatureRoles(looks_like="the TFRecord tutorial of TensorFlow", image=("image_raw",), labels=("label",)),
+)
+
+
+def roles_of(features: Collection[str]) -> FeatureRoles:
+    """Returns the row of the table that fits, reduced to the features that are there; an empty one when none fits.
+
+    Args:
+      features: names of all features of the records.
+    """
+    for known in KNOWN_ROLES:
+        image, labels, keys = (_present_features(names, features) for names in (known.image, known.labels, known.keys))
+        if image and known.marks <= set(features):
+            return replace(known, image=image, labels=labels, keys=keys)
+    return FeatureRoles()
+
+
+def _present_features(names: tuple[str, ...], features: Collection[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if name in features)
+
 
 _MOST_DISTINCT = 1000  # values of a feature that are counted apart
 

@@ -1,7 +1,8 @@
-"""What is shown of a path: the same on a terminal and as JSON."""
+"""What is shown of a path, and which files it stands for: the same on a terminal and as JSON."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,11 +12,62 @@ from beam_jobs.common.strings import listed, plural, some
 from beam_jobs.dataset import manifest
 from beam_jobs.dataset.lookup import find_record, record_lengths
 from beam_jobs.dataset.manifest import Manifest
-from beam_jobs.errors import CorruptDataset, FeedlineError
-from beam_jobs.inspect.feature_roles import FeatureRoles, roles_of
-from beam_jobs.inspect.files import find, name_below
-from beam_jobs.inspect.summary import FeatureSummary, FileSummary, sizes_of, summarise
-from beam_jobs.inspect.values import shown_name, shown_value
+from beam_jobs.errors import CorruptDataset, FeedlineError, SourceError
+from beam_jobs.inspect.records import is_tfrecord
+from beam_jobs.inspect.summary import (
+    FeatureRoles,
+    FeatureSummary,
+    FileSummary,
+    roles_of,
+    shown_name,
+    shown_value,
+    sizes_of,
+    summarise,
+)
+from beam_jobs.sources import containers
+
+_MARK = "tfrecord"  # in the names of nearly all such files
+_TRIED = 50  # files without the mark, until a directory is taken for one of something else
+
+
+def find_files(path: str) -> list[str]:
+    """Returns the TFRecord files that a path stands for, in the order of their names.
+
+    Below a directory those count whose name holds `tfrecord`, or all when there is none such; files and directories
+    whose name begins with `.` or `_` are passed over.
+
+    Args:
+      path: of a file or a directory, or a pattern.
+
+    Raises:
+      SourceError: there is none, or it cannot be listed.
+    """
+    if containers.is_pattern(path):
+        return [container.path for container in containers.find(path)]
+    try:
+        if not (os.path.isdir(path) or (storage.is_remote(path) and not storage.exists(path))):
+            return [path]
+        found = _remote(path) if storage.is_remote(path) else [one.path for one in containers.below(path)]
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
+    marked = [one for one in found if _MARK in os.path.basename(one).lower()]
+    if not marked and not any(map(is_tfrecord, found[:_TRIED])):
+        raise SourceError(f"{path} holds neither dataset.json nor a TFRecord file; name such a file")
+    return marked or found
+
+
+def name_below(file: str, path: str) -> str:
+    """Returns what to call a file that `find_files` found: relative to the directory that was given."""
+    return file.removeprefix(path.rstrip("/") + "/") if file != path else os.path.basename(file)
+
+
+def _remote(path: str) -> list[str]:
+    names = sorted(name for name, _, _ in storage.walk_files(path))
+    found = [storage.join(path, name) for name in names if not any(p[:1] in "._" for p in name.split("/") if p)]
+    if not found:
+        raise SourceError(f"{path} cannot be read: there is no such file, and none below it")
+    return found
+
 
 FEATURE_COLUMNS = ("feature", "kind", "values", "records", "holds")
 FILE_COLUMNS = ("file", "records", "bytes", "compression")
@@ -117,7 +169,7 @@ def view_files(path: str, shown: int) -> View:
       SourceError: there is none, or none can be read.
       CorruptDataset: not one sound record is in them, and one is damaged.
     """
-    paths = find(path)
+    paths = find_files(path)
     summary = summarise(paths, shown)
     if summary.errors and not summary.records:
         raise summary.errors[0]

@@ -39,7 +39,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from beam_jobs.planning import disjoint_sets
+
+def join_sets(roots: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Joins sets: returns the smallest member of the set of each item once all pairs are linked.
+
+    Args:
+      roots: int64[items], the smallest member of the set of each item so far.
+      one: items.
+      other: an item to link with each of them.
+    """
+    roots = roots.copy()
+    while True:
+        one, other = roots[one], roots[other]
+        apart = one != other
+        if not apart.any():
+            return roots
+        one, other = np.minimum(one[apart], other[apart]), np.maximum(one[apart], other[apart])
+        np.minimum.at(roots, other, one)  # every root points to a smaller one, so there are no circles
+        while not np.array_equal(further := roots[roots], roots):
+            roots = further
+
 
 _BITS = 64
 _WEAK_BITS, _FLAT_BITS = 24, 16
@@ -264,7 +283,7 @@ class _Search:
         order = members[np.lexsort((*values[members].T, self._images.hashes[members]))]
         firsts = _first_of_runs(np.column_stack([self._images.hashes[order].view(np.int64), values[order]]))
         nodes = order[firsts]
-        self.links = disjoint_sets.join(self.links, np.repeat(nodes, np.diff(firsts, append=len(order))), order)
+        self.links = join_sets(self.links, np.repeat(nodes, np.diff(firsts, append=len(order))), order)
         return nodes
 
     def _compare(self, nodes: np.ndarray, keys: np.ndarray) -> list[np.ndarray]:
@@ -303,7 +322,7 @@ class _Search:
 
     def _link(self, pairs: Iterable[Pair]) -> None:
         for one, other in _batches(self._alike(pairs)):
-            self.links = disjoint_sets.join(self.links, one, other)
+            self.links = join_sets(self.links, one, other)
 
     def _alike(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
         hashes = self._images.hashes

@@ -1,23 +1,95 @@
-"""Plan: facts -> which image goes to which split and shard. Pure; no byte of an image is touched."""
+"""Plan: facts -> which image goes to which split and shard, and which class stands for it. No image is touched."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from beam_jobs.dataset import leaks, schemas, shards
-from beam_jobs.dataset.leaks import Leak
+from beam_jobs.dataset import lookup, schemas, shards
+from beam_jobs.dataset.lookup import Leak
 from beam_jobs.dataset.manifest import ChannelStatistics
 from beam_jobs.errors import EmptySplit, OptionError, SplitConflict
 from beam_jobs.options import IngestOptions
-from beam_jobs.planning import duplicates, label_vocabulary, splits
-from beam_jobs.planning.duplicates import Clusters
-from beam_jobs.planning.image_rows import Rows, line_up, take
+from beam_jobs.planning import image_rows, splits
+from beam_jobs.planning.image_rows import Clusters, Rows, line_up, take
 from beam_jobs.types import Reject
+
+NO_INDEX = -1  # `label_index` of images that have not exactly one label
+
+_CACHED_LABELS = 4096  # multi-label images share few sets of labels, and polygons of 10 kB must not pile up
+
+Names = tuple[str, ...]
+
+
+def vocabulary(images: pa.Table, label_kind: str, known: Iterable[str] = ()) -> Names:
+    """Returns the class names, of images and of their objects; the place of a name is its index.
+
+    Args:
+      images: `EXAMINED` rows.
+      label_kind: one of `types.LABEL_KINDS`.
+      known: names of the dataset that is added to. They keep their places, and new ones come after them, sorted.
+    """
+    first = tuple(known)
+    names: set[str] = set(pc.unique(images["label"]).to_pylist()) if label_kind == "single" else set()
+    for labels, objects in _names_of(images["annotations"]):
+        names.update(labels, objects)
+    return first + tuple(sorted(names.difference(first)))
+
+
+def label_indices(images: pa.Table, label_kind: str, names: Names) -> pa.Array:
+    """Returns the class index of each image, int64; `NO_INDEX` unless images have exactly one label."""
+    if label_kind != "single":
+        return pa.array(np.full(len(images), NO_INDEX))
+    labels = images["label"].combine_chunks()
+    return pc.cast(pc.index_in(labels, value_set=pa.array(names, pa.string())), pa.int64())
+
+
+def codes_of_labels(images: pa.Table, label_kind: str) -> np.ndarray:
+    """Returns a number for the label or labels of each image, int64; equal labels have equal numbers."""
+    if label_kind == "single":
+        return images["label"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
+    numbers: dict[Names, int] = {}
+    return np.array(
+        [numbers.setdefault(labels, len(numbers)) for labels, _ in _names_of(images["annotations"])], np.int64
+    )
+
+
+def label_strata(images: pa.Table, label_kind: str) -> np.ndarray:
+    """Returns the class of each image to stratify by, int64: its rarest label, or the first of two that are as rare.
+
+    Rare classes are the ones that a split may miss. Images without a label form a class of their own.
+    """
+    if label_kind == "single":
+        labels = images["label"].combine_chunks().dictionary_encode()
+        order = pc.sort_indices(pc.sort_indices(labels.dictionary))  # the place of each name among the sorted ones
+        return order.take(labels.indices).to_numpy().astype(np.int64)
+    label_sets = [labels for labels, _ in _names_of(images["annotations"])]
+    counts = Counter(name for labels in label_sets for name in labels)
+    rank = {name: place for place, name in enumerate(sorted(counts), 1)}
+    return np.array(
+        [rank[min(labels, key=lambda name: (counts[name], name))] if labels else 0 for labels in label_sets], np.int64
+    )
+
+
+def _names_of(annotations: pa.ChunkedArray) -> Iterator[tuple[Names, Names]]:
+    """Yields the labels of each image and those of its objects."""
+    labels_of = functools.lru_cache(maxsize=_CACHED_LABELS)(_labels_of)
+    for chunk in annotations.chunks:
+        yield from map(labels_of, chunk.to_numpy(zero_copy_only=False))
+
+
+def _labels_of(text: str) -> tuple[Names, Names]:
+    annotations = schemas.annotations_of(text)
+    if annotations is None:
+        return (), ()
+    return annotations.labels or (), tuple(item.label for item in annotations.objects or ())
+
 
 # Everything in a record but the image: keys, names and numbers. Only used to balance shards, so near is enough.
 RECORD_OVERHEAD_BYTES = 500
@@ -115,13 +187,13 @@ def make_plan(
     """
     rows, rejects = line_up(examined, existing)
     _check(rows, options, label_kind, labels)
-    clusters = duplicates.find(rows, options)
+    clusters = image_rows.find_clusters(rows, options)
     splits_of_all = _splits(rows, clusters, options, label_kind)
     edge = len(rows.old_order)
     labelled = rows.table(("label", "annotations"), np.flatnonzero(rows.is_new))
-    names = label_vocabulary.vocabulary(labelled, label_kind, labels)
+    names = vocabulary(labelled, label_kind, labels)
     marks = pa.table({"cluster": clusters.cluster, "near": clusters.near}).slice(edge)
-    marks = marks.append_column("label_index", label_vocabulary.indices(labelled, label_kind, names))
+    marks = marks.append_column("label_index", label_indices(labelled, label_kind, names))
     del labelled  # it copies all annotations
     return Plan(
         labels=names,
@@ -171,9 +243,7 @@ def _check(rows: Rows, options: IngestOptions, label_kind: str, labels: Sequence
             f"the dataset has a split {min(unknown)!r}, splits names {', '.join(options.splits)}; "
             "add images with the --splits it was made with"
         )
-    if not label_vocabulary.indices(rows.old, label_kind, tuple(labels)).equals(
-        rows.old["label_index"].combine_chunks()
-    ):
+    if not label_indices(rows.old, label_kind, tuple(labels)).equals(rows.old["label_index"].combine_chunks()):
         raise ValueError("the existing images have other class indices; hand over the labels of their dataset")
 
 
@@ -204,10 +274,10 @@ def _leaks(rows: Rows, found: Clusters, places: np.ndarray, options: IngestOptio
     columns = {"split": names.take(pa.array(places % len(names))), "cluster": found.cluster, "near": found.near}
     for name, column in columns.items():
         images = images.append_column(name, column)
-    crossing = tuple(leaks.find(images, leaks.kinds_of(options.near_duplicates), rows.is_new))
+    crossing = tuple(lookup.find_leaks(images, lookup.leak_kinds_of(options.near_duplicates), rows.is_new))
     if crossing and options.split_conflicts == "refuse":
         raise SplitConflict(
-            f"{leaks.sentence(crossing)}; mend the split column or the groups, leave such images out, or give "
+            f"{lookup.leak_sentence(crossing)}; mend the split column or the groups, leave such images out, or give "
             "--split-conflicts report"
         )
     return crossing
@@ -216,7 +286,7 @@ def _leaks(rows: Rows, found: Clusters, places: np.ndarray, options: IngestOptio
 def _classes(rows: Rows, stay: np.ndarray, settled: np.ndarray, label_kind: str) -> np.ndarray:
     classes = np.zeros(len(stay), np.int64)  # that of settled images is never asked for
     labelled = rows.table(("label", "annotations"), stay[~settled])
-    classes[~settled] = label_vocabulary.strata(labelled, label_kind)
+    classes[~settled] = label_strata(labelled, label_kind)
     return classes
 
 
@@ -264,7 +334,7 @@ def _label_conflicts(rows: Rows, clusters: Clusters, label_kind: str) -> int:
     places = clusters.copies
     if label_kind == "none":
         return 0
-    label_codes = label_vocabulary.codes(rows.table(("label", "annotations"), places), label_kind)
+    label_codes = codes_of_labels(rows.table(("label", "annotations"), places), label_kind)
     pairs = np.unique(np.column_stack([clusters.contents[places], label_codes]), axis=0)
     return int((np.unique(pairs[:, 0], return_counts=True)[1] > 1).sum())
 

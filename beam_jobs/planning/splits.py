@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from beam_jobs.dataset import shards
 from beam_jobs.options import IngestOptions
-from beam_jobs.planning import disjoint_sets
+from beam_jobs.planning import near_duplicates
 
 FREE = -1  # in place of a split: none is set
 
@@ -58,7 +58,7 @@ def together(groups: pa.Array, contents: np.ndarray, names: pa.Array, roots: np.
     # Groups come before contents, so the smallest member of a set is a group whenever there is one.
     links = rank[encoded.indices.to_numpy()[grouped]], len(order) + contents[grouped]
     members = np.concatenate([np.arange(len(order)), len(order) + roots])
-    members = disjoint_sets.join(members, *links)[len(order) + contents]
+    members = near_duplicates.join_sets(members, *links)[len(order) + contents]
     units, of = np.unique(members, return_inverse=True)
     group_names = pc.binary_join_element_wise("group:", encoded.dictionary.take(pa.array(order)), "")
     return Units(of=of, names=pa.concat_arrays([group_names, names]).take(pa.array(units)))

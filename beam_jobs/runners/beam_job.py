@@ -18,8 +18,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineState
 
 from beam_jobs import storage
-from beam_jobs.common import concurrency
-from beam_jobs.common.concurrency import Progress
+from beam_jobs.common import system
+from beam_jobs.common.system import Progress
 from beam_jobs.errors import FeedlineError, chain
 from beam_jobs.options import LOCAL_BEAM_ARGS
 
@@ -69,7 +69,7 @@ def run_job(stage: str, total: Progress, transform: beam.PTransform, make_pipeli
     Raises:
       FeedlineError: the runner failed; its own text is the cause.
     """
-    concurrency.local.reset()
+    system.local_progress.reset()
     job = _Job(transform)
     with _one_line_errors(stage, job), watch(stage, total, job.done), _tidied(make_pipeline()) as pipeline:
         pipeline | transform.label >> transform
@@ -145,7 +145,7 @@ class _Job:
         Of any other runner its metrics tell, or the files of finished units of work, whichever is further: Flink hands
         over metrics when all is done, and other services long after the work.
         """
-        here = concurrency.local.read()
+        here = system.local_progress.read()
         if here.images or self._result is None:
             return here
         # No metrics yet, or a hiccup of the service or the store; the job does not need an answer.

@@ -1,27 +1,88 @@
-"""Jobs on Dataflow: checked before they are sent, reported in one line, stopped when the waiting process ends."""
+"""Jobs on Dataflow: checked before they are sent, reported in one line, stopped when the waiting process ends.
+
+Checked is the graph as the workers will get it: how large it is, and what is pickled into it. That works on the proto
+alone, so that it can be looked at without a service.
+"""
 
 from __future__ import annotations
 
+import base64
+import bz2
 import contextlib
 import logging
+import pickletools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
+from apache_beam.portability.api import beam_runner_api_pb2
+from apache_beam.portability.python_urns import PICKLED_DOFN_INFO
 from apache_beam.runners.dataflow.dataflow_runner import DataflowRunner
 from apache_beam.transforms.environments import DockerEnvironment
 
 from beam_jobs import stack
 from beam_jobs.errors import FeedlineError, OptionError
-from beam_jobs.runners import dataflow_graph
 from beam_jobs.runners.beam_job import MakePipeline, Unanswered
-from beam_jobs.storage.object_stores import google_login
+from beam_jobs.storage import is_remote
+from beam_jobs.storage.object_stores import gcs
+
+_PICKLED_ELEMENT = b"\xff\x80"  # as Beam's coder of any object marks it
+MAX_BYTES = 10_000_000  # of the service, for the graph of a job
+
+
+def check_graph(proto: Any) -> None:
+    """Checks a job before it is sent.
+
+    Args:
+      proto: `beam_runner_api_pb2.Pipeline`.
+
+    Raises:
+      FeedlineError: Dataflow would refuse the job, or its workers could not load it.
+    """
+    count = proto.ByteSize()
+    if count > MAX_BYTES:
+        raise FeedlineError(
+            f"the graph of the job has {count / 1e6:.1f} MB, Dataflow takes {MAX_BYTES / 1e6:.0f}; it lists every unit "
+            "of work, so make fewer of them with a larger --shard-mb, or a larger `bucket_images`"
+        )
+    for name, payload in pickled_functions(proto).items():
+        texts = set(pickled_words(payload))
+        if "__main__" in texts:
+            raise FeedlineError(f"{name} holds code of __main__, which no worker can import; move it into a module")
+        if here := next((text for text in texts if text.endswith(".parquet") and not is_remote(text)), ""):
+            raise FeedlineError(
+                f"{here} lies on this machine, where no worker reads it; give an --out in a gs:// bucket"
+            )
+
+
+def pickled_functions(proto: Any) -> dict[str, bytes]:
+    """Returns the name of every step with code in it -> that code, as Beam pickled it."""
+    found = {}
+    for transform in proto.components.transforms.values():
+        if not transform.spec.urn.startswith("beam:transform:pardo:"):
+            continue
+        payload = beam_runner_api_pb2.ParDoPayload.FromString(transform.spec.payload)
+        if payload.do_fn.urn == PICKLED_DOFN_INFO:
+            found[transform.unique_name] = payload.do_fn.payload
+    return found
+
+
+def pickled_words(payload: bytes) -> Iterator[str]:
+    """Yields every text in some pickled code and its elements, names of modules among them. Nothing is executed."""
+    pending = [bz2.decompress(base64.b64decode(payload))]
+    while pending:
+        for _, argument, _ in pickletools.genops(pending.pop()):
+            if isinstance(argument, str):
+                yield argument
+            elif isinstance(argument, bytes) and argument.startswith(_PICKLED_ELEMENT):
+                pending.append(argument[1:])
+
 
 # What to do about the answers that users meet; others say enough themselves.
 _REMEDIES = {
-    401: f"log in again with `{google_login.LOGIN}`",
+    401: f"log in again with `{gcs.LOGIN}`",
     403: "enable the API with `gcloud services enable dataflow.googleapis.com`, and ask for the role Dataflow Admin",
     404: "look at project and region",
     409: "a job of that name runs already; wait for it, or set job_name",
@@ -35,7 +96,7 @@ def check_credentials() -> None:
     Raises:
       OptionError: there are none.
     """
-    if reason := google_login.missing():
+    if reason := gcs.missing_login():
         raise OptionError(reason)
 
 
@@ -62,7 +123,7 @@ class _Pipeline(beam.Pipeline):
     def run(self, test_runner_api: bool | str = "AUTO") -> Any:
         # Any image will do for looking; with the real one Beam would pack the code once more.
         look = DockerEnvironment.from_container_image("unused")
-        dataflow_graph.check(self.to_runner_api(default_environment=look))
+        check_graph(self.to_runner_api(default_environment=look))
         with _one_line(), _quiet():
             return _Running(super().run(test_runner_api), self.runner, self.options.view_as(GoogleCloudOptions))
 

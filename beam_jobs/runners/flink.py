@@ -1,15 +1,21 @@
-"""Beam on Apache Flink: a mini cluster in one JVM of this machine, or a cluster that is there already."""
+"""Beam on Apache Flink: a mini cluster in one JVM of this machine, or a cluster that is there already.
+
+A cluster is asked what it is before anything is sent to it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
 import shutil
 import sys
+import urllib.request
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass as plain_dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic.dataclasses import dataclass
@@ -23,6 +29,99 @@ from beam_jobs.runners.cost_estimate import Bill, Work
 
 if TYPE_CHECKING:
     from beam_jobs.runners.beam_job import MakePipeline
+
+
+_TIMEOUT_S = 15.0
+
+
+@plain_dataclass(frozen=True, kw_only=True)
+class ClusterOverview:
+    """What a cluster says of itself.
+
+    Attributes:
+      version: of Flink, such as `1.19.3`.
+      slots: of all its task managers, free or not.
+      task_managers: how many there are.
+    """
+
+    version: str
+    slots: int
+    task_managers: int
+
+    @property
+    def minor(self) -> str:
+        """The version as `flink_version` names it, such as `1.19`."""
+        return ".".join(self.version.split(".")[:2])
+
+    def has_room(self, parallelism: int) -> bool:
+        """Returns whether as many units of work find a slot, at least one if the number is left to the cluster."""
+        return self.slots >= max(1, parallelism)
+
+
+def cluster_slots(master: str, version: str, parallelism: int) -> int:
+    """Returns how many units of work will run at a time on a cluster.
+
+    Args:
+      master: see `cluster_overview`.
+      version: of Flink that it must have, such as `1.19`.
+      parallelism: units of work asked for; 0 takes every slot.
+
+    Raises:
+      OptionError: the cluster does not answer, is of another version, or has fewer slots than asked for.
+    """
+    try:
+        found = cluster_overview(master)
+    except ConnectionError as error:
+        raise OptionError(
+            f"flink_master is {master}, which does not answer as the REST endpoint of a Flink cluster "
+            f"({error}); start the cluster, correct the address, or leave it out for a mini cluster on this machine"
+        ) from error
+    if found.minor != version:
+        raise OptionError(
+            f"the cluster at {master} runs Flink {found.version}, flink_version is {version}; "
+            f"set --runner-option flink_version={found.minor}, if that is one that Beam knows"
+        )
+    if not found.has_room(parallelism):
+        raise OptionError(
+            f"the cluster at {master} has {found.slots} slots, parallelism is {parallelism}; "
+            "start more task managers, or lower --runner-option parallelism"
+        )
+    return parallelism or found.slots
+
+
+def cluster_overview(master: str, timeout_s: float = _TIMEOUT_S) -> ClusterOverview:
+    """Asks a cluster what it is.
+
+    Args:
+      master: `host:port` of its REST endpoint, which may have `http://` or `https://` before it.
+      timeout_s: seconds without an answer after which it is given up.
+
+    Raises:
+      ConnectionError: it does not answer as a Flink cluster does; the message is the reason, one line.
+    """
+    try:
+        url = f"{cluster_url(master).rstrip('/')}/overview"
+        with urllib.request.urlopen(url, timeout=timeout_s) as answer:  # noqa: S310 - http or https: `cluster_url`
+            found = json.load(answer)
+        return ClusterOverview(
+            version=str(found["flink-version"]),
+            slots=int(found["slots-total"]),
+            task_managers=int(found.get("taskmanagers", 0)),
+        )
+    except (OSError, ValueError, TypeError, KeyError, http.client.HTTPException) as error:
+        raise ConnectionError(_unanswered_because(error)) from error
+
+
+def cluster_url(master: str) -> str:
+    """Returns the URL of a cluster's REST endpoint."""
+    return master if master.startswith(("http://", "https://")) else f"http://{master}"
+
+
+def _unanswered_because(error: Exception) -> str:
+    if isinstance(error, http.client.HTTPException) and not isinstance(error, OSError):
+        return "it speaks no HTTP"  # the error quotes whatever came instead
+    return " ".join(str(getattr(error, "reason", error)).split()) or type(error).__name__
+
 
 LOCAL = "[local]"
 VERSIONS = ("1.17", "1.18", "1.19", "1.20", "2.0")  # those that Beam publishes a job server for
@@ -96,28 +195,26 @@ class Options(settings.Options):
         Raises:
           OptionError: the cluster does not answer, is of another version, or has fewer slots than asked for.
         """
-        from beam_jobs.runners import flink_cluster
-
         if self.is_local:
             return self.parallelism or os.cpu_count() or 1
-        return flink_cluster.slots(self.flink_master, self.flink_version, self.parallelism)
+        return cluster_slots(self.flink_master, self.flink_version, self.parallelism)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[MakePipeline]:
         """See `Engine`."""
-        from beam_jobs.runners import flink_cluster, flink_jar, flink_java, flink_job_server, flink_jobs, flink_logs
+        from beam_jobs.runners import flink_job_server, flink_jobs
         from beam_jobs.runners.flink_child import Left
 
         worker = self._worker()
         slots = self.slots()
-        java = flink_java.find()
-        jar = flink_jar.find(self.flink_version, self.job_server_jar)
-        command = flink_job_server.command(java, jar, self.flink_master, self.java_memory)
+        java = flink_job_server.find_java()
+        jar = flink_job_server.find_jar(self.flink_version, self.job_server_jar)
+        command = flink_job_server.server_command(java, jar, self.flink_master, self.java_memory)
         job = f"feedline-{uuid.uuid4().hex[:12]}"
-        url = "" if self.is_local else flink_cluster.address(self.flink_master)
-        with flink_logs.logs(self.log_dir) as logs:
+        url = "" if self.is_local else cluster_url(self.flink_master)
+        with flink_job_server.logs(self.log_dir) as logs:
             left = Left(url, job, "" if self.log_dir else logs)
-            with flink_job_server.running(command, logs, left) as place:
+            with flink_job_server.running_server(command, logs, left) as place:
                 arguments = [*self.beam_arguments(worker, slots), f"--job_endpoint={place}"]
                 yield lambda: flink_jobs.pipeline(arguments, self.retries, job, url)
 
@@ -130,12 +227,12 @@ class Options(settings.Options):
         Raises:
           OptionError: worker, cluster, Java or job server are missing or do not fit.
         """
-        from beam_jobs.runners import flink_jar, flink_java
+        from beam_jobs.runners import flink_job_server
 
         self._worker()
         self.slots()
-        flink_java.find()
-        flink_jar.check(self.flink_version, self.job_server_jar)
+        flink_job_server.find_java()
+        flink_job_server.check_jar(self.flink_version, self.job_server_jar)
 
     def bill(self, work: Work) -> Bill:
         """Returns what some work takes: time on the slots there are.

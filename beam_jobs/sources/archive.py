@@ -17,11 +17,9 @@ from typing import BinaryIO
 from beam_jobs.errors import BadImage, RejectReason, SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources import containers
-from beam_jobs.sources.base import scan_reject
-from beam_jobs.sources.byte_range import DEFLATE, STORED, Slice
+from beam_jobs.sources.base import OnHidden, hidden_part, ignore, scan_reject
 from beam_jobs.sources.containers import Container, Opened
-from beam_jobs.sources.hidden import OnHidden, hidden_part, ignore
-from beam_jobs.sources.image_reader import inflate
+from beam_jobs.sources.image_reader import DEFLATE, STORED, Slice, inflate
 from beam_jobs.sources.row_reader import extra_kinds, value_kind
 from beam_jobs.sources.tar_headers import TarHeaders, TarMember
 from beam_jobs.sources.webdataset import MAX_SIDECAR_BYTES, Member, Sample, SampleReader, clean_name, samples

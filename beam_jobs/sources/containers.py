@@ -16,8 +16,7 @@ from typing import BinaryIO
 
 from beam_jobs import storage
 from beam_jobs.errors import SourceError
-from beam_jobs.sources.base import printable
-from beam_jobs.sources.hidden import OnHidden, ignore, is_hidden
+from beam_jobs.sources.base import OnHidden, ignore, is_hidden, printable
 from beam_jobs.storage import decompress
 
 # As a base it stands for what has no file of its own, so that it is not looked for.

@@ -67,10 +67,10 @@ def fetch(url: str, options: HttpOptions, limit: int) -> bytes:
     Raises:
       BadImage: it could not be fetched, or its address is refused.
     """
-    from beam_jobs.sources import http_attempt  # urllib3 takes a tenth of a second to import
+    from beam_jobs.sources import http_client  # urllib3 takes a tenth of a second to import
 
     attempt = 1
-    while isinstance(outcome := http_attempt.attempt(url, options, limit), http_attempt.Failed):
+    while isinstance(outcome := http_client.attempt(url, options, limit), http_client.Failed):
         if not outcome.passing or attempt > options.retries:
             tried = "1 attempt" if attempt == 1 else f"{attempt} attempts"
             raise BadImage(RejectReason.NOT_FETCHED, f"{outcome}; {tried}") from outcome

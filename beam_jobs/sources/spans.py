@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from beam_jobs import storage
-from beam_jobs.common import validate
+from beam_jobs import errors, storage
 from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.options import IngestOptions
 
@@ -84,7 +83,7 @@ def check(pattern: str, span: int | None = None, version: int | None = None) -> 
     for name, value in (("span", span), ("version", version)):
         if value is None:
             continue
-        validate.whole(name, value, 0)
+        errors.check_whole(name, value, 0)
         if name.upper() not in _places(pattern):
             raise OptionError(f"{name} is {value}, but the source {pattern} has no {{{name.upper()}}} to put it in")
     if has_span(pattern):

@@ -20,9 +20,8 @@ import pyarrow.parquet as pq
 from beam_jobs import storage
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
-from beam_jobs.sources.allowed_buckets import refuse_others
-from beam_jobs.sources.hidden import OnHidden, ignore
-from beam_jobs.sources.row_reader import NUMBER, Row, RowReader, extra_kinds, value_kind
+from beam_jobs.sources.base import OnHidden, ignore
+from beam_jobs.sources.row_reader import NUMBER, Row, RowReader, extra_kinds, refuse_other_buckets, value_kind
 from beam_jobs.sources.webdataset import IMAGE_SUFFIXES
 from beam_jobs.storage import parquet
 from beam_jobs.types import ImageRef, Reject
@@ -108,7 +107,7 @@ class Table(ABC):
         Raises:
           SourceError: the table breaks off half way, with the place, or names images in other buckets.
         """
-        yield from refuse_others(self._entries(), self.path, self.buckets)
+        yield from refuse_other_buckets(self._entries(), self.path, self.buckets)
 
     def _entries(self) -> Iterator[ImageRef | Reject]:
         kinds = extra_kinds((row for _, row in self.rows()), self.columns.extra, self._kind_of)

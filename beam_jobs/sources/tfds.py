@@ -10,11 +10,9 @@ from beam_jobs import storage
 from beam_jobs.dataset import record
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
+from beam_jobs.sources.base import OnHidden, ignore
 from beam_jobs.sources.containers import container_at
-from beam_jobs.sources.hidden import OnHidden, ignore
-from beam_jobs.sources.layouts import DEFAULTS, Layout, layout_of
-from beam_jobs.sources.tfrecord import ExampleFile, ExampleSource
-from beam_jobs.storage import bounded_json
+from beam_jobs.sources.tfrecord import DEFAULTS, ExampleFile, ExampleSource, Layout, layout_of
 
 _INFO, _FEATURES = "dataset_info.json", "features.json"
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"  # when the metadata name none
@@ -119,7 +117,7 @@ class TfdsSource(ExampleSource):
         if not storage.exists(path):
             return ()  # declared by its number of classes
         try:
-            lines = storage.read_at_most(path, bounded_json.MAX_BYTES).decode().split("\n")
+            lines = storage.read_at_most(path, storage.MAX_JSON_BYTES).decode().split("\n")
         except (OSError, ValueError) as error:
             raise SourceError(f"{path} cannot be read: {error}; prepare the dataset again") from error
         return tuple(line.strip() for line in lines if line.strip())
@@ -127,7 +125,7 @@ class TfdsSource(ExampleSource):
     def _json(self, name: str) -> dict[str, Any]:
         path = storage.join(self.path, name)
         try:
-            values = bounded_json.read(path)
+            values = storage.read_json(path)
         except OSError as error:
             raise SourceError(
                 f"{path} cannot be read: {error.strerror or error}; give the directory of one version of a prepared "

@@ -16,8 +16,8 @@ from typing import Any
 from beam_jobs.errors import BadImage, RejectReason
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.base import MAX_NAME_BYTES, printable, scan_reject
-from beam_jobs.sources.byte_range import Slice
 from beam_jobs.sources.containers import NO_FILES
+from beam_jobs.sources.image_reader import Slice
 from beam_jobs.sources.row_reader import RowReader
 from beam_jobs.types import ImageRef, Reject
 

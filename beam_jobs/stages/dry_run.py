@@ -6,8 +6,10 @@ Nothing is written.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator, Mapping
+import random
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,20 +17,151 @@ from beam_jobs import storage
 from beam_jobs.common import system
 from beam_jobs.dataset import manifest, shards
 from beam_jobs.dataset.manifest import Remarks
-from beam_jobs.errors import OptionError, SourceError
+from beam_jobs.errors import BadImage, OptionError, SourceError, Unreadable
+from beam_jobs.images import sandbox
 from beam_jobs.options import IngestOptions
 from beam_jobs.runners import Engine, cost_estimate
 from beam_jobs.runners.cost_estimate import Bill, Work, duration, size
 from beam_jobs.sources import http_fetch
+from beam_jobs.sources.base import HiddenNames
 from beam_jobs.sources.factory import Source, open_source
-from beam_jobs.sources.hidden import HiddenNames
-from beam_jobs.sources.image_reader import Reader
-from beam_jobs.stages import append, generations
-from beam_jobs.stages.dry_run_sample import Listing, Sample, listed, looked_at
+from beam_jobs.sources.image_reader import Reader, Slice
+from beam_jobs.stages import generations
 from beam_jobs.stages.publish import described, taken
 from beam_jobs.stages.work_dir import check_out
 from beam_jobs.storage import disk
 from beam_jobs.types import ImageRef, Reject
+
+SAMPLE_IMAGES = 48
+SAMPLE_BYTES = 64_000_000  # read of the sample, and at most one image more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """What the listing of the source tells.
+
+    Attributes:
+      images: to ingest.
+      sized: images whose size it tells; that of the others is that of the sample.
+      bytes: of the files of those.
+      rejects: what would be rejected unopened.
+      hidden: names that are passed over, see `manifest.Remarks`.
+      hidden_names: the first of them.
+      picked: a random sample of the images, the same in every run.
+    """
+
+    images: int
+    sized: int
+    bytes: int
+    rejects: int
+    hidden: int
+    hidden_names: tuple[str, ...]
+    picked: tuple[ImageRef, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What some images of the source are like.
+
+    Attributes:
+      images: looked at.
+      rejected: of them.
+      bytes: mean size of a file.
+      stored: mean size of what would be stored of a good one, in bytes.
+      megapixels: mean of the good ones, as they are read.
+    """
+
+    images: int
+    rejected: int
+    bytes: float
+    stored: float
+    megapixels: float
+
+
+def listed(entries: Iterable[ImageRef | Reject], hidden: HiddenNames) -> Listing:
+    """Counts the entries of a source, one in memory at a time, and picks some of its images.
+
+    Args:
+      entries: of the source.
+      hidden: what the source passes over on the way, complete when the entries end.
+    """
+    chosen = random.Random(0)  # noqa: S311
+    picked: list[ImageRef] = []
+    count = sized = total = rejects = 0
+    for entry in entries:
+        if isinstance(entry, Reject):
+            rejects += 1
+            continue
+        count += 1
+        sized += entry.bytes > 0
+        total += entry.bytes
+        if len(picked) < SAMPLE_IMAGES:
+            picked.append(entry)
+        elif (place := chosen.randrange(count)) < SAMPLE_IMAGES:
+            picked[place] = entry
+    return Listing(
+        images=count,
+        sized=sized,
+        bytes=total,
+        rejects=rejects,
+        hidden=hidden.count,
+        hidden_names=tuple(hidden.examples),
+        picked=tuple(picked),
+    )
+
+
+def looked_at(picked: Iterable[ImageRef], reader: Reader, options: IngestOptions) -> Sample:
+    """Reads and examines images, until there are enough bytes of them.
+
+    Args:
+      picked: images of the source.
+      reader: reads them.
+      options: what becomes of them.
+
+    Raises:
+      SourceError: none of them can be used.
+    """
+    sizes: list[int] = []
+    good: list[tuple[int, int]] = []
+    reasons: list[str] = []
+    for ref in picked:
+        if _is_packed(ref):
+            continue
+        try:
+            data = reader.read(ref.uri, ref.slice)
+            sizes.append(len(data))
+            (examined,) = sandbox.examine([data], options.limits, options.pixels, options.facts, processes=1)
+            if isinstance(examined, BadImage):
+                raise examined
+            encoded, facts = examined
+            good.append((len(encoded), facts.source_height * facts.source_width))
+        except BadImage as bad:
+            reasons.append(f"{http_fetch.unsigned(ref.uri)}: {bad.reason.value} ({bad.detail})")
+        except Unreadable as fault:
+            reasons.append(f"{http_fetch.unsigned(ref.uri)}: unreadable ({fault})")
+        if sum(sizes) >= SAMPLE_BYTES:
+            break
+    if reasons and not good:
+        raise SourceError(f"none of {len(reasons)} sampled images can be used; first: {reasons[0]}")
+    return Sample(
+        images=len(good) + len(reasons),
+        rejected=len(reasons),
+        bytes=_mean_of(sizes),
+        stored=_mean_of(stored for stored, _ in good),
+        megapixels=_mean_of(pixels for _, pixels in good) / 1e6,
+    )
+
+
+def _is_packed(ref: ImageRef) -> bool:
+    """Returns whether a whole archive would have to be unpacked to read one image."""
+    return bool(ref.slice) and bool(Slice.parse(ref.slice).packing)
+
+
+def _mean_of(values: Iterable[float]) -> float:
+    first, second = itertools.tee(values)
+    total = sum(first)
+    return total / count if (count := sum(1 for _ in second)) else 0.0
+
 
 _RECORD_BYTES = 500  # everything in a record but the image, as in `plan`
 _BYTES_PER_PIXEL = 0.3  # of a photograph as JPEG, where no image could be looked at
@@ -131,8 +264,8 @@ def estimate(options: IngestOptions, engine: Engine) -> Estimate:
 def _entries(source: Source, options: IngestOptions, hidden: HiddenNames) -> Iterator[ImageRef | Reject]:
     entries = source.entries(hidden.add)
     if options.append or options.retry_rejects:
-        existing = append.load(options, source.label_kind, described(options))
-        return append.fresh(entries, existing, options.retry_rejects)
+        existing = generations.load_existing(options, source.label_kind, described(options))
+        return generations.fresh_images(entries, existing, options.retry_rejects)
     return entries
 
 
@@ -199,7 +332,7 @@ def check(options: IngestOptions) -> None:
     """
     adding = options.append or options.retry_rejects
     if adding or options.overwrite:
-        generations.check(options.out)
+        generations.check_replaceable(options.out)
     if not _is_published(options.out):
         check_out(options)
     elif not (adding or options.overwrite):

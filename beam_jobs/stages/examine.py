@@ -1,30 +1,76 @@
-"""Examine: one bucket of references -> a table of facts and a table of rejects. One unit of work, no Beam in sight."""
+"""Examine: one bucket of references -> a table of facts and a table of rejects. One unit of work, no Beam in sight.
+
+The spool holds images that were changed, and images that cost a download. Everything else is read again where it lies,
+so it holds no second copy of a source that needs none.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from types import TracebackType
+from typing import Any, BinaryIO
 
 import google_crc32c
 
 from beam_jobs import storage
-from beam_jobs.common.concurrency import Progress, chunk_of, local, lots, map_chunks, map_ordered
+from beam_jobs.common.system import Progress, chunk_of, local_progress, lots, map_chunks, map_ordered
 from beam_jobs.dataset import schemas
 from beam_jobs.errors import BadImage, Fault, RejectReason, Unreadable
 from beam_jobs.images import sandbox
-from beam_jobs.images.annotations import check
+from beam_jobs.images.annotations import check_annotations
 from beam_jobs.images.geometry import geometry
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.sources import http_fetch
-from beam_jobs.sources.image_reader import Reader
-from beam_jobs.stages import retry
+from beam_jobs.sources.image_reader import SPOOL, Reader, Slice
+from beam_jobs.stages import work_units
 from beam_jobs.stages.scan import Bucket
-from beam_jobs.stages.spool import SpoolWriter
-from beam_jobs.storage import checksummed_json
 from beam_jobs.types import ImageFacts, ImageRef, Reject
+
+
+class SpoolWriter:
+    """Writes a spool file, complete under its name or not there; made when something is first added."""
+
+    def __init__(self, work: str, name: str) -> None:
+        """Names the file.
+
+        Args:
+          work: work directory of the ingest.
+          name: of the file, relative to it.
+        """
+        self._path = storage.join(work, name)
+        self._name = name
+        self._stack = contextlib.ExitStack()
+        self._stream: BinaryIO | None = None
+        self._position = 0
+
+    def add(self, data: bytes) -> str:
+        """Appends bytes and returns the text of the slice that they are."""
+        if self._stream is None:
+            self._stream = self._stack.enter_context(storage.atomic_writer(self._path))
+        self._stream.write(data)
+        piece = Slice(method=SPOOL, offset=self._position, length=len(data), path=self._name)
+        self._position += len(data)
+        return piece.text
+
+    @property
+    def size(self) -> int:
+        """Bytes added so far; there is no file while there are none."""
+        return self._position
+
+    def __enter__(self) -> SpoolWriter:
+        """Opens nothing yet."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Completes the file, or removes it when an error ends the block."""
+        self._stack.__exit__(kind, error, trace)
+
 
 DIRECTORY = "examined"  # in the work directory
 _FACTS, _REJECTS, _SPOOL = "facts-", "rejects-", "spool-"  # what the names of files in it begin with
@@ -103,7 +149,7 @@ def _sealed_path(work: str, bucket: Bucket, kind: str) -> str:
       OSError: the bucket is not done.
       ValueError: its marker is damaged.
     """
-    files = checksummed_json.read(_marker_path(work, bucket))["files"]
+    files = work_units.read_checked(_marker_path(work, bucket))["files"]
     return storage.join(work, DIRECTORY, next(name for name in files if name.startswith(kind)))
 
 
@@ -118,13 +164,13 @@ def examine_bucket(bucket: Bucket, task: ExamineTask) -> Examined:
     """
     work = task.reader.work
     if earlier := _earlier(work, bucket):
-        local.add(Progress(earlier.good + earlier.rejected, 0, earlier.rejected))
+        local_progress.add(Progress(earlier.good + earlier.rejected, 0, earlier.rejected))
         return earlier
     good: list[dict[str, Any]] = []
     bad: list[dict[str, Any]] = []
     faults: list[Fault] = []
     read = 0
-    with checksummed_json.Attempt(_marker_path(work, bucket)) as attempt:
+    with work_units.Attempt(_marker_path(work, bucket)) as attempt:
         spool_name = attempt.name(f"{_SPOOL}{bucket.name}", ".bin")
         with SpoolWriter(work, f"{DIRECTORY}/{spool_name}") as spool:
             for ref, outcome in _verdicts(bucket, task, faults):
@@ -136,7 +182,7 @@ def examine_bucket(bucket: Bucket, task: ExamineTask) -> Examined:
                     places = _places(ref, outcome, spool)
                     good.append(schemas.examined_row(ref, outcome.facts, places, outcome.mask_values))
                 read += done.bytes
-                local.add(done)
+                local_progress.add(done)
         if faults:
             unread = Unreadable(faults[0].cause, tuple(faults))
             if not task.reject_unreadable:
@@ -153,13 +199,13 @@ def examine_bucket(bucket: Bucket, task: ExamineTask) -> Examined:
 
 def sweep(work: str) -> None:
     """Removes what attempts that were killed have left; see `sealed.sweep`."""
-    checksummed_json.sweep(storage.join(work, DIRECTORY), itemgetter("files"))
+    work_units.sweep_unsealed(storage.join(work, DIRECTORY), itemgetter("files"))
 
 
 def note_unread(bucket: Bucket, task: ExamineTask, error: Unreadable | OSError) -> None:
     """Leaves a note in `UNREAD` of what could not be read of a bucket, or of what its results met. Idempotent."""
     faults = error.faults if isinstance(error, Unreadable) else (Fault(bucket.name, error.strerror or str(error)),)
-    retry.note(storage.join(task.reader.work, UNREAD), bucket.name, faults)
+    work_units.note_faults(storage.join(task.reader.work, UNREAD), bucket.name, faults)
 
 
 def forget_transient(work: str, bucket: Bucket) -> None:
@@ -186,7 +232,7 @@ def marker_name(bucket: Bucket) -> str:
 def done_by(marker: bytes) -> Progress | None:
     """Returns what the content of such a file says was done; None when it is damaged."""
     try:
-        counts = checksummed_json.loads(marker)
+        counts = work_units.parse_checked(marker)
     except ValueError:  # of an earlier run: its bucket is being examined again
         return None
     return Progress(counts["good"] + counts["rejected"], counts["bytes"], counts["rejected"])
@@ -197,7 +243,7 @@ def _earlier(work: str, bucket: Bucket) -> Examined | None:
     if not storage.exists(_marker_path(work, bucket)):
         return None
     try:
-        counts = checksummed_json.read(_marker_path(work, bucket))
+        counts = work_units.read_checked(_marker_path(work, bucket))
         files = counts.pop("files")
         whole = all(_check(work, name) == check for name, check in files.items())
     except (OSError, ValueError):
@@ -227,7 +273,7 @@ def _verdicts(bucket: Bucket, task: ExamineTask, faults: list[Fault]) -> Iterato
         faults.append(Fault(ref.key, str(outcome)))
         if task.reject_unreadable:
             yield ref, _reject(ref, BadImage(RejectReason.UNREADABLE, str(outcome)), 0)
-        elif len(faults) == retry.MOST_FAULTS:
+        elif len(faults) == work_units.MOST_FAULTS:
             return
 
 
@@ -320,7 +366,7 @@ def _annotated(ref: ImageRef, facts: ImageFacts, task: ExamineTask) -> tuple[Ima
     annotations = ref.annotations
     if annotations is None:
         return facts, None, ()
-    check(annotations, facts.source_height, facts.source_width)
+    check_annotations(annotations, facts.source_height, facts.source_width)
     if annotations.mask is None:
         return facts, None, ()
     data = _read_mask(annotations.mask, task)

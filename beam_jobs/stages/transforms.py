@@ -12,14 +12,13 @@ import apache_beam as beam
 from apache_beam.metrics import Metrics
 
 from beam_jobs import storage
-from beam_jobs.common.concurrency import Progress
+from beam_jobs.common.system import Progress
 from beam_jobs.errors import FeedlineError, Unreadable
 from beam_jobs.runners.beam_job import Tally
-from beam_jobs.stages import examine, write
+from beam_jobs.stages import examine, work_units, write
 from beam_jobs.stages.examine import Examined, ExamineTask, examine_bucket, note_unread
 from beam_jobs.stages.scan import Bucket
 from beam_jobs.stages.write import ShardTask, WriteTask, load_sidecar, note_failure, write_shard
-from beam_jobs.storage import checksummed_json
 
 
 @dataclass
@@ -65,7 +64,7 @@ class WriteShards(beam.PTransform):
 
         def done_by(_: str, sidecar: bytes) -> Progress | None:
             try:
-                found = checksummed_json.loads(sidecar)
+                found = work_units.parse_checked(sidecar)
             except ValueError:  # a damaged one of an earlier run: its shard is being written again
                 return None
             return Progress(found["records"], found["bytes"])

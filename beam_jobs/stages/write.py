@@ -1,32 +1,111 @@
-"""Write: one planned shard -> one file, streamed, fsynced, sealed, renamed. One unit of work, no Beam in sight."""
+"""Write: one planned shard -> one file, streamed, fsynced, sealed, renamed. One unit of work, no Beam in sight.
+
+Its bytes are written, hashed and checksummed by a thread beside the one that makes them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, BinaryIO, NamedTuple
 
 import google_crc32c
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from beam_jobs import storage
-from beam_jobs.common.concurrency import Progress, chunk_of, local, map_ordered
+from beam_jobs.common.system import Progress, chunk_of, local_progress, map_ordered
 from beam_jobs.dataset import record, schemas, shards, tfrecord
 from beam_jobs.errors import BadImage, DataError, Fault, FeedlineError, SourceChanged, Unreadable
 from beam_jobs.images.annotations import record_objects
 from beam_jobs.images.geometry import geometry
 from beam_jobs.options import PixelOptions
 from beam_jobs.planning.plan import Plan
-from beam_jobs.sources.byte_range import SPOOL, Slice
-from beam_jobs.sources.image_reader import Reader
-from beam_jobs.stages.sink import Sink
-from beam_jobs.storage import checksummed_json
+from beam_jobs.sources.image_reader import SPOOL, Reader, Slice
+from beam_jobs.stages import work_units
 from beam_jobs.types import Annotations, ImageFacts, ImageRecord, RecordObject
+
+# Long enough that the interpreter lock changes hands once in twenty images, short enough to stay in the cache.
+_BLOCK_BYTES = 1 << 20
+_PENDING = 2  # blocks in flight
+
+
+class Sink:
+    """Takes the pieces of records, in order, and writes them in blocks of about a megabyte.
+
+    Making records holds the interpreter lock, writing and hashing blocks does not: so the two share two cores.
+
+    Attributes:
+      position: bytes taken.
+      sha256: of what was written, hex; once the block is left.
+      crc32c: of what was written; once the block is left.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.position = 0
+        self.sha256 = ""
+        self.crc32c = 0
+        self._stream = stream
+        self._hasher = hashlib.sha256()
+        self._pieces: list[bytes] = []
+        self._held = self._records = 0
+        self._pending: deque[Future[None]] = deque()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="feedline-sink")
+
+    def __enter__(self) -> Sink:
+        """Returns itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        """Writes what is left, unless something went wrong, and waits for it.
+
+        Raises:
+          OSError: the stream does not take it.
+        """
+        try:
+            if kind is None:
+                self._hand_over()
+                while self._pending:
+                    self._pending.popleft().result()
+                self.sha256 = self._hasher.hexdigest()
+        finally:
+            self._thread.shutdown(cancel_futures=True)
+
+    def write(self, pieces: Sequence[bytes]) -> None:
+        """Takes one record.
+
+        Raises:
+          OSError: the stream did not take an earlier one.
+        """
+        self._pieces += pieces
+        length = sum(map(len, pieces))
+        self._held += length
+        self._records += 1
+        self.position += length
+        if self._held >= _BLOCK_BYTES:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        block = b"".join(self._pieces)
+        if len(self._pending) >= _PENDING:
+            self._pending.popleft().result()
+        self._pending.append(self._thread.submit(self._put, block, self._records))
+        self._pieces = []
+        self._held = self._records = 0
+
+    def _put(self, block: bytes, records: int) -> None:
+        self._stream.write(block)
+        self._hasher.update(block)
+        self.crc32c = google_crc32c.extend(self.crc32c, block)
+        local_progress.add(Progress(records, len(block), 0))
+
 
 DIRECTORY = "written"  # in the work directory
 # What decides the bytes of a record, besides the options.
@@ -164,7 +243,7 @@ def shard_path(out: str, shard: ShardTask) -> str:
 
 def sidecar_name(shard: ShardTask) -> str:
     """Returns the name, in `DIRECTORY`, of the sidecar, which is the seal of a shard; another plan has another."""
-    return f"{_stem(shard)}{checksummed_json.SUFFIX}"
+    return f"{_stem(shard)}{work_units.SEAL_SUFFIX}"
 
 
 def sidecar_path(work: str, shard: ShardTask) -> str:
@@ -178,7 +257,7 @@ def _stem(shard: ShardTask) -> str:
 
 def sweep(work: str, tasks: list[ShardTask]) -> None:
     """Removes what other plans, and attempts that were killed, have left; see `sealed.sweep`."""
-    checksummed_json.sweep(
+    work_units.sweep_unsealed(
         storage.join(work, DIRECTORY), lambda values: [values["file"]], {sidecar_name(task) for task in tasks}
     )
 
@@ -197,7 +276,7 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
       OSError: what was kept of one between the stages is gone, or the disk takes no more.
     """
     if earlier := _written(shard, task):
-        local.add(Progress(earlier.records, 0, 0))
+        local_progress.add(Progress(earlier.records, 0, 0))
         return False
     table = schemas.read(shard.plan_path)
     rows = table.to_pylist()
@@ -205,7 +284,7 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
     encode = partial(_record_pieces, task=task, indices={name: index for index, name in enumerate(task.labels)})
     offsets = []
     threads = task.reader.threads(rows, max(1, task.threads - 1))  # the sink is the other one
-    with checksummed_json.Attempt(sidecar_path(task.work, shard)) as attempt:
+    with work_units.Attempt(sidecar_path(task.work, shard)) as attempt:
         name = attempt.name(_stem(shard), ".tfrecord")
         with storage.own_writer(storage.join(task.work, DIRECTORY, name)) as stream, Sink(stream) as sink:
             for pieces in map_ordered(encode, rows, threads, chunk):
@@ -234,7 +313,7 @@ def load_sidecar(work: str, shard: ShardTask) -> Sidecar:
       OSError: there is none.
       ValueError: it is damaged.
     """
-    values = checksummed_json.read(sidecar_path(work, shard))
+    values = work_units.read_checked(sidecar_path(work, shard))
     return Sidecar(**{**values, "offsets": tuple(values["offsets"])})
 
 
@@ -245,13 +324,13 @@ def note_failure(shard: ShardTask, task: WriteTask, error: FeedlineError | OSErr
     )
     text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
     failure = Failure(unit_of(shard), key or shard.name, text, isinstance(error, (Unreadable, OSError)))
-    checksummed_json.write(storage.join(task.work, "failed", f"{failure.unit}.json"), failure._asdict())
+    work_units.write_checked(storage.join(task.work, "failed", f"{failure.unit}.json"), failure._asdict())
 
 
 def failures(work: str) -> list[Failure]:
     """Returns the notes left by `note_failure`, in order of split and shard."""
     directory = storage.join(work, "failed")
-    return [Failure(**checksummed_json.read(storage.join(directory, name))) for name in storage.list_files(directory)]
+    return [Failure(**work_units.read_checked(storage.join(directory, name))) for name in storage.list_files(directory)]
 
 
 def forget_failures(work: str) -> None:

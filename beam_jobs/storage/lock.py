@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass, field
 
 from beam_jobs import storage
 from beam_jobs.common import system
-from beam_jobs.storage import bounded_json
 
 _ATTEMPTS = 10  # to create an object that its owners remove meanwhile
 _ENDING_S = 10.0  # for the last threads of an owner that was killed, one of which may wait for a disk
@@ -184,7 +183,7 @@ def _replace_ended(path: str, content: bytes) -> None:
 
 def _owner(content: bytes) -> Owner | None:
     try:
-        return Owner(**bounded_json.parse(content))
+        return Owner(**storage.parse_json(content))
     except (ValueError, TypeError):  # it is being written, or of another program
         return None
 

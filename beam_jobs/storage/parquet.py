@@ -4,6 +4,9 @@ A few bytes of a file can stand for gigabytes: one long text that every row repe
 times its size. Arrow decodes as much as the file claims; so the headers of the pages are read first, which say how much
 that is. Source of the format: https://parquet.apache.org/docs/file-format (`parquet.thrift`), and the compact protocol
 of Thrift.
+
+A column of a Python type, which Arrow would unpickle, is refused: before 14.0.1 Arrow runs what such a column brings
+along as soon as the file is opened (CVE-2023-47248). Importing this module is enough.
 """
 
 from __future__ import annotations
@@ -19,7 +22,29 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from beam_jobs.dataset import arrow_types  # noqa: F401 - importing it makes Parquet safe to open
+from beam_jobs import stack
+
+_PICKLED_TYPE = "arrow.py_extension_type"
+
+
+class _Refused(pa.ExtensionType):
+    """Stands where Arrow has the type that unpickles."""
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> _Refused:
+        detail = "a column has a pickled Python type, which would run code; write it as a plain column"
+        raise pa.ArrowInvalid(detail)
+
+
+# Before the registration below, whose place it would take: Beam imports the same package.
+stack.protect_arrow()
+with contextlib.suppress(pa.ArrowKeyError):  # newer versions of Arrow have no such type
+    pa.unregister_extension_type(_PICKLED_TYPE)
+pa.register_extension_type(_Refused(pa.null(), _PICKLED_TYPE))
+
 
 # Each grows with the file, because honest large files hold much: text packs to a fifth, a column of labels to less.
 _PAGE_BYTES, _PAGE_RATIO = 64 << 20, 20  # of the largest pages of all columns, together

@@ -155,7 +155,7 @@ def row_of(
 
 
 def _run(batches: Any, train: Train, steps: int, epochs: int) -> list[Epoch]:
-    from trainer.training.input_wait import WaitMeter, timed
+    from trainer.training.callbacks import WaitMeter, timed
 
     meter = WaitMeter()
     iterator = iter(timed(batches, meter))

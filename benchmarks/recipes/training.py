@@ -19,7 +19,7 @@ class Epoch:
 
     Attributes:
       seconds: all of it.
-      wait: seconds of that between asking for a batch and getting it, by `trainer.training.input_wait`.
+      wait: seconds of that between asking for a batch and getting it, by `trainer.training.callbacks`.
     """
 
     seconds: float

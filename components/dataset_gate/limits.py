@@ -1,25 +1,52 @@
-"""The limits of the gate, checked when they are made."""
+"""The limits of the gate, checked when they are made, the names of features, and the message of a crossed limit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from annotated_types import Le
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from beam_jobs.common.settings import STRICT, Count, NotNegative, OneOf, Options, Share
 from beam_jobs.common.strings import unknown
 from beam_jobs.dataset.record import EXTRA_PREFIX
 from beam_jobs.errors import OptionError
-from components.dataset_gate.names import FACTS, full_name, is_feature
+
+FINDINGS_KEY = "findings"  # property of a `DatasetVerdict`: how many there are
+IMAGE_PREFIX = "image/"
+CLASS = "image/class/text"
+MISSING = "(missing)"  # the category of images that have no value
+_NUMBERS = ("short_side", "aspect_ratio", "bytes", "brightness", "mean_red", "mean_green", "mean_blue")
+FACTS = ("class", "format", *_NUMBERS)  # as they are called in settings
+
+
+def is_feature(name: object) -> bool:
+    """Returns whether a name in the settings can be one of a feature."""
+    if not isinstance(name, str):
+        return False
+    known = {*FACTS, *map(full_name, FACTS)}
+    return name in known or (name.startswith(EXTRA_PREFIX) and name != EXTRA_PREFIX)
+
+
+def full_name(name: str) -> str:
+    """Returns the whole name of a feature that the settings name: `brightness` is `image/brightness`."""
+    if name == "class":
+        return CLASS
+    return IMAGE_PREFIX + name if name in FACTS else name
+
+
+def short_name(name: str) -> str:
+    """Returns what the settings call a feature."""
+    return "class" if name == CLASS else name.removeprefix(IMAGE_PREFIX)
+
 
 MODES = ("stop", "report")
 KINDS = ("drift", "skew")
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@checked_dataclass(frozen=True, kw_only=True, config=STRICT)
 class GateLimits(Options):
     """What a dataset may be before the pipeline stops.
 
@@ -102,3 +129,82 @@ def _check_features(name: str, limits: Mapping[str, float]) -> None:
     for feature in limits:
         if not is_feature(feature):
             raise OptionError(unknown("feature", feature, [*FACTS, f"{EXTRA_PREFIX}NAME"], f"{name}."))
+
+
+_MOST = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One crossed limit.
+
+    Attributes:
+      check: name of the check.
+      split: where.
+      feature: what.
+      value: what was found.
+      limit: what is allowed.
+      remedy: what to do.
+    """
+
+    check: str
+    split: str
+    feature: str
+    value: str
+    limit: str
+    remedy: str
+
+    def __str__(self) -> str:
+        """Returns the finding as one sentence."""
+        return f"{self.check}: {self.feature} in {self.split}: {self.value}; allowed: {self.limit}; {self.remedy}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One measured difference, within its limit or not.
+
+    Attributes:
+      kind: `drift` from the dataset before, or `skew` between splits.
+      baseline: what was compared with: `span 3`, `dataset 0123abcd`, or the first split.
+      split: what was compared.
+      feature: such as `image/brightness`.
+      measure: `l_infinity` or `jensen_shannon`.
+      value: 0-1.
+      limit: over which it is a finding, 0-1: the limit of the settings and `sampling` together, at most 1.
+      sampling: what sampling alone would give, 0-1.
+    """
+
+    kind: str
+    baseline: str
+    split: str
+    feature: str
+    measure: str
+    value: float
+    limit: float
+    sampling: float = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the limit is crossed."""
+        return self.value > self.limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Everything that was found.
+
+    Attributes:
+      findings: crossed limits; empty when the dataset may pass.
+      comparisons: drift and skew, measured.
+      notes: one line for each check that could not look, and why.
+    """
+
+    findings: tuple[Finding, ...]
+    comparisons: tuple[Comparison, ...]
+    notes: tuple[str, ...]
+
+
+def some(names: Iterable[str], most: int = _MOST) -> str:
+    """Returns the first names, and how many more there are."""
+    listed = list(names)
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")

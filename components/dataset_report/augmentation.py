@@ -11,8 +11,7 @@ import numpy as np
 from beam_jobs.dataset import record
 from beam_jobs.errors import UsageError
 from components.dataset_report import shown
-from components.dataset_report.images import Facts, Images
-from components.dataset_report.pictures import Album, Picture, Room, draw_pixels
+from components.dataset_report.shown import Album, Facts, Images, Picture, Room, draw_pixels
 
 if TYPE_CHECKING:
     from trainer.ops import Op
@@ -82,7 +81,7 @@ def augmentation(images: Images, album: Album, input_options: Mapping[str, Any])
     """
     import tensorflow as tf
 
-    from trainer.input.stored_pixels import stored_ops
+    from trainer.input.parse import stored_ops
     from trainer.input_fn import evaluation_ops
     from trainer.ops import parse_ops
     from trainer.options import InputOptions

@@ -1,4 +1,7 @@
-"""DatasetReport: one self-contained HTML page about a dataset and the model trained on it."""
+"""DatasetReport: one self-contained HTML page about a dataset and the model trained on it.
+
+The executor gathers what the page shows and renders it.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +10,80 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfx import types
-from tfx.dsl.components.base import base_component, executor_spec
-from tfx.types import standard_artifacts
+from tfx.dsl.components.base import base_component, base_executor, executor_spec
+from tfx.types import artifact_utils, standard_artifacts
 from tfx.types.component_spec import ChannelParameter, ExecutionParameter
+from tfx.utils import path_utils
 
+from beam_jobs import storage
+from beam_jobs.dataset import manifest
 from components.artifacts import DatasetVerdict, HtmlReport
-from components.dataset_report import executor
+from components.dataset_gate.component import VERDICT_NAME
+from components.dataset_report.render import render
+from components.evaluation import load_evaluation
+
+EXAMPLES_KEY = "examples"
+EVALUATION_KEY = "evaluation"
+VERDICT_KEY = "verdict"
+MODEL_KEY = "model"
+REPORT_KEY = "report"
+INPUT_OPTIONS_KEY = "input_options"
+SOURCE_KEY = "source"
+CODE_KEY = "code"
+REPORT_NAME = "report.html"
+
+
+class Executor(base_executor.BaseExecutor):
+    """Renders the page."""
+
+    def Do(  # noqa: N802 - the name TFX calls
+        self,
+        input_dict: dict[str, list[types.Artifact]],
+        output_dict: dict[str, list[types.Artifact]],
+        exec_properties: dict[str, Any],
+    ) -> None:
+        """Writes `report.html`.
+
+        Raises:
+          UsageError: the model was not trained on the dataset.
+          CorruptDataset: a file of the dataset, or the evaluation, is damaged.
+        """
+        dataset = artifact_utils.get_single_uri(input_dict[EXAMPLES_KEY])
+        evaluation, verdict, model = (_uri(input_dict, key) for key in (EVALUATION_KEY, VERDICT_KEY, MODEL_KEY))
+        options = exec_properties.get(INPUT_OPTIONS_KEY)
+        page = render(
+            dataset,
+            load_evaluation(evaluation, manifest.load(dataset).labels) if evaluation else None,
+            verdict=json.loads(storage.read_bytes(storage.join(verdict, VERDICT_NAME))) if verdict else None,
+            model=path_utils.serving_model_path(model) if model else "",
+            input_options=json.loads(options) if options else None,
+            source=exec_properties.get(SOURCE_KEY) or "",
+        )
+        directory = artifact_utils.get_single_uri(output_dict[REPORT_KEY])
+        storage.write_bytes(storage.join(directory, REPORT_NAME), page.encode())
+
+
+def _uri(input_dict: dict[str, list[types.Artifact]], key: str) -> str:
+    """Returns where an optional input lies; empty when there is none."""
+    found = input_dict.get(key)
+    return artifact_utils.get_single_uri(found) if found else ""
 
 
 class DatasetReportSpec(types.ComponentSpec):
     """Wiring of DatasetReport."""
 
     PARAMETERS = {
-        executor.INPUT_OPTIONS_KEY: ExecutionParameter(type=str),
-        executor.SOURCE_KEY: ExecutionParameter(type=str),
-        executor.CODE_KEY: ExecutionParameter(type=str),
+        INPUT_OPTIONS_KEY: ExecutionParameter(type=str),
+        SOURCE_KEY: ExecutionParameter(type=str),
+        CODE_KEY: ExecutionParameter(type=str),
     }
     INPUTS = {
-        executor.EXAMPLES_KEY: ChannelParameter(type=standard_artifacts.Examples),
-        executor.EVALUATION_KEY: ChannelParameter(type=standard_artifacts.ModelEvaluation, optional=True),
-        executor.VERDICT_KEY: ChannelParameter(type=DatasetVerdict, optional=True),
-        executor.MODEL_KEY: ChannelParameter(type=standard_artifacts.Model, optional=True),
+        EXAMPLES_KEY: ChannelParameter(type=standard_artifacts.Examples),
+        EVALUATION_KEY: ChannelParameter(type=standard_artifacts.ModelEvaluation, optional=True),
+        VERDICT_KEY: ChannelParameter(type=DatasetVerdict, optional=True),
+        MODEL_KEY: ChannelParameter(type=standard_artifacts.Model, optional=True),
     }
-    OUTPUTS = {executor.REPORT_KEY: ChannelParameter(type=HtmlReport)}
+    OUTPUTS = {REPORT_KEY: ChannelParameter(type=HtmlReport)}
 
 
 class DatasetReport(base_component.BaseComponent):
@@ -45,7 +99,7 @@ class DatasetReport(base_component.BaseComponent):
     """
 
     SPEC_CLASS = DatasetReportSpec
-    EXECUTOR_SPEC = executor_spec.ExecutorClassSpec(executor.Executor)
+    EXECUTOR_SPEC = executor_spec.ExecutorClassSpec(Executor)
 
     def __init__(
         self,
@@ -70,17 +124,17 @@ class DatasetReport(base_component.BaseComponent):
           code: version of the code; another one misses the cache.
         """
         given = {
-            executor.EVALUATION_KEY: evaluation,
-            executor.VERDICT_KEY: verdict,
-            executor.MODEL_KEY: model,
+            EVALUATION_KEY: evaluation,
+            VERDICT_KEY: verdict,
+            MODEL_KEY: model,
         }
         spec = DatasetReportSpec(
             **{
-                executor.INPUT_OPTIONS_KEY: "" if input_options is None else json.dumps(input_options, sort_keys=True),
-                executor.SOURCE_KEY: source,
-                executor.CODE_KEY: code,
-                executor.EXAMPLES_KEY: examples,
-                executor.REPORT_KEY: types.Channel(type=HtmlReport),
+                INPUT_OPTIONS_KEY: "" if input_options is None else json.dumps(input_options, sort_keys=True),
+                SOURCE_KEY: source,
+                CODE_KEY: code,
+                EXAMPLES_KEY: examples,
+                REPORT_KEY: types.Channel(type=HtmlReport),
                 **{key: channel for key, channel in given.items() if channel is not None},
             }
         )

@@ -1,28 +1,46 @@
-"""Renders the report: what is known of a dataset, its model and its run, gathered section by section."""
+"""Renders the report: what is known of a dataset, its model and its run, gathered section by section.
+
+The templates of the report, and the words they have for numbers and names, are here too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from beam_jobs import storage
-from beam_jobs.dataset import leaks, manifest, schemas
+from beam_jobs.common.html import render_page
+from beam_jobs.common.strings import plural
+from beam_jobs.dataset import lookup, manifest, schemas
+from components.dataset_report import RunDetails, shown
 from components.dataset_report.augmentation import augmentation
-from components.dataset_report.balance import balance
-from components.dataset_report.card import card
-from components.dataset_report.comparison import verdict as verdict_view
-from components.dataset_report.duplicates import ROOM_BYTES, duplicates
-from components.dataset_report.evaluated import evaluated
-from components.dataset_report.gallery import gallery
-from components.dataset_report.histograms import HEIGHT, WIDTH, distributions
-from components.dataset_report.images import Images
-from components.dataset_report.mistakes import predict, worst
-from components.dataset_report.page import pour
-from components.dataset_report.pictures import Album, Room
-from components.dataset_report.rejects import rejects
-from components.dataset_report.run import run_view
-from components.dataset_report.run_details import RunDetails
+from components.dataset_report.card import card, run_view
+from components.dataset_report.card import verdict as verdict_view
+from components.dataset_report.evaluated import evaluated, predict, worst
+from components.dataset_report.gallery import DUPLICATES_ROOM_BYTES, duplicates, gallery, rejects
+from components.dataset_report.histograms import HEIGHT, WIDTH, balance, distributions
+from components.dataset_report.shown import Album, Images, Room
 from components.evaluation import Evaluation
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_FILTERS: Mapping[str, Callable[..., Any]] = {
+    "line": shown.text,
+    "place": shown.place,
+    "number": shown.number,
+    "percent": shown.percent,
+    "weight": shown.size,
+    "plural": plural,
+}
+
+
+def pour(values: Mapping[str, Any]) -> str:
+    """Returns the page.
+
+    Args:
+      values: what the templates name.
+    """
+    return render_page(_TEMPLATES, "page", values, _FILTERS)
 
 
 def render(
@@ -55,15 +73,15 @@ def render(
     """
     dataset = manifest.load(directory)
     images = Images(schemas.read_published(storage.join(directory, manifest.IMAGES_NAME)), dataset)
-    kinds = leaks.kinds_of(dataset.options.get("near_duplicates", "off"))
+    kinds = lookup.leak_kinds_of(dataset.options.get("near_duplicates", "off"))
     rejected = schemas.read_published(storage.join(directory, manifest.REJECTS_NAME))
     album = Album(directory, dataset)
-    room = Room(ROOM_BYTES)
+    room = Room(DUPLICATES_ROOM_BYTES)
     predictions = predict(images, directory, model) if model else None
     return pour(
         {
             "dataset": dataset,
-            "card": card(dataset, leaks.find(images.table, kinds)),
+            "card": card(dataset, lookup.find_leaks(images.table, kinds)),
             "verdict": None if verdict is None else verdict_view(verdict),
             "balance": balance(dataset),
             "gallery": gallery(images, album),

@@ -1,25 +1,188 @@
-"""Reads what Evaluator wrote."""
+"""An evaluation: its options, what it says as plain values, and how what Evaluator wrote is read.
+
+The names are those of the configuration of Evaluator too.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypedDict
 
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from beam_jobs.common.settings import STRICT, Options, Share
 from beam_jobs.dataset import record
-from beam_jobs.errors import CorruptDataset
-from components.evaluation.names import (
-    ACCURACY,
-    CALIBRATION_BINS,
-    COUNT,
-    EFFECTIVE,
-    LARGEST,
-    MARGIN,
-    ROUNDING,
-    TOP_ACCURACY,
-    TOP_K,
-)
-from components.evaluation.values import Accuracy, Bin, Calibration, Confusion, Evaluation
+from beam_jobs.dataset.schemas import check_column
+from beam_jobs.errors import CorruptDataset, OptionError
+
+ACCURACY = "sparse_categorical_accuracy"
+TOP_K = 5
+TOP_ACCURACY = f"top_{TOP_K}_accuracy"
+COUNT = "example_count"
+MARGIN = "accuracy_margin"
+LARGEST = "largest_class_share"
+EFFECTIVE = "effective_images"
+CALIBRATION_BINS = 10
+# TFMA compares numbers of single precision: 36 of 40 would miss a least accuracy of 0.9.
+ROUNDING = 1e-6
+
+
+@checked_dataclass(frozen=True, kw_only=True, config=STRICT)
+class EvaluateOptions(Options):
+    """When a model is good enough to be pushed, and what is looked at apart.
+
+    Attributes:
+      min_accuracy: accuracy on the eval split below which the model is not blessed, 0-1. 0 is no limit.
+      above_largest_class: bless no model for which always answering with the largest class is an explanation: the lower
+        end of the 95 % interval of the accuracy must lie above the share of that class in the eval split.
+      max_drop: how far the accuracy may lie below that of the model blessed before, on the same images, 0-1; None
+        compares with none. The first model, and one of other classes than those before it, has none to compare with.
+      slice_by: user columns, without `extra/`, whose values are measured one by one: columns of few values.
+
+    Raises:
+      OptionError: a value is out of range; the message names it and what is allowed.
+    """
+
+    min_accuracy: Share = 0.0
+    above_largest_class: bool = True
+    max_drop: Share | None = None
+    slice_by: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(set(self.slice_by)) < len(self.slice_by):
+            raise OptionError(f"slice_by is {list(self.slice_by)!r}; it names a column twice")
+        for name in self.slice_by:
+            if name.startswith(record.EXTRA_PREFIX):
+                plain = name.removeprefix(record.EXTRA_PREFIX)
+                raise OptionError(f"slice_by names {name!r}; columns are named as in ingest.columns.extra: {plain}")
+
+    def check(self, known: Collection[str]) -> None:
+        """Checks that the columns exist.
+
+        Args:
+          known: user columns of the dataset, without `extra/`.
+
+        Raises:
+          OptionError: one does not.
+        """
+        for name in self.slice_by:
+            check_column(name, known, "evaluate.slice_by")
+
+
+_Z_95 = 1.959964  # 97.5 % quantile of the standard normal distribution
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """Share of right answers over some images.
+
+    Attributes:
+      value: 0-1.
+      low: lower end of the 95 % interval.
+      high: upper end.
+      images: number of images.
+    """
+
+    value: float
+    low: float
+    high: float
+    images: int
+
+    @classmethod
+    def of(cls, share: float, images: int, effective: float | None = None) -> Accuracy:
+        """Returns a share of right answers with its 95 % interval; `effective` images count in it, all by default."""
+        low, high = wilson_interval(share, images if effective is None else effective)
+        return cls(value=share, low=low, high=high, images=images)
+
+
+class Confusion(TypedDict):
+    """Which class the images of each class were taken for.
+
+    Attributes:
+      labels: class names, of rows and columns.
+      counts: images of the class of the row whose most likely class is that of the column.
+    """
+
+    labels: list[str]
+    counts: list[list[int]]
+
+
+class Bin(TypedDict):
+    """Images whose most likely class was given about the same probability.
+
+    Attributes:
+      low: least probability, 0-1.
+      high: greatest.
+      mean_predicted: mean probability that was given; 0 without images.
+      share_right: share of right answers among them; of a calibrated model the same number. 0 without images.
+      images: number of images.
+    """
+
+    low: float
+    high: float
+    mean_predicted: float
+    share_right: float
+    images: int
+
+
+class Calibration(TypedDict):
+    """Whether the probabilities of the most likely class are what they say.
+
+    Attributes:
+      bins: of equal width, all of them.
+      ece: expected calibration error: distance of `mean_predicted` and `share_right`, weighted by images, 0-1.
+    """
+
+    bins: list[Bin]
+    ece: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What was measured on the held-back split.
+
+    Attributes:
+      overall: over all its images.
+      classes: class name -> accuracy over its images, which is the recall, in order of the names.
+      precision: class name -> accuracy over the images taken for it, in order of the names.
+      top_k: share of images whose class is among the five most likely; None of five classes and fewer.
+      slices: user column -> value -> accuracy over the images that hold it.
+      confusion: None when it was not measured.
+      calibration: None when it was not measured.
+      baseline: accuracy of the model blessed before on the same images; None when it was compared with none.
+      refused: a sentence for each limit that the model missed; empty when it is blessed.
+    """
+
+    overall: Accuracy
+    classes: Mapping[str, Accuracy]
+    precision: Mapping[str, Accuracy] = field(default_factory=dict)
+    top_k: Accuracy | None = None
+    slices: Mapping[str, Mapping[str, Accuracy]] = field(default_factory=dict)
+    confusion: Confusion | None = None
+    calibration: Calibration | None = None
+    baseline: Accuracy | None = None
+    refused: tuple[str, ...] = ()
+
+
+def wilson_interval(share: float, count: float) -> tuple[float, float]:
+    """Returns the 95 % score interval of a share; source: E. B. Wilson (1927).
+
+    It stays inside 0-1, and stays open at a share of 1 where the jackknife of TFMA closes: 26 right answers out of 26
+    do not prove that the 27th is right.
+
+    Args:
+      share: observed share, 0-1.
+      count: number of observations, of weighted ones the effective number.
+    """
+    if count == 0:
+        return 0.0, 1.0
+    spread = _Z_95**2 / count
+    centre = (share + spread / 2) / (1 + spread)
+    half = _Z_95 * math.sqrt(share * (1 - share) / count + spread / (4 * count)) / (1 + spread)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
 
 # True class index, predicted class index -> images.
 _Counts: TypeAlias = Mapping[tuple[int, int], int]

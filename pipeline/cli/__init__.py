@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 
 from beam_jobs import stack
 from beam_jobs.common import strings
-from pipeline.cli import click_groups, error_output
+from pipeline.cli import click_groups, common
 from pipeline.cli.common import colour
 from pipeline.runs import signals
 
@@ -143,7 +143,7 @@ def execute(arguments: list[str]) -> int:
             return _fail(_interrupted(""), as_json)
         if debug and not isinstance(error, click.ClickException):
             click.echo(strings.printable(traceback.format_exc()), err=True)
-        return _fail(error_output.of(error), as_json)
+        return _fail(common.mistake_of(error), as_json)
 
 
 def _options(arguments: Sequence[str]) -> list[str]:
@@ -159,12 +159,12 @@ def _debug_in_front(arguments: list[str]) -> list[str]:
     return [_DEBUG, *arguments[:place], *arguments[place + 1 :]]
 
 
-def _interrupted(remark: str) -> error_output.Mistake:
+def _interrupted(remark: str) -> common.Mistake:
     state = "; ".join(filter(None, ["interrupted", remark]))
     message = f"{state}; what is finished is kept, run the same command again to continue"
-    return error_output.Mistake(message=message, code=signals.code(), kind=error_output.INTERRUPTED)
+    return common.Mistake(message=message, code=signals.code(), kind=common.INTERRUPTED)
 
 
-def _fail(mistake: error_output.Mistake, as_json: bool) -> int:
-    error_output.tell(mistake, as_json)
+def _fail(mistake: common.Mistake, as_json: bool) -> int:
+    common.tell_mistake(mistake, as_json)
     return mistake.code

@@ -12,10 +12,9 @@ import click
 
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.storage import disk
-from pipeline.cli.click_groups import Group
+from pipeline.cli.click_groups import DIR, FILE, SPLIT, Group
 from pipeline.cli.common import config_option, json_option, print_json, say
 from pipeline.cli.completion import OP_CHAIN
-from pipeline.cli.param_types import DIR, FILE, SPLIT
 
 if TYPE_CHECKING:
     from trainer.bench.measure import Bench
@@ -77,8 +76,7 @@ def bench_input(dataset: str, **values: Any) -> None:
     keep_buffers()  # as in training
     from trainer.bench.bottleneck import find_bottleneck
     from trainer.bench.measure import measure, prepare
-    from trainer.bench.page import render
-    from trainer.bench.text import report
+    from trainer.bench.report import as_page, as_text
 
     with _explained(dataset, values["split"]):
         bench = prepare(dataset, values["split"], options, values["model"], values["ablation"])
@@ -88,9 +86,9 @@ def bench_input(dataset: str, **values: Any) -> None:
         bottleneck = dataclasses.asdict(find_bottleneck(figures))
         print_json({**figures.to_json(), "bottleneck": bottleneck, "html": values["html"] or ""})
     else:
-        click.echo(report(figures))
+        click.echo(as_text(figures))
     if values["html"]:
-        disk.write_file("--html", values["html"], render(figures).encode())
+        disk.write_file("--html", values["html"], as_page(figures).encode())
         say(values["html"])
 
 

@@ -1,14 +1,95 @@
-"""Commands as this program has them: options under headings, sub-commands in order, help with wrong names."""
+"""Commands as this program has them: options under headings, sub-commands in order, help with wrong names.
+
+Kinds of values of options and arguments are taken as they are typed, and completed in a shell. A command or an option
+that is gone is answered, for one minor release, with what to do instead.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
+from beam_jobs import storage
 from beam_jobs.common.strings import unknown
-from pipeline.cli import removed
+from beam_jobs.errors import UsageError
+
+_BACKGROUND = (
+    "run the command under nohup, tmux or systemd-run; its progress is on standard error, and after a stop the same "
+    "command continues"
+)
+# What is typed behind `feedline`, a command or a command and its option -> the first release without it, the remedy.
+REMOVED: Mapping[str, tuple[str, str]] = {
+    "inspect --html": (
+        "0.2",
+        "`--draw` shows the images on a terminal, `--export DIR` writes them, `feedline report` makes a page",
+    ),
+    "ingest --detach": ("0.2", _BACKGROUND),
+    "run --detach": ("0.2", _BACKGROUND),
+    "status": ("0.2", _BACKGROUND),
+}
+
+
+def check_removed(path: str, name: str) -> None:
+    """Refuses a command or an option that is gone; one that never was is left to the caller.
+
+    Args:
+      path: of the command that it belongs to, with the name of the program, as `feedline schema`.
+      name: of the command or option.
+
+    Raises:
+      UsageError: it is gone; the message has the release and the remedy.
+    """
+    typed = f"{path} {name}".partition(" ")[2]
+    if typed in REMOVED:
+        release, remedy = REMOVED[typed]
+        kind = "option" if name.startswith("-") else "command"
+        raise UsageError(f"there is no {kind} {name!r} since {release}; {remedy}")
+
+
+class Place(click.ParamType):
+    """A path or a URL; the shell completes it from the files it sees.
+
+    Args:
+      name: in the help, in capitals there.
+      kind: what the shell offers: `dir` for directories alone, or `file` for both.
+    """
+
+    def __init__(self, name: str, kind: str) -> None:
+        self.name = name
+        self._kind = kind
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Leaves it to the shell."""
+        return [CompletionItem(incomplete, type=self._kind)]
+
+
+class SplitName(click.ParamType):
+    """The name of a split of the dataset that the argument `dataset` names."""
+
+    name = "split"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Returns the splits of a dataset on this machine; a server is too slow for a TAB."""
+        # An option that still lacks its value keeps click from telling arguments apart.
+        dataset = ctx.params.get("dataset") or "".join(ctx.args[:1])
+        path = os.path.join(dataset, "dataset.json")
+        try:
+            with open(path, "rb") as file:
+                names = list(storage.parse_json(file.read(storage.MAX_JSON_BYTES))["splits"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return []
+        return [CompletionItem(name) for name in names if name.isidentifier() and name.startswith(incomplete)]
+
+
+FILE = Place("file", "file")
+DIR = Place("dir", "dir")
+PATH = Place("path", "file")
+SPLIT = SplitName()
+
 
 GENERAL = "Options"
 
@@ -39,7 +120,7 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            removed.check(ctx.command_path, error.option_name)
+            check_removed(ctx.command_path, error.option_name)
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -73,7 +154,7 @@ class Group(click.Group):
         """
         names = self.list_commands(ctx)
         if args and args[0] not in names and not ctx.resilient_parsing and not args[0].startswith("-"):
-            removed.check(ctx.command_path, args[0])
+            check_removed(ctx.command_path, args[0])
             raise click.UsageError(unknown("command", args[0], names))
         return super().resolve_command(ctx, args)
 

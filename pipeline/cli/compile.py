@@ -8,9 +8,8 @@ import os
 import click
 
 from beam_jobs import storage
-from pipeline.cli.click_groups import Command
+from pipeline.cli.click_groups import FILE, Command
 from pipeline.cli.common import config_option, echo, json_option, print_json, say, set_option
-from pipeline.cli.param_types import FILE
 
 TARGETS = {"airflow": "pipeline.runners.airflow", "kubeflow": "pipeline.runners.kubeflow"}
 

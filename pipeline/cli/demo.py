@@ -8,9 +8,8 @@ import time
 import click
 
 from beam_jobs.errors import OptionError
-from pipeline.cli.click_groups import Command
+from pipeline.cli.click_groups import DIR, Command
 from pipeline.cli.common import echo, json_option, print_json, program, say
-from pipeline.cli.param_types import DIR
 
 
 @click.command("demo", cls=Command)

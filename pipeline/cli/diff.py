@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from beam_jobs.common import strings
-from pipeline.cli.click_groups import Command
+from pipeline.cli.click_groups import DIR, Command
 from pipeline.cli.common import echo, json_option, print_json
-from pipeline.cli.param_types import DIR
 
 if TYPE_CHECKING:
     from beam_jobs.dataset.diff import Changes, Difference
@@ -129,10 +128,10 @@ def _facts(found: Difference) -> Iterator[str]:
 
 
 def _options(options: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
-    from beam_jobs.dataset.diff_facts import shown
+    from beam_jobs.dataset.diff import shown_value
 
     for name, values in options.items():
-        before, after = map(strings.line, shown(values))
+        before, after = map(strings.line, shown_value(values))
         yield f"  {strings.line(name)}  {before} -> {after}"
 
 

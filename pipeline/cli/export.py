@@ -8,10 +8,9 @@ import click
 
 from beam_jobs.common.strings import plural
 from beam_jobs.export.options import FORMATS, STREAMED, About, ExportOptions
-from pipeline.cli import error_output
-from pipeline.cli.click_groups import Command, Option
+from pipeline.cli import common
+from pipeline.cli.click_groups import DIR, SPLIT, Command, Option
 from pipeline.cli.common import echo, json_option, print_json
-from pipeline.cli.param_types import DIR, SPLIT
 from pipeline.runs import signals
 
 _ABOUT = "Croissant metadata"
@@ -76,15 +75,15 @@ def command(
     options = ExportOptions(dataset=dataset, to=to, out=out, splits=splits, shard_mb=shard_mb, about=About(**about))
     try:
         from beam_jobs.export.run import export
-        from pipeline.cli.progress_bar import watch
+        from pipeline.cli.common import watch_progress
 
-        found = export(options, watch=watch)
+        found = export(options, watch=watch_progress)
     except (KeyboardInterrupt, Exception) as stop:
         # Libraries turn an interruption into an error of their own.
         if not isinstance(stop, KeyboardInterrupt) and not signals.requested():
             raise
-        mistake = error_output.Mistake(message=_stopped(options), code=signals.code(), kind=error_output.INTERRUPTED)
-        error_output.tell(mistake, as_json)
+        mistake = common.Mistake(message=_stopped(options), code=signals.code(), kind=common.INTERRUPTED)
+        common.tell_mistake(mistake, as_json)
         raise click.exceptions.Exit(mistake.code) from stop
     if as_json:
         print_json(found.to_json())
@@ -98,7 +97,7 @@ def command(
 def _stopped(options: ExportOptions) -> str:
     """Returns what an interruption leaves; other commands keep what is finished, an export is whole or not there."""
     from beam_jobs import storage
-    from beam_jobs.export.remote import EXPORT_NAME
+    from beam_jobs.export.staging import EXPORT_NAME
 
     if options.to not in STREAMED:
         return f"interrupted; {options.out} is whole or as it was"

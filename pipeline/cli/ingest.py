@@ -1,25 +1,91 @@
-"""`feedline ingest`."""
+"""`feedline ingest`, and its options for the engine: its name and its settings, typed or from section `engine`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+import yaml
 
+from beam_jobs.common import yaml_text
+from beam_jobs.common.settings import Described, fields, from_mapping
+from beam_jobs.errors import OptionError
+from beam_jobs.runners import ENGINES, Engine, options_of
 from beam_jobs.storage import is_remote, join
-from pipeline.cli.click_groups import Command
-from pipeline.cli.common import echo, json_option, print_json, say
-from pipeline.cli.engines import engine_of, engine_options
+from pipeline.cli.click_groups import DIR, PATH, Command
+from pipeline.cli.common import config_option, echo, json_option, print_json, say
 from pipeline.cli.ingest_options import check_useful, ingest_options, ingest_settings
-from pipeline.cli.param_types import DIR, PATH
 from pipeline.cli.run import option_names
 from pipeline.runs.dataset_lines import aligned, dataset_lines
 
 if TYPE_CHECKING:
     from beam_jobs.options import IngestOptions
-    from beam_jobs.runners import Engine
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+_DEFAULT = "local"
+
+
+def engine_options(function: F) -> F:
+    """Adds `--config`, `--runner` and `--runner-option` to a command; `engine_of` makes an engine of them."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def engine_of(runner: str | None, assignments: Sequence[str], section: Mapping[str, Any] | None = None) -> Engine:
+    """Returns the engine that the options and the configuration name.
+
+    Args:
+      runner: of `--runner`; None when it was not given: that of the section, else `local`.
+      assignments: of `--runner-option`, which win over the section.
+      section: `engine` of the configuration. It is passed over when it belongs to a runner other than the chosen one.
+
+    Raises:
+      OptionError: a setting is unknown, missing or of the wrong type, or the section names settings and no runner.
+    """
+    settings = dict(section or {})
+    named = settings.pop("runner", None)
+    if settings and not (named or runner):
+        raise OptionError(f"engine.{next(iter(settings))} is set and engine.runner is not; set that too, or --runner")
+    chosen = runner or named or _DEFAULT
+    if named and chosen != named:
+        settings = {}
+    options = options_of(chosen)
+    known = fields(options)
+    if assignments and not known:
+        raise OptionError(f"--runner-option is {assignments[0]!r}; the {chosen} runner has none, name it with --runner")
+    given = dict(_parsed(assignment, known) for assignment in assignments)
+    return from_mapping(options, settings | given, "engine" if settings else "--runner-option")
+
+
+def _parsed(assignment: str, known: Mapping[str, Described]) -> tuple[str, Any]:
+    key, separator, value = assignment.partition("=")
+    if not separator or not key:
+        raise OptionError(f"--runner-option is {assignment!r}; write it as parallelism=4")
+    try:
+        return key, yaml_text.parse_value(value, key in known and known[key].hint is str)
+    except yaml.YAMLError as error:
+        raise OptionError(f"--runner-option {key} is {value!r}, which is not a YAML value") from error
+
+
+_OPTIONS = (
+    config_option("YAML file of settings; its sections engine and ingest are read, and options win over them."),
+    click.option(
+        "--runner",
+        type=click.Choice(ENGINES),
+        help=f"Where Beam runs.  [default: engine.runner of the configuration, else {_DEFAULT}]",
+    ),
+    click.option(
+        "--runner-option",
+        "runner_options",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Any setting of the runner, such as parallelism=4; repeatable.",
+    ),
+)
 
 
 @click.command("ingest", cls=Command)
@@ -65,7 +131,7 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
     from beam_jobs.dataset import manifest
     from beam_jobs.options import IngestOptions
     from beam_jobs.sources import factory, spans
-    from beam_jobs.stages import append, generations
+    from beam_jobs.stages import generations
     from pipeline.settings.layers import gather
 
     config_path, runner, runner_options = (values.pop(name) for name in ("config_path", "runner", "runner_options"))
@@ -80,7 +146,7 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
         engine = engine_of(runner, runner_options, configured.get("engine"))
     settings = {"source": source, "out": out, **modes, **_kept(configured.get("ingest", {}))}
     if (modes["append"] or modes["retry_rejects"]) and manifest.is_published(place := generations.current(out)):
-        settings = append.completed(place, settings)
+        settings = generations.completed(place, settings)
     with gathered.explained():
         options = spans.resolve_options(from_mapping(IngestOptions, settings, "ingest"), *numbers)
     check_useful(values, options)
@@ -91,12 +157,12 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
         return
     from beam_jobs import ingest
     from beam_jobs.stages.dry_run import Billed
-    from pipeline.cli.progress_bar import watch
+    from pipeline.cli.common import watch_progress
 
     if isinstance(engine, Billed):
         engine.check(options)
     with engine.open() as make_pipeline:
-        result = ingest.run(options, make_pipeline=make_pipeline, report=say, watch=watch)
+        result = ingest.run(options, make_pipeline=make_pipeline, report=say, watch=watch_progress)
     if as_json:
         print_json(result.to_json())
         return

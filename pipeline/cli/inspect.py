@@ -14,9 +14,8 @@ from beam_jobs import storage
 from beam_jobs.common import strings
 from beam_jobs.errors import BadImage, OptionError, SourceError
 from beam_jobs.storage import disk
-from pipeline.cli.click_groups import Command
+from pipeline.cli.click_groups import DIR, PATH, Command
 from pipeline.cli.common import echo, json_option, print_json, say, terminal_columns
-from pipeline.cli.param_types import DIR, PATH
 
 if TYPE_CHECKING:
     from beam_jobs.inspect.pictures import Picture
@@ -127,7 +126,7 @@ def _print_fact(name: str, value: str) -> None:
 
 
 def _print_record(values: dict[str, list]) -> None:
-    from beam_jobs.inspect.values import shown_name, shown_value
+    from beam_jobs.inspect.summary import shown_name, shown_value
 
     for name, found in sorted(values.items()):
         echo(f"{_INDENT}{strings.line(shown_name(name)):<{_NAME_WIDTH}} {shown_value(found)}")
@@ -185,7 +184,7 @@ def _colours(draw: bool) -> str:
         return ""
     from rich.console import Console
 
-    from beam_jobs.inspect.terminal import BLOCK
+    from beam_jobs.inspect.pictures import BLOCK
 
     system = Console(file=sys.stdout).color_system if sys.stdout.isatty() else None
     missing = ""
@@ -203,7 +202,7 @@ def _colours(draw: bool) -> str:
 
 
 def _draw(picture: Picture, colours: str) -> None:
-    from beam_jobs.inspect.terminal import half_blocks
+    from beam_jobs.inspect.pictures import half_blocks
 
     if picture.image is None:
         echo(f"  ({strings.line(picture.remark)})")

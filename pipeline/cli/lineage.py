@@ -6,9 +6,8 @@ import os
 
 import click
 
-from pipeline.cli.click_groups import Command
+from pipeline.cli.click_groups import DIR, Command
 from pipeline.cli.common import json_option, print_json
-from pipeline.cli.param_types import DIR
 
 
 @click.command("lineage", cls=Command)

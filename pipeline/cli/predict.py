@@ -11,9 +11,8 @@ import click
 
 from beam_jobs.common import strings
 from beam_jobs.errors import DataError, SourceError
-from pipeline.cli.click_groups import Command
+from pipeline.cli.click_groups import DIR, FILE, Command
 from pipeline.cli.common import echo, json_option, print_json, say
-from pipeline.cli.param_types import DIR, FILE
 
 if TYPE_CHECKING:
     from trainer.serving.predict import Prediction

@@ -9,9 +9,8 @@ import click
 
 from beam_jobs.errors import SourceError
 from beam_jobs.storage import disk
-from pipeline.cli.click_groups import Command
+from pipeline.cli.click_groups import DIR, FILE, Command
 from pipeline.cli.common import config_option, echo, json_option, print_json
-from pipeline.cli.param_types import DIR, FILE
 
 
 @click.command("report", cls=Command)

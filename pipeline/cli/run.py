@@ -10,7 +10,7 @@ import click
 
 from beam_jobs.errors import OptionError
 from components.dataset_gate.limits import MODES
-from pipeline.cli.click_groups import Command
+from pipeline.cli.click_groups import DIR, FILE, PATH, Command
 from pipeline.cli.common import (
     config_option,
     echo,
@@ -21,8 +21,7 @@ from pipeline.cli.common import (
     set_option,
 )
 from pipeline.cli.ingest_options import check_useful, ingest_options, ingest_settings
-from pipeline.cli.param_types import DIR, FILE, PATH
-from pipeline.settings.init_templates import CONFIG_NAME
+from pipeline.cli.init import CONFIG_NAME
 
 if TYPE_CHECKING:
     from pipeline.settings.layers import Settings
@@ -113,12 +112,12 @@ def _hint(config_path: str | None) -> str:
 
 
 def _show(settings: Settings, as_json: bool) -> None:
-    from pipeline.settings import listing
+    from pipeline.settings import layers
 
     if as_json:
-        print_json(listing.to_json(settings))
+        print_json(layers.listing_json(settings))
     else:
-        click.echo(listing.text(settings))
+        click.echo(layers.listing_text(settings))
 
 
 _PLACES = {

@@ -10,14 +10,13 @@ import click
 from beam_jobs import storage
 from beam_jobs.errors import DataError, OptionError
 from beam_jobs.storage import disk
-from pipeline.cli.click_groups import Group
+from pipeline.cli.click_groups import DIR, FILE, PATH, Group
 from pipeline.cli.common import echo, json_option, print_json, say
-from pipeline.cli.param_types import DIR, FILE, PATH
 
 if TYPE_CHECKING:
     from tensorflow_metadata.proto.v0 import schema_pb2
 
-    from components.schema.table import Difference, Row
+    from components.schema.review import Difference, Row
 
 _COLUMNS = ("name", "type", "presence", "shape", "domain")
 
@@ -56,11 +55,11 @@ def init(dataset: str, out: str, overwrite: bool, as_json: bool) -> None:
         raise OptionError(
             f"--out {out} exists, and somebody may have reviewed it; name another file or give --overwrite"
         )
-    from components.schema import files
+    from components.schema import review
 
     schema = _inferred(dataset)
     try:
-        files.write(schema, out)
+        review.write_schema(schema, out)
     except OSError as error:
         raise OptionError(f"--out {out} cannot be written: {error.strerror or error}") from error
     if as_json:
@@ -83,7 +82,7 @@ def show(schema: str, as_json: bool) -> None:
       feedline schema show schema.pbtxt
       feedline schema show dataset
     """
-    from components.schema.table import rows
+    from components.schema.review import rows
 
     found = rows(_load(schema))
     if as_json:
@@ -108,7 +107,7 @@ def diff(old: str, new: str, as_json: bool) -> None:
       feedline schema diff schema.pbtxt dataset
       feedline schema diff old.pbtxt new.pbtxt
     """
-    from components.schema.table import difference
+    from components.schema.review import difference
 
     found = difference(_load(old), _load(new))
     if as_json:
@@ -124,11 +123,11 @@ def diff(old: str, new: str, as_json: bool) -> None:
 
 def _load(path: str) -> schema_pb2.Schema:
     from beam_jobs.dataset import manifest
-    from components.schema import files
+    from components.schema import review
 
     if os.path.isdir(path) or manifest.is_published(path):
         return _inferred(path)
-    return files.read(path)
+    return review.read_schema(path)
 
 
 def _inferred(directory: str) -> schema_pb2.Schema:
@@ -136,13 +135,13 @@ def _inferred(directory: str) -> schema_pb2.Schema:
 
     manifest.load(directory)
     say(f"reading {directory} for its statistics")
-    from components.schema.infer import infer_from_dataset
+    from components.schema.component import infer_from_dataset
 
     return infer_from_dataset(directory)
 
 
 def _table(rows: list[Row]) -> list[str]:
-    from components.schema.table import shown_domain
+    from components.schema.review import shown_domain
 
     cells = [_COLUMNS, *((row.name, row.type, row.presence, row.shape, shown_domain(row)) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
@@ -153,7 +152,7 @@ def _table(rows: list[Row]) -> list[str]:
 
 
 def _lines(difference: Difference) -> list[str]:
-    from components.schema.table import changes, shown_domain
+    from components.schema.review import changes, shown_domain
 
     lines = []
     for sign, rows in (("-", difference.removed), ("+", difference.added)):

@@ -10,9 +10,8 @@ import click
 from beam_jobs.common.strings import WARNING, plural
 from beam_jobs.common.system import cores
 from beam_jobs.errors import CorruptDataset
-from pipeline.cli.click_groups import Command
+from pipeline.cli.click_groups import DIR, Command
 from pipeline.cli.common import echo, json_option, print_json
-from pipeline.cli.param_types import DIR
 from pipeline.runs import signals
 
 _SHOWN = 20

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from beam_jobs.errors import OptionError
-from beam_jobs.runners import dataflow_package
+from beam_jobs.runners import dataflow
 from beam_jobs.runners.dataflow import Options
-from pipeline.doctor import NETWORK_TIMEOUT_S, Check, common
+from pipeline import doctor
+from pipeline.doctor import NETWORK_TIMEOUT_S, Check
 
 _ENGINE = "dataflow"
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -26,7 +27,7 @@ Answer = tuple[int, dict[str, Any]]
 
 def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
     """Yields what was found out about this machine, then about the project that `engine.project` names."""
-    yield from common.basics("gcp")
+    yield from doctor.basics("gcp")
     yield package()
     options = _options(settings)
     if isinstance(options, OptionError):
@@ -49,10 +50,10 @@ def package() -> Check:
     """Checks that the installed package can be packed for the workers."""
     try:
         with tempfile.TemporaryDirectory() as directory:
-            path = dataflow_package.build_wheel(directory)
+            path = dataflow.build_wheel(directory)
             detail = f"{os.path.basename(path)}, {os.path.getsize(path) / 1e6:.1f} MB"
     except (OSError, LookupError, ImportError) as error:
-        remedy = common.install("--force-reinstall", "--no-deps", common.DISTRIBUTION)
+        remedy = doctor.install_command("--force-reinstall", "--no-deps", doctor.DISTRIBUTION)
         return Check(name="package", ok=False, detail=f"cannot be packed: {error}", remedy=remedy)
     return Check(name="package", ok=True, detail=detail)
 
@@ -81,7 +82,9 @@ def credentials() -> tuple[Any, Check]:
         from google.auth.transport.requests import AuthorizedSession
     except ImportError as error:
         detail = f"cannot be looked for: {error}"
-        return None, Check(name="credentials", ok=False, detail=detail, remedy=common.install("apache-beam[gcp]"))
+        return None, Check(
+            name="credentials", ok=False, detail=detail, remedy=doctor.install_command("apache-beam[gcp]")
+        )
     found: list[Any] = []
 
     def look() -> None:

@@ -10,9 +10,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from beam_jobs.errors import OptionError
-from beam_jobs.runners import flink_cluster, flink_java
+from beam_jobs.runners import flink, flink_job_server
 from beam_jobs.runners.flink import Options, worker_path
-from pipeline.doctor import NETWORK_TIMEOUT_S, Check, common
+from pipeline import doctor
+from pipeline.doctor import NETWORK_TIMEOUT_S, Check
 
 _ENGINE = "flink"
 _INGEST = "feedline ingest SOURCE --out DIR --runner flink --runner-option"
@@ -20,8 +21,8 @@ _INGEST = "feedline ingest SOURCE --out DIR --runner flink --runner-option"
 
 def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
     """Yields what was found out about this machine, then about the cluster that `engine.flink_master` names."""
-    yield from common.basics()
-    other = common.other_runner(settings, _ENGINE)
+    yield from doctor.basics()
+    other = doctor.other_runner(settings, _ENGINE)
     if other:
         yield other
     options = Options() if other else _options(settings)
@@ -37,15 +38,15 @@ def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
 def java() -> Check:
     """Checks that there is a Java new enough for the job server."""
     try:
-        path = flink_java.find()
+        path = flink_job_server.find_java()
     except OptionError as error:
         return Check(
             name="java",
             ok=False,
             detail=str(error).partition(";")[0],
-            remedy=common.install_system("default-jre-headless"),
+            remedy=doctor.install_system_command("default-jre-headless"),
         )
-    _, out, err = common.output([path, "-version"], NETWORK_TIMEOUT_S)
+    _, out, err = doctor.output_of([path, "-version"], NETWORK_TIMEOUT_S)
     return Check(name="java", ok=True, detail=f"{path}, {(err + out).partition(chr(10))[0]}")
 
 
@@ -65,7 +66,7 @@ def worker(options: Options) -> Check:
         return Check(name="worker", ok=True, detail=f"pool at {options.worker_pool}; it must have Python {version}")
     command = options.worker_command or worker_path()
     if not os.access(command, os.X_OK):
-        remedy = common.install("--force-reinstall", "--no-deps", common.DISTRIBUTION)
+        remedy = doctor.install_command("--force-reinstall", "--no-deps", doctor.DISTRIBUTION)
         detail = f"{command} is not there, or no program"
         return Check(name="worker", ok=False, detail=detail, remedy=remedy, needed=options.is_local)
     python = _python_of(command)
@@ -81,9 +82,9 @@ def cluster(options: Options) -> Check:
     if options.is_local:
         return Check(name="cluster", ok=True, detail="a mini cluster in one JVM of this machine")
     try:
-        found = flink_cluster.overview(options.flink_master, NETWORK_TIMEOUT_S)
+        found = flink.cluster_overview(options.flink_master, NETWORK_TIMEOUT_S)
     except ConnectionError as error:
-        return _unanswered(flink_cluster.address(options.flink_master), error)
+        return _unanswered(flink.cluster_url(options.flink_master), error)
     detail = f"Flink {found.version} with {found.task_managers} task managers and {found.slots} slots"
     if found.minor != options.flink_version:
         detail = f"{detail}; the job server is for {options.flink_version}"
@@ -112,14 +113,16 @@ def _unanswered(address: str, error: ConnectionError) -> Check:
 def _options(settings: Mapping[str, Any]) -> Options | Check:
     engine = settings.get("engine") or {}
     if not isinstance(engine, Mapping):
-        return Check(name="section engine", ok=False, detail=f"engine is {engine!r}", remedy=common.SHOW)
-    return common.section(Options, {"engine": {key: engine[key] for key in engine if key != "runner"}}, "engine")
+        return Check(name="section engine", ok=False, detail=f"engine is {engine!r}", remedy=doctor.SHOW)
+    return doctor.options_of_section(
+        Options, {"engine": {key: engine[key] for key in engine if key != "runner"}}, "engine"
+    )
 
 
 def _python_of(command: str) -> str:
     """Returns the version of the Python that a console script starts; empty when it is no such script."""
-    interpreter = common.interpreter(command)
+    interpreter = doctor.interpreter(command)
     if not interpreter:
         return ""
-    code, out, _ = common.output([interpreter, "-I", "-c", "import platform; print(platform.python_version())"], 10)
+    code, out, _ = doctor.output_of([interpreter, "-I", "-c", "import platform; print(platform.python_version())"], 10)
     return "" if code else out.strip()

@@ -10,7 +10,8 @@ from typing import Any
 from beam_jobs.common import child_python, system
 from beam_jobs.errors import FeedlineError
 from beam_jobs.storage import is_remote
-from pipeline.doctor import Check, common
+from pipeline import doctor
+from pipeline.doctor import Check
 
 _LEAST_MEMORY_BYTES = 2e9  # of a run of small images, most of it for TensorFlow and TFX themselves
 _LOADING_S = 250.0
@@ -23,9 +24,9 @@ print(json.dumps({"gpus": names, "tensorflow": tensorflow.__version__}))
 
 def checks(settings: Mapping[str, Any]) -> Iterator[Check]:
     """Yields what was found out about this machine, what takes long last."""
-    yield from common.basics("tfx")
+    yield from doctor.basics("tfx")
     yield memory()
-    yield common.writable("root", str(settings.get("root") or "."), "feedline run --root DIR")
+    yield doctor.writable("root", str(settings.get("root") or "."), "feedline run --root DIR")
     yield configuration(settings)
     yield beam()
     yield from tensorflow()
@@ -45,7 +46,7 @@ def memory() -> Check:
 
 def configuration(settings: Mapping[str, Any]) -> Check:
     """Checks what a run checks before it starts; a source elsewhere is not asked."""
-    found = common.configured(settings)
+    found = doctor.configured(settings)
     if not settings or not found.ok:
         return found
     from pipeline.config import build
@@ -57,7 +58,7 @@ def configuration(settings: Mapping[str, Any]) -> Check:
     try:
         local.preflight(config)
     except FeedlineError as error:
-        return Check(name=found.name, ok=False, detail=str(error), remedy=common.SHOW)
+        return Check(name=found.name, ok=False, detail=str(error), remedy=doctor.SHOW)
     return found
 
 
@@ -72,24 +73,24 @@ def beam() -> Check:
         pipeline | apache_beam.Create([1]) | apache_beam.Map(str)
         pipeline.run().wait_until_finish()
     except Exception as error:  # noqa: BLE001 - of whatever is broken
-        reason = common.last_line(str(error)) or type(error).__name__
-        remedy = common.install("--force-reinstall", "apache-beam>=2.74,<3")
+        reason = doctor.last_line(str(error)) or type(error).__name__
+        remedy = doctor.install_command("--force-reinstall", "apache-beam>=2.74,<3")
         return Check(name="beam", ok=False, detail=f"the in-process runner does not start: {reason}", remedy=remedy)
     return Check(name="beam", ok=True, detail=f"{apache_beam.__version__}, the in-process runner starts")
 
 
 def tensorflow() -> Iterator[Check]:
     """Loads TensorFlow and TFX as a run does, in a process that may die of it, and asks for GPUs."""
-    code, output, trouble = common.output(child_python.command(_LOAD, flags=("-W", "ignore")), _LOADING_S)
+    code, output, trouble = doctor.output_of(child_python.command(_LOAD, flags=("-W", "ignore")), _LOADING_S)
     if code:
-        why = common.last_line(trouble) or f"it ended with code {code}"
-        remedy = common.install("--force-reinstall", "feedline[tfx]")
+        why = doctor.last_line(trouble) or f"it ended with code {code}"
+        remedy = doctor.install_command("--force-reinstall", "feedline[tfx]")
         yield Check(name="tensorflow and tfx", ok=False, detail=f"they do not load: {why}", remedy=remedy)
         return
-    facts = json.loads(common.last_line(output))
+    facts = json.loads(doctor.last_line(output))
     yield Check(name="tensorflow and tfx", ok=True, detail=f"they load, TensorFlow {facts['tensorflow']}")
     if os.path.exists("/dev/nvidia0"):
         names = ", ".join(name.rpartition("physical_device:")[2] for name in facts["gpus"])
-        remedy = common.install(f"tensorflow[and-cuda]=={facts['tensorflow']}")
+        remedy = doctor.install_command(f"tensorflow[and-cuda]=={facts['tensorflow']}")
         detail = names or "there is one, and TensorFlow does not see it"
         yield Check(name="gpu", ok=bool(names), detail=detail, remedy=remedy, needed=False)

@@ -6,12 +6,15 @@ it registered before. Here a task runs its one node of the compiled pipeline thr
 same cache, same resolvers, and a retry takes up the execution that failed.
 
 Airflow and Feedline do not share an environment, for their packages do not fit together. The file that Airflow reads
-holds the names of the tasks and the code that starts a step elsewhere: `airflow_dag`, which imports Airflow alone.
+holds the names of the tasks and the code that starts a step elsewhere: `airflow_dag`, which imports Airflow alone. And
+where Airflow looks for DAGs is read as Airflow reads it, but without importing it, which takes seconds and writes.
 """
 
 from __future__ import annotations
 
 import ast
+import configparser
+import contextlib
 import dataclasses
 import os
 import pprint
@@ -29,10 +32,37 @@ from beam_jobs.common import yaml_text
 from beam_jobs.common.settings import STRICT, Count, NotNegative, Options, from_mapping
 from beam_jobs.errors import OptionError
 from beam_jobs.storage import disk, is_remote
+from pipeline import config
 from pipeline import config as configuration
 from pipeline.config import PipelineConfig
-from pipeline.runners import airflow_folder, airflow_tasks, local
-from pipeline.settings import placeholders
+from pipeline.runners import airflow_tasks, local
+
+
+def dags_folder() -> str:
+    """Returns the folder of DAGs of the Airflow of this user, which need not exist."""
+    home = os.path.expanduser(os.environ.get("AIRFLOW_HOME", "~/airflow"))
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    with contextlib.suppress(OSError, configparser.Error, UnicodeDecodeError):  # it is Airflow that complains of those
+        parser.read(os.environ.get("AIRFLOW_CONFIG", os.path.join(home, "airflow.cfg")), encoding="utf-8")
+    named = os.environ.get("AIRFLOW__CORE__DAGS_FOLDER") or parser.get("core", "dags_folder", fallback="")
+    found = os.path.expandvars(os.path.expanduser(named)) if named else os.path.join(home, "dags")
+    return os.path.abspath(found)
+
+
+def dags_folder_hint(out: str, name: str) -> str:
+    """Returns what to do with a DAG file: only to start it where Airflow finds it already.
+
+    Args:
+      out: the file.
+      name: of the DAG.
+    """
+    folder, start = dags_folder(), f"airflow dags test {name}"
+    real = os.path.realpath(folder)
+    if os.path.commonpath([real, os.path.realpath(out)]) == real:  # folders in it are looked through too
+        return f"it is in Airflow's DAGs folder, so try it: {start}"
+    where = f" {folder}" if os.path.isdir(folder) else ""
+    return f"put it into Airflow's DAGs folder{where}, then: {start}"
+
 
 OPTIONS_KEY = "airflow"
 
@@ -90,7 +120,7 @@ class AirflowOptions(Options):
                 f"airflow.schedule is {self.schedule!r}; write five cron fields such as '0 3 * * *', or one of "
                 f"{', '.join(_PRESETS)}"
             )
-        if self.image and (self.image.split() != [self.image] or placeholders.in_image(self.image)):
+        if self.image and (self.image.split() != [self.image] or config.placeholder_in_image(self.image)):
             raise OptionError(
                 f"airflow.image is {self.image!r}; name a container image such as registry.example.org/feedline:1"
             )
@@ -122,7 +152,7 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - the n
     _check_names(config, out)
     disk.check_file("--out", out)
     python, pod = _python(options), _pod(options)
-    hints = [airflow_folder.hint(out, config.name)]
+    hints = [dags_folder_hint(out, config.name)]
     if "engine" in settings:
         hints.append("engine is left out: Beam runs in the tasks")
     if config.schema and not config.schema_is_reviewed:  # a file that comes between two runs would change the tasks

@@ -17,7 +17,7 @@ from beam_jobs.errors import EmptySplit, FeedlineError, GateFailed, OptionError,
 from beam_jobs.sources import spans
 from pipeline import config as configuration
 from pipeline.config import PipelineConfig
-from pipeline.runs import after_run, signals
+from pipeline.runs import root, signals
 
 if TYPE_CHECKING:
     from ml_metadata.metadata_store import MetadataStore
@@ -90,7 +90,7 @@ def run_step(settings: Mapping[str, Any], steps: Steps, step: str, run_id: str) 
             "the code or the files of the pipeline are not those that its DAG was written for; compile it again"
         )
     os.makedirs(config.root, exist_ok=True)
-    from pipeline.runs.root_cleanup import alone
+    from pipeline.runs.root import alone
 
     with alone(config):
         run = _run_name(config, run_id)
@@ -114,7 +114,7 @@ def finish(settings: Mapping[str, Any], run_id: str) -> None:
     """
     config = _configured(settings)
     from pipeline.runs.history import open_store
-    from pipeline.runs.root_cleanup import alone
+    from pipeline.runs.root import alone
     from pipeline.runs.summary import check_pushed, text
 
     with alone(config):
@@ -122,8 +122,8 @@ def finish(settings: Mapping[str, Any], run_id: str) -> None:
         if not _is_newest(store, config, _run_name(config, run_id)):
             _log.info("a newer run has come since; the report in %s is about that one", config.root)
             return
-        images = after_run.images_dir(_pinned(config, store))
-        summary = after_run.conclude(config, images, _log.info)
+        images = root.images_dir(_pinned(config, store))
+        summary = root.conclude(config, images, _log.info)
     _log.info("what came of the run:\n%s", text(summary))
     check_pushed(summary)
 
@@ -169,8 +169,8 @@ def _launch(config: PipelineConfig, pipeline: tfx.dsl.Pipeline, run: str, step: 
 def _keep(config: PipelineConfig, stopped: GateFailed) -> None:
     from pipeline.runs.history import open_store
 
-    images = after_run.images_dir(_pinned(config, open_store(config.metadata_path)))
-    after_run.keep_what_there_is(config, images, stopped, _log.info)
+    images = root.images_dir(_pinned(config, open_store(config.metadata_path)))
+    root.keep_what_there_is(config, images, stopped, _log.info)
 
 
 def _succeeded(config: PipelineConfig, run: str, step: str) -> bool:

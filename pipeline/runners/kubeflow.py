@@ -26,7 +26,6 @@ from pipeline import config as configuration
 from pipeline.config import PipelineConfig
 from pipeline.runners import local
 from pipeline.runners.kubeflow_container import COMMAND, TYPES
-from pipeline.settings import placeholders
 
 if TYPE_CHECKING:
     from tfx import v1 as tfx
@@ -136,8 +135,8 @@ def _check_placeholders(config: PipelineConfig, options: KubeflowOptions) -> Non
         "kubeflow.baseline_dataset": options.baseline_dataset,
         "kubeflow.baseline_model": options.baseline_model,
     }
-    words = {name: (value, placeholders.in_path(value)) for name, value in paths.items()}
-    words["kubeflow.image"] = options.image, placeholders.in_image(options.image)
+    words = {name: (value, config.placeholder_in_path(value)) for name, value in paths.items()}
+    words["kubeflow.image"] = options.image, config.placeholder_in_image(options.image)
     for name, (value, word) in words.items():
         if word:
             raise OptionError(f"{name} is {value!r}; write the name of yours in the place of {word}")

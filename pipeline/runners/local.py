@@ -14,15 +14,14 @@ from beam_jobs import storage
 from beam_jobs.common import strings
 from beam_jobs.common.strings import WARNING
 from beam_jobs.dataset import manifest
-from beam_jobs.dataset.user_columns import check_column
+from beam_jobs.dataset.schemas import check_column
 from beam_jobs.errors import GateFailed, OptionError
 from beam_jobs.sources.factory import open_source
 from beam_jobs.storage import disk
 from beam_jobs.types import LABEL_KINDS
 from pipeline.config import DataShape, PipelineConfig
 from pipeline.runs import signals
-from pipeline.runs.after_run import Say, conclude, images_dir, keep_what_there_is
-from pipeline.runs.lock import check_free
+from pipeline.runs.root import Say, check_free, conclude, images_dir, keep_what_there_is
 
 if TYPE_CHECKING:
     from pipeline.runs.summary import RunSummary
@@ -97,7 +96,7 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
     from tfx.orchestration.local.local_dag_runner import LocalDagRunner
 
     from pipeline.pipeline import create_pipeline
-    from pipeline.runs.root_cleanup import alone
+    from pipeline.runs.root import alone
     from trainer.input_fn import check_options
     from trainer.models import check_model
 

@@ -12,10 +12,10 @@ from ml_metadata.metadata_store import MetadataStore
 from ml_metadata.proto import metadata_store_pb2 as pb
 
 from beam_jobs.common import strings
-from components.dataset_report.run_details import ArtifactDetail, RunDetails, StepDetail
+from components.dataset_report import ArtifactDetail, RunDetails, StepDetail
 from pipeline.runs import history
-from pipeline.runs.lineage_facts import Locate, as_recorded, code_of, facts_of, parameters_of, public
-from pipeline.runs.lineage_graph import Graph
+from pipeline.runs.history import Graph
+from pipeline.runs.lineage_find import Locate, as_recorded, code_of, facts_of, parameters_of, public
 
 MADE, JUDGED, COMPARED = "made", "judged", "compared"
 _JUDGEMENTS = frozenset(

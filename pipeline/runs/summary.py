@@ -1,4 +1,7 @@
-"""What a run came to, as plain values and as text for a terminal."""
+"""What a run came to: as plain values, as text for a terminal, and as the report in the root of the pipeline.
+
+The report is that of the component, and what only a finished run knows: its own course.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,26 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ml_metadata.metadata_store import MetadataStore
+
 from beam_jobs import storage
 from beam_jobs.dataset import manifest
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import GateFailed
-from components.blessed_model.component import NODE_ID as BLESSED_MODEL
-from components.dataset_gate.executor import VERDICT_NAME
-from components.dataset_gate.findings import Finding
-from components.dataset_report.executor import REPORT_NAME
+from components.blessed_model import NODE_ID as BLESSED_MODEL
+from components.dataset_gate.component import VERDICT_NAME
+from components.dataset_gate.limits import Finding
+from components.dataset_report.component import REPORT_NAME
+from components.dataset_report.render import render
 from components.evaluation import Accuracy, load_evaluation
 from components.previous_span.resolver import NODE_ID as PREVIOUS_SPAN
+from pipeline.config import PipelineConfig
 from pipeline.runs.dataset_lines import aligned, dataset_lines
-from pipeline.runs.history import Step
+from pipeline.runs.history import Step, newest_run
+from pipeline.runs.lineage import run_details
 from trainer.bench import Rates
 from trainer.run_fn import HISTORY_NAME
-from trainer.training.progress import DIVERGED_NAME
+from trainer.training.checkpoint import DIVERGED_NAME
 
 _INFERRED = "inferred; review it, then name it by --schema, or in pipeline.yaml under schema:"
 _INFERRED_AS_NAMED = "inferred, for there was no such file yet; review it, the next run takes it as it is then"
@@ -170,3 +178,48 @@ def _accuracy(accuracy: Accuracy) -> str:
 
 def _rates(rates: Rates) -> str:
     return f"{rates.feedline:,.0f} images/s, naive pipeline {rates.naive:,.0f} images/s, ratio {rates.ratio:.2f}"
+
+
+_SERVING = "Format-Serving"
+
+
+def write_report(
+    config: PipelineConfig, store: MetadataStore, source: str, verdict: Mapping[str, Any] | None = None
+) -> str:
+    """Writes `report.html` into the root, about as much of the newest run as there is.
+
+    Args:
+      config: of the pipeline.
+      store: its database.
+      source: where the images came from, to show what was rejected.
+      verdict: of a gate that stopped the run; the one it left behind when None.
+
+    Returns:
+      the path of the page, empty when the run did not come to a dataset.
+    """
+    steps = newest_run(store, config.name)
+    dataset = _report_output(steps, "ImageExampleGen", "examples")
+    if not dataset:
+        return ""
+    judged = _report_output(steps, "DatasetGate", "verdict")
+    if judged and verdict is None:
+        verdict = json.loads(storage.read_bytes(os.path.join(judged, VERDICT_NAME)))
+    evaluation = _report_output(steps, "Evaluator", "evaluation")
+    model = _report_output(steps, "Trainer", "model") if evaluation else ""
+    page = render(
+        dataset,
+        load_evaluation(evaluation, manifest.load(dataset).labels) if evaluation else None,
+        verdict=verdict,
+        model=os.path.join(model, _SERVING) if model else "",
+        input_options=asdict(config.input),
+        run=run_details(store, config.name),
+        source=source,
+    )
+    path = os.path.join(config.root, REPORT_NAME)
+    storage.write_bytes(path, page.encode())
+    return path
+
+
+def _report_output(steps: Mapping[str, Step], component: str, key: str) -> str:
+    step = steps.get(component)
+    return step.outputs.get(key, "") if step and step.state in ("complete", "cached") else ""

@@ -1,4 +1,7 @@
-"""Which settings there are: their sections, names and defaults, and help with names that are nearly right."""
+"""Which settings there are: their sections, names and defaults, and help with names that are nearly right.
+
+Also what may stand in the sections that say where the work is done.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,62 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from beam_jobs.common.settings import fields
+from beam_jobs.common.settings import fields, not_a_section
 from beam_jobs.common.strings import unknown
 from beam_jobs.errors import OptionError
+from beam_jobs.runners import ENGINES, options_of
 from pipeline.config import NOT_IN_A_PIPELINE, TARGET_SECTIONS, PipelineConfig
-from pipeline.settings import targets
+
+_ENGINE, _RUNNER = "engine", "runner"
+
+
+def target_options() -> dict[str, tuple[str, type]]:
+    """Returns target -> where its settings stand, and their dataclass."""
+    from beam_jobs.runners import dataflow, flink
+    from pipeline.runners.airflow import AirflowOptions
+    from pipeline.runners.kubeflow import KubeflowOptions
+
+    return {
+        "flink": ("engine, runner: flink", flink.Options),
+        "dataflow": ("engine, runner: dataflow", dataflow.Options),
+        "kubeflow": ("kubeflow", KubeflowOptions),
+        "airflow": ("airflow", AirflowOptions),
+    }
+
+
+def target_hints(section: str) -> dict[str, Any]:
+    """Returns setting -> its type, for one of `TARGET_SECTIONS`; for `engine` those of every engine."""
+    found: dict[str, Any] = {_RUNNER: str} if section == _ENGINE else {}
+    for where, cls in target_options().values():
+        if where.partition(",")[0] == section:
+            found |= {name: item.hint for name, item in fields(cls).items()}
+    return found
+
+
+def check_targets(values: Mapping[str, Any]) -> None:
+    """Checks sections of targets as wholes; their names are known already, and each target checks its own values.
+
+    Args:
+      values: nested settings.
+
+    Raises:
+      OptionError: a section is no mapping, or `engine` names no engine, or a setting that its engine does not have.
+    """
+    for section in TARGET_SECTIONS:
+        content = values.get(section, {})
+        if not isinstance(content, Mapping):
+            raise not_a_section(section, content)
+    engine = values.get(_ENGINE, {})
+    if _RUNNER not in engine:
+        return
+    if engine[_RUNNER] not in ENGINES:
+        raise OptionError(unknown(f"{_ENGINE}.{_RUNNER}", engine[_RUNNER], ENGINES), [f"{_ENGINE}.{_RUNNER}"])
+    known = list(fields(options_of(engine[_RUNNER])))
+    for name in engine:
+        if name not in (_RUNNER, *known):
+            message = unknown("setting", name, (_RUNNER, *known), f"{_ENGINE}.")
+            raise OptionError(f"{message}, for {_RUNNER} is {engine[_RUNNER]}", [f"{_ENGINE}.{name}"])
+
 
 PREFIX = "FEEDLINE_"
 
@@ -27,7 +81,7 @@ def sections() -> dict[str, type]:
 def names(section: str) -> list[str]:
     """Returns what may stand in a section of `sections`, or of a target."""
     if section in TARGET_SECTIONS:
-        return list(targets.target_hints(section))
+        return list(target_hints(section))
     known = fields(sections()[section])
     if section == "ingest":
         return [name for name, item in known.items() if item.field.in_pipeline]
@@ -44,7 +98,7 @@ def hint(path: Place) -> Any:
     """Returns the type of a setting; None when the path does not lead to one."""
     section = ".".join(path[:-1])
     if section in TARGET_SECTIONS:
-        return targets.target_hints(section).get(path[-1])
+        return target_hints(section).get(path[-1])
     known = fields(sections()[section]) if section in sections() else {}
     return known[path[-1]].hint if path[-1] in known else None
 

@@ -1,12 +1,14 @@
 """Settings in layers: what a file says, then the environment, then the command line. The last one to name a key wins.
 
-The defaults below all layers are those of the dataclasses; `configuration.build` fills them in.
+The defaults below all layers are those of the dataclasses; `configuration.build` fills them in. The whole is listed for
+people and machines, every value with the layer it came from.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,13 +17,24 @@ from typing import Any
 
 import yaml
 
-from beam_jobs.common import yaml_text
+from beam_jobs.common import strings, yaml_text
 from beam_jobs.common.settings import shown
+from beam_jobs.common.strings import hide_secrets
+from beam_jobs.common.yaml_text import one_line
 from beam_jobs.errors import OptionError, UsageError
 from pipeline import config as configuration
-from pipeline.config import PipelineConfig
-from pipeline.settings import targets
-from pipeline.settings.catalog import PREFIX, Place, check_variable, default_entries, hint, is_section, setting_of
+from pipeline.config import TARGET_SECTIONS, PipelineConfig
+from pipeline.settings import catalog
+from pipeline.settings.catalog import (
+    PREFIX,
+    Place,
+    check_variable,
+    default_entries,
+    hint,
+    is_section,
+    names,
+    setting_of,
+)
 
 # Switches of the tests, and what Kubernetes sets in every container of a cluster with a service called feedline.
 _NO_SETTING = re.compile(rf"{PREFIX}(BROWSER$|FAULTS$|TEST_|SERVICE_|PORT$|PORT_)")
@@ -115,7 +128,7 @@ def gather(
         if ".".join(path[:2]) == _SPLITS:
             completed = len(path) > 2
     with settings.explained():
-        targets.check(settings.values)
+        catalog.check_targets(settings.values)
         if completed:
             _check_shares(settings._value(_SPLITS))
     return settings
@@ -233,3 +246,72 @@ def _value(path: Place, text: str, where: str) -> Any:
         return yaml_text.parse_value(text, hint(path) is str)
     except yaml.YAMLError as error:
         raise OptionError(f"{where} is {text!r}, which is not a YAML value") from error
+
+
+_COMMENT_COLUMN = 48
+
+
+def listing_text(settings: Settings) -> str:
+    """Returns YAML with a comment behind each value: `default`, `file NAME`, `environment NAME` or `option NAME`.
+
+    Secrets are left out, see `hidden.hide`.
+
+    Raises:
+      OptionError: the settings are no configuration.
+    """
+    return strings.lines(_listing_lines(_nested(settings), settings.origin, ""))
+
+
+def listing_json(settings: Settings) -> dict[str, Any]:
+    """Returns the same as plain JSON values: nested `settings`, and `origin` by dotted key.
+
+    Raises:
+      OptionError: the settings are no configuration.
+    """
+    values = _nested(settings)
+    return {
+        "settings": values,
+        "origin": {key: settings.origin.get(key, "default") for key in _listed_keys(values, "")},
+    }
+
+
+class _Section(dict[str, Any]):
+    """A mapping of settings, unlike one that is the value of a setting."""
+
+
+def _nested(settings: Settings) -> _Section:
+    config = settings.build()
+    targets = {
+        name: _Section(hide_secrets(settings.values[name])) for name in TARGET_SECTIONS if name in settings.values
+    }
+    return _Section(_listed_section(config, ""), **targets)
+
+
+def _listed_section(options: Any, where: str) -> _Section:
+    found = _Section()
+    for name in names(where):
+        value = getattr(options, name, None)
+        if dataclasses.is_dataclass(value):
+            found[name] = _listed_section(value, f"{where}.{name}" if where else name)
+        elif hasattr(options, name) and not (name == "ingest" and value is None):
+            found[name] = hide_secrets(list(value) if isinstance(value, tuple) else value)
+    return found
+
+
+def _listed_keys(values: _Section, where: str) -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, _Section):
+            yield from _listed_keys(value, f"{where}{name}.")
+        else:
+            yield f"{where}{name}"
+
+
+def _listing_lines(values: _Section, origin: Mapping[str, str], where: str) -> Iterator[str]:
+    indent = "  " * where.count(".")
+    for name, value in values.items():
+        if isinstance(value, _Section):
+            yield f"{indent}{name}:"
+            yield from _listing_lines(value, origin, f"{where}{name}.")
+        else:
+            line = f"{indent}{name}: {one_line(value)}"
+            yield f"{line:<{_COMMENT_COLUMN}}  # {origin.get(f'{where}{name}', 'default')}"

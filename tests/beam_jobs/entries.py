@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beam_jobs.sources.hidden import HiddenNames
+from beam_jobs.sources.base import HiddenNames
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.types import ImageRef
 

@@ -49,8 +49,8 @@ def browser(chromium: str) -> Iterator:
 @pytest.fixture(scope="session")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with every section, whose names try to be markup."""
+    from components.dataset_report import ArtifactDetail, RunDetails, StepDetail
     from components.dataset_report.render import render
-    from components.dataset_report.run_details import ArtifactDetail, RunDetails, StepDetail
 
     folder = tmp_path_factory.mktemp("report")
     source = _source(folder / "source")

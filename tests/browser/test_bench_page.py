@@ -12,11 +12,11 @@ EVIL = "<script>window.hacked = 1</script>\"'><img src=x onerror='window.hacked=
 
 @pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (1280, "dark")])
 def test_the_page_fits_shows_its_bars_and_runs_nothing(browser, tmp_path, scheme, width):
-    from trainer.bench.page import render
+    from trainer.bench.report import as_page
 
     path = tmp_path / "bench.html"
     given = figures({EVIL: (900.0, 900.0)}, dataset=EVIL, ablation=(ablated(EVIL),))
-    path.write_text(render(given), encoding="utf-8")
+    path.write_text(as_page(given), encoding="utf-8")
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     wrong = []
     page.on("console", lambda message: wrong.append(message.text))

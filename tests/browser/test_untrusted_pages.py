@@ -29,8 +29,8 @@ def pages(tmp_path_factory) -> dict[str, Path]:
 def _report(folder: Path) -> str:
     from beam_jobs.ingest import run
     from beam_jobs.options import IngestOptions, TableColumns
+    from components.dataset_report import ArtifactDetail, RunDetails, StepDetail
     from components.dataset_report.render import render
-    from components.dataset_report.run_details import ArtifactDetail, RunDetails, StepDetail
 
     header = ["image", "label", "key", *(f"{name}|{place}" for place, name in enumerate(NAMES))]
     with open(folder / "table.csv", "w", newline="", encoding="utf-8") as stream:
@@ -72,7 +72,7 @@ def _report(folder: Path) -> str:
 
 
 def _bench() -> str:
-    from trainer.bench.page import render
+    from trainer.bench.report import as_page
 
     every = " ".join(NAMES)
     given = figures(
@@ -84,7 +84,7 @@ def _bench() -> str:
         model=every,
         ablation=tuple(ablated(name) for name in NAMES),
     )
-    return render(given)
+    return as_page(given)
 
 
 @pytest.mark.parametrize("kind", SCRIPTS)

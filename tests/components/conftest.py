@@ -70,7 +70,7 @@ def analyse(model: Path, dataset: Path, config, out: Path) -> Path:
 def evaluation_config():
     """What the pipeline has Evaluator measure."""
     from components.evaluation.config import evaluation_config
-    from components.evaluation.options import EvaluateOptions
+    from components.evaluation.results import EvaluateOptions
     from trainer.serving.export import EVALUATE_SIGNATURE, PROBABILITIES
 
     return evaluation_config(EvaluateOptions(), EVALUATE_SIGNATURE, PROBABILITIES)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from beam_jobs.errors import OptionError
-from beam_jobs.runners import flink_jar, flink_java
+from beam_jobs.runners import flink_job_server
 
 VERSION = "1.19"
 _DISTRIBUTION = "apache-flink-libraries==1.19.3"
@@ -49,11 +49,11 @@ def job_server() -> str:
     which speaks the same protocol.
     """
     try:
-        flink_java.find()
+        flink_job_server.find_java()
     except OptionError as error:
         raise Missing(str(error)) from error
     try:
-        return flink_jar.find(VERSION)
+        return flink_job_server.find_jar(VERSION)
     except OptionError as error:
         return _assembled(str(error))
 

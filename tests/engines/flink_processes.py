@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from beam_jobs.runners import flink_java
+from beam_jobs.runners import flink_job_server
 from beam_jobs.runners.flink_job_server import OPENED
 from tests.engines import flink_parts
 
@@ -123,7 +123,7 @@ class Cluster:
 
     def _java(self, name: str, main: str, *arguments: str) -> subprocess.Popen:
         log_settings = f"-Dlog4j.configurationFile={self.folder / 'conf' / 'log4j.properties'}"
-        command = [flink_java.find(), "-Xmx512m", *OPENED, log_settings]
+        command = [flink_job_server.find_java(), "-Xmx512m", *OPENED, log_settings]
         command += [
             "-cp",
             f"{flink_parts.distribution()}/*",

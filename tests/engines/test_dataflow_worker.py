@@ -20,7 +20,7 @@ from beam_jobs import storage
 from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.ingest import run
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
-from beam_jobs.runners import dataflow, dataflow_graph, dataflow_package
+from beam_jobs.runners import dataflow, dataflow_jobs
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages import transforms
 from beam_jobs.stages.examine import ExamineTask
@@ -39,7 +39,7 @@ PROJECT = {"project": "my-project-1", "region": "us-central1"}
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> str:
-    return dataflow_package.build_wheel(str(tmp_path_factory.mktemp("wheel")))
+    return dataflow.build_wheel(str(tmp_path_factory.mktemp("wheel")))
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def payloads(directory: Path) -> list[str]:
     for stage in (ExamineBuckets((Bucket(path="refs", name="0"),), examine), WriteShards((shard,), write)):
         pipeline = Pipeline(options=PipelineOptions(["--runner=FnApiRunner", "--pickle_library=cloudpickle"]))
         _ = pipeline | stage
-        for code in dataflow_graph.functions(pipeline.to_runner_api()).values():
+        for code in dataflow_jobs.pickled_functions(pipeline.to_runner_api()).values():
             files.append(directory / f"{len(files)}.pickle")
             files[-1].write_bytes(code)
     return [str(path) for path in files]

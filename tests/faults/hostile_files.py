@@ -20,7 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from beam_jobs.dataset import example_encoder, tfrecord
+from beam_jobs.dataset import record, tfrecord
 from tests.beam_jobs import make_hostile_images as make
 from tests.beam_jobs.hostile_rows import REJECTED, SECTIONS
 from tests.beam_jobs.make_archives import attributes, header_block, member, sparse_member
@@ -243,7 +243,7 @@ def _record(**features: bytes | str) -> bytes:
     said = {
         name.replace("__", "/"): value.encode() if isinstance(value, str) else value for name, value in features.items()
     }
-    return b"".join(tfrecord.frame(example_encoder.example({name: ("bytes", [value]) for name, value in said.items()})))
+    return b"".join(tfrecord.frame(record.encode_example({name: ("bytes", [value]) for name, value in said.items()})))
 
 
 def _records(*payloads: Callable[[], bytes]) -> bytes:

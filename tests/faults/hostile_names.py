@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from beam_jobs.dataset import example_encoder, tfrecord
+from beam_jobs.dataset import record, tfrecord
 from tests.browser.markup import NAMES as MARKUP
 from tests.make_images import jpeg
 
@@ -105,7 +105,7 @@ def _in_records(folder: Path, names: tuple[str, ...]) -> tuple[Path, set[str]]:
             said = {"image/filename": name, "image/class/text": name, "image/source_uri": name, f"extra/{name}": name}
             features = {key: ("bytes", [value.encode()]) for key, value in said.items()}
             features["image/encoded"] = ("bytes", [_image(place)])
-            stream.write(b"".join(tfrecord.frame(example_encoder.example(features))))
+            stream.write(b"".join(tfrecord.frame(record.encode_example(features))))
     return folder, {name.strip() for name in names}
 
 

@@ -27,9 +27,9 @@ import tensorflow as tf
 import tensorflow_model_analysis as tfma
 from tfx.orchestration.local.local_dag_runner import LocalDagRunner
 
-from components.model_pusher.names import PARTIAL_PREFIX
+from components.blessed_model import PARTIAL_PREFIX
 from pipeline import pipeline
-from pipeline.runs import after_run
+from pipeline.runs import root
 from tests.beam_jobs import kill
 from tests.faults.killing import command
 from tests.faults.leaving import seconds_of, tried_again
@@ -37,7 +37,7 @@ from tests.faults.process import session
 from tests.make_images import encode
 from trainer import bench, run_fn
 
-LOADED = (LocalDagRunner, after_run, pipeline, run_fn, tfma)  # what a run would spend half a minute on
+LOADED = (LocalDagRunner, root, pipeline, run_fn, tfma)  # what a run would spend half a minute on
 IMAGES = 64
 SETTINGS = {
     "ingest": {"splits": {"train": 0.75, "eval": 0.25}, "shards": 2, "threads": 2},

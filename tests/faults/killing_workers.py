@@ -83,7 +83,7 @@ class Nursery:
 def _fork_nurseries(requests: socket.socket) -> None:
     """Forks a nursery for each request, until nobody can ask any more."""
     sys.modules.update(dict.fromkeys(pool.NOT_IMPORTED))  # as `pool` has it
-    from beam_jobs.images.sandbox import fork_server
+    from beam_jobs.images.sandbox import worker
 
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
@@ -100,7 +100,7 @@ def _fork_nurseries(requests: socket.socket) -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             sys.argv = ["-c", *map(str, control)]
             try:
-                fork_server.main()
+                worker.main()
             finally:
                 os._exit(0)
         os.write(answer, str(pid).encode())

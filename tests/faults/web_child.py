@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 
-from beam_jobs.sources import http_fetch, public_address
+from beam_jobs.sources import http_client, http_fetch
 from pipeline import cli
 
 _ASKING = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg"})
@@ -56,7 +56,7 @@ def _time(record: int) -> None:
 
 
 def _answer(answers: dict[str, list[list[str]]]) -> None:
-    look_up, is_public = socket.getaddrinfo, public_address.is_public
+    look_up, is_public = socket.getaddrinfo, http_client.is_public
 
     def answered(host, port, *arguments, **options):
         if host not in answers:
@@ -65,7 +65,7 @@ def _answer(answers: dict[str, list[list[str]]]) -> None:
         return [entry for address in found for entry in look_up(address, port, *arguments, **options)]
 
     socket.getaddrinfo = answered
-    public_address.is_public = lambda address: address == "127.0.0.1" or is_public(address)
+    http_client.is_public = lambda address: address == "127.0.0.1" or is_public(address)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,12 @@ from google.protobuf.message import DecodeError
 from tests.fuzz import drive
 
 with drive.instrumented(__name__):
-    from beam_jobs.dataset import manifest, record, tfrecord, verify_record
+    from beam_jobs.dataset import manifest, record, tfrecord, verify
     from beam_jobs.errors import BadImage, CorruptDataset
+    from beam_jobs.images import headers
     from beam_jobs.images.decode import decode_checked
-    from beam_jobs.images.header import read
     from beam_jobs.options import ImageLimits
-    from trainer.input.record_check import content_problem
+    from trainer.input.corrupt_records import content_problem
 
 _LIMITS = ImageLimits(max_pixels=1 << 22, min_side_px=1)
 _MANIFEST = manifest.Manifest(
@@ -40,7 +40,7 @@ def target(data: bytes) -> None:
     assert list(tfrecord.read_records(io.BytesIO(framed), "framed")) == [(0, data)]
     with contextlib.suppress(DecodeError):
         record.decode(data)
-    verify_record.check([data], _MANIFEST, _sizes)
+    verify.check_record([data], _MANIFEST, _sizes)
     content_problem(data, "china/000.jpg", decode=True)
 
 
@@ -51,7 +51,7 @@ def _sizes(files: Sequence[bytes]) -> list[tuple[int, int] | BadImage]:
 
 def _size(data: bytes) -> tuple[int, int] | BadImage:
     try:
-        read.gate(data, _LIMITS)
+        headers.gate(data, _LIMITS)
         height, width = decode_checked(data).shape[:2]
     except BadImage as bad:
         return bad

@@ -22,13 +22,12 @@ from pathlib import Path
 from beam_jobs import ingest
 from beam_jobs.dataset import manifest
 from beam_jobs.options import IngestOptions
-from pipeline.runs.code_version import code_version
+from pipeline.pipeline import code_version
 from tests.beam_jobs import kill
 from tests.make_images import class_folders, crop, encode, jpeg
 from trainer.job import Job, fit
-from trainer.options import InputOptions, TrainerConfig
+from trainer.options import InputOptions, TrainerConfig, TrainOptions
 from trainer.training.checkpoint import Checkpoints
-from trainer.training.options import TrainOptions
 
 PLACE = "/golden"  # what every path in the archives begins with
 SPLITS = ("--splits", "train=0.6,eval=0.4", "--shards", "2", "--max-reject-ratio", "0.1")

@@ -12,8 +12,7 @@ from beam_jobs.common.settings import STRICT, Field, Options, allowed, fields, f
 from beam_jobs.errors import OptionError
 from pipeline.config import build, load
 from pipeline.runners.local import preflight
-from pipeline.settings.catalog import sections
-from pipeline.settings.targets import target_options
+from pipeline.settings.catalog import sections, target_options
 
 OPTIONS = [*sections().values(), *(cls for _, cls in target_options().values())]
 HINTS = {allowed(one.hint, one.annotations): one for cls in OPTIONS for one in fields(cls).values() if not one.section}

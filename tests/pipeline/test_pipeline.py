@@ -7,9 +7,9 @@ import pytest
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
 from components.dataset_gate.limits import GateLimits
-from components.evaluation.options import EvaluateOptions
+from components.evaluation.results import EvaluateOptions
 from pipeline.config import PipelineConfig
-from trainer.training.options import TrainOptions
+from trainer.options import TrainOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

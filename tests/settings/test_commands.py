@@ -24,7 +24,7 @@ import yaml
 from beam_jobs.dataset import manifest
 from beam_jobs.dataset.manifest import Manifest
 from pipeline import cli
-from pipeline.cli.command_reference import every_command
+from pipeline.cli.reference import every_command
 from pipeline.cli.run import option_names
 from tests.components.conftest import always_first_class
 from tests.make_images import class_folders, jpeg

@@ -24,11 +24,9 @@ from tests.settings.table import Row, config_of, grows, missing, row
 from tests.trainer.batches import graph
 from tests.trainer.conftest import keys_of
 from trainer.input.batches import VALID
-from trainer.input.index import RecordIndex
-from trainer.input.order import Order
 from trainer.input.parse import KEY
 from trainer.input.position import Host
-from trainer.input.windowed_reader import plan, read
+from trainer.input.windowed_reader import Order, RecordIndex, plan_windows, read_windows
 from trainer.input_fn import make_dataset
 from trainer.job import Job, fit
 from trainer.options import InputOptions, TrainerConfig
@@ -192,7 +190,9 @@ def remote_reads(fed: Fed) -> Counter[int]:
         record_bytes=100.0,
     )
     order = Order(records=2, lanes=1, window=2, run=1, seed=0, kind="none")
-    return arguments(read(plan(order, 0, 2, Host()), index, fed.options), "ParallelInterleaveDatasetV4", -5)
+    return arguments(
+        read_windows(plan_windows(order, 0, 2, Host()), index, fed.options), "ParallelInterleaveDatasetV4", -5
+    )
 
 
 ROWS = [

@@ -15,8 +15,8 @@ from typing import Any
 import apache_beam as beam
 import pytest
 
-from beam_jobs.runners import flink_jar
-from pipeline.cli.engines import engine_of
+from beam_jobs.runners import flink_job_server
+from pipeline.cli.ingest import engine_of
 from pipeline.runners import airflow
 from pipeline.runners import kubeflow as run_kubeflow
 from tests.beam_jobs.runners.test_dataflow import NEEDED, work
@@ -246,7 +246,7 @@ ROWS = [
 def jars(cache: Path) -> None:
     """Puts job servers where those that were fetched before are."""
     for version in ("1.19", "1.20"):
-        jar = cache / "feedline" / "jars" / os.path.basename(flink_jar.published(version))
+        jar = cache / "feedline" / "jars" / os.path.basename(flink_job_server.published_jar(version))
         jar.parent.mkdir(parents=True, exist_ok=True)
         jar.write_bytes(b"jar")
         jar.with_name(f"{jar.name}.sha512").write_text(hashlib.sha512(b"jar").hexdigest())

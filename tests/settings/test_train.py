@@ -24,8 +24,7 @@ from tests.settings.table import Row, config_of, grows, missing, row, shrinks
 from trainer.job import Job, fit
 from trainer.models import ModelSpec, build_model
 from trainer.options import TrainerConfig
-from trainer.training.checkpoint import Checkpoint, Checkpoints
-from trainer.training.progress import Progress
+from trainer.training.checkpoint import Checkpoint, Checkpoints, Progress
 from trainer.training.strategy import make_strategy
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -14,7 +14,7 @@ import pytest
 
 from beam_jobs import storage
 from beam_jobs.errors import FeedlineError
-from beam_jobs.export import remote
+from beam_jobs.export import staging
 from beam_jobs.export.options import STREAMED
 from pipeline.cli import execute
 
@@ -102,7 +102,7 @@ def test_an_export_takes_no_place_that_holds_files(refused, bucket, dataset):
 
 def test_what_a_killed_export_left_in_a_bucket_is_no_export_and_is_cleared_by_the_next(said, bucket, dataset):
     url = f"{bucket.url}/out"
-    for name in (remote.MARK, "train-000007.tar", ".0123.tmp"):
+    for name in (staging.MARK, "train-000007.tar", ".0123.tmp"):
         storage.write_bytes(f"{url}/{name}", b"half")
     said("export", dataset, "--to", "webdataset", "--out", url)
     assert bucket.names("out") == [
@@ -129,11 +129,11 @@ def test_a_bucket_that_takes_no_more_is_one_line_and_the_same_command_ends(said,
     assert (code, "cannot be written" in line, "run the same command again" in line) == (1, True, True)
     bucket.tap.refuse = lambda _: 0
     left = bucket.names("out")
-    assert remote.MARK in left
-    assert remote.EXPORT_NAME not in left
+    assert staging.MARK in left
+    assert staging.EXPORT_NAME not in left
     said("export", dataset, "--to", "webdataset", "--out", url)
-    assert remote.EXPORT_NAME in bucket.names("out")
-    assert remote.MARK not in bucket.names("out")
+    assert staging.EXPORT_NAME in bucket.names("out")
+    assert staging.MARK not in bucket.names("out")
 
 
 def test_an_export_that_fails_leaves_nothing_in_the_bucket(refused, bucket, dataset):
@@ -148,17 +148,17 @@ def test_an_export_that_fails_leaves_nothing_in_the_bucket(refused, bucket, data
 
 
 def test_of_two_exports_to_one_place_the_later_one_stays(bucket):
-    url = remote.check(f"{bucket.url}/out")
+    url = staging.check_remote(f"{bucket.url}/out")
 
     def both() -> None:
-        with remote.claimed(url), remote.claimed(url) as later:
+        with staging.claimed_remote(url), staging.claimed_remote(url) as later:
             storage.write_bytes(f"{url}/a", b"1")
-            remote.check_ours(url, later)
-            storage.write_bytes(f"{url}/{remote.EXPORT_NAME}", b"{}")
+            staging.check_ours(url, later)
+            storage.write_bytes(f"{url}/{staging.EXPORT_NAME}", b"{}")
 
     with pytest.raises(FeedlineError, match="another export to .* began meanwhile"):
         both()
-    assert bucket.names("out") == ["a", remote.EXPORT_NAME]
+    assert bucket.names("out") == ["a", staging.EXPORT_NAME]
 
 
 # The command itself, stopped in the second of its files until a signal comes.
@@ -189,12 +189,12 @@ def test_an_export_into_a_bucket_that_is_stopped_leaves_nothing_that_looks_whole
         _, err = process.communicate(timeout=120)
     assert process.returncode == code, err
     left = s3_bucket.names("out")
-    assert remote.EXPORT_NAME not in left
+    assert staging.EXPORT_NAME not in left
     if code > 0:
         assert left == []
         assert err.splitlines()[-1] == f"feedline: error: interrupted; nothing was exported, {url} is as it was"
     else:
-        assert {remote.MARK, "train-000000.tar"} <= set(left)
+        assert {staging.MARK, "train-000000.tar"} <= set(left)
     said("export", dataset, "--to", "webdataset", "--out", url)
-    assert remote.EXPORT_NAME in s3_bucket.names("out")
+    assert staging.EXPORT_NAME in s3_bucket.names("out")
     assert not [name for name in s3_bucket.names("out") if name.startswith(".")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.bench.figures import (
+from trainer.bench.bottleneck import (
     AUGMENT,
     BATCH,
     CALL,

@@ -150,9 +150,8 @@ def sky_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def trained(_dataset: Path, transform_output: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """What `run_fn` writes after two epochs at 16 pixels, and what it was told. Read only."""
-    from trainer.options import InputOptions, TrainerConfig
+    from trainer.options import InputOptions, TrainerConfig, TrainOptions
     from trainer.run_fn import run_fn
-    from trainer.training.options import TrainOptions
 
     config = TrainerConfig(input=InputOptions(image_side_px=16, batch_size=4), train=TrainOptions(epochs=2))
     out = tmp_path_factory.mktemp("trained")

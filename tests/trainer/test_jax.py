@@ -19,10 +19,9 @@ from tests.trainer.evaluation.brightness import figures
 from trainer.input_fn import FOREVER, make_dataset
 from trainer.models import ModelSpec, build_model
 from trainer.ops import parse_ops
-from trainer.ops.device import parse_device_ops
+from trainer.ops.device import Augmented, parse_device_ops
 from trainer.options import InputOptions
 from trainer.serving.export import PROBABILITIES, export
-from trainer.training.augment import Augmented
 from trainer.training.transfer import freeze, leaves
 
 pytestmark = pytest.mark.filterwarnings("ignore")

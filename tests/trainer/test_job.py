@@ -11,8 +11,7 @@ from beam_jobs.dataset import manifest
 from beam_jobs.errors import CorruptDataset, DatasetChanged, OptionError
 from trainer.input.checks import scale_warning
 from trainer.job import Job, _explained, epoch_figures, fit
-from trainer.options import InputOptions, TrainerConfig
-from trainer.training.options import TrainOptions
+from trainer.options import InputOptions, TrainerConfig, TrainOptions
 from trainer.training.strategy import make_strategy
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -11,8 +11,7 @@ import pytest
 
 from beam_jobs.common.settings import shown
 from beam_jobs.errors import OptionError
-from trainer.options import InputOptions, TrainerConfig
-from trainer.training.options import TrainOptions
+from trainer.options import InputOptions, TrainerConfig, TrainOptions
 
 
 def test_thread_count_is_the_number_of_cores_unless_given():

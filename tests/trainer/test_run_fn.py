@@ -11,11 +11,10 @@ import tensorflow as tf
 from beam_jobs.dataset import manifest, record
 from beam_jobs.errors import OptionError, SourceError, TrainingDiverged
 from tests.trainer.conftest import analyze, column_spec, fn_args_of, records_of
-from trainer.options import InputOptions, TrainerConfig
+from trainer.options import InputOptions, TrainerConfig, TrainOptions
 from trainer.run_fn import HISTORY_NAME, channel_statistics, dataset_dir, run_fn
-from trainer.serving.spec import ServingSpec
-from trainer.training.options import TrainOptions
-from trainer.training.progress import DIVERGED_NAME
+from trainer.serving.predict import ServingSpec
+from trainer.training.checkpoint import DIVERGED_NAME
 
 
 def history_of(directory) -> dict:

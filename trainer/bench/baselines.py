@@ -1,15 +1,28 @@
-"""What people write without this project: the plainest pipeline, and the one of the tf.data tutorials."""
+"""What the input pipeline is compared with: pipelines of others, and what this machine can do without any.
+
+People write the plainest pipeline, or the one of the tf.data tutorials. Without a pipeline the same bytes are decoded,
+or read, on all cores. `compare` gives the two figures that the summary of a run shows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 
 import tensorflow as tf
 
+from beam_jobs import storage
+from beam_jobs.common.system import cores, free_bytes
 from beam_jobs.dataset import record
-from trainer.bench.chain import Source, first_mixing, open_source, unfused
+from beam_jobs.images.decode import decode_rgb
+from trainer.bench.meter import Counts, Subject, in_turn, of_dataset
+from trainer.bench.stages import Source, first_mixing, open_source, unfused
 from trainer.input.parse import NO_LABEL, base_spec
+from trainer.input_fn import FOREVER, make_dataset
 from trainer.ops import IMAGE, Op, apply_batch_ops, apply_ops
+from trainer.ops.tf_ops import as_written
 from trainer.options import InputOptions
 
 _TUTORIAL_SHUFFLE = 10_000  # records
@@ -85,3 +98,122 @@ def _batched(stream: tf.data.Dataset, source: Source, parallel: int | None) -> t
 
 def _floats(images: tf.Tensor) -> tf.Tensor:
     return tf.image.convert_image_dtype(images, tf.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Images per second of two pipelines over the same work.
+
+    Attributes:
+      feedline: of `make_dataset`.
+      naive: of `naive_dataset`.
+    """
+
+    feedline: float
+    naive: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster `make_dataset` is."""
+        return self.feedline / self.naive
+
+
+@as_written
+def compare(path: str, split: str, options: InputOptions, seconds: float = 0.5) -> Rates:
+    """Measures both pipelines of training, in turn.
+
+    Args:
+      path: directory of a published dataset.
+      split: name of the split.
+      options: how shards become batches.
+      seconds: length of one measurement; each pipeline gets three, after a warm-up of a quarter of it.
+
+    Raises:
+      UsageError: there is no such dataset or split.
+    """
+    ours = make_dataset(path, split, options, training=True, epochs=FOREVER)
+    naive = naive_dataset(path, split, options)
+    costs = in_turn([of_dataset("feedline", ours), of_dataset("naive", naive)], seconds)
+    return Rates(feedline=costs["feedline"].rate, naive=costs["naive"].rate)
+
+
+_TASK_BYTES = 1 << 20  # of encoded images; some 10 ms of decoding, so that starting a task weighs nothing
+_MOST_IMAGES = 256  # a task
+_READ_BYTES = 4 << 20
+
+
+def bare_decode(name: str, encoded: Sequence[bytes], crops: int = 1) -> Subject:
+    """Returns the subject that decodes whole images on all cores, over and over: `tf.io.decode_jpeg`, nothing else.
+
+    Args:
+      name: of the subject.
+      encoded: JPEG or PNG files.
+      crops: images that the pipeline makes of each, so that both count the same.
+    """
+    mean = sum(map(len, encoded)) / len(encoded)
+    size = max(1, min(_MOST_IMAGES, int(_TASK_BYTES / mean), -(-len(encoded) // cores())))
+    tasks = [tf.constant(list(encoded[start : start + size])) for start in range(0, len(encoded), size)]
+
+    def decode(task: tf.Tensor) -> float:
+        return float(crops * _decode_all(task).shape[0])
+
+    return Subject(name=name, start=lambda: _on_all_cores(decode, itertools.cycle(tasks)), warm_images=len(encoded))
+
+
+def bare_read(name: str, files: Sequence[str], record_bytes: float) -> Subject:
+    """Returns the subject that reads shards on all cores, over and over, without looking at them.
+
+    Args:
+      name: of the subject.
+      files: paths of the shards.
+      record_bytes: mean size of a record; it turns bytes into images.
+    """
+    ranges = list(_ranges(files))
+
+    def read(place: tuple[str, int]) -> float:
+        return len(storage.read_range(*place, _READ_BYTES)) / record_bytes
+
+    return Subject(name=name, start=lambda: _on_all_cores(read, itertools.cycle(ranges)))
+
+
+def warm_page_cache(files: Sequence[str], total_bytes: int) -> bool:
+    """Reads all shards once, so that no measurement pays for the disk and the next one does not.
+
+    Args:
+      files: paths of the shards.
+      total_bytes: of all of them.
+
+    Returns:
+      whether they were read; shards elsewhere, or larger than half of the free memory, would not stay.
+    """
+    if any(map(storage.is_remote, files)) or total_bytes > free_bytes() / 2:
+        return False
+    for path, offset in _ranges(files):
+        storage.read_range(path, offset, _READ_BYTES)
+    return True
+
+
+def _ranges(files: Iterable[str]) -> Iterator[tuple[str, int]]:
+    for path in files:
+        for offset in range(0, storage.size(path), _READ_BYTES):
+            yield path, offset
+
+
+@tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
+def _decode_all(encoded: tf.Tensor) -> tf.Tensor:
+    # In a graph, because calling an op from Python takes as long as decoding a small image. One pixel of each is kept:
+    # an image that is not used is not decoded.
+    return tf.map_fn(lambda one: decode_rgb(one)[0, 0, 0], encoded, fn_output_signature=tf.uint8, parallel_iterations=1)
+
+
+def _on_all_cores(work: Callable[..., float], tasks: Iterator) -> Counts:
+    """Yields what each task returns, as they end; one more waits for every core that works."""
+    pool = ThreadPoolExecutor(cores())
+    try:
+        running: set[Future[float]] = {pool.submit(work, task) for task in itertools.islice(tasks, 2 * cores())}
+        while True:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            running |= {pool.submit(work, next(tasks)) for _ in done}
+            yield sum(future.result() for future in done)
+    finally:
+        pool.shutdown(cancel_futures=True)

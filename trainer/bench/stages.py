@@ -1,7 +1,7 @@
 """Every stage of the input pipeline alone, fed from memory, and the pipeline from the shards up to a stage.
 
 Alone, a stage has all threads to itself, and what it needs was made before and lies in a cache; so its rate says how
-fast the pipeline would be if all else cost nothing.
+fast the pipeline would be if all else cost nothing. Ops are taken one by one, spelled, and without what makes them fast.
 """
 
 from __future__ import annotations
@@ -14,16 +14,99 @@ from functools import partial
 import tensorflow as tf
 
 from beam_jobs.dataset import record
-from trainer.bench.chain import Source, names_of, open_source
 from trainer.bench.meter import Subject, of_dataset
 from trainer.input import windowed_reader
-from trainer.input.autograph import as_written
 from trainer.input.parse import DRAW, Features, parse
+from trainer.input.plan import Choices, make_choices
 from trainer.input.position import Host
+from trainer.input.windowed_reader import FOREVER
 from trainer.input_fn import batches, images, tf_options
 from trainer.input_fn import parsed as parsed_records
-from trainer.ops import IMAGE, Op, apply_batch_ops, apply_ops
+from trainer.ops import IMAGE, OPS, Decode, DecodeRandomCrop, MixingOp, Op, apply_batch_ops, apply_ops
 from trainer.ops.chain import DRAWN
+from trainer.ops.tf_ops import as_written
+from trainer.options import InputOptions
+
+_LONGEST = 40  # characters of an op in a table
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+    """What is measured.
+
+    Attributes:
+      path: directory of the dataset.
+      split: name of the split.
+      options: how shards become batches.
+      choices: what `make_dataset` decides for them.
+    """
+
+    path: str
+    split: str
+    options: InputOptions
+    choices: Choices
+
+    @property
+    def files(self) -> list[str]:
+        """Paths of the shards."""
+        return self.choices.dataset.shard_paths(self.choices.path, self.split)
+
+    @property
+    def record_bytes(self) -> float:
+        """Mean size of a record in its shard."""
+        info = self.choices.dataset.split(self.split)
+        return info.bytes / info.records
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether the records hold pixels, so that nothing is decoded."""
+        return self.choices.dataset.options["pixels"]["policy"] == "raw"
+
+
+def open_source(path: str, split: str, options: InputOptions) -> Source:
+    """Looks at a dataset.
+
+    Raises:
+      UsageError: there is no such dataset or split, or the options do not fit.
+      CorruptDataset: the dataset is damaged.
+    """
+    choices = make_choices(path, split, options, training=True, epochs=FOREVER)
+    return Source(path=path, split=split, options=options, choices=choices)
+
+
+def spell(op: Op) -> str:
+    """Returns an op as `parse_ops` reads it, arguments that have their default left out."""
+    found = next(((name, kind) for name, kind in OPS.items() if isinstance(op, kind)), None)
+    if found is None:  # what stands for a decode where nothing is encoded
+        return type(op).__name__
+    words = []
+    for place, field in enumerate(dataclasses.fields(found[1])):
+        value = getattr(op, field.name)
+        if value != field.default:
+            words.append(repr(value) if place == 0 else f"{field.name}={value!r}")
+    return f"{found[0]}({', '.join(words)})" if words else found[0]
+
+
+def names_of(ops: Sequence[Op]) -> list[str]:
+    """Returns how each op of a chain is called in the figures; one that comes twice is numbered."""
+    spelled = [text if len(text) <= _LONGEST else f"{text.partition('(')[0]}(...)" for text in map(spell, ops)]
+    return [
+        f"{name} #{spelled[:place].count(name) + 1}" if spelled.count(name) > 1 else name
+        for place, name in enumerate(spelled)
+    ]
+
+
+def unfused(ops: Sequence[Op]) -> tuple[Op, ...]:
+    """Returns the chain that decodes whole images and crops them afterwards."""
+    if isinstance(ops[0], DecodeRandomCrop):
+        return (Decode(), ops[0].on_pixels(), *ops[1:])
+    return tuple(ops)
+
+
+def first_mixing(ops: Sequence[Op]) -> int:
+    """Returns the place of the first op that takes several images at a time; the length of the chain if none does."""
+    return next((place for place, op in enumerate(ops) if isinstance(op, MixingOp)), len(ops))
+
 
 READ, PARSE, CALL, BATCH, IMAGE_OPS, BATCH_OPS = "read", "parse", "call", "batch", "ops of images", "ops of batches"
 _POOL_BYTES = 64e6  # of records or pixels that a stage is fed from: larger than the caches of the processor
@@ -81,7 +164,7 @@ class Stages:
         choices, count = self.source.choices, len(self.pool.serialized)
         kept = tf.data.Dataset.from_tensor_slices(list(self.pool.serialized)).cache()
         rows = self.parse(kept).cache()
-        read = windowed_reader.read(self._plan(), choices.index, self.source.options)
+        read = windowed_reader.read_windows(self._plan(), choices.index, self.source.options)
         subjects = [
             self._subject(READ, read.map(lambda _, places, draws: (places, draws))),
             self._subject(PARSE, self._counted(self.parse(kept.repeat()).map(lambda row: row[DRAW])), count),
@@ -194,7 +277,7 @@ class Stages:
         return made.map(finish, self.source.options.thread_count, deterministic=True)
 
     def _plan(self) -> tf.data.Dataset:
-        return windowed_reader.plan(self.source.choices.order, 0, windowed_reader.ENDLESS, Host())
+        return windowed_reader.plan_windows(self.source.choices.order, 0, windowed_reader.ENDLESS, Host())
 
     def _some(self, rows: tf.data.Dataset) -> tf.data.Dataset:
         """Returns so many rows that their pixels fit a pool."""

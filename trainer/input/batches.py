@@ -1,8 +1,13 @@
-"""How many batches each host has, known before the first is read; and how the last is padded."""
+"""How many batches each host has, known before the first is read; how the last is padded; and one pass after another.
+
+Keras asks for a dataset once an epoch: `passes_in_turn` gives it the first pass, then the next.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import tensorflow as tf
 
@@ -89,3 +94,38 @@ def _pad_rows(rows: tf.Tensor | tf.RaggedTensor, missing: tf.Tensor, size: int) 
     margins = [[0, missing], *[[0, 0]] * (rows.shape.rank - 1)]
     padded = tf.pad(rows, margins, constant_values="") if rows.dtype == tf.string else tf.pad(rows, margins)
     return tf.ensure_shape(padded, [size, *rows.shape[1:]])
+
+
+def passes_in_turn(make: Callable[[tf.Tensor], tf.data.Dataset], count: int | None) -> tf.data.Dataset:
+    """Returns a dataset whose every iteration is the pass after the last one that was drawn to its end.
+
+    An iterator takes its pass when it is first asked for a batch. A pass that is left before its last batch comes
+    again, and iterators that run side by side give the same one.
+
+    Args:
+      make: number of the pass, int64 scalar, from 0 -> its batches.
+      count: batches of every pass; None where only the end shows how many there are.
+    """
+    # Keras stops after `count` batches and never sees the end, so the last batch counts as the end. The number lives
+    # in the graph, because it has to lie where the dataset runs, and in a table, because no strategy copies that.
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, default_value=0)
+    key = tf.constant(0, tf.int64)
+
+    def one_pass(_: tf.Tensor) -> tf.data.Dataset:
+        number = table.lookup(key)
+
+        def finish() -> bool:
+            table.insert(key, tf.maximum(number + 1, table.lookup(key)))
+            return False
+
+        def deliver(place: tf.Tensor, batch: Any) -> Any:
+            tf.cond(place + 1 == count, finish, lambda: False)
+            return batch
+
+        batches = make(number)
+        if count is None:
+            nothing = tf.data.Dataset.from_tensors(0).filter(lambda _: finish()).flat_map(lambda _: batches)
+            return batches.concatenate(nothing)
+        return batches.enumerate().map(deliver)
+
+    return tf.data.Dataset.from_tensors(0).flat_map(one_pass)

@@ -11,11 +11,9 @@ from beam_jobs.common.strings import WARNING
 from beam_jobs.common.system import free_bytes
 from beam_jobs.dataset import record
 from beam_jobs.errors import OptionError
-from trainer.input.autograph import as_written
-from trainer.input.parse import DRAW, KEY, LABEL
+from trainer.input.parse import DRAW, KEY, LABEL, DecodeSized, raw_ops
 from trainer.input.plan import Choices, evaluation_ops
 from trainer.input.position import Position
-from trainer.input.stored_pixels import DecodeSized, raw_ops
 from trainer.ops import (
     IMAGE,
     CenterCrop,
@@ -34,6 +32,7 @@ from trainer.ops import (
     parse_ops,
     split_position,
 )
+from trainer.ops.tf_ops import as_written
 from trainer.options import InputOptions
 
 _SCALE_SLACK = 1.05  # of rounded sizes

@@ -10,10 +10,10 @@ from typing import Annotated, TypeAlias
 from pydantic import PlainSerializer
 from pydantic.dataclasses import dataclass as options
 
-from beam_jobs.common import validate
+from beam_jobs import errors
 from beam_jobs.common.settings import STRICT, Options
 from beam_jobs.common.strings import parse_call, unknown
-from beam_jobs.dataset.user_columns import check_column
+from beam_jobs.dataset.schemas import check_column
 from beam_jobs.errors import OptionError
 
 CONFIG_KEY = "transform"
@@ -123,5 +123,5 @@ def parse_column(name: str, spec: object) -> ColumnOp:
         wanted = ", ".join(item.name for item in dataclasses.fields(COLUMN_OPS[op_name])) or "no argument"
         raise OptionError(f"{where}: {spec!r} does not fit; {op_name} takes {wanted}") from error
     for argument, value in dataclasses.asdict(op).items():
-        validate.whole(f"{where}: {argument} of {op_name}", value, _LEAST[argument])
+        errors.check_whole(f"{where}: {argument} of {op_name}", value, _LEAST[argument])
     return op

@@ -1,7 +1,8 @@
 """Records that training cannot use: which they are, the error of a failed training, and which may be left out.
 
 A record is looked for where `images.parquet` says it lies, not where the record before it ends. So one damaged length
-hides no other record, and even what cannot be read at all has a key.
+hides no other record, and even what cannot be read at all has a key. Where the checksums are right, the content is
+looked at.
 """
 
 from __future__ import annotations
@@ -17,12 +18,56 @@ from typing import Any
 import numpy as np
 
 from beam_jobs import storage
-from beam_jobs.common.concurrency import map_ordered
-from beam_jobs.common.system import cores
-from beam_jobs.dataset import manifest, schemas, tfrecord
+from beam_jobs.common.system import cores, map_ordered
+from beam_jobs.dataset import manifest, record, schemas, tfrecord
 from beam_jobs.dataset.manifest import Manifest
-from beam_jobs.errors import CorruptDataset, FeedlineError
-from trainer.input.record_check import content_problem
+from beam_jobs.errors import BadImage, CorruptDataset, FeedlineError
+from beam_jobs.images.decode import decode_checked
+
+_NEEDED = (record.FILENAME, record.ENCODED)
+_NEEDED_OF_RAW = (record.HEIGHT, record.WIDTH)
+
+
+def content_problem(payload: bytes, key: str, decode: bool) -> str:
+    """Returns what is wrong, to be read after "the record"; empty for nothing. Nothing in the payload makes it raise.
+
+    Args:
+      payload: of the record.
+      key: of the image that must be in it.
+      decode: whether the image is decoded too.
+    """
+    from google.protobuf.message import DecodeError
+
+    try:
+        values = record.decode(payload)
+    except DecodeError:
+        return "is not a tf.train.Example"
+    if wrong := record.type_problem(values):
+        return f"is not of this format: {wrong}"
+    if missing := _missing(values, _NEEDED):
+        return missing
+    if values[record.FILENAME][0] != key.encode():
+        return f"is that of {values[record.FILENAME][0]!r}"
+    return _image_problem(values) if decode else ""
+
+
+def _image_problem(values: dict[str, list]) -> str:
+    encoded = values[record.ENCODED][0]
+    if values.get(record.FORMAT) == [b"raw"]:
+        if missing := _missing(values, _NEEDED_OF_RAW):
+            return missing
+        wanted = values[record.HEIGHT][0] * values[record.WIDTH][0] * 3
+        return "" if len(encoded) == wanted else f"has {len(encoded)} bytes of pixels instead of {wanted}"
+    try:
+        decode_checked(encoded)
+    except BadImage as bad:
+        return f"cannot be decoded: {bad.detail}"
+    return ""
+
+
+def _missing(values: dict[str, list], names: tuple[str, ...]) -> str:
+    return next((f"has no {name}" for name in names if not values.get(name)), "")
+
 
 _log = logging.getLogger(__name__)
 _READ_BYTES = 4 << 20  # of a shard at a time

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from beam_jobs import storage
-from beam_jobs.common.concurrency import map_ordered
+from beam_jobs.common.system import map_ordered
 from beam_jobs.dataset import manifest
 from beam_jobs.dataset.manifest import IMAGES_NAME, Manifest
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from beam_jobs.common import validate
+from beam_jobs import errors
 from beam_jobs.errors import OptionError
 
 ADAM_SLOTS = 2  # of Adam and AdamW: both moments
@@ -70,8 +70,8 @@ def device_bytes(model: keras.Model, batch_size: int, slots: int = ADAM_SLOTS) -
     Raises:
       OptionError: a number is out of range, or the model is no graph.
     """
-    validate.whole("batch_size", batch_size, 1)
-    validate.whole("slots", slots, 0)
+    errors.check_whole("batch_size", batch_size, 1)
+    errors.check_whole("slots", slots, 0)
     if not getattr(model, "inputs", None):
         raise OptionError(f"the memory of {model.name} cannot be counted, because it is not a graph of layers")
     trained = sum(_bytes(weight.shape, weight.dtype) for weight in model.trainable_weights)

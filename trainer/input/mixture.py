@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import tensorflow as tf
 
-from beam_jobs.common import validate
+from beam_jobs import errors
 from beam_jobs.dataset import record
 from beam_jobs.errors import OptionError
-from trainer.input.autograph import as_written
 from trainer.input.parse import WEIGHT_SPEC
 from trainer.input.plan import Choices, make_choices
 from trainer.input.position import Host
 from trainer.input_fn import FOREVER, Batch, batches, check_room, check_shape, images, tf_options
 from trainer.ops import IMAGE, Normalize, parse_ops
+from trainer.ops.tf_ops import as_written
 from trainer.options import InputOptions
 
 _BLOCK = 4096  # draws made by one op
@@ -105,7 +105,7 @@ def _choices(parts: Mapping[str, float], split: str, options: InputOptions, host
     if not parts:
         raise OptionError("the mixture is empty; name at least one dataset and its weight")
     for path, weight in parts.items():
-        validate.above(f"weight of {path}", weight, 0)
+        errors.check_above(f"weight of {path}", weight, 0)
     if any(isinstance(op, Normalize) and not op.mean_rgb for op in parse_ops(options.train_spec)):
         raise OptionError(
             "normalize of a mixture needs numbers, normalize((r, g, b), (r, g, b)): every part has its own"

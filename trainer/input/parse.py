@@ -1,16 +1,181 @@
-"""Serialised records -> features, a batch at a time."""
+"""Serialised records -> features, a batch at a time: image, label, user columns, boxes and masks.
+
+No stage holds a sparse tensor. `tf.data` serialises one for every element and the step parses it again, which with 17
+columns costs several times the forward pass; ragged tensors are cut and joined where they lie.
+
+A chain of ops begins where the pixels are: at an encoded file, at stored pixels, or at what a cache kept.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from beam_jobs.dataset import record
-from beam_jobs.dataset.manifest import Manifest
-from trainer.input.columns_parse import join_targets
-from trainer.ops import IMAGE
+from beam_jobs import storage
+from beam_jobs.dataset import record, schemas
+from beam_jobs.dataset.manifest import IMAGES_NAME, Manifest
+from beam_jobs.dataset.schemas import check_column
+from beam_jobs.errors import OptionError
+from beam_jobs.types import EXTRA_TYPES
+from trainer.ops import IMAGE, Decode, DecodeRandomCrop, Features, ImageOp, Op
+from trainer.ops.base import Size
+from trainer.options import InputOptions
+
+BOXES = "boxes"
+BOX_LABELS = "box_labels"
+MASK = "mask"
+Features: TypeAlias = dict[str, tf.Tensor]
+
+_DTYPES = {int: tf.int64, float: tf.float32, str: tf.string}
+_SIDES = tuple(f"{record.OBJECT_PREFIX}bbox/{side}" for side in ("ymin", "xmin", "ymax", "xmax"))
+_OBJECT_LABEL = record.OBJECT_PREFIX + "class/label"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """What the cells of one user column hold.
+
+    Attributes:
+      kind: int, float or str.
+      scalar: whether every record has exactly one value; otherwise any number of them, and an empty cell has none.
+    """
+
+    kind: type
+    scalar: bool
+
+
+def columns_spec(dataset: Manifest, path: str, options: InputOptions) -> dict[str, Any]:
+    """Returns what `tf.io.parse_example` has to know of the user columns and targets that the options name.
+
+    A scalar column is a `FixedLenFeature`; every other feature is a `RaggedFeature`. What a column holds is looked up
+    in `images.parquet`, in all records of the dataset, so that all splits and hosts agree.
+
+    Args:
+      dataset: the dataset.
+      path: directory it lies in.
+      options: `columns` and `targets` of them.
+
+    Raises:
+      OptionError: the dataset has no such column, no boxes or no masks, or a column holds different types.
+      CorruptDataset: `images.parquet` cannot be read.
+    """
+    spec: dict[str, Any] = {}
+    known = dataset.options["columns"]["extra"]
+    for name in options.columns:
+        check_column(name, known, "columns")
+    for name, column in (_columns(path, options.columns) if options.columns else {}).items():
+        dtype = _DTYPES[column.kind]
+        spec[record.EXTRA_PREFIX + name] = tf.io.FixedLenFeature([], dtype) if column.scalar else _ragged(dtype)
+    for target in options.targets:
+        _check_target(path, target)
+        if target == BOXES:
+            spec |= {**dict.fromkeys(_SIDES, _ragged(tf.float32)), _OBJECT_LABEL: _ragged(tf.int64)}
+        else:
+            spec[record.MASK] = tf.io.FixedLenFeature([], tf.string)
+    return spec
+
+
+def join_targets(parsed: Mapping[str, Any]) -> Features:
+    """Gives the parsed targets of a batch the names and shapes of the contract; before it is taken apart.
+
+    Returns:
+      the features, with the sides of the boxes joined to `boxes` float32[batch, None, 4], ragged: ymin, xmin, ymax,
+      xmax as shares of the image, 0-1; with `box_labels` int64[batch, None], ragged; with `mask` string[batch], PNG.
+    """
+    features = dict(parsed)
+    if _OBJECT_LABEL in features:
+        sides = [features.pop(name) for name in _SIDES]
+        joined = tf.stack([side.flat_values for side in sides], axis=-1)
+        features[BOXES] = sides[0].with_flat_values(joined)
+        features[BOX_LABELS] = features.pop(_OBJECT_LABEL)
+    if record.MASK in features:
+        features[MASK] = features.pop(record.MASK)
+    return features
+
+
+def decode_mask(features: Mapping[str, Any]) -> Features:
+    """Decodes the mask of one image, if it has one: string scalar -> uint8[height, width, 1], class indices."""
+    if MASK not in features:
+        return dict(features)
+    return {**features, MASK: tf.ensure_shape(tf.io.decode_png(features[MASK], channels=1), [None, None, 1])}
+
+
+def batch_ragged(stream: tf.data.Dataset, size: int, drop_remainder: bool) -> tf.data.Dataset:
+    """Batches images one by one with what lies beside them; features whose length differs become ragged.
+
+    Args:
+      stream: dataset of nested features of one image each.
+      size: images a batch.
+      drop_remainder: whether to leave out the ragged last batch.
+    """
+    specs = tf.nest.flatten(stream.element_spec)
+    if all(spec.shape.is_fully_defined() for spec in specs):
+        return stream.batch(size, drop_remainder=drop_remainder)  # `ragged_batch` adds a stage of its own
+    return stream.ragged_batch(size, drop_remainder=drop_remainder, row_splits_dtype=tf.int64)
+
+
+def deliver_columns(features: Mapping[str, Any], options: InputOptions) -> Features:
+    """Gives the user columns of a finished batch the form that is asked for.
+
+    Returns:
+      the features; with `columns_form` of `dense`, ragged columns are padded with 0, 0.0 or "" to the longest of the
+      batch. Boxes stay ragged: a padded one would lie in the corner of the image.
+    """
+    if options.columns_form == "ragged":
+        return dict(features)
+    names = {record.EXTRA_PREFIX + name for name in options.columns}
+    return {
+        name: value.to_tensor() if name in names and isinstance(value, tf.RaggedTensor) else value
+        for name, value in features.items()
+    }
+
+
+def _ragged(dtype: tf.DType) -> tf.io.RaggedFeature:
+    return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)  # as `ragged_batch` makes them
+
+
+def _columns(path: str, names: tuple[str, ...]) -> dict[str, Column]:
+    kinds: dict[str, set[type]] = {name: set() for name in names}
+    scalar = dict.fromkeys(names, True)
+    for cells in _cells(path, "extra"):
+        for name in names:
+            value = cells.get(name)
+            scalar[name] &= value is not None and not isinstance(value, list)
+            if value is not None:
+                kinds[name].add(_kind(value))
+    return {name: Column(kind=_only(name, kinds[name]), scalar=scalar[name]) for name in names}
+
+
+def _kind(value: Any) -> type:
+    """Returns the type that `beam_jobs.dataset.record` gives a cell."""
+    values = value if isinstance(value, list) else [value]
+    return max((next(kind for kind in EXTRA_TYPES if isinstance(item, kind)) for item in values), key=EXTRA_TYPES.index)
+
+
+def _only(name: str, kinds: set[type]) -> type:
+    if len(kinds) > 1:
+        found = " and ".join(kind.__name__ for kind in sorted(kinds, key=EXTRA_TYPES.index))
+        raise OptionError(
+            f"columns: user column {name!r} holds {found}, as parts that were added later may; ingest all in one go"
+        )
+    return next(iter(kinds), int)  # a column of empty cells alone
+
+
+def _cells(path: str, column: str) -> Iterator[Mapping[str, Any]]:
+    """Yields the different cells of JSON in a column of `images.parquet`, of the records that are in a shard."""
+    table = schemas.read_published(storage.join(path, IMAGES_NAME), [column, "shard"])
+    texts = zip(table[column].to_pylist(), table["shard"].to_pylist(), strict=True)
+    yield from (schemas.cell(text) for text in {text for text, shard in texts if shard >= 0} if text)
+
+
+def _check_target(path: str, target: str) -> None:
+    part, called = {BOXES: ("objects", "boxes"), MASK: ("mask", "masks")}[target]
+    if not any(cells[part] is not None for cells in _cells(path, "annotations")):
+        raise OptionError(f"targets names {target!r}, and the images of {path} have no {called}")
+
 
 KEY = "key"
 DRAW = "draw"
@@ -75,3 +240,62 @@ def _label(parsed: Features, dataset: Manifest) -> tf.Tensor:
         return tf.fill(tf.shape(parsed[KEY]), tf.constant(NO_LABEL, tf.int64))
     one_hot = tf.one_hot(parsed.pop(record.LABEL).to_tensor(default_value=NO_LABEL), len(dataset.labels))
     return tf.ensure_shape(tf.reduce_max(tf.pad(one_hot, [[0, 0], [0, 1], [0, 0]]), 1), [None, len(dataset.labels)])
+
+
+@dataclass(frozen=True)
+class DecodeRaw(ImageOp):
+    """Takes stored pixels as they are: string[...] -> uint8[..., height, width, 3]; one image or a batch."""
+
+    height: int
+    width: int
+
+    def size(self, before: Size) -> Size:
+        """Known."""
+        return self.height, self.width
+
+    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+        """See the class."""
+        stored = features[IMAGE]
+        shape = tf.concat([tf.shape(stored), [self.height, self.width, 3]], 0)
+        pixels = tf.reshape(tf.io.decode_raw(stored, tf.uint8), shape)
+        return {**features, IMAGE: tf.ensure_shape(pixels, [*stored.shape, self.height, self.width, 3])}
+
+
+@dataclass(frozen=True)
+class DecodeSized(Decode):
+    """Decodes images that all have one size: string scalar -> uint8[height, width, 3]."""
+
+    height: int
+    width: int
+
+    def size(self, before: Size) -> Size:
+        """Known, so that the ops behind it may run on batches."""
+        return self.height, self.width
+
+    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+        """See the class."""
+        decoded = super().__call__(features, numbers)
+        return {**decoded, IMAGE: tf.ensure_shape(decoded[IMAGE], [self.height, self.width, 3])}
+
+
+def stored_ops(ops: Sequence[Op], dataset: Manifest, size: tuple[int, int] | None = None) -> tuple[Op, ...]:
+    """Returns the ops that begin at what the records of a dataset hold; each keeps its place, and so its draws.
+
+    Those of the policy `raw` need no decode, so a fused decode and crop becomes the crop alone.
+
+    Args:
+      ops: a chain that begins with a decode.
+      dataset: the dataset.
+      size: height and width of all its images, where that is one.
+    """
+    pixels = dataset.options["pixels"]
+    if pixels["policy"] == "raw":
+        return raw_ops(ops, pixels["side_px"])
+    if size and isinstance(ops[0], Decode):
+        return (DecodeSized(*size), *ops[1:])
+    return tuple(ops)
+
+
+def raw_ops(ops: Sequence[Op], side: int) -> tuple[Op, ...]:
+    """Returns the ops that begin at stored pixels, side x side of them."""
+    return (DecodeRaw(side, side), *([ops[0].on_pixels()] if isinstance(ops[0], DecodeRandomCrop) else []), *ops[1:])

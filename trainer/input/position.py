@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from beam_jobs.common import validate
+from beam_jobs import errors
 from beam_jobs.errors import OptionError
 
 
@@ -31,8 +31,8 @@ class Position:
     records: int = 0
 
     def __post_init__(self) -> None:
-        validate.whole("epoch", self.epoch, 0)
-        validate.whole("records", self.records, 0)
+        errors.check_whole("epoch", self.epoch, 0)
+        errors.check_whole("records", self.records, 0)
 
     @classmethod
     def after(cls, records: int, epoch_records: int) -> Position:
@@ -77,7 +77,7 @@ class Host:
     count: int = 1
 
     def __post_init__(self) -> None:
-        validate.whole("host count", self.count, 1)
-        validate.whole("host index", self.index, 0)
+        errors.check_whole("host count", self.count, 1)
+        errors.check_whole("host index", self.index, 0)
         if self.index >= self.count:
             raise OptionError(f"host index is {self.index}; of {self.count} hosts it must be below {self.count}")

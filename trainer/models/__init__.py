@@ -13,10 +13,16 @@ import keras
 
 from beam_jobs.common.strings import unknown
 from beam_jobs.errors import OptionError
-from trainer.models.applications import IMAGENET, application, names
-from trainer.models.builtin import cifar_resnet, resnet20, small_cnn
+from trainer.models.builtin import (
+    IMAGENET,
+    ModelSpec,
+    application,
+    application_names,
+    cifar_resnet,
+    resnet20,
+    small_cnn,
+)
 from trainer.models.custom import check_export, find_builder, own_model, source_digest
-from trainer.models.spec import ModelSpec
 from trainer.training.transfer import load_weights, weights_digest
 
 __all__ = ["MODELS", "ModelSpec", "build_model", "check_export", "check_model", "content_digest"]
@@ -30,10 +36,12 @@ MODELS: dict[str, Callable[[ModelSpec], keras.Model]] = {
 
 def check_model(name: str) -> None:
     """Raises `OptionError` unless there is a model of that name."""
-    if name in MODELS or name.lower() in names():
+    if name in MODELS or name.lower() in application_names():
         return
     if "." not in name:
-        raise OptionError(unknown("model", name, [*MODELS, *names().values(), "or my_package.models.build"]))
+        raise OptionError(
+            unknown("model", name, [*MODELS, *application_names().values(), "or my_package.models.build"])
+        )
     find_builder(name)
 
 
@@ -51,7 +59,7 @@ def content_digest(name: str, weights: str) -> str:
     Raises:
       OptionError: the file of weights cannot be read.
     """
-    known = name in MODELS or name.lower() in names() or "." not in name
+    known = name in MODELS or name.lower() in application_names() or "." not in name
     code = "" if known else source_digest(name)
     return f"{code} {'' if weights in ('', IMAGENET) else weights_digest(weights)}"
 
@@ -77,7 +85,7 @@ def build_model(name: str, spec: ModelSpec) -> keras.Model:
       OptionError: there is no model of that name, it does not fit the spec, or its weights cannot be had.
     """
     check_model(name)
-    known = "" if name in MODELS else names().get(name.lower(), "")
+    known = "" if name in MODELS else application_names().get(name.lower(), "")
     if spec.weights == IMAGENET and not known:
         raise OptionError(f"weights is imagenet, which only the models of keras.applications have; {name} is none")
     if known:

@@ -17,7 +17,7 @@ import numpy as np
 from tensorflow.core.protobuf import saved_model_pb2
 
 from beam_jobs.errors import FeedlineError, OptionError
-from trainer.models.spec import ModelSpec
+from trainer.models.builtin import ModelSpec
 
 _FEEDLINE = frozenset({"beam_jobs", "trainer", "components", "pipeline"})  # `code` of the cache key covers these
 _INSTALLED = frozenset({"site-packages", "dist-packages"})

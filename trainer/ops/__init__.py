@@ -8,14 +8,21 @@ Every op is described in `docs/ops.md`.
 
 from __future__ import annotations
 
-from trainer.ops.batch import split_position
-from trainer.ops.chain import OPS, apply_batch_ops, apply_ops, draw_numbers, mix_batch_labels, outputs, parse_ops
-from trainer.ops.colour import ColorJitter, Cutout, Normalize, bind_statistics
+from trainer.ops.base import BOX_LABELS, BOXES, IMAGE, MASK, BatchOp, Features, ImageOp, MixingOp, Op
+from trainer.ops.chain import (
+    OPS,
+    apply_batch_ops,
+    apply_ops,
+    draw_numbers,
+    mix_batch_labels,
+    outputs,
+    parse_ops,
+    split_position,
+)
+from trainer.ops.colour import ColorJitter, Cutmix, Cutout, Mixup, Normalize, bind_statistics, mix_weighted
 from trainer.ops.geometry import CenterCrop, Flip, FlipVertical, MultiCrop, PadReflect, RandomCrop, Rotate
-from trainer.ops.mixing import Cutmix, Mixup, mix_weighted
 from trainer.ops.rand_augment import RandAugment
 from trainer.ops.resize import Decode, DecodeRandomCrop, RandomCropResize, Resize, ResizeShort
-from trainer.ops.types import BOX_LABELS, BOXES, IMAGE, MASK, BatchOp, Features, ImageOp, MixingOp, Op
 
 __all__ = [
     "BOXES",

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from beam_jobs.errors import OptionError
-from trainer.ops import boxes, kernels, tf_ops
+from trainer.ops import base, tf_ops
+from trainer.ops.base import IMAGE, MASK, TARGETS, BatchOp, Features, ImageOp, IndexOp, Size
 from trainer.ops.resize import KEEP, pick_corner
-from trainer.ops.types import IMAGE, MASK, TARGETS, BatchOp, Features, ImageOp, IndexOp, Size
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class PadReflect(IndexOp):
         """See the class."""
         image = features[IMAGE]
         sides = tf.shape(image)[:2]
-        moved = boxes.cut(features, tf.fill([2], -self.margin), sides + 2 * self.margin, sides, keep=0.0)
+        moved = base.cut_boxes(features, tf.fill([2], -self.margin), sides + 2 * self.margin, sides, keep=0.0)
         for name in _pictures(features):
             moved[name] = _pad(features[name], self.margin)
         return moved
@@ -63,7 +63,7 @@ class PadReflect(IndexOp):
 
     def _wider(self, xp: Any, index: Any) -> Any:
         size = index.shape[1]
-        place = kernels.reflect(xp, xp.arange(-self.margin, size + self.margin, dtype="int32"), size)
+        place = base.reflect(xp, xp.arange(-self.margin, size + self.margin, dtype="int32"), size)
         return xp.take(index, place, axis=1)
 
 
@@ -91,7 +91,7 @@ class RandomCrop(IndexOp):
 
     def _part(self, xp: Any, index: Any, numbers: Any) -> Any:
         batch, size = xp.shape(index)
-        first = kernels.pick(xp, numbers, size - self.side + 1)
+        first = base.pick(xp, numbers, size - self.side + 1)
         place = first + xp.arange(self.side, dtype="int32") + xp.arange(batch, dtype="int32")[:, None] * size
         return xp.take(xp.reshape(index, (-1,)), place, axis=0)
 
@@ -110,7 +110,7 @@ class Flip(IndexOp):
         mirrored = numbers[0] < self.probability
 
         def mirror() -> list[tf.Tensor]:
-            turned = boxes.mirror(features, self.axis)
+            turned = base.mirror_boxes(features, self.axis)
             return [tf.reverse(turned[name], [self.axis]) if name in _PICTURES else turned[name] for name in names]
 
         names = moving(features)
@@ -152,15 +152,15 @@ class Rotate(BatchOp):
 
     def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
-        maps = kernels.rotation(tf_ops, self._radians(numbers))
+        maps = base.rotation(tf_ops, self._radians(numbers))
         return warped(features, maps, self.fill, self.keep)
 
     def batch(self, xp: Any, images: Any, numbers: Any) -> Any:
         """See `BatchOp`."""
         _, height, width, _ = xp.shape(images)
-        maps = kernels.rotation(xp, self._radians(numbers[:, 0]))
-        pixel_maps = kernels.about_centre(xp, maps, height, width)
-        return kernels.warp(xp, xp.cast(images, "float32"), pixel_maps, self.fill)
+        maps = base.rotation(xp, self._radians(numbers[:, 0]))
+        pixel_maps = base.about_centre(xp, maps, height, width)
+        return base.warp(xp, xp.cast(images, "float32"), pixel_maps, self.fill)
 
     def _radians(self, numbers: Any) -> Any:
         return (numbers * 2.0 - 1.0) * math.radians(self.max_degrees)
@@ -225,8 +225,8 @@ def warped(features: Features, maps: tf.Tensor, fill: int, keep: float) -> dict[
       keep: share of a box that must be left.
     """
     sides = tf.shape(features[IMAGE])[:2]
-    in_pixels = kernels.about_centre(tf_ops, maps, sides[0], sides[1])
-    moved = boxes.warp(features, maps[0], sides, keep)
+    in_pixels = base.about_centre(tf_ops, maps, sides[0], sides[1])
+    moved = base.warp_boxes(features, maps[0], sides, keep)
     moved[IMAGE] = _sample(features[IMAGE], in_pixels, "BILINEAR", fill)
     if MASK in features:
         moved[MASK] = _sample(features[MASK], in_pixels, "NEAREST", 0)
@@ -266,7 +266,7 @@ def _pictures(features: Features) -> list[str]:
 
 
 def _cut(features: Features, corner: tf.Tensor, side: int, keep: float) -> dict[str, tf.Tensor]:
-    moved = boxes.cut(features, corner, tf.fill([2], side), tf.shape(features[IMAGE])[:2], keep)
+    moved = base.cut_boxes(features, corner, tf.fill([2], side), tf.shape(features[IMAGE])[:2], keep)
     for name in _pictures(features):
         channels = features[name].shape[-1]
         window = tf.slice(features[name], tf.concat([corner, [0]], 0), [side, side, channels])

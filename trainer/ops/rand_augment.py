@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.ops import kernels, tf_ops
+from trainer.ops import base, tf_ops
+from trainer.ops.base import IMAGE, BatchOp, Features
 from trainer.ops.geometry import moving, warped
 from trainer.ops.resize import KEEP
-from trainer.ops.types import IMAGE, BatchOp, Features
 
 STEPS = 30  # of magnitude
 KINDS = (
@@ -58,12 +58,12 @@ class RandAugment(BatchOp):
 
     def batch(self, xp: Any, images: Any, numbers: Any) -> Any:
         """See `BatchOp`; the result is whole numbers."""
-        images = kernels.whole(xp, xp.cast(images, "float32"))
+        images = base.whole(xp, xp.cast(images, "float32"))
         _, height, width, _ = xp.shape(images)
         for number in range(self.count):
             row = _row(xp, numbers[:, 2 * number : 2 * number + 2])
-            maps = kernels.about_centre(xp, self._take(xp, "maps", row), height, width)
-            images = kernels.whole(xp, kernels.warp(xp, images, maps, self.fill))
+            maps = base.about_centre(xp, self._take(xp, "maps", row), height, width)
+            images = base.whole(xp, base.warp(xp, images, maps, self.fill))
             images = _look_up(xp, images, self._drawn_values(xp, images, row))
             images = _coloured(xp, images, self._take(xp, "colour", row))
             images = _sharpened(xp, images, self._take(xp, "sharpness", row))
@@ -101,10 +101,10 @@ class RandAugment(BatchOp):
         return xp.where(kind == _EQUALIZE, _equalized(xp, images), values)
 
     def _values(self, xp: Any, images: Any, row: Any) -> Any:
-        pull = self._take(xp, "to_mean", row) * xp.mean(kernels.grey_of(images), axis=(1, 2, 3))
+        pull = self._take(xp, "to_mean", row) * xp.mean(base.grey_of(images), axis=(1, 2, 3))
         values = self._take(xp, "values", row) + pull[:, None]
         shape = (xp.shape(images)[0], 256, 3)
-        return xp.broadcast_to(kernels.whole(xp, values)[:, :, None], shape)
+        return xp.broadcast_to(base.whole(xp, values)[:, :, None], shape)
 
     def _take(self, xp: Any, name: str, row: Any) -> Any:
         return xp.take(xp.convert_to_tensor(_tables(self.magnitude)[name], dtype="float32"), row, axis=0)
@@ -112,7 +112,7 @@ class RandAugment(BatchOp):
 
 def _row(xp: Any, numbers: Any) -> Any:
     """Returns int32[batch], rows of the tables: twice the kind, and one more where the sign is minus."""
-    kind = kernels.pick(xp, numbers[:, 0], len(KINDS))
+    kind = base.pick(xp, numbers[:, 0], len(KINDS))
     return kind * 2 + xp.cast(numbers[:, 1] < 0.5, "int32")
 
 
@@ -167,7 +167,7 @@ def _stretched(xp: Any, images: Any) -> Any:
     low, high = xp.min(images, axis=(1, 2))[:, None], xp.max(images, axis=(1, 2))[:, None]
     value = xp.cast(xp.arange(256, dtype="int32"), "float32")[None, :, None]
     spread = (value - low) * (255.0 / xp.maximum(high - low, 1.0))
-    return kernels.whole(xp, xp.where(high > low, spread, value))
+    return base.whole(xp, xp.where(high > low, spread, value))
 
 
 def _equalized(xp: Any, images: Any) -> Any:
@@ -187,7 +187,7 @@ def _equalized(xp: Any, images: Any) -> Any:
 
 def _coloured(xp: Any, images: Any, factors: Any) -> Any:
     factors = factors[:, None, None, None]
-    return kernels.whole(xp, images * factors + kernels.grey_of(images) * (1.0 - factors))
+    return base.whole(xp, images * factors + base.grey_of(images) * (1.0 - factors))
 
 
 def _sharpened(xp: Any, images: Any, factors: Any) -> Any:
@@ -197,4 +197,4 @@ def _sharpened(xp: Any, images: Any, factors: Any) -> Any:
     near = [images[:, y : height - 2 + y, x : width - 2 + x] for y in range(3) for x in range(3)]
     blurred = (functools.reduce(lambda one, other: one + other, near) + 4.0 * inner) / 13.0
     difference = (inner - blurred) * (factors[:, None, None, None] - 1.0)
-    return kernels.whole(xp, images + xp.pad(difference, ((0, 0), (1, 1), (1, 1), (0, 0))))
+    return base.whole(xp, images + xp.pad(difference, ((0, 0), (1, 1), (1, 1), (0, 0))))

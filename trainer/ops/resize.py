@@ -10,9 +10,8 @@ import tensorflow as tf
 
 from beam_jobs.dataset import record
 from beam_jobs.images.decode import decode_rgb
-from trainer.ops import boxes, tf_ops
-from trainer.ops.kernels import pick
-from trainer.ops.types import IMAGE, MASK, Features, ImageOp, Size
+from trainer.ops import base, tf_ops
+from trainer.ops.base import IMAGE, MASK, Features, ImageOp, Size, pick
 
 BILINEAR, AREA = "bilinear", "area"
 METHODS = (BILINEAR, AREA)
@@ -181,7 +180,7 @@ def _finish(
     window: tuple[tf.Tensor, tf.Tensor, tf.Tensor],
 ) -> dict[str, tf.Tensor]:
     begin, size, sides = window
-    cut = {**boxes.cut(features, begin, size, sides, op.keep), IMAGE: image}
+    cut = {**base.cut_boxes(features, begin, size, sides, op.keep), IMAGE: image}
     if MASK in features:
         cut[MASK] = _slice(features[MASK], begin, size)
     return _resized(cut, op.side, op.side, op.method)

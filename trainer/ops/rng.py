@@ -1,16 +1,88 @@
 """Random numbers as a pure function of a draw: no state, no order, the same eager, in tf.data and compiled.
 
-A draw is int32[2], what every random choice about one image in one epoch derives from. `device_chance` gives the same
-numbers, to the bit, on whatever backend Keras runs.
+A draw is int32[2], what every random choice about one image in one epoch derives from. The numbers are counter-based,
+defined once over any array library `xp`: `keras.ops`, or `trainer.ops.tf_ops`, which has its names. So the numbers of
+`trainer.ops.device` are the same, to the bit, on whatever backend Keras runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from trainer.ops import bits, tf_ops
+from trainer.ops import tf_ops
+
+# A counter holds the salt above and the place of the number below.
+_PLACES = 1 << 16
+_SPLIT_SALT = _PLACES - 1
+# 2^32 over the golden ratio, which scatters neighbouring counters (Knuth, The Art of Computer Programming 3, 6.4).
+_SCATTER = 0x9E3779B9
+# (shift, multiplier) of the 32-bit finaliser of MurmurHash3 by Austin Appleby (`fmix32` in MurmurHash3.cpp, public
+# domain), in which every bit of the input changes every bit of the output with a probability near a half.
+_ROUNDS = ((16, 0x85EBCA6B), (13, 0xC2B2AE35))
+_LAST_SHIFT = 16
+
+
+def uniform_with(xp: Any, draw: Any, plan: Sequence[tuple[int, int]]) -> Any:
+    """Returns numbers for several salts at once, which costs hardly more than for one.
+
+    Args:
+      xp: the array library.
+      draw: int32[..., 2].
+      plan: pairs of salt, 0 to 65534, and how many numbers it wants, at most 65536.
+
+    Returns:
+      float32[..., total] in [0, 1), multiples of 2^-24, in the order of the plan.
+    """
+    counters = np.concatenate([_counters(salt, count) for salt, count in plan])
+    words = _words(xp, draw, counters)
+    # 24 bits are what a float32 holds exactly, so no rounding can differ between machines, nor reach 1.
+    return xp.cast(xp.right_shift(words, _constant(xp, np.uint32(8))), "float32") * 2.0**-24
+
+
+def split_with(xp: Any, draw: Any, count: int) -> Any:
+    """Returns int32[..., count, 2], draws that are independent of each other and of the numbers of `draw`."""
+    words = _words(xp, draw, _counters(_SPLIT_SALT, 2 * count))
+    # Without the highest bit, for which an int32 has no room.
+    halves = xp.cast(xp.right_shift(words, _constant(xp, np.uint32(1))), "int32")
+    return xp.reshape(halves, (*xp.shape(draw)[:-1], count, 2))
+
+
+def _counters(salt: int, count: int) -> np.ndarray:
+    return np.arange(count, dtype=np.uint32) + np.uint32(salt * _PLACES)
+
+
+def _words(xp: Any, draw: Any, counters: np.ndarray) -> Any:
+    """Returns uint32[..., n]: a hash of both halves of the draw with each counter."""
+    # What depends on the counters alone is hashed here, once, when the graph is built.
+    first = _mix_array(counters * np.uint32(_SCATTER))
+    second = _mix_array(first + np.uint32(_SCATTER))
+    halves = xp.cast(draw, "uint32")
+    inner = _mix(xp, xp.bitwise_xor(halves[..., 0:1], _constant(xp, first)))
+    return _mix(xp, inner + xp.bitwise_xor(halves[..., 1:2], _constant(xp, second)))
+
+
+def _mix(xp: Any, words: Any) -> Any:
+    for shift, factor in _ROUNDS:
+        words = _shift(xp, words, shift) * _constant(xp, np.uint32(factor))
+    return _shift(xp, words, _LAST_SHIFT)
+
+
+def _shift(xp: Any, words: Any, bits: int) -> Any:
+    return xp.bitwise_xor(words, xp.right_shift(words, _constant(xp, np.uint32(bits))))
+
+
+def _mix_array(words: np.ndarray) -> np.ndarray:
+    for shift, factor in _ROUNDS:
+        words = (words ^ (words >> np.uint32(shift))) * np.uint32(factor)
+    return words ^ (words >> np.uint32(_LAST_SHIFT))
+
+
+def _constant(xp: Any, value: np.ndarray | np.uint32) -> Any:
+    return xp.convert_to_tensor(value, dtype="uint32")
 
 
 def uniform(draw: tf.Tensor, salt: int, count: int) -> tf.Tensor:
@@ -24,7 +96,7 @@ def uniform(draw: tf.Tensor, salt: int, count: int) -> tf.Tensor:
     Returns:
       float32[..., count].
     """
-    return bits.uniform(tf_ops, draw, [(salt, count)])
+    return uniform_with(tf_ops, draw, [(salt, count)])
 
 
 def of_chain(draw: tf.Tensor, counts: Sequence[int], first_salt: int) -> list[tf.Tensor]:
@@ -34,11 +106,11 @@ def of_chain(draw: tf.Tensor, counts: Sequence[int], first_salt: int) -> list[tf
     """
     if not any(counts):
         return [tf.zeros([0])] * len(counts)
-    drawn = bits.uniform(tf_ops, draw, [(first_salt + i, count) for i, count in enumerate(counts)])
+    drawn = uniform_with(tf_ops, draw, [(first_salt + i, count) for i, count in enumerate(counts)])
     ends = [sum(counts[: i + 1]) for i in range(len(counts))]
     return [drawn[..., end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 def split(draw: tf.Tensor, count: int) -> tf.Tensor:
     """Returns int32[..., count, 2], the draws of several images made of one."""
-    return bits.split(tf_ops, draw, count)
+    return split_with(tf_ops, draw, count)

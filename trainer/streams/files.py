@@ -1,4 +1,8 @@
-"""Batches from TFRecord files that Feedline need not have written: plain, gzip or zlib, of any layout."""
+"""Batches from TFRecord files that Feedline need not have written: plain, gzip or zlib, of any layout.
+
+A `RecordLayout` says which features of their records hold what, and how they become image, label and key. A compressed
+file is checked to be whole.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +14,185 @@ from typing import Any
 
 import tensorflow as tf
 
-from beam_jobs.common import validate
-from beam_jobs.common.concurrency import map_ordered
-from beam_jobs.dataset import record
-from beam_jobs.errors import CorruptDataset, FeedlineError, SourceError
+from beam_jobs import errors, storage
+from beam_jobs.common.strings import unknown
+from beam_jobs.common.system import map_ordered
+from beam_jobs.dataset import record, tfrecord
+from beam_jobs.errors import CorruptDataset, FeedlineError, OptionError, SourceError
 from beam_jobs.inspect import summarise_file
-from trainer.input.autograph import as_written
-from trainer.input.parse import DRAW, KEY, LABEL, Features, draw_of
+from beam_jobs.storage import decompress
+from trainer.input.parse import DRAW, KEY, LABEL, NO_LABEL, Features, draw_of
 from trainer.input.position import Position
 from trainer.input.windowed_reader import FOREVER
 from trainer.ops import IMAGE
+from trainer.ops.tf_ops import as_written
 from trainer.options import InputOptions
 from trainer.streams.batches import batches, check_stream_options
-from trainer.streams.layout import TFDS, RecordLayout, labels_of
-from trainer.streams.packing import COMPRESSIONS, NONE, fault_of, packing_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordLayout:
+    """Which features of a `tf.train.Example` hold what.
+
+    Examples:
+      >>> from trainer import RecordLayout
+      >>> RecordLayout(image="jpeg", text="species", classes=("crow", "rook"), key="id").labelled
+      'species'
+
+    Attributes:
+      image: the JPEG or PNG file.
+      label: the class index, from 0; empty for none.
+      text: the class name, looked up in `classes`, in place of `label`; empty to use `label`.
+      key: identity of the image, text or a whole number; empty to make it of file and place, `FILE:INDEX`.
+      classes: class names in order of their index; needed for `text` and `multi`.
+      multi: whether an image may have any number of labels.
+
+    Raises:
+      OptionError: the attributes do not fit each other.
+    """
+
+    image: str = record.ENCODED
+    label: str = record.LABEL
+    text: str = ""
+    key: str = record.FILENAME
+    classes: tuple[str, ...] = ()
+    multi: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.image:
+            raise OptionError("the image of a layout is empty; name the feature that holds the file")
+        if (self.text or self.multi) and not self.classes:
+            raise OptionError("a layout with text or multi needs classes, the class names in order of their index")
+
+    @property
+    def labelled(self) -> str:
+        """The feature that labels come from; empty for none."""
+        return self.text or self.label
+
+    def spec(self, first: Mapping[str, list], name: str) -> dict[str, Any]:
+        """Returns what `tf.io.parse_example` has to know.
+
+        Args:
+          first: feature -> values of the first record.
+          name: of its file, for messages.
+
+        Raises:
+          OptionError: the record has no such feature, or one of another type.
+        """
+        found = {self.image: tf.io.FixedLenFeature([], _checked(first, self.image, (bytes,), name))}
+        if self.labelled:
+            kind = _checked(first, self.labelled, (bytes,) if self.text else (int,), name)
+            found[self.labelled] = tf.io.RaggedFeature(kind) if self.multi else tf.io.FixedLenFeature([], kind)
+        if self.key:
+            found[self.key] = tf.io.FixedLenFeature([], _checked(first, self.key, (bytes, int), name))
+        return found
+
+
+TFDS = RecordLayout(image="image", label="label", key="")
+"""The layout of what TensorFlow Datasets prepares for classification: `image` and `label`, and no key.
+
+Examples:
+  >>> from trainer import TFDS, InputOptions, make_file_stream
+  >>> options = InputOptions(image_side_px=28, batch_size=16)
+  >>> train = make_file_stream("mnist/mnist-train.tfrecord-*", options, training=True, layout=TFDS)
+  >>> for features, label in train.take(1):
+  ...     print(features["image"].shape, label.dtype)
+  (16, 28, 28, 3) <dtype: 'int64'>
+"""
+
+
+def labels_of(parsed: Mapping[str, Any], layout: RecordLayout, count: tf.Tensor) -> tf.Tensor:
+    """Returns the labels of a batch: int64[count], or float32[count, classes] of several each.
+
+    Raises:
+      tf.errors.InvalidArgumentError: a class name is not among `classes`.
+    """
+    if not layout.labelled:
+        return tf.fill([count], tf.constant(NO_LABEL, tf.int64))
+    values = parsed[layout.labelled]
+    if layout.text:
+        values = tf.ragged.map_flat_values(_index_of, values, layout.classes)
+    if not layout.multi:
+        return values
+    classes = len(layout.classes)
+    hot = tf.one_hot(values.to_tensor(default_value=NO_LABEL), classes)
+    none = tf.zeros([count, 1, classes])  # of an image without labels there is nothing to take the greatest of
+    return tf.ensure_shape(tf.reduce_max(tf.concat([hot, none], 1), 1), [None, classes])
+
+
+def _index_of(names: tf.Tensor, classes: tuple[str, ...]) -> tf.Tensor:
+    equal = tf.equal(names[:, None], tf.constant(classes)[None])
+    known = tf.reduce_all(tf.reduce_any(equal, 1))
+    with tf.control_dependencies([tf.debugging.Assert(known, ["a record has a class that is not in classes", names])]):
+        return tf.argmax(equal, 1)
+
+
+def _checked(first: Mapping[str, list], feature: str, kinds: tuple[type, ...], name: str) -> tf.DType:
+    if feature not in first:
+        raise OptionError(f"{name}: {unknown('feature', feature, sorted(first))}")
+    kind = type(first[feature][0]) if first[feature] else kinds[0]
+    if kind not in kinds:
+        wanted = " or ".join(_NAMES[one] for one in kinds)
+        raise OptionError(f"{name}: the feature {feature!r} holds {_NAMES[kind]}; the layout wants {wanted} there")
+    return {bytes: tf.string, int: tf.int64}[kind]
+
+
+_NAMES = {bytes: "bytes", int: "whole numbers", float: "fractions"}
+
+
+NONE, GZIP, ZLIB = "none", "gzip", "zlib"
+COMPRESSIONS = ("auto", NONE, GZIP, ZLIB)
+_BLOCK_BYTES = 1 << 20
+_sound: set[tuple[str, tuple[int, int]]] = set()  # path and stamp of what was unpacked to its end
+
+
+def packing_of(path: str, compression: str) -> str:
+    """Returns how a file is compressed, from its first bytes.
+
+    Args:
+      path: of the file.
+      compression: as it was given, one of `COMPRESSIONS`.
+
+    Raises:
+      SourceError: it cannot be read, or is compressed in another way.
+    """
+    try:
+        head = storage.read_range(path, 0, tfrecord.HEADER)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
+    packing = decompress.packing_of(head)
+    # The length of a record comes first, 8 bytes; zlib, which has no magic bytes, does not hold four zeros there.
+    if not packing:
+        packing = ZLIB if decompress.is_zlib(head) and head[4:8] != bytes(4) else NONE
+    if packing not in COMPRESSIONS:
+        raise SourceError(f"{path} is compressed with {packing}; TFRecord files are read plain, of gzip or of zlib")
+    if compression not in ("auto", packing) and head:
+        raise SourceError(f"{path} is not what compression={compression!r} says: it begins like {packing}; use auto")
+    return packing
+
+
+def fault_of(path: str, packing: str) -> str:
+    """Unpacks a file to its end, once while it stays the same; returns what is wrong with it, or nothing.
+
+    TensorFlow takes a file that is torn between two records for a whole one, and names none in its errors.
+    """
+    try:
+        stamp = path, decompress.stamp(path)
+        if stamp not in _sound and packing != NONE:
+            _unpack(path, packing)
+            _sound.add(stamp)
+    except (*decompress.DAMAGED, OSError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return f"{path} cannot be unpacked: {reason}; copy it again"
+    return ""
+
+
+def _unpack(path: str, packing: str) -> None:
+    with storage.open_read(path) as stream:
+        plain = decompress.unpacked(stream, packing)
+        while plain.read(_BLOCK_BYTES):
+            pass
+
 
 __all__ = ["FOREVER", "TFDS", "RecordLayout", "explain_files", "find_files", "make_file_stream"]
 
@@ -38,7 +207,7 @@ def make_file_stream(
     files: str | Sequence[str],
     options: InputOptions,
     training: bool,
-    layout: RecordLayout = RecordLayout(),  # noqa: B008 - frozen
+    layout: RecordLayout = RecordLayout(),
     compression: str = "auto",
     epochs: int = 1,
     start: Position = Position(),  # noqa: B008 - frozen
@@ -76,7 +245,7 @@ def make_file_stream(
       CorruptDataset: the first records cannot be read.
     """
     check_stream_options(options)
-    validate.choice("compression", compression, COMPRESSIONS)
+    errors.check_choice("compression", compression, COMPRESSIONS)
     paths = find_files(files)
     packings = tuple(map_ordered(partial(packing_of, compression=compression), paths, _REQUESTS))
     sample = _sample(paths, packings)

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from beam_jobs.common import validate
+from beam_jobs import errors
 from beam_jobs.errors import SourceError
-from trainer.input.autograph import as_written
 from trainer.input.parse import DRAW, KEY, LABEL, NO_LABEL, Features, draw_of
 from trainer.input.position import Position
 from trainer.input.windowed_reader import FOREVER
 from trainer.ops import IMAGE
+from trainer.ops.tf_ops import as_written
 from trainer.options import InputOptions
 from trainer.streams.batches import batches, check_stream_options
 from trainer.streams.queues import Item, Pump, Source, SourceFailed, watch
@@ -51,7 +51,7 @@ class Reading:
     multi: bool = False
 
     def __post_init__(self) -> None:
-        validate.above("buffer_mb", self.buffer_mb, 0)
+        errors.check_above("buffer_mb", self.buffer_mb, 0)
 
 
 @as_written
@@ -101,7 +101,7 @@ def make_stream(
       OptionError: an option is out of range, or has no meaning for a stream.
     """
     check_stream_options(options)
-    validate.whole("classes", classes, 0)
+    errors.check_whole("classes", classes, 0)
     passes = _Passes(
         sources=(sources,) if callable(sources) else tuple(sources),
         options=options,

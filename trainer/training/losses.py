@@ -15,8 +15,8 @@ from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import OptionError
 from trainer.input.batches import VALID
 from trainer.input.parse import DRAW, WEIGHT
-from trainer.ops.types import IMAGE
-from trainer.training.options import BALANCED, TrainOptions
+from trainer.ops.base import IMAGE
+from trainer.options import BALANCED, TrainOptions
 
 MULTI = "multi"
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from beam_jobs.common.strings import unknown
 from beam_jobs.errors import OptionError
-from trainer.training.options import TrainOptions
-from trainer.training.progress import Progress
+from trainer.options import TrainOptions
+from trainer.training.checkpoint import Progress
 
 Logs = dict[str, float]
 

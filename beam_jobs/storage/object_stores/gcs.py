@@ -1,15 +1,22 @@
-"""Google Storage, on one client a thread: Google promises nothing of clients that threads share."""
+"""Google Storage, on one client a thread: Google promises nothing of clients that threads share.
+
+Whether there are credentials is asked once and with an end. Without any, Google's library asks whether this is a
+machine of Google's, and Beam asks it five times and then goes on without; the first request runs into a time-out of
+minutes that says nothing of credentials.
+"""
 
 from __future__ import annotations
 
 import base64
 import errno
 import io
+import logging
 import os
 import threading
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+import google.auth
 import google_crc32c
 from apache_beam.io.gcp.gcsio import BeamBlobWriter, GcsIO, create_storage_client, parse_gcs_path
 from google.api_core.exceptions import (
@@ -18,11 +25,47 @@ from google.api_core.exceptions import (
     RetryError,
     from_http_response,
 )
+from google.auth.exceptions import GoogleAuthError
 from google.cloud.storage.retry import DEFAULT_RETRY
 from urllib3.exceptions import HTTPError
 
-from beam_jobs.storage.object_stores import google_login
 from beam_jobs.storage.object_stores.store import Listed, Store, already_exists, no_name
+
+LOGIN = "gcloud auth application-default login"
+LOGIN_REMEDY = f"make some with `{LOGIN}`, or name a key file in GOOGLE_APPLICATION_CREDENTIALS"
+_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+_LOGGER = logging.getLogger("google.auth")
+_WAIT_S = 10.0  # Google's library asks its metadata server three times for three seconds
+
+
+def missing_login() -> str:
+    """Returns why there are no credentials here, in a line that ends with what to do; empty when there are some."""
+    answers: list[Any] = []
+
+    def look() -> None:
+        level = _LOGGER.level
+        _LOGGER.setLevel(logging.ERROR)  # or it warns that there is no metadata server
+        try:
+            answers.append(google.auth.default(scopes=[_SCOPE]))
+        except GoogleAuthError as error:
+            answers.append(error)
+        finally:
+            _LOGGER.setLevel(level)
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(_WAIT_S)
+    if answers and not isinstance(answers[0], Exception):
+        return ""
+    reason = _login_reason(answers[0]) if answers else f" (no answer from the metadata server in {_WAIT_S:g} s)"
+    return f"there are no Google Cloud credentials here{reason}; {LOGIN_REMEDY}"
+
+
+def _login_reason(error: Exception) -> str:
+    """Returns what is wrong with credentials that are named; that there are none at all needs no reason."""
+    words = " ".join(str(error.args[0] if error.args else error).split())
+    return "" if words.startswith("Your default credentials were not found") else f" ({words[:200]})"
+
 
 _READ_BYTES = 1 << 20  # Beam's 16 MiB would be read for every jump in an object
 _BODY_ATTEMPTS = 3  # for a body that breaks off: older clients repeat only what comes before it
@@ -51,7 +94,7 @@ def _has_credentials() -> bool:
     """Asks for credentials, until there are some: on a machine of Google's they may come late."""
     with _looking:
         if not _found:
-            reason = google_login.missing()
+            reason = missing_login()
             if reason and not os.environ.get(_EMULATOR):
                 raise OSError(reason)
             _found.append(not reason)

@@ -1,22 +1,87 @@
-"""Results of the commands that make datasets and look at them."""
+"""Parts of schemas, and the results of the commands that make datasets, look at them and compare them.
+
+Every key has a meaning; objects are closed, and lack no key but those they `may_lack`.
+"""
 
 from __future__ import annotations
 
-from pipeline.cli.json_schema.parts import (
-    Schema,
-    anything,
-    either,
-    many,
-    may_lack,
-    named,
-    number,
-    one,
-    or_null,
-    sha256,
-    text,
-    truth,
-    whole,
-)
+from collections.abc import Iterable
+from typing import Any
+
+Schema = dict[str, Any]
+
+
+def text(meaning: str, values: Iterable[str] = ()) -> Schema:
+    """Returns a text, one of `values` when there are any."""
+    return {"type": "string", **({"enum": list(values)} if values else {}), "description": meaning}
+
+
+def whole(meaning: str, least: int | None = 0) -> Schema:
+    """Returns a whole number of at least `least`; None for any."""
+    return {"type": "integer", **({} if least is None else {"minimum": least}), "description": meaning}
+
+
+def number(meaning: str) -> Schema:
+    """Returns a number."""
+    return {"type": "number", "description": meaning}
+
+
+def share(meaning: str) -> Schema:
+    """Returns a number from 0 to 1."""
+    return {"type": "number", "minimum": 0, "maximum": 1, "description": meaning}
+
+
+def truth(meaning: str) -> Schema:
+    """Returns true or false."""
+    return {"type": "boolean", "description": meaning}
+
+
+def sha256(meaning: str) -> Schema:
+    """Returns a SHA-256 in hex."""
+    return {"type": "string", "pattern": "^[0-9a-f]{64}$", "description": meaning}
+
+
+def many(items: Schema, meaning: str) -> Schema:
+    """Returns an array."""
+    return {"type": "array", "items": items, "description": meaning}
+
+
+def named(values: Schema, meaning: str) -> Schema:
+    """Returns an object whose keys are names from the data."""
+    return {"type": "object", "additionalProperties": values, "description": meaning}
+
+
+def anything(meaning: str) -> Schema:
+    """Returns an object whose keys another page describes."""
+    return {"type": "object", "description": meaning}
+
+
+def one(meaning: str, /, **keys: Schema) -> Schema:
+    """Returns an object of exactly these keys; a `_` at the end of a name is left out, for words of Python."""
+    properties = {name.rstrip("_"): schema for name, schema in keys.items()}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+        "description": meaning,
+    }
+
+
+def may_lack(schema: Schema, *names: str) -> Schema:
+    """Returns an object whose keys are all there but for some that may be absent."""
+    return {**schema, "required": [name for name in schema["required"] if name not in names]}
+
+
+def or_null(schema: Schema) -> Schema:
+    """Returns what may also be null."""
+    return {"anyOf": [schema, {"type": "null"}], "description": schema["description"]}
+
+
+def either(*schemas: Schema) -> Schema:
+    """Returns a choice; the description of each says when it is taken."""
+    return {"type": "object", "anyOf": list(schemas)}
+
 
 _SHARD = one(
     "A file.",
@@ -160,7 +225,7 @@ _EXPORTED = one(
     ),
 )
 
-SCHEMAS: dict[str, Schema] = {
+DATASET_SCHEMAS: dict[str, Schema] = {
     "ingest": either(MANIFEST, _ESTIMATE),
     "verify": _VERIFICATION,
     "export": _EXPORTED,
@@ -175,3 +240,107 @@ SCHEMAS: dict[str, Schema] = {
         changed=named(_BOTH, "Name of a feature -> how it was and is."),
     ),
 }
+
+
+_SHOWN = named(text("The values, shortened where they are long."), "Feature -> its values.")
+_RECORD = one("With `--key`: one image.", row=anything("Its row of `images.parquet`."), features=_SHOWN)
+_GUESS = one(
+    "What the features are by their names; empty where no well-known layout has them.",
+    looks_like=text("Who writes records with these names."),
+    image=text("Feature that holds the image."),
+    labels=many(text("Feature."), "Features that hold the class."),
+    key=text("Feature that holds the identity of the image."),
+)
+_RECORD_BYTES = one(
+    "Bytes of a record; null without any.",
+    min=whole("Least."),
+    median=number("Middle."),
+    max=whole("Greatest."),
+)
+_FILES = one(
+    "Of TFRecord files. When one is damaged the exit code is 3.",
+    path=text("As it was given."),
+    compression=text("`none`, `gzip` or `zlib`, or several of them."),
+    records=whole("Number of records."),
+    payload_bytes=whole("Of the records, unpacked and without their framing."),
+    record_bytes=or_null(_RECORD_BYTES),
+    no_examples=whole("Records that are no `tf.train.Example`."),
+    too_long=whole("Records that were only checked."),
+    bytes=whole("Of all files."),
+    guess=_GUESS,
+    features=named(
+        anything("`kind` of its values, `records` that have it, `least` and `most` values, and what is known of them."),
+        "Name of a feature -> what it is.",
+    ),
+    files=many(
+        one(
+            "A file.",
+            path=text("Of the file."),
+            file=text("Its name, relative to what was given."),
+            compression=text("`none`, `gzip` or `zlib`."),
+            records=whole("Number of records, up to where it is damaged."),
+            payload_bytes=whole("Of the records."),
+            bytes=whole("Size of the file."),
+            error=text("Why it was not read to its end; empty when it was."),
+        ),
+        "Each of them.",
+    ),
+    first=many(_SHOWN, "The first records."),
+)
+_TABLE = one(
+    "Of a Parquet table.",
+    path=text("As it was given."),
+    rows=whole("Number of rows."),
+    bytes=whole("Of the file."),
+    columns=named(text("Type, as Arrow calls it."), "Name of a column -> its type."),
+    reasons=named(whole("Images."), "Reason -> rejects, of the rejects of an ingest; empty for other tables."),
+    first=many(named(text("The value, shortened where it is long."), "Column -> its value."), "The first rows."),
+)
+_CHANGES = {
+    "count": whole("Images."),
+    "images": many(anything("An image; values of B are named `new_...`."), "The first of them by their key."),
+}
+_DIFFERENCE = one(
+    "What changed. With `--exit-code` and differences the exit code is 3.",
+    equal=truth("Whether both hold the same bytes and were made with the same options."),
+    digests=many(sha256("Digest."), "Of both."),
+    written=many(whole("Images."), "Of both."),
+    added=one("Only B has them, by key and by content.", **_CHANGES),
+    removed=one("Only A has them.", **_CHANGES),
+    renamed=one("The same content under another key.", **_CHANGES),
+    relabelled=one("Another label.", **_CHANGES),
+    changed=one("The same key, other bytes are stored.", **_CHANGES),
+    stored_otherwise=whole("Those of `changed` whose source has the same bytes."),
+    moved=one("Another split.", **_CHANGES),
+    annotated=one("Other boxes, masks, weights or columns.", **_CHANGES),
+    classes=named(
+        many(
+            one(
+                "A class.",
+                label=text("Its name."),
+                old=whole("Images in A."),
+                new=whole("Images in B."),
+                share=number("Change of its share of the split, -1 to 1."),
+            ),
+            "Classes with another number of images.",
+        ),
+        "Split -> classes that have another number of images.",
+    ),
+    facts=named(
+        many(
+            one(
+                "A number.",
+                name=text("`height`, `width`, `bytes` or `brightness`."),
+                jensen_shannon=share("How far the distributions lie apart."),
+                old=many(number("Value."), "Least, middle and greatest of A."),
+                new=many(number("Value."), "Least, middle and greatest of B."),
+            ),
+            "Numbers of the images.",
+        ),
+        "Split -> how sizes and brightness changed.",
+    ),
+    options=named(many({"description": "A value."}, "Both values."), "Dotted name -> both values."),
+    labels=named(many(text("Class."), "Classes."), "`added`, `removed`, `renumbered` -> classes."),
+)
+
+LOOK_SCHEMAS: dict[str, Schema] = {"inspect": either(MANIFEST, _RECORD, _FILES, _TABLE), "diff": _DIFFERENCE}

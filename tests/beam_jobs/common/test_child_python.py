@@ -77,11 +77,11 @@ def load_tensorflow(tmp_path):
 
 
 def probe_airflow(tmp_path):
-    from pipeline.doctor import airflow
+    from pipeline.doctor import orchestrators
 
     (tmp_path / "airflow").write_text(f"#!{sys.executable}\n")
     # It was asked, in this very environment.
-    check = next(iter(airflow._installation(str(tmp_path / "airflow"), str(tmp_path))))
+    check = next(iter(orchestrators._installation(str(tmp_path / "airflow"), str(tmp_path))))
     assert check.ok or "No module named 'airflow" in check.detail
 
 
@@ -120,7 +120,7 @@ def test_decoders_leave_the_working_directory_out_even_where_it_is_named(hostile
 
 def test_python_is_started_in_one_place():
     """The rest is `-I` on one file, and text for the user."""
-    others = {"beam_jobs/runners/flink_job_server.py", "pipeline/doctor/common.py"}
+    others = {"beam_jobs/runners/flink_job_server.py", "pipeline/doctor/__init__.py"}
     found = {
         path.relative_to(ROOT).as_posix()
         for package in ("beam_jobs", "components", "pipeline", "trainer")

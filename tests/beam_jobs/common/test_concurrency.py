@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from beam_jobs.common.concurrency import Progress, chunk_of, local, lots, map_chunks, map_ordered
+from beam_jobs.common.system import Progress, chunk_of, local_progress, lots, map_chunks, map_ordered
 
 
 @pytest.mark.parametrize(("threads", "chunk"), [(1, 1), (2, 3), (7, 100)])
@@ -154,19 +154,19 @@ def test_another_number_of_results_than_of_items_is_an_error(threads, function):
 
 @pytest.fixture
 def no_progress():
-    local.reset()
+    local_progress.reset()
     yield
-    local.reset()
+    local_progress.reset()
 
 
 @pytest.mark.usefixtures("no_progress")
 def test_what_is_counted_is_read_until_a_reset():
-    assert local.read() == Progress(0, 0, 0)
-    local.add(Progress(1, 100, 0))
-    local.add(Progress(1, 50, 1))
-    assert local.read() == Progress(2, 150, 1)
-    local.reset()
-    assert local.read() == Progress()
+    assert local_progress.read() == Progress(0, 0, 0)
+    local_progress.add(Progress(1, 100, 0))
+    local_progress.add(Progress(1, 50, 1))
+    assert local_progress.read() == Progress(2, 150, 1)
+    local_progress.reset()
+    assert local_progress.read() == Progress()
 
 
 @pytest.mark.usefixtures("no_progress")
@@ -175,7 +175,8 @@ def test_nothing_is_lost_between_threads():
     sys.setswitchinterval(1e-6)  # changes hands between almost any two steps
     try:
         threads = [
-            threading.Thread(target=lambda: [local.add(Progress(1, 3, 0)) for _ in range(20_000)]) for _ in "abcd"
+            threading.Thread(target=lambda: [local_progress.add(Progress(1, 3, 0)) for _ in range(20_000)])
+            for _ in "abcd"
         ]
         for thread in threads:
             thread.start()
@@ -183,4 +184,4 @@ def test_nothing_is_lost_between_threads():
             thread.join()
     finally:
         sys.setswitchinterval(interval)
-    assert local.read() == Progress(80_000, 240_000, 0)
+    assert local_progress.read() == Progress(80_000, 240_000, 0)

@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs.dataset import manifest, schemas
-from beam_jobs.dataset.diff import Difference, diff
-from beam_jobs.dataset.diff_facts import jensen_shannon
+from beam_jobs.dataset.diff import Difference, diff, jensen_shannon
 from beam_jobs.dataset.manifest import ImageCounts, Manifest, Shard, SplitInfo
 from beam_jobs.errors import CorruptDataset, SourceError
 from beam_jobs.ingest import run

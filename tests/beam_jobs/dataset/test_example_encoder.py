@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tensorflow.core.example import example_pb2, feature_pb2
 
-from beam_jobs.dataset import example_encoder
+from beam_jobs.dataset import record
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)  # half a surrogate pair is no UTF-8
 LISTS = st.one_of(
@@ -45,7 +45,7 @@ def by_protobuf(features) -> bytes:
 @example({"a": ("float", [LARGEST, -LARGEST, LEAST, LEAST / 2, LEAST * 0.6, -0.0, float("inf"), float("nan"), 7])})
 @example({"a": ("float", [LARGEST * 1.0000001, 1e39, -1e300])})  # too large for float32
 def test_the_bytes_are_those_of_protobuf(features):
-    assert example_encoder.example(features) == by_protobuf(features)
+    assert record.encode_example(features) == by_protobuf(features)
 
 
 # Every length of a varint, on either side of its edges: of a value, of its list, of its entry and of the whole.
@@ -55,35 +55,35 @@ def test_the_bytes_are_those_of_protobuf(features):
 @example(2**21)
 def test_values_of_any_length_are_framed_right(length):
     features = {"image/encoded": ("bytes", [b"\xff" * length]), "z": ("bytes", [b"", b"x"])}
-    assert example_encoder.example(features) == by_protobuf(features)
+    assert record.encode_example(features) == by_protobuf(features)
 
 
 @pytest.mark.parametrize("count", [31, 32, 4095, 4096])
 def test_lists_of_any_length_are_framed_right(count):
     features = {"f": ("float", [0.1] * count), "i": ("int64", [-5] * count), "b": ("bytes", [b""] * min(count, 5000))}
-    assert example_encoder.example(features) == by_protobuf(features)
+    assert record.encode_example(features) == by_protobuf(features)
 
 
 def test_tuples_are_lists_too():
     features = {"f": ("float", (1.5, 2)), "b": ("bytes", (b"x",)), "i": ("int64", (1, 2))}
-    assert example_encoder.example(features) == by_protobuf(features)
+    assert record.encode_example(features) == by_protobuf(features)
 
 
 def test_the_order_in_which_features_are_given_does_not_show():
     features = {"b": ("int64", [1]), "a": ("bytes", [b"x"]), "c": ("float", [0.5])}
-    assert example_encoder.example(features) == example_encoder.example(dict(reversed(features.items())))
+    assert record.encode_example(features) == record.encode_example(dict(reversed(features.items())))
 
 
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1])
 def test_a_whole_number_of_more_than_64_bits_is_refused(value):
     # Cut to its lowest 64 bits it would be another number, and nobody would notice.
     with pytest.raises(ValueError, match="is not in the range of int64$"):
-        example_encoder.example({"a": ("int64", [0, value])})
+        record.encode_example({"a": ("int64", [0, value])})
 
 
 def test_an_unknown_kind_is_refused():
     with pytest.raises(KeyError, match="text"):
-        example_encoder.example({"a": ("text", ["x"])})
+        record.encode_example({"a": ("text", ["x"])})
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_an_unknown_kind_is_refused():
     ],
 )
 def test_messages_that_protobuf_reads_in_part_are_known(message, early):
-    assert example_encoder.ends_early(message) is early
+    assert record.ends_early(message) is early
 
 
 @settings(deadline=None)
@@ -116,8 +116,8 @@ def test_protobuf_warns_of_a_part_exactly_where_it_is_known_before(data):
         except DecodeError:
             return
     if told:
-        assert example_encoder.ends_early(data)
+        assert record.ends_early(data)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        if not example_encoder.ends_early(data):
+        if not record.ends_early(data):
             example_pb2.Example.FromString(data)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from beam_jobs.dataset.user_columns import fits_float32, float32_changes, mismatch
+from beam_jobs.dataset.schemas import column_mismatch, fits_float32, float32_changes
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_what_float32_changes_is_counted_over_images_and_lists():
     ],
 )
 def test_a_record_agrees_with_its_row_where_it_holds_the_nearest_float32(cells, values):
-    assert mismatch(cells, values) == ""
+    assert column_mismatch(cells, values) == ""
 
 
 @pytest.mark.parametrize(
@@ -61,4 +61,4 @@ def test_a_record_agrees_with_its_row_where_it_holds_the_nearest_float32(cells, 
     ],
 )
 def test_a_record_that_differs_from_its_row_is_named(cells, values, message):
-    assert mismatch(cells, values) == message
+    assert column_mismatch(cells, values) == message

@@ -19,9 +19,9 @@ from beam_jobs import ingest
 from beam_jobs.dataset import manifest, record, schemas, tfrecord
 from beam_jobs.errors import CorruptDataset, OptionError
 from beam_jobs.export import parquet
+from beam_jobs.export.formats import Sample
 from beam_jobs.export.options import ExportOptions, safe_name
 from beam_jobs.export.run import export
-from beam_jobs.export.samples import Sample
 from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
 from tests.make_images import encode, jpeg, png
 

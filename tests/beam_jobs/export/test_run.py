@@ -18,7 +18,7 @@ import pytest
 from beam_jobs import ingest, storage
 from beam_jobs.dataset import manifest, shards
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
-from beam_jobs.export import samples, staging
+from beam_jobs.export import formats, staging
 from beam_jobs.export.options import STREAMED, About, ExportOptions
 from beam_jobs.export.run import EXPORT_NAME, Exported, export
 from beam_jobs.options import IngestOptions
@@ -74,7 +74,7 @@ def test_files_are_as_large_as_asked(dataset, tmp_path):
 def test_samples_are_cut_where_shards_would_be(dataset, count):
     published = manifest.load(str(dataset))
     info = published.splits["train"]
-    found = list(samples.numbered(samples.read(str(dataset), published, "train"), info, count))
+    found = list(formats.numbered_samples(formats.read_samples(str(dataset), published, "train"), info, count))
     sizes = [len(sample.payload) + 16 for _, sample in found]
     edges = shards.cut(sizes, count)
     assert [file for file, _ in found] == [n for n in range(count) for _ in range(edges[n], edges[n + 1])]
@@ -82,7 +82,7 @@ def test_samples_are_cut_where_shards_would_be(dataset, count):
 
 def test_a_sample_at_a_time_is_read(dataset):
     published = manifest.load(str(dataset))
-    stream = samples.read(str(dataset), published, "train")
+    stream = formats.read_samples(str(dataset), published, "train")
     first = next(stream)
     for shard in published.shard_paths(str(dataset), "train")[1:]:
         os.remove(shard)  # so nobody has looked at it yet

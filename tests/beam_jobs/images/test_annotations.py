@@ -9,9 +9,8 @@ from pycocotools import mask as coco_mask
 
 from beam_jobs.dataset import schemas
 from beam_jobs.errors import BadImage
-from beam_jobs.images.annotations import MAX_DRAWN_PX, box_fault, check, record_objects
+from beam_jobs.images.annotations import MAX_DRAWN_PX, box_fault, check_annotations, move_mask, record_objects
 from beam_jobs.images.geometry import Geometry, geometry
-from beam_jobs.images.masks import move
 from beam_jobs.options import PixelOptions
 from beam_jobs.types import Annotations, ImageObject, RecordObject
 from tests.beam_jobs.make_rows import make_ref
@@ -54,13 +53,13 @@ def decode(data: bytes) -> np.ndarray:
 
 def records(*objects: ImageObject, plan: Geometry = SAME) -> tuple[RecordObject, ...]:
     annotations = said(*objects, size=plan.source)
-    check(annotations, *plan.source)
+    check_annotations(annotations, *plan.source)
     return record_objects(annotations, plan, {"cat": 3, "dog": 0})
 
 
 def fault(annotations: Annotations, height: int = HEIGHT, width: int = WIDTH) -> str:
     with pytest.raises(BadImage) as caught:
-        check(annotations, height, width)
+        check_annotations(annotations, height, width)
     assert caught.value.reason.value == "bad_annotation"
     return caught.value.detail
 
@@ -69,7 +68,7 @@ def fault(annotations: Annotations, height: int = HEIGHT, width: int = WIDTH) ->
     ("segmentation", "size"), [(POLYGONS, [HEIGHT, WIDTH]), (POLYGONS, None), ({}, (HEIGHT, WIDTH)), ([], None)]
 )
 def test_annotations_of_the_size_of_the_image_are_good(segmentation, size):
-    check(said(item(segmentation=segmentation), size=size), HEIGHT, WIDTH)
+    check_annotations(said(item(segmentation=segmentation), size=size), HEIGHT, WIDTH)
 
 
 def test_annotations_of_another_image_are_refused_with_both_sizes():
@@ -154,7 +153,7 @@ def test_the_pixels_of_all_masks_of_an_image_are_bounded():
     outline = item((0, 0, 9, 9), segmentation=[[0, 0, 9, 0, 9, 9]])
     allowed = [outline] * (MAX_DRAWN_PX // side**2)
     boxes = [item((0, 0, 9, 9))] * 1000  # nothing to draw
-    check(said(*allowed, *boxes, size=(side, side)), side, side)
+    check_annotations(said(*allowed, *boxes, size=(side, side)), side, side)
     message = fault(said(*allowed, outline, size=(side, side)), side, side)
     assert message.endswith(" are 2100000000 pixels of masks; 2000000000 are allowed")
 
@@ -162,14 +161,14 @@ def test_the_pixels_of_all_masks_of_an_image_are_bounded():
 def test_the_outlines_of_all_objects_of_an_image_are_bounded_together():
     zigzag = [value for row in range(500) for value in (0, row, 1000, row + 1)]
     outline = item((0, 0, 900, 900), segmentation=[zigzag])
-    check(said(*[outline] * 20, size=(1000, 1000)), 1000, 1000)
+    check_annotations(said(*[outline] * 20, size=(1000, 1000)), 1000, 1000)
     message = fault(said(*[outline] * 21, size=(1000, 1000)), 1000, 1000)
     assert message == "the outlines of its objects are 21000000 pixels long; 20000000 are allowed"
 
 
 def test_the_class_names_of_all_objects_of_an_image_are_bounded_together():
     named = item(label="x" * 4096)
-    check(said(*[named] * 4096), HEIGHT, WIDTH)
+    check_annotations(said(*[named] * 4096), HEIGHT, WIDTH)
     assert fault(said(*[named] * 4097)).endswith("4097 objects have 16781312 bytes; 16777216 are allowed")
 
 
@@ -209,7 +208,7 @@ def test_compressed_runs_of_any_shape_are_read(seed):
 
 def test_a_mask_follows_the_image_to_the_nearest_pixel():
     (found,) = records(item(segmentation=uncompressed(BLOB)), plan=CENTRE)
-    np.testing.assert_array_equal(decode(found.mask), move(BLOB, CENTRE))
+    np.testing.assert_array_equal(decode(found.mask), move_mask(BLOB, CENTRE))
 
 
 def test_an_object_is_written_with_all_that_is_said_of_it():
@@ -244,7 +243,7 @@ def test_what_was_accepted_can_be_written():
         bbox = tuple((random.normal(0.5, 0.6, 4) * [WIDTH, HEIGHT, WIDTH, HEIGHT]).round(random.integers(0, 3)))
         annotations = said(item(bbox, segmentation=[random.uniform(-2, 82, 6).tolist()]))
         try:
-            check(annotations, HEIGHT, WIDTH)
+            check_annotations(annotations, HEIGHT, WIDTH)
         except BadImage:
             continue
         for plan in (SAME, SMALL, CENTRE):

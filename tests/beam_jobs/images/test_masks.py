@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from beam_jobs.errors import BadImage
-from beam_jobs.images import masks
+from beam_jobs.images import annotations
+from beam_jobs.images.annotations import encode_mask, move_mask
 from beam_jobs.images.geometry import Geometry, geometry
-from beam_jobs.images.masks import encode, move
 from beam_jobs.options import ImageLimits, PixelOptions
 from tests.beam_jobs.make_hostile_images import raw_png
 from tests.make_images import encode as encode_image
@@ -53,7 +53,7 @@ def turned(pixels: np.ndarray) -> bytes:
 
 def normalise_mask(data: bytes, plan: Geometry, max_pixels: int) -> bytes:
     """Returns what is stored of a mask."""
-    return masks.normalise_mask(data, plan, ImageLimits(max_pixels=max_pixels))[0]
+    return annotations.normalise_mask(data, plan, ImageLimits(max_pixels=max_pixels))[0]
 
 
 def bad_mask(data: bytes, plan: Geometry = SAME, max_pixels: int = 10**6) -> str:
@@ -97,7 +97,7 @@ def test_every_way_to_write_class_indices_keeps_every_index(data, expected):
     with Image.open(io.BytesIO(stored)) as image:
         assert (image.format, image.mode, image.info) == ("PNG", "L", {})
     np.testing.assert_array_equal(decode(stored), expected)
-    assert stored == normalise_mask(data, SAME, 10**6) == encode(np.asarray(expected).astype(np.uint8))
+    assert stored == normalise_mask(data, SAME, 10**6) == encode_mask(np.asarray(expected).astype(np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_transparent_pixels_have_no_class(mode):
 def test_every_pixel_comes_from_the_nearest_one_of_the_source(policy, size):
     plan = geometry(PixelOptions(policy=policy, side_px=31), *size)
     rows, columns = (part.astype(np.uint8) for part in np.indices(size))
-    moved = move(rows, plan), move(columns, plan)
+    moved = move_mask(rows, plan), move_mask(columns, plan)
     for axis, start in enumerate((plan.top, plan.left)):
         assert moved[axis].shape == plan.stored
         chosen = np.moveaxis(moved[axis], axis, 0)
@@ -202,13 +202,16 @@ def test_the_values_of_a_mask_are_those_of_all_of_its_pixels(how):
     pixels = FOUR.copy()
     pixels[-1, -1] = 255
     plan = geometry(PixelOptions(policy="raw", side_px=6), HEIGHT, WIDTH)
-    assert masks.normalise_mask(encode_image(how(pixels), "PNG"), plan, ImageLimits())[1] == (0, 1, 2, 3, 255)
+    assert annotations.normalise_mask(encode_image(how(pixels), "PNG"), plan, ImageLimits())[1] == (0, 1, 2, 3, 255)
 
 
 @pytest.mark.parametrize(("classes", "ignore", "values"), [(4, -1, (0, 3)), (4, 255, (0, 3, 255)), (256, -1, (0, 255))])
 def test_declared_classes_and_what_is_to_be_ignored_are_kept(classes, ignore, values):
     data = encode_image(grey(np.resize(np.array(values, np.uint8), (HEIGHT, WIDTH))), "PNG")
-    assert masks.normalise_mask(data, SAME, ImageLimits(mask_classes=classes, mask_ignore=ignore)) == (data, values)
+    assert annotations.normalise_mask(data, SAME, ImageLimits(mask_classes=classes, mask_ignore=ignore)) == (
+        data,
+        values,
+    )
 
 
 @pytest.mark.parametrize(
@@ -216,13 +219,13 @@ def test_declared_classes_and_what_is_to_be_ignored_are_kept(classes, ignore, va
     [
         (-1, (0, 3), "holds 3; mask_classes 2 allows 0 to 1"),
         (255, range(20), "holds 2, 3, 4, 5, 6, 7, 8, 9, ...; mask_classes 2 allows 0 to 1"),
-        (-1, (0, 255), f"holds 255; mask_classes 2 allows 0 to 1; {masks.BINARY_OR_IGNORED}"),
+        (-1, (0, 255), f"holds 255; mask_classes 2 allows 0 to 1; {annotations.BINARY_OR_IGNORED}"),
     ],
 )
 def test_values_that_are_no_declared_class_are_refused(ignore, values, detail):
     data = encode_image(grey(np.resize(np.array(values, np.uint8), (HEIGHT, WIDTH))), "PNG")
     with pytest.raises(BadImage) as caught:
-        masks.normalise_mask(data, SAME, ImageLimits(mask_classes=2, mask_ignore=ignore))
+        annotations.normalise_mask(data, SAME, ImageLimits(mask_classes=2, mask_ignore=ignore))
     assert (caught.value.reason.value, caught.value.detail) == ("bad_mask", f"mask: it {detail}")
 
 
@@ -230,4 +233,4 @@ def test_no_value_is_invented_between_two_classes():
     pixels = np.zeros((40, 40), np.uint8)
     pixels[:, 20:] = 200
     plan = geometry(PixelOptions(policy="resize", side_px=13), 40, 40)
-    assert set(np.unique(move(pixels, plan))) == {0, 200}
+    assert set(np.unique(move_mask(pixels, plan))) == {0, 200}

@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 from beam_jobs.errors import BadImage
 from beam_jobs.images import normalise
 from beam_jobs.images.decode import decode_checked
-from beam_jobs.images.header.read import read_header
+from beam_jobs.images.headers import read_header
 from tests.beam_jobs.make_hostile_images import GREY, PIXELS, SIXTEEN, animated, raw_png, tiff, with_orientation
 from tests.make_images import encode, flipped, jpeg, png, rotated_jpeg
 

@@ -5,10 +5,10 @@ import pytest
 from PIL import Image
 
 from beam_jobs.errors import BadImage
-from beam_jobs.images import resize
+from beam_jobs.images import normalise
 from beam_jobs.images.decode import decode_checked
 from beam_jobs.images.geometry import Geometry, geometry
-from beam_jobs.images.header.read import read_header
+from beam_jobs.images.headers import read_header
 from beam_jobs.images.normalise import reasons
 from beam_jobs.options import PixelOptions
 from tests.beam_jobs.make_hostile_images import GREY, oriented, with_orientation
@@ -19,12 +19,12 @@ JPEG = encode(PHOTO, "JPEG", quality=95, subsampling=0)
 
 
 def plan_for(data: bytes, side: int, policy: str = "resize", fit: str = "short") -> Geometry:
-    return geometry(PixelOptions(policy=policy, side_px=side, fit=fit), *resize.upright_size(read_header(data)))
+    return geometry(PixelOptions(policy=policy, side_px=side, fit=fit), *normalise.upright_size(read_header(data)))
 
 
 def resized(data: bytes, plan: Geometry) -> np.ndarray:
     header = read_header(data)
-    return resize.resized_pixels(data, header, reasons(data, header), plan)
+    return normalise.resized_pixels(data, header, reasons(data, header), plan)
 
 
 ROOMS = [(0.5, 1), (1.99, 1), (2, 2), (7.99, 4), (99, 8)]
@@ -32,7 +32,7 @@ ROOMS = [(0.5, 1), (1.99, 1), (2, 2), (7.99, 4), (99, 8)]
 
 @pytest.mark.parametrize(("room", "ratio"), ROOMS)
 def test_the_decoder_divides_by_no_more_than_there_is_room_for(room, ratio):
-    assert resize.decode_ratio(room) == ratio
+    assert normalise.decode_ratio(room) == ratio
 
 
 SIDES = [(214, 1), (213, 2), (54, 4), (53, 8)]
@@ -46,7 +46,7 @@ def test_a_jpeg_is_decoded_smaller_only_as_long_as_it_stays_large_enough(side, r
         asked.append(ratio)
         return decode_checked(encoded, ratio)
 
-    monkeypatch.setattr(resize, "decode_checked", spy)
+    monkeypatch.setattr(normalise, "decode_checked", spy)
     assert resized(JPEG, plan_for(JPEG, side)).shape[0] == side
     assert asked == [ratio]
 
@@ -93,9 +93,9 @@ def test_grey_stays_grey(kind):
     data = encode(GREY, kind)
     pixels = resized(data, plan_for(data, 30))
     assert pixels.shape == (30, 40)
-    assert resize.as_rgb(pixels).shape == (30, 40, 3)
-    assert (resize.as_rgb(pixels) == pixels[..., None]).all()
-    assert resize.as_rgb(PHOTO) is PHOTO
+    assert normalise.as_rgb(pixels).shape == (30, 40, 3)
+    assert (normalise.as_rgb(pixels) == pixels[..., None]).all()
+    assert normalise.as_rgb(PHOTO) is PHOTO
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP"])

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from beam_jobs.dataset import example_encoder, record, tfrecord
+from beam_jobs.dataset import record, tfrecord
 from beam_jobs.inspect import FeatureSummary, summarise_file
-from beam_jobs.inspect.feature_roles import FeatureRoles, roles_of
+from beam_jobs.inspect.summary import FeatureRoles, roles_of
 from beam_jobs.inspect.view import view_files
 from tests.make_images import jpeg, png
 
@@ -71,7 +71,7 @@ def test_ranges_and_formats_are_what_was_seen(tmp_path):
         }
         for label, image in enumerate((jpeg(), png(), jpeg(1)))
     )
-    path.write_bytes(b"".join(piece for one in records for piece in tfrecord.frame(example_encoder.example(one))))
+    path.write_bytes(b"".join(piece for one in records for piece in tfrecord.frame(record.encode_example(one))))
     view = view_files(str(path), 0)
     assert {name: holds for name, _, _, _, holds in view.features} == {
         "image": "image, 2 jpeg, 1 png",

@@ -10,9 +10,8 @@ import pytest
 from PIL import Image
 
 from beam_jobs.errors import BadImage
-from beam_jobs.inspect.feature_roles import FeatureRoles
-from beam_jobs.inspect.pictures import image_file, pictures
-from beam_jobs.inspect.terminal import BLOCK, half_blocks, nearest_256
+from beam_jobs.inspect.pictures import BLOCK, half_blocks, image_file, nearest_256, pictures
+from beam_jobs.inspect.summary import FeatureRoles
 from tests.beam_jobs.make_hostile_images import exif_bomb, exif_jpeg, many_scans, ztxt
 from tests.make_images import crop, encode, forged_png, jpeg, png
 

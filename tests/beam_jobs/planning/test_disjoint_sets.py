@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beam_jobs.planning import disjoint_sets
+from beam_jobs.planning import near_duplicates
 
 COUNT = 100_000
 NUMBERS = np.arange(COUNT)
@@ -21,7 +21,7 @@ def test_sets_are_named_after_their_smallest_member(links, cut):
     roots = np.arange(15)
     for some in (links[:cut], links[cut:]):
         pairs = np.array(some, np.int64).reshape(-1, 2)
-        roots = disjoint_sets.join(roots, pairs[:, 0], pairs[:, 1])
+        roots = near_duplicates.join_sets(roots, pairs[:, 0], pairs[:, 1])
     assert roots.tolist() == expected
 
 
@@ -35,7 +35,7 @@ def test_sets_are_named_after_their_smallest_member(links, cut):
     ids=["chain", "star", "circles"],
 )
 def test_long_and_wide_sets_take_no_time(one, other):
-    roots = disjoint_sets.join(NUMBERS, one, other)
+    roots = near_duplicates.join_sets(NUMBERS, one, other)
     assert (roots[one] == roots[other]).all()
     assert (roots <= NUMBERS).all()
     assert (roots[roots] == roots).all()
@@ -43,5 +43,5 @@ def test_long_and_wide_sets_take_no_time(one, other):
 
 def test_the_sets_handed_over_are_left_alone():
     roots = np.arange(3)
-    disjoint_sets.join(roots, np.array([0]), np.array([2]))
+    near_duplicates.join_sets(roots, np.array([0]), np.array([2]))
     assert roots.tolist() == [0, 1, 2]

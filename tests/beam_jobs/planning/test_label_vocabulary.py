@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from beam_jobs.errors import OptionError
-from beam_jobs.planning import label_vocabulary
+from beam_jobs.planning import plan
 from beam_jobs.planning.plan import make_plan
 from beam_jobs.types import Annotations, ImageObject
 from tests.beam_jobs.make_rows import examined, make_facts, make_options, make_ref
@@ -44,7 +44,7 @@ def test_classes_are_those_of_images_and_objects(kind, images, labels, indices):
     [((), ("cat", "dog", "ear", "tail")), (("zebra", "dog"), ("zebra", "dog", "cat", "ear", "tail"))],
 )
 def test_known_classes_keep_their_places_and_new_ones_follow_sorted(known, expected):
-    assert label_vocabulary.vocabulary(examined(*MULTI), "multi", known) == expected
+    assert plan.vocabulary(examined(*MULTI), "multi", known) == expected
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_an_image_of_several_classes_is_stratified_by_the_rarest():
     ],
 )
 def test_strata_are_numbered_in_order_of_the_names(kind, images, strata):
-    assert label_vocabulary.strata(examined(*images), kind).tolist() == strata
+    assert plan.label_strata(examined(*images), kind).tolist() == strata
 
 
 def test_images_without_classes_cannot_be_stratified():

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
-from beam_jobs.images import statistics
-from beam_jobs.planning import disjoint_sets, near_duplicates
+from beam_jobs.images import process
+from beam_jobs.planning import near_duplicates
 from tests.make_images import encode
 
 BASE = 0x5A5A3C3CA5A5C3C3  # half of its bits are set
@@ -94,7 +94,7 @@ def test_no_pair_of_a_crowd_is_missed():
     images = looks(dense(count, 28, 0.1, 48))
     bits_apart = near_duplicates.bit_count(images.hashes[:, None] ^ images.hashes[None, :])
     one, other = np.nonzero(bits_apart <= 4)
-    assert clusters_of(images, 4) == disjoint_sets.join(np.arange(count), one, other).tolist()
+    assert clusters_of(images, 4) == near_duplicates.join_sets(np.arange(count), one, other).tolist()
 
 
 @pytest.mark.parametrize("distance", [3, 8])
@@ -175,7 +175,7 @@ def test_product_pictures_on_white_are_found_again_and_not_taken_for_one_another
     pixels = [np.asarray(Image.open(io.BytesIO(encode(picture, "JPEG", quality=95)))) for picture in pictures]
     smaller = (encode(picture.resize((380, 380)), "JPEG", quality=80) for picture in pictures)
     pixels += [np.asarray(Image.open(io.BytesIO(data))) for data in smaller]
-    means, variances, hashes = zip(*(statistics.moments_and_dhash(image) for image in pixels), strict=True)
+    means, variances, hashes = zip(*(process.moments_and_dhash(image) for image in pixels), strict=True)
     signed = np.array(hashes, np.int64)
     images = near_duplicates.looks(
         signed, *np.array([image.shape[:2] for image in pixels]).T, np.array(means), np.array(variances)

@@ -11,8 +11,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineState
 
-from beam_jobs.common import concurrency
-from beam_jobs.common.concurrency import Progress
+from beam_jobs.common import system
+from beam_jobs.common.system import Progress
 from beam_jobs.errors import FeedlineError, SourceError
 from beam_jobs.runners.beam_job import local_pipeline, run_job, unwatched
 from beam_jobs.stages.transforms import ExamineBuckets, WriteShards
@@ -53,7 +53,7 @@ def nothing(number):
 
 
 def count_here(number):
-    concurrency.local.add(Progress(1, 100, int(number == 2)))
+    system.local_progress.add(Progress(1, 100, int(number == 2)))
 
 
 def count_in_metrics(number):
@@ -67,7 +67,7 @@ def run(work, watch=unwatched, make_pipeline=local_pipeline):
 
 
 def test_a_job_is_watched_from_beginning_to_end():
-    concurrency.local.add(Progress(7, 7, 7))  # of the job before
+    system.local_progress.add(Progress(7, 7, 7))  # of the job before
     watch = Watched()
     run(count_here, watch)
     assert watch.told == [("examining", TOTAL)]
@@ -78,7 +78,7 @@ def test_a_job_is_watched_from_beginning_to_end():
 def test_what_was_not_counted_in_this_process_is_told_by_the_metrics():
     watch = Watched()
     run(count_in_metrics, watch)
-    assert concurrency.local.read() == Progress()
+    assert system.local_progress.read() == Progress()
     assert (watch.begun, watch.ended) == (Progress(), Progress(3, 300, 1))
 
 
@@ -89,7 +89,7 @@ class ReadTwice(Watched):
     def __call__(self, stage, total, read):
         yield
         self.begun = read()
-        concurrency.local.reset()
+        system.local_progress.reset()
         self.ended = read()
 
 

@@ -16,9 +16,9 @@ from apache_beam.options.pipeline_options import (
 
 from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
-from beam_jobs.runners import dataflow, dataflow_cost, dataflow_graph, dataflow_jobs
+from beam_jobs.runners import cost_estimate, dataflow, dataflow_jobs
 from beam_jobs.runners.cost_estimate import Work
-from beam_jobs.runners.dataflow_checks import cores
+from beam_jobs.runners.dataflow import cores_of
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages.examine import ExamineTask
 from beam_jobs.stages.scan import Bucket
@@ -28,7 +28,7 @@ from beam_jobs.stages.write import ShardTask, WriteTask
 NEEDED = {"project": "my-project-1", "region": "us-central1", "temp_location": "gs://bucket/tmp"}
 WORK = "gs://my-bucket-of-photos/datasets/photos-2026/_work"
 IMAGES = 100_000
-POOL = dataflow_cost.Pool(region="us-central1", machine_type="n2-standard-4", cores=4, least=0, most=10)
+POOL = cost_estimate.DataflowPool(region="us-central1", machine_type="n2-standard-4", cores=4, least=0, most=10)
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_workers_get_this_code_unless_told_otherwise(tmp_path):
     [("n1-standard-1", 1), ("n2d-highmem-16", 16), ("e2-custom-4-8192", 4)],
 )
 def test_the_name_of_a_machine_has_its_cores(name, count):
-    assert cores(name) == count
+    assert cores_of(name) == count
 
 
 def test_jobs_are_small_hold_no_image_and_nothing_of_main(no_network, tmp_path):
@@ -195,17 +195,17 @@ def test_jobs_are_small_hold_no_image_and_nothing_of_main(no_network, tmp_path):
         graph = job.proto_pipeline
         assert graph.ByteSize() < 100_000  # a kilobyte a thousand images
         assert len(job.json()) < 100_000
-        found = dataflow_graph.functions(graph)
+        found = dataflow_jobs.pickled_functions(graph)
         assert any(name.endswith(("/Examine", "/Write")) for name in found)
         for code in found.values():
-            texts = set(dataflow_graph.words(code))
+            texts = set(dataflow_jobs.pickled_words(code))
             assert "__main__" not in texts
-        listed = {text for code in found.values() for text in dataflow_graph.words(code) if "_work/" in text}
+        listed = {text for code in found.values() for text in dataflow_jobs.pickled_words(code) if "_work/" in text}
         assert len(listed) >= least  # what is listed are the names of files
 
 
 def test_a_graph_that_is_too_large_says_what_makes_it_smaller(no_network, tmp_path, monkeypatch):
-    monkeypatch.setattr(dataflow_graph, "MAX_BYTES", 20_000)
+    monkeypatch.setattr(dataflow_jobs, "MAX_BYTES", 20_000)
     with pytest.raises(FeedlineError, match=r"Dataflow takes 0; .* --shard-mb"):
         sent(stages(IMAGES)[1], tmp_path)
 
@@ -223,7 +223,7 @@ def test_work_files_on_this_machine_are_refused(no_network, tmp_path, stage):
 
 
 def test_a_bill_adds_up():
-    found = dataflow_cost.bill(work(core_seconds=36_000.0), POOL, 0.05)
+    found = cost_estimate.dataflow_bill(work(core_seconds=36_000.0), POOL, 0.05)
     seconds = 36_000 / 0.7 / 40 + 600
     assert found.values["workers"] == 10
     assert found.values["seconds"] == pytest.approx(seconds, rel=0.01)
@@ -237,8 +237,8 @@ def test_a_bill_adds_up():
 
 
 def test_there_are_no_more_workers_than_work_for_them():
-    assert dataflow_cost.bill(work(buckets=3, shards={"train": 9}), POOL, 0).values["workers"] == 1
-    assert dataflow_cost.bill(work(buckets=9, shards={"train": 9}), POOL, 0).values["workers"] == 3
+    assert cost_estimate.dataflow_bill(work(buckets=3, shards={"train": 9}), POOL, 0).values["workers"] == 1
+    assert cost_estimate.dataflow_bill(work(buckets=9, shards={"train": 9}), POOL, 0).values["workers"] == 3
 
 
 def test_money_is_stated_only_where_there_is_a_price():

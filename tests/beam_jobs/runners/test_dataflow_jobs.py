@@ -16,7 +16,7 @@ from apache_beam.runners.dataflow.dataflow_runner import DataflowPipelineResult,
 from apache_beam.runners.dataflow.internal import apiclient
 from apache_beam.runners.runner import PipelineRunner
 
-from beam_jobs.common.concurrency import Progress
+from beam_jobs.common.system import Progress
 from beam_jobs.errors import FeedlineError
 from beam_jobs.runners import beam_job
 from beam_jobs.runners.beam_job import run_job, unwatched

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.errors import FeedlineError, OptionError, TooManyRejects
-from beam_jobs.runners import flink_jar, flink_java, flink_logs
+from beam_jobs.runners import flink_job_server
 from beam_jobs.runners.flink import WORKER, Options, worker_path
-from pipeline.cli.engines import engine_of
+from pipeline.cli.ingest import engine_of
 from tests.engines.flink_parts import program, serving
 
 JAR = bytes(range(256)) * 64
@@ -88,30 +88,30 @@ def test_a_java_that_will_not_do_is_named_with_the_remedy(answer, problem, tmp_p
     program(tmp_path / "bin" / "java", f"echo '{answer}' >&2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(OptionError, match=problem):
-        flink_java.find()
+        flink_job_server.find_java()
 
 
 @pytest.mark.parametrize("version", ["11.0.2", "25-ea"])
 def test_a_newer_java_will_do(version, tmp_path, monkeypatch):
     java = program(tmp_path / "bin" / "java", f"echo 'openjdk version \"{version}\" 2025-04-15' >&2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert flink_java.find() == str(java)
+    assert flink_job_server.find_java() == str(java)
 
 
 def test_no_java_is_said_with_where_it_was_looked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
     with pytest.raises(OptionError, match="there is none in JAVA_HOME, which is .*none; install Java 11 or newer"):
-        flink_java.find()
+        flink_job_server.find_java()
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(OptionError, match="there is none in PATH; install"):
-        flink_java.find()
+        flink_job_server.find_java()
 
 
 @pytest.fixture
 def find(served, tmp_path):
     """Finds the jar that is served, and keeps it in `cache`."""
-    return lambda ask=flink_jar.find: ask("1.19", f"{served[1]}/job.jar", cache=str(tmp_path / "cache"))
+    return lambda ask=flink_job_server.find_jar: ask("1.19", f"{served[1]}/job.jar", cache=str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("algorithm", ["sha512", "sha256", "sha1"])
@@ -136,7 +136,7 @@ def test_a_jar_that_is_not_what_its_publisher_says_is_refused(served, find, tmp_
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-@pytest.mark.parametrize("ask", [flink_jar.find, flink_jar.check])
+@pytest.mark.parametrize("ask", [flink_job_server.find_jar, flink_job_server.check_jar])
 def test_a_jar_that_is_not_there_is_told_apart_from_one_without_a_checksum(ask, served, find):
     with pytest.raises(OptionError, match=r"there is no job server at .*/job.jar \(404\); correct flink_version or"):
         find(ask)
@@ -149,28 +149,28 @@ def test_a_jar_is_checked_for_without_being_fetched(served, find, tmp_path):
     folder, _ = served
     (folder / "job.jar").write_bytes(JAR)
     (folder / "job.jar.sha1").write_text(hashlib.sha1(JAR).hexdigest())
-    find(flink_jar.check)
+    find(flink_job_server.check_jar)
     assert not (tmp_path / "cache").exists()
     with pytest.raises(OptionError, match="which is not a file"):
-        flink_jar.check("1.19", "absent.jar")
+        flink_job_server.check_jar("1.19", "absent.jar")
 
 
 def test_a_server_that_is_not_there_is_one_line_with_the_remedy(tmp_path):
     with pytest.raises(OptionError, match="cannot be fetched: .*refused.*; connect to the internet, or name one"):
-        flink_jar.find("1.19", "http://localhost:1/job.jar", cache=str(tmp_path))
+        flink_job_server.find_jar("1.19", "http://localhost:1/job.jar", cache=str(tmp_path))
 
 
 def test_a_jar_of_ones_own_needs_no_network(tmp_path):
     (tmp_path / "mine.jar").write_bytes(JAR)
-    assert flink_jar.find("1.19", str(tmp_path / "mine.jar")) == str(tmp_path / "mine.jar")
+    assert flink_job_server.find_jar("1.19", str(tmp_path / "mine.jar")) == str(tmp_path / "mine.jar")
     with pytest.raises(OptionError, match="job_server_jar is .*absent.jar', which is not a file"):
-        flink_jar.find("1.19", str(tmp_path / "absent.jar"))
+        flink_job_server.find_jar("1.19", str(tmp_path / "absent.jar"))
 
 
 def test_the_published_jar_is_that_of_this_beam_and_of_the_version_of_flink():
     from apache_beam.version import __version__
 
-    name = flink_jar.published("1.18").rpartition("/")[2]
+    name = flink_job_server.published_jar("1.18").rpartition("/")[2]
     assert name == f"beam-runners-flink-1.18-job-server-{__version__}.jar"
 
 
@@ -190,29 +190,32 @@ def fail(error: Exception) -> None:
 
 
 def test_logs_of_a_good_run_are_gone_and_those_of_a_failed_job_are_named():
-    with flink_logs.logs() as place:
+    with flink_job_server.logs() as place:
         logging.getLogger("beam").warning("a stack trace")
     assert not os.path.exists(place)
-    with pytest.raises(FeedlineError, match="^failed; the log of Flink is .*flink.log$"), flink_logs.logs() as place:
+    with (
+        pytest.raises(FeedlineError, match="^failed; the log of Flink is .*flink.log$"),
+        flink_job_server.logs() as place,
+    ):
         fail(FeedlineError("failed"))
-    assert "a stack trace" in Path(place, flink_logs.LAUNCHER_LOG).read_text()
+    assert "a stack trace" in Path(place, flink_job_server.LAUNCHER_LOG).read_text()
 
 
 def test_data_that_failed_a_check_has_no_log_of_flink():
-    with pytest.raises(TooManyRejects, match="^too many$"), flink_logs.logs() as place:
+    with pytest.raises(TooManyRejects, match="^too many$"), flink_job_server.logs() as place:
         fail(TooManyRejects("too many"))
     assert not os.path.exists(place)
 
 
 def test_a_directory_for_logs_is_kept(tmp_path):
     before = logging.getLogger().handlers[:]
-    with flink_logs.logs(str(tmp_path / "logs")) as place:
+    with flink_job_server.logs(str(tmp_path / "logs")) as place:
         assert place == str(tmp_path / "logs")
-    assert os.listdir(place) == [flink_logs.LAUNCHER_LOG]
+    assert os.listdir(place) == [flink_job_server.LAUNCHER_LOG]
     assert logging.getLogger().handlers == before
     (tmp_path / "file").touch()
     with (
         pytest.raises(OptionError, match="log_dir is .*file', which cannot be written"),
-        flink_logs.logs(str(tmp_path / "file")),
+        flink_job_server.logs(str(tmp_path / "file")),
     ):
         pass

@@ -24,7 +24,7 @@ def test_a_server_that_cannot_start_says_why_in_one_line(tmp_path):
     trace = "\\tat org.A.main(A.java:1)\\n\\t... 2 more\\n"
     script = program(tmp_path / "java", f"echo 'Error: Unable to access jarfile x.jar'; printf '{trace}'; exit 1")
     said = "the job server of Flink ended with code 1: Error: Unable to access jarfile x.jar$"
-    with pytest.raises(FeedlineError, match=said), flink_job_server.running([str(script)], str(tmp_path)):
+    with pytest.raises(FeedlineError, match=said), flink_job_server.running_server([str(script)], str(tmp_path)):
         pass
 
 
@@ -53,7 +53,7 @@ def group_of(folder: Path) -> int:
 
 
 def test_a_server_and_what_it_started_end_with_the_block(tmp_path):
-    with flink_job_server.running([sys.executable, "-c", LISTEN], str(tmp_path)):
+    with flink_job_server.running_server([sys.executable, "-c", LISTEN], str(tmp_path)):
         wait_until(lambda: (tmp_path / flink_job_server.SERVER_LOG).stat().st_size, 10)
         group = group_of(tmp_path)
         assert len(members(group)) == 3

@@ -9,7 +9,7 @@ import apache_beam as beam
 import pytest
 from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineState
 
-from beam_jobs.common.concurrency import Progress
+from beam_jobs.common.system import Progress
 from beam_jobs.errors import FeedlineError
 from beam_jobs.runners import beam_job
 from beam_jobs.runners.beam_job import Tally, run_job

@@ -8,9 +8,8 @@ from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
 from beam_jobs.runners.local import Options as LocalEngine
-from beam_jobs.sources.allowed_buckets import allowed, bucket_of
-from beam_jobs.sources.factory import open_source
-from beam_jobs.sources.fingerprint import source_fingerprint
+from beam_jobs.sources.factory import open_source, source_fingerprint
+from beam_jobs.sources.row_reader import allowed_buckets, bucket_of
 from beam_jobs.stages.dry_run import estimate
 from tests.beam_jobs import s3_server
 from tests.make_images import png
@@ -37,7 +36,7 @@ def test_the_bucket_of_a_path(path, bucket):
 @pytest.mark.parametrize("bucket", ["photos", "s3://", "s3://photos/cat"])
 def test_a_bucket_that_is_none_is_refused(bucket):
     with pytest.raises(OptionError, match=r"^allow_buckets holds '.*'; write it as s3://NAME or gs://NAME$"):
-        allowed(options("x.csv", allow_buckets=(bucket,)))
+        allowed_buckets(options("x.csv", allow_buckets=(bucket,)))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.archive import TarSource, ZipSource
-from beam_jobs.sources.byte_range import Slice
+from beam_jobs.sources.image_reader import Slice
 from tests.beam_jobs.entries import contents, found_in, hidden_in
 from tests.beam_jobs.make_archives import FOLDERS, add, make_tar, make_zip
 from tests.beam_jobs.object_store import SCHEME

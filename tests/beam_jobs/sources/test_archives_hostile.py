@@ -14,8 +14,7 @@ from beam_jobs.options import TableColumns
 from beam_jobs.sources import archive as archive_members
 from beam_jobs.sources import tar_headers
 from beam_jobs.sources.archive import TarSource, ZipSource
-from beam_jobs.sources.byte_range import Slice
-from beam_jobs.sources.image_reader import Reader
+from beam_jobs.sources.image_reader import Reader, Slice
 from tests.beam_jobs.entries import contents, found_in, only
 from tests.beam_jobs.make_archives import (
     FOLDERS,

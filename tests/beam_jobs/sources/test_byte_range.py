@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from beam_jobs.sources.byte_range import METHODS, Slice
+from beam_jobs.sources.image_reader import METHODS, Slice
 from beam_jobs.storage.decompress import PACKINGS
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.errors import SourceError
-from beam_jobs.sources import walk
+from beam_jobs.sources import class_folders
 from beam_jobs.sources.class_folders import ClassFolders
 from beam_jobs.sources.factory import open_source
 from tests.beam_jobs import entries
@@ -103,7 +103,7 @@ def test_a_link_to_itself_beside_the_class_folders_is_rejected(tmp_path):
 
 def test_a_directory_that_is_gone_by_the_time_it_is_listed_stops_everything(tmp_path, monkeypatch):
     make(tmp_path, "cat/a.jpg")
-    monkeypatch.setattr(walk, "check_enterable", lambda directory, root: _take(directory))
+    monkeypatch.setattr(class_folders, "check_enterable", lambda directory, root: _take(directory))
     with pytest.raises(SourceError, match="cannot be read: No such file or directory$"):
         found_in(tmp_path)
 

@@ -13,7 +13,7 @@ from pycocotools import mask as coco_mask
 
 from beam_jobs.dataset import schemas
 from beam_jobs.errors import SourceError
-from beam_jobs.images.annotations import check, record_objects
+from beam_jobs.images.annotations import check_annotations, record_objects
 from beam_jobs.images.geometry import geometry
 from beam_jobs.options import PixelOptions, TableColumns
 from beam_jobs.sources.coco import CocoSource
@@ -99,7 +99,7 @@ def test_masks_come_out_as_pycocotools_draws_them(coco, segmentation, crowd):
 
     (ref,) = coco(document(annotations=[annotation(segmentation=segmentation, iscrowd=crowd)])).entries()
     said = schemas.annotations_of(schemas.ref_row(ref)["annotations"])
-    check(said, HEIGHT, WIDTH)
+    check_annotations(said, HEIGHT, WIDTH)
     (found,) = record_objects(said, geometry(PixelOptions(), HEIGHT, WIDTH), {"dog": 0})
     drawn = segmentation
     if drawn is not COMPRESSED:

@@ -12,7 +12,7 @@ import pytest
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import Unreadable
 from beam_jobs.options import ImageLimits, TableColumns
-from beam_jobs.sources.fingerprint import dataset_fingerprint, source_fingerprint
+from beam_jobs.sources.factory import dataset_fingerprint, source_fingerprint
 from tests.beam_jobs.make_rows import make_options
 from tests.beam_jobs.object_store import SCHEME
 from tests.make_images import jpeg

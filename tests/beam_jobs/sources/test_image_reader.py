@@ -8,10 +8,9 @@ import zlib
 import pytest
 
 from beam_jobs import storage
-from beam_jobs.dataset import example_encoder, tfrecord
+from beam_jobs.dataset import record, tfrecord
 from beam_jobs.errors import BadImage, SourceError, Unreadable
-from beam_jobs.sources.byte_range import Slice
-from beam_jobs.sources.image_reader import Reader, inflate, read_at
+from beam_jobs.sources.image_reader import Reader, Slice, inflate, read_at
 from tests.beam_jobs.object_store import SCHEME
 from tests.make_images import jpeg
 
@@ -132,7 +131,7 @@ def test_a_damaged_deflated_slice_is_a_bad_member(tmp_path, change, detail):
 
 
 def example(**features) -> bytes:
-    return example_encoder.example(features)
+    return record.encode_example(features)
 
 
 def test_the_feature_of_an_example_is_read(base):

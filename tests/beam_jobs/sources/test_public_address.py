@@ -6,7 +6,7 @@ import pytest
 
 from beam_jobs.errors import BadImage, RejectReason
 from beam_jobs.options import HttpOptions
-from beam_jobs.sources import http_fetch, public_address
+from beam_jobs.sources import http_client, http_fetch
 from tests.beam_jobs.web_server import DATA, body, failure, fetch, serving, status
 
 
@@ -78,14 +78,14 @@ def test_addresses_that_are_not_public_are_refused_unasked(server, host):
     ],
 )
 def test_addresses_are_told_apart(address, public):
-    assert public_address.is_public(address) is public
+    assert http_client.is_public(address) is public
 
 
 @pytest.fixture
 def open_internet(monkeypatch):
     """Makes 127.0.0.1, and no other address of this machine, one of the open internet."""
-    is_public = public_address.is_public
-    monkeypatch.setattr(public_address, "is_public", lambda address: address == "127.0.0.1" or is_public(address))
+    is_public = http_client.is_public
+    monkeypatch.setattr(http_client, "is_public", lambda address: address == "127.0.0.1" or is_public(address))
 
 
 @pytest.mark.usefixtures("open_internet")

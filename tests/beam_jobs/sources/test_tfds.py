@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from beam_jobs.dataset import example_encoder, record, tfrecord
+from beam_jobs.dataset import record, tfrecord
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.factory import open_source
@@ -244,7 +244,7 @@ def test_the_only_image_and_class_need_no_names(copied):
 
 def renamed(payload: bytes) -> bytes:
     features = record.decode(payload)
-    return example_encoder.example({"photo": ("bytes", features["image"]), "kind": ("int64", features["label"])})
+    return record.encode_example({"photo": ("bytes", features["image"]), "kind": ("int64", features["label"])})
 
 
 def legacy(feature: dict) -> dict:

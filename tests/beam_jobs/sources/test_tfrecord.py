@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from beam_jobs.dataset import example_encoder, record, tfrecord
+from beam_jobs.dataset import record, tfrecord
 from beam_jobs.errors import SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.tfrecord import TfrecordSource
@@ -27,7 +27,7 @@ def feature(value) -> tuple[str, list]:
 
 def example(**features) -> bytes:
     """Returns an Example; `__` in names stands for `/`."""
-    return example_encoder.example({name.replace("__", "/"): feature(value) for name, value in features.items()})
+    return record.encode_example({name.replace("__", "/"): feature(value) for name, value in features.items()})
 
 
 def framed(payloads: list[bytes]) -> bytes:

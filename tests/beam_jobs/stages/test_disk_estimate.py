@@ -13,7 +13,7 @@ from beam_jobs import ingest
 from beam_jobs.errors import DiskError
 from beam_jobs.options import IngestOptions, PixelOptions
 from beam_jobs.runners.beam_job import local_pipeline
-from beam_jobs.stages import disk_estimate
+from beam_jobs.stages import work_dir
 from beam_jobs.stages.scan import Scan
 from beam_jobs.storage import disk
 from tests.beam_jobs.runs import shards_under
@@ -28,7 +28,7 @@ def options(tmp_path, **values) -> IngestOptions:
 
 
 def to_examine(tmp_path, **values) -> int:
-    return disk_estimate.to_examine(options(tmp_path, **values), FOUND, str(tmp_path / "out" / "_work"))
+    return work_dir.room_to_examine(options(tmp_path, **values), FOUND, str(tmp_path / "out" / "_work"))
 
 
 def test_copied_files_take_their_size_but_for_those_that_may_be_rejected(tmp_path):
@@ -50,7 +50,7 @@ def test_raw_pixels_of_what_is_dropped_lie_in_the_spool(tmp_path, kind):
 )
 def test_nothing_is_asked_for_that_nobody_knows(tmp_path, values):
     chosen = IngestOptions(**{"source": "photos", "out": str(tmp_path), **values})
-    assert disk_estimate.to_examine(chosen, FOUND, str(tmp_path / "_work")) == 0
+    assert work_dir.room_to_examine(chosen, FOUND, str(tmp_path / "_work")) == 0
 
 
 def test_what_an_earlier_run_wrote_needs_no_room_again(tmp_path):
@@ -63,7 +63,7 @@ def test_what_an_earlier_run_wrote_needs_no_room_again(tmp_path):
 
 
 def test_shards_take_about_what_was_planned(stages, tmp_path):
-    written = disk_estimate.to_write(IngestOptions(source="photos", out=str(tmp_path / "new")), stages.plan)
+    written = work_dir.room_to_write(IngestOptions(source="photos", out=str(tmp_path / "new")), stages.plan)
     images = [split.images for split in stages.plan.splits]
     bytes_ = sum(sum(rows["bytes"].to_pylist()) for rows in images)
     assert bytes_ < written < 1.2 * bytes_ + 1000 * sum(map(len, images))
@@ -74,7 +74,7 @@ def test_an_ingest_stops_before_the_stage_that_there_is_no_room_for(photos, tmp_
     out = tmp_path / "out"
     asked = IngestOptions(source=str(photos), out=str(out), splits={"all": 1})
     with monkeypatch.context() as patch:
-        patch.setattr(disk_estimate, stage, lambda *_: 1 << 60)
+        patch.setattr(work_dir, stage, lambda *_: 1 << 60)
         with pytest.raises(DiskError, match=r"are needed and .* are free; make room, then run the same command again"):
             ingest.run(asked)
     assert not shards_under(out)

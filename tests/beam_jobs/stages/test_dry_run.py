@@ -13,7 +13,7 @@ from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, PixelOptions
 from beam_jobs.runners import cost_estimate, dataflow, flink, local
 from beam_jobs.sources.image_reader import Reader
-from beam_jobs.stages import dry_run_sample
+from beam_jobs.stages import dry_run
 from beam_jobs.stages.dry_run import estimate
 
 
@@ -56,11 +56,11 @@ def test_no_more_than_a_sample_is_read(photos, tmp_path, monkeypatch):
     real = Reader.read
     monkeypatch.setattr(Reader, "read", lambda self, *args: read.append(args) or real(self, *args))
     assert work_of(source, tmp_path / "out").images == 124
-    assert len(read) == dry_run_sample.SAMPLE_IMAGES
+    assert len(read) == dry_run.SAMPLE_IMAGES
     read.clear()
-    monkeypatch.setattr(dry_run_sample, "SAMPLE_BYTES", 20_000)
+    monkeypatch.setattr(dry_run, "SAMPLE_BYTES", 20_000)
     work_of(source, tmp_path / "out")
-    assert 0 < len(read) < dry_run_sample.SAMPLE_IMAGES
+    assert 0 < len(read) < dry_run.SAMPLE_IMAGES
 
 
 def test_an_archive_is_not_unpacked_for_it(photos, tmp_path):

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beam_jobs.common.concurrency import Progress, local
+from beam_jobs.common.system import Progress, local_progress
 from beam_jobs.dataset import schemas
-from beam_jobs.images import masks, process
+from beam_jobs.images import annotations, process
 from beam_jobs.options import ImageLimits
-from beam_jobs.sources.byte_range import Slice
+from beam_jobs.sources.image_reader import Slice
+from beam_jobs.stages import work_units
 from beam_jobs.stages.examine import (
     DIRECTORY,
     Examined,
@@ -26,7 +27,6 @@ from beam_jobs.stages.examine import (
     sweep,
 )
 from beam_jobs.stages.scan import Bucket
-from beam_jobs.storage import checksummed_json
 from beam_jobs.types import Annotations, ImageObject, ImageRef
 from tests.beam_jobs.buckets import FILES, MIXED, bucket_of, bucket_of_refs, facts_of, rejects_of, task_of, write_files
 from tests.beam_jobs.make_rows import make_ref
@@ -53,7 +53,7 @@ def content_of(path: Path) -> object:
     if path.suffix == ".parquet":
         return schemas.read(str(path)).to_pylist()
     if path.suffix == ".json":
-        values = checksummed_json.read(str(path))
+        values = work_units.read_checked(str(path))
         return {**values, "files": sorted(values["files"])}  # the facts name their spool, so their checksum differs
     return path.read_bytes()
 
@@ -212,12 +212,12 @@ def test_a_damaged_marker_tells_of_no_progress(source, harm):
 
 def test_work_is_counted_as_it_is_done_and_when_it_is_taken_up(source):
     bucket, task = bucket_of_refs(source, *map(make_ref, FILES), make_ref("none.jpg", bytes=999)), task_of(source)
-    local.reset()
+    local_progress.reset()
     outcome = examine_bucket(bucket, task)
-    assert local.read() == Progress(7, outcome.bytes, 3)
-    local.reset()
+    assert local_progress.read() == Progress(7, outcome.bytes, 3)
+    local_progress.reset()
     examine_bucket(bucket, task)
-    assert local.read() == Progress(7, 0, 3)  # done, and no byte of it read
+    assert local_progress.read() == Progress(7, 0, 3)  # done, and no byte of it read
 
 
 CLASSES = (np.arange(60 * 80).reshape(60, 80) % 7).astype(np.uint8)
@@ -259,7 +259,7 @@ def test_a_mask_is_checked_and_spooled_when_it_has_to_change(source, masked):
     assert changed["slice"] == ""
     stored = task.reader.read("palette.png", changed["mask_slice"])
     assert changed["mask_crc32c"] == google_crc32c.value(stored)
-    assert stored == masks.encode(CLASSES)
+    assert stored == annotations.encode_mask(CLASSES)
     assert (without["mask_slice"], without["mask_crc32c"]) == ("", 0)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from beam_jobs.errors import Unreadable
-from beam_jobs.stages import retry
+from beam_jobs.stages import work_units
 from beam_jobs.stages.examine import UNREAD, examine_bucket, forget, is_done
 from beam_jobs.types import Annotations
 from tests.beam_jobs.buckets import MIXED, bucket_of_refs, rejects_of, task_of, write_files
@@ -56,7 +56,7 @@ def test_what_cannot_be_read_is_rejected_and_noted_where_that_is_asked_for(sourc
         *("bad.jpg", "examine", "unreadable", "Input/output error"),
         0,
     )
-    notes = retry.noted(f"{task.reader.work}/{UNREAD}")
+    notes = work_units.noted_faults(f"{task.reader.work}/{UNREAD}")
     assert notes == {bucket.name: (("bad.jpg", "Input/output error"),)}
     assert is_done(task.reader.work, bucket)
     forget(task.reader.work, bucket)
@@ -64,7 +64,7 @@ def test_what_cannot_be_read_is_rejected_and_noted_where_that_is_asked_for(sourc
 
 
 def test_a_bucket_of_which_nothing_can_be_read_is_given_up_early(source, sector, monkeypatch):
-    monkeypatch.setattr(retry, "MOST_FAULTS", 3)
+    monkeypatch.setattr(work_units, "MOST_FAULTS", 3)
     refs = [make_ref(str(number), uri="bad.jpg") for number in range(50)]
     with pytest.raises(Unreadable) as fault:
         examine_bucket(bucket_of_refs(source, *refs), task_of(source))

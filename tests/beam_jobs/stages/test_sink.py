@@ -8,9 +8,8 @@ import time
 import google_crc32c
 import pytest
 
-from beam_jobs.common.concurrency import Progress, local
-from beam_jobs.stages import sink
-from beam_jobs.stages.sink import Sink
+from beam_jobs.common.system import Progress, local_progress
+from beam_jobs.stages.write import Sink
 
 
 def _records(count: int, length: int) -> list[tuple[bytes, bytes]]:
@@ -88,7 +87,7 @@ def test_a_slow_disk_holds_back_who_writes():
 
     def write() -> None:
         with Sink(stream) as taken:
-            for pieces in _records(20, sink._BLOCK_BYTES):
+            for pieces in _records(20, write._BLOCK_BYTES):
                 taken.write(pieces)
                 taken_in.append(1)
 
@@ -98,14 +97,14 @@ def test_a_slow_disk_holds_back_who_writes():
     held_back = len(taken_in)
     stream.go.set()
     thread.join(10)
-    assert held_back <= sink._PENDING + 1
+    assert held_back <= write._PENDING + 1
     assert len(taken_in) == 20
-    assert len(stream.getvalue()) == 20 * (4 + sink._BLOCK_BYTES)
+    assert len(stream.getvalue()) == 20 * (4 + write._BLOCK_BYTES)
 
 
 def test_progress_counts_what_is_written():
-    local.reset()
+    local_progress.reset()
     with Sink(io.BytesIO()) as taken:
         for pieces in _records(7, 300_000):
             taken.write(pieces)
-    assert local.read() == Progress(7, 7 * 300_004, 0)
+    assert local_progress.read() == Progress(7, 7 * 300_004, 0)

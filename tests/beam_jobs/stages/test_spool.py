@@ -4,9 +4,8 @@ import os
 
 import pytest
 
-from beam_jobs.sources.byte_range import Slice
-from beam_jobs.sources.image_reader import Reader
-from beam_jobs.stages.spool import SpoolWriter
+from beam_jobs.sources.image_reader import Reader, Slice
+from beam_jobs.stages.examine import SpoolWriter
 from tests.beam_jobs.object_store import SCHEME
 from tests.beam_jobs.runs import files_under
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beam_jobs.common.concurrency import Progress, local
+from beam_jobs.common.system import Progress, local_progress
 from beam_jobs.dataset import record, schemas, tfrecord
 from beam_jobs.errors import DataError, Fault, SourceChanged, Unreadable
-from beam_jobs.images import masks, process
+from beam_jobs.images import annotations, process
 from beam_jobs.images.geometry import geometry
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.sources.image_reader import Reader
@@ -248,12 +248,12 @@ def test_failures_are_noted_once_a_shard_and_read_in_order(stages):
 def test_work_is_counted_as_it_is_done_and_when_it_is_taken_up(stages):
     task = stages.shards[0]
     count = len(schemas.read(task.plan_path))
-    local.reset()
+    local_progress.reset()
     write_shard(task, stages.task)
-    assert local.read() == Progress(count, load_sidecar(stages.task.work, task).bytes, 0)
-    local.reset()
+    assert local_progress.read() == Progress(count, load_sidecar(stages.task.work, task).bytes, 0)
+    local_progress.reset()
     write_shard(task, stages.task)
-    assert local.read() == Progress(count, 0, 0)  # or the time left would count what is done already
+    assert local_progress.read() == Progress(count, 0, 0)  # or the time left would count what is done already
 
 
 CLASSES = (np.arange(60 * 80).reshape(60, 80) % 5).astype(np.uint8)
@@ -389,13 +389,15 @@ def test_objects_and_masks_go_where_the_pixels_go(prepare):
     (values,) = written(*prepare(said(objects=(MIDDLE,), mask="plain.png"), pixels=pixels, label_kind="none"))
     assert values[record.OBJECT_PREFIX + "bbox/xmin"] == [pytest.approx(10 / 60)]
     assert values[record.OBJECT_PREFIX + "bbox/xmax"] == [pytest.approx(50 / 60)]
-    assert values["image/segmentation/class/encoded"] == [masks.encode(masks.move(CLASSES, geometry(pixels, 60, 80)))]
+    assert values["image/segmentation/class/encoded"] == [
+        annotations.encode_mask(annotations.move_mask(CLASSES, geometry(pixels, 60, 80)))
+    ]
 
 
 def test_a_mask_is_written_as_it_lies_or_made_plain(prepare):
     plain, changed = written(*prepare(said("a.jpg", "ant", mask="plain.png"), said("c.png", "bee", mask="colours.png")))
     assert plain["image/segmentation/class/encoded"] == [FILES["plain.png"]]
-    assert changed["image/segmentation/class/encoded"] == [masks.encode(CLASSES)]
+    assert changed["image/segmentation/class/encoded"] == [annotations.encode_mask(CLASSES)]
     assert changed["image/segmentation/class/format"] == [b"png"]
 
 

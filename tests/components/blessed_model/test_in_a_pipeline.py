@@ -20,19 +20,18 @@ from tfx.orchestration.local.local_dag_runner import LocalDagRunner
 
 from beam_jobs.dataset import manifest, record
 from beam_jobs.options import IngestOptions, TableColumns
-from components.blessed_model.component import blessed_model
+from components.blessed_model import blessed_model
 from components.evaluation import load_evaluation
 from components.evaluation.config import evaluation_config
-from components.evaluation.options import EvaluateOptions
+from components.evaluation.results import EvaluateOptions
 from components.image_example_gen.component import ImageExampleGen
 from pipeline.runs.history import newest_run, open_store
 from tests.make_images import crop, encode
 from trainer import run_fn
 from trainer.input import columns
 from trainer.input.columns import TransformOptions
-from trainer.options import InputOptions, TrainerConfig
+from trainer.options import InputOptions, TrainerConfig, TrainOptions
 from trainer.serving.export import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBABILITIES
-from trainer.training.options import TrainOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 COLUMNS = TransformOptions(columns={"camera": "vocabulary(5)", "iso": "scale"})

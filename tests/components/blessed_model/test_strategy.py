@@ -7,7 +7,7 @@ import pytest
 from tfx import types
 from tfx.types import standard_artifacts
 
-from components.blessed_model.strategy import BlessedBeforeStrategy
+from components.blessed_model import BlessedBeforeStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NAME = "assets.extra/about.json"

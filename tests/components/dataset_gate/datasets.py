@@ -12,7 +12,7 @@ import numpy as np
 
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
-from components.dataset_gate.dataset import GateDataset, load
+from components.dataset_gate.measures import GateDataset, load_dataset
 from tests.make_images import crop, encode
 
 SIDE = 40
@@ -147,4 +147,4 @@ class Library:
         return ingest(self.root / name.replace(" ", "_"), rows, **{**_FOR_TESTS, **options})
 
     def _load(self, name: str) -> GateDataset:
-        return load(str(self.path(name)))
+        return load_dataset(str(self.path(name)))

@@ -7,10 +7,9 @@ import pyarrow as pa
 import pytest
 from tensorflow_metadata.proto.v0 import anomalies_pb2
 
-from components.dataset_gate.checks import check_anomalies, check_dataset, count_anomalies
-from components.dataset_gate.class_checks import check_classes
-from components.dataset_gate.dataset import GateDataset
+from components.dataset_gate.checks import check_anomalies, check_classes, check_dataset, count_anomalies
 from components.dataset_gate.limits import GateLimits
+from components.dataset_gate.measures import GateDataset
 from tests.components.conftest import manifest_of
 
 

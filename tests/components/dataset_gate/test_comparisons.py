@@ -8,9 +8,8 @@ import pytest
 from scipy.spatial.distance import jensenshannon
 
 from beam_jobs.dataset import schemas
-from components.dataset_gate.comparisons import _median, drift, skew
-from components.dataset_gate.dataset import load
 from components.dataset_gate.limits import GateLimits
+from components.dataset_gate.measures import _median, drift, load_dataset, skew
 from tests.components.dataset_gate.datasets import Row, ingest, photograph
 
 
@@ -63,7 +62,7 @@ def test_a_column_of_numbers_is_compared_with_one_of_texts_as_text(tmp_path):
             Row(f"{index}.jpg", photograph(index), "a", ("train", "eval")[index // 8], {"mixed": values[index % 2]})
             for index in range(16)
         ]
-        sets[name] = load(str(ingest(tmp_path / name, rows, splits={"train": 0.5, "eval": 0.5})))
+        sets[name] = load_dataset(str(ingest(tmp_path / name, rows, splits={"train": 0.5, "eval": 0.5})))
     assert sets["numbers"].features["extra/mixed"].names is None
     found = {one.comparison.feature: one for one in drift(sets["texts"], sets["numbers"], "span 1", GateLimits())}
     assert found["extra/mixed"].comparison.measure == "l_infinity"
@@ -80,9 +79,9 @@ def test_frames_of_one_video_do_not_count_as_independent_images(tmp_path):
     ]
     rows = [row if index < 40 else Row(row.name, row.data, "a", "eval", row.extra) for index, row in enumerate(rows)]
     columns = TableColumns(split="split", group="video")
-    dataset = load(str(ingest(tmp_path / "videos", rows, columns, splits={"train": 0.5, "eval": 0.5})))
+    dataset = load_dataset(str(ingest(tmp_path / "videos", rows, columns, splits={"train": 0.5, "eval": 0.5})))
     by_video = {one.comparison.feature: one.comparison for one in skew(dataset, GateLimits())}
-    alone = load(
+    alone = load_dataset(
         str(ingest(tmp_path / "frames", rows, TableColumns(split="split"), splits={"train": 0.5, "eval": 0.5}))
     )
     by_frame = {one.comparison.feature: one.comparison for one in skew(alone, GateLimits())}

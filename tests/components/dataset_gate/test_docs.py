@@ -7,8 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from components.dataset_gate.limits import GateLimits
-from components.dataset_gate.names import FACTS
+from components.dataset_gate.limits import FACTS, GateLimits
 from pipeline.config import build
 
 PAGE = (Path(__file__).parents[3] / "docs" / "gates.md").read_text(encoding="utf-8")

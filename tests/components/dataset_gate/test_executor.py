@@ -15,7 +15,7 @@ from tfx.utils import io_utils
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import GateFailed
 from components.artifacts import DatasetVerdict
-from components.dataset_gate.executor import Executor, load_anomalies, load_baseline
+from components.dataset_gate.component import Executor, load_anomalies, load_baseline
 from components.dataset_gate.limits import GateLimits
 
 

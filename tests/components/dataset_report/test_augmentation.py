@@ -7,8 +7,7 @@ from beam_jobs.dataset import manifest, schemas
 from beam_jobs.errors import OptionError
 from beam_jobs.options import PixelOptions
 from components.dataset_report.augmentation import DRAWS, augmentation, seen
-from components.dataset_report.images import Images
-from components.dataset_report.pictures import Album
+from components.dataset_report.shown import Album, Images
 from tests.components.dataset_report.page import ingest, pixels
 from tests.make_images import jpeg
 
@@ -32,8 +31,8 @@ def records(made) -> dict[str, dict]:
     [(PixelOptions(), ""), (PixelOptions(policy="raw", side_px=40), ""), (PixelOptions(), "decode|resize(32)|flip")],
 )
 def test_the_preview_is_what_the_trainer_feeds_the_model(tmp_path, pixel_options, ops):
+    from trainer.input.parse import stored_ops
     from trainer.input.position import Position
-    from trainer.input.stored_pixels import stored_ops
     from trainer.input_fn import evaluation_ops, make_dataset
     from trainer.ops import parse_ops
     from trainer.options import InputOptions

@@ -8,9 +8,8 @@ from PIL import Image
 from beam_jobs.dataset import manifest, schemas
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
-from components.dataset_report.duplicates import ROOM_BYTES, duplicates
-from components.dataset_report.images import Images
-from components.dataset_report.pictures import Album, Room
+from components.dataset_report.gallery import DUPLICATES_ROOM_BYTES, duplicates
+from components.dataset_report.shown import Album, Images, Room
 from tests.components.dataset_report.page import ingest
 from tests.make_images import crop, png
 
@@ -18,7 +17,7 @@ from tests.make_images import crop, png
 def found_in(made, column="cluster", room=None):
     dataset = manifest.load(str(made))
     images = Images(schemas.read_published(str(made / "images.parquet")), dataset)
-    return duplicates(images, Album(str(made), dataset), column, Room(ROOM_BYTES if room is None else room))
+    return duplicates(images, Album(str(made), dataset), column, Room(DUPLICATES_ROOM_BYTES if room is None else room))
 
 
 @pytest.mark.parametrize(("policy", "split"), [("keep", "train"), ("drop", "dropped")])

@@ -10,7 +10,7 @@ from tfx.types import standard_artifacts
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import CorruptDataset
 from components.artifacts import DatasetVerdict, HtmlReport
-from components.dataset_report.executor import Executor
+from components.dataset_report.component import Executor
 from components.evaluation import load_evaluation
 from tests.components.dataset_report.page import Page
 

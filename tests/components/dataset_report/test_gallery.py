@@ -6,11 +6,10 @@ from PIL import Image
 from beam_jobs.dataset import manifest, record, schemas
 from beam_jobs.errors import CorruptDataset
 from components.dataset_report import gallery as module
-from components.dataset_report.balance import balance
 from components.dataset_report.gallery import gallery
-from components.dataset_report.images import Images
-from components.dataset_report.pictures import Album
+from components.dataset_report.histograms import balance
 from components.dataset_report.render import render
+from components.dataset_report.shown import Album, Images
 from tests.beam_jobs.broken_decoder import broken_decoders
 from tests.components.conftest import manifest_of
 from tests.components.dataset_report.page import ingest, pixels

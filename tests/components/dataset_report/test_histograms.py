@@ -9,7 +9,7 @@ import pytest
 
 from beam_jobs.dataset import manifest, schemas
 from components.dataset_report.histograms import HEIGHT, WIDTH, distributions, histogram, top_values
-from components.dataset_report.images import Images
+from components.dataset_report.shown import Images
 
 
 def counts_of(chart, split: str) -> list[int]:

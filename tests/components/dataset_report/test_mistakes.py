@@ -9,14 +9,12 @@ from PIL import Image
 from beam_jobs.dataset import manifest, schemas
 from beam_jobs.errors import OptionError
 from beam_jobs.options import PixelOptions
-from components.dataset_report.evaluated import confusion, evaluated, measure
-from components.dataset_report.images import Images
-from components.dataset_report.mistakes import Predictions, predict, worst
-from components.dataset_report.pictures import Album
+from components.dataset_report.evaluated import Predictions, confusion, evaluated, measure, predict, worst
+from components.dataset_report.shown import Album, Images
 from components.evaluation import Accuracy, Evaluation, load_evaluation
 from tests.components.dataset_report.page import ingest
 from tests.make_images import encode, png
-from trainer.input.stored_pixels import DecodeRaw
+from trainer.input.parse import DecodeRaw
 from trainer.ops import parse_ops
 from trainer.serving.export import export
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from beam_jobs.dataset import manifest, schemas
+from components.dataset_report import ArtifactDetail, RunDetails, StepDetail
 from components.dataset_report.render import render
-from components.dataset_report.run_details import ArtifactDetail, RunDetails, StepDetail
 from components.evaluation import Accuracy, Evaluation
 from tests.components.dataset_report.page import ingest
 from tests.make_images import encode

@@ -8,9 +8,8 @@ import pytest
 from PIL import Image
 
 from beam_jobs.dataset import schemas
-from components.dataset_report import lenient
-from components.dataset_report.lenient import look
-from components.dataset_report.rejects import rejects
+from components.dataset_report import gallery
+from components.dataset_report.gallery import look_at_rejected, rejects
 from tests.beam_jobs.broken_decoder import broken_decoders
 from tests.components.dataset_report.page import ingest, pixels
 from tests.make_images import encode, forged_png, jpeg, png
@@ -63,30 +62,30 @@ def size_of(picture) -> tuple[int, int]:
 
 
 def test_a_good_file_is_seen(source):
-    assert size_of(look(str(source), "good.png", 40)) == (40, 30)
-    assert size_of(look(str(source), str(source / "good.png"), 40)) == (40, 30)  # as a table may name it
+    assert size_of(look_at_rejected(str(source), "good.png", 40)) == (40, 30)
+    assert size_of(look_at_rejected(str(source), str(source / "good.png"), 40)) == (40, 30)  # as a table may name it
 
 
 @pytest.mark.parametrize("uri", ["../secret.png", "{outside}", "https://example.org/x.png", "\0", ""])
 def test_nothing_outside_the_source_is_opened(source, uri):
-    assert look(str(source), uri.format(outside=source.parent / "secret.png"), 40) is None
+    assert look_at_rejected(str(source), uri.format(outside=source.parent / "secret.png"), 40) is None
 
 
 def test_a_link_out_of_the_source_is_not_followed(source):
     os.symlink(source.parent / "secret.png", source / "link.png")
     os.symlink(source.parent, source / "folder")
     os.symlink(source / "good.png", source / "inside.png")
-    assert look(str(source), "link.png", 40) is None
-    assert look(str(source), "folder/secret.png", 40) is None
-    assert look(str(source), "inside.png", 40) is not None
+    assert look_at_rejected(str(source), "link.png", 40) is None
+    assert look_at_rejected(str(source), "folder/secret.png", 40) is None
+    assert look_at_rejected(str(source), "inside.png", 40) is not None
 
 
 @pytest.mark.timeout(20)
 def test_pipes_and_folders_are_not_read(source):
     os.mkfifo(source / "pipe.png")
     (source / "folder.png").mkdir()
-    assert look(str(source), "pipe.png", 40) is None
-    assert look(str(source), "folder.png", 40) is None
+    assert look_at_rejected(str(source), "pipe.png", 40) is None
+    assert look_at_rejected(str(source), "folder.png", 40) is None
 
 
 @pytest.mark.parametrize(
@@ -101,15 +100,15 @@ def test_pipes_and_folders_are_not_read(source):
 )
 def test_what_must_or_can_not_be_decoded_is_not(source, data):
     (source / "bad.png").write_bytes(data)
-    assert look(str(source), "bad.png", 40).remark
+    assert look_at_rejected(str(source), "bad.png", 40).remark
 
 
 def test_a_file_that_breaks_its_decoder_costs_its_own_picture(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(lenient, "_LIMITS", dataclasses.replace(lenient._LIMITS, max_seconds=1.0))
+    monkeypatch.setattr(gallery, "_REJECTED_LIMITS", dataclasses.replace(gallery._REJECTED_LIMITS, max_seconds=1.0))
     for name, marker in (("slow.png", b"<spin>"), ("crash.png", b"<segv>")):
         (source / name).write_bytes(png(3) + marker)
     with broken_decoders(tmp_path):
-        found = {name: look(str(source), name, 40) for name in ("slow.png", "crash.png", "good.png")}
+        found = {name: look_at_rejected(str(source), name, 40) for name in ("slow.png", "crash.png", "good.png")}
     assert found["slow.png"].remark.startswith("too_slow: it took more than 1 s")
     assert found["crash.png"].remark == "decoder_crashed: the decoder broke down: SIGSEGV, 3 times"
     assert size_of(found["good.png"]) == (40, 30)

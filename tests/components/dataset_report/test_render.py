@@ -13,8 +13,8 @@ from beam_jobs.dataset.manifest import Remarks
 from beam_jobs.errors import CorruptDataset, SourceError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, PixelOptions, TableColumns
+from components.dataset_report import ArtifactDetail, RunDetails, StepDetail
 from components.dataset_report.render import render
-from components.dataset_report.run_details import ArtifactDetail, RunDetails, StepDetail
 from components.evaluation import Accuracy, Evaluation
 from tests.components.dataset_report.page import HOSTILE_CLASS, HOSTILE_NAME, Page, ingest
 from tests.make_images import png

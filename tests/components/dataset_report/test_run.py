@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import re
 
-from components.dataset_report.comparison import verdict
-from components.dataset_report.run import lineage, run_view
-from components.dataset_report.run_details import ArtifactDetail, RunDetails, StepDetail
+from components.dataset_report import ArtifactDetail, RunDetails, StepDetail
+from components.dataset_report.card import lineage, run_view, verdict
 
 
 def artifact(number: int, *inputs: int, **facts: str) -> ArtifactDetail:

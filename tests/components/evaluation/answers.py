@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from beam_jobs.dataset import example_encoder, record
+from beam_jobs.dataset import record
 
 ANSWER = "answer"
 PROBABILITIES = "probabilities"
@@ -57,7 +57,7 @@ def write_answers(
                 features[record.EXTRA_PREFIX + name] = ("bytes", list(values))
             if weights:
                 features[record.WEIGHT] = ("float", [weights[place]])
-            writer.write(example_encoder.example(features))
+            writer.write(record.encode_example(features))
     return directory
 
 

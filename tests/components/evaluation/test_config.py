@@ -11,7 +11,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from components.evaluation import load_evaluation, wilson_interval
 from components.evaluation.config import evaluation_config
-from components.evaluation.options import EvaluateOptions
+from components.evaluation.results import EvaluateOptions
 from tests.components.conftest import BEAM_ARGS, analyse
 from tests.components.evaluation.answers import PROBABILITIES, SIGNATURE, write_answers, write_parrot
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from beam_jobs.errors import OptionError
-from components.evaluation.options import EvaluateOptions
+from components.evaluation.results import EvaluateOptions
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from beam_jobs.dataset import manifest
 from beam_jobs.errors import CorruptDataset
 from components.evaluation import load_evaluation
 from components.evaluation.config import evaluation_config
-from components.evaluation.options import EvaluateOptions
+from components.evaluation.results import EvaluateOptions
 from tests.components.conftest import analyse
 from tests.components.evaluation.answers import (
     PROBABILITIES,

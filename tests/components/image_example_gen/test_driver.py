@@ -12,7 +12,7 @@ from tfx.types import standard_artifacts
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import CorruptDataset, SourceError
 from beam_jobs.options import IngestOptions
-from components.image_example_gen.driver import Driver
+from components.image_example_gen.component import Driver
 from tests.beam_jobs.object_store import SCHEME
 
 

@@ -19,8 +19,7 @@ from beam_jobs.dataset import manifest
 from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import CorruptDataset, DataError
 from beam_jobs.options import IngestOptions
-from components.image_example_gen.component import ImageExampleGen
-from components.image_example_gen.executor import Executor
+from components.image_example_gen.component import Executor, ImageExampleGen
 from pipeline.runs.history import newest_run, open_store
 from tests.components.conftest import BEAM_ARGS
 from tests.make_images import jpeg

@@ -11,8 +11,8 @@ from tfx.proto import pusher_pb2
 from tfx.types import standard_artifacts
 
 from beam_jobs import storage
-from components.model_pusher.executor import Executor, publish, push
-from trainer.training.progress import DIVERGED_NAME
+from components.blessed_model import PusherExecutor, publish_model, push_model
+from trainer.training.checkpoint import DIVERGED_NAME
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -47,7 +47,7 @@ def execute(model: Path, base: Path, out: Path, blessed: int) -> standard_artifa
     trained.set_string_custom_property("tfx_version", "1.16.0")
     blessing.set_int_custom_property("blessed", blessed)
     destination = pusher_pb2.PushDestination(filesystem={"base_directory": str(base)})
-    Executor().Do(
+    PusherExecutor().Do(
         {"model": [trained], "model_blessing": [blessing]},
         {"pushed_model": [pushed]},
         {"push_destination": json_format.MessageToJson(destination)},
@@ -80,20 +80,20 @@ def test_the_model_of_a_training_that_diverged_is_not_pushed(model, base, tmp_pa
 
 
 def test_the_same_model_is_pushed_once_and_another_becomes_a_newer_version(model, base):
-    first = push(str(model), str(base))
-    assert push(str(model), str(base)) == first
+    first = push_model(str(model), str(base))
+    assert push_model(str(model), str(base)) == first
     assert os.listdir(base) == [first]
     (model / "saved_model.pb").write_text("a new graph")
-    second = push(str(model), str(base))
+    second = push_model(str(model), str(base))
     assert int(second) > int(first)
     (model / "saved_model.pb").write_text("graph")
     # What serves is the newest version, so going back to an earlier model takes a newer version too.
-    assert int(push(str(model), str(base))) > int(second)
+    assert int(push_model(str(model), str(base))) > int(second)
 
 
 def test_a_clock_that_was_set_back_makes_no_older_version(model, base):
     (base / "9000000000").mkdir(parents=True)
-    assert push(str(model), str(base)) == "9000000001"
+    assert push_model(str(model), str(base)) == "9000000001"
 
 
 def test_a_full_disk_adds_no_version_and_leaves_nothing(model, base, monkeypatch):
@@ -108,7 +108,7 @@ def test_a_full_disk_adds_no_version_and_leaves_nothing(model, base, monkeypatch
     shutil_copy = shutil.copyfileobj
     monkeypatch.setattr(shutil, "copyfileobj", one_file_then_full)
     with pytest.raises(OSError, match="No space left"):
-        push(str(model), str(base))
+        push_model(str(model), str(base))
     assert len(copied) == 2
     assert os.listdir(base) == []
 
@@ -116,12 +116,12 @@ def test_a_full_disk_adds_no_version_and_leaves_nothing(model, base, monkeypatch
 def test_the_rest_of_a_killed_push_is_no_version_and_is_written_over(model, base, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 1_700_000_000.5)
     storage.write_bytes(str(base / ".pushing-1700000000" / "stray"), b"half")
-    assert push(str(model), str(base)) == "1700000000"
+    assert push_model(str(model), str(base)) == "1700000000"
     assert os.listdir(base) == ["1700000000"]
     assert content(base / "1700000000") == content(model)
 
 
 def test_a_damaged_version_is_replaced(model, base):
     storage.write_bytes(str(base / "1700000000" / "saved_model.pb"), b"gra")
-    publish(str(model), str(base / "1700000000"))
+    publish_model(str(model), str(base / "1700000000"))
     assert content(base / "1700000000") == content(model)

@@ -19,8 +19,7 @@ from beam_jobs.ingest import run as ingest
 from beam_jobs.options import IngestOptions
 from components.dataset_gate.component import DatasetGate
 from components.dataset_gate.limits import GateLimits
-from components.previous_span.resolver import previous_examples
-from components.previous_span.strategy import PreviousSpanStrategy
+from components.previous_span.resolver import PreviousSpanStrategy, previous_examples
 from pipeline.runs.history import newest_run, open_store
 from tests.components.previous_span.emitter import Emitter
 from tests.make_images import crop, encode

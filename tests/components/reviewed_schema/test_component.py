@@ -5,8 +5,7 @@ from tfx import types
 from tfx.types import standard_artifacts
 
 from beam_jobs.errors import OptionError
-from components.reviewed_schema.component import ReviewedSchema
-from components.reviewed_schema.executor import Executor
+from components.schema.component import ReviewedSchema, ReviewedSchemaExecutor
 
 TEXT = 'feature { name: "image/height" type: INT }\n'
 
@@ -29,5 +28,5 @@ def test_what_is_no_schema_is_refused(tmp_path):
 def test_the_executor_writes_the_text_out(tmp_path):
     schema: types.Artifact = standard_artifacts.Schema()
     schema.uri = str(tmp_path)
-    Executor().Do({}, {"schema": [schema]}, {"schema_text": TEXT})
+    ReviewedSchemaExecutor().Do({}, {"schema": [schema]}, {"schema_text": TEXT})
     assert (tmp_path / "schema.pbtxt").read_text() == TEXT

@@ -6,10 +6,8 @@ from tfx.types import artifact_utils, standard_artifacts
 from tfx.utils import io_utils
 
 from beam_jobs.dataset import manifest
-from components.schema import files
-from components.schema.component import InferredSchema
-from components.schema.executor import Executor
-from components.schema.infer import infer
+from components.schema import review
+from components.schema.component import InferredSchema, InferredSchemaExecutor, infer
 from components.statistics import dataset_statistics
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -29,12 +27,12 @@ def test_the_executor_writes_what_is_inferred_from_statistics_and_dataset(datase
         )
     statistics = artifact(standard_artifacts.ExampleStatistics, tmp_path / "counted")
     statistics.split_names = artifact_utils.encode_split_names(["train", "eval"])
-    Executor().Do(
+    InferredSchemaExecutor().Do(
         {"statistics": [statistics], "examples": [artifact(standard_artifacts.Examples, dataset)]},
         {"schema": [artifact(standard_artifacts.Schema, tmp_path / "schema")]},
         {"code": "1"},
     )
-    schema = files.read(str(tmp_path / "schema" / "schema.pbtxt"))
+    schema = review.read_schema(str(tmp_path / "schema" / "schema.pbtxt"))
     assert schema == infer(counted, manifest.load(str(dataset)))
     classes = {domain.name: list(domain.value) for domain in schema.string_domain}
     assert classes == {"image/format": ["jpeg", "png"], "image/class/text": ["china", "flower"]}

@@ -8,7 +8,7 @@ from tensorflow_metadata.proto.v0 import schema_pb2
 
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
 from beam_jobs.stages.publish import described
-from components.schema.known import Real, Values, Whole, describe, domains_of
+from components.schema.component import Real, Values, Whole, describe_known, domains_of
 from tests.components.conftest import manifest_of
 
 TWO = manifest_of({"train": {"cat": 3, "dog": 2}})
@@ -84,7 +84,7 @@ def test_a_description_replaces_what_was_guessed_and_leaves_user_columns_alone()
     )
     before = inferred.SerializeToString()
     required = "presence { min_fraction: 1 min_count: 1 }"
-    assert describe(inferred, dataset_of(), {}) == schema_of(
+    assert describe_known(inferred, dataset_of(), {}) == schema_of(
         'feature { name: "image/channels" type: INT int_domain { min: 1 max: 3 }'
         f"shape {{ dim {{ size: 1 }} }} {required} }}"
         'feature { name: "image/class/label" type: INT int_domain { min: 0 max: 1 is_categorical: true }'
@@ -102,7 +102,7 @@ def test_a_description_replaces_what_was_guessed_and_leaves_user_columns_alone()
 
 def test_images_of_many_labels_have_up_to_all_of_them():
     inferred = schema_of('feature { name: "image/class/text" type: BYTES shape { dim { size: 1 } } }')
-    [feature] = describe(inferred, dataset_of(label_kind="multi"), {}).feature
+    [feature] = describe_known(inferred, dataset_of(label_kind="multi"), {}).feature
     assert (feature.value_count.min, feature.value_count.max) == (0, 2)
     assert feature.presence.min_fraction == 1
     assert feature.WhichOneof("shape_type") == "value_count"

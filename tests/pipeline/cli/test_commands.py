@@ -21,7 +21,7 @@ from pipeline.cli.ingest import command as ingest_command
 from tests.make_images import class_folders, jpeg
 from trainer.ops import parse_ops
 from trainer.serving.export import export
-from trainer.serving.spec import ServingSpec
+from trainer.serving.predict import ServingSpec
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import config
 from pipeline.cli import execute
-from pipeline.runners import airflow_folder
-from pipeline.settings import placeholders
+from pipeline.runners import airflow
 
 # Prints the exit code, and whether what takes half a minute was loaded for it.
 _ASKED = """
@@ -88,7 +88,7 @@ def test_placeholders_are_refused_before_tfx_is_loaded(tmp_path):
     ],
 )
 def test_only_words_that_cannot_be_names_of_buckets_are_placeholders(path, word):
-    assert placeholders.in_path(path) == word
+    assert config.placeholder_in_path(path) == word
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_only_words_that_cannot_be_names_of_buckets_are_placeholders(path, word)
     ],
 )
 def test_only_words_that_cannot_be_parts_of_an_image_are_placeholders(image, word):
-    assert placeholders.in_image(image) == word
+    assert config.placeholder_in_image(image) == word
 
 
 # --- the folder of Airflow
@@ -120,21 +120,21 @@ def home(tmp_path, monkeypatch) -> Path:
 def test_a_file_that_is_in_the_folder_of_airflow_need_not_be_put_there(home, monkeypatch):
     monkeypatch.chdir(home)
     for out in (home / "dags" / "dag.py", home / "dags" / "mine" / "dag.py", "dags/dag.py"):
-        assert airflow_folder.hint(str(out), "photos") == (
+        assert airflow.dags_folder_hint(str(out), "photos") == (
             "it is in Airflow's DAGs folder, so try it: airflow dags test photos"
         )
-    elsewhere = airflow_folder.hint(str(home / "dags.py"), "photos")
+    elsewhere = airflow.dags_folder_hint(str(home / "dags.py"), "photos")
     assert elsewhere == f"put it into Airflow's DAGs folder {home}/dags, then: airflow dags test photos"
     (home / "dags").rmdir()
-    assert airflow_folder.hint("dag.py", "photos").startswith("put it into Airflow's DAGs folder, then: ")
+    assert airflow.dags_folder_hint("dag.py", "photos").startswith("put it into Airflow's DAGs folder, then: ")
 
 
 def test_the_folder_is_the_one_that_airflow_is_told(home, tmp_path, monkeypatch):
-    assert airflow_folder.dags_folder() == f"{home}/dags"
+    assert airflow.dags_folder() == f"{home}/dags"
     (home / "airflow.cfg").write_text(f"[core]\ndags_folder = {tmp_path}/told\n[logging]\nformat = %(message)s\n")
-    assert airflow_folder.dags_folder() == f"{tmp_path}/told"
+    assert airflow.dags_folder() == f"{tmp_path}/told"
     monkeypatch.setenv("AIRFLOW__CORE__DAGS_FOLDER", f"{tmp_path}/named")
-    assert airflow_folder.dags_folder() == f"{tmp_path}/named"
+    assert airflow.dags_folder() == f"{tmp_path}/named"
     monkeypatch.delenv("AIRFLOW__CORE__DAGS_FOLDER")
     (home / "airflow.cfg").write_text("this is no configuration")
-    assert airflow_folder.dags_folder() == f"{home}/dags"
+    assert airflow.dags_folder() == f"{home}/dags"

@@ -9,8 +9,8 @@ import click
 import pytest
 from click.shell_completion import BashComplete
 
+from pipeline.cli.click_groups import SPLIT
 from pipeline.cli.completion import _CLASSES, ASSIGNMENT, OP_CHAIN, OPS
-from pipeline.cli.param_types import SPLIT
 from pipeline.settings import catalog
 
 

@@ -13,7 +13,7 @@ from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
 from beam_jobs.runners import flink
 from pipeline import cli
-from pipeline.cli.engines import engine_of
+from pipeline.cli.ingest import engine_of
 from tests.engines.flink_parts import program
 
 

@@ -16,7 +16,7 @@ import pytest
 from pipeline.cli import cli
 from pipeline.cli import execute as run
 from pipeline.cli.click_groups import summary
-from pipeline.cli.command_reference import every_command, examples, page
+from pipeline.cli.reference import commands_page, every_command, examples
 from tests.doc_pages import check_feedline
 
 ROOT = Path(__file__).parents[3]
@@ -121,8 +121,8 @@ def test_exit_codes_are_in_the_help_and_on_the_page(capsys):
 
 
 def test_the_page_is_up_to_date():
-    command = "python -m pipeline.cli.command_reference > docs/cli-reference.md"
-    assert PAGE.read_text(encoding="utf-8") == page(), f"run `{command}`"
+    command = "python -m pipeline.cli.reference > docs/cli-reference.md"
+    assert PAGE.read_text(encoding="utf-8") == commands_page(), f"run `{command}`"
 
 
 # --- how soon

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import execute
+from pipeline.cli.init import project_files
 from pipeline.config import build
-from pipeline.settings.init_templates import files
 from pipeline.settings.layers import gather
 from tests.command import feedline
 from tests.make_images import class_folders
@@ -86,7 +86,7 @@ def test_what_is_there_is_left_alone(place, capsys, arguments, message):
 
 
 def test_the_file_is_a_configuration_and_what_it_shows_as_defaults_are_the_defaults(place):
-    text = files()["pipeline.yaml"]
+    text = project_files()["pipeline.yaml"]
     (place / "as_it_is.yaml").write_text(text)
     (place / "all.yaml").write_text(uncommented(text))
     as_it_is, everything = (gather(f"{name}.yaml", {}, (), {}) for name in ("as_it_is", "all"))

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from beam_jobs.dataset import example_encoder, manifest, tfrecord
+from beam_jobs.dataset import manifest, record, tfrecord
 from pipeline.cli import execute as run
 from tests.make_images import class_folders, jpeg, png
 
@@ -31,7 +31,7 @@ def framed(*payloads: bytes) -> bytes:
 def example(index: int, image: bytes) -> bytes:
     boxes = {f"objects/bbox/{edge}": ("float", (0.1, 0.9)) for edge in ("xmin", "xmax", "ymin", "ymax")}
     caption = f"number {index}".encode()
-    return example_encoder.example(
+    return record.encode_example(
         {"image": ("bytes", (image,)), "label": ("int64", (index % 3,)), "caption": ("bytes", (caption,)), **boxes}
     )
 
@@ -104,7 +104,7 @@ def test_files_of_others_are_summed_up_on_80_plain_columns(foreign, capsys):
 
 def test_long_names_break_in_no_column_of_80(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "x").write_bytes(framed(example_encoder.example({LONG: ("int64", (1,)), "b": ("int64", (1,))})))
+    (tmp_path / "x").write_bytes(framed(record.encode_example({LONG: ("int64", (1,)), "b": ("int64", (1,))})))
     assert run("inspect x -n 0".split()) == 0
     shown = capsys.readouterr().out
     assert LONG in re.sub(r"\s+(int64\s+1\s+1\s+1)?", "", shown)

@@ -14,16 +14,16 @@ from jsonschema import Draft202012Validator
 
 from beam_jobs.common import strings
 from beam_jobs.errors import FeedlineError
-from pipeline.cli import cli, error_output
+from pipeline.cli import cli, common
 from pipeline.cli import execute as run
 from pipeline.cli.json_schema import ERROR, RESULTS, schema_of
-from pipeline.cli.json_schema.page import commands, page
+from pipeline.cli.reference import commands_with_json, json_page
 from tests.make_images import class_folders
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 PAGE = Path(__file__).parents[3] / "docs" / "json.md"
-COMMANDS = list(commands())
+COMMANDS = list(commands_with_json())
 
 
 def check(command: str, values: Any) -> None:
@@ -98,7 +98,7 @@ def objects(schema: dict[str, Any], where: str) -> Iterator[tuple[str, dict[str,
 
 def test_the_page_is_up_to_date():
     command = "python -m pipeline.cli.json_schema > docs/json.md"
-    assert PAGE.read_text(encoding="utf-8") == page(), f"run `{command}`"
+    assert PAGE.read_text(encoding="utf-8") == json_page(), f"run `{command}`"
 
 
 # --- results
@@ -210,8 +210,8 @@ def test_only_the_option_asks_for_json(place, capsys):
 
 
 def test_every_kind_of_error_is_documented():
-    kinds = [kind for kind, _, _ in error_output.kinds()]
+    kinds = [kind for kind, _, _ in common.mistake_kinds()]
     assert len(kinds) == len(set(kinds))
     assert {"usage_error", "gate_failed", "interrupted", "unforeseen"} <= set(kinds)
     rows = PAGE.read_text(encoding="utf-8")
-    assert [kind for kind, code, _ in error_output.kinds() if f"| `{kind}` | {code} |" not in rows] == []
+    assert [kind for kind, code, _ in common.mistake_kinds() if f"| `{kind}` | {code} |" not in rows] == []

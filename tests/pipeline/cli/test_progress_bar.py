@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from beam_jobs.common.concurrency import Progress
+from beam_jobs.common.system import Progress
+from pipeline.cli import common
 from pipeline.cli import execute as run
-from pipeline.cli import progress_bar
 from tests.make_images import class_folders
 
 TOTAL = Progress(1500, 90_000_000)
@@ -38,7 +38,7 @@ TOTAL = Progress(1500, 90_000_000)
     ],
 )
 def test_a_line_says_how_far_a_stage_is(done, total, seconds, line):
-    assert progress_bar.describe(done, total, seconds) == line
+    assert common.describe_progress(done, total, seconds) == line
 
 
 class Asked:
@@ -63,13 +63,13 @@ def drawing_threads() -> list[threading.Thread]:
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(progress_bar, "_LINE_SECONDS", 0.02)
-    monkeypatch.setattr(progress_bar, "_BAR_SECONDS", 0.02)
+    monkeypatch.setattr(common, "_LINE_SECONDS", 0.02)
+    monkeypatch.setattr(common, "_BAR_SECONDS", 0.02)
 
 
 def test_without_a_terminal_a_plain_line_comes_now_and_then(quick, capsys):
     read = Asked(Progress(500, 50_000_000, 2))
-    with progress_bar.watch("examining", TOTAL, read):
+    with common.watch_progress("examining", TOTAL, read):
         read.wait(3)
     captured = capsys.readouterr()
     assert captured.out == ""  # standard output is for the result
@@ -80,7 +80,7 @@ def test_without_a_terminal_a_plain_line_comes_now_and_then(quick, capsys):
 
 
 def test_a_stage_of_seconds_needs_no_line(capsys):
-    with progress_bar.watch("examining", TOTAL, Progress):
+    with common.watch_progress("examining", TOTAL, Progress):
         pass
     assert capsys.readouterr() == ("", "")
 
@@ -89,7 +89,7 @@ def test_nothing_is_drawn_once_the_stage_has_ended_or_failed(quick, capsys):
     for error in (None, ValueError, KeyboardInterrupt):
         read = Asked(Progress())
         try:
-            with progress_bar.watch("examining", TOTAL, read):
+            with common.watch_progress("examining", TOTAL, read):
                 read.wait(1)
                 assert drawing_threads()
                 if error:
@@ -137,7 +137,7 @@ class Terminal:
 def test_a_terminal_shows_a_bar_that_moves(quick, monkeypatch):
     read = Asked(Progress(750, 50_000_000, 2))
     pattern = r"examining .*━.*750 of 1,500 images, [\d,]+ images/s, [\d.,]+ MB/s, 2 rejected, \d:\d\d left"
-    with Terminal(monkeypatch) as terminal, progress_bar.watch("examining", TOTAL, read):
+    with Terminal(monkeypatch) as terminal, common.watch_progress("examining", TOTAL, read):
         for _ in range(100):
             read.wait(2)  # asked twice a drawing
             if re.search(pattern, terminal.shown()):

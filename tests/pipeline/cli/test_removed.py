@@ -9,7 +9,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from pipeline import cli
-from pipeline.cli.removed import REMOVED
+from pipeline.cli.click_groups import REMOVED
 
 ARGUMENTS = {
     "inspect --html": ["d"],

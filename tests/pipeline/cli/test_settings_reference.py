@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.common.settings import meanings
-from pipeline.cli.settings_reference import page, target_options
+from pipeline.cli.reference import settings_page, target_options
 from pipeline.config import TARGET_SECTIONS
 from pipeline.settings.catalog import names, sections
 
@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "pipeline-yaml.md"
 def rows() -> dict[str, list[str]]:
     """Dotted key -> cells of its row: type, default and meaning."""
     found, section = {}, ""
-    for line in page().splitlines():
+    for line in settings_page().splitlines():
         if line.startswith("##"):
             section = line.lstrip("# ")
         elif line.startswith("| `"):
@@ -28,8 +28,8 @@ def rows() -> dict[str, list[str]]:
 
 
 def test_the_page_is_up_to_date():
-    command = "python -m pipeline.cli.settings_reference > docs/pipeline-yaml.md"
-    assert PAGE.read_text(encoding="utf-8") == page(), f"run `{command}`"
+    command = "python -m pipeline.cli.reference > docs/pipeline-yaml.md"
+    assert PAGE.read_text(encoding="utf-8") == settings_page(), f"run `{command}`"
 
 
 def test_the_docstrings_say_what_every_setting_means_and_name_no_other():
@@ -65,5 +65,5 @@ def test_types_and_defaults_are_those_of_the_code(key, cells):
 def test_meanings_are_sentences_with_their_option_and_without_names_of_the_code():
     assert rows()["train.epochs"][2] == "Passes over the training split. Option `--epochs`."
     assert rows()["ingest.source_kind"][2].startswith("What the source is: `auto`, `folder`, `glob`, `csv`")
-    assert "SOURCE_KINDS" not in page()
-    assert "None" not in page()
+    assert "SOURCE_KINDS" not in settings_page()
+    assert "None" not in settings_page()

@@ -18,7 +18,7 @@ from beam_jobs.errors import OptionError
 from pipeline import doctor
 from pipeline.cli import execute
 from pipeline.cli.json_schema import schema_of
-from pipeline.doctor import TARGETS, Check, common, local
+from pipeline.doctor import TARGETS, Check, local
 from tests.command import feedline
 
 SETTINGS = {"root": "work", "ingest": {"source": "photos"}}
@@ -64,7 +64,7 @@ def test_every_target_has_its_module_of_checks():
 
 
 def test_a_package_that_is_missing_or_too_new_is_named_with_the_command_that_installs_it(distribution):
-    core, extra = by_name(common.packages("")), by_name(common.packages("tfx"))
+    core, extra = by_name(doctor.packages("")), by_name(doctor.packages("tfx"))
     assert core.keys() == {"numpy"}
     assert core["numpy"].detail.endswith("asked for is <1")
     assert core["numpy"].remedy.endswith("pip install 'numpy<1'")
@@ -74,52 +74,52 @@ def test_a_package_that_is_missing_or_too_new_is_named_with_the_command_that_ins
 
 
 def test_the_packages_of_this_environment_are_as_asked_for():
-    assert [(check.name, check.mark) for check in common.basics("tfx")] == [
+    assert [(check.name, check.mark) for check in doctor.basics("tfx")] == [
         ("packages", "ok"),
         ("packages of tfx", "ok"),
     ]
 
 
 def test_the_install_command_installs_with_what_there_is():
-    program, *arguments = common.install("--version").rpartition("&& ")[2].split()
-    if arguments[0] == "-m" and "ensurepip" in common.install("x"):
+    program, *arguments = doctor.install_command("--version").rpartition("&& ")[2].split()
+    if arguments[0] == "-m" and "ensurepip" in doctor.install_command("x"):
         program, arguments = sys.executable, ["-m", "ensurepip", "--version"]
     done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60)
     assert "No module" not in done.stderr
 
 
 def test_feedline_is_installed_from_its_checkout():
-    remedy = common.install("--force-reinstall", "feedline[tfx,kubeflow]")
+    remedy = doctor.install_command("--force-reinstall", "feedline[tfx,kubeflow]")
     assert remedy.startswith("in the checkout of Feedline: ")
     assert remedy.endswith(f"pip install -c {stack.constraints()} --force-reinstall '.[tfx,kubeflow]'")
-    assert common.install("--no-deps", "feedline").endswith(f"pip install -c {stack.constraints()} --no-deps .")
-    assert common.install("click>=8").endswith("pip install 'click>=8'")
-    assert "checkout" not in common.install("click>=8")
+    assert doctor.install_command("--no-deps", "feedline").endswith(f"pip install -c {stack.constraints()} --no-deps .")
+    assert doctor.install_command("click>=8").endswith("pip install 'click>=8'")
+    assert "checkout" not in doctor.install_command("click>=8")
 
 
 def test_a_package_of_the_system_takes_root():
-    assert common.install_system("jq").split()[0] == ("apt-get" if os.geteuid() == 0 else "sudo")
+    assert doctor.install_system_command("jq").split()[0] == ("apt-get" if os.geteuid() == 0 else "sudo")
 
 
 def test_a_directory_that_cannot_be_used_is_named(tmp_path):
     (tmp_path / "file").write_text("x")
     deep = str(tmp_path / "new" / "deeper")
-    assert common.writable("root", deep, "r").mark == "ok"
+    assert doctor.writable("root", deep, "r").mark == "ok"
     assert not os.path.exists(deep)
-    assert common.writable("root", str(tmp_path / "file" / "below"), "r").detail.endswith("file is a file")
-    assert common.writable("root", "gs://bucket/x", "r").detail == "gs://bucket/x is not on this machine"
+    assert doctor.writable("root", str(tmp_path / "file" / "below"), "r").detail.endswith("file is a file")
+    assert doctor.writable("root", "gs://bucket/x", "r").detail == "gs://bucket/x is not on this machine"
 
 
 def test_a_directory_that_takes_no_files_is_named_with_who_cannot_write_and_what_repairs_it(locked):
-    new = common.writable("root", f"{locked.path}/work", "feedline run --root DIR")
+    new = doctor.writable("root", f"{locked.path}/work", "feedline run --root DIR")
     assert new.mark == "missing"
     assert new.detail == f"{locked.path} cannot be written by {locked.user}: Permission denied"
     assert new.remedy == f"{locked.repair}, or feedline run --root DIR"
 
 
 def test_a_program_that_hangs_or_is_not_there_is_given_up():
-    assert common.output([sys.executable, "-c", "import time; time.sleep(60)"], 0.2)[0] == -1
-    assert common.output(["/no/such/program"], 1)[0] == -1
+    assert doctor.output_of([sys.executable, "-c", "import time; time.sleep(60)"], 0.2)[0] == -1
+    assert doctor.output_of(["/no/such/program"], 1)[0] == -1
 
 
 # --- local

@@ -18,7 +18,7 @@ import pytest
 
 from beam_jobs.runners.flink import Options
 from pipeline.cli import execute
-from pipeline.doctor import Check, airflow, dataflow, flink, kubeflow
+from pipeline.doctor import Check, dataflow, flink, orchestrators
 from tests.orchestrators.airflow_environments import bin_of
 
 SETTINGS = {"root": "work", "ingest": {"source": "photos"}}
@@ -165,11 +165,11 @@ def test_credentials_that_are_not_found_in_time_are_called_that(tmp_path, monkey
 
 
 def test_kubeflow_needs_an_image_and_a_bucket():
-    checks = by_name(kubeflow.checks(SETTINGS))
+    checks = by_name(orchestrators.kubeflow_checks(SETTINGS))
     assert {name for name, check in checks.items() if not check.ok} == {"container image", "bucket"}
     assert checks["bucket"].detail == "work"
     assert "compile" not in checks  # which would say the same once more
-    without = by_name(kubeflow.checks({}))
+    without = by_name(orchestrators.kubeflow_checks({}))
     assert {name for name, check in without.items() if check.mark == "warn"} == {"container image", "bucket"}
 
 
@@ -179,7 +179,9 @@ def test_kubeflow_takes_no_placeholders_for_image_and_bucket():
         "ingest": {"source": "gs://bucket/photos"},
         "kubeflow": {"image": "europe-docker.pkg.dev/PROJECT/REPOSITORY/feedline:1"},
     }
-    wrong = {name: check.detail for name, check in by_name(kubeflow.checks(settings)).items() if not check.ok}
+    wrong = {
+        name: check.detail for name, check in by_name(orchestrators.kubeflow_checks(settings)).items() if not check.ok
+    }
     assert wrong == {
         "container image": f"{settings['kubeflow']['image']}; PROJECT stands for the name of yours",
         "bucket": "gs://BUCKET/photos; BUCKET stands for the name of yours",
@@ -192,7 +194,7 @@ def test_what_the_checks_do_not_know_is_found_by_compiling():
         "ingest": {"source": "gs://BUCKET/photos"},
         "kubeflow": {"image": "registry/feedline:1"},
     }
-    check = by_name(kubeflow.checks(settings))["compile"]
+    check = by_name(orchestrators.kubeflow_checks(settings))["compile"]
     assert check.detail == "ingest.source is 'gs://BUCKET/photos'; write the name of yours in the place of BUCKET"
     assert check.remedy.startswith("feedline run --config pipeline.yaml --show-config")
 
@@ -204,7 +206,7 @@ def test_kubeflow_compiles_what_is_complete():
         "ingest": {"source": "gs://bucket/photos"},
         "kubeflow": {"image": "registry/feedline:1"},
     }
-    checks = by_name(kubeflow.checks(settings))
+    checks = by_name(orchestrators.kubeflow_checks(settings))
     assert [check.detail for check in checks.values() if not check.ok] == []
     assert checks["compile"].detail.endswith("bytes of YAML")
 
@@ -214,7 +216,7 @@ def test_kubeflow_compiles_what_is_complete():
 
 def test_without_an_airflow_home_there_is_nothing_to_ask(tmp_path, monkeypatch):
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "home"))
-    checks = by_name(airflow.checks({**SETTINGS, "root": "s3://bucket/work"}))
+    checks = by_name(orchestrators.airflow_checks({**SETTINGS, "root": "s3://bucket/work"}))
     assert checks["AIRFLOW_HOME"].remedy == f"export AIRFLOW_HOME={tmp_path}/home && airflow db migrate"
     assert checks["root"].mark == "missing"
     assert "database" not in checks
@@ -225,17 +227,17 @@ def test_the_root_that_tasks_share_is_no_file(tmp_path):
     file = tmp_path / "file"
     file.write_text("x")
     remedy = "feedline compile --target airflow -c pipeline.yaml --set root=/shared/work --out dags/feedline_dag.py"
-    of_file = airflow.root({"root": str(file)})
+    of_file = orchestrators.airflow_root({"root": str(file)})
     assert (of_file.mark, of_file.detail) == ("missing", f"{file} is a file")
-    assert of_file.remedy == airflow.root({"root": "s3://bucket/work"}).remedy == remedy
-    new = airflow.root({"root": str(tmp_path / "new")})
+    assert of_file.remedy == orchestrators.airflow_root({"root": "s3://bucket/work"}).remedy == remedy
+    new = orchestrators.airflow_root({"root": str(tmp_path / "new")})
     assert new.ok
     assert new.detail.endswith("GB free; every worker needs it at the same path")
-    assert airflow.root({}).ok
+    assert orchestrators.airflow_root({}).ok
 
 
 def test_the_root_that_tasks_share_takes_files(locked):
-    found = airflow.root({"root": f"{locked.path}/work"})
+    found = orchestrators.airflow_root({"root": f"{locked.path}/work"})
     assert f"cannot be written by {locked.user}" in found.detail
     assert found.remedy.startswith(f"{locked.repair}, or feedline compile --target airflow -c pipeline.yaml --set root")
 
@@ -243,16 +245,16 @@ def test_the_root_that_tasks_share_takes_files(locked):
 def test_without_the_program_of_airflow_it_says_that_compile_needs_none(tmp_path, monkeypatch):
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    check = by_name(airflow.checks(SETTINGS))["airflow"]
+    check = by_name(orchestrators.airflow_checks(SETTINGS))["airflow"]
     assert (check.mark, "DAG file is written without one" in check.detail) == ("warn", True)
     assert "-r constraints/airflow3.txt" in check.remedy
     (tmp_path / "airflow").write_text("#!/bin/sh\n")
     (tmp_path / "airflow").chmod(0o755)
-    assert "is no script of Python" in by_name(airflow.checks(SETTINGS))["airflow"].detail
+    assert "is no script of Python" in by_name(orchestrators.airflow_checks(SETTINGS))["airflow"].detail
     (tmp_path / "airflow").write_text(f"#!{sys.executable}\nimport airflow\n")
     (tmp_path / "airflow.py").write_text("raise OSError('the disk is broken')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    broken = by_name(airflow.checks(SETTINGS))["airflow"]
+    broken = by_name(orchestrators.airflow_checks(SETTINGS))["airflow"]
     assert (broken.mark, broken.detail.endswith("does not load: OSError: the disk is broken")) == ("missing", True)
 
 
@@ -270,7 +272,7 @@ def airflow_home(request, tmp_path_factory, tmp_path, monkeypatch) -> Path:
 
 @pytest.mark.orchestrators
 def test_airflow_is_asked_without_leaving_anything_behind_and_is_ready_when_it_is_migrated(airflow_home):
-    fresh = by_name(airflow.checks(SETTINGS))
+    fresh = by_name(orchestrators.airflow_checks(SETTINGS))
     assert list(airflow_home.iterdir()) == []
     assert {name for name, check in fresh.items() if check.mark == "missing"} == {"database", "dags folder"}
     assert fresh["database"].remedy == "airflow db migrate"
@@ -278,7 +280,7 @@ def test_airflow_is_asked_without_leaving_anything_behind_and_is_ready_when_it_i
     assert done.returncode == 0, done.stderr
     assert fresh["dags folder"].remedy == f"mkdir -p {airflow_home}/dags"
     (airflow_home / "dags").mkdir()
-    migrated = by_name(airflow.checks(SETTINGS))
+    migrated = by_name(orchestrators.airflow_checks(SETTINGS))
     assert [check for check in migrated.values() if not check.ok] == []
 
 
@@ -290,7 +292,7 @@ def test_a_database_that_cannot_be_reached_is_named_without_its_password(airflow
     address = f"postgresql+psycopg2://me:secret@127.0.0.1{f':{port}' if named else ''}/airflow"
     monkeypatch.setenv("PGPORT", "1" if named else str(port))  # what a URL without a port means
     monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", address)
-    check = by_name(airflow.checks(SETTINGS))["database"]
+    check = by_name(orchestrators.airflow_checks(SETTINGS))["database"]
     assert check.mark == "missing"
     assert f"127.0.0.1:{port} cannot be reached" in check.detail
     assert "secret" not in check.detail
@@ -303,6 +305,6 @@ def test_a_driver_that_is_not_installed_is_named(airflow_home, tmp_path, monkeyp
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"postgresql+psycopg2://me:secret@127.0.0.1:{server.getsockname()[1]}/airflow"
         monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", address)
-        check = by_name(airflow.checks(SETTINGS))["database"]
+        check = by_name(orchestrators.airflow_checks(SETTINGS))["database"]
     assert check.detail.endswith("airflow needs psycopg2")
     assert check.remedy.endswith("python -m pip install psycopg2-binary")

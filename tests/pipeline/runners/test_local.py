@@ -9,8 +9,8 @@ from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 from beam_jobs.options import IngestOptions
 from pipeline.config import build
 from pipeline.runners.local import _logging_to, _make_root, preflight, run
-from pipeline.runs.after_run import images_dir, keep_schema
 from pipeline.runs.history import Step
+from pipeline.runs.root import images_dir, keep_schema
 from tests.make_images import class_folders
 
 

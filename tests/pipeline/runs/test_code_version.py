@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def version_of(folder: Path) -> str:
-    code = "from pipeline.runs.code_version import code_version; print(code_version())"
+    code = "from pipeline.pipeline import code_version; print(code_version())"
     run = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
     return run.stdout.strip()
 

@@ -10,12 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from beam_jobs.errors import SourceError
-from components.dataset_report.run_details import RunDetails
+from components.dataset_report import RunDetails
 from pipeline.cli.lineage import command
 from pipeline.runs.history import open_store
 from pipeline.runs.lineage import COMPARED, JUDGED, MADE, run_details, text, trace
-from pipeline.runs.lineage_facts import DESTINATION, source_name
-from pipeline.runs.lineage_find import find, find_root, locator
+from pipeline.runs.lineage_find import DESTINATION, find, find_root, locator, source_name
 from tests.pipeline.ledger import CACHED, FAILED, RUNNING, Ledger
 
 CODE = "0.1.0+3f9c0d1e"

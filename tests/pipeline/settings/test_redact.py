@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from beam_jobs.common.redact import hide
+from beam_jobs.common.strings import hide_secrets
 
 
 @pytest.mark.parametrize(
@@ -25,5 +25,5 @@ from beam_jobs.common.redact import hide
     ],
 )
 def test_secrets_and_nothing_else_are_left_out(value, hidden):
-    assert hide(value) == hidden
-    assert hide(hidden) == hidden
+    assert hide_secrets(value) == hidden
+    assert hide_secrets(hidden) == hidden

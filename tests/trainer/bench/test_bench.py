@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tests.trainer.conftest import keys_of
 from trainer.bench import compare, naive_dataset, tutorial_dataset
-from trainer.bench.chain import names_of, spell, unfused
 from trainer.bench.meter import Cost, Subject, in_turn, of_dataset, sample
+from trainer.bench.stages import names_of, spell, unfused
 from trainer.input_fn import FOREVER, make_dataset
 from trainer.ops import IMAGE, Decode, DecodeRandomCrop, Flip, RandomCropResize, parse_ops
 from trainer.options import InputOptions

@@ -11,12 +11,10 @@ from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, PixelOptions
 from tests.trainer.conftest import records_of
-from trainer.bench import limit
-from trainer.bench.ablation import removals
-from trainer.bench.chain import open_source
-from trainer.bench.measure import measure, prepare
-from trainer.bench.stages import Stages, Variant, assembled, load_pool
-from trainer.bench.text import report
+from trainer.bench import baselines
+from trainer.bench.measure import make_removals, measure, prepare
+from trainer.bench.report import as_text
+from trainer.bench.stages import Stages, Variant, assembled, load_pool, open_source
 from trainer.input.parse import KEY
 from trainer.ops import IMAGE
 from trainer.options import InputOptions
@@ -100,7 +98,7 @@ def test_stored_pixels_are_taken_whole_batches_at_a_time(raw):
     stages = stages_of(raw, train_ops="decode|flip")
     names = [subject.name for subject in stages.alone()]
     assert names == ["read", "parse", "DecodeRaw", "ops of images", "batch", "flip", "ops of batches"]
-    assert [removal.name for removal in removals(stages.source)][-1] == "whole batches at a time"
+    assert [removal.name for removal in make_removals(stages.source)][-1] == "whole batches at a time"
 
 
 @pytest.mark.parametrize(("data", "chain"), [("photographs", FUSED), ("raw", "decode|flip")])
@@ -138,21 +136,21 @@ def test_the_pieces_in_a_row_deliver_batches(photographs, chain, variant, dtype)
 
 def test_without_the_fused_decode_the_chain_is_the_plain_one(photographs):
     source = open_source(str(photographs), "train", options(train_ops="decode_random_crop(16)"))
-    removal = next(removal for removal in removals(source) if removal.name == "fused decode and crop")
+    removal = next(removal for removal in make_removals(source) if removal.name == "fused decode and crop")
     assert next(iter(removal.dataset))[0][IMAGE].shape == (8, 16, 16, 3)
 
 
 def test_only_what_is_in_the_pipeline_is_taken_out(photographs):
     source = open_source(str(photographs), "train", options(train_ops="decode|resize(16)", threads=1, parse_batch=1))
-    assert [removal.name for removal in removals(source)] == [
+    assert [removal.name for removal in make_removals(source)] == [
         *("uint8 batches", "prefetch", "shuffle before the decode"),
     ]
 
 
 def test_the_limit_decodes_every_file_and_counts_each(photographs, monkeypatch):
     encoded = stages_of(photographs).pool.encoded
-    monkeypatch.setattr(limit, "_TASK_BYTES", 4 * sum(map(len, encoded)) / len(encoded))
-    counts = limit.bare_decode("limit", encoded, crops=3).start()
+    monkeypatch.setattr(baselines, "_TASK_BYTES", 4 * sum(map(len, encoded)) / len(encoded))
+    counts = baselines.bare_decode("limit", encoded, crops=3).start()
     seen = list(itertools.islice(counts, 20))
     counts.close()
     assert max(seen) <= 3 * 4 * 2 * system.cores()
@@ -160,14 +158,14 @@ def test_the_limit_decodes_every_file_and_counts_each(photographs, monkeypatch):
 
 
 def test_a_damaged_file_stops_the_limit():
-    counts = limit.bare_decode("limit", [b"\xff\xd8\xff no image"]).start()
+    counts = baselines.bare_decode("limit", [b"\xff\xd8\xff no image"]).start()
     with pytest.raises(tf.errors.InvalidArgumentError):
         next(counts)
 
 
 def test_the_bare_read_turns_bytes_into_images(shades):
     source = open_source(str(shades), "train", options(image_side_px=8))
-    counts = limit.bare_read("limit", source.files, source.record_bytes).start()
+    counts = baselines.bare_read("limit", source.files, source.record_bytes).start()
     seen = list(itertools.islice(counts, 40))  # four shards of 24 records, over and over, one or more at a time
     counts.close()
     assert all(count > 12 and count / 24 == pytest.approx(round(count / 24), rel=0.05) for count in seen)
@@ -175,9 +173,9 @@ def test_the_bare_read_turns_bytes_into_images(shades):
 
 def test_what_would_not_stay_in_memory_is_not_read_before(shades, monkeypatch):
     files = open_source(str(shades), "train", options(image_side_px=8)).files
-    assert limit.warm_page_cache(files, 1000)
-    assert not limit.warm_page_cache(files, system.free_bytes())
-    assert not limit.warm_page_cache(["gs://bucket/data"], 1000)
+    assert baselines.warm_page_cache(files, 1000)
+    assert not baselines.warm_page_cache(files, system.free_bytes())
+    assert not baselines.warm_page_cache(["gs://bucket/data"], 1000)
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +205,7 @@ def test_a_measurement_has_limit_baselines_model_and_ablation(figures):
     assert figures.trained.rate > 0
     assert [row.name for row in figures.ablation][:2] == ["parallel map", "batched parse"]
     assert "flip" in figures.device_ops
-    assert "bottleneck" in report(figures)
+    assert "bottleneck" in as_text(figures)
 
 
 def test_stored_pixels_have_a_bare_read_as_limit(raw):

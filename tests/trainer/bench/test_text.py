@@ -7,15 +7,14 @@ import pytest
 
 from tests.trainer.bench_figures import ablated, figures
 from trainer.bench.meter import Cost
-from trainer.bench.page import render
-from trainer.bench.text import report
+from trainer.bench.report import as_page, as_text
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 VOID = {"meta", "link", "br", "img"}
 
 
 def test_stages_totals_and_the_bottleneck_are_lines_of_a_table():
-    text = report(figures())
+    text = as_text(figures())
     lines = [line.split() for line in text.splitlines()]
     assert "photos, train: 1,811 records of 50.0 kB in 4 shards" in text
     assert ["decode_random_crop(224)", "1,700", "590.0", "588.2"] in lines
@@ -30,7 +29,7 @@ def test_stages_totals_and_the_bottleneck_are_lines_of_a_table():
 
 def test_the_model_is_named_with_its_device():
     given = figures({"small_cnn": (210.0, 9e3), "trained": (190.0, 9.5e3)}, model="small_cnn", device="GPU:0")
-    text = report(given)
+    text = as_text(given)
     assert "training step, small_cnn" in text
     assert "transfer, to GPU:0" in text
     assert "with small_cnn" in text
@@ -39,13 +38,13 @@ def test_the_model_is_named_with_its_device():
 
 def test_the_ablation_shows_what_is_worth_most_first():
     rows = (ablated("cheap", 1_500.0), ablated("dear", 780.0))
-    text = report(figures(ablation=rows))
+    text = as_text(figures(ablation=rows))
     assert text.index("dear: parse_batch=1") < text.index("cheap: parse_batch=1")
     assert "2.00x" in text
-    assert "worth" not in report(figures())
+    assert "worth" not in as_text(figures())
 
 
-@pytest.mark.parametrize("write", [report, render])
+@pytest.mark.parametrize("write", [as_text, as_page])
 def test_what_spoils_a_measurement_is_mentioned(write):
     shared, unread = "a bare decode had 1.0 of 2 cores", "were not read into memory"
     plain, spoilt = write(figures()), write(figures({"limit": (800.0, 1_230.0)}, in_memory=False))
@@ -113,11 +112,11 @@ def outline(page: str) -> Outline:
 
 def test_the_page_is_well_formed_and_shows_stages_limit_baselines_and_bottleneck():
     given = figures({"small_cnn": (2_100.0, 9.0), "trained": (1_400.0, 9.0)}, model="small_cnn", ablation=(ablated(),))
-    found = outline(render(given))
+    found = outline(as_page(given))
     words = " ".join(found.words)
     shown = ["decode_random_crop(224)", "tutorial", "naive", "1,610 images/s", "Decoding is the bottleneck", "1.30"]
     assert [text for text in shown if text not in words] == []
-    assert "prefers-color-scheme: dark" in render(given)
+    assert "prefers-color-scheme: dark" in as_page(given)
     bars = [attrs for tag, attrs in found.tags if tag == "svg" and attrs.get("class") == "bar"]
     assert [attrs["aria-label"].partition(":")[0] for attrs in bars] == [
         *("input pipeline", "with small_cnn", "tutorial", "naive"),
@@ -125,7 +124,7 @@ def test_the_page_is_well_formed_and_shows_stages_limit_baselines_and_bottleneck
 
 
 def test_the_bars_are_in_proportion_and_the_limit_is_a_line():
-    found = outline(render(figures()))
+    found = outline(as_page(figures()))
     in_bars = [
         attrs for tag, attrs in found.tags if tag == "rect" and attrs.get("rx") == "4" and "rail" not in attrs["class"]
     ]
@@ -138,14 +137,14 @@ def test_the_bars_are_in_proportion_and_the_limit_is_a_line():
 
 
 def test_a_limit_far_beyond_the_bars_is_a_number_only():
-    page = render(figures({"limit": (90_000.0, 9.0)}, policy="raw", limit_is="bare read of the same bytes"))
+    page = as_page(figures({"limit": (90_000.0, 9.0)}, policy="raw", limit_is="bare read of the same bytes"))
     assert "<line" not in page
     assert "limit 90,000 images/s: bare read of the same bytes" in page
 
 
 def test_every_name_is_escaped_and_the_page_may_load_and_run_nothing():
     given = figures({EVIL: (9e4, 1.0)}, dataset=EVIL, split=EVIL, ops=EVIL, ablation=(ablated(EVIL),))
-    found = outline(render(given))
+    found = outline(as_page(given))
     tags = {tag for tag, _ in found.tags}
     assert not tags & {"script", "img", "iframe"}
     assert sum(word.count(EVIL) for word in found.words) >= 5
@@ -156,7 +155,7 @@ def test_every_name_is_escaped_and_the_page_may_load_and_run_nothing():
 
 
 def test_what_to_type_looks_like_code_and_is_escaped_too():
-    page = render(figures({EVIL: (2_000.0, 900.0)}))
-    assert "<code>device_ops</code>" in render(figures({"flip": (2_000.0, 900.0)}))
+    page = as_page(figures({EVIL: (2_000.0, 900.0)}))
+    assert "<code>device_ops</code>" in as_page(figures({"flip": (2_000.0, 900.0)}))
     assert "<code>&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert "<script" not in page

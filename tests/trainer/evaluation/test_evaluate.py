@@ -15,6 +15,7 @@ from tests.trainer.evaluation.brightness import batches_of, brightness
 from trainer.evaluation.evaluate import (
     MEASURES,
     Evaluation,
+    Exchange,
     Measure,
     Plan,
     accuracy,
@@ -26,7 +27,6 @@ from trainer.evaluation.evaluate import (
     spreads,
 )
 from trainer.evaluation.intervals import Tally
-from trainer.evaluation.worker_results import Exchange
 from trainer.input.position import Host
 from trainer.training.strategy import make_strategy
 

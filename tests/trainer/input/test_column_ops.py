@@ -13,7 +13,7 @@ import tensorflow_transform as tft
 from beam_jobs.dataset import record
 from beam_jobs.errors import OptionError
 from tests.trainer.conftest import analyze
-from trainer.input.column_ops import vocabulary_name
+from trainer.serving.preprocessing import vocabulary_name
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 COLUMNS = {

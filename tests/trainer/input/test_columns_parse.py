@@ -15,7 +15,7 @@ from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
 from tests.make_images import crop, encode
 from tests.trainer.conftest import keys_of
-from trainer.input.columns_parse import (
+from trainer.input.parse import (
     BOX_LABELS,
     BOXES,
     MASK,

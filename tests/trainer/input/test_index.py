@@ -12,12 +12,12 @@ from beam_jobs.errors import CorruptDataset, DatasetChanged
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
 from tests.trainer.conftest import records_of
-from trainer.input.index import RecordIndex, load
 from trainer.input.position import Host
+from trainer.input.windowed_reader import RecordIndex, load_index
 
 
 def index_of(directory, split="train") -> RecordIndex:
-    return load(str(directory), manifest.load(str(directory)), split)
+    return load_index(str(directory), manifest.load(str(directory)), split)
 
 
 def test_every_record_lies_where_the_index_says(dataset):
@@ -79,8 +79,8 @@ def test_a_table_of_other_shards_is_refused(shades, tmp_path):
     split = dataclasses.replace(dataset.split("train"), shards=(fewer, *others))
     changed = dataclasses.replace(dataset, splits={"train": split})
     with pytest.raises(DatasetChanged, match=f"^{shades} was replaced by another dataset while it was read; start"):
-        load(str(shades), changed, "train")
+        load_index(str(shades), changed, "train")
     copy = str(shutil.copytree(shades, tmp_path / "copy"))
     manifest.write(changed, copy)
     with pytest.raises(CorruptDataset, match=r"images\.parquet does not name the records that the shards of 'train'"):
-        load(copy, changed, "train")
+        load_index(copy, changed, "train")

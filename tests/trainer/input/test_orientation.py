@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs.errors import BadImage
-from beam_jobs.images.header import tiff
-from beam_jobs.images.header.read import read_header
+from beam_jobs.images import header_formats
+from beam_jobs.images.headers import read_header
 from tests.make_images import jpeg, png
-from trainer.input.orientation import orientation_of
+from trainer.serving.export import orientation_of
 
 READ = {
     kind: tf.function(
@@ -68,12 +68,12 @@ BLOCKS = {
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_block_is_read_as_the_ingest_reads_it(name):
-    data = {"jpeg": in_jpeg(segment(tiff.PREFIX + BLOCKS[name])), "png": in_png((b"eXIf", BLOCKS[name]))}
+    data = {"jpeg": in_jpeg(segment(header_formats.EXIF_PREFIX + BLOCKS[name])), "png": in_png((b"eXIf", BLOCKS[name]))}
     for kind, encoded in data.items():
         assert int(READ[kind](tf.constant(encoded))) == read_header(encoded).orientation
 
 
-SIX, THREE = tiff.PREFIX + block(), tiff.PREFIX + block(entries=((0x0112, 3, 3),))
+SIX, THREE = header_formats.EXIF_PREFIX + block(), header_formats.EXIF_PREFIX + block(entries=((0x0112, 3, 3),))
 FILES = {
     "after_another_app1": in_jpeg(segment(b"http://ns.adobe.com/xap/1.0/\x00"), segment(SIX)),
     "the_first_counts": in_jpeg(segment(THREE), segment(SIX)),

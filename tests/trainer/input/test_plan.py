@@ -10,9 +10,9 @@ from beam_jobs.errors import OptionError
 from tests.trainer.batches import options
 from trainer.input.checks import check_room
 from trainer.input.mixture import make_mixture
+from trainer.input.parse import DecodeRaw, DecodeSized
 from trainer.input.plan import make_choices
 from trainer.input.position import Host
-from trainer.input.stored_pixels import DecodeRaw, DecodeSized
 from trainer.input_fn import epoch_records, make_dataset
 from trainer.ops import Flip, RandomCrop, Resize, Rotate
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from beam_jobs.dataset import example_encoder, record
+from beam_jobs.dataset import record
 from tests.make_images import jpeg
-from trainer.input.record_check import content_problem
+from trainer.input.corrupt_records import content_problem
 
 IMAGE = jpeg()
 SOUND = {
@@ -18,7 +18,7 @@ RAW = {**SOUND, record.ENCODED: ("bytes", [bytes(60 * 80 * 3)]), record.FORMAT: 
 
 
 def problem(values: dict, decode: bool = True) -> str:
-    return content_problem(example_encoder.example(values), "a.jpg", decode)
+    return content_problem(record.encode_example(values), "a.jpg", decode)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,6 @@ def test_an_image_is_looked_at_only_when_it_is_decoded(values, said):
     assert problem(values).startswith(said)
 
 
-@pytest.mark.parametrize("payload", [b"\xff\xff", example_encoder.example(SOUND) + b"\x0c and more"])
+@pytest.mark.parametrize("payload", [b"\xff\xff", record.encode_example(SOUND) + b"\x0c and more"])
 def test_bytes_that_are_no_record_are_named(payload):
     assert content_problem(payload, "a.jpg", decode=True) == "is not a tf.train.Example"

@@ -15,9 +15,9 @@ from beam_jobs.options import IngestOptions, PixelOptions
 from tests.make_images import jpeg
 from tests.trainer.batches import batches, graph, options, read
 from trainer.bench import naive_dataset
+from trainer.input.parse import DecodeRaw, DecodeSized, stored_ops
 from trainer.input.plan import make_choices
 from trainer.input.position import Host
-from trainer.input.stored_pixels import DecodeRaw, DecodeSized, stored_ops
 from trainer.input_fn import FOREVER, make_dataset
 from trainer.ops import Decode, DecodeRandomCrop, Flip, RandomCropResize
 from trainer.options import InputOptions

@@ -11,10 +11,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from beam_jobs.dataset import tfrecord
-from trainer.input.index import RecordIndex
-from trainer.input.order import Order
 from trainer.input.position import Host
-from trainer.input.windowed_reader import ENDLESS, in_order, plan, read, serve_plan
+from trainer.input.windowed_reader import (
+    ENDLESS,
+    Order,
+    RecordIndex,
+    in_order,
+    plan_windows,
+    read_windows,
+    serve_windows,
+)
 from trainer.options import InputOptions
 
 RECORDS, SHARDS = 1000, 5
@@ -55,7 +61,7 @@ def order_of(records: int = RECORDS, lanes: int = 8, window: int = 32, run: int 
     return Order(records=records, lanes=lanes, window=window, run=run, seed=1, kind=kind)
 
 
-def planned(order: Order, begin: int, end: int, host: Host = ALONE, make=plan):
+def planned(order: Order, begin: int, end: int, host: Host = ALONE, make=plan_windows):
     """(record number, draw) of every position from one to another."""
     pairs = []
     for numbers, draws in make(order, begin, end, host).as_numpy_iterator():
@@ -75,7 +81,9 @@ def whole(order: Order, epochs: int) -> list[tuple[int, int]]:
 def delivered(order: Order, index: RecordIndex, options: InputOptions = DEFAULTS) -> list[bytes]:
     """The records of an epoch, put into their order."""
     found = []
-    for records, places, draws in read(plan(order, 0, order.records, Host()), index, options).as_numpy_iterator():
+    for records, places, draws in read_windows(
+        plan_windows(order, 0, order.records, Host()), index, options
+    ).as_numpy_iterator():
         assert len(places) == len(draws)
         found += records[places].tolist()
     return found
@@ -84,12 +92,20 @@ def delivered(order: Order, index: RecordIndex, options: InputOptions = DEFAULTS
 def test_the_windows_of_all_epochs_are_the_order(index):
     order = order_of()
     assert planned(order, 0, 3 * RECORDS) == whole(order, 3)
-    sizes = [len(window.numbers) for window in plan(order, 0, RECORDS, Host())]
+    sizes = [len(window.numbers) for window in plan_windows(order, 0, RECORDS, Host())]
     assert sizes == [256, 256, 256, 232]
 
 
 @pytest.mark.parametrize(
-    ("make", "end"), [(plan, 255), (plan, 256), (plan, 1001), (serve_plan, 257), (serve_plan, 1000), (serve_plan, 2300)]
+    ("make", "end"),
+    [
+        (plan_windows, 255),
+        (plan_windows, 256),
+        (plan_windows, 1001),
+        (serve_windows, 257),
+        (serve_windows, 1000),
+        (serve_windows, 2300),
+    ],
 )
 def test_ending_earlier_leaves_out_exactly_the_rest(make, end):
     order = order_of()
@@ -100,7 +116,7 @@ def test_ending_earlier_leaves_out_exactly_the_rest(make, end):
 def test_forever_goes_on(index):
     order = order_of(100, window=4)
     numbers = itertools.chain.from_iterable(
-        window.numbers.tolist() for window in plan(order, 100, ENDLESS, Host()).as_numpy_iterator()
+        window.numbers.tolist() for window in plan_windows(order, 100, ENDLESS, Host()).as_numpy_iterator()
     )
     assert list(itertools.islice(numbers, 250)) == [number for number, _ in whole(order, 4)[100:350]]
 
@@ -108,7 +124,14 @@ def test_forever_goes_on(index):
 # In the first window, at its end, in a later one, in the last one, and whole epochs further on.
 @pytest.mark.parametrize(
     ("make", "epoch", "records"),
-    [(plan, 0, 1), (plan, 0, 256), (plan, 2, 999), (serve_plan, 0, 255), (serve_plan, 1, 0), (serve_plan, 1, 300)],
+    [
+        (plan_windows, 0, 1),
+        (plan_windows, 0, 256),
+        (plan_windows, 2, 999),
+        (serve_windows, 0, 255),
+        (serve_windows, 1, 0),
+        (serve_windows, 1, 300),
+    ],
 )
 def test_starting_later_gives_exactly_the_rest(make, epoch, records):
     order = order_of()
@@ -140,12 +163,12 @@ def test_hosts_take_turns_over_the_seams_of_epochs_wherever_they_start(records, 
 )
 def test_a_service_is_dealt_the_same_windows(order, host):
     begin, end = order.records + 5, 3 * order.records - 2
-    assert planned(order, begin, end, host, make=serve_plan) == planned(order, begin, end, host)
+    assert planned(order, begin, end, host, make=serve_windows) == planned(order, begin, end, host)
 
 
 def test_a_service_can_go_on_forever():
     order = order_of(100, window=4)
-    endless = serve_plan(order, 350, ENDLESS, Host()).take(9)
+    endless = serve_windows(order, 350, ENDLESS, Host()).take(9)
     numbers = [number for window in endless.as_numpy_iterator() for number in window.numbers.tolist()]
     assert numbers == [number for number, _ in whole(order, 7)[350 : 350 + len(numbers)]]
     assert len(numbers) > 200
@@ -169,14 +192,16 @@ def test_a_record_that_comes_twice_is_read_once_and_delivered_twice(index):
         quota={0: 17, 1: 3},
         members={0: np.arange(5), 1: np.arange(5, 900)},
     )
-    ((records, places, _),) = read(plan(order, 0, order.records, Host()), index, InputOptions()).as_numpy_iterator()
+    ((records, places, _),) = read_windows(
+        plan_windows(order, 0, order.records, Host()), index, InputOptions()
+    ).as_numpy_iterator()
     assert len(records) == 8
     expected = [payload(number) for number, _ in whole(order, 1)]
     assert records[places].tolist() == expected
 
 
 def test_no_more_is_held_than_the_budget_says(index):
-    windows = read(plan(order_of(window=125), 0, RECORDS, Host()), index, InputOptions(shuffle_mb=0.2))
+    windows = read_windows(plan_windows(order_of(window=125), 0, RECORDS, Host()), index, InputOptions(shuffle_mb=0.2))
     sizes = [len(records) for records, _, _ in windows.as_numpy_iterator()]
     assert sum(sizes) == RECORDS
     assert max(sizes) * index.record_bytes * 2 <= 0.2e6
@@ -203,7 +228,7 @@ def reads_of_the_system() -> int:
 )
 def test_neighbours_are_read_in_one_go(index, window, run, kind, most):
     order = order_of(window=window, run=run, kind=kind)
-    windows = read(plan(order, 0, order.records, Host()), index, InputOptions())
+    windows = read_windows(plan_windows(order, 0, order.records, Host()), index, InputOptions())
     before = reads_of_the_system()
     assert sum(len(records) for records, _, _ in windows) == RECORDS
     assert reads_of_the_system() - before < most

@@ -140,10 +140,10 @@ def test_the_models_of_keras_applications_are_known_in_any_case(name):
 
 
 def test_every_model_of_keras_applications_has_preprocessing_where_it_is_looked_for():
-    from trainer.models.applications import names
+    from trainer.models.builtin import application_names
 
-    assert len(names()) >= 38
-    for name in names().values():
+    assert len(application_names()) >= 38
+    for name in application_names().values():
         module = getattr(keras.applications, name).__module__.rpartition(".")[2]
         assert callable(getattr(keras.applications, module).preprocess_input), name
 
@@ -162,13 +162,13 @@ def test_images_too_small_for_a_model_are_refused_in_a_line():
     ids=["refused", "silent"],
 )
 def test_imagenet_weights_without_a_network_name_the_file_to_fetch(monkeypatch, tmp_path, answers, message):
-    from trainer.models import applications
+    from trainer.models import builtin
 
     def builder(**arguments):
         return keras.utils.get_file("w.h5", f"http://127.0.0.1:{server.getsockname()[1]}/w.h5", cache_dir=tmp_path)
 
     builder.__module__ = "keras.src.applications.vgg16"
-    monkeypatch.setattr(applications, "_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(builtin, "_TIMEOUT_S", 0.5)
     monkeypatch.setattr(keras.applications, "Absent", builder, raising=False)
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     with socket.socket() as server:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.ops import bits, device_rng, rng
+from trainer.ops import device, rng
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -24,7 +24,7 @@ def correlation(one: np.ndarray, other: np.ndarray) -> float:
 
 def test_the_mixer_is_the_finaliser_of_murmur3():
     # Known values of fmix32, https://github.com/aappleby/smhasher.
-    mixed = bits._mix_array(np.array([0, 1], np.uint32))
+    mixed = rng._mix_array(np.array([0, 1], np.uint32))
     assert mixed.tolist() == [0, 0x514E28B7]
 
 
@@ -38,9 +38,9 @@ def test_eager_graph_tf_data_xla_and_keras_give_the_same_bits(salt):
     expected = numbers(DRAWS, salt, 5)
     graph = tf.function(lambda draw: rng.uniform(draw, salt, 5))
     compiled = tf.function(lambda draw: rng.uniform(draw, salt, 5), jit_compile=True)
-    on_device = tf.function(lambda draw: device_rng.uniform(draw, salt, 5), jit_compile=True)
+    on_device = tf.function(lambda draw: device.device_uniform(draw, salt, 5), jit_compile=True)
     rows = tf.data.Dataset.from_tensor_slices(DRAWS).map(lambda draw: rng.uniform(draw, salt, 5))
-    for found in (graph(DRAWS), compiled(DRAWS), on_device(DRAWS), device_rng.uniform(DRAWS, salt, 5)):
+    for found in (graph(DRAWS), compiled(DRAWS), on_device(DRAWS), device.device_uniform(DRAWS, salt, 5)):
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(found), expected)
     np.testing.assert_array_equal(list(rows.as_numpy_iterator()), expected)
 

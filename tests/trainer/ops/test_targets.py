@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from trainer.ops import BOX_LABELS, BOXES, IMAGE, MASK, OPS, Decode, RandAugment, RandomCrop, apply_ops, parse_ops, rng
+from trainer.ops.base import MixingOp
 from trainer.ops.rand_augment import KINDS
-from trainer.ops.types import MixingOp
 
 HEIGHT, WIDTH = 60, 80
 OBJECT = (12, 20, 36, 44)  # top, left, bottom, right

@@ -12,7 +12,7 @@ from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
 from tests.make_images import crop, encode, jpeg, png
 from tests.trainer.conftest import bright_sky
-from trainer.input.stored_pixels import DecodeRaw
+from trainer.input.parse import DecodeRaw
 from trainer.input_fn import KEY, make_dataset
 from trainer.models import ModelSpec, build_model
 from trainer.ops import IMAGE, parse_ops

@@ -15,8 +15,7 @@ from tests.beam_jobs.broken_decoder import broken_decoders
 from tests.make_images import encode
 from trainer.ops import parse_ops
 from trainer.serving.export import export
-from trainer.serving.predict import load_model, newest_version, predict
-from trainer.serving.spec import ServingSpec
+from trainer.serving.predict import ServingSpec, load_model, newest_version, predict
 
 
 def sky(upper: int, lower: int) -> np.ndarray:

@@ -22,13 +22,12 @@ from beam_jobs.ingest import run
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
 from tests.make_images import crop, encode
 from tests.trainer.conftest import records_of
+from trainer.input.parse import stored_ops
 from trainer.input.plan import evaluation_ops
-from trainer.input.stored_pixels import stored_ops
 from trainer.input_fn import KEY, make_dataset
 from trainer.ops import IMAGE
 from trainer.options import InputOptions
-from trainer.serving.decode import DecodeSource
-from trainer.serving.export import EVALUATE_SIGNATURE, PROBABILITIES, ServingSpec, export
+from trainer.serving.export import EVALUATE_SIGNATURE, PROBABILITIES, DecodeSource, ServingSpec, export
 from trainer.serving.predict import predict
 
 POLICIES = {

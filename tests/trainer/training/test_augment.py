@@ -6,8 +6,7 @@ import pytest
 
 from beam_jobs.errors import OptionError
 from trainer.models import ModelSpec, build_model
-from trainer.ops.device import apply_device_ops, mix_labels, parse_device_ops
-from trainer.training.augment import Augmented
+from trainer.ops.device import Augmented, apply_device_ops, mix_labels, parse_device_ops
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.training.input_wait import WaitMeter, timed
+from trainer.training.callbacks import WaitMeter, timed
 
 SLOW_S = 0.05
 STEPS = 12

@@ -17,13 +17,11 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs.errors import DiskError, OptionError, TrainingDiverged
-from trainer.training.callbacks import Profile, epoch_line
-from trainer.training.checkpoint import Checkpoints
-from trainer.training.input_wait import timed
+from trainer.options import TrainOptions
+from trainer.training.callbacks import Profile, epoch_line, timed
+from trainer.training.checkpoint import Checkpoints, Progress
 from trainer.training.loop import Segment, Task, segments, train, whole_steps
 from trainer.training.optimizers import is_better
-from trainer.training.options import TrainOptions
-from trainer.training.progress import Progress
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 BATCH, RECORDS, STEPS = 4, 18, 4  # two records of an epoch are left over for the next

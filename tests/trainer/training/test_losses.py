@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs.errors import OptionError
+from trainer.options import TrainOptions
 from trainer.training.losses import PerClass, class_weights, for_keras, make_loss, make_metrics
-from trainer.training.options import TrainOptions
 
 LABELS = ("cat", "dog", "fox")
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from beam_jobs.common.settings import fields
+from trainer.options import TrainOptions
 from trainer.training.optimizers import OPTIMIZERS, averaged, make_optimizer, make_schedule
-from trainer.training.options import TrainOptions
 
 STEPS = 4  # of an epoch
 

@@ -10,9 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from trainer.options import InputOptions, TrainerConfig
+from trainer.options import InputOptions, TrainerConfig, TrainOptions
 from trainer.training.checkpoint import POSITION_NAME
-from trainer.training.options import TrainOptions
 
 ROOT = Path(__file__).parents[3]
 # Everything that has a state or draws numbers: dropout and batch normalisation of the model, augmentation, momentum,

@@ -10,16 +10,17 @@ from beam_jobs.common.settings import fields
 from beam_jobs.errors import OptionError
 from tests.trainer.workers.task import build_model
 from trainer.input.position import Host
-from trainer.training.cluster import VARIABLE, parse_cluster
+from trainer.options import TrainOptions
 from trainer.training.fit import fit
-from trainer.training.options import TrainOptions
 from trainer.training.strategy import (
+    CLUSTER_VARIABLE,
     STRATEGIES,
     check_batch,
     distribute,
     host_of,
     make_strategy,
     name_of,
+    parse_cluster,
     scope,
     share_batch,
 )
@@ -132,7 +133,7 @@ def test_the_cluster_says_which_host_this_is(value, host, address):
     ],
 )
 def test_a_wrong_cluster_is_one_line_that_names_the_part(monkeypatch, value, message):
-    monkeypatch.setenv(VARIABLE, json.dumps(value))
+    monkeypatch.setenv(CLUSTER_VARIABLE, json.dumps(value))
     with pytest.raises(OptionError, match=message) as caught:
         make_strategy("multi_worker")
     assert "\n" not in str(caught.value)
@@ -146,7 +147,7 @@ def test_a_wrong_cluster_is_one_line_that_names_the_part(monkeypatch, value, mes
     ],
 )
 def test_a_missing_or_broken_tf_config_is_one_line(monkeypatch, text, message):
-    monkeypatch.setenv(VARIABLE, text)
+    monkeypatch.setenv(CLUSTER_VARIABLE, text)
     with pytest.raises(OptionError, match=message) as caught:
         make_strategy("multi_worker")
     assert "\n" not in str(caught.value)
@@ -154,7 +155,7 @@ def test_a_missing_or_broken_tf_config_is_one_line(monkeypatch, text, message):
 
 def test_a_worker_that_cannot_start_is_one_line(monkeypatch):
     tf.zeros([1])  # TensorFlow has its devices now, and cannot be given others
-    monkeypatch.setenv(VARIABLE, json.dumps(config({"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, index=1)))
+    monkeypatch.setenv(CLUSTER_VARIABLE, json.dumps(config({"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, index=1)))
     with pytest.raises(
         OptionError, match=r"^strategy is multi_worker and worker 1 of 2 at 127.0.0.1:2 cannot start: Coll"
     ):

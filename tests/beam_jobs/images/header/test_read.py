@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from beam_jobs.errors import BadImage, RejectReason
-from beam_jobs.images.header.read import UPRIGHT, Header, gate, open_image, read_header, sniff
+from beam_jobs.images.headers import UPRIGHT, Header, gate, open_image, read_header, sniff
 from beam_jobs.options import ImageLimits
 from tests.beam_jobs import make_hostile_images as make
 from tests.beam_jobs.make_hostile_images import GREY, PIXELS, SIXTEEN

@@ -16,10 +16,10 @@ import psutil
 import pytest
 
 from beam_jobs.errors import BadImage, FeedlineError
-from beam_jobs.images import masks, sandbox
+from beam_jobs.images import annotations, sandbox
 from beam_jobs.images import process as images
 from beam_jobs.images.geometry import geometry
-from beam_jobs.images.sandbox import frames, pool
+from beam_jobs.images.sandbox import pool
 from beam_jobs.images.sandbox.pool import Closed, Decoder, Died, Pool
 from beam_jobs.options import ImageLimits, PixelOptions
 from tests.beam_jobs.broken_decoder import broken_decoders
@@ -72,7 +72,7 @@ def test_a_mask_is_what_a_call_makes_of_it():
     indices = np.ascontiguousarray(crop(1)[..., 0])
     mask = encode(indices, "PNG")
     plan = geometry(PixelOptions(policy="resize", side_px=20), *indices.shape)
-    assert sandbox.normalise_mask(mask, plan, LIMITS, 1) == masks.normalise_mask(mask, plan, LIMITS)
+    assert sandbox.normalise_mask(mask, plan, LIMITS, 1) == annotations.normalise_mask(mask, plan, LIMITS)
     with pytest.raises(BadImage, match="bad_mask"):
         sandbox.normalise_mask(jpeg(1), plan, LIMITS, 1)
 
@@ -132,7 +132,7 @@ def stand():
 
 def test_time_in_which_a_decoder_does_not_compute_is_none_of_its_seconds(stand):
     """A second of waiting, for a busy machine say, is not the second that an image has."""
-    late = threading.Timer(2.5, frames.send, (stand.theirs, {"answers": []}))
+    late = threading.Timer(2.5, pool.send, (stand.theirs, {"answers": []}))
     late.start()
     assert stand.decoder.answer(1) == ({"answers": []}, [])
     late.join()
@@ -141,7 +141,7 @@ def test_time_in_which_a_decoder_does_not_compute_is_none_of_its_seconds(stand):
 
 def test_a_decoder_that_is_stopped_while_it_has_no_work_costs_nothing(monkeypatch):
     """More than its socket holds, so that sending would never end."""
-    monkeypatch.setattr(frames, "_PAUSES", 2)
+    monkeypatch.setattr(pool, "_SEND_PAUSES", 2)
     monkeypatch.setattr(pool, "_ENDING_S", 0.1)
     looked_at(GOOD)
     (idle,) = own_decoders()
@@ -152,9 +152,9 @@ def test_a_decoder_that_is_stopped_while_it_has_no_work_costs_nothing(monkeypatc
 
 
 def test_a_decoder_that_is_stopped_in_the_middle_of_an_answer_is_taken_for_ended(stand, monkeypatch):
-    monkeypatch.setattr(frames, "_PAUSES", 1)
+    monkeypatch.setattr(pool, "_SEND_PAUSES", 1)
     monkeypatch.setattr(pool, "_ENDING_S", 0.1)
-    stand.theirs.sendall(frames._SIZE.pack(16) + b'{"bodies"')
+    stand.theirs.sendall(pool._FRAME_SIZE.pack(16) + b'{"bodies"')
     with pytest.raises(Died, match="it was ended") as died:
         stand.decoder.answer(60)
     assert died.value.blameless
@@ -163,7 +163,7 @@ def test_a_decoder_that_is_stopped_in_the_middle_of_an_answer_is_taken_for_ended
 
 
 def test_a_decoder_that_sends_nonsense_and_stays_is_to_blame(stand):
-    stand.theirs.sendall(frames._SIZE.pack(2) + b"[]")
+    stand.theirs.sendall(pool._FRAME_SIZE.pack(2) + b"[]")
     with pytest.raises(Died, match="it answered nonsense") as died:
         stand.decoder.answer(60)
     assert not died.value.blameless
@@ -320,20 +320,20 @@ def test_decoders_that_cannot_start_are_one_clear_error(tmp_path, monkeypatch):
 
 def test_a_frame_is_taken_whole_or_not_at_all():
     ours, theirs = pool._connected()
-    frames.wait_at_most(ours, 0.05)
-    with pytest.raises(frames.Silent):
-        frames.receive(ours)
+    pool.wait_at_most(ours, 0.05)
+    with pytest.raises(pool.Silent):
+        pool.receive(ours)
     body = bytes(range(256)) * 2000
-    sender = threading.Thread(target=frames.send, args=(theirs, {"a": [1, "ü"]}, body, b"", b"more"))
+    sender = threading.Thread(target=pool.send, args=(theirs, {"a": [1, "ü"]}, body, b"", b"more"))
     sender.start()
-    assert frames.receive(ours) == ({"a": [1, "ü"]}, [body, b"", b"more"])
+    assert pool.receive(ours) == ({"a": [1, "ü"]}, [body, b"", b"more"])
     sender.join()
-    theirs.sendall(frames._SIZE.pack(16) + b'{"bodies": [99]}' + b"half")
+    theirs.sendall(pool._FRAME_SIZE.pack(16) + b'{"bodies": [99]}' + b"half")
     theirs.close()
-    with pytest.raises(frames.Gone, match="broken off"):
-        frames.receive(ours)
-    with pytest.raises(frames.Gone):
-        frames.receive(ours)
+    with pytest.raises(pool.Gone, match="broken off"):
+        pool.receive(ours)
+    with pytest.raises(pool.Gone):
+        pool.receive(ours)
     ours.close()
 
 
@@ -369,13 +369,13 @@ def test_a_decoder_that_answers_nonsense_is_taken_for_dead(frame, monkeypatch):
 def test_a_frame_of_nonsense_is_the_end(text):
     ours, theirs = pool._connected()
     with ours, theirs:
-        theirs.sendall(frames._SIZE.pack(len(text)) + text)
-        with pytest.raises(frames.Gone, match="nonsense"):
-            frames.receive(ours)
+        theirs.sendall(pool._FRAME_SIZE.pack(len(text)) + text)
+        with pytest.raises(pool.Gone, match="nonsense"):
+            pool.receive(ours)
 
 
 def is_nursery(process: psutil.Process) -> bool:
-    return any("beam_jobs.images.sandbox.fork_server" in part for part in process.cmdline())
+    return any("beam_jobs.images.sandbox.worker" in part for part in process.cmdline())
 
 
 def own_decoders() -> list[psutil.Process]:

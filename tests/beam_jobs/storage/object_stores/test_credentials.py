@@ -12,7 +12,7 @@ import pytest
 
 from beam_jobs import storage
 from beam_jobs.storage import object_stores
-from beam_jobs.storage.object_stores import gcs, google_login, s3
+from beam_jobs.storage.object_stores import gcs, s3
 from tests.beam_jobs import gcs_server
 from tests.command import feedline
 
@@ -53,7 +53,7 @@ def test_a_command_without_credentials_ends_at_once_with_the_remedy(source, out,
 
 def test_a_key_file_that_is_not_there_is_named(nobody, monkeypatch):
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/none/key.json")
-    assert google_login.missing().startswith(
+    assert gcs.missing_login().startswith(
         "there are no Google Cloud credentials here (File /none/key.json was not found.); make some with `gcloud"
     )
 

@@ -1,0 +1,188 @@
+"""What the first bytes of an image say, and whether it may be decoded at all. Pure functions.
+
+Decoding is what a hostile file wants, so the header is read and judged first.
+"""
+
+from __future__ import annotations
+
+import io
+
+from PIL import Image, UnidentifiedImageError
+
+from beam_jobs.errors import BadImage, RejectReason
+from beam_jobs.images import header_formats
+from beam_jobs.images.header_formats import UPRIGHT, Header, bad_header
+from beam_jobs.options import PILLOW_MAX_PIXELS, ImageLimits
+
+__all__ = ["UPRIGHT", "Header", "gate", "open_image", "read_header", "sniff"]
+
+# Magic bytes -> (our name, Pillow's name). Anything else is refused before a parser sees it.
+_MAGIC = (
+    (b"\xff\xd8\xff", "jpeg", "JPEG"),
+    (b"\x89PNG\r\n\x1a\n", "png", "PNG"),
+    (b"GIF87a", "gif", "GIF"),
+    (b"GIF89a", "gif", "GIF"),
+    (b"BM", "bmp", "BMP"),
+    (b"II*\x00", "tiff", "TIFF"),
+    (b"MM\x00*", "tiff", "TIFF"),
+    (b"RIFF", "webp", "WEBP"),
+)
+# Offset and magic bytes -> images that others read: phones make the first, and their owners wonder.
+_FOREIGN = (
+    (4, b"ftyphei", "HEIC"),
+    (4, b"ftyphev", "HEIC"),
+    (4, b"ftypmif1", "HEIF"),
+    (4, b"ftypavif", "AVIF"),
+    (0, b"\x00\x00\x00\x0cjP  ", "JPEG 2000"),
+    (0, b"\x00\x00\x00\x0cJXL ", "JPEG XL"),
+    (0, b"\xff\x0a", "JPEG XL"),
+    (0, b"8BPS", "a Photoshop file"),
+    (0, b"%PDF-", "PDF"),
+    (0, b"<svg", "SVG"),
+)
+_PILLOW_NAME = {ours: theirs for _, ours, theirs in _MAGIC}
+
+# A baseline JPEG spends at least two bits (DC and EOB code) on each 8x8 block: fewer bytes prove a lying header.
+_JPEG_MIN_BYTES_PER_PIXEL = 1 / 256
+_DEFLATE_MAX_RATIO = 1032  # zlib technical notes, "maximum compression factor"
+_MAX_SCANS = 100  # encoders write a dozen; each costs a pass over all pixels, and a hostile file ten bytes
+_ANIMATED_WEBP_SHARE = 3  # Pillow holds four canvases of four bytes a pixel, three times what any other image takes
+
+_TIFF_ORIENTATION, _TIFF_BITS, _TIFF_SAMPLE_FORMAT = 274, 258, 339
+_SIGNED = 2
+
+
+def sniff(data: bytes) -> str:
+    """Returns the format the magic bytes name.
+
+    Raises:
+      BadImage: no supported format starts like this.
+    """
+    if not data:
+        raise BadImage(RejectReason.EMPTY_FILE, "the file has 0 bytes")
+    for magic, name, _ in _MAGIC:
+        if data.startswith(magic) and (name != "webp" or data[8:12] == b"WEBP"):
+            return name
+    known = ", ".join(_PILLOW_NAME)
+    if foreign := next((name for place, magic, name in _FOREIGN if data.startswith(magic, place)), ""):
+        raise BadImage(RejectReason.NOT_AN_IMAGE, f"it is {foreign}, which is not read; convert it to one of {known}")
+    raise BadImage(RejectReason.NOT_AN_IMAGE, f"it starts with {data[:8]!r}; known are {known}")
+
+
+def gate(data: bytes, limits: ImageLimits) -> Header:
+    """Judges an image by its header, without decoding it.
+
+    Raises:
+      BadImage: the format is unknown, the header is broken, or a limit is crossed.
+    """
+    if len(data) > limits.max_bytes:
+        raise BadImage(RejectReason.TOO_MANY_BYTES, f"{len(data)} bytes; max_bytes is {limits.max_bytes}")
+    header = read_header(data)
+    described = f"{header.width}x{header.height} pixels"
+    _check_size(header, described, limits)
+    if header.scans > _MAX_SCANS:
+        raise BadImage(RejectReason.TOO_LARGE, f"{described} in {header.scans} scans; {_MAX_SCANS} are decoded")
+    if header.mode == "F" or (header.mode == "I" and header.format != "png"):
+        raise BadImage(RejectReason.UNKNOWN_RANGE, f"pixels of mode {header.mode}: nothing says which value is white")
+    if len(data) < _least_bytes(header):
+        raise BadImage(RejectReason.FORGED_SIZE, f"{described} cannot fit in {len(data)} bytes of {header.format}")
+    return header
+
+
+def _check_size(header: Header, described: str, limits: ImageLimits) -> None:
+    short, long = sorted((header.height, header.width))
+    if short < limits.min_side_px:
+        raise BadImage(RejectReason.TOO_SMALL, f"{described}; min_side_px is {limits.min_side_px}")
+    if long > limits.max_side_px or short * long > limits.max_pixels:
+        raise BadImage(
+            RejectReason.TOO_LARGE,
+            f"{described}; max_side_px is {limits.max_side_px}, max_pixels is {limits.max_pixels}",
+        )
+    if header.format == "webp" and header.frames > 1 and short * long > limits.max_pixels // _ANIMATED_WEBP_SHARE:
+        raise BadImage(
+            RejectReason.TOO_LARGE,
+            f"{described} of an animated webp; {limits.max_pixels // _ANIMATED_WEBP_SHARE}, a third of max_pixels, "
+            "are decoded",
+        )
+    if long > short * limits.max_aspect:
+        raise BadImage(RejectReason.BAD_ASPECT, f"{described}; max_aspect is {limits.max_aspect:g}")
+
+
+def read_header(data: bytes) -> Header:
+    """Reads the header, in time and memory bounded by the file: JPEG and PNG here, the rest with Pillow.
+
+    Raises:
+      BadImage: the format is unknown or the header is broken.
+    """
+    name = sniff(data)
+    if name == "jpeg":
+        return header_formats.read_jpeg(data)
+    if name == "png":
+        return header_formats.read_png(data)
+    try:
+        return _pillow_header(data, name)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise BadImage(RejectReason.TOO_LARGE, str(error)) from error
+    except BadImage:
+        raise
+    except UnidentifiedImageError as error:  # its text holds a memory address, another one in every run
+        raise bad_header(name, "the header cannot be parsed") from error
+    # Pillow's parsers raise whatever their arithmetic runs into on broken headers, SyntaxError included.
+    except Exception as error:
+        raise bad_header(name, str(error)) from error
+
+
+def open_image(data: bytes, name: str) -> Image.Image:
+    """Opens an image with Pillow, restricted to the parser of the one format the magic bytes name."""
+    return Image.open(io.BytesIO(data), formats=(_PILLOW_NAME[name],))
+
+
+def _pillow_header(data: bytes, name: str) -> Header:
+    if name == "tiff":
+        header_formats.check_tiff(data)
+    if name == "webp":
+        header_formats.check_webp(data, PILLOW_MAX_PIXELS)
+    animated = name == "gif" and header_formats.is_animated_gif(data)
+    with open_image(data, name) as image:
+        if name == "tiff":
+            return _tiff_header(image)
+        return Header(
+            format=name,
+            height=image.height,
+            width=image.width,
+            mode=image.mode,
+            # Pillow's own way to the orientation reads every tag, however often it claims the whole file.
+            orientation=header_formats.exif_orientation(
+                image.info.get("exif", b"").removeprefix(header_formats.EXIF_PREFIX)
+            ),
+            frames=2 if animated else 1 if name == "gif" else getattr(image, "n_frames", 1),
+            has_alpha=image.mode == "RGBA" or "transparency" in image.info,
+        )
+
+
+def _tiff_header(image: Image.Image) -> Header:
+    tags = image.tag_v2  # type: ignore[attr-defined]
+    orientation = tags.get(_TIFF_ORIENTATION)
+    orientation = orientation if orientation in range(1, 9) else UPRIGHT
+    # Pillow turns a TIFF by itself, and gives the size it will have then.
+    height, width = (image.width, image.height) if orientation >= 5 else (image.height, image.width)
+    signed = _SIGNED in tags.get(_TIFF_SAMPLE_FORMAT, ())
+    return Header(
+        format="tiff",
+        height=height,
+        width=width,
+        mode="I" if signed else image.mode,
+        orientation=orientation,
+        frames=2 if image.is_animated else 1,  # type: ignore[attr-defined]
+        has_alpha=image.mode in ("RGBA", "LA", "PA"),
+        bit_depth=max(tags.get(_TIFF_BITS, (1,))),
+    )
+
+
+def _least_bytes(header: Header) -> float:
+    pixels = header.height * header.width
+    if header.format == "jpeg" and not header.progressive:
+        return pixels * _JPEG_MIN_BYTES_PER_PIXEL
+    if header.format == "png":
+        return pixels * header.bit_depth / 8 / _DEFLATE_MAX_RATIO
+    return 0

@@ -1,1 +1,0 @@
-"""Finds the model blessed before the one that is evaluated."""

@@ -1,1 +1,0 @@
-"""Pushes a model whole or not at all."""

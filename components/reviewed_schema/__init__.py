@@ -1,1 +1,0 @@
-"""Hands a reviewed schema to the pipeline."""

@@ -1,8 +1,0 @@
-"""Prints the page about `--json`."""
-
-import sys
-
-from pipeline.cli.json_schema.page import page
-
-if __name__ == "__main__":
-    sys.stdout.write(page())

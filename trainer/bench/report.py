@@ -1,0 +1,185 @@
+"""The figures for people: aligned lines for a terminal, and one HTML file that loads and runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from beam_jobs.common import strings
+from beam_jobs.common.html import render_page
+from trainer.bench.bottleneck import BATCH, CALL, STEP, TRANSFER, Ablated, Figures, Stage, find_bottleneck
+from trainer.bench.meter import Cost
+
+_WIDTH = 34
+
+
+def as_text(figures: Figures) -> str:
+    """Returns stages, totals, ablation and bottleneck."""
+    parts = [_head(figures), _stage_lines(figures), _total_lines(figures)]
+    if figures.ablation:
+        parts.append(_ablation(figures.ablation))
+    return "\n\n".join(strings.lines(part) for part in [*parts, _conclusion(figures)])
+
+
+def title(stage: Stage, figures: Figures) -> str:
+    """Returns how a stage is called for people."""
+    facts = figures.facts
+    where = "a copy in memory" if facts.device.startswith("CPU") else f"to {facts.device}"
+    titles = {
+        CALL: "call of the ops",
+        BATCH: f"batch of {facts.batch_size}",
+        TRANSFER: f"transfer, {where}",
+        STEP: f"training step, {stage.name}",
+    }
+    return titles.get(stage.kind, stage.name)
+
+
+def totals(figures: Figures) -> list[tuple[str, Cost, str]]:
+    """Returns name, cost and remark of everything that is more than a stage, the pipeline first."""
+    facts, rate = figures.facts, figures.pipeline.rate
+    cores = "1 core" if facts.cores == 1 else f"{facts.cores} cores"
+    rows = [("input pipeline", figures.pipeline, f"{figures.efficiency:.0%} of the limit")]
+    if figures.trained:
+        rows.append((f"with {facts.model}", figures.trained, f"on {facts.device}, input and training together"))
+    rows.append(("limit", figures.limit, f"{figures.limit_is} on {cores}"))
+    rows += [
+        (name, cost, f"the input pipeline is {rate / cost.rate:.2f} times as fast") for name, cost in _by_rate(figures)
+    ]
+    return rows
+
+
+def _by_rate(figures: Figures) -> list[tuple[str, Cost]]:
+    return sorted(figures.baselines.items(), key=lambda item: -item[1].rate)
+
+
+def _head(figures: Figures) -> Iterator[str]:
+    facts = figures.facts
+    shards = "1 shard" if facts.shards == 1 else f"{facts.shards} shards"
+    yield f"{facts.dataset}, {facts.split}: {facts.records:,} records of {facts.record_bytes / 1e3:,.1f} kB in {shards}"
+    yield f"{facts.ops}, batches of {facts.batch_size}, {facts.threads} threads on {facts.cores} cores"
+
+
+def _stage_lines(figures: Figures) -> Iterator[str]:
+    yield f"{'each stage alone':<{_WIDTH}} {'images/s':>12} {'CPU us':>10} {'wall us':>10} {'up to here':>12}"
+    for stage in figures.stages:
+        so_far = f"{stage.so_far:>12,.0f}" if stage.so_far else ""
+        name = title(stage, figures)
+        line = f"{name:<{_WIDTH}} {stage.cost.rate:>12,.0f} {stage.cost.cpu_us:>10,.1f} {stage.cost.wall_us:>10,.1f}"
+        yield f"{line} {so_far}".rstrip()
+
+
+def _total_lines(figures: Figures) -> Iterator[str]:
+    yield f"{'all together':<{_WIDTH}} {'images/s':>12} {'CPU us':>10}"
+    for name, cost, remark in totals(figures):
+        yield f"{name:<{_WIDTH}} {cost.rate:>12,.0f} {cost.cpu_us:>10,.1f}   {remark}"
+
+
+def _ablation(rows: Sequence[Ablated]) -> Iterator[str]:
+    yield f"{'without':<{_WIDTH}} {'images/s':>12} {'CPU us':>10} {'worth':>8}"
+    for row in sorted(rows, key=lambda row: -row.worth):
+        note = f"   {row.note}" if row.note else ""
+        name = f"{row.name}: {row.without}"
+        yield f"{name:<{_WIDTH + 6}} {row.rate:>6,.0f} {row.cpu_us:>10,.1f} {row.worth:>7.2f}x{note}"
+
+
+def _conclusion(figures: Figures) -> Iterator[str]:
+    yield find_bottleneck(figures).sentence
+    if figures.disturbed:
+        yield (
+            f"Other processes took part of the machine: a bare decode had {figures.limit.cores:.1f} of "
+            f"{figures.facts.cores} cores. Rates are too low; CPU times hold."
+        )
+    if not figures.facts.in_memory:
+        yield "The shards were not read into memory before, so reading includes the disk or the network."
+
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_ROOM = 1.06  # right of the longest bar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """One bar.
+
+    Attributes:
+      name: beside it.
+      value: at its end.
+      remark: below the name.
+      start: where it begins, as a percentage of the width.
+      length: how long it is, likewise.
+      color: number of a colour of the page.
+    """
+
+    name: str
+    value: str
+    remark: str = ""
+    start: float = 0.0
+    length: float = 0.0
+    color: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateChart:
+    """The chart of rates.
+
+    Attributes:
+      bars: pipeline, with model, baselines.
+      limit: place of the line, as a percentage of the width.
+      label: beside the line.
+    """
+
+    bars: Sequence[Bar]
+    limit: float
+    label: str
+
+
+def as_page(figures: Figures) -> str:
+    """Returns the page. Every name in it comes from outside and is escaped."""
+    values = {
+        "figures": figures,
+        "facts": figures.facts,
+        "bottleneck": find_bottleneck(figures),
+        "rates": _rate_chart(figures),
+        "shares": _shares(figures),
+        "stages": [(title(stage, figures), stage) for stage in figures.stages],
+        "totals": totals(figures),
+        "ablation": sorted(figures.ablation, key=lambda row: -row.worth),
+    }
+    return render_page(_TEMPLATES, "bench", values)
+
+
+def _rate_chart(figures: Figures) -> RateChart:
+    rows = [(name, cost, remark) for name, cost, remark in totals(figures) if cost is not figures.limit]
+    # The limit of stored pixels is so far away that the bars would look alike: then its line stays outside.
+    longest = max(cost.rate for _, cost, _ in rows)
+    width = max(longest, figures.limit.rate if figures.limit.rate < 4 * longest else 0) * _ROOM
+    bars = [
+        Bar(name=name, value=_rate(cost), remark=remark, length=100 * cost.rate / width, color=min(place, 2))
+        for place, (name, cost, remark) in enumerate(rows)
+    ]
+    return RateChart(
+        bars=bars,
+        limit=100 * figures.limit.rate / width,
+        label=f"limit {_rate(figures.limit)}: {figures.limit_is}",
+    )
+
+
+def _shares(figures: Figures) -> list[Bar]:
+    """Returns where the CPU time of an image goes in the input pipeline, part behind part."""
+    whole = figures.parts_cpu_us or 1.0
+    bars: list[Bar] = []
+    start = 0.0
+    for stage in figures.stages:
+        if stage.kind in (TRANSFER, STEP):
+            continue
+        length = 100 * stage.cost.cpu_us / whole
+        value = f"{stage.cost.cpu_us:,.1f} us, {length:.0f} %"
+        color = len(bars) % 6
+        bars.append(Bar(name=title(stage, figures), value=value, start=start, length=length, color=color))
+        start += length
+    return bars
+
+
+def _rate(cost: Cost) -> str:
+    return f"{cost.rate:,.0f} images/s"
