@@ -118,8 +118,15 @@ _MODULES = {
     ),
     "ingest": ("run",),
     "inspect": ("FeatureSummary", "FileSummary", "find_record", "summarise_file"),
-    "dataset.manifest": ("Manifest", "load"),
-    "dataset.manifest_parts": ("ChannelStatistics", "ImageCounts", "Remarks", "Shard", "SplitInfo"),
+    "dataset.manifest": (
+        "ChannelStatistics",
+        "ImageCounts",
+        "Manifest",
+        "Remarks",
+        "Shard",
+        "SplitInfo",
+        "load",
+    ),
     "options": ("HttpOptions", "ImageLimits", "IngestOptions", "PixelOptions", "TableColumns"),
     "dataset.verify": ("Verification",),
 }

@@ -40,7 +40,7 @@ _VERSIONED_PACKAGES = ("beam_jobs", "components", "pipeline", "trainer")
 @functools.cache
 def code_version() -> str:
     """Returns the release and a digest of every file of the four packages, such as `0.1.0+3f9c0d1e`."""
-    root = Path(__file__).parent.parent.parent
+    root = Path(__file__).parent.parent
     hasher = hashlib.sha256()
     for package in _VERSIONED_PACKAGES:
         for path in sorted((root / package).rglob("*")):

@@ -40,7 +40,6 @@ OF_OTHERS = {"airflow", "alembic", "sqlalchemy", "certifi"}
 # What only an extra can do, and its module is imported by nothing that works without.
 OF_EXTRAS = {
     "beam_jobs/storage/object_stores/gcs.py": "gcp",
-    "beam_jobs/storage/object_stores/gcs.py": "gcp",
     "beam_jobs/storage/object_stores/s3.py": "aws",
     **dict.fromkeys(
         (
@@ -49,16 +48,11 @@ OF_EXTRAS = {
                 "pipeline",
                 "runs/history",
                 "runs/lineage",
-                "runs/lineage_facts",
                 "runs/lineage_find",
-                "runs/lineage_graph",
-                "runs/root_cleanup",
-                "runs/run_report",
             )
         ),
         "tfx",
     ),
-    "trainer/serving/preprocessing.py": "tfx",
     "trainer/serving/preprocessing.py": "tfx",
 }
 

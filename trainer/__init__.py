@@ -112,28 +112,25 @@ __all__ = [
 
 # Where the names are found.
 _MODULES = {
-    "training.checkpoint": ("Checkpoints",),
+    "training.checkpoint": ("Checkpoints", "Progress"),
     "evaluation.evaluate": ("Evaluation", "Plan"),
     "input_fn": ("epoch_records", "make_dataset"),
     "job": ("Job",),
     "input.mixture": ("make_mixture", "mixture_labels"),
     "models": ("ModelSpec", "build_model"),
     "ops": ("apply_ops", "parse_ops"),
-    "options": ("InputOptions", "TrainerConfig"),
+    "options": ("InputOptions", "TrainerConfig", "TrainOptions"),
     "input.position": ("Host", "Position"),
-    "serving.predict": ("Prediction",),
-    "training.progress": ("Progress",),
+    "serving.predict": ("Prediction", "ServingSpec"),
     "serving.export": ("export",),
-    "serving.spec": ("ServingSpec",),
     "training.strategy": ("make_strategy",),
     "streams": ("TFDS", "QueueSource", "Reading", "RecordLayout", "make_file_stream", "make_stream"),
     "training.losses": ("for_keras",),
-    "training.options": ("TrainOptions",),
     "input.windowed_reader": ("FOREVER",),
 }
 # A name of its own for what is called like its module, which `PACKAGE.NAME` must go on to mean.
 _ALIASES = {
-    "describe_input": ("input.describe", "describe"),
+    "describe_input": ("input.plan", "describe"),
     "evaluate_model": ("evaluation.evaluate", "evaluate"),
     "fit_job": ("job", "fit"),
     "predict_files": ("serving.predict", "predict"),

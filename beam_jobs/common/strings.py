@@ -121,12 +121,12 @@ HIDDEN = "***"
 
 T = TypeVar("T")
 
-_SECRET_WORDS = (
+_WORDS = (
     r"(?:password|passwd|pwd|secret|token|credentials?|signature|sig|authorization"
     r"|api[-_]?key|access[-_]?key(?:[-_]?id)?|private[-_]?key|account[-_]?key)"
 )
 # A whole word of a name, so that `max_tokens` and `design` are none.
-_SECRET_NAME = rf"(?:[\w.-]*[_.-]|(?:AWS|GOOG)?){_SECRET_WORDS}(?:[_.-][\w.-]*)?"
+_SECRET_NAME = rf"(?:[\w.-]*[_.-]|(?:AWS|GOOG)?){_WORDS}(?:[_.-][\w.-]*)?"
 _IS_SECRET_NAME = re.compile(rf"-*{_SECRET_NAME}", re.IGNORECASE)
 _USER = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^/?#\s@:]*:)[^/?#\s]*(?=@)", re.IGNORECASE)
 _GIVEN = re.compile(rf"(?P<before>(?<![\w.-])-*{_SECRET_NAME}\s*=\s*)[^&\s,;]+", re.IGNORECASE)

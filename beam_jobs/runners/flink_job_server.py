@@ -295,7 +295,7 @@ _NOISE = re.compile(r"\s*(at [\w.$/<>]+\(|\.\.\. \d+ more|Usage: | {2,}|--)|\s*$
 
 
 def server_command(java: str, jar: str, master: str, memory: str) -> list[str]:
-    """Returns the command that starts the server, but for what `running_server` adds: where it listens and keeps its files.
+    """Returns the command that starts the server; `running_server` adds where it listens and keeps its files.
 
     Args:
       java: path of `java`.

@@ -254,7 +254,6 @@ class InferredSchemaExecutor(base_executor.BaseExecutor):
 
 
 TEXT_KEY = "schema_text"
-SCHEMA_KEY = "schema"
 
 
 class ReviewedSchemaExecutor(base_executor.BaseExecutor):

@@ -29,7 +29,7 @@ from pipeline.settings.catalog import names, sections, target_options
 
 _COMMANDS_INTRODUCTION = """# Command reference
 
-<!-- Made from the code by `python -m pipeline.cli.reference > docs/cli-reference.md`; change what it shows. -->
+<!-- Made from the code by `python -m pipeline.cli.reference cli-reference > docs/cli-reference.md` -->
 
 This is what `feedline COMMAND --help` says of every command. [Command line](command-line.md) tells how they work
 together, and [JSON](json.md) what `--json` prints.
@@ -118,10 +118,6 @@ def _prose_cell(text: str) -> str:
     return _cell(text).replace("] [", "] \\[")
 
 
-if __name__ == "__main__":
-    sys.stdout.write(commands_page())
-
-
 _MORE_PAGES = {
     "": (("Data in batches", "spans"), ("Schema", "schema")),
     "ingest": (("Sources", "sources"), ("What happens to odd images", "images")),
@@ -133,7 +129,7 @@ _MORE_PAGES = {
 }
 _SETTINGS_INTRODUCTION = """# pipeline.yaml
 
-<!-- Made by `python -m pipeline.cli.reference > docs/pipeline-yaml.md`; change docstrings, not this page. -->
+<!-- Made by `python -m pipeline.cli.reference pipeline-yaml > docs/pipeline-yaml.md`; change docstrings. -->
 
 One file holds every setting of a pipeline. `feedline init DIR` writes one to start from; this is the shortest that
 works:
@@ -274,13 +270,9 @@ def _options_of_run() -> dict[str, str]:
     return option_names(command, {str(parameter.name): "a=1" for parameter in command.params})
 
 
-if __name__ == "__main__":
-    sys.stdout.write(settings_page())
-
-
 _JSON_INTRODUCTION = """# JSON
 
-<!-- Made from the code by `python -m pipeline.cli.json_schema > docs/json.md`; change the schemas, not this page. -->
+<!-- Made from the code by `python -m pipeline.cli.reference json > docs/json.md`; change the schemas. -->
 
 Every command that gives a result prints it with `--json` as one object on standard output, and nothing else there.
 Progress goes to standard error as ever.
@@ -321,23 +313,23 @@ def json_page() -> str:
     kinds = [f"| `{kind}` | {code} | {meaning} |" for kind, code, meaning in common.mistake_kinds()]
     parts = [f"{_JSON_INTRODUCTION}" + "\n".join(kinds), _JSON_CHECKS.strip("\n")]
     known: dict[int, str] = {}
-    for command in commands_with_json():
-        schema = RESULTS[command]
-        parts.append(f"## feedline {command}")
+    for name in commands_with_json():
+        schema = RESULTS[name]
+        parts.append(f"## feedline {name}")
         for result in schema.get("anyOf", [schema]):
             parts.append(result["description"])
             if id(result) in known:
                 parts.append(f"The keys are those of {known[id(result)]}.")
                 continue
-            rows = _json_rows(result, "", f"[feedline {command}](#feedline-{command.replace(' ', '-')})", known)
+            rows = _json_rows(result, "", f"[feedline {name}](#feedline-{name.replace(' ', '-')})", known)
             parts.append("\n".join(["| key | type | meaning |", "|---|---|---|", *rows]))
     return "\n\n".join(parts) + "\n"
 
 
 def commands_with_json() -> Iterator[str]:
     """Yields the commands that have `--json`, without the name of the program."""
-    for command, context in every_command():
-        if any("--json" in parameter.opts for parameter in command.params):
+    for member, context in every_command():
+        if any("--json" in parameter.opts for parameter in member.params):
             yield context.command_path.partition(" ")[2]
 
 
@@ -377,5 +369,7 @@ def _json_type(schema: Schema) -> str:
     return {"string": "text", "integer": "whole number", "boolean": "true or false"}.get(kind, kind)
 
 
+_PAGES = {"cli-reference": commands_page, "pipeline-yaml": settings_page, "json": json_page}  # of docs/
+
 if __name__ == "__main__":
-    sys.stdout.write(json_page())
+    sys.stdout.write(_PAGES[sys.argv[1]]())

@@ -1,6 +1,6 @@
 """What a target needs of this machine, and the command that brings what is missing.
 
-`TARGETS` has, for every target, a function `(settings) -> Iterator[Check]`. It takes the nested settings of
+`TARGETS` names, for every target, a function `(settings) -> Iterator[Check]`. It takes the nested settings of
 `pipeline.yaml`, all layers merged and not yet validated, and yields a `Check` for each thing that was looked at, in the
 order in which a person would repair them. It imports what is heavy inside its functions, changes nothing, and asks the
 network only where the target cannot be judged without, for at most `NETWORK_TIMEOUT_S` a question. Here are the checks
@@ -15,7 +15,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -27,15 +26,14 @@ from beam_jobs.common.settings import from_mapping
 from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.storage import disk as places
 from beam_jobs.storage import is_remote
-from pipeline import config as configuration
 
 NETWORK_TIMEOUT_S = 5.0
 TARGETS = {
-    "local": "pipeline.doctor.local",
-    "flink": "pipeline.doctor.flink",
-    "dataflow": "pipeline.doctor.dataflow",
-    "kubeflow": "pipeline.doctor.orchestrators",
-    "airflow": "pipeline.doctor.orchestrators",
+    "local": "pipeline.doctor.local:checks",
+    "flink": "pipeline.doctor.flink:checks",
+    "dataflow": "pipeline.doctor.dataflow:checks",
+    "kubeflow": "pipeline.doctor.orchestrators:kubeflow_checks",
+    "airflow": "pipeline.doctor.orchestrators:airflow_checks",
 }
 
 
@@ -78,8 +76,8 @@ def run(target: str, settings: Mapping[str, Any]) -> Iterator[Check]:
       OptionError: there is no such target.
     """
     errors.check_choice("target", target, tuple(TARGETS))
-    module: types.ModuleType = importlib.import_module(TARGETS[target])
-    yield from module.checks(settings)
+    module, _, function = TARGETS[target].partition(":")
+    yield from getattr(importlib.import_module(module), function)(settings)
 
 
 DISTRIBUTION = "feedline"
@@ -145,6 +143,8 @@ def configured(settings: Mapping[str, Any]) -> Check:
     """Checks that the settings, if there are any, are a configuration."""
     if not settings:
         return Check(name="configuration", ok=True, detail="none given; --config pipeline.yaml has it checked too")
+    from pipeline import config as configuration
+
     try:
         config = configuration.build(settings)
     except FeedlineError as error:

@@ -32,7 +32,6 @@ from beam_jobs.common import yaml_text
 from beam_jobs.common.settings import STRICT, Count, NotNegative, Options, from_mapping
 from beam_jobs.errors import OptionError
 from beam_jobs.storage import disk, is_remote
-from pipeline import config
 from pipeline import config as configuration
 from pipeline.config import PipelineConfig
 from pipeline.runners import airflow_tasks, local
@@ -120,7 +119,7 @@ class AirflowOptions(Options):
                 f"airflow.schedule is {self.schedule!r}; write five cron fields such as '0 3 * * *', or one of "
                 f"{', '.join(_PRESETS)}"
             )
-        if self.image and (self.image.split() != [self.image] or config.placeholder_in_image(self.image)):
+        if self.image and (self.image.split() != [self.image] or configuration.placeholder_in_image(self.image)):
             raise OptionError(
                 f"airflow.image is {self.image!r}; name a container image such as registry.example.org/feedline:1"
             )

@@ -135,8 +135,8 @@ def _check_placeholders(config: PipelineConfig, options: KubeflowOptions) -> Non
         "kubeflow.baseline_dataset": options.baseline_dataset,
         "kubeflow.baseline_model": options.baseline_model,
     }
-    words = {name: (value, config.placeholder_in_path(value)) for name, value in paths.items()}
-    words["kubeflow.image"] = options.image, config.placeholder_in_image(options.image)
+    words = {name: (value, configuration.placeholder_in_path(value)) for name, value in paths.items()}
+    words["kubeflow.image"] = options.image, configuration.placeholder_in_image(options.image)
     for name, (value, word) in words.items():
         if word:
             raise OptionError(f"{name} is {value!r}; write the name of yours in the place of {word}")

@@ -11,19 +11,16 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ml_metadata.metadata_store import MetadataStore
-from ml_metadata.proto import metadata_store_pb2
-
 from beam_jobs import storage
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import FeedlineError, GateFailed, OptionError
 from beam_jobs.sources.factory import open_source
 from beam_jobs.storage import lock
-from components.blessed_model import PARTIAL_PREFIX
 from pipeline.config import PipelineConfig
-from pipeline.runs import history
 
 if TYPE_CHECKING:
+    from ml_metadata.metadata_store import MetadataStore
+
     from pipeline.runs.history import Step
     from pipeline.runs.summary import RunSummary
 
@@ -58,9 +55,6 @@ def check_free(root: str) -> None:
 
 
 _SYSTEM_DIR = ".system"  # where TFX keeps what passes between a component and its launcher
-_EXECUTION = metadata_store_pb2.Execution
-_ABANDONED = (_EXECUTION.NEW, _EXECUTION.RUNNING)
-_DEAD = (_EXECUTION.FAILED, _EXECUTION.CANCELED)
 
 
 @contextlib.contextmanager
@@ -93,6 +87,9 @@ def clear_dead(config: PipelineConfig) -> None:
 
     Call it only while no run is under way. What a component keeps for its next attempt stays.
     """
+    from components.blessed_model import PARTIAL_PREFIX
+    from pipeline.runs import history
+
     for node in storage.list_dirs(config.artifacts_dir):
         storage.remove_tree(os.path.join(config.artifacts_dir, node, _SYSTEM_DIR))
     for name in storage.list_dirs(config.serving_dir):
@@ -110,6 +107,8 @@ def clear_dead(config: PipelineConfig) -> None:
 
 def _check_known(config: PipelineConfig) -> None:
     """Raises `OptionError` where TFX, counting from one again, would write into directories of a lost database."""
+    from pipeline.runs import history
+
     known = 0
     if os.path.isfile(config.metadata_path):
         executions = history.open_store(config.metadata_path).get_executions()
@@ -124,13 +123,15 @@ def _check_known(config: PipelineConfig) -> None:
 
 
 def _dead_executions(store: MetadataStore) -> set[int]:
+    from ml_metadata.proto.metadata_store_pb2 import Execution
+
     executions = store.get_executions()
-    abandoned = [execution for execution in executions if execution.last_known_state in _ABANDONED]
+    abandoned = [item for item in executions if item.last_known_state in (Execution.NEW, Execution.RUNNING)]
     for execution in abandoned:
-        execution.last_known_state = _EXECUTION.FAILED
+        execution.last_known_state = Execution.FAILED
     if abandoned:
         store.put_executions(abandoned)
-    return {execution.id for execution in executions if execution.last_known_state in _DEAD}
+    return {item.id for item in executions if item.last_known_state in (Execution.FAILED, Execution.CANCELED)}
 
 
 def _numbered(artifacts_dir: str) -> Iterator[tuple[str, int]]:

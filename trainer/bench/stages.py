@@ -1,7 +1,7 @@
 """Every stage of the input pipeline alone, fed from memory, and the pipeline from the shards up to a stage.
 
 Alone, a stage has all threads to itself, and what it needs was made before and lies in a cache; so its rate says how
-fast the pipeline would be if all else cost nothing. Ops are taken one by one, spelled, and without what makes them fast.
+fast the pipeline would be if all else cost nothing. Ops are taken one by one, as spelled, without what makes them fast.
 """
 
 from __future__ import annotations

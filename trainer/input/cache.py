@@ -177,7 +177,7 @@ def _made_by() -> str:
     """Returns what decides the kept bytes beside dataset and ops: the decoder and the code."""
     here = pathlib.Path(__file__)
     hasher = hashlib.sha256()
-    for path in (here, here.with_name("stored_pixels.py"), *sorted((here.parent.parent / "ops").glob("*.py"))):
+    for path in (here, here.with_name("parse.py"), *sorted((here.parent.parent / "ops").glob("*.py"))):
         hasher.update(path.read_bytes())
     return f"tensorflow {tf.__version__}, {hasher.hexdigest()}"
 

@@ -20,7 +20,7 @@ from beam_jobs.dataset.manifest import IMAGES_NAME, Manifest
 from beam_jobs.dataset.schemas import check_column
 from beam_jobs.errors import OptionError
 from beam_jobs.types import EXTRA_TYPES
-from trainer.ops import IMAGE, Decode, DecodeRandomCrop, Features, ImageOp, Op
+from trainer.ops import IMAGE, Decode, DecodeRandomCrop, ImageOp, Op
 from trainer.ops.base import Size
 from trainer.options import InputOptions
 
@@ -182,7 +182,8 @@ DRAW = "draw"
 LABEL = "label"
 WEIGHT = "weight"
 NO_LABEL = -1
-Features: TypeAlias = dict[str, tf.Tensor]
+
+
 # A record without a weight, such as one of another dataset of a mixture, counts once.
 WEIGHT_SPEC = {record.WEIGHT: tf.io.FixedLenFeature([], tf.float32, default_value=1.0)}
 _BASE = (record.ENCODED, record.HEIGHT, record.WIDTH, record.FILENAME)
@@ -253,7 +254,7 @@ class DecodeRaw(ImageOp):
         """Known."""
         return self.height, self.width
 
-    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Mapping[str, Any], numbers: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
         stored = features[IMAGE]
         shape = tf.concat([tf.shape(stored), [self.height, self.width, 3]], 0)
@@ -272,7 +273,7 @@ class DecodeSized(Decode):
         """Known, so that the ops behind it may run on batches."""
         return self.height, self.width
 
-    def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    def __call__(self, features: Mapping[str, Any], numbers: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
         decoded = super().__call__(features, numbers)
         return {**decoded, IMAGE: tf.ensure_shape(decoded[IMAGE], [self.height, self.width, 3])}

@@ -48,7 +48,8 @@ def cluster_of_environment() -> Cluster:
     text = os.environ.get(CLUSTER_VARIABLE, "")
     if not text:
         raise OptionError(
-            f"strategy is multi_worker and the environment variable {CLUSTER_VARIABLE} is not set; set {CLUSTER_EXAMPLE}"
+            f"strategy is multi_worker and the environment variable {CLUSTER_VARIABLE} is not set; "
+            f"set {CLUSTER_EXAMPLE}"
         )
     try:
         return parse_cluster(json.loads(text))

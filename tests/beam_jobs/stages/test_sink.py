@@ -9,6 +9,7 @@ import google_crc32c
 import pytest
 
 from beam_jobs.common.system import Progress, local_progress
+from beam_jobs.stages import write as write_stage
 from beam_jobs.stages.write import Sink
 
 
@@ -87,7 +88,7 @@ def test_a_slow_disk_holds_back_who_writes():
 
     def write() -> None:
         with Sink(stream) as taken:
-            for pieces in _records(20, write._BLOCK_BYTES):
+            for pieces in _records(20, write_stage._BLOCK_BYTES):
                 taken.write(pieces)
                 taken_in.append(1)
 
@@ -97,9 +98,9 @@ def test_a_slow_disk_holds_back_who_writes():
     held_back = len(taken_in)
     stream.go.set()
     thread.join(10)
-    assert held_back <= write._PENDING + 1
+    assert held_back <= write_stage._PENDING + 1
     assert len(taken_in) == 20
-    assert len(stream.getvalue()) == 20 * (4 + write._BLOCK_BYTES)
+    assert len(stream.getvalue()) == 20 * (4 + write_stage._BLOCK_BYTES)
 
 
 def test_progress_counts_what_is_written():

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from beam_jobs.dataset import record, tfrecord
+from beam_jobs.dataset import tfrecord
+from beam_jobs.dataset.record import encode_example
 from beam_jobs.errors import FeedlineError
 from pipeline.cli import cli, common
 from pipeline.cli import execute as run
@@ -21,7 +22,7 @@ def record(tmp_path, monkeypatch) -> str:
     monkeypatch.chdir(tmp_path)
     features = {f"image/{TITLE}\nforged": ("int64", [1]), "image/class/text": ("bytes", [TITLE.encode()])}
     path = tmp_path / "x.tfrecord"
-    path.write_bytes(b"".join(tfrecord.frame(record.encode_example(features))))
+    path.write_bytes(b"".join(tfrecord.frame(encode_example(features))))
     return path.name
 
 

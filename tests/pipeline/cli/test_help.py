@@ -121,7 +121,7 @@ def test_exit_codes_are_in_the_help_and_on_the_page(capsys):
 
 
 def test_the_page_is_up_to_date():
-    command = "python -m pipeline.cli.reference > docs/cli-reference.md"
+    command = "python -m pipeline.cli.reference cli-reference > docs/cli-reference.md"
     assert PAGE.read_text(encoding="utf-8") == commands_page(), f"run `{command}`"
 
 

@@ -97,7 +97,7 @@ def objects(schema: dict[str, Any], where: str) -> Iterator[tuple[str, dict[str,
 
 
 def test_the_page_is_up_to_date():
-    command = "python -m pipeline.cli.json_schema > docs/json.md"
+    command = "python -m pipeline.cli.reference json > docs/json.md"
     assert PAGE.read_text(encoding="utf-8") == json_page(), f"run `{command}`"
 
 

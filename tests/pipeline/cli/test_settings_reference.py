@@ -28,7 +28,7 @@ def rows() -> dict[str, list[str]]:
 
 
 def test_the_page_is_up_to_date():
-    command = "python -m pipeline.cli.reference > docs/pipeline-yaml.md"
+    command = "python -m pipeline.cli.reference pipeline-yaml > docs/pipeline-yaml.md"
     assert PAGE.read_text(encoding="utf-8") == settings_page(), f"run `{command}`"
 
 
