@@ -14,7 +14,7 @@ from beam_jobs.common.strings import plural, some
 from beam_jobs.dataset import schemas
 from beam_jobs.dataset.manifest import Remarks
 from beam_jobs.errors import Float32Loss
-from beam_jobs.images import annotations
+from beam_jobs.images.annotations import BINARY_OR_IGNORED
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import Plan
 from beam_jobs.sources.archive import TarSource, ZipSource
@@ -95,7 +95,7 @@ def _masks(plan: Plan, options: IngestOptions) -> Iterator[str]:
     others = values - {_WHITE}
     yield (
         f"255 counts as a class of the masks, beside {f'0 to {max(others)}' if max(others, default=0) else '0 alone'}: "
-        f"{annotations.BINARY_OR_IGNORED}"
+        f"{BINARY_OR_IGNORED}"
     )
 
 

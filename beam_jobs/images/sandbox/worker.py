@@ -27,7 +27,8 @@ import psutil
 import tensorflow as tf
 
 from beam_jobs.errors import BadImage
-from beam_jobs.images import annotations, headers, process, thumbnail
+from beam_jobs.images import headers, process, thumbnail
+from beam_jobs.images.annotations import normalise_mask
 from beam_jobs.images.decode import decode_checked
 from beam_jobs.images.geometry import Geometry
 from beam_jobs.images.sandbox.pool import Gone, Silent, receive, send, wait_at_most
@@ -110,7 +111,7 @@ def _mask(asked: dict[str, Any]) -> Work:
 
 
 def _masked(data: bytes, plan: Geometry, limits: ImageLimits) -> Answer:
-    encoded, values = annotations.normalise_mask(data, plan, limits)
+    encoded, values = normalise_mask(data, plan, limits)
     return {"values": values}, [] if encoded is data else [encoded]
 
 
