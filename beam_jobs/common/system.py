@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-import psutil
-
 _SAME_START_S = 2.0  # the clock of processes is coarser than that of the system
 
 
@@ -37,6 +35,8 @@ def free_bytes(group: str = "/sys/fs/cgroup") -> int:
     Args:
       group: directory of the cgroup, version 2, that this process sees as its own.
     """
+    import psutil  # here and below: a command line that only starts has no use for it
+
     free = psutil.virtual_memory().available
     try:
         most, used = (int(_text(group, name)) for name in ("memory.max", "memory.current"))
@@ -64,6 +64,8 @@ def lives(process: int, since: float) -> bool:
       process: its number on this machine.
       since: seconds since the epoch.
     """
+    import psutil
+
     try:
         there = psutil.Process(process)
         return there.status() != psutil.STATUS_ZOMBIE and there.create_time() <= since + _SAME_START_S

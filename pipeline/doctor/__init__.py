@@ -22,7 +22,6 @@ from typing import Any
 
 from beam_jobs import errors, stack
 from beam_jobs.common import child_python
-from beam_jobs.common.settings import from_mapping
 from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.storage import disk as places
 from beam_jobs.storage import is_remote
@@ -174,6 +173,8 @@ def other_runner(settings: Mapping[str, Any], runner: str) -> Check | None:
 
 def options_of_section(cls: type[Any], settings: Mapping[str, Any], name: str) -> Any | Check:
     """Returns the options of a section of a target, or the check that says why there are none."""
+    from beam_jobs.common.settings import from_mapping
+
     try:
         return from_mapping(cls, settings.get(name) or {}, name)
     except OptionError as error:
