@@ -37,8 +37,8 @@ test-browser: setup  ## the report in a real headless Chromium, which is install
 	command -v chromium >/dev/null || (apt-get update -q && apt-get install -yq chromium)
 	FEEDLINE_BROWSER=1 $(BIN)/python -m pytest -n0 tests/browser
 
-test-docs: setup  ## the commands and blocks of the documentation that can run here, and the tutorial
-	$(BIN)/python -m pytest --dist worksteal -m docs tests/test_docs_run.py tests/test_notebook.py
+test-docs: setup  ## the commands and blocks of README and documentation that can run here, and the tutorial
+	$(BIN)/python -m pytest --dist worksteal -m docs tests/test_docs_run.py tests/test_notebook.py tests/test_readme.py
 
 test-interop: setup  ## datasets and exports opened by the real clients of others, in environments of their own
 	$(BIN)/python -m pytest -n0 -m interop tests/interop

@@ -26,9 +26,7 @@ QUICK = {
     "FEEDLINE_INPUT__IMAGE_SIDE_PX": "32",
     "FEEDLINE_EVALUATE__ABOVE_LARGEST_CLASS": "false",  # of a handful of images no model is surely better
 }
-SHORTER = {
-    "feedline bench input ": "feedline bench input --seconds 0.05 ",
-}
+SHORTER = {"feedline bench input ": "feedline bench input --seconds 0.05 "}
 _BLOCK_S = 600
 
 

@@ -1,35 +1,19 @@
-"""What the pages about input and training show is what happens: their Python runs, and their tables are whole.
-
-`<!-- not run: REASON -->` before a block excuses it. Their YAML and commands are in `test_docs_commands.py`."""
+"""The pages about input and training name every option and every op; `test_docs_run.py` runs what they show."""
 
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 
 from tests.doc_pages import FENCE, blocks, text_of
-from tests.doc_places import SMALLER, make_everything, make_modules
-from tests.doc_runner import Page
+from tests.doc_places import SMALLER
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 PAGES = ("input", "ops", "streams", "models", "training", "distributed", "bench", "doctor", "pipeline-yaml")
 LANGUAGES = {"python", "yaml", "bash", "text"}
-
-
-# --- what the pages take for granted
-
-
-@pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the datasets and files that the pages name."""
-    folder = make_everything(tmp_path_factory.mktemp("pages"))
-    make_modules(folder, (block for page in PAGES for block in blocks(page)))
-    return folder
 
 
 # --- blocks
@@ -46,27 +30,6 @@ def test_every_block_is_fenced_and_says_what_it_is():
 def test_what_is_done_small_stands_on_the_page():
     shown = {page: "".join(block.code for block in blocks(page) if block.language == "python") for page in SMALLER}
     assert [(page, text) for page, texts in SMALLER.items() for text in texts if text not in shown[page]] == []
-
-
-# --- Python
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_python_runs_in_the_order_of_the_page(page, workplace, monkeypatch):
-    monkeypatch.chdir(workplace)
-    monkeypatch.syspath_prepend(str(workplace))
-    shown = Page(page, workplace, Path(sys.executable).parent)
-    for block in blocks(page):
-        if block.language in ("python", "text") and not block.excuse and not block.file:
-            shown.run(block)
-
-
-def test_a_model_of_your_own_is_found(workplace, monkeypatch):
-    from trainer.models import ModelSpec, build_model
-
-    monkeypatch.syspath_prepend(str(workplace))
-    spec = ModelSpec(side_px=32, classes=3, mean_rgb=(0, 0, 0), std_rgb=(1, 1, 1))
-    assert build_model("my_package.models.build", spec).output_shape == (None, 3)
 
 
 def test_the_cluster_of_the_page_is_one(monkeypatch):

@@ -21,17 +21,8 @@ from tests.make_images import class_folders, crop, encode, flipped, jpeg
 pytestmark = pytest.mark.e2e
 
 COMPONENTS = [
-    "ImageExampleGen",
-    "StatisticsGen",
-    "InferredSchema",
-    "ExampleValidator",
-    "PreviousSpan",
-    "DatasetGate",
-    "Transform",
-    "Trainer",
-    "Evaluator",
-    "Pusher",
-    "DatasetReport",
+    *("ImageExampleGen", "StatisticsGen", "InferredSchema", "ExampleValidator", "PreviousSpan", "DatasetGate"),
+    *("Transform", "Trainer", "Evaluator", "Pusher", "DatasetReport"),
 ]
 SMALL = ("--image-side", 32, "--epochs", 12, "--batch-size", 8, "--splits", "train=0.7,eval=0.3", "--shards", 2)
 SMALL += ("--set", "evaluate.above_largest_class=false")  # of a handful of images no model is surely better
@@ -177,24 +168,16 @@ def test_a_gate_that_stops_names_the_drift_and_leaves_a_page(workplace, warm, se
     assert f"what the gate found is in {workplace / 'work' / 'report.html'}" in result.stderr
 
 
-def test_a_span_that_was_run_before_comes_from_the_cache_and_a_relabelled_image_does_not(
-    workplace, warm, first_run, second_run
-):
+def test_a_span_that_was_run_before_comes_from_the_cache(workplace, warm, first_run, second_run):
     shutil.rmtree(workplace / "work" / "serving")  # the cache of the Pusher does not know
     (workplace / "schema.pbtxt").rename(workplace / "reviewed.pbtxt")  # the first run had none
     span = ("--span", 1, *REPORTING)
-    again = summary_of(feedline(*arguments(workplace, *span, "--json")))  # the one command that starts cold
+    again = summary_of(feedline(*arguments(workplace, *span, "--json"), programs=warm))
     # A resolver looks at what there is, every time.
     assert {step["state"] for name, step in again["steps"].items() if name != "PreviousSpan"} == {"cached"}
     assert again["model_dir"] == first_run["model_dir"]
     assert (Path(again["model_dir"]) / "saved_model.pb").is_file()
     assert again["dataset"]["digest"] == first_run["dataset"]["digest"]
-
-    china, flower = workplace / "photos" / "1" / "china", workplace / "photos" / "1" / "flower"
-    (china / "039.jpg").rename(flower / "039b.jpg")
-    moved = summary_of(feedline(*arguments(workplace, *span, "--json"), programs=warm))
-    assert moved["steps"]["ImageExampleGen"]["state"] == "complete"
-    assert moved["dataset"]["digest"] != first_run["dataset"]["digest"]
 
 
 def test_an_edited_schema_is_read_again_and_a_model_that_is_too_weak_is_not_pushed(workplace, warm, second_run):

@@ -70,7 +70,7 @@ def test_as_many_tests_are_run_as_it_says(request):
     assert int(shown.replace(",", "")) <= found
 
 
-@pytest.mark.e2e
+@pytest.mark.docs
 @pytest.mark.parametrize("command", FEEDLINE)
 def test_command(workplace, warm, command):
     arguments = shlex.split(command)[1:]
@@ -81,6 +81,7 @@ def test_command(workplace, warm, command):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("code", blocks("python"))
 def test_python(workplace, code):
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=workplace, capture_output=True, text=True)

@@ -1,7 +1,7 @@
 """What a run makes of the runs before it: whole results come from the cache, broken ones leave no trace.
 
-One root goes through a run for every component of the pipeline in which that component fails half way; what comes out
-of it in the end is compared with an undisturbed run in another root.
+One root goes through runs in which one component after the other fails half way; what comes out of it in the end is
+compared with an undisturbed run in another root.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from tests.make_images import class_folders
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parent.parent
+# One of TFX, those that write beside their outputs, and the last one.
+VICTIMS = ("ImageExampleGen", "Transform", "Trainer", "Pusher", "DatasetReport")
 
 
 class Writes:
@@ -225,11 +227,11 @@ def undisturbed(workplace, writes) -> tuple[Outcome, dict[str, int]]:
 
 @pytest.fixture(scope="module")
 def stumbled(workplace, writes, undisturbed) -> dict[str, Failure]:
-    """A root in which every component failed once: its name and what the run came to."""
+    """A root in which each victim failed once: its name and what the run came to."""
     config = build(settings(workplace, "stumbling"))
     failures = {}
-    for name, count in undisturbed[1].items():
-        writes.begin(config.root, name, count // 2 + 1)
+    for name in (name for name in undisturbed[1] if name in VICTIMS):  # in the order in which they run
+        writes.begin(config.root, name, undisturbed[1][name] // 2 + 1)
         with pytest.raises(Exception, match="No space left on device") as raised:
             run(config, print)
         steps = newest_run(open_store(config.metadata_path))
@@ -245,17 +247,15 @@ def recovered(workplace, stumbled):
     return config, run(config, print)
 
 
-def test_every_component_failed_in_the_middle_of_its_outputs_and_those_before_it_came_from_the_cache(stumbled, writes):
-    assert sorted(stumbled) == sorted(writes.watched)
-    assert len(stumbled) >= 10
-    before: list[str] = []
+def test_each_failed_in_the_middle_of_its_outputs_and_what_was_whole_came_from_the_cache(stumbled, undisturbed, writes):
+    assert sorted(undisturbed[1]) == sorted(writes.watched)
+    whole: set[str] = set()
     for name, failure in stumbled.items():
-        ran = {component: state for component, state in failure.states.items() if component in stumbled}
-        assert ran[name] == "failed", name
-        assert list(ran) == [*before, name]
-        assert [ran[component] for component in before[:-1]] == ["cached"] * len(before[:-1]), name
-        assert [ran[component] for component in before[-1:]] == ["complete"] * len(before[-1:]), name
-        before.append(name)
+        states = {component: state for component, state in failure.states.items() if component in undisturbed[1]}
+        assert states.pop(name) == "failed"
+        assert set(states.values()) <= {"cached", "complete"}
+        assert {component for component, state in states.items() if state == "cached"} == whole, name
+        whole |= states.keys()
 
 
 def test_a_failed_component_leaves_only_what_its_next_attempt_takes_up(stumbled):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.browser.conftest import EVIL_CLASS, EVIL_NAME, IMAGE, SCRIPT
+from tests.browser.conftest import EVIL_CLASS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -63,15 +63,6 @@ def test_every_section_is_there_and_every_picture_shows(open_page):
     pictures = page.locator("main img").evaluate_all("found => found.map(one => one.naturalWidth)")
     assert len(pictures) > 100
     assert all(width > 0 for width in pictures)
-
-
-def test_names_that_are_markup_are_shown_as_they_are_and_never_run(open_page):
-    page = open_page()
-    page.wait_for_timeout(200)
-    for text in (SCRIPT, IMAGE, EVIL_CLASS, EVIL_NAME):
-        assert page.get_by_text(text).count() > 0
-    assert page.evaluate("document.scripts.length") == 1
-    assert page.locator("img[onerror]").count() == 0
 
 
 def test_the_gallery_filters_by_class_split_and_name(open_page):

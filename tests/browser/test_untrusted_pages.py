@@ -163,14 +163,3 @@ def test_the_policy_lets_nothing_foreign_run_and_nothing_leave(browser, pages, k
     assert asked == set()
     blocked = {"script-src-elem", "script-src-attr", "style-src-attr", "img-src", "connect-src", "frame-src"}
     assert {*blocked, "form-action"} <= violated
-
-
-def test_without_the_policy_all_of_it_would(browser, pages, tmp_path):
-    text = pages["bench"].read_text(encoding="utf-8")
-    before, _, rest = text.partition('<meta http-equiv="Content-Security-Policy"')
-    assert rest
-    bare = tmp_path / "bare.html"
-    bare.write_text(before + rest.partition(">")[2], encoding="utf-8")
-    ran, _, asked = attack(browser, bare)
-    assert ran is not None
-    assert {"image", "script", "frame", "style", "fetch", "form"} <= asked

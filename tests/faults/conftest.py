@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import rows
 from tests.faults.matrix import GROUPS, MINUTES, Row, Run, markdown, merged
+from tests.faults.page import every_test
 from tests.faults.trials import Worker, worker
 
 _PROPERTY = "fault"  # a property of a report travels from the workers of xdist to the one that prints
@@ -19,7 +19,6 @@ _RESULTS = Path(__file__).parents[2] / "build" / "faults.json"
 _FOLDER = "tests/faults/"
 # A worker takes a file at a time: with a long one at the end, the others would wait for it.
 _LONGEST = (
-    "test_kills_run.py",
     "test_kills.py",
     "test_together.py",
     "test_disk.py",
@@ -97,7 +96,7 @@ def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Co
         return
     run = Run(
         form=_form(),
-        whole=_takes_all(config) and rows.every_test() <= {report.nodeid.partition("[")[0] for report in mine},
+        whole=_takes_all(config) and every_test() <= {report.nodeid.partition("[")[0] for report in mine},
         passed=exitstatus == 0,
         seconds=round(time.monotonic() - _STARTED, 1),
         rows=tuple(merged(found.values())),

@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from tests.faults.matrix import GROUPS, Run, markdown
+from tests.faults.matrix import Run, markdown
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
@@ -31,16 +31,13 @@ def written(run: Run) -> str:
     return "\n".join([markdown(run.rows), "", *(f"- {line}" for line in run.summary())])
 
 
-def rows_of(text: str) -> list[tuple[str, str]]:
-    """Returns group and fault of every row of a page, in order."""
-    groups = {title: group for group, title in GROUPS.items()}
-    found, group = [], ""
-    for line in text.partition(START)[2].partition(END)[0].splitlines():
-        if line.startswith("### "):
-            group = groups[line.removeprefix("### ")]
-        elif line.startswith("| ") and not line.startswith(("| fault |", "| --- |")):
-            found.append((group, line.removeprefix("| ").partition(" | ")[0]))
-    return found
+def every_test() -> set[str]:
+    """Returns the node ids of all tests of faults, without parameters."""
+    return {
+        f"{path.relative_to(ROOT).as_posix()}::{name}"
+        for path in Path(__file__).parent.glob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
 
 
 def not_tried(text: str) -> set[str]:

@@ -27,20 +27,9 @@ _GOOD = {
     for number in range(3)
 }
 _OUTSIDE = [
-    "../x.jpg",
-    "../../../../../../../../tmp/x.jpg",
-    "cat/../../x.jpg",
-    "/x.jpg",
-    "//x.jpg",
-    "cat/..",
-    "..",
-    "/etc/cron.d/x.jpg",
-    "x\\..\\..\\x.jpg",
-    "C:\\x.jpg",
-    "C:/x.jpg",
-    "~/x.jpg",
-    "cat/./../../x.jpg",
-    "cat//../x.jpg",
+    *("../x.jpg", "../../../../../../../../tmp/x.jpg", "cat/../../x.jpg", "/x.jpg", "//x.jpg", "cat/..", ".."),
+    *("/etc/cron.d/x.jpg", "x\\..\\..\\x.jpg", "C:\\x.jpg", "C:/x.jpg", "~/x.jpg", "cat/./../../x.jpg"),
+    *("cat//../x.jpg",),
 ]
 _PACKINGS = {"tar": "w", "tar.gz": "w:gz", "tar.bz2": "w:bz2", "tar.xz": "w:xz"}
 _COMPRESS: dict[str, Callable[[bytes], bytes]] = {

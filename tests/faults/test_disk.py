@@ -22,10 +22,10 @@ import pytest
 from beam_jobs.errors import DiskError
 from tests.beam_jobs.kill import chosen
 from tests.faults import quota
-from tests.faults.hindered import ARGUMENTS, HOW, Files, Ingest, around, filled, permit, read_only, remount
+from tests.faults.hindered import ARGUMENTS, HOW, Files, Ingest, around, filled, read_only, remount
 from tests.faults.process import feedline
 from tests.faults.trials import Worker, worker
-from tests.make_images import class_folders, encode
+from tests.make_images import encode
 from tests.small_disk import small_disk
 
 if TYPE_CHECKING:  # it imports Keras
@@ -51,19 +51,12 @@ ROWS = {
 LATE_S = 0.03
 PUBLISHING = 12  # so many moments, at least, has the last stage, which is short
 QUOTA_HELP = "raise the quota or remove what counts against it, then run the same command again"
-# Bytes with which `feedline run` comes no further than the database of its root, or the first checkpoint.
-AT_THE_START, IN_THE_TRAINING = 96 << 10, 2 << 20
 
 TOO_SMALL = "a disk with too little room"
 CHECKPOINT = "a checkpoint that does not fit"
 FULL_RUN = "`feedline run` on a full disk"
 FULL_TEMPORARY = "a full disk of temporary files"
-# Test -> fault.
-OVER_QUOTA = {
-    "test_a_quota": "a quota that is used up",
-    "test_a_checkpoint_over_the_quota": "a checkpoint over the quota",
-    "test_a_run_over_the_quota": "`feedline run` over the quota",
-}
+OVER_QUOTA = "a quota that is used up"
 
 
 NOT_ROOT = "only root may mount a small disk"
@@ -123,10 +116,10 @@ def built(ingests: Worker, source: Path, factory: pytest.TempPathFactory, *furth
 
 
 @pytest.fixture
-def quotas(request, tmp_path) -> Iterator[quota.Quotas]:
+def quotas(tmp_path) -> Iterator[quota.Quotas]:
     """A file system whose directories have quotas."""
     if reason := quota.missing():
-        pytest.skip(f"{OVER_QUOTA[request.function.__name__]}: {reason}")
+        pytest.skip(f"{OVER_QUOTA}: {reason}")
     with quota.mounted(tmp_path) as found:
         yield found
 
@@ -216,25 +209,6 @@ def test_a_disk_that_becomes_read_only(fault, ingest, disk, tries):
         one.judge(row, f"try {index}", *how.said, mend=how.mend, between=between)
 
 
-def test_a_right_that_is_lost(fault, ingest, tmp_path, tries):
-    row = fault("disk", *ROWS["forbidden"])
-    for index in range(tries(4, 1)):
-        one = ingest(tmp_path / f"{index}/out")
-        forbid = f"find {one.folder} -type d -exec chmod a-w {{}} +"
-        said = (os.strerror(errno.EACCES), str(one.out))
-        between = (2 - index % 2, forbid)
-        one.judge(row, f"before job {2 - index % 2}", *said, mend=lambda one=one: permit(one), between=between)
-
-
-def test_a_directory_that_is_removed(fault, ingest, tmp_path, tries):
-    row = fault("disk", *ROWS["removed"])
-    for index in range(tries(2, 1)):
-        one = ingest(tmp_path / f"{index}/out")
-        between = (2 - index % 2, f"rm -rf {one.folder}/out")
-        about = f"before job {2 - index % 2}"
-        one.judge(row, about, str(one.out), mend=list, codes=(1, 2, 3), between=between)
-
-
 @pytest.fixture(scope="module")
 def moments(ingest, tmp_path_factory) -> dict[bool, int]:
     """How many moments an ingest in peace has; by whether it replaces a dataset."""
@@ -301,7 +275,7 @@ def test_a_checkpoint_that_does_not_fit(fault, disk):
 
 def test_a_quota(fault, ingest, clean, older, quotas, tries):
     told = "one line names the quota, and the bytes needed where they can be known; with a larger one, a rerun ends"
-    row = fault("disk", OVER_QUOTA["test_a_quota"], told)
+    row = fault("disk", OVER_QUOTA, told)
     choose = random.Random(SEED)
     for index in range(tries(10, 2)):
         further = UNKNOWN if index % 2 else ()
@@ -312,59 +286,6 @@ def test_a_quota(fault, ingest, clean, older, quotas, tries):
         quotas.limit(place, limit + (size_of(around(older)) if over else 0))
         said = (os.strerror(errno.EDQUOT), QUOTA_HELP)
         one.judge(row, f"{limit} bytes", *said, mend=lambda place=place: quotas.limit(place, None))
-
-
-def test_a_checkpoint_over_the_quota(fault, quotas):
-    from trainer.training.checkpoint import Checkpoints
-
-    row = fault(
-        "disk", OVER_QUOTA["test_a_checkpoint_over_the_quota"], "one line names the quota; the one before counts"
-    )
-    place = quotas.directory("training", 1_000_000)
-    saved = Checkpoints(str(place / "checkpoints"))
-    saved.save(1, checkpoint(1))
-    said = ""
-    try:
-        saved.save(2, checkpoint(2))
-    except DiskError as error:
-        said = str(error)
-    told = f"{os.strerror(errno.EDQUOT)} while writing a checkpoint (about 800,000 bytes are needed)" in said
-    found = saved.latest()
-    wrong = not told or QUOTA_HELP not in said or "\n" in said or found is None or found.state != {"step": 1}
-    row.tried(said, lost=found is None, wrong=wrong)
-    quotas.limit(place, None)
-    saved.save(2, checkpoint(2))
-    row.tried("again, with a larger one", lost=saved.latest().state != {"step": 2})
-
-
-def test_a_run_over_the_quota(fault, short, quotas, tmp_path):
-    if short:
-        pytest.skip(
-            f"{OVER_QUOTA['test_a_run_over_the_quota']}: full form only: it imports TFX, which takes half a minute"
-        )
-    row = fault(
-        "disk", OVER_QUOTA["test_a_run_over_the_quota"], "one line names the quota; with a larger one, a rerun ends"
-    )
-    source = class_folders(tmp_path / "photos", per_class=24)
-    place = quotas.directory("run", AT_THE_START)
-    root = place / "root"
-    shape = ("--splits", "train=0.7,eval=0.3", "--epochs", 1, "--image-side", 32)
-    arguments = ("--images", source, "--root", root, *shape, "--set", "evaluate.above_largest_class=false")
-    strikes = ((AT_THE_START, 0, "while running the pipeline"), (IN_THE_TRAINING, 1, "writing a checkpoint (about "))
-    for limit, found, where in strikes:
-        quotas.limit(place, limit)
-        outcome = feedline("run", *arguments, timeout=600)
-        last = outcome.err.splitlines()[-1]
-        told = outcome.err.count("feedline: error: ") == 1 and os.strerror(errno.EDQUOT) in last and QUOTA_HELP in last
-        whole = len(list(root.rglob("dataset.json"))) == found and not (root / "serving").exists()
-        good = outcome.code == 1 and told and where in last and whole and not outcome.shows_traceback
-        about = f"{limit} bytes: {outcome.code}, {outcome.err[-600:]!r}"
-        row.tried(about, hang=outcome.hang, wrong=not good or bool(outcome.left))
-    quotas.limit(place, None)
-    outcome = feedline("run", *arguments, timeout=600)
-    pushed = list(root.glob("serving/*/saved_model.pb"))
-    about = f"again: {outcome.code}, {outcome.err[-600:]!r}"
-    row.tried(about, hang=outcome.hang, lost=not pushed, wrong=outcome.code != 0 or outcome.shows_traceback)
 
 
 @needs_root(FULL_RUN)

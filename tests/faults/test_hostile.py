@@ -143,7 +143,3 @@ def test_hostile_datasets_are_bounded_in_memory_and_time(fault, bounds, tmp_path
         bounds.command(row, f"dataset: {name}", "inspect", folder / "dataset", "--key", "all/0.jpg")
         bounds.command(row, f"dataset: {name}", "ingest", folder.parent, "--out", folder / "dataset", "--append")
         shutil.rmtree(folder)
-
-
-def test_there_are_a_hundred_of_them():
-    assert sum(map(len, SOURCES.values())) + len(DATASETS) >= 100

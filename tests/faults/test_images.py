@@ -208,37 +208,6 @@ def stop_all(over: threading.Event, stopped: list[int]) -> None:
                     stopped.append(one.pid)
 
 
-def test_decoders_that_somebody_kills_cost_nothing(fault, tmp_path, tries):
-    row = fault("images", "SIGKILL of decoders at random moments", "the bytes are those of a run in peace")
-    files = {f"{number:03d}": png(number) for number in range(300)}
-    ingest(files, tmp_path / "peace")
-    wanted = files_under(tmp_path / "peace" / "out")
-    for number in range(tries(10, 2)):
-        folder, over, killed = tmp_path / str(number), threading.Event(), []
-        killer = threading.Thread(target=kill_some, args=(number, over, killed))
-        killer.start()
-        try:
-            found = ingest(files, folder)
-        finally:
-            over.set()
-            killer.join()
-        assert killed
-        about = f"try {number}: {sorted(found.rejected.items())[:3]}"
-        lost, same = len(found.kept) < len(files), files_under(folder / "out") == wanted
-        row.tried(about, hang=found.hang, lost=lost, wrong=not same)
-
-
-def kill_some(seed: int, over: threading.Event, killed: list[int]) -> None:
-    """Kills eight decoders, one every few hundredths of a second."""
-    random = np.random.default_rng(seed)
-    while len(killed) < 8 and not over.wait(random.uniform(0.01, 0.1)):
-        if alive := own_decoders():
-            one = alive[random.integers(len(alive))]
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
-                killed.append(one.pid)
-
-
 def own_decoders() -> list[psutil.Process]:
     """Returns the decoders of this process."""
     pool = sandbox._pool

@@ -1,28 +1,25 @@
 """Ingests whose processes are ended by signals, at seeded random moments of every stage.
 
 Most tries fork the real command line from one process, with its real handler of signals and real decoders, which are
-forked from one nursery; see `killing`. Workers are ended likewise, see `killing_workers`. The last test starts
+forked from one nursery; see `killing`. Workers are ended likewise, see `killing_workers`; `test_kills_early` starts
 `feedline` itself. How long an ingest takes to leave is bounded as promised and printed, see `leaving`.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import signal
-import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.beam_jobs import kill
-from tests.faults.killing import WAYS, arguments, dataset
+from tests.faults.killing import WAYS
 from tests.faults.killing_workers import FATAL, KINDS
-from tests.faults.leaving import LEAVE_S, hangs, summary, tried_again
-from tests.faults.process import FEEDLINE, Outcome, finish, start, wait_for
+from tests.faults.leaving import hangs, summary
+from tests.faults.process import finish, start
 
 pytestmark = pytest.mark.timeout(1500)
 
@@ -135,63 +132,3 @@ def test_a_worker_is_ended(fault, struck, short, kind, name):
     sys.stdout.write(f"{name} of {KINDS[kind]}: by stage {dict(stages)}\n")
     if not short:
         assert stages.keys() >= {"examine", "write"}
-
-
-def test_the_program_itself_is_ended(fault, source, short, tmp_path):
-    text = "gone within 5 s, no process of it is left behind; a rerun ends with the same bytes"
-    row = fault("kills", "a signal to the program at a random time", text)
-    names = ("SIGTERM",) if short else SIGNALS
-    choose = random.Random(SEED)
-    late = {name: choose.uniform(0, 8) for name in names}
-
-    def attempt(name: str, before: int) -> Outcome:
-        return _ended_by(_start(source, tmp_path / f"{name}-{before}"), name, late[name])
-
-    ended = {name: tried_again(lambda before, name=name: attempt(name, before), _seconds) for name in names}
-    places = {name: tmp_path / f"{name}-{len(ended[name]) - 1}" for name in names}
-    again = {name: _start(source, places[name]) for name in names}
-    finished = {name: finish(process) for name, process in again.items()}
-    wanted = dataset(places[names[0]] / "out")
-    for name in names:
-        first, second = ended[name][-1], finished[name]
-        same = "dataset.json" in wanted and dataset(places[name] / "out") == wanted
-        through = first.code == 0  # it was faster than the signal
-        wrong = (
-            not all(_left_well(one, name) for one in ended[name]) or not same or second.code != (2 if through else 0)
-        )
-        said = f"{name}: exit {first.code}, {first.err[-300:]!r}, left {first.left}; then {second.code}, {same}"
-        slow = name != "SIGKILL" and first.seconds > LEAVE_S
-        row.tried(said, hang=first.hang or second.hang or slow, wrong=wrong)
-        sys.stdout.write(summary(name, [[one.seconds for one in ended[name]]]))
-
-
-def _start(source: Path, place: Path) -> subprocess.Popen:
-    place.mkdir(exist_ok=True)
-    return start([FEEDLINE, *arguments(str(source), place / "out")])
-
-
-def _seconds(outcome: Outcome) -> float:
-    return 0.0 if outcome.hang else outcome.seconds
-
-
-def _left_well(outcome: Outcome, name: str) -> bool:
-    """Returns whether the program said what it should, had the right exit code and left no process behind."""
-    code = -signal.SIGKILL if name == "SIGKILL" else 128 + signal.Signals[name]
-    told = outcome.code == 0 or name == "SIGKILL" or RESUME in outcome.err
-    return told and not outcome.shows_traceback and outcome.code in (0, code) and not outcome.left
-
-
-def _ended_by(process: subprocess.Popen, name: str, seconds: float) -> Outcome:
-    """Sends a signal so many seconds after the program takes signals; before, Python itself ends."""
-    assert wait_for(lambda: _takes_signals(process.pid), process)
-    time.sleep(seconds)
-    sent = time.monotonic()
-    process.send_signal(signal.Signals[name])
-    return finish(process, 240.0, since=sent)
-
-
-def _takes_signals(pid: int) -> bool:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("SigCgt:"):
-            return bool(int(line.split()[1], 16) & 1 << (signal.SIGTERM - 1))
-    return False

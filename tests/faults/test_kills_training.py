@@ -1,7 +1,6 @@
 """Trainings that are ended by signals at seeded random moments; see `killing_trainings`.
 
-They go through `fit`, which raises and says nothing: the line that says how to resume is that of the command line, and
-`test_kills_run` looks for it.
+They go through `fit`, which raises and says nothing: the line that says how to resume is that of the command line.
 """
 
 from __future__ import annotations

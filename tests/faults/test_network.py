@@ -278,21 +278,6 @@ def test_addresses_that_are_not_public_are_never_asked(tmp_path, fault):
         job.judge(direct, key, IMAGE)
 
 
-def test_what_takes_too_long_is_counted_as_a_hang(tmp_path):
-    ended = process.run([sys.executable, "-c", "import time; time.sleep(600)"], 0.5)
-    here = {"outcome": process.run([sys.executable, "-c", ""]), "images": {"x": hashlib.sha256(_PICTURE).hexdigest()}}
-    for hangs, wait_s, job in (
-        (1, 0.0, Job(ended)),
-        (1, 0.0, Job(**here, seconds={"x": _LONGEST_S + 1})),
-        (1, 60.0, Job(**here, seconds={"x": _LONGEST_S + 61})),
-        (0, 60.0, Job(**here, seconds={"x": _LONGEST_S + 59})),
-        (0, 0.0, Job(**here, seconds={"x": _LONGEST_S - 1})),
-    ):
-        row = Row("network", "slow", "counted")
-        job.judge(row, "x", IMAGE, wait_s=wait_s)
-        assert (row.tries, row.hangs) == (1, hangs)
-
-
 def test_what_was_not_fetched_is_added_once_the_server_is_well(tmp_path, fault, tries):
     row = fault("network", "a server that is down, then well", "rejects named; --retry-rejects adds them")
     pictures = {f"{number}": jpeg(number) for number in range(tries(40, 8))}

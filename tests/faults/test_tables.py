@@ -19,19 +19,8 @@ _IMAGES = [f"{number}.jpg" for number in range(8)]
 _LABELS = ["cat", "dog"] * 4
 _TABLES = {f"t.{suffix}" for suffix in ("csv", "jsonl", "parquet", "json")}
 _STRANGE = [
-    "..",
-    "../../x",
-    "/etc/passwd",
-    "a/b",
-    "a\\b",
-    ".",
-    "-",
-    "new\nline",
-    "nul\0byte",
-    "\x1b[31m",
-    " ",
-    "ß" * 500,
-    "NaN",
+    *("..", "../../x", "/etc/passwd", "a/b", "a\\b", ".", "-", "new\nline", "nul\0byte", "\x1b[31m", " ", "ß" * 500),
+    *("NaN",),
 ]
 
 
@@ -232,22 +221,7 @@ def _coco() -> dict[str, Any]:
 
 
 _ODD: list[Any] = [
-    None,
-    "",
-    "text",
-    "../../x",
-    -1,
-    0,
-    1.5,
-    10**400,
-    1e308,
-    float("nan"),
-    float("inf"),
-    True,
-    [],
-    [1],
-    {},
-    {"a": 1},
+    *(None, "", "text", "../../x", -1, 0, 1.5, 10**400, 1e308, float("nan"), float("inf"), True, [], [1], {}, {"a": 1}),
 ]
 _BOXES = [[0, 0, 1e9, 1], [-50, 0, 5, 5], [0, 0, 0, 0], [0, 0, -3, 4], [23.9, 15.9, 9, 9], [1, 2, 3], ["a"] * 4]
 _FIELDS = {

@@ -97,8 +97,6 @@ def test_a_dag_of_other_steps_says_to_compile_it_again(by_hand):
         ({"ingest": {"source": "nowhere"}}, "nowhere"),
         ({"train": {"model": "resnet9000"}}, "resnet9000"),
         ({"airflow": {"schedule": "sometimes"}}, "airflow.schedule is 'sometimes'; write five cron fields"),
-        ({"airflow": {"retries": -1}}, "airflow.retries is -1"),
-        ({"airflow": {"retry_delay_s": -1}}, "airflow.retry_delay_s is -1"),
         ({"airflow": {"retry": 1}}, "airflow.retry"),
         ({"airflow": {"environment": "/nowhere"}}, "airflow.environment is '/nowhere', which has no bin/feedline"),
         ({"airflow": {"image": "IMAGE", "pod_template": "x"}}, "airflow.image is 'IMAGE'; name a container image"),

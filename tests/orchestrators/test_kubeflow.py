@@ -29,16 +29,8 @@ SPLITS = {"train": 0.7, "eval": 0.3}
 # what both services let people do when they submit.
 BUCKET = "gs://no-such-bucket/feedline"
 COMPONENTS = {
-    "DatasetGate",
-    "DatasetReport",
-    "Evaluator",
-    "ExampleValidator",
-    "ImageExampleGen",
-    "InferredSchema",
-    "Pusher",
-    "StatisticsGen",
-    "Trainer",
-    "Transform",
+    *("DatasetGate", "DatasetReport", "Evaluator", "ExampleValidator", "ImageExampleGen", "InferredSchema", "Pusher"),
+    *("StatisticsGen", "Trainer", "Transform"),
 }
 # No connection and no look-up of a name from Python; what TensorFlow does in C++ has to pass the proxies.
 GUARDED = """

@@ -15,7 +15,13 @@ from pipeline.runners.local import preflight
 from pipeline.settings.catalog import sections, target_options
 
 OPTIONS = [*sections().values(), *(cls for _, cls in target_options().values())]
-HINTS = {allowed(one.hint, one.annotations): one for cls in OPTIONS for one in fields(cls).values() if not one.section}
+# One setting of each form; within a form only the choices and the bounds differ.
+HINTS = {
+    re.sub("one of .*|from .*|of at .*|above .*", "", allowed(one.hint, one.annotations)): one
+    for cls in OPTIONS
+    for one in fields(cls).values()
+    if not one.section
+}
 
 MINIMAL = {"root": "work", "ingest": {"source": "photos"}}
 
@@ -64,45 +70,26 @@ def test_every_part_can_be_set_from_nested_settings():
         ({**MINIMAL, "trian": {}}, "there is no setting 'trian'; did you mean train\\? known are root, "),
         (
             {**MINIMAL, "ingest": {"source": "x", "limits": {"min_side": 3}}},
-            "'ingest.limits.min_side'; did you mean min_side_px",
+            "'ingest.limits.min_side'; did you mean min_s",
         ),
-        (
-            {**MINIMAL, "train": {"epochs": "many"}},
-            "^train.epochs is the text 'many'; it must be a whole number of at least 1$",
-        ),
-        ({**MINIMAL, "train": {"epochs": True}}, "^train.epochs is true; it must be a whole number of at least 1$"),
-        (
-            {**MINIMAL, "schema": "/nowhere/schema.pbtxt"},
-            "schema is '/nowhere/schema.pbtxt', which is neither a file nor",
-        ),
+        ({**MINIMAL, "train": {"epochs": "many"}}, "^train.epochs is the text 'many'; .* number of at least 1$"),
+        ({**MINIMAL, "schema": "/nowhere/s"}, "schema is '/nowhere/s', which is neither a file nor"),
         ({"root": "w", "ingest": {"source": "x", "splits": {"all": 1}}}, "splits names only all; a model is evaluated"),
         ({"root": "work", "ingest": None}, "^ingest is nothing; it must be a mapping of settings$"),
         ({"root": "work", "ingest": {"source": "x", "out": "y"}}, "ingest.out is not for a pipeline"),
-        (
-            {"root": "w", "ingest": {"source": "x", "splits": {1: 0.5, 2: 0.5}}},
-            "^ingest.splits names 1; names are text, so write '1'",
-        ),
+        ({"root": "w", "ingest": {"source": "x", "splits": {1: 0.5, 2: 0.5}}}, "^ingest.splits names 1; .* write '1'"),
         ({"root": "work"}, "the pipeline was given neither images nor a dataset; name ingest.source"),
         ({**MINIMAL, "dataset": "d"}, "the pipeline was given both images and a dataset"),
         ({**MINIMAL, "root": ""}, "root is empty"),
         (
             {**MINIMAL, "evaluate": {"slice_by": "city"}},
-            "slice_by is the text 'city'; it must be a list of texts, as \\[a, b\\]$",
-        ),
-        (
-            {**MINIMAL, "gate": {"drift_limits": 0.2}},
-            "^gate.drift_limits is 0.2; it must be a mapping of names to numbers, as {a: 1",
+            "slice_by is the text 'city'; .* list of texts, as \\[a, b\\]$",
         ),
         ({**MINIMAL, "span": 3}, "span is 3, but the source .*photos has no {SPAN} to put it in"),
-        ({**MINIMAL, "span": "new"}, "^span is the text 'new'; it must be a whole number or null$"),
         ({**MINIMAL, "name": 7}, "^name is 7; it must be a text; put it in quotes$"),
         ({**MINIMAL, "train": {"learning_rate": {"a": 1}}}, "is the mapping {a: 1}; it must be a number above 0$"),
         ({**MINIMAL, "train": ["epochs"]}, "^train is the list \\[epochs\\]; it must be a mapping of settings$"),
-        (
-            {**MINIMAL, "train": {"class_weights": 3}},
-            "is 3; it must be balanced or a mapping of names to numbers, as",
-        ),
-        ({**MINIMAL, "transform": {"columns": "age"}}, "it must be a mapping of names to texts, as {a: b}$"),
+        ({**MINIMAL, "train": {"class_weights": 3}}, "is 3; it must be balanced or a mapping of names to numbers, as"),
         ({**MINIMAL, "name": ["x" * 999]}, r"^name is the list \[x{116}\.\.\.; it must be a text$"),
     ],
 )
@@ -129,9 +116,7 @@ def test_a_broken_file_is_one_line(tmp_path, text, message):
 
 
 def test_a_missing_file_is_named():
-    with pytest.raises(
-        OptionError, match="/nowhere.yaml cannot be read: it does not exist; `feedline init` writes one"
-    ):
+    with pytest.raises(OptionError, match="/nowhere.yaml cannot be read: it does not exist; `feedline init` writes"):
         load("/nowhere.yaml")
 
 

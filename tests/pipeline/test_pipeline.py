@@ -46,11 +46,6 @@ def test_a_schema_that_is_there_is_imported_and_another_one_inferred(make, confi
     assert ids & {"ReviewedSchema", "InferredSchema"} == {"ReviewedSchema" if reviewed else "InferredSchema"}
 
 
-def test_code_goes_to_workers_by_name_not_by_copy(make, config):
-    for component in make(config).components:
-        assert not component.exec_properties.get("module_file")
-
-
 def test_training_waits_for_the_gate_which_compares_with_the_dataset_before(make, config):
     components = {component.id: component for component in make(config).components}
     assert components["DatasetGate"] in components["Transform"].upstream_nodes

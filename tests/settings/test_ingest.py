@@ -41,6 +41,23 @@ FETCHED = {**WEB, "ingest.http.allow_private": True, "ingest.max_reject_ratio": 
 RESIZED = {**PHOTOS, "ingest.pixels.policy": "resize", "ingest.pixels.side_px": 12}
 
 
+def error(found: Published) -> str:
+    return found.error
+
+
+def outcome(found: Published) -> str | int:
+    """What ended the ingest, or the number of records."""
+    return found.error or len(found.records)
+
+
+def written(found: Published) -> int:
+    return len(found.records)
+
+
+def splits(found: Published) -> dict[str, str]:
+    return found.splits
+
+
 def stored(found: Published) -> dict[str, bytes]:
     """Key -> bytes of the stored image."""
     return {key: values[record.ENCODED][0] for key, values in found.records.items()}
@@ -94,7 +111,7 @@ ROWS = [
     row(
         "ingest.allow_buckets",
         [BUCKET],
-        lambda found: found.error or len(found.records),
+        outcome,
         ("SourceError", 9),
         given={"ingest.source": "bucket.csv", "ingest.splits": HALVES},
     ),
@@ -106,13 +123,7 @@ ROWS = [
         first=("photos",),
         given={"ingest.max_reject_ratio": 0.5, "ingest.splits": HALVES},
     ),
-    row(
-        "ingest.source_kind",
-        "csv",
-        lambda found: found.error or len(found.records),
-        ("SourceError", ALL),
-        given={"ingest.source": "images.txt"},
-    ),
+    row("ingest.source_kind", "csv", outcome, ("SourceError", ALL), given={"ingest.source": "images.txt"}),
     row(
         "ingest.splits",
         {"a": 1, "b": 1, "c": 2},
@@ -120,22 +131,15 @@ ROWS = [
         (["train", "eval"], ["a", "b", "c"]),
         given={"ingest.source": "photos"},
     ),
-    row("ingest.seed", 1, lambda found: found.splits, given=PHOTOS, same=lambda found: sorted(stored(found).items())),
-    row(
-        "ingest.shard_mb",
-        0.02,
-        lambda found: sum(found.shards.values()),
-        grows,
-        given=PHOTOS,
-        same=lambda found: found.splits,
-    ),
+    row("ingest.seed", 1, splits, given=PHOTOS, same=lambda found: sorted(stored(found).items())),
+    row("ingest.shard_mb", 0.02, lambda found: sum(found.shards.values()), grows, given=PHOTOS, same=splits),
     row(
         "ingest.shards",
         3,
         lambda found: found.shards,
         ({"train": 1, "eval": 1}, {"train": 3, "eval": 3}),
         given=PHOTOS,
-        same=lambda found: found.splits,
+        same=splits,
     ),
     row(
         "ingest.duplicates",
@@ -144,28 +148,7 @@ ROWS = [
         (2, 1),
         given=COPIES,
     ),
-    row(
-        "ingest.duplicates",
-        "report",
-        lambda found: found.said("copies"),
-        ([], ["copies    equal/first.png, equal/second.png"]),
-        given=COPIES,
-    ),
-    row(
-        "ingest.near_duplicates",
-        "report",
-        near,
-        (0, 3),
-        given={**COPIES, "ingest.near_distance": 8},
-        same=lambda found: found.splits,
-    ),
-    row(
-        "ingest.near_duplicates",
-        "drop",
-        lambda found: sum(key.startswith("alike/") for key in found.records),
-        (3, 1),
-        given={**COPIES, "ingest.near_distance": 8},
-    ),
+    row("ingest.near_duplicates", "report", near, (0, 3), given={**COPIES, "ingest.near_distance": 8}, same=splits),
     row("ingest.near_distance", 8, near, (2, 3), given=NEAR),
     row(
         "ingest.stratify",
@@ -174,8 +157,8 @@ ROWS = [
         (False, True),
         given=PHOTOS,
     ),
-    row("ingest.split_conflicts", "refuse", lambda found: found.error, ("", "SplitConflict"), given=PAIRS),
-    row("ingest.float32_loss", "refuse", lambda found: found.error, ("", "Float32Loss"), given=THIRDS),
+    row("ingest.split_conflicts", "refuse", error, ("", "SplitConflict"), given=PAIRS),
+    row("ingest.float32_loss", "refuse", error, ("", "Float32Loss"), given=THIRDS),
     row(
         "ingest.facts",
         "basic",
@@ -187,7 +170,7 @@ ROWS = [
     row(
         "ingest.max_reject_ratio",
         1.0,
-        lambda found: found.error,
+        error,
         ("TooManyRejects", ""),
         given={"ingest.source": "odd", "ingest.splits": {"train": 1, "eval": 1}},
     ),
@@ -206,13 +189,6 @@ ROWS = [
         "kind",
         labels,
         (("single", ("cat", "dog")), ("single", ("kind0", "kind1", "kind2"))),
-        given=TABLE,
-    ),
-    row(
-        "ingest.columns.label",
-        "",
-        lambda found: (*labels(found), features(record.LABEL)(found)),
-        (("single", ("cat", "dog"), {(0,), (1,)}), ("none", (), {()})),
         given=TABLE,
     ),
     row(
@@ -264,7 +240,7 @@ ROWS = [
     row(
         "ingest.columns.max_value_bytes",
         4,
-        lambda found: found.error,
+        error,
         ("", "TooManyRejects"),  # each city has five letters
         given={**TABLE, "ingest.columns.extra": ["city"]},
     ),
@@ -285,13 +261,9 @@ ROWS = [
         shrinks,
         given={**RESIZED, "ingest.source": "jpegs"},
     ),
-    row("ingest.limits.mask_classes", 1, lambda found: found.error, ("", "TooManyRejects"), given=MASKS),
+    row("ingest.limits.mask_classes", 1, error, ("", "TooManyRejects"), given=MASKS),
     row(
-        "ingest.limits.mask_ignore",
-        1,
-        lambda found: found.error,
-        ("TooManyRejects", ""),
-        given={**MASKS, "ingest.limits.mask_classes": 1},
+        "ingest.limits.mask_ignore", 1, error, ("TooManyRejects", ""), given={**MASKS, "ingest.limits.mask_classes": 1}
     ),
     row("ingest.limits.max_bytes", 3000, lambda found: found.reasons.get("too_many_bytes"), (None, 2), given=ODD),
     limit("max_pixels", 1000, "large", "wide"),
@@ -306,13 +278,7 @@ ROWS = [
         given={"ingest.source": "slow", "ingest.max_reject_ratio": 1.0, "ingest.splits": {"train": 1, "eval": 1}},
         first=(2.0,),
     ),
-    row(
-        "ingest.http.allow_private",
-        True,
-        lambda found: found.error or len(found.records),
-        ("TooManyRejects", 4),
-        given={**WEB, "ingest.source": "urls.csv"},
-    ),
+    row("ingest.http.allow_private", True, outcome, ("TooManyRejects", 4), given={**WEB, "ingest.source": "urls.csv"}),
     row(
         "ingest.http.per_host",
         2,
@@ -321,22 +287,8 @@ ROWS = [
         given={**FETCHED, "ingest.source": "urls.csv"},
         same=stored,
     ),
-    row(
-        "ingest.http.retries",
-        1,
-        lambda found: len(found.records),
-        (4, 5),
-        first=(0,),
-        given={**FETCHED, "ingest.source": "flaky.csv"},
-    ),
-    row(
-        "ingest.http.timeout_s",
-        0.6,
-        lambda found: len(found.records),
-        (5, 4),
-        first=(5.0,),
-        given={**FETCHED, "ingest.source": "slow.csv"},
-    ),
+    row("ingest.http.retries", 1, written, (4, 5), first=(0,), given={**FETCHED, "ingest.source": "flaky.csv"}),
+    row("ingest.http.timeout_s", 0.6, written, (5, 4), first=(5.0,), given={**FETCHED, "ingest.source": "slow.csv"}),
 ]
 
 

@@ -22,7 +22,6 @@ from beam_jobs.ingest import run as run_ingest
 from tests.settings.sources import CATS, DOGS, make_source
 from tests.settings.table import Row, config_of, grows, missing, row
 from tests.trainer.batches import graph
-from tests.trainer.conftest import keys_of
 from trainer.input.batches import VALID
 from trainer.input.parse import KEY
 from trainer.input.position import Host
@@ -202,14 +201,11 @@ ROWS = [
     row("input.eval_ops", "decode|resize(8)", eval_images, same=images),
     row("input.device_ops", "flip|mixup(0.4)", lambda fed: fed.weights, same=delivered),
     row("input.seed", 1, keys, same=seen),
-    row("input.seed", 1, images, given={"input.shuffle": "none"}, same=keys),
     row("input.shuffle", "global", keys, same=seen, given={"input.lanes": 2, "input.shuffle_mb": 0.02}),
-    row("input.shuffle", "none", lambda fed: keys(fed) == in_order(fed), (False, True), same=seen),
     row("input.shuffle_mb", 0.01, keys, same=seen),
     row("input.lanes", 4, keys, same=seen, given={"input.shuffle_mb": 0.01}),
     row("input.balance", {"cat": 0.25, "dog": 0.75}, classes, lambda _, after: after == {"cat": 4, "dog": 12}),
     row("input.cache", "memory", lambda fed: fed.second_pass, ("NotFoundError", HALF), first=("none",), same=images),
-    row("input.cache", "none", lambda fed: fed.second_pass, (HALF, "NotFoundError"), first=("auto",), same=images),
     row("input.cache_mb", 0.0001, lambda fed: fed.second_pass, (HALF, "NotFoundError"), given={"input.cache": "auto"}),
     row(
         "input.cache_dir",
@@ -268,10 +264,6 @@ ROWS = [
         same=delivered,
     ),
 ]
-
-
-def in_order(fed: Fed) -> list[str]:
-    return keys_of(fed.path, "train")[: HALF // 4 * 4]
 
 
 USUAL = {

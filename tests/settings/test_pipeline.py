@@ -107,12 +107,7 @@ ROWS = [
         (False, True),
         given={"answers": "of chance"},
     ),
-    row(
-        "evaluate.slice_by",
-        ["camera"],
-        lambda found: sorted(found.slices),
-        ([], ["camera"]),
-    ),
+    row("evaluate.slice_by", ["camera"], lambda found: sorted(found.slices), ([], ["camera"])),
 ]
 
 

@@ -108,7 +108,6 @@ WHEEL = {"dataflow.sdk_container_image": ""}
 
 ROWS = [
     row("engine.runner", "flink", lambda found: found, ("FnApiRunner", "FlinkRunner"), first=("local",)),
-    row("engine.runner", "dataflow", lambda found: found, ("FnApiRunner", "DataflowRunner"), first=("local",)),
     row(
         "flink.flink_master",
         "CLUSTER",
@@ -177,19 +176,9 @@ ROWS = [
     ),
     row("dataflow.vcpu_hour_price", 0.05, lambda job: job.cost, lambda before, after: before is None and after > 0),
     row(
-        "dataflow.beam_args",
-        [*LOCAL, "--dataflow_kms_key=k"],
-        option("dataflow_kms_key"),
-        (None, "k"),
-        first=(LOCAL,),
+        "dataflow.beam_args", [*LOCAL, "--dataflow_kms_key=k"], option("dataflow_kms_key"), (None, "k"), first=(LOCAL,)
     ),
-    row(
-        "kubeflow.image",
-        "registry/feedline:2",
-        images,
-        ({IMAGE}, {"registry/feedline:2"}),
-        first=(IMAGE,),
-    ),
+    row("kubeflow.image", "registry/feedline:2", images, ({IMAGE}, {"registry/feedline:2"}), first=(IMAGE,)),
     row(
         "kubeflow.pipeline_root", "gs://bucket/elsewhere", root, ("gs://bucket/work/artifacts", "gs://bucket/elsewhere")
     ),
@@ -334,8 +323,6 @@ def run_engine(settings: Mapping[str, Any], workplace: Path) -> str:
     runner = settings["engine.runner"]
     if runner == "flink":
         return run_flink({}, workplace).runner
-    if runner == "dataflow":
-        return run_dataflow({}, workplace).runner
     with engine_of(None, [], {"runner": runner}).open() as make:
         return type(make().runner).__name__
 

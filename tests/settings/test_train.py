@@ -182,8 +182,6 @@ ROWS = [
     row("train.unfreeze_factor", 1.0, lambda found: found.distance("second"), grows, given=THAWED),
     row("train.epochs", 1, epochs, (2, 1)),
     row("train.optimizer", "sgd", values),
-    row("train.optimizer", "lion", values),
-    row("train.optimizer", "lamb", values),
     row("train.learning_rate", 0.002, distance, shrinks),
     row("train.momentum", 0.0, distance, shrinks, given=SGD),
     row("train.nesterov", True, values, given=SGD),

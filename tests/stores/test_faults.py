@@ -60,7 +60,7 @@ def reads(bucket: Bucket) -> Counter[str]:
     return Counter(keys)
 
 
-@pytest.mark.parametrize("answer", [403, 503, CUT])
+@pytest.mark.parametrize("answer", [503, CUT])
 def test_what_a_store_refuses_at_first_is_in(bucket, options, plain, answer):
     def say(line: str) -> None:
         if line.startswith("retrying"):
@@ -75,7 +75,7 @@ def test_what_a_store_refuses_at_first_is_in(bucket, options, plain, answer):
     assert asked == {key: 3 if key == NEIGHBOUR else 2 for key in KEYS if key != VICTIM}  # once to be written
 
 
-@pytest.mark.parametrize(("answer", "cause"), [(403, "AccessDenied"), (503, "SlowDown"), (CUT, "")])
+@pytest.mark.parametrize(("answer", "cause"), [(403, "AccessDenied"), (CUT, "")])
 def test_what_a_store_goes_on_refusing_is_named_and_the_next_run_reads_it(bucket, options, plain, answer, cause):
     bucket.tap.refuse = refusing(answer)
     with pytest.raises(Unreadable, match=rf"^1 file could not be read or written in 3 passes: {VICTIM} \(.*{cause}"):

@@ -118,16 +118,6 @@ def test_denied_access_is_told_before_anything_is_written(photos, bucket, tmp_pa
     assert bucket.names() == []
 
 
-def test_a_byte_that_changes_in_the_store_is_found(photos, bucket):
-    out = f"{bucket.url}/out"
-    made = run(options(str(photos), out))
-    path = made.shard_paths(out, "train")[0]
-    data = bytearray(storage.read_bytes(path))
-    data[1000] ^= 1
-    storage.write_bytes(path, bytes(data))
-    assert any(path in line for line in verify(out).problems)
-
-
 def test_a_dataset_in_a_store_is_not_replaced_and_stays_whole(photos, bucket, dataset):
     out = f"{bucket.url}/out"
     run(options(str(photos), out))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import sys
@@ -16,18 +15,10 @@ from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
 from tests.make_images import encode
-from tests.trainer.batches import RANDOM, SMALL, flat, graph, options, order, read
+from tests.trainer.batches import RANDOM, graph, options, read
 from tests.trainer.conftest import keys_of
-from trainer.input.position import Position
 from trainer.input_fn import DRAW, FOREVER, KEY, check_options, make_dataset
 from trainer.ops import IMAGE
-
-
-def test_training_reads_every_record_once_an_epoch_in_another_order(shades):
-    epochs = [order(shades, options(), start=Position(epoch=epoch)) for epoch in range(3)]
-    for epoch in epochs:
-        assert sorted(epoch) == sorted(keys_of(shades, "train"))
-    assert len({tuple(epoch) for epoch in epochs} | {tuple(keys_of(shades, "train"))}) == 4
 
 
 @pytest.fixture(scope="module")
@@ -47,16 +38,10 @@ def test_speed_settings_change_no_record_and_no_pixel(shades, noise, as_they_are
 
 def test_the_global_seed_of_tensorflow_changes_nothing(shades):
     orders = []
-    for number in (1, 2, 1):
+    for number in (1, 2):
         tf.random.set_seed(number)
         orders.append(read(shades, options()))
-    assert orders[0] == orders[1] == orders[2]
-
-
-@pytest.mark.parametrize("change", [{"seed": 1}, {"lanes": 2}, {"shuffle_mb": 0}], ids=str)
-def test_seed_lanes_shuffle_and_its_memory_decide_the_order(noise, change):
-    assert order(noise, options(**{**SMALL, **change})) != order(noise, options(**SMALL))
-    assert sorted(order(noise, options(**{**SMALL, **change}))) == sorted(keys_of(noise, "train"))
+    assert orders[0] == orders[1]
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -71,19 +56,6 @@ def test_shapes_and_types_are_known_before_anything_is_read(dataset, training):
         },
         tf.TensorSpec((rows,), tf.int64),
     )
-
-
-def test_forever_goes_on_past_the_first_epochs(shades):
-    stream = flat(make_dataset(str(shades), "train", options(), training=True, epochs=FOREVER))
-    assert [seen.key for seen in itertools.islice(stream, 3 * 96)] == order(shades, options(), epochs=3)
-
-
-def test_a_rare_class_is_repeated_with_different_pixels(noise):
-    seen = read(noise, options(train_ops=RANDOM, balance={"cat": 0.5, "owl": 0.5}))
-    assert sorted(np.bincount([image.label for image in seen], minlength=3)) == [0, 30, 31]
-    owls = [image for image in seen if image.label == 2]
-    assert len({image.key for image in owls}) == 6
-    assert len({image.pixels for image in owls}) > 25
 
 
 # --- ops and buffers

@@ -44,7 +44,7 @@ def test_hosts_mix_the_same_images_and_labels_as_one(noise):
     start = Position(records=5)  # a global batch need not begin with the first lane
     alone = batches(make_dataset(str(noise), "train", given, True, start=start))
     mixed = [seen for batch in alone for seen in sorted(batch)]
-    shared = [seen for batch in together(noise, given, 4, start=start) for seen in batch]
+    shared = [seen for batch in together(noise, given, 2, start=start) for seen in batch]
     assert [(seen.key, seen.pixels) for seen in shared] == [(seen.key, seen.pixels) for seen in mixed]
     # The last digit of a power depends on its place in the vector that a processor works on.
     np.testing.assert_allclose([seen.label for seen in shared], [seen.label for seen in mixed], atol=1e-6)
@@ -130,7 +130,7 @@ def test_evaluation_between_the_steps_never_changes_the_training(noise):
     found = []
     for step, batch in enumerate(train):
         found.append(list(flat(tf.data.Dataset.from_tensors(batch))))
-        if step % 7 == 0:
+        if step % 15 == 0:
             assert [seen.key for seen in flat(evaluation)] == keys_of(noise, "train")
     assert found == batches(expected)
 
@@ -160,8 +160,3 @@ def test_images_made_of_one_are_delivered_far_apart_each_once_and_with_a_draw_of
         assert np.diff(found).tolist() == [8, 8, 8]
     assert len({image.draw for image in seen}) == len(seen)
     assert len({image.pixels for image in seen}) > 150  # flipping what is mirrored gives some twice
-
-
-def test_images_made_of_one_can_be_continued_without_an_end(noise):
-    start = 4 * 61 + 30
-    assert crops(noise, start, 100) == crops(noise, 0, start + 100)[start:]

@@ -22,31 +22,22 @@ from trainer.ops import parse_ops
 from trainer.ops.device import Augmented, parse_device_ops
 from trainer.options import InputOptions
 from trainer.serving.export import PROBABILITIES, export
-from trainer.training.transfer import freeze, leaves
+from trainer.training.transfer import leaves
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS = 6
 OPTIONS = InputOptions(image_side_px=32, batch_size=8, device_ops="pad_reflect(2)|random_crop(32)|flip|mixup(0.4)")
-# Name, device ops, and how much of it is trained.
-CASES = {
-    "plain": ("small_cnn", "", "all"),
-    "augmented": ("small_cnn", OPTIONS.device_ops, "all"),
-    "transfer": ("VGG16", "", "head"),
-}
 
 
-def build(case: str) -> tuple[keras.Model, keras.Model]:
+def build() -> tuple[keras.Model, keras.Model]:
     """Returns what is trained, and the model within it. Without dropout: its masks differ between backends."""
-    name, device_ops, trained = CASES[case]
-    inner = build_model(name, ModelSpec(side_px=32, classes=2, mean_rgb=(120,) * 3, std_rgb=(60,) * 3))
+    inner = build_model("small_cnn", ModelSpec(side_px=32, classes=2, mean_rgb=(120,) * 3, std_rgb=(60,) * 3))
     for layer in leaves(inner):
         if isinstance(layer, keras.layers.Dropout):
             layer.rate = 0.0
-    if trained == "head":
-        freeze(inner)
-    return Augmented(inner, parse_device_ops(device_ops)), inner
+    return Augmented(inner, parse_device_ops(OPTIONS.device_ops)), inner
 
 
 def batches(dataset: str, training: bool) -> tf.data.Dataset:
@@ -56,14 +47,14 @@ def batches(dataset: str, training: bool) -> tf.data.Dataset:
     )
 
 
-def train(case: str, dataset: str, folder: str) -> dict[str, list[float]]:
+def train(dataset: str, folder: str) -> dict[str, list[float]]:
     """Trains a few steps from the weights in a folder, and leaves there what they became. Runs with either backend."""
     backend = keras.backend.backend()
-    model, inner = build(case)
-    inner.load_weights(os.path.join(folder, f"{case}.weights.h5"))
+    model, inner = build()
+    inner.load_weights(os.path.join(folder, "first.weights.h5"))
     model.compile(keras.optimizers.SGD(0.01, 0.9), "categorical_crossentropy", jit_compile=backend == "jax")
     model.fit(batches(dataset, True), epochs=STEPS, steps_per_epoch=1, verbose=0)
-    inner.save_weights(os.path.join(folder, f"{case}.{backend}.weights.h5"))
+    inner.save_weights(os.path.join(folder, f"{backend}.weights.h5"))
     evaluated = model.evaluate(batches(dataset, False), verbose=0)
     return {"backend": [backend], "losses": model.history.history["loss"], "evaluated": [evaluated]}
 
@@ -76,16 +67,15 @@ def a_dataset(_dataset: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(a_dataset, shades, tmp_path_factory):
-    """What `train` returns in each case, with TensorFlow and with JAX, and the folder of the weights."""
+    """What `train` returns with TensorFlow and with JAX, and the folder of the weights."""
     folder = str(tmp_path_factory.mktemp("weights"))
     keras.utils.set_random_seed(0)
-    for case in CASES:
-        build(case)[1].save_weights(os.path.join(folder, f"{case}.weights.h5"))
+    build()[1].save_weights(os.path.join(folder, "first.weights.h5"))
     code = (
         "import json, sys\n"
         "from tests.trainer import test_jax\n"
         "from tests.trainer.evaluation import brightness\n"
-        "found = {case: test_jax.train(case, *sys.argv[1:3]) for case in test_jax.CASES}\n"
+        "found = test_jax.train(*sys.argv[1:3])\n"
         "print(json.dumps({**found, 'figures': brightness.figures(sys.argv[3])}))\n"
         "test_jax.export_trained(sys.argv[2], 'jax')\n"
     )
@@ -97,17 +87,16 @@ def runs(a_dataset, shades, tmp_path_factory):
         stderr=subprocess.PIPE,
         text=True,
     )
-    found = {"tensorflow": {case: train(case, str(a_dataset), folder) for case in CASES}}
+    found = {"tensorflow": train(str(a_dataset), folder)}
     out, err = process.communicate(timeout=280)
     assert process.returncode == 0, err[-3000:]
     found["jax"] = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
     return found, folder
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_both_backends_make_the_same_losses_of_the_same_weights_and_data(runs, case):
+def test_both_backends_make_the_same_losses_of_the_same_weights_and_data(runs):
     found, _ = runs
-    tensorflow, jax = found["tensorflow"][case], found["jax"][case]
+    tensorflow, jax = found["tensorflow"], found["jax"]
     assert (tensorflow["backend"], jax["backend"]) == (["tensorflow"], ["jax"])
     assert len(tensorflow["losses"]) == STEPS
     # The first step has only the rounding of one pass between them; every update adds to it.
@@ -127,8 +116,8 @@ def test_weights_trained_with_jax_are_those_of_tensorflow_and_load_there(runs):
     images = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
     answers = []
     for backend in ("tensorflow", "jax"):
-        model = build("plain")[1]
-        model.load_weights(os.path.join(folder, f"plain.{backend}.weights.h5"))
+        model = build()[1]
+        model.load_weights(os.path.join(folder, f"{backend}.weights.h5"))
         answers.append(model(images).numpy())
     np.testing.assert_allclose(answers[0], answers[1], atol=5e-3)
 
@@ -153,8 +142,8 @@ class Square(keras.layers.Layer):
 
 def export_trained(folder: str, name: str) -> None:
     """Exports what JAX trained, with a layer of the user's behind it."""
-    model = build("augmented")[1]
-    model.load_weights(os.path.join(folder, "augmented.jax.weights.h5"))
+    model = build()[1]
+    model.load_weights(os.path.join(folder, "jax.weights.h5"))
     model = keras.Model(model.inputs, Square()(model.output))
     export(model, parse_ops(OPTIONS.eval_spec), ("china", "flower"), 32, os.path.join(folder, name))
 

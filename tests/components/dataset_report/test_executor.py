@@ -4,11 +4,9 @@ import json
 import shutil
 from pathlib import Path
 
-import pytest
 from tfx.types import standard_artifacts
 
 from beam_jobs.dataset import manifest
-from beam_jobs.errors import CorruptDataset
 from components.artifacts import DatasetVerdict, HtmlReport
 from components.dataset_report.component import Executor
 from components.evaluation import load_evaluation
@@ -66,12 +64,3 @@ def test_rejects_are_drawn_from_the_source(tmp_path):
     made = ingest(tmp_path, {"a/good.png": png(1), "stray.png": png(2)})
     page = do(made, tmp_path / "report", {"source": str(tmp_path / "source")})
     assert [picture["alt"] for picture in page.images()] == ["a/good.png", "stray.png"]
-
-
-def test_an_incomplete_evaluation_is_refused(dataset, tmp_path):
-    with pytest.raises(CorruptDataset, match="holds no overall metrics"):
-        do(
-            dataset,
-            tmp_path / "report",
-            evaluation=artifact(standard_artifacts.ModelEvaluation, tmp_path / "evaluation"),
-        )

@@ -227,23 +227,13 @@ def test_datasets_of_every_kind_have_a_page(tmp_path, columns, options, shown):
     assert len(drawn) == 4
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda data: b"x" * len(data), "not_an_image"),
-        (lambda data: data[:300] + b"\0" * (len(data) - 300), ""),
-    ],
-    ids=["no image", "broken off"],
-)
-def test_a_damaged_image_is_named_with_its_place(dataset, damage, message):
+def test_a_damaged_image_is_named_with_its_place(dataset):
     def change(features):
         encoded = features["image/encoded"].bytes_list.value
-        encoded[0] = damage(encoded[0])
+        encoded[0] = encoded[0][:300] + b"\0" * (len(encoded[0]) - 300)
 
     path = rewrite(dataset, change)
-    with pytest.raises(
-        CorruptDataset, match=rf"{path} offset \d+: the image '.*' cannot be shown: {message}"
-    ) as caught:
+    with pytest.raises(CorruptDataset, match=rf"{path} offset \d+: the image '.*' cannot be shown: ") as caught:
         render(str(dataset))
     assert "BytesIO" not in str(caught.value)
 

@@ -99,10 +99,6 @@ def add_a_file(dataset: Path) -> None:
     (dataset / "Split-train" / "more.tfrecord").write_bytes(b"")
 
 
-def remove_split(dataset: Path) -> None:
-    shutil.rmtree(dataset / "Split-eval")
-
-
 def remove_table(dataset: Path) -> None:
     (dataset / "images.parquet").unlink()
 
@@ -112,11 +108,9 @@ def remove_table(dataset: Path) -> None:
     [
         (remove_manifest, SourceError, "dataset is not a dataset: it has no dataset.json", ""),
         (cut_manifest, CorruptDataset, "dataset.json cannot be used", ""),
-        (remove_shard, CorruptDataset, "Split-eval/.*-00001-of-00002.* is missing", ""),
         (cut_shard, CorruptDataset, r"Split-train/.*-00000-of-00002.* has \d+ bytes, \d+ were written", ""),
         (add_a_file, CorruptDataset, "Split-train/more.tfrecord is no shard of the dataset", ""),
         (remove_shard, CorruptDataset, "Split-eval/.*-00001-of-00002.* is missing", f"{SCHEME}://"),
-        (remove_split, CorruptDataset, "Split-eval/.*-00000-of-00002.* is missing", ""),
         (remove_table, CorruptDataset, "images.parquet is missing", ""),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -45,8 +45,8 @@ def test_the_artifact_becomes_a_sound_dataset_named_by_its_content(photos, datas
     assert not Path("elsewhere").exists()
 
 
-@pytest.mark.parametrize("names", [["train", "eval"], ["zoo", "alpha", "mid"]], ids=str)
-def test_splits_keep_the_order_of_the_options(photos, tmp_path, names):
+def test_splits_keep_the_order_of_the_options(photos, tmp_path):
+    names = ["zoo", "alpha", "mid"]
     examples = do(photos, tmp_path, splits=dict.fromkeys(names, 1.0))
     assert artifact_utils.decode_split_names(examples.split_names) == names
     assert list(manifest.load(examples.uri).splits) == names

@@ -36,9 +36,7 @@ WRONG = [
     ("DATASET --split test", "no split 'test'; it has train, eval"),
     ("DATASET --ops decode|resize(8)", "image_side_px is 16"),
     ("DATASET --model small_cn", "there is no model 'small_cn'; did you mean small_cnn"),
-    ("DATASET --seconds 0", "0.0 is not in the range x>=0.05"),
     ("DATASET --html DATASET", "is a directory; name a file"),
-    ("DATASET --html DATASET/dataset.json/a.html", "dataset.json is a file; name a file in another directory"),
     ("DATASET --batch-size 100000000", "batch_size is 100000000: 4 batches of 307.20 GB, as floats, are in memory"),
 ]
 

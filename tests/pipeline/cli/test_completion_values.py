@@ -35,7 +35,6 @@ def test_the_ops_are_those_there_are():
 @pytest.mark.parametrize(
     ("typed", "values"),
     [
-        ("", list(OPS)),
         ("decode", ["decode", "decode_random_crop"]),
         ("decode_random_crop(32, min_area=0.3)|flip|cutm", ["decode_random_crop(32, min_area=0.3)|flip|cutmix"]),
         ("decode(", []),
@@ -49,7 +48,6 @@ def test_the_last_op_of_a_chain_is_completed(typed, values):
     ("typed", "values"),
     [
         ("train.ep", ["train.epochs="]),
-        ("gate.max_skew", ["gate.max_skew_l_infinity=", "gate.max_skew_jensen_shannon="]),
         ("kubeflow.im", ["kubeflow.image="]),
         ("input.train_ops=decode|rot", ["input.train_ops=decode|rotate"]),
         ("train.epochs=2", []),
@@ -88,11 +86,7 @@ def test_scripts_put_no_blank_behind_what_wants_a_value(shell):
 
 @pytest.mark.parametrize(
     ("content", "names"),
-    [
-        ('{"splits": {"train": {}, "a\\nb": {}, "eval; rm": {}}}', ["train"]),
-        ("[" * 100_000, []),
-        ("[]", []),
-    ],
+    [('{"splits": {"train": {}, "a\\nb": {}, "eval; rm": {}}}', ["train"]), ("[" * 100_000, []), ("[]", [])],
 )
 def test_the_splits_of_a_dataset_of_strangers_are_names_alone(tmp_path, content, names):
     (tmp_path / "dataset.json").write_text(content)

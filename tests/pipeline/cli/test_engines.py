@@ -23,11 +23,6 @@ def outcome(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int
     return code, capsys.readouterr().err
 
 
-def test_an_unknown_engine_is_answered_with_the_nearest():
-    with pytest.raises(OptionError, match="there is no runner 'flinc'; did you mean flink"):
-        runners.options_of("flinc")
-
-
 def test_the_local_engine_has_nothing_to_set():
     with pytest.raises(
         OptionError, match="--runner-option is 'parallelism=4'; the local runner has none, name it with --runner"

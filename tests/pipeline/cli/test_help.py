@@ -136,6 +136,7 @@ execute(["--help"])
 print([name for name in ("pipeline.cli.ingest", "pipeline.cli.run", "yaml") if name in sys.modules])
 for path in {list(COMMANDS)}:
     execute([*path.split()[1:], "--help"])
+execute(["--version"])
 print([name for name in {HEAVY} if name in sys.modules])
 """).splitlines()
     assert next(line for line in loaded if line.startswith("[")) == "[]"

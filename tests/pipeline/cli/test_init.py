@@ -28,7 +28,7 @@ def uncommented(text: str) -> str:
     return re.sub(r"^( *)#(?=[a-z])", r"\1", text, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["deep/er", "empty", "."])
+@pytest.mark.parametrize("name", ["deep/er", "."])
 def test_a_project_is_written_into_any_directory(place, capsys, name):
     (place / "empty").mkdir()
     target = place / name

@@ -45,7 +45,6 @@ def datasets(tmp_path_factory) -> Path:
         "ingest source --max-reject-ratio 0 --out strict",
         "ingest KEY --out missing",
         "inspect new -n 9",
-        "inspect new --key NONE",
         "inspect new/rejects.parquet -n 9",
         "verify stray",
         "diff old new",
@@ -54,14 +53,13 @@ def datasets(tmp_path_factory) -> Path:
         "predict new KEY",
         "run --show-config --images KEY --root work",
         "run --set KEY=1 --images source --root work",
-        "init KEY",
     ],
 )
 def test_a_name_forges_no_line(command, datasets, tmp_path, monkeypatch, capsys):
     for path in datasets.iterdir():
         (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
-    names = {"KEY": KEY, "NONE": f"none {NAME}", "KEY=1": f"{NAME}=1"}
+    names = {"KEY": KEY, "KEY=1": f"{NAME}=1"}
     cli.execute([names.get(word, word) for word in command.split()])
     shown = "\n".join(capsys.readouterr())
     assert [line for line in shown.splitlines() if line.lstrip().startswith("FORGED")] == []

@@ -19,7 +19,6 @@ TOTAL = Progress(1500, 90_000_000)
 @pytest.mark.parametrize(
     ("done", "total", "seconds", "line"),
     [
-        (Progress(), Progress(), 0.0, "0 images, 0 images/s, 0.0 MB/s"),
         (Progress(), TOTAL, 3.0, "0 of 1,500 images, 0 images/s, 0.0 MB/s"),
         (
             Progress(500, 50_000_000, 3),
@@ -33,7 +32,6 @@ TOTAL = Progress(1500, 90_000_000)
             3.0,
             "1,500 of 1,500 images, 500 images/s, 30.0 MB/s, 1,200 rejected",
         ),
-        (Progress(10, 1), Progress(36_675), 1.0, "10 of 36,675 images, 10 images/s, 0.0 MB/s, 1:01:06 left"),
         (Progress(7, 7_000_000), Progress(), 7.0, "7 images, 1 images/s, 1.0 MB/s"),  # nobody knows how many there are
     ],
 )
@@ -77,12 +75,6 @@ def test_without_a_terminal_a_plain_line_comes_now_and_then(quick, capsys):
     assert len(lines) >= 2
     pattern = r"examining: 500 of 1,500 images, [\d,]+ images/s, [\d.,]+ MB/s, 2 rejected, \d:\d\d left"
     assert all(re.fullmatch(pattern, line) for line in lines), lines
-
-
-def test_a_stage_of_seconds_needs_no_line(capsys):
-    with common.watch_progress("examining", TOTAL, Progress):
-        pass
-    assert capsys.readouterr() == ("", "")
 
 
 def test_nothing_is_drawn_once_the_stage_has_ended_or_failed(quick, capsys):

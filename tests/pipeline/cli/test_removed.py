@@ -34,7 +34,7 @@ def test_it_is_one_line_with_the_release_and_the_remedy(typed, more, capsys, tmp
     assert (out, err.count("\n"), list(tmp_path.iterdir())) == ("", 1, [])
 
 
-@pytest.mark.parametrize("typed", REMOVED)
+@pytest.mark.parametrize("typed", ["inspect --html", "status"])
 def test_a_shell_does_not_offer_it(typed):
     *command, name = typed.split()
     offered = ShellComplete(cli.cli, {}, "feedline", "_FEEDLINE_COMPLETE").get_completions

@@ -92,12 +92,10 @@ def test_a_reviewed_file_is_overwritten_on_demand_alone(place, capsys):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("schema init .", ". is not a dataset: it has no dataset.json"),
         ("schema init dataset --out old.pbtxt/schema.pbtxt", "--out old.pbtxt/schema.pbtxt cannot be written: "),
         ("schema init dataset --out dataset --overwrite", "--out dataset is a directory; name a file"),
         ("schema show empty.pbtxt", "schema empty.pbtxt names no feature; `feedline schema init DATASET --out FILE`"),
         ("schema show dataset/dataset.json", "schema dataset/dataset.json cannot be used: 1:1 : "),
-        ("schema diff old.pbtxt nowhere", "schema nowhere cannot be used"),
     ],
 )
 def test_a_wrong_request_is_one_line_with_code_2(place, capsys, line, message):

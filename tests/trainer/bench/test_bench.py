@@ -139,7 +139,7 @@ def test_subjects_take_turns_and_the_median_counts():
 
 
 def test_both_rates_come_out_of_a_measurement_even_of_batches_larger_than_the_split(dataset):
-    rates = compare(str(dataset), "train", options(batch_size=1000), seconds=0.2)
+    rates = compare(str(dataset), "train", options(batch_size=1000), seconds=0.05)
     assert rates.feedline > 0
     assert rates.naive > 0
     assert rates.ratio == rates.feedline / rates.naive

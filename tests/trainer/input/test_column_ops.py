@@ -192,18 +192,6 @@ def test_a_column_that_the_training_split_does_not_hold_is_served_all_the_same(s
     assert len(found["unseen city"][0]) == 1
 
 
-def test_a_row_alone_is_served_as_in_company(served):
-    company = [
-        {"price": row["price"], "age": row["age"], "rank": row["rank"], "city": [city.decode() for city in row["city"]]}
-        for row in rows()[:6]
-    ]
-    together = ask(served, *company)
-    for place, row in enumerate(company):
-        alone = ask(served, row)
-        for name in ("price", "age", "rank", "city"):
-            assert alone[name] == [together[name][place]]
-
-
 @pytest.mark.parametrize(
     ("columns", "spec", "message"),
     [

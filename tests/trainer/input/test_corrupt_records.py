@@ -77,10 +77,8 @@ CHANGED = "has changed: its checksum is not the one that was written"
 @pytest.mark.parametrize(
     ("number", "change", "reason"),
     [
-        (0, inverted(0), "has a damaged length"),
         (40, inverted(9), "has a damaged length"),
         (95, inverted(12), CHANGED),
-        (0, inverted(-1), CHANGED),
         (40, lambda data: bytes(len(data)), "has a damaged length"),
         (95, lambda data: framed(b"\xff" * (len(data) - 16)), "is not a tf.train.Example"),
         (40, renamed, "is that of b'x"),
@@ -249,10 +247,9 @@ def test_a_dataset_that_is_gone_explains_the_error_too(copied):
     assert "is not a dataset" in message
 
 
-@pytest.mark.parametrize("size", [1, 100])
-def test_small_and_large_reads_see_the_same(copied, monkeypatch, size):
+def test_small_and_large_reads_see_the_same(copied, monkeypatch):
     rewrite(copied, 11, inverted(25))
     whole = find_damage(str(copied), "train")
-    monkeypatch.setattr("trainer.input.corrupt_records._READ_BYTES", size)
+    monkeypatch.setattr("trainer.input.corrupt_records._READ_BYTES", 1)
     assert find_damage(str(copied), "train") == whole
     assert [damage.number for damage in whole] == [11]

@@ -115,9 +115,8 @@ def test_mixed_precision_halves_activations_but_not_weights():
     assert device_bytes(mixed, 1).parameters == device_bytes(small(), 1).parameters
 
 
-@pytest.mark.parametrize("name", ["resnet20", "EfficientNetB0"])
-def test_every_kind_of_network_can_be_counted(name):
-    model = build_model(name, ModelSpec(side_px=32, classes=10, mean_rgb=(1, 1, 1), std_rgb=(9, 9, 9)))
+def test_every_kind_of_network_can_be_counted():
+    model = build_model("EfficientNetB0", ModelSpec(side_px=32, classes=10, mean_rgb=(1, 1, 1), std_rgb=(9, 9, 9)))
     one, two = device_bytes(model, 1), device_bytes(model, 2)
     assert two.activations == 2 * one.activations > 1e5
     assert one.parameters == pytest.approx(4 * model.count_params(), rel=1e-4)

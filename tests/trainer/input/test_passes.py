@@ -7,13 +7,12 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.trainer.batches import RANDOM, SMALL, Seen, batches, flat, options, read
-from trainer.input.position import Host, Position
+from tests.trainer.batches import RANDOM, SMALL, Seen, flat, options, read
+from trainer.input.position import Position
 from trainer.input_fn import make_dataset
 from trainer.ops import IMAGE
 from trainer.options import InputOptions
 
-CROPS = {"train_ops": "decode|multi_crop(2, 8)|flip", "shuffle_mb": 0.0065, "lanes": 4}
 GIVEN = options(train_ops=RANDOM, batch_size=7, **SMALL)  # eight batches of 61 images, and five images are left
 
 
@@ -60,33 +59,6 @@ def test_iterators_side_by_side_give_the_same_pass(noise, epochs):
 
 def test_repeated_in_the_graph_it_goes_on_too(noise, epochs):
     assert list(flat(train(noise).repeat(3))) == list(itertools.chain(*epochs))
-
-
-@pytest.mark.parametrize(
-    ("given", "more", "following"),
-    [
-        (GIVEN, {"epochs": 2, "start": Position(epoch=1)}, {"epochs": 2, "start": Position(epoch=3)}),
-        (GIVEN, {"start": Position(epoch=1, records=30)}, {"start": Position(epoch=2)}),
-        (options(train_ops=RANDOM, cache="memory"), {}, {"start": Position(epoch=1)}),
-        (options(**CROPS), {"start": Position(records=100)}, {"start": Position(epoch=1)}),
-    ],
-    ids=["two epochs", "inside of an epoch", "cache", "inside of a group of crops"],
-)
-def test_a_pass_begins_where_the_one_before_ended(noise, given, more, following):
-    stream = train(noise, given, **more)
-    first, second = list(flat(stream)), list(flat(stream))
-    assert first == read(noise, given, **more)
-    assert second == read(noise, given, **following)[: len(first)]
-    assert len(second) == len(first)
-
-
-def test_the_passes_of_hosts_go_on_together(noise):
-    given = options(train_ops=RANDOM, batch_size=8, **SMALL)
-    parts = [train(noise, given, host=Host(index=index, count=2)) for index in range(2)]
-    alone = train(noise, given)
-    for _ in range(2):
-        found = [sorted(one + other) for one, other in zip(*map(batches, parts), strict=True)]
-        assert found == [sorted(batch) for batch in batches(alone)]
 
 
 class _Draws(keras.layers.Layer):

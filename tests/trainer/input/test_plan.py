@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from trainer.input.mixture import make_mixture
 from trainer.input.parse import DecodeRaw, DecodeSized
 from trainer.input.plan import make_choices
 from trainer.input.position import Host
-from trainer.input_fn import epoch_records, make_dataset
+from trainer.input_fn import make_dataset
 from trainer.ops import Flip, RandomCrop, Resize, Rotate
 
 
@@ -73,17 +72,6 @@ def test_batches_are_kept_whole_where_no_op_is_left(noise, tmp_path, spec, cache
 def test_one_pass_of_training_keeps_nothing_but_evaluation_comes_again(noise, training, epochs, kind):
     spec = {"train_ops": "decode|resize(8)", "eval_ops": "decode|resize(8)"}
     assert chosen(noise, training, epochs, cache="auto", cache_mb=5, **spec).cache.kind == kind
-
-
-def test_records_are_left_out_once_and_for_all(noise, tmp_path):
-    directory = Path(shutil.copytree(noise, tmp_path / "copy"))
-    shard = min((directory / "Split-train").iterdir())
-    data = bytearray(shard.read_bytes())
-    data[100] ^= 0xFF
-    shard.write_bytes(data)
-    choices = chosen(directory, max_corrupt_records=2)
-    assert (choices.left_out, choices.total, choices.order.records, len(choices.index)) == (1, 60, 60, 60)
-    assert epoch_records(str(directory), "train", options(max_corrupt_records=1), False) == 60
 
 
 def test_batches_that_no_memory_holds_are_refused_with_what_fits(noise):

@@ -55,12 +55,6 @@ def test_raw_records_come_out_pixel_for_pixel(raw, training):
     assert seen == len(expected) // 4 * 4 > 0 if training else seen == len(expected)
 
 
-def test_raw_datasets_feed_the_usual_ops_of_training(raw):
-    features, _ = next(iter(make_dataset(str(raw), "train", InputOptions(image_side_px=16, batch_size=4), True)))
-    assert features["image"].shape == (4, 16, 16, 3)
-    assert features["image"].numpy().std() > 1
-
-
 def stages(given: InputOptions, directory: Path, training: bool = True) -> list[str]:
     """The stages of the pipeline, without those of the functions that they call."""
     stream = make_dataset(str(directory), "train", given, training, epochs=FOREVER if training else 1)
@@ -78,9 +72,8 @@ def test_stored_pixels_are_never_taken_apart_image_by_image(raw, training):
     assert "BatchDatasetV2" in single
 
 
-@pytest.mark.parametrize("cache", ["memory", "disk"])
-def test_kept_pixels_are_never_taken_apart_image_by_image(raw, tmp_path, cache):
-    given = options(train_ops="decode|resize(8)", cache=cache, cache_dir=str(tmp_path) if cache == "disk" else "")
+def test_kept_pixels_are_never_taken_apart_image_by_image(raw):
+    given = options(train_ops="decode|resize(8)", cache="memory")
     assert "UnbatchDataset" not in stages(given, raw)
     assert read(raw, given) == read(raw, options(train_ops="decode|resize(8)"))
 
@@ -96,7 +89,7 @@ def test_whole_batches_hold_what_single_images_do(raw):
         )
 
 
-@pytest.mark.parametrize(("batch_size", "parse_batch"), [(1, 4), (3, 1), (64, 4)])
+@pytest.mark.parametrize(("batch_size", "parse_batch"), [(3, 1), (64, 4)])
 def test_whole_batches_keep_their_size_whatever_is_parsed_together(raw, batch_size, parse_batch):
     given = options(image_side_px=24, batch_size=batch_size, parse_batch=parse_batch, eval_ops="decode")
     count = manifest.load(str(raw)).split("train").records

@@ -87,10 +87,9 @@ def test_resnet20_has_twenty_layers_with_weights_on_the_longest_path():
     )
 
 
-@pytest.mark.parametrize("name", ["resnet20", "cifar_resnet"])
-def test_a_residual_network_learns_a_batch_by_heart(name):
+def test_a_residual_network_learns_a_batch_by_heart():
     keras.utils.set_random_seed(0)
-    model = build_model(name, spec(classes=4, mean_rgb=(128,) * 3, std_rgb=(74,) * 3))
+    model = build_model("cifar_resnet", spec(classes=4, mean_rgb=(128,) * 3, std_rgb=(74,) * 3))
     model.compile(keras.optimizers.Adam(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"])
     # Batch normalisation sees this one batch alone, so what training reports is what it has learned.
     history = model.fit(noise(16, 16), np.arange(16) % 4, batch_size=16, epochs=12, verbose=0).history

@@ -55,7 +55,6 @@ def test_ops_that_are_kept_off_batches_differ_there_by_no_more_than_their_roundi
         ("decode|resize(224)|random_crop(200)|flip", 4),
         ("decode|resize(32)|pad_reflect(4)|random_crop(32)|flip|cutout(8)|normalize", 2),
         ("decode|pad_reflect(4)|random_crop(32)|flip|cutout(8)", 3),
-        ("decode|resize(32)|rotate(10)|flip", 3),
         ("decode_random_crop(224)|color_jitter(0.5)|mixup(0.2)", 2),
         ("decode|multi_crop(5, 24)|flip", 2),
     ],
@@ -128,7 +127,7 @@ def test_labels_stay_where_no_op_mixes():
     np.testing.assert_array_equal(whole, part)
 
 
-@pytest.mark.parametrize("alpha", [0.05, 0.4, 10.0])
+@pytest.mark.parametrize("alpha", [0.05, 10.0])
 def test_shares_come_from_the_beta_distribution(alpha):
     steps = (np.arange(100_000) + 0.5) / 100_000
     shares = beta(tf_ops, alpha, tf.constant(steps, tf.float32)).numpy()

@@ -60,19 +60,6 @@ def test_numbers_are_uniform_from_0_up_to_but_without_1():
     assert ((counts - 2000) ** 2 / 2000).sum() < 161
 
 
-def test_places_salts_epochs_and_keys_do_not_follow_from_each_other():
-    first = numbers(MANY, 0, 2)
-    others = {
-        "place": first[:, 1:],
-        "salt": numbers(MANY, 1),
-        "epoch": numbers(MANY + np.array([0, 1], np.int32)),
-        "key": numbers(MANY + np.array([1, 0], np.int32)),
-        "halves": numbers(MANY[:, ::-1]),
-    }
-    # Of 20000 independent pairs the correlation is 0.007 at one standard deviation.
-    assert {name: value for name, other in others.items() if (value := correlation(first[:, :1], other)) > 0.03} == {}
-
-
 def test_the_numbers_of_a_chain_are_those_of_its_ops():
     drawn = rng.of_chain(tf.constant(DRAWS), [2, 0, 3], 5)
     assert [part.shape[-1] for part in drawn] == [2, 0, 3]

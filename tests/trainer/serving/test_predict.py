@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from PIL import Image
 
 from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.options import ImageLimits
@@ -31,30 +30,6 @@ def write(tmp_path):
         return str(tmp_path / name)
 
     return _write
-
-
-def test_files_of_every_format_are_classified_in_order(sky_model, write):
-    paths = [
-        write("a.png", encode(sky(255, 0), "PNG")),
-        write("b.jpg", encode(sky(0, 255), "JPEG")),
-        write("c.bmp", encode(sky(255, 0), "BMP")),
-        write("d.webp", encode(sky(0, 255), "WEBP")),
-        write("e.tiff", encode(Image.fromarray(sky(255, 255)).convert("CMYK"), "TIFF")),
-        write("f.gif", encode(sky(144, 0), "GIF")),
-    ]
-    found = predict(str(sky_model), paths)
-    assert [prediction.path for prediction in found] == paths
-    assert [prediction.text for prediction in found] == ["light", "dark", "light", "dark", "light", "light"]
-    assert [prediction.label for prediction in found] == [1, 0, 1, 0, 1, 1]
-    assert [round(prediction.probability, 2) for prediction in found] == [1.0, 1.0, 1.0, 1.0, 1.0, 0.73]
-
-
-def test_a_photograph_held_upside_down_is_set_upright_first(sky_model, write):
-    upside_down = Image.Exif()
-    upside_down[0x0112] = 3
-    stored = encode(sky(255, 0), "JPEG", exif=upside_down.tobytes())
-    paths = [write("stored.jpg", stored), write("plain.jpg", encode(sky(255, 0), "JPEG"))]
-    assert [prediction.text for prediction in predict(str(sky_model), paths)] == ["dark", "light"]
 
 
 def test_a_model_of_several_labels_gives_every_label_over_the_threshold(tmp_path, write):
@@ -147,11 +122,6 @@ def test_a_model_of_another_kind_is_refused(tmp_path, write):
         predict(str(tmp_path / "foreign"), [light])
     with pytest.raises(OptionError, match="foreign was not exported by feedline: it has no signature evaluate"):
         load_model(str(tmp_path / "foreign"))
-
-
-def test_a_file_that_cannot_be_read_is_refused(sky_model, tmp_path):
-    with pytest.raises(SourceError, match="cannot be read: Is a directory"):
-        predict(str(sky_model), [str(tmp_path)])
 
 
 def test_a_file_that_breaks_its_decoder_is_left_out(sky_model, write, tmp_path):

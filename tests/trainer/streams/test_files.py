@@ -82,11 +82,6 @@ def test_files_of_different_compression_are_read_together(written):
     assert greys(stream_of(files, training=False)) == list(range(60))
 
 
-def test_evaluation_reads_every_record_once_in_order_of_the_names(written):
-    assert greys(stream_of(written[""], training=False, batch_size=7)) == list(range(60))
-    assert [label for _, _, label, _ in contents(stream_of(written[""], training=False))] == [0, 1] * 30
-
-
 def test_training_reads_every_record_once_an_epoch_in_another_order(written):
     orders = [greys(stream_of(written[""], shuffle="window", start=Position(epoch=epoch))) for epoch in range(3)]
     assert all(sorted(order) == list(range(60)) for order in orders)
@@ -236,12 +231,10 @@ def torn(source: str, folder: Path, keep) -> tuple[str, Path]:
     ("kind", "training", "keep"),
     [
         ("GZIP", True, lambda size: size // 2),
-        ("ZLIB", False, lambda size: size // 2),
-        ("GZIP", False, lambda size: size - 1),
         ("ZLIB", True, lambda size: size - 1),
         ("GZIP", True, lambda size: 15),
     ],
-    ids=["gzip, half", "zlib, half", "gzip, without its end", "zlib, without its end", "gzip, its head"],
+    ids=["gzip, half", "zlib, without its end", "gzip, its head"],
 )
 def test_a_torn_compressed_file_is_an_error_that_names_it(written, tmp_path, kind, training, keep):
     pattern, victim = torn(written[kind], tmp_path / "torn", keep)

@@ -84,7 +84,6 @@ def test_no_more_is_asked_for_than_a_short_training_writes(tmp_path):
         (INDEX_NAME, "absent"),
         (INDEX_NAME, "cut off"),
         (POSITION_NAME, "absent"),
-        (STATE_NAME, "flipped"),
         (VARIABLES_NAME, "flipped"),
     ],
 )
