@@ -1,15 +1,15 @@
-"""The TFX components of Feedline. Each folder holds one: `component` (its wiring) and `executor` (its work).
+"""The TFX components of Feedline. A component is its wiring, `component.py`, and the work of its executor.
 
   image_example_gen.component.ImageExampleGen: raw images, or a dataset that is there already -> `Examples`
   schema.component.InferredSchema: statistics and dataset -> `Schema`, for people to review
-  reviewed_schema.component.ReviewedSchema: the file that they keep -> `Schema`
+  schema.component.ReviewedSchema: the file that they keep -> `Schema`
   previous_span.resolver.previous_examples: the dataset before, to compare with
   dataset_gate.component.DatasetGate: stops the pipeline when the dataset is not fit to train on
   dataset_gate.limits.GateLimits: what is allowed
   dataset_report.component.DatasetReport: one page about the dataset and its model
-  model_pusher.component.Pusher: pushes a blessed model whole or not at all
+  blessed_model.Pusher: pushes a blessed model whole or not at all
 
-  evaluation.options.EvaluateOptions: when a model is good enough to be pushed
+  evaluation.results.EvaluateOptions: when a model is good enough to be pushed
 
 Without a pipeline:
 

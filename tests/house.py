@@ -25,20 +25,20 @@ SMALL_LINES, SHORT_LINES = 60, 100
 
 # Figure -> its largest value; the docstring ratio has a least one.
 LIMITS = {
-    "product files": 408,
-    "product lines": 50_900,
-    "code lines": 31_000,
+    "product files": 244,
+    "product lines": 49_800,
+    "code lines": 30_250,
     "modules at the root of beam_jobs": 12,
     "modules at the root of trainer": 8,
     "modules at the root of components": 4,
     "modules at the root of pipeline": 8,
-    "files under 60 lines": 41,
-    "modules under 100 lines with one importer": 37,
+    "files under 60 lines": 8,
+    "modules under 100 lines with one importer": 3,
     "lines of the largest file": 500,
     "lines of a function, p95": 35,
     "lines of the largest function": 80,
     "words that are no technical English": 0,
-    "lines of tests": 63_000,
+    "lines of tests": 61_000,
 }
 LEAST_DOCSTRING_LINES = 0.30  # a line of code
 

@@ -49,6 +49,7 @@ OF_EXTRAS = {
                 "runs/history",
                 "runs/lineage",
                 "runs/lineage_find",
+                "runs/summary",
             )
         ),
         "tfx",

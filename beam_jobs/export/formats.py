@@ -55,7 +55,7 @@ class Sample:
 
     @functools.cached_property
     def name(self) -> str:
-        """A file name for it, without its ending; see `names.safe_name`."""
+        """A file name for it, without its ending; see `safe_name`."""
         return safe_name(self.key)
 
     @functools.cached_property

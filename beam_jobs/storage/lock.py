@@ -37,7 +37,7 @@ class Owner:
 
     Attributes:
       host: name of the host.
-      machine: which process numbers `process` is one of, see `machine.identity`.
+      machine: which process numbers `process` is one of, see `system.identity`.
       process: number of the process.
       since: seconds since the epoch.
       token: tells this lock from any other of the same process.

@@ -254,7 +254,7 @@ _COMMENT_COLUMN = 48
 def listing_text(settings: Settings) -> str:
     """Returns YAML with a comment behind each value: `default`, `file NAME`, `environment NAME` or `option NAME`.
 
-    Secrets are left out, see `hidden.hide`.
+    Secrets are left out, see `strings.hide_secrets`.
 
     Raises:
       OptionError: the settings are no configuration.

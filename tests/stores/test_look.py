@@ -164,15 +164,15 @@ def test_of_two_exports_to_one_place_the_later_one_stays(bucket):
 # The command itself, stopped in the second of its files until a signal comes.
 STOPPED = """
 import sys, time
-from beam_jobs.common import concurrency
+from beam_jobs.common import system
 from pipeline import cli
-add = concurrency.local.add
+add = system.local_progress.add
 def stop(done):
     add(done)
-    if concurrency.local.read().images == 15:
+    if system.local_progress.read().images == 15:
         print("at work", flush=True)
         time.sleep(600)
-concurrency.local.add = stop
+system.local_progress.add = stop
 cli.main(["export", sys.argv[1], "--to", "webdataset", "--out", sys.argv[2]])
 """
 

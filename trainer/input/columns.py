@@ -1,4 +1,4 @@
-"""What Transform does with user columns: `price: scale`, `city: vocabulary(100)`. Checked here, run in `column_ops`."""
+"""What Transform does with user columns: `price: scale`, `city: vocabulary(100)`. Checked here alone."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def warped(features: Features, maps: tf.Tensor, fill: int, keep: float) -> dict[
 
     Args:
       features: `image`, and perhaps `mask`, `boxes` and `box_labels`.
-      maps: float32[1, 2, 3], see `kernels.about_centre`.
+      maps: float32[1, 2, 3], see `base.about_centre`.
       fill: value of what comes in from outside the image; of a mask that is 0.
       keep: share of a box that must be left.
     """
@@ -249,7 +249,7 @@ def _ragged(rows: list[tf.Tensor]) -> tf.RaggedTensor:
 
 
 def _sample(image: tf.Tensor, maps: tf.Tensor, interpolation: str, fill: int) -> tf.Tensor:
-    # One kernel, where `kernels.warp` takes thirty. Of integers it would cut the fraction off.
+    # One kernel, where `base.warp` takes thirty. Of integers it would cut the fraction off.
     sampled = tf.raw_ops.ImageProjectiveTransformV3(
         images=tf.cast(image, tf.float32)[None],
         transforms=tf.concat([tf.reshape(maps, [1, 6]), tf.zeros([1, 2])], axis=1),

@@ -120,7 +120,7 @@ def _row(xp: Any, numbers: Any) -> Any:
 def _tables(magnitude: float) -> dict[str, np.ndarray]:
     """Returns the parameters of every kind, at rows twice the kind for plus and one more for minus.
 
-    `maps` [rows, 2, 3] (see `kernels.about_centre`), `values` [rows, 256] for every value of a pixel, `to_mean`
+    `maps` [rows, 2, 3] (see `base.about_centre`), `values` [rows, 256] for every value of a pixel, `to_mean`
     [rows], the share of the mean grey added to it, `colour` and `sharpness` [rows], 1 for unchanged.
     """
     level = magnitude / STEPS

@@ -2,7 +2,7 @@
 
 Served files have not been through the ingest: a photograph may lie on its side, be transparent, or be larger than what
 the model was trained on. The Python code of the ingest cannot run in a graph, so this module does the same with ops,
-policy by policy, the EXIF orientation as `beam_jobs.images.header` reads it.
+policy by policy, the EXIF orientation as `beam_jobs.images.headers` reads it.
 What it gives is equal to the pixels of the stored record, except where an area average lies between two levels: there
 the ingest adds up in another order, and may round to the other one. `tests/trainer/serving/test_serving_table.py`
 measures it.

@@ -110,7 +110,7 @@ def read_json(model: str, name: str) -> Any:
 
 
 _BATCH = 64
-THRESHOLD = 0.5  # over which an image has a label, as the metrics of several labels count it; see `targets.PerClass`
+THRESHOLD = 0.5  # over which an image has a label, as the metrics of several labels count it; see `losses.PerClass`
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -145,7 +145,7 @@ def preprocessing_fn(inputs: Inputs, custom_config: Mapping[str, Any] | None = N
       with their counts become the vocabulary `label_text` of the transform output.
       `channel_mean_rgb` and `channel_std_rgb`: float32[batch, 3], the same in every row, 0-255; absent when the records
       hold no moments.
-      `extra/NAME`: the user columns of the options, in the form they come in; see `column_ops`.
+      `extra/NAME`: the user columns of the options, in the form they come in.
 
     Raises:
       OptionError: a user column is unknown, or its op does not fit what it holds.

@@ -30,7 +30,7 @@ _pool = Pool()
 def examine(
     images: Sequence[bytes], limits: ImageLimits, pixels: PixelOptions, facts: str, processes: int
 ) -> list[tuple[bytes, ImageFacts] | BadImage]:
-    """Examines images as `images.examine` does, in another process.
+    """Examines images as `process.examine` does, in another process.
 
     Args:
       images: files as read.
@@ -55,7 +55,7 @@ def examine(
 def normalise_mask(
     data: bytes, geometry: Geometry, limits: ImageLimits, processes: int
 ) -> tuple[bytes, tuple[int, ...]]:
-    """Checks and moves a mask as `masks.normalise_mask` does, in another process.
+    """Checks and moves a mask as `annotations.normalise_mask` does, in another process.
 
     Raises:
       BadImage: it is no mask of this image, or takes too long.

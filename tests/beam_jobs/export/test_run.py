@@ -180,15 +180,15 @@ def test_what_appears_at_the_place_meanwhile_is_kept(tmp_path):
 # Exports, and stops itself hard where a signal would: in the middle of the second file.
 KILLED = """
 import os, signal, sys
-from beam_jobs.common import concurrency
+from beam_jobs.common import system
 from beam_jobs.export.options import ExportOptions
 from beam_jobs.export.run import export
-add, number = concurrency.local.add, getattr(signal, sys.argv[4])
+add, number = system.local_progress.add, getattr(signal, sys.argv[4])
 def counted(done):
     add(done)
-    if concurrency.local.read().images == 15:
+    if system.local_progress.read().images == 15:
         os.kill(os.getpid(), number)
-concurrency.local.add = counted
+system.local_progress.add = counted
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 try:
     export(ExportOptions(dataset=sys.argv[1], to=sys.argv[2], out=sys.argv[3]))

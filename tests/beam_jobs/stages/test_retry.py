@@ -15,7 +15,7 @@ def waits(monkeypatch) -> list[float]:
 
 
 def tried(*left_after: list[str]) -> tuple[list[str], list[tuple[list[str], bool]], list[str]]:
-    """Returns what `passes.run` leaves of a, b and c, its passes and its lines."""
+    """Returns what `run_passes` leaves of a, b and c, its passes and its lines."""
     made: list[tuple[list[str], bool]] = []
     lines: list[str] = []
     left = iter(left_after)

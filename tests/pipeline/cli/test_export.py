@@ -64,14 +64,14 @@ def test_a_wrong_request_is_one_line_and_touches_nothing(place, capsys, argument
 # The command itself, slowed down after the first image so that a signal finds it at work.
 SLOW = """
 import sys, time
-from beam_jobs.common import concurrency
+from beam_jobs.common import system
 from pipeline import cli
-add = concurrency.local.add
+add = system.local_progress.add
 def slow(done):
     add(done)
     print("at work", flush=True)
     time.sleep(60)
-concurrency.local.add = slow
+system.local_progress.add = slow
 cli.main(["export", "dataset", "--to", "webdataset", "--out", "out"])
 """
 

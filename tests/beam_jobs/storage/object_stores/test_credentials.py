@@ -62,7 +62,7 @@ def test_a_metadata_server_that_says_nothing_is_not_waited_for(nobody, monkeypat
     """Only a process of its own can be told where the server is."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = f"127.0.0.1:{silent.getsockname()[1]}"
-        asks = "from beam_jobs.storage.object_stores import google_login as g; g._WAIT_S = 1.0; print(g.missing())"
+        asks = "from beam_jobs.storage.object_stores import gcs as g; g._WAIT_S = 1.0; print(g.missing_login())"
         done = subprocess.run(
             [sys.executable, "-c", asks],
             env={**os.environ, "NO_GCE_CHECK": "false", "GCE_METADATA_IP": place, "GCE_METADATA_TIMEOUT": "600"},
