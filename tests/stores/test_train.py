@@ -124,6 +124,16 @@ def test_processes_that_start_together_fetch_together(dataset, there, s3_bucket)
     assert len(fetched(s3_bucket)) == len(manifest.load(str(dataset)).splits["train"].shards)
 
 
+def test_a_copy_whose_manifest_is_still_to_come_is_finished(dataset, there, s3_bucket, cache):
+    expected = read(there, options(**SMALL))
+    (written,) = Path(cache).rglob(manifest.MANIFEST_NAME)
+    written.unlink()
+    s3_bucket.tap.asked.clear()
+    assert read(there, options(**SMALL)) == expected
+    assert written.is_file()
+    assert fetched(s3_bucket) == []
+
+
 def test_a_process_that_is_killed_while_it_fetches_leaves_nothing_half(dataset, there, s3_bucket, cache):
     stop = time.monotonic() + SPAWN_SECONDS
     started: list[str] = []

@@ -74,7 +74,8 @@ def readable(path: str, dataset: Manifest, split: str, options: InputOptions) ->
     try:
         os.makedirs(here, exist_ok=True)
         _hold(here + _USED)
-        if _missing(path, here, dataset, split):
+        # The manifest comes last: without it another process is still at work, or was killed.
+        if not manifest.is_published(here) or _missing(path, here, dataset, split):
             with _alone(os.path.join(root, _FETCHING)):
                 _fetch(path, here, dataset, split, options)
     except OSError as error:
