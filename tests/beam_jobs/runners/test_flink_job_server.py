@@ -42,7 +42,7 @@ from beam_jobs.runners import flink_job_server
 from beam_jobs.runners.flink_child import Left
 command, directory, url = sys.argv[1:]
 left = Left(url, "feedline-1", directory)
-with flink_job_server.running([sys.executable, "-c", command], directory, left):
+with flink_job_server.running_server([sys.executable, "-c", command], directory, left):
     print("running", flush=True)
     time.sleep(300)
 """

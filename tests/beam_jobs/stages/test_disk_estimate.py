@@ -69,7 +69,7 @@ def test_shards_take_about_what_was_planned(stages, tmp_path):
     assert bytes_ < written < 1.2 * bytes_ + 1000 * sum(map(len, images))
 
 
-@pytest.mark.parametrize(("stage", "has_facts"), [("to_examine", False), ("to_write", True)])
+@pytest.mark.parametrize(("stage", "has_facts"), [("room_to_examine", False), ("room_to_write", True)])
 def test_an_ingest_stops_before_the_stage_that_there_is_no_room_for(photos, tmp_path, monkeypatch, stage, has_facts):
     out = tmp_path / "out"
     asked = IngestOptions(source=str(photos), out=str(out), splits={"all": 1})
