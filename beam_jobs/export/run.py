@@ -121,13 +121,9 @@ def _format(name: str, directory: str, dataset: Manifest) -> Format:
       OptionError: a package that it needs is not installed.
     """
     if name == "webdataset":
-        from beam_jobs.export.formats import WebDataset
-
-        return WebDataset(directory, dataset)
+        return formats.WebDataset(directory, dataset)
     if name == "array_record":
-        from beam_jobs.export.formats import ArrayRecord
-
-        return ArrayRecord(directory, dataset)
+        return formats.ArrayRecord(directory, dataset)
     from beam_jobs.export.parquet import Parquet
 
     return Parquet(directory, dataset)

@@ -10,7 +10,7 @@ from beam_jobs.common.strings import plural
 from beam_jobs.export.options import FORMATS, STREAMED, About, ExportOptions
 from pipeline.cli import common
 from pipeline.cli.click_groups import DIR, SPLIT, Command, Option
-from pipeline.cli.common import echo, json_option, print_json
+from pipeline.cli.common import echo, json_option, print_json, watch_progress
 from pipeline.runs import signals
 
 _ABOUT = "Croissant metadata"
@@ -75,7 +75,6 @@ def command(
     options = ExportOptions(dataset=dataset, to=to, out=out, splits=splits, shard_mb=shard_mb, about=About(**about))
     try:
         from beam_jobs.export.run import export
-        from pipeline.cli.common import watch_progress
 
         found = export(options, watch=watch_progress)
     except (KeyboardInterrupt, Exception) as stop:

@@ -10,12 +10,12 @@ import click
 import yaml
 
 from beam_jobs.common import yaml_text
-from beam_jobs.common.settings import Described, fields, from_mapping
+from beam_jobs.common.settings import Described, fields, from_mapping, not_a_section
 from beam_jobs.errors import OptionError
 from beam_jobs.runners import ENGINES, Engine, options_of
 from beam_jobs.storage import is_remote, join
 from pipeline.cli.click_groups import DIR, PATH, Command
-from pipeline.cli.common import config_option, echo, json_option, print_json, say
+from pipeline.cli.common import config_option, echo, json_option, print_json, say, watch_progress
 from pipeline.cli.ingest_options import check_useful, ingest_options, ingest_settings
 from pipeline.cli.run import option_names
 from pipeline.runs.dataset_lines import aligned, dataset_lines
@@ -127,7 +127,6 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
       feedline ingest photos --out dataset --runner flink --dry-run
       feedline ingest gs://bucket/photos --out gs://bucket/set -c pipeline.yaml
     """
-    from beam_jobs.common.settings import from_mapping
     from beam_jobs.dataset import manifest
     from beam_jobs.options import IngestOptions
     from beam_jobs.sources import factory, spans
@@ -157,7 +156,6 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
         return
     from beam_jobs import ingest
     from beam_jobs.stages.dry_run import Billed
-    from pipeline.cli.common import watch_progress
 
     if isinstance(engine, Billed):
         engine.check(options)
@@ -173,7 +171,6 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
 
 def _kept(section: Any) -> dict[str, Any]:
     """Returns the settings of the section `ingest` without source and output, which are arguments."""
-    from beam_jobs.common.settings import not_a_section
     from pipeline.config import NOT_IN_A_PIPELINE
 
     if not isinstance(section, Mapping):

@@ -90,9 +90,7 @@ def run_step(settings: Mapping[str, Any], steps: Steps, step: str, run_id: str) 
             "the code or the files of the pipeline are not those that its DAG was written for; compile it again"
         )
     os.makedirs(config.root, exist_ok=True)
-    from pipeline.runs.root import alone
-
-    with alone(config):
+    with root.alone(config):
         run = _run_name(config, run_id)
         if _succeeded(config, run, step):
             _log.info("%s succeeded in this run before and keeps what it made; trigger a new run for more", step)
@@ -114,10 +112,9 @@ def finish(settings: Mapping[str, Any], run_id: str) -> None:
     """
     config = _configured(settings)
     from pipeline.runs.history import open_store
-    from pipeline.runs.root import alone
     from pipeline.runs.summary import check_pushed, text
 
-    with alone(config):
+    with root.alone(config):
         store = open_store(config.metadata_path)
         if not _is_newest(store, config, _run_name(config, run_id)):
             _log.info("a newer run has come since; the report in %s is about that one", config.root)

@@ -21,7 +21,7 @@ from beam_jobs.storage import disk
 from beam_jobs.types import LABEL_KINDS
 from pipeline.config import DataShape, PipelineConfig
 from pipeline.runs import signals
-from pipeline.runs.root import Say, check_free, conclude, images_dir, keep_what_there_is
+from pipeline.runs.root import Say, alone, check_free, conclude, images_dir, keep_what_there_is
 
 if TYPE_CHECKING:
     from pipeline.runs.summary import RunSummary
@@ -96,7 +96,6 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
     from tfx.orchestration.local.local_dag_runner import LocalDagRunner
 
     from pipeline.pipeline import create_pipeline
-    from pipeline.runs.root import alone
     from trainer.input_fn import check_options
     from trainer.models import check_model
 
