@@ -28,9 +28,9 @@ from trainer.evaluation.evaluate import MEASURES, Plan, evaluate, log_names
 from trainer.input.checks import scale_warning
 from trainer.input.corrupt_records import error_text, explain
 from trainer.input.memory import memory_table
+from trainer.input.order import replaced
 from trainer.input.plan import describe as describe_input
 from trainer.input.position import Host, Position
-from trainer.input.windowed_reader import replaced
 from trainer.input_fn import FOREVER, epoch_records, make_dataset
 from trainer.models import ModelSpec, build_model, content_digest
 from trainer.ops.device import Augmented, parse_device_ops

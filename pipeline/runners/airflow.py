@@ -6,8 +6,8 @@ it registered before. Here a task runs its one node of the compiled pipeline thr
 same cache, same resolvers, and a retry takes up the execution that failed.
 
 Airflow and Feedline do not share an environment, for their packages do not fit together. The file that Airflow reads
-holds the names of the tasks and the code that starts a step elsewhere: `airflow_dag`, which imports Airflow alone. And
-where Airflow looks for DAGs is read as Airflow reads it, but without importing it, which takes seconds and writes.
+holds the names of the tasks and the code that starts a step elsewhere: `airflow_dag_template`, which imports only Airflow.
+Where Airflow looks for DAGs is read as Airflow reads it, but without importing it, which takes seconds and writes.
 """
 
 from __future__ import annotations
@@ -204,8 +204,8 @@ def _pod(options: AirflowOptions) -> dict[str, Any]:
 
 
 def _code() -> str:
-    """Returns what the DAG file has of `airflow_dag`: all but its docstring."""
-    source = Path(__file__).with_name("airflow_dag.py").read_text(encoding="utf-8")
+    """Returns what the DAG file has of `airflow_dag_template`: all but its docstring."""
+    source = Path(__file__).with_name("airflow_dag_template.py").read_text(encoding="utf-8")
     docstring = ast.parse(source).body[0]
     return "\n".join(source.splitlines()[docstring.end_lineno :]).strip()
 

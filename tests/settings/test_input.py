@@ -23,9 +23,10 @@ from tests.settings.sources import CATS, DOGS, make_source
 from tests.settings.table import Row, config_of, grows, missing, row
 from tests.trainer.batches import graph
 from trainer.input.batches import VALID
+from trainer.input.order import Order, RecordIndex
 from trainer.input.parse import KEY
 from trainer.input.position import Host
-from trainer.input.windowed_reader import Order, RecordIndex, plan_windows, read_windows
+from trainer.input.windowed_reader import plan_windows, read_windows
 from trainer.input_fn import make_dataset
 from trainer.job import Job, fit
 from trainer.options import InputOptions, TrainerConfig

@@ -11,11 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from beam_jobs.dataset import manifest
-from trainer.input import windowed_reader as record_index
 from trainer.input.batches import VALID
+from trainer.input.order import Order, load_index, make_order
 from trainer.input.parse import DRAW, KEY
 from trainer.input.position import Host
-from trainer.input.windowed_reader import Order, make_order
 from trainer.input_fn import make_dataset
 from trainer.options import InputOptions
 
@@ -41,7 +40,7 @@ def options(**values: Any) -> InputOptions:
 def order_of(directory: Path, given: InputOptions) -> Order:
     """The order of training of a dataset."""
     dataset = manifest.load(str(directory))
-    return make_order(record_index.load_index(str(directory), dataset, "train"), dataset.labels, given, True)
+    return make_order(load_index(str(directory), dataset, "train"), dataset.labels, given, True)
 
 
 def flat(dataset: tf.data.Dataset) -> Iterator[Seen]:

@@ -17,9 +17,8 @@ from tests.trainer.batches import (
     read,
 )
 from tests.trainer.conftest import keys_of, rows_of
-from trainer.input import windowed_reader as record_index
+from trainer.input.order import load_index, make_order
 from trainer.input.position import Position
-from trainer.input.windowed_reader import make_order
 from trainer.input_fn import epoch_records, make_dataset
 
 
@@ -73,7 +72,7 @@ def test_a_damaged_record_within_the_budget_is_left_out_and_the_order_is_that_of
     assert order(directory, given, training=False) == rest
     assert epoch_records(str(directory), "train", given, training=True) == 60
     dataset = manifest.load(str(directory))
-    kept = record_index.load_index(str(directory), dataset, "train").without({30})
+    kept = load_index(str(directory), dataset, "train").without({30})
     numbers, _ = make_order(kept, dataset.labels, given, True).epoch(tf.constant(0, tf.int64))
     whole = read(directory, given, epochs=2)
     assert [seen.key for seen in whole[:60]] == [rest[number] for number in numbers.numpy()]

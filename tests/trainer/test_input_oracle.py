@@ -22,11 +22,11 @@ from beam_jobs.dataset import record
 from tests.trainer.batches import flat, options, order_of
 from tests.trainer.conftest import records_of
 from trainer.input.mixture import _first_draws, make_mixture
+from trainer.input.order import Order
 from trainer.input.position import Host, Position
-from trainer.input.windowed_reader import Order
 from trainer.input_fn import make_dataset
 from trainer.ops import rng, tf_ops
-from trainer.ops.colour import beta
+from trainer.ops.mixing import beta
 from trainer.options import InputOptions
 
 SIDE, RECORDS, CLASSES = 8, 61, 3

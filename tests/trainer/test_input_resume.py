@@ -22,7 +22,7 @@ from tests.trainer.batches import (
     together,
 )
 from tests.trainer.conftest import keys_of
-from trainer.input import windowed_reader as record_index
+from trainer.input.order import load_index
 from trainer.input.position import Host, Position
 from trainer.input_fn import FOREVER, KEY, VALID, epoch_records, make_dataset
 from trainer.ops import IMAGE
@@ -104,7 +104,7 @@ def test_a_start_inside_of_an_evaluation_is_exact_on_one_host_and_refused_on_sev
 
 def test_a_host_without_a_record_pads_all_of_its_batches(noise):
     sizes = [
-        len(record_index.load_index(str(noise), manifest.load(str(noise)), "train").part(Host(index=host, count=64)))
+        len(load_index(str(noise), manifest.load(str(noise)), "train").part(Host(index=host, count=64)))
         for host in range(64)
     ]
     stream = make_dataset(str(noise), "train", options(batch_size=64), False, host=Host(index=sizes.index(0), count=64))

@@ -26,8 +26,9 @@ from beam_jobs.common.system import free_bytes
 from beam_jobs.dataset import record, tfrecord
 from beam_jobs.errors import OptionError
 from beam_jobs.storage import is_remote
+from trainer.input.order import RecordIndex
 from trainer.input.parse import batch_ragged
-from trainer.input.windowed_reader import RecordIndex, in_order
+from trainer.input.windowed_reader import in_order
 from trainer.ops import IMAGE, Normalize, Op, apply_ops
 from trainer.options import InputOptions
 

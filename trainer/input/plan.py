@@ -20,13 +20,13 @@ from beam_jobs.dataset import manifest
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import OptionError
 from beam_jobs.storage import is_remote
-from trainer.input import windowed_reader as record_index
 from trainer.input.cache import WHILE_FILLED, CacheChoice, choose_cache, on_disk
 from trainer.input.corrupt_records import excluded
 from trainer.input.download import readable
+from trainer.input.order import Order, RecordIndex, load_index, make_order
 from trainer.input.parse import DecodeRaw, base_spec, columns_spec, stored_ops
 from trainer.input.position import Host
-from trainer.input.windowed_reader import Order, Place, RecordIndex, make_order
+from trainer.input.windowed_reader import Place
 from trainer.ops import OPS, MixingOp, Op, bind_statistics, outputs, parse_ops, split_position
 from trainer.options import InputOptions
 
@@ -150,7 +150,7 @@ def make_choices(
         _check_host(options, host, ops)
     dataset = manifest.load(path)
     path = readable(path, dataset, split, options)
-    index = record_index.load_index(path, dataset, split)
+    index = load_index(path, dataset, split)
     ops = _bound(stored_ops(ops, dataset, index.size), dataset)
     left_out = excluded(path, split, options.max_corrupt_records) if options.max_corrupt_records else frozenset()
     index = index.without(left_out) if left_out else index

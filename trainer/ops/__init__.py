@@ -19,8 +19,9 @@ from trainer.ops.chain import (
     parse_ops,
     split_position,
 )
-from trainer.ops.colour import ColorJitter, Cutmix, Cutout, Mixup, Normalize, bind_statistics, mix_weighted
+from trainer.ops.colour import ColorJitter, Cutout, Normalize, bind_statistics
 from trainer.ops.geometry import CenterCrop, Flip, FlipVertical, MultiCrop, PadReflect, RandomCrop, Rotate
+from trainer.ops.mixing import Cutmix, Mixup, mix_weighted
 from trainer.ops.rand_augment import RandAugment
 from trainer.ops.resize import Decode, DecodeRandomCrop, RandomCropResize, Resize, ResizeShort
 

@@ -17,8 +17,9 @@ from beam_jobs.common.strings import parse_call, unknown
 from beam_jobs.errors import OptionError
 from trainer.ops import rng, tf_ops
 from trainer.ops.base import BatchOp, Features, IndexOp, MixingOp, Op, Size, moved
-from trainer.ops.colour import ColorJitter, Cutmix, Cutout, Mixup, Normalize
+from trainer.ops.colour import ColorJitter, Cutout, Normalize
 from trainer.ops.geometry import CenterCrop, Flip, FlipVertical, MultiCrop, PadReflect, RandomCrop, Rotate, stacked
+from trainer.ops.mixing import Cutmix, Mixup
 from trainer.ops.rand_augment import RandAugment
 from trainer.ops.resize import METHODS, WINDOW, Decode, DecodeRandomCrop, RandomCropResize, Resize, ResizeShort
 

@@ -19,7 +19,8 @@ from beam_jobs.errors import OptionError
 from trainer.ops import rng
 from trainer.ops.base import BatchOp, MixingOp
 from trainer.ops.chain import OPS, check_order, parse_chain, run_batch
-from trainer.ops.colour import Normalize, mix_weighted
+from trainer.ops.colour import Normalize
+from trainer.ops.mixing import mix_weighted
 
 
 def device_uniform(draw: Any, salt: int, count: int) -> Any:

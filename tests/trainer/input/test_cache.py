@@ -16,11 +16,10 @@ from beam_jobs.errors import OptionError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, PixelOptions
 from tests.trainer.batches import RANDOM, flat, options, read
-from trainer.input import windowed_reader as record_index
 from trainer.input.cache import CacheChoice, _made_by, choose_cache, fixed_prefix, on_disk
+from trainer.input.order import RecordIndex, load_index
 from trainer.input.parse import stored_ops
 from trainer.input.position import Position
-from trainer.input.windowed_reader import RecordIndex
 from trainer.input_fn import FOREVER, make_dataset
 from trainer.ops import parse_ops
 
@@ -28,7 +27,7 @@ FIXED = "decode|resize(8)"
 
 
 def index_of(directory: Path) -> RecordIndex:
-    return record_index.load_index(str(directory), manifest.load(str(directory)), "train")
+    return load_index(str(directory), manifest.load(str(directory)), "train")
 
 
 def chosen(directory: Path, spec: str = RANDOM, once: bool = False, **values) -> CacheChoice:

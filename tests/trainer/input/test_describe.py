@@ -7,9 +7,9 @@ import pytest
 
 from beam_jobs.errors import OptionError
 from tests.trainer.batches import RANDOM, options
+from trainer.input.order import Order
 from trainer.input.plan import describe, make_choices, memory_bytes, mixing
 from trainer.input.position import Host
-from trainer.input.windowed_reader import Order
 
 STAGES = ["records", "order", "reading", "cache", "images", "device", "batch", "memory"]
 

@@ -12,8 +12,8 @@ from beam_jobs.errors import CorruptDataset, DatasetChanged
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions
 from tests.trainer.conftest import records_of
+from trainer.input.order import RecordIndex, load_index
 from trainer.input.position import Host
-from trainer.input.windowed_reader import RecordIndex, load_index
 
 
 def index_of(directory, split="train") -> RecordIndex:

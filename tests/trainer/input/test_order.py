@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from beam_jobs.errors import OptionError
-from trainer.input.windowed_reader import WINDOWS_HELD, Order, RecordIndex, make_order
+from trainer.input.order import WINDOWS_HELD, Order, RecordIndex, make_order
 from trainer.options import InputOptions
 
 LABELS = ("cat", "dog", "owl")

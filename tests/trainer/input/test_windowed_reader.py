@@ -11,16 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from beam_jobs.dataset import tfrecord
+from trainer.input.order import Order, RecordIndex
 from trainer.input.position import Host
-from trainer.input.windowed_reader import (
-    ENDLESS,
-    Order,
-    RecordIndex,
-    in_order,
-    plan_windows,
-    read_windows,
-    serve_windows,
-)
+from trainer.input.windowed_reader import ENDLESS, in_order, plan_windows, read_windows, serve_windows
 from trainer.options import InputOptions
 
 RECORDS, SHARDS = 1000, 5

@@ -11,7 +11,7 @@ import tensorflow as tf
 from beam_jobs.errors import OptionError
 from tests.make_images import crop
 from trainer.ops import IMAGE, apply_batch_ops, apply_ops, mix_batch_labels, parse_ops, split_position, tf_ops
-from trainer.ops.colour import beta, partner
+from trainer.ops.mixing import beta, partner
 
 COUNT = 24
 IMAGES = np.stack([crop(number, 32, 32) for number in range(COUNT)])
