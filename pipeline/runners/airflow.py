@@ -6,7 +6,7 @@ it registered before. Here a task runs its one node of the compiled pipeline thr
 same cache, same resolvers, and a retry takes up the execution that failed.
 
 Airflow and Feedline do not share an environment, for their packages do not fit together. The file that Airflow reads
-holds the names of the tasks and the code that starts a step elsewhere: `airflow_dag_template`, which imports only Airflow.
+holds the names of the tasks and the code that starts a step elsewhere, `airflow_dag_template`, which imports Airflow.
 Where Airflow looks for DAGs is read as Airflow reads it, but without importing it, which takes seconds and writes.
 """
 
