@@ -69,7 +69,7 @@ def imported_modules(name: str) -> frozenset[str]:
 
 def _without_lazy_names(tree: ast.Module) -> ast.Module:
     """Returns a module without what it imports for a type checker alone, where `lazy_names` is used."""
-    if not any(isinstance(node, ast.ImportFrom) and node.names[0].name == "lazy_names" for node in ast.walk(tree)):
+    if not any(isinstance(node, ast.alias) and node.name == "lazy_names" for node in ast.walk(tree)):
         return tree
     body = [node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")]
     return ast.Module(body, tree.type_ignores)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.unsafe_calls import found_in_product, unescaped_in_templates
+import pytest
+
+from tests.unsafe_calls import found_in_product, unescaped_in_templates, unsafe
 
 ALLOWED = {
     ("beam_jobs/common/child_python.py", "-c"): "code of the callers, constants of theirs",
@@ -26,3 +28,31 @@ def test_nothing_unsafe_is_called_but_where_it_says_why():
 
 def test_templates_leave_unescaped_only_files_of_our_own():
     assert unescaped_in_templates() == {"style", "script"}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from pickle import load as read", ["pickle"]),
+        ("import xml.etree.ElementTree as tree", ["xml.etree.ElementTree"]),
+        ("import os as o\no.system(text)", ["os.system"]),
+        ("eval(text)", ["eval"]),
+        ("from subprocess import Popen as P\nP(text, shell=kind)", ["subprocess.Popen, shell"]),
+        ("import subprocess\nsubprocess.run(parts, **options)", ["subprocess.run, shell"]),
+        ("import subprocess\nsubprocess.Popen(parts, 0, 0, 0, 0, 0, 0, True, yes)", ["subprocess.Popen, shell"]),
+        ("import subprocess\nsubprocess.run(parts, shell=False)", []),
+        ("command = ('/usr/bin/env', '/bin/bash', '-e', '-lc', text)", ["a shell"]),
+        ("import shlex\ncommand = shlex.split(f'sh -e -c {text}')", ["a shell"]),
+        ("import sys\ncommand = [sys.executable, '-c', text]", ["-c"]),
+        ("import sys\ncommand = [sys.executable, '-c', _MAIN]", []),
+        ("archive.extractall(path)", ["extractall"]),
+        ("import numpy as np\nnp.load(path, None, True)", ["numpy.load, unpickling"]),
+        ("import keras\nkeras.Model.from_config(x, safe_mode=False)", ["keras.Model.from_config, unpickling"]),
+        ("from PIL import Image\nImage.open(path)", ["PIL.Image.open, any format"]),
+        ("import jinja2\njinja2.Environment()", ["jinja2.Environment, no escaping"]),
+        ("from importlib import import_module\nimport_module(name)", ["importlib.import_module"]),
+        ("import importlib\nimportlib.import_module('pickle')", ["importlib.import_module"]),
+    ],
+)
+def test_what_is_unsafe_is_found(source, found):
+    assert list(unsafe(source)) == found
