@@ -38,7 +38,7 @@ LIMITS = {
     "lines of a function, p95": 35,
     "lines of the largest function": 80,
     "words that are no technical English": 0,
-    "lines of tests": 61_000,
+    "lines of tests": 61_300,
 }
 LEAST_DOCSTRING_LINES = 0.30  # a line of code
 
