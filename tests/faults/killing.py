@@ -18,6 +18,7 @@ import random
 import shutil
 import signal
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ import psutil
 from pipeline import cli
 from tests.beam_jobs import kill
 from tests.beam_jobs.runs import files_under
-from tests.faults.leaving import seconds_of, tried_again
+from tests.faults.leaving import seconds_of, tried_again, write_whole
 
 _LATE_S = 0.03
 _SECOND_S = 0.05
@@ -120,7 +121,7 @@ def whole(line: list[str], said: Path, source: str, out: Path, report: Path) -> 
 
 def ended(line: list[str], said: Path, places: tuple[str, ...], drawn: Drawn, way: Way) -> None:
     """Runs the command line and ends it; where and when is written down beside what it says."""
-    moments = itertools.count(1)
+    moments, first = itertools.count(1), threading.Event()
 
     def send(path: str) -> None:
         if next(moments) != drawn.moment:
@@ -128,11 +129,13 @@ def ended(line: list[str], said: Path, places: tuple[str, ...], drawn: Drawn, wa
 
         def now() -> None:
             time.sleep(drawn.late)
-            said.with_suffix(".sent").write_text(json.dumps({"path": path, "at": time.monotonic()}))
+            write_whole(said.with_suffix(".sent"), json.dumps({"path": path, "at": time.monotonic()}))
+            first.set()
             way.strike()
 
         def once_more() -> None:
-            time.sleep(drawn.late + drawn.second)
+            first.wait()
+            time.sleep(drawn.second)
             said.with_suffix(".second").touch()
             way.strike()
 

@@ -32,7 +32,7 @@ from pipeline import pipeline
 from pipeline.runs import root
 from tests.beam_jobs import kill
 from tests.faults.killing import command
-from tests.faults.leaving import seconds_of, tried_again
+from tests.faults.leaving import seconds_of, tried_again, write_whole
 from tests.faults.process import session
 from tests.make_images import encode
 from trainer import bench, run_fn
@@ -115,7 +115,7 @@ def striking(place: Place, at: int, late: float, number: int) -> Callable[[int],
 
     def send() -> None:
         time.sleep(late)
-        place.said.with_suffix(".sent").write_text(str(time.monotonic()))
+        write_whole(place.said.with_suffix(".sent"), str(time.monotonic()))
         os.kill(os.getpid(), number)
 
     def act(moment: int) -> None:

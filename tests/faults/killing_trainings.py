@@ -27,7 +27,7 @@ from beam_jobs.images import process, sandbox
 from beam_jobs.options import IngestOptions
 from pipeline.runs import signals
 from tests.beam_jobs import kill
-from tests.faults.leaving import seconds_of, tried_again
+from tests.faults.leaving import seconds_of, tried_again, write_whole
 from tests.make_images import encode
 from tests.trainer.training.test_resume import CONFIG
 from trainer.job import Job, fit
@@ -81,7 +81,7 @@ def train(folder: Path, place: Path, at: int = 0, file: int = 0, late: float = 0
     def strike() -> None:
         def now() -> None:
             time.sleep(late)
-            (place / "sent").write_text(str(time.monotonic()))
+            write_whole(place / "sent", str(time.monotonic()))
             os.kill(os.getpid(), number)
 
         _thread.start_new_thread(now, ())

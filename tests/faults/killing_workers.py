@@ -28,6 +28,7 @@ from beam_jobs.images import sandbox
 from beam_jobs.images.sandbox import pool
 from tests.beam_jobs import kill
 from tests.faults.killing import BUCKETS, arguments, command, dataset, stage_of, whole
+from tests.faults.leaving import write_whole
 
 KINDS = {"decoder": "a decoder process", "nursery": "the process that decoders are forked from"}
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
@@ -133,7 +134,7 @@ def struck(line: list[str], said: Path, source: str, out: Path, drawn: dict[str,
         with contextlib.suppress(ProcessLookupError):
             os.kill(hit[0], number)
         gone = dies(hit[0], _DIES_S if drawn["signal"] in FATAL else _LIVES_S)
-        said.with_suffix(".sent").write_text(json.dumps({"stage": stage, "gone": gone}))
+        write_whole(said.with_suffix(".sent"), json.dumps({"stage": stage, "gone": gone}))
 
     kill.on_each_moment((source, str(out)), strike)
     command(line, said)

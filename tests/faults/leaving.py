@@ -1,8 +1,10 @@
-"""The seconds in which a process that is asked to end has to be gone."""
+"""The seconds in which a process that is asked to end has to be gone, and what it writes down before."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 LEAVE_S = 5.0  # as promised
@@ -28,6 +30,13 @@ def tried_again(make: Callable[[int], Try], seconds: Callable[[Try], float]) -> 
     while seconds(found[-1]) > LEAVE_S and len(found) <= _AGAIN:
         found.append(make(len(found)))
     return found
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file that is there with all of its text or not at all, whenever this process ends."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text)
+    os.replace(part, path)
 
 
 def seconds_of(one: dict) -> float:
