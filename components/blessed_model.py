@@ -183,7 +183,7 @@ def publish_model(model: str, version: str) -> None:
     try:
         _copy_tree(model, partial)
         storage.remove_tree(version)
-        os.rename(partial, version)
+        storage.rename(partial, version)
     except BaseException:
         storage.remove_tree(partial)
         raise

@@ -190,11 +190,6 @@ def _clear(stage: str) -> None:
 
 def _publish(stage: str, out: str) -> None:
     try:
-        os.rename(stage, out)  # takes the place of an empty directory, and of nothing else
+        storage.rename(stage, out)  # takes the place of an empty directory, and of nothing else
     except OSError as error:
         raise OptionError(f"out is {out!r}, which cannot be taken: {error.strerror}; name a new directory") from error
-    parent = os.open(os.path.dirname(out), os.O_RDONLY)
-    try:
-        os.fsync(parent)  # the rename itself must survive a power cut
-    finally:
-        os.close(parent)
