@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,13 +64,8 @@ class Sources:
 
     def files(self, kind: str) -> Path:
         """Returns class folders of `photographs`, `large`, `cifar` or `many`."""
-        directory = self.scratch / "files" / kind
-        if directory.is_dir():
-            return directory
-        making = directory.with_name(f"{kind}.making")
-        {"photographs": self._photographs, "large": self._large, "cifar": self._cifar, "many": self._many}[kind](making)
-        making.rename(directory)
-        return directory
+        make = {"photographs": self._photographs, "large": self._large, "cifar": self._cifar, "many": self._many}[kind]
+        return make_once(self.scratch / "files" / kind, make)
 
     def dataset(self, name: str) -> str:
         """Returns the directory of a dataset of `DATASETS`, with one split, `SPLIT`."""
@@ -110,6 +105,16 @@ class Sources:
             there = directory / path.parent.name / f"{path.stem}-{copy}{path.suffix}"
             there.parent.mkdir(parents=True, exist_ok=True)
             os.link(path, there)
+
+
+def make_once(path: Path, make: Callable[[Path], object]) -> Path:
+    """Returns a path; `make` makes the file or directory under another name first, unless it is there."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        making = path.with_name(f"making {path.name}")
+        make(making)
+        making.rename(path)
+    return path
 
 
 def link_subset(source: Path, directory: Path, count: int) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image, ImageDraw
 
 from benchmarks.input import CROP, add_arguments, effort_of, line, write
-from benchmarks.input_sources import SPLIT, Sources
+from benchmarks.input_sources import SPLIT, Sources, make_once
 from benchmarks.input_turns import Effort, encoded, row_of
 from trainer.training.malloc import keep_buffers
 
@@ -84,13 +84,7 @@ class Place:
         return manifest.load(self.photos()).shard_paths(self.photos(), SPLIT)
 
     def _file(self, name: str, make: Callable[[Path], object]) -> Path:
-        path = self.sources.scratch / "options" / name
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            making = path.with_name(f"making {name}")
-            make(making)
-            making.rename(path)
-        return path
+        return make_once(self.sources.scratch / "options" / name, make)
 
     def _ingested(self, name: str, source: Path, shards: int, **columns: Any) -> str:
         from beam_jobs import IngestOptions, TableColumns, run

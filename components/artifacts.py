@@ -7,6 +7,8 @@ from tfx.types.artifact import Artifact
 
 from beam_jobs import storage
 
+Artifacts = dict[str, list[Artifact]]  # the inputs or outputs of a node by their keys, as TFX gives them
+
 
 class DatasetVerdict(Artifact):
     """What the gate decided: `verdict.json`."""

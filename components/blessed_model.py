@@ -32,6 +32,7 @@ from tfx.types import artifact_utils, standard_artifacts, standard_component_spe
 from tfx.utils import path_utils, proto_utils
 
 from beam_jobs import storage
+from components.artifacts import Artifacts
 from trainer.training.checkpoint import DIVERGED_NAME
 
 CANDIDATE_KEY = "candidate"
@@ -50,9 +51,7 @@ class BlessedBeforeStrategy(resolver.ResolverStrategy):
         """
         self._description = description
 
-    def resolve_artifacts(
-        self, store: MetadataStore, input_dict: dict[str, list[types.Artifact]]
-    ) -> dict[str, list[types.Artifact]]:
+    def resolve_artifacts(self, store: MetadataStore, input_dict: Artifacts) -> Artifacts:
         """Returns the inputs with the baseline under `model` and its blessing under `model_blessing`, if there is one.
 
         Args:
@@ -119,12 +118,7 @@ PARTIAL_PREFIX = ".pushing-"  # no number, so that neither a model server nor `f
 class PusherExecutor(pusher.Executor):
     """Pushes by rename."""
 
-    def Do(  # noqa: N802 - the name TFX calls
-        self,
-        input_dict: dict[str, list[types.Artifact]],
-        output_dict: dict[str, list[types.Artifact]],
-        exec_properties: dict[str, Any],
-    ) -> None:
+    def Do(self, input_dict: Artifacts, output_dict: Artifacts, exec_properties: dict[str, Any]) -> None:
         """Pushes the model if it was blessed and its training did not diverge.
 
         An object store, which cannot rename, gets it the way of TFX.
@@ -183,7 +177,7 @@ def publish_model(model: str, version: str) -> None:
     try:
         _copy_tree(model, partial)
         storage.remove_tree(version)
-        os.rename(partial, version)
+        storage.rename(partial, version)
     except BaseException:
         storage.remove_tree(partial)
         raise

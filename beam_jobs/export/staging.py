@@ -1,23 +1,22 @@
 """Where an export is built: in a directory beside the one it is for, which it becomes by one rename when it is whole.
 
-For an export to `DIR/NAME` that is `DIR/.NAME.feedline-export`. An export that is killed leaves that directory behind,
-and nothing at `DIR/NAME`; the next export there begins anew. An object store renames no directories: the files appear
-one by one, `export.json` last, and as long as it is not whole, `NAME/.feedline-export` says so.
+For an export to `DIR/NAME` that is `DIR/.NAME.feedline-export`; `DIR/.NAME.feedline-export-lock` keeps others away.
+An export that is killed leaves both behind, and nothing at `DIR/NAME`; the next export there begins anew. An object
+store renames no directories: the files appear one by one, `export.json` last, and as long as it is not whole,
+`NAME/.feedline-export` says so.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import shutil
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from beam_jobs import storage
 from beam_jobs.errors import FeedlineError, OptionError
-from beam_jobs.storage import disk
+from beam_jobs.storage import disk, lock
 
 EXPORT_NAME = "export.json"
 MARK = ".feedline-export"
@@ -153,48 +152,25 @@ def staged(out: str) -> Iterator[Stage]:
         return
     folder, name = os.path.split(out)
     stage = os.path.join(folder, f".{name}.feedline-export")
-    os.makedirs(stage, exist_ok=True)
-    handle = os.open(stage, os.O_RDONLY)
-    try:
-        _lock(handle, stage, out)
-        _clear(stage)
+    os.makedirs(folder, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(lock.locked(f"{stage}-lock"))
+        except lock.Locked as error:
+            remedy = "wait for its end, or name another directory"
+            raise OptionError(f"another export to {out!r} is running, {error}; {remedy}") from None
+        storage.remove_tree(stage)  # of an export that was killed
+        os.mkdir(stage)
         try:
             yield Stage(path=stage)
             _publish(stage, out)
         except BaseException:
-            shutil.rmtree(stage, ignore_errors=True)
+            storage.remove_tree(stage)
             raise
-    finally:
-        os.close(handle)
-
-
-def _lock(handle: int, stage: str, out: str) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # What was opened may have been renamed into place since, by the export that had the lock.
-        same = os.path.samestat(os.fstat(handle), os.stat(stage))
-    except (BlockingIOError, FileNotFoundError):
-        same = False
-    if not same:
-        raise OptionError(f"another export to {out!r} is running; wait for its end, or name another directory")
-
-
-def _clear(stage: str) -> None:
-    """Removes what an export left that was killed."""
-    for entry in list(os.scandir(stage)):
-        if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(entry.path)
-        else:
-            os.remove(entry.path)
 
 
 def _publish(stage: str, out: str) -> None:
     try:
-        os.rename(stage, out)  # takes the place of an empty directory, and of nothing else
+        storage.rename(stage, out)  # takes the place of an empty directory, and of nothing else
     except OSError as error:
         raise OptionError(f"out is {out!r}, which cannot be taken: {error.strerror}; name a new directory") from error
-    parent = os.open(os.path.dirname(out), os.O_RDONLY)
-    try:
-        os.fsync(parent)  # the rename itself must survive a power cut
-    finally:
-        os.close(parent)

@@ -25,6 +25,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from typing import IO, BinaryIO
 
+from beam_jobs import storage
 from beam_jobs.common import child_python, strings
 from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.runners import flink_child
@@ -198,31 +199,29 @@ def _is_whole(path: str) -> bool:
     """Returns whether a fetched file still has the checksum it was fetched with."""
     try:
         with open(f"{path}.sha512", encoding="ascii") as kept, open(path, "rb") as stream:
-            return kept.read() == _digest(stream, "sha512")
+            digest = hashlib.sha512()
+            while piece := stream.read(_PIECE):
+                digest.update(piece)
+            return kept.read() == digest.hexdigest()
     except (OSError, UnicodeDecodeError):
         return False
 
 
 def _fetch(url: str, path: str) -> None:
     algorithm, wanted = _checksum(url)
-    part = ""
+    published, kept = hashlib.new(algorithm), hashlib.sha512()
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        handle, part = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".fetching-")
-        with open(handle, "w+b") as stream:
+        with storage.atomic_writer(path, durable=False) as stream:
             with _opened(url) as answer:
-                shutil.copyfileobj(answer, stream, _PIECE)
-            found, kept = _digest(stream, algorithm), _digest(stream, "sha512")
-        if found != wanted:
-            raise OptionError(f"{url} came with the {algorithm} {found}, its publisher says {wanted}; try again")
-        with open(f"{path}.sha512", "w", encoding="ascii") as text:
-            text.write(kept)
-        os.replace(part, path)
+                while piece := answer.read(_PIECE):
+                    published.update(piece)
+                    kept.update(piece)
+                    stream.write(piece)
+            if (found := published.hexdigest()) != wanted:
+                raise OptionError(f"{url} came with the {algorithm} {found}, its publisher says {wanted}; try again")
+            storage.write_bytes(f"{path}.sha512", kept.hexdigest().encode(), durable=False)
     except (OSError, http.client.HTTPException) as error:
         raise _unfetched(url, error) from error
-    finally:
-        with contextlib.suppress(FileNotFoundError):  # it has its name, or was never made
-            os.remove(part)
 
 
 def _checksum(url: str) -> tuple[str, str]:
@@ -267,14 +266,6 @@ def _opened(url: str | urllib.request.Request) -> BinaryIO:
 
 def _unfetched(url: str, error: Exception) -> OptionError:
     return OptionError(f"the job server {url} cannot be fetched: {error}; connect to the internet, or {_OFFLINE}")
-
-
-def _digest(stream: BinaryIO, algorithm: str) -> str:
-    stream.seek(0)
-    digest = hashlib.new(algorithm)
-    while piece := stream.read(_PIECE):
-        digest.update(piece)
-    return digest.hexdigest()
 
 
 _START_S = 120.0

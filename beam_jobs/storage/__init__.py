@@ -279,7 +279,7 @@ def rename(path: str, target: str, durable: bool = True, exclusive: bool = False
     """Gives a file another name, by a copy within the store where there is no renaming.
 
     Args:
-      path: of the file.
+      path: of the file, or of a local directory, which replaces an empty directory alone.
       target: its new name; its directory is created, and a file of that name replaced.
       durable: whether the new name must survive a power cut.
       exclusive: whether a local file of that name stays instead; for remote ones see `create_exclusive`.

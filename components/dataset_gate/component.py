@@ -21,7 +21,7 @@ from beam_jobs import storage
 from beam_jobs.common import strings
 from beam_jobs.common.strings import plural
 from beam_jobs.errors import CorruptDataset, GateFailed, SourceError
-from components.artifacts import DatasetVerdict
+from components.artifacts import Artifacts, DatasetVerdict
 from components.dataset_gate.checks import Baseline, check_dataset, count_anomalies
 from components.dataset_gate.limits import FINDINGS_KEY, GateLimits, Outcome
 from components.dataset_gate.measures import GateDataset, load_dataset
@@ -41,12 +41,7 @@ _NAME_LENGTH = 12  # hex digits of a digest, enough to tell datasets of one pipe
 class Executor(base_executor.BaseExecutor):
     """Gate or pass."""
 
-    def Do(  # noqa: N802 - the name TFX calls
-        self,
-        input_dict: dict[str, list[types.Artifact]],
-        output_dict: dict[str, list[types.Artifact]],
-        exec_properties: dict[str, Any],
-    ) -> None:
+    def Do(self, input_dict: Artifacts, output_dict: Artifacts, exec_properties: dict[str, Any]) -> None:
         """Writes `verdict.json` when the dataset passes, or when the gate only reports.
 
         Raises:
@@ -177,14 +172,12 @@ class DatasetGate(base_component.BaseComponent):
           baseline_examples: the dataset before, of `previous_examples`; without it drift is not measured.
           code: version of the code; another one misses the cache.
         """
-        spec = DatasetGateSpec(
-            **{
-                LIMITS_KEY: json.dumps(limits.to_json(), sort_keys=True),
-                CODE_KEY: code,
-                EXAMPLES_KEY: examples,
-                ANOMALIES_KEY: anomalies,
-                BASELINE_KEY: baseline_examples,
-                VERDICT_KEY: types.Channel(type=DatasetVerdict),
-            }
-        )
-        super().__init__(spec=spec)
+        values = {
+            LIMITS_KEY: json.dumps(limits.to_json(), sort_keys=True),
+            CODE_KEY: code,
+            EXAMPLES_KEY: examples,
+            ANOMALIES_KEY: anomalies,
+            BASELINE_KEY: baseline_examples,
+            VERDICT_KEY: types.Channel(type=DatasetVerdict),
+        }
+        super().__init__(spec=DatasetGateSpec(**values))

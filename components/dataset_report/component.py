@@ -17,7 +17,7 @@ from tfx.utils import path_utils
 
 from beam_jobs import storage
 from beam_jobs.dataset import manifest
-from components.artifacts import DatasetVerdict, HtmlReport
+from components.artifacts import Artifacts, DatasetVerdict, HtmlReport
 from components.dataset_gate.component import VERDICT_NAME
 from components.dataset_report.render import render
 from components.evaluation import load_evaluation
@@ -36,12 +36,7 @@ REPORT_NAME = "report.html"
 class Executor(base_executor.BaseExecutor):
     """Renders the page."""
 
-    def Do(  # noqa: N802 - the name TFX calls
-        self,
-        input_dict: dict[str, list[types.Artifact]],
-        output_dict: dict[str, list[types.Artifact]],
-        exec_properties: dict[str, Any],
-    ) -> None:
+    def Do(self, input_dict: Artifacts, output_dict: Artifacts, exec_properties: dict[str, Any]) -> None:
         """Writes `report.html`.
 
         Raises:
@@ -63,7 +58,7 @@ class Executor(base_executor.BaseExecutor):
         storage.write_bytes(storage.join(directory, REPORT_NAME), page.encode())
 
 
-def _uri(input_dict: dict[str, list[types.Artifact]], key: str) -> str:
+def _uri(input_dict: Artifacts, key: str) -> str:
     """Returns where an optional input lies; empty when there is none."""
     found = input_dict.get(key)
     return artifact_utils.get_single_uri(found) if found else ""
@@ -123,19 +118,14 @@ class DatasetReport(base_component.BaseComponent):
           source: directory that the images came from; shows what was rejected.
           code: version of the code; another one misses the cache.
         """
-        given = {
+        values = {
+            INPUT_OPTIONS_KEY: "" if input_options is None else json.dumps(input_options, sort_keys=True),
+            SOURCE_KEY: source,
+            CODE_KEY: code,
+            EXAMPLES_KEY: examples,
             EVALUATION_KEY: evaluation,
             VERDICT_KEY: verdict,
             MODEL_KEY: model,
+            REPORT_KEY: types.Channel(type=HtmlReport),
         }
-        spec = DatasetReportSpec(
-            **{
-                INPUT_OPTIONS_KEY: "" if input_options is None else json.dumps(input_options, sort_keys=True),
-                SOURCE_KEY: source,
-                CODE_KEY: code,
-                EXAMPLES_KEY: examples,
-                REPORT_KEY: types.Channel(type=HtmlReport),
-                **{key: channel for key, channel in given.items() if channel is not None},
-            }
-        )
-        super().__init__(spec=spec)
+        super().__init__(spec=DatasetReportSpec(**values))

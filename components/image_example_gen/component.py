@@ -31,6 +31,7 @@ from beam_jobs.errors import OptionError, SourceChanged
 from beam_jobs.options import IngestOptions
 from beam_jobs.sources import spans
 from beam_jobs.sources.factory import dataset_fingerprint, source_fingerprint
+from components.artifacts import Artifacts
 from components.image_example_gen import (
     DATASET_KEY,
     DIGEST_KEY,
@@ -89,12 +90,7 @@ _WORK_PREFIX = ".work-"
 class Executor(base_beam_executor.BaseBeamExecutor):
     """Ingests under the Beam arguments of the pipeline, or adopts."""
 
-    def Do(  # noqa: N802 - the name TFX calls
-        self,
-        input_dict: dict[str, list[types.Artifact]],
-        output_dict: dict[str, list[types.Artifact]],
-        exec_properties: dict[str, Any],
-    ) -> None:
+    def Do(self, input_dict: Artifacts, output_dict: Artifacts, exec_properties: dict[str, Any]) -> None:
         """Writes the dataset, or finds it, and names its splits.
 
         Raises:

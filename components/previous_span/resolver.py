@@ -8,7 +8,7 @@ from tfx import types
 from tfx import v1 as tfx
 from tfx.types import standard_artifacts
 
-from components.artifacts import DatasetVerdict
+from components.artifacts import Artifacts, DatasetVerdict
 from components.image_example_gen import DIGEST_KEY
 
 CURRENT_KEY = "examples"
@@ -25,11 +25,7 @@ class PreviousSpanStrategy(tfx.dsl.experimental.ResolverStrategy):
     A dataset that the gate stopped is no baseline: the next one like it would show no drift, and pass.
     """
 
-    def resolve_artifacts(
-        self,
-        store: Any,
-        input_dict: dict[str, list[types.Artifact]],
-    ) -> dict[str, list[types.Artifact]]:
+    def resolve_artifacts(self, store: Any, input_dict: Artifacts) -> Artifacts:
         """Returns the same keys, with at most one dataset under `previous` and no verdict.
 
         Args:

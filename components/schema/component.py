@@ -28,6 +28,7 @@ from tfx.types.component_spec import ChannelParameter, ExecutionParameter
 from beam_jobs import storage
 from beam_jobs.dataset import manifest, record
 from beam_jobs.dataset.manifest import Manifest
+from components.artifacts import Artifacts
 from components.schema import review
 from components.schema.review import SCHEMA_NAME
 from components.statistics import dataset_statistics, load_statistics
@@ -236,12 +237,7 @@ CODE_KEY = "code"
 class InferredSchemaExecutor(base_executor.BaseExecutor):
     """Writes `schema.pbtxt`."""
 
-    def Do(  # noqa: N802 - the name TFX calls
-        self,
-        input_dict: dict[str, list[types.Artifact]],
-        output_dict: dict[str, list[types.Artifact]],
-        exec_properties: dict[str, Any],
-    ) -> None:
+    def Do(self, input_dict: Artifacts, output_dict: Artifacts, exec_properties: dict[str, Any]) -> None:
         """Writes the artifact.
 
         Raises:
@@ -259,12 +255,7 @@ TEXT_KEY = "schema_text"
 class ReviewedSchemaExecutor(base_executor.BaseExecutor):
     """Writes `schema.pbtxt`."""
 
-    def Do(  # noqa: N802 - the name TFX calls
-        self,
-        input_dict: dict[str, list[types.Artifact]],
-        output_dict: dict[str, list[types.Artifact]],
-        exec_properties: dict[str, Any],
-    ) -> None:
+    def Do(self, input_dict: Artifacts, output_dict: Artifacts, exec_properties: dict[str, Any]) -> None:
         """Writes the artifact."""
         directory = artifact_utils.get_single_uri(output_dict[SCHEMA_KEY])
         storage.write_bytes(storage.join(directory, SCHEMA_NAME), exec_properties[TEXT_KEY].encode())
@@ -302,15 +293,9 @@ class InferredSchema(base_component.BaseComponent):
           examples: the Feedline dataset it counted.
           code: version of the code; another one misses the cache.
         """
-        spec = InferredSchemaSpec(
-            **{
-                CODE_KEY: code,
-                STATISTICS_KEY: statistics,
-                EXAMPLES_KEY: examples,
-                SCHEMA_KEY: types.Channel(type=standard_artifacts.Schema),
-            }
-        )
-        super().__init__(spec=spec)
+        schema = types.Channel(type=standard_artifacts.Schema)
+        values = {CODE_KEY: code, STATISTICS_KEY: statistics, EXAMPLES_KEY: examples, SCHEMA_KEY: schema}
+        super().__init__(spec=InferredSchemaSpec(**values))
 
 
 class ReviewedSchemaSpec(types.ComponentSpec):

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
+from beam_jobs import storage
 from beam_jobs.common.system import free_bytes
 from beam_jobs.dataset import record, tfrecord
 from beam_jobs.errors import OptionError
-from beam_jobs.storage import is_remote
 from trainer.input.order import RecordIndex
 from trainer.input.parse import batch_ragged
 from trainer.input.windowed_reader import in_order
@@ -75,7 +75,7 @@ def choose_cache(options: InputOptions, ops: Sequence[Op], index: RecordIndex, o
     total = int(len(index) * (size[0] * size[1] * 3 if size else index.record_bytes))
     if options.cache != "auto":
         return CacheChoice(kind=options.cache, reason=f"cache is {options.cache}", ops=done, size=size, bytes=total)
-    if size is None and not is_remote(index.files[0]):
+    if size is None and not storage.is_remote(index.files[0]):
         return CacheChoice(kind="none", reason="no first op makes images of one size, and local files need none")
     limit = options.cache_mb * 1e6 or free_bytes() * _SHARE_OF_FREE
     wanted = f"{total / 1e6:,.0f} MB, twice that while it is filled, of {limit / 1e6:,.0f} MB for it"
@@ -224,16 +224,11 @@ def _publish(temporary: str, target: str, records: int) -> None:
     if os.path.isdir(target) and _reusable(target, records) is None:
         os.rename(target, os.path.join(temporary, "damaged"))
     try:
-        os.rename(temporary, target)
+        storage.rename(temporary, target)
     except OSError:
         if not os.path.isdir(target):  # else another process was first, with the same bytes
             raise
     shutil.rmtree(os.path.join(target, "damaged"), ignore_errors=True)
-    directory = os.open(os.path.dirname(target), os.O_RDONLY)
-    try:
-        os.fsync(directory)  # the rename itself must survive a power cut
-    finally:
-        os.close(directory)
 
 
 def _write(index: RecordIndex, ops: Sequence[Op], directory: str, threads: int) -> None:
@@ -245,18 +240,14 @@ def _write(index: RecordIndex, ops: Sequence[Op], directory: str, threads: int) 
 
     offsets, end, crc = [], 0, 0
     records = in_order(index).unbatch().map(prepare, threads, deterministic=True)
-    with open(os.path.join(directory, _RECORDS_NAME), "wb") as stream:
+    with storage.own_writer(os.path.join(directory, _RECORDS_NAME)) as stream:
         for serialized, pixels in records.as_numpy_iterator():
             framed = b"".join(tfrecord.frame(_replaced(serialized, pixels) if ops else serialized))
             stream.write(framed)
             offsets.append(end)
             end, crc = end + len(framed), zlib.crc32(framed, crc)
-        stream.flush()
-        os.fsync(stream.fileno())
-    with open(os.path.join(directory, _INDEX_NAME), "wb") as stream:
+    with storage.own_writer(os.path.join(directory, _INDEX_NAME)) as stream:
         np.savez(stream, offset=np.array(offsets, np.int64), crc=crc)
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 def _replaced(serialized: bytes, pixels: np.ndarray) -> bytes:

@@ -205,7 +205,7 @@ def test_an_export_that_is_stopped_leaves_nothing_that_looks_whole(dataset, tmp_
     assert done.returncode == code, done.stderr
     assert not out.exists()
     left = sorted(path for path in os.listdir(tmp_path) if path != "dataset")
-    assert left == ([] if name == "SIGINT" else [".out.feedline-export"])
+    assert left == ([] if name == "SIGINT" else [".out.feedline-export", ".out.feedline-export-lock"])
     run(dataset, "webdataset", out)
     assert sorted(os.listdir(tmp_path)) == ["dataset", "out"]
 

@@ -224,9 +224,9 @@ def test_what_an_interrupted_run_left_is_never_used(noise, tmp_path, monkeypatch
 
 def test_all_of_a_cache_is_on_the_disk_before_it_gets_its_name(noise, tmp_path, monkeypatch):
     done = []
-    sync, rename = os.fsync, os.rename
+    sync, rename = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda file: done.append(os.readlink(f"/proc/self/fd/{file}")) or sync(file))
-    monkeypatch.setattr(os, "rename", lambda old, new: done.append("renamed") or rename(old, new))
+    monkeypatch.setattr(os, "replace", lambda old, new: done.append("renamed") or rename(old, new))
     kept(noise, tmp_path / "cache")
     assert [os.path.basename(path) for path in done] == ["records.tfrecord", "index.npz", "renamed", "cache"]
 
