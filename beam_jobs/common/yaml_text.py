@@ -62,16 +62,6 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
 
 
-def _values(node: yaml.Node, known: dict[int, int]) -> int:
-    """Returns how many values a node stands for, each alias counted as what it repeats."""
-    if id(node) not in known:
-        parts = node.value if isinstance(node, yaml.CollectionNode) else []
-        if isinstance(node, yaml.MappingNode):
-            parts = [part for pair in parts for part in pair]
-        known[id(node)] = 1 + sum(_values(part, known) for part in parts)
-    return known[id(node)]
-
-
 class _Dumper(yaml.SafeDumper):
     """Writes a text with line feeds as one line."""
 

@@ -17,12 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from beam_jobs import storage
-from beam_jobs.dataset import manifest, schemas
+from beam_jobs.dataset import divergence, manifest, schemas
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import CorruptDataset
 
-_BINS = 10
-_EPSILON = 1e-9
 _MISSING = "(not set)"
 
 
@@ -120,51 +118,21 @@ def compare_facts(old: pa.Table, new: pa.Table, manifests: tuple[Manifest, Manif
     return found
 
 
-def jensen_shannon(one: np.ndarray, other: np.ndarray) -> float:
-    """Returns the Jensen-Shannon divergence of two samples, base 2, over deciles of both together.
-
-    Equal shares and not equal widths, for sizes have long tails: one huge file would put all others into one bin.
-
-    Args:
-      one: float64[values], one at least.
-      other: likewise.
-    """
-    edges = _deciles(one, other)
-    shares = [np.bincount(np.searchsorted(edges, part), minlength=len(edges) + 1) / len(part) for part in (one, other)]
-    middle = (shares[0] + shares[1]) / 2
-    return float(np.clip(sum(_entropy_terms(part, middle) for part in shares) / 2, 0, 1))
-
-
 def _fact(name: str, one: np.ndarray, other: np.ndarray) -> FactChange:
-    return FactChange(name=name, jensen_shannon=jensen_shannon(one, other), old=_spread(one), new=_spread(other))
+    return FactChange(name=name, jensen_shannon=divergence.of_samples(one, other), old=_spread(one), new=_spread(other))
 
 
 def _numbers(images: pa.Table, moments: bool) -> Iterator[tuple[str, np.ndarray]]:
     for name in ("height", "width", "bytes"):
         yield name, images[name].to_numpy().astype(np.float64)
     if moments:
-        flat = np.concatenate([np.empty(0), *(chunk.flatten().to_numpy() for chunk in images["mean_rgb"].chunks)])
+        flat = images["mean_rgb"].combine_chunks().flatten().to_numpy()
         if len(flat) == 3 * len(images):
             yield "brightness", flat.astype(np.float64).reshape(-1, 3).mean(axis=1)
 
 
 def _spread(values: np.ndarray) -> tuple[float, float, float]:
     return float(values.min()), float(np.median(values)), float(values.max())
-
-
-def _deciles(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Returns the inner edges of bins; each sample weighs the same, and a bin includes its upper edge."""
-    values = np.concatenate([one, other])
-    weights = np.concatenate([np.full(len(part), 0.5 / len(part)) for part in (one, other)])
-    order = np.argsort(values, kind="stable")
-    reached = np.cumsum(weights[order])
-    places = np.searchsorted(reached, reached[-1] * np.arange(1, _BINS) / _BINS - _EPSILON)
-    return np.unique(values[order][places])
-
-
-def _entropy_terms(one: np.ndarray, middle: np.ndarray) -> float:
-    ratio = np.divide(one, middle, out=np.ones_like(one), where=one > 0)
-    return float((one * np.log2(ratio)).sum())
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -197,6 +197,11 @@ def read_published(path: str, columns: Sequence[str] | None = None) -> pa.Table:
         raise CorruptDataset(f"{path} cannot be read: {error}; write the dataset again") from error
 
 
+def triples(column: pa.ChunkedArray) -> np.ndarray:
+    """Returns a column of three numbers a row, such as `mean_rgb`, as float32[rows, 3]."""
+    return column.combine_chunks().flatten().to_numpy().reshape(-1, 3)
+
+
 def _annotations_text(annotations: Annotations | None) -> str:
     if annotations is None:
         return ""

@@ -221,12 +221,8 @@ def find_clusters(rows: Rows, options: IngestOptions) -> Clusters:
 def _looks_of(rows: pa.Table, firsts: np.ndarray, moments: bool) -> near_duplicates.Looks:
     shown = rows.select(_COLUMNS[1:]).take(pa.array(firsts))
     dhash, height, width = (shown[name].to_numpy() for name in ("dhash", "height", "width"))
-    variance = _triples(shown["var_rgb"]) if moments else None
-    return near_duplicates.looks(dhash, height, width, _triples(shown["mean_rgb"]), variance)
-
-
-def _triples(column: pa.ChunkedArray) -> np.ndarray:
-    return column.combine_chunks().flatten().to_numpy().reshape(-1, 3)
+    variance = schemas.triples(shown["var_rgb"]) if moments else None
+    return near_duplicates.looks(dhash, height, width, schemas.triples(shown["mean_rgb"]), variance)
 
 
 def _surplus(

@@ -223,8 +223,8 @@ def channel_statistics(split: str, images: pa.Table) -> ChannelStatistics:
     With n_i pixels, mean m_i and variance v_i: m = sum(n_i m_i) / n and v = sum(n_i (v_i + m_i^2)) / n - m^2.
     """
     pixels = (images["height"].to_numpy() * images["width"].to_numpy()).astype(np.float64)[:, None]
-    mean = _triples(images["mean_rgb"])
-    second = _triples(images["var_rgb"]) + mean**2
+    mean = schemas.triples(images["mean_rgb"]).astype(np.float64)
+    second = schemas.triples(images["var_rgb"]).astype(np.float64) + mean**2
     pooled_mean = (pixels * mean).sum(0) / pixels.sum()
     pooled_var = np.maximum((pixels * second).sum(0) / pixels.sum() - pooled_mean**2, 0)
     return ChannelStatistics(
@@ -347,7 +347,3 @@ def _duplicate_sets(rows: Rows, found: Clusters) -> tuple[tuple[str, ...], ...]:
     firsts = np.sort(np.unique(contents, return_index=True)[1])[:_SHOWN]
     sets = (order[contents == content][:_SHOWN] for content in contents[firsts])
     return tuple(tuple(keys.take(pa.array(members)).to_pylist()) for members in sets)
-
-
-def _triples(column: pa.ChunkedArray) -> np.ndarray:
-    return column.combine_chunks().flatten().to_numpy().astype(np.float64).reshape(-1, 3)

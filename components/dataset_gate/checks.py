@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 from tensorflow_metadata.proto.v0 import anomalies_pb2
 
 from beam_jobs.common.strings import plural
-from beam_jobs.dataset import lookup
+from beam_jobs.dataset import lookup, schemas
 from beam_jobs.planning import near_duplicates
 from beam_jobs.planning.near_duplicates import NearClusters
 from components.dataset_gate import measures
 from components.dataset_gate.limits import CLASS, Finding, GateLimits, Outcome, some
-from components.dataset_gate.measures import GateDataset, triples
+from components.dataset_gate.measures import GateDataset
 
 
 def check_classes(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
@@ -220,7 +220,7 @@ def check_resolution(dataset: GateDataset, limits: GateLimits) -> Iterator[Findi
 
 def check_blank(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
     """Finds splits with too many images of one colour, which teach nothing."""
-    blank = triples(dataset.images["var_rgb"]).max(axis=1, initial=0) < limits.blank_variance
+    blank = schemas.triples(dataset.images["var_rgb"]).astype(np.float64).max(axis=1, initial=0) < limits.blank_variance
     yield from _split_shares(
         dataset,
         blank,
@@ -249,8 +249,8 @@ def _split_shares(dataset: GateDataset, bad: np.ndarray, pattern: Finding, limit
 
 def _looks(dataset: GateDataset) -> near_duplicates.Looks:
     hashes, height, width = (dataset.images[name].to_numpy() for name in ("dhash", "height", "width"))
-    variance = triples(dataset.images["var_rgb"]) if dataset.has_moments else None
-    return near_duplicates.looks(hashes, height, width, triples(dataset.images["mean_rgb"]), variance)
+    variance = schemas.triples(dataset.images["var_rgb"]) if dataset.has_moments else None
+    return near_duplicates.looks(hashes, height, width, schemas.triples(dataset.images["mean_rgb"]), variance)
 
 
 def _example(dataset: GateDataset, looks: near_duplicates.Looks, members: np.ndarray) -> tuple[int, int]:

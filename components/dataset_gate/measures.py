@@ -3,10 +3,8 @@
 A feature is one value an image, or several, from `images.parquet`. Distances are taken from counts: exact, and what
 sampling alone would give.
 
-L-infinity, for categories: the largest difference of the shares of one category, 0-1.
-
-Jensen-Shannon, for numbers: the divergence (not its square root, the distance) with logarithms of base 2, 0-1.
-Source: J. Lin, "Divergence Measures Based on the Shannon Entropy", IEEE Transactions on Information Theory 37 (1991).
+L-infinity, for categories: the largest difference of the shares of one category, 0-1. Jensen-Shannon, for numbers: see
+`beam_jobs.dataset.divergence`.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ import pyarrow.compute as pc
 
 from beam_jobs import storage
 from beam_jobs.dataset import manifest, schemas
+from beam_jobs.dataset.divergence import common_edges, histogram, jensen_shannon, shares
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.dataset.record import EXTRA_PREFIX
 from components.dataset_gate.limits import CLASS, IMAGE_PREFIX, MISSING, Comparison, Finding, GateLimits, short_name
@@ -80,18 +79,12 @@ def features(images: pa.Table, label_kind: str, moments: bool) -> dict[str, Feat
         "bytes": _floats(images["bytes"]),
     }
     if moments:
-        mean = triples(images["mean_rgb"])
+        mean = schemas.triples(images["mean_rgb"]).astype(np.float64)
         numbers |= {"brightness": mean.mean(axis=1)}
         numbers |= {f"mean_{colour}": mean[:, place] for place, colour in enumerate(("red", "green", "blue"))}
     found += [Feature(name=IMAGE_PREFIX + name, values=values, owners=rows) for name, values in numbers.items()]
     found += _extras(images["extra"].to_pylist())
     return {feature.name: feature for feature in found}
-
-
-def triples(column: pa.ChunkedArray) -> np.ndarray:
-    """Returns a column of three numbers an image as float64[images, 3]."""
-    flat = np.concatenate([np.empty(0), *(chunk.flatten().to_numpy() for chunk in column.chunks)])
-    return flat.astype(np.float64).reshape(-1, 3)
 
 
 def _floats(column: pa.ChunkedArray) -> np.ndarray:
@@ -199,11 +192,9 @@ def load_dataset(directory: str) -> GateDataset:
 
 L_INFINITY = "l_infinity"
 JENSEN_SHANNON = "jensen_shannon"
-BINS = 10
 
 _DRAWS = 199  # the largest of them is exceeded by chance once in 200 times
 _DRAWN = 1000  # categories; the largest difference that sampling gives is one of a frequent category
-_EPSILON = 1e-9
 
 
 def l_infinity(one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -211,52 +202,10 @@ def l_infinity(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return np.abs(one - other).max(axis=-1)
 
 
-def jensen_shannon(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Returns the Jensen-Shannon divergence of shares along the last axis, base 2."""
-    middle = (one + other) / 2
-    return np.clip((_entropy_terms(one, middle) + _entropy_terms(other, middle)) / 2, 0, 1)
-
-
 MEASURES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     L_INFINITY: l_infinity,
     JENSEN_SHANNON: jensen_shannon,
 }
-
-
-def shares(counts: np.ndarray) -> np.ndarray:
-    """Returns counts as shares that sum to 1."""
-    return counts / counts.sum()
-
-
-def common_edges(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Returns the inner edges of bins for two samples: deciles of both together, each sample weighing the same.
-
-    Equal shares and not equal widths, for sizes in bytes and pixels have long tails: one huge file would put all others
-    into one bin. Of both together, for values that only one of them has would otherwise fall into one bin at the end.
-    A value that every tenth image has, such as the one side of all images, gets an edge of its own.
-
-    Args:
-      one: finite values.
-      other: finite values.
-
-    Returns:
-      float64[edges], ascending, 9 at most; a bin reaches up to its edge and includes it.
-    """
-    values = np.concatenate([one, other])
-    if not len(values):
-        return values
-    weights = np.concatenate([np.full(len(part), 0.5 / max(1, len(part))) for part in (one, other)])
-    order = np.argsort(values, kind="stable")
-    reached = np.cumsum(weights[order])
-    places = np.searchsorted(reached, reached[-1:] * np.arange(1, BINS) / BINS - _EPSILON)
-    return np.unique(values[order][places])
-
-
-def histogram(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Returns the count of each bin, and last that of the values that are not finite: int64[edges + 2]."""
-    finite = values[np.isfinite(values)]
-    counts = np.bincount(np.searchsorted(edges, finite), minlength=len(edges) + 1)
-    return np.append(counts, len(values) - len(finite))
 
 
 def sampling(measure: str, one: np.ndarray, other: np.ndarray, sizes: tuple[float, float]) -> float:
@@ -291,11 +240,6 @@ def effective_size(owners: np.ndarray, units: np.ndarray) -> float:
     """
     weights = np.bincount(units[owners])
     return float(weights.sum()) ** 2 / float((weights.astype(np.float64) ** 2).sum())
-
-
-def _entropy_terms(one: np.ndarray, middle: np.ndarray) -> np.ndarray:
-    ratio = np.divide(one, middle, out=np.ones_like(one), where=one > 0)
-    return (one * np.log2(ratio)).sum(axis=-1)
 
 
 _REMEDIES = {

@@ -127,7 +127,7 @@ class Images:
 
     def channels(self, name: str) -> np.ndarray:
         """Returns a column of three numbers a row, float32[rows, 3]."""
-        return self.table[name].combine_chunks().flatten().to_numpy().reshape(-1, 3)
+        return schemas.triples(self.table[name])
 
     def extras(self) -> Iterator[Mapping[str, Any]]:
         """Yields the user columns of each row."""

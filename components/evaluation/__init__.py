@@ -1,13 +1,5 @@
 """Evaluator: its configuration, and its measurements as plain values."""
 
-from components.evaluation.results import (
-    Accuracy,
-    Bin,
-    Calibration,
-    Confusion,
-    Evaluation,
-    load_evaluation,
-    wilson_interval,
-)
+from components.evaluation.results import Accuracy, Bin, Calibration, Confusion, Evaluation, load_evaluation
 
-__all__ = ["Accuracy", "Bin", "Calibration", "Confusion", "Evaluation", "load_evaluation", "wilson_interval"]
+__all__ = ["Accuracy", "Bin", "Calibration", "Confusion", "Evaluation", "load_evaluation"]

@@ -26,8 +26,8 @@ from components.evaluation.results import (
     TOP_ACCURACY,
     TOP_K,
     EvaluateOptions,
-    wilson_interval,
 )
+from trainer.evaluation.intervals import wilson
 
 
 class Margin(tfma.metrics.Metric):
@@ -97,7 +97,7 @@ class _Combiner(beam.CombineFn):
         if not weight:
             return dict(zip(self._keys, (-1.0, 0.0, 0.0), strict=True))
         effective, largest = weight**2 / sums.squares, max(sums.classes.values()) / weight
-        margin = wilson_interval(sums.right / weight, effective)[0] - largest
+        margin = wilson(sums.right / weight, effective)[0] - largest
         return dict(zip(self._keys, (margin, largest, effective), strict=True))
 
 

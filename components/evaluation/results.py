@@ -16,6 +16,7 @@ from beam_jobs.common.settings import STRICT, Options, Share
 from beam_jobs.dataset import record
 from beam_jobs.dataset.schemas import check_column
 from beam_jobs.errors import CorruptDataset, OptionError
+from trainer.evaluation.intervals import wilson
 
 ACCURACY = "sparse_categorical_accuracy"
 TOP_K = 5
@@ -71,9 +72,6 @@ class EvaluateOptions(Options):
             check_column(name, known, "evaluate.slice_by")
 
 
-_Z_95 = 1.959964  # 97.5 % quantile of the standard normal distribution
-
-
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
     """Share of right answers over some images.
@@ -93,7 +91,7 @@ class Accuracy:
     @classmethod
     def of(cls, share: float, images: int, effective: float | None = None) -> Accuracy:
         """Returns a share of right answers with its 95 % interval; `effective` images count in it, all by default."""
-        low, high = wilson_interval(share, images if effective is None else effective)
+        low, high = wilson(share, images if effective is None else effective)
         return cls(value=share, low=low, high=high, images=images)
 
 
@@ -164,24 +162,6 @@ class Evaluation:
     calibration: Calibration | None = None
     baseline: Accuracy | None = None
     refused: tuple[str, ...] = ()
-
-
-def wilson_interval(share: float, count: float) -> tuple[float, float]:
-    """Returns the 95 % score interval of a share; source: E. B. Wilson (1927).
-
-    It stays inside 0-1, and stays open at a share of 1 where the jackknife of TFMA closes: 26 right answers out of 26
-    do not prove that the 27th is right.
-
-    Args:
-      share: observed share, 0-1.
-      count: number of observations, of weighted ones the effective number.
-    """
-    if count == 0:
-        return 0.0, 1.0
-    spread = _Z_95**2 / count
-    centre = (share + spread / 2) / (1 + spread)
-    half = _Z_95 * math.sqrt(share * (1 - share) / count + spread / (4 * count)) / (1 + spread)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 # True class index, predicted class index -> images.

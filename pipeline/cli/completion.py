@@ -109,17 +109,12 @@ def _chains(incomplete: str) -> list[str]:
 
 def _settings() -> list[str]:
     """Returns the dotted names of all settings that take a value, in the order of the page that describes them."""
-    from pipeline.settings import catalog
-
-    every = [f"{section}.{name}".lstrip(".") for section in _sections() for name in catalog.names(section)]
-    return [name for name in every if not catalog.is_section(name)]
-
-
-def _sections() -> list[str]:
     from pipeline.config import TARGET_SECTIONS
     from pipeline.settings import catalog
 
-    return [*catalog.sections(), *TARGET_SECTIONS]
+    sections = [*catalog.sections(), *TARGET_SECTIONS]
+    every = [f"{section}.{name}".lstrip(".") for section in sections for name in catalog.names(section)]
+    return [name for name in every if not catalog.is_section(name)]
 
 
 OP_CHAIN = OpChain()

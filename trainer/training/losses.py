@@ -109,9 +109,9 @@ class WeightedCrossentropy(keras.losses.Loss):
         if not self.multi:
             losses = keras.losses.categorical_crossentropy(true, predicted, label_smoothing=self.label_smoothing)
             return losses * ops.sum(true * weights, axis=-1)
-        smooth = true * (1 - self.label_smoothing) + 0.5 * self.label_smoothing
-        sure = ops.clip(predicted, keras.config.epsilon(), 1 - keras.config.epsilon())
-        terms = -smooth * ops.log(sure) - (1 - smooth) * ops.log(1 - sure)
+        # Keras takes the mean along the last axis, so that each class gets one of its own.
+        each = true[..., None], predicted[..., None]
+        terms = keras.losses.binary_crossentropy(*each, label_smoothing=self.label_smoothing)
         return ops.mean(terms * weights, axis=-1)
 
 

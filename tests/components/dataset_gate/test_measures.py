@@ -4,15 +4,8 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import jensenshannon
 
-from components.dataset_gate.measures import (
-    common_edges,
-    effective_size,
-    histogram,
-    jensen_shannon,
-    l_infinity,
-    sampling,
-    shares,
-)
+from beam_jobs.dataset.divergence import shares
+from components.dataset_gate.measures import effective_size, jensen_shannon, l_infinity, sampling
 
 
 def test_measures_equal_a_direct_computation():
@@ -29,38 +22,6 @@ def test_measures_go_from_0_for_equal_to_1_for_disjoint():
     one, other = np.array([0.5, 0.5, 0.0]), np.array([0.0, 0.0, 1.0])
     assert (float(jensen_shannon(one, one)), float(l_infinity(one, one))) == (0, 0)
     assert (float(jensen_shannon(one, other)), float(l_infinity(one, other))) == (1, 1)
-
-
-def test_bins_are_deciles_of_both_samples_which_weigh_the_same():
-    random = np.random.default_rng(0)
-    many, few = random.normal(0, 1, 90_000), random.normal(5, 1, 900)
-    edges = common_edges(many, few)
-    assert len(edges) == 9
-    together = (shares(histogram(many, edges)) + shares(histogram(few, edges)))[:-1] / 2
-    assert together == pytest.approx(np.full(10, 0.1), abs=0.002)
-
-
-@pytest.mark.parametrize("size", [10, 70])
-def test_a_decile_that_is_reached_exactly_is_where_its_bin_ends(size):
-    values = np.arange(float(size))
-    assert common_edges(values, values).tolist() == [place * size / 10 - 1 for place in range(1, 10)]
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "expected"),
-    [
-        ([8] * 5, [9] * 9, 1.0),
-        ([1, 2], [1, 2, np.nan, np.nan], None),  # what is missing is a bin of its own
-        ([np.nan], [np.nan], 0.0),
-    ],
-)
-def test_ties_and_missing_values(one, other, expected):
-    one, other = np.array(one, float), np.array(other, float)
-    edges = common_edges(one[np.isfinite(one)], other[np.isfinite(other)])
-    found = jensen_shannon(shares(histogram(one, edges)), shares(histogram(other, edges)))
-    if expected is None:
-        expected = jensenshannon([0.5, 0.5, 0], [0.25, 0.25, 0.5], base=2) ** 2
-    assert found == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

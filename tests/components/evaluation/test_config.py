@@ -9,11 +9,12 @@ import pytest
 import tensorflow_model_analysis as tfma
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from components.evaluation import load_evaluation, wilson_interval
+from components.evaluation import load_evaluation
 from components.evaluation.config import evaluation_config
 from components.evaluation.results import EvaluateOptions
 from tests.components.conftest import BEAM_ARGS, analyse
 from tests.components.evaluation.answers import PROBABILITIES, SIGNATURE, write_answers, write_parrot
+from trainer.evaluation.intervals import wilson
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LABELS = [0, 1] * 20
@@ -124,7 +125,7 @@ def test_an_image_of_weight_three_counts_three_times(tmp_path):
     answers = np.eye(2, dtype=np.float32)[[0, 0, 1, 1, 0, 0]]
     _, found = evaluated([0, 0, 1, 0, 1, 1], answers, tmp_path, weights=[3, 3, 3, 1, 1, 0])
     assert (found.overall.value, found.overall.images) == (pytest.approx(9 / 11), 6)
-    assert (found.overall.low, found.overall.high) == pytest.approx(wilson_interval(9 / 11, 11**2 / 29))
+    assert (found.overall.low, found.overall.high) == pytest.approx(wilson(9 / 11, 11**2 / 29))
     assert found.classes["class 1000"].value == pytest.approx(6 / 7)
     assert found.confusion["counts"] == [[2, 1], [2, 1]]  # of images
 

@@ -5,10 +5,10 @@ import statistics
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from trainer.evaluation.intervals import Tally, figure, spread, spreads_of, wilson
 
-Z = statistics.NormalDist().inv_cdf(0.975)
 VALUES = np.array([0.1, 0.7, 0.2, 0.9, 0.4, 0.4, 1.3])
 
 
@@ -22,11 +22,24 @@ def tally_of(right: int, count: int) -> Tally:
     [(81, 263, 0.2553, 0.3662), (1, 29, 0.0061, 0.1718)],
 )
 def test_the_interval_of_a_share_is_wilsons(right, count, low, high):
-    assert wilson(right / count, count, Z) == pytest.approx((low, high), abs=5e-5)
+    assert wilson(right / count, count) == pytest.approx((low, high), abs=5e-5)
     found = figure(tally_of(right, count))
     assert (found.low, found.high) == pytest.approx((low, high), abs=5e-5)
     assert (found.value, found.count, found.method) == (right / count, count, "wilson")
     assert found.error == pytest.approx(math.sqrt(right / count * (1 - right / count) / count))
+
+
+@pytest.mark.parametrize("count", [1, 3, 26, 148])
+def test_the_interval_of_a_share_is_that_of_scipy_around_it(count):
+    for right in range(count + 1):
+        expected = stats.binomtest(right, count).proportion_ci(method="wilson")
+        low, high = wilson(right / count, count)
+        assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+        assert 0 <= low <= right / count <= high <= 1
+
+
+def test_nothing_seen_is_nothing_known():
+    assert wilson(0.0, 0) == (0.0, 1.0)
 
 
 def test_the_interval_of_none_and_of_all_ends_there():
@@ -68,7 +81,7 @@ def test_an_image_of_weight_two_counts_as_two_images():
     assert (found.value, found.error, found.count) == (wanted.value, pytest.approx(wanted.error), 3)
     mixed = figure(Tally.of(np.array([1.0, 0.0]), np.array([3.0, 1.0])))
     assert mixed.value == 0.75
-    assert (mixed.low, mixed.high) == wilson(0.75, 16 / 10, 1.959963984540054)  # effective: (3 + 1)^2 / (9 + 1)
+    assert (mixed.low, mixed.high) == wilson(0.75, 16 / 10)  # effective: (3 + 1)^2 / (9 + 1)
 
 
 def test_no_image_and_one_image_say_what_they_do_not_know():
