@@ -313,7 +313,9 @@ def running_server(command: Sequence[str], log_dir: str, left: Left = _NOTHING) 
     Raises:
       FeedlineError: it ended, or took no job within two minutes.
     """
-    port = _free_port()
+    from apache_beam.utils.subprocess_server import pick_port
+
+    [port] = pick_port(None)
     log = os.path.join(log_dir, SERVER_LOG)
     places = ["--job-port", str(port), "--artifact-port", "0", "--expansion-port", "-1"]
     files = ["--artifacts-dir", os.path.join(log_dir, "artifacts"), "--flink-conf-dir", _settings(log_dir)]
@@ -380,10 +382,3 @@ def _signal(server: subprocess.Popen[bytes], number: signal.Signals) -> None:
         os.killpg(server.pid, number)
     with contextlib.suppress(subprocess.TimeoutExpired):
         server.wait(_STOP_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port: int = probe.getsockname()[1]
-        return port
