@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from beam_jobs import storage
-from beam_jobs.common.strings import WARNING, plural
+from beam_jobs.common.strings import WARNING, plural, size
 from beam_jobs.common.system import Progress
 from beam_jobs.dataset import lookup, manifest, remarks, schemas
 from beam_jobs.dataset.manifest import Manifest, Remarks
@@ -230,7 +230,7 @@ class _Ingest:
             work_dir.take_back(refs)
             raise
         examine.sweep(self.work)
-        self.say(f"scanned   {plural(found.found, 'image')}, {found.bytes / 1e6:,.1f} MB {_took(started)}")
+        self.say(f"scanned   {plural(found.found, 'image')}, {size(found.bytes)} {_took(started)}")
         return found
 
     def _examine(self, found: Scan) -> tuple[pa.Table, pa.Table]:

@@ -92,9 +92,18 @@ def listed(names: Sequence[str], most: int = 8) -> str:
     return f"{len(names):,}: {some(names, most)}"
 
 
-def some(names: Sequence[str], most: int = 8) -> str:
-    """Returns `cat, dog`: the first of the names, and dots when there are more than `most`."""
-    return ", ".join(names[:most]) + " ..." * (len(names) > most)
+def some(names: Sequence[object], most: int = 8) -> str:
+    """Returns `cat, dog and 3 more`: the first of the names, and how many there are beyond `most`."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
+
+
+def size(count: float) -> str:
+    """Returns bytes as `812 bytes`, `52.4 kB` or `3.2 MB` (1e3 and 1e6 bytes)."""
+    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= limit:
+            return f"{count / limit:,.1f} {unit}"
+    return plural(round(count), "byte")
 
 
 def parse_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:

@@ -181,4 +181,4 @@ def leak_kinds_of(near_duplicates: str) -> tuple[str, ...]:
 def leak_sentence(leaks: Sequence[Leak], most: int = 8) -> str:
     """Returns what is wrong, with the first of the sets."""
     sets = plural(len(leaks), "set of images that belong together lies", "sets of images that belong together lie")
-    return f"{sets} in several splits: {some([str(leak) for leak in leaks[: most + 1]], most)}"
+    return f"{sets} in several splits: {some(leaks, most)}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 
+from beam_jobs.common.strings import plural
 from beam_jobs.errors import BadImage, RejectReason
 from beam_jobs.options import HttpOptions
 
@@ -72,8 +73,7 @@ def fetch(url: str, options: HttpOptions, limit: int) -> bytes:
     attempt = 1
     while isinstance(outcome := http_client.attempt(url, options, limit), http_client.Failed):
         if not outcome.passing or attempt > options.retries:
-            tried = "1 attempt" if attempt == 1 else f"{attempt} attempts"
-            raise BadImage(RejectReason.NOT_FETCHED, f"{outcome}; {tried}") from outcome
+            raise BadImage(RejectReason.NOT_FETCHED, f"{outcome}; {plural(attempt, 'attempt')}") from outcome
         time.sleep(_pause_s(attempt, outcome.wait_s))
         attempt += 1
     return outcome

@@ -66,12 +66,10 @@ def refuse_other_buckets(
             yield entry
     if others:
         names = [strings.line(name[:_SHOWN_CHARACTERS]) for name in sorted(others)]
-        listed = ", ".join(names[:_SHOWN_BUCKETS]) + (
-            f" and {len(names) - _SHOWN_BUCKETS} more" if len(names) > _SHOWN_BUCKETS else ""
-        )
         raise SourceError(
-            f"{table} names images in other buckets, which would be read with your credentials: {listed}; "
-            f"where that is meant, give --allow-bucket {names[0]} (setting ingest.allow_buckets), once for each of them"
+            f"{table} names images in other buckets, which would be read with your credentials: "
+            f"{strings.some(names, _SHOWN_BUCKETS)}; where that is meant, give --allow-bucket {names[0]} "
+            "(setting ingest.allow_buckets), once for each of them"
         )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from beam_jobs import storage
+from beam_jobs.common.strings import size
 from beam_jobs.errors import DiskError, FeedlineError, OptionError, chain
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -79,8 +80,8 @@ def check_room(path: str, needed: int, what: str, *, kept: bool = True) -> None:
     free = None if storage.is_remote(path) else free_bytes(path)
     if free is not None and needed > free:
         raise DiskError(
-            f"{path}: the disk has not enough room for {what}, about {megabytes(needed)} are needed and "
-            f"{megabytes(free)} are free; {_help(errno.ENOSPC, kept)}"
+            f"{path}: the disk has not enough room for {what}, about {size(needed)} are needed and "
+            f"{size(free)} are free; {_help(errno.ENOSPC, kept)}"
         )
 
 
@@ -118,15 +119,10 @@ def explanation(error: BaseException, doing: str, *places: str, needed: int = 0,
         return ""
     # A quota leaves less than the disk has free, and no call that every file system answers says how much.
     free = free_bytes(places[0]) if number != errno.EDQUOT else None
-    room = [f"about {megabytes(needed)} are needed"] if needed else []
-    room += [f"{megabytes(free)} are free"] if free is not None else []
+    room = [f"about {size(needed)} are needed"] if needed else []
+    room += [f"{size(free)} are free"] if free is not None else []
     note = f" ({', '.join(room)})" if number in (*FULL, errno.EFBIG) and room else f" ({name})" if name else ""
     return f"{places[0]}: {os.strerror(number)} while {doing}{note}; {_help(number, kept)}"
-
-
-def megabytes(count: int) -> str:
-    """Returns a number of bytes in words: exact below a megabyte."""
-    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count:,} bytes"
 
 
 def _help(number: int, kept: bool) -> str:

@@ -10,13 +10,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tensorflow_metadata.proto.v0 import anomalies_pb2
 
-from beam_jobs.common.strings import plural
+from beam_jobs.common.strings import plural, some
 from beam_jobs.dataset import lookup, schemas
 from beam_jobs.planning import near_duplicates
 from beam_jobs.planning.near_duplicates import NearClusters
 from components.dataset_gate import measures
-from components.dataset_gate.limits import CLASS, Finding, GateLimits, Outcome, some
+from components.dataset_gate.limits import CLASS, Finding, GateLimits, Outcome
 from components.dataset_gate.measures import GateDataset
+
+_NAMES = 5  # of classes, in a finding
 
 
 def check_classes(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
@@ -34,7 +36,7 @@ def check_several(dataset: GateDataset) -> Iterator[Finding]:
             check="one class",
             split="all splits",
             feature=CLASS,
-            value=f"{some(labels)} alone",
+            value=f"{some(labels, _NAMES)} alone",
             limit="at least two classes",
             remedy="add images of another class",
         )
@@ -50,7 +52,7 @@ def check_missing(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]
             check="missing classes",
             split=first,
             feature=CLASS,
-            value=f"without an image of {some(nowhere)}",
+            value=f"without an image of {some(nowhere, _NAMES)}",
             limit="an image of every class that the labels name",
             remedy="add images of these classes, see whether they were dropped as copies, "
             "or set gate.allow_missing_classes to true",
@@ -62,7 +64,7 @@ def check_missing(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]
                 check="unseen classes",
                 split=name,
                 feature=CLASS,
-                value=f"{some(unseen)}, absent from {first}",
+                value=f"{some(unseen, _NAMES)}, absent from {first}",
                 limit="classes that the first split has",
                 remedy="add images of these classes, or set gate.allow_missing_classes to true",
             )
@@ -72,7 +74,7 @@ def check_missing(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]
                 check="absent classes",
                 split=name,
                 feature=CLASS,
-                value=f"without an image of {some(absent)}",
+                value=f"without an image of {some(absent, _NAMES)}",
                 limit=f"an image of every class of {first}",
                 remedy="add images of these classes, set ingest.stratify, or leave out gate.require_all_classes",
             )
@@ -88,7 +90,7 @@ def check_sizes(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
             check="small classes",
             split=first,
             feature=CLASS,
-            value=some([f"{label} with {plural(counts[label], 'image')}" for label in small]),
+            value=some([f"{label} with {plural(counts[label], 'image')}" for label in small], _NAMES),
             limit=f"at least {plural(limits.min_images_per_class, 'image')} a class",
             remedy="add images of these classes, or lower gate.min_images_per_class",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -131,9 +131,6 @@ def _check_features(name: str, limits: Mapping[str, float]) -> None:
             raise OptionError(unknown("feature", feature, [*FACTS, f"{EXTRA_PREFIX}NAME"], f"{name}."))
 
 
-_MOST = 5
-
-
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """One crossed limit.
@@ -202,9 +199,3 @@ class Outcome:
     findings: tuple[Finding, ...]
     comparisons: tuple[Comparison, ...]
     notes: tuple[str, ...]
-
-
-def some(names: Iterable[str], most: int = _MOST) -> str:
-    """Returns the first names, and how many more there are."""
-    listed = list(names)
-    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")

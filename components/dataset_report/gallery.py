@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from beam_jobs import storage
+from beam_jobs.common import strings
 from beam_jobs.errors import BadImage
 from beam_jobs.images.thumbnail import ThumbnailOptions
 from beam_jobs.options import ImageLimits
@@ -436,6 +437,6 @@ def _reject_row(row: Mapping[str, Any], found: Picture | None) -> RejectRow:
         stage=row["stage"],
         reason=row["reason"],
         detail=shown.text(row["detail"], 240),
-        bytes=shown.size(row["bytes"]),
+        bytes=strings.size(row["bytes"]),
         picture=found,
     )

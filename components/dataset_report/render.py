@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from beam_jobs import storage
+from beam_jobs.common import strings
 from beam_jobs.common.html import render_page
-from beam_jobs.common.strings import plural
 from beam_jobs.dataset import lookup, manifest, schemas
 from components.dataset_report import RunDetails, shown
 from components.dataset_report.augmentation import augmentation
@@ -29,8 +29,8 @@ _FILTERS: Mapping[str, Callable[..., Any]] = {
     "place": shown.place,
     "number": shown.number,
     "percent": shown.percent,
-    "weight": shown.size,
-    "plural": plural,
+    "weight": strings.size,
+    "plural": strings.plural,
 }
 
 

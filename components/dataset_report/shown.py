@@ -74,14 +74,6 @@ def percent(share: float, digits: int = 1) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
-def size(count: float) -> str:
-    """Returns bytes as `812 bytes`, `52.4 kB` or `3.2 MB` (1e3 and 1e6 bytes)."""
-    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= limit:
-            return f"{count / limit:,.1f} {unit}"
-    return "1 byte" if count == 1 else f"{count:,.0f} bytes"
-
-
 NO_CLASS = "no class"
 DROPPED = "dropped"
 _MOST_COLUMNS = 8  # user columns listed with a picture
@@ -151,7 +143,7 @@ class Images:
             ("Class", text(", ".join(labels))),
             ("Split", row["split"] if row["shard"] >= 0 else DROPPED),
             ("Size", f"{row['width']:,} x {row['height']:,} pixels{_before(row)}"),
-            ("Stored", f"{row['format']}, {size(row['bytes'])}"),
+            ("Stored", f"{row['format']}, {strings.size(row['bytes'])}"),
             ("Re-encoded", row["normalised"].replace("+", ", ")),
             ("Brightness", f"{np.mean(row['mean_rgb']):.0f} of 255" if self.dataset.channels else ""),
             ("Copies", f"set {row['cluster']}" if row["cluster"] else ""),

@@ -22,6 +22,7 @@ from typing import Any
 
 from beam_jobs import errors, stack
 from beam_jobs.common import child_python
+from beam_jobs.common.strings import size
 from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.storage import disk as places
 from beam_jobs.storage import is_remote
@@ -197,7 +198,7 @@ def writable(name: str, directory: str, remedy: str) -> Check:
         repair = f"{refused.repair}, or {remedy}" if refused.repair else remedy
         return Check(name=name, ok=False, detail=refused.reason, remedy=repair)
     free = shutil.disk_usage(places.nearest(directory)).free
-    return Check(name=name, ok=True, detail=f"{os.path.abspath(directory)}, {free / 1e9:,.1f} GB free")
+    return Check(name=name, ok=True, detail=f"{os.path.abspath(directory)}, {size(free)} free")
 
 
 def output_of(

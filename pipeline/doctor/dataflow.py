@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from beam_jobs.common.strings import size
 from beam_jobs.errors import OptionError
 from beam_jobs.runners import dataflow
 from beam_jobs.runners.dataflow import Options
@@ -51,7 +52,7 @@ def package() -> Check:
     try:
         with tempfile.TemporaryDirectory() as directory:
             path = dataflow.build_wheel(directory)
-            detail = f"{os.path.basename(path)}, {os.path.getsize(path) / 1e6:.1f} MB"
+            detail = f"{os.path.basename(path)}, {size(os.path.getsize(path))}"
     except (OSError, LookupError, ImportError) as error:
         remedy = doctor.install_command("--force-reinstall", "--no-deps", doctor.DISTRIBUTION)
         return Check(name="package", ok=False, detail=f"cannot be packed: {error}", remedy=remedy)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from beam_jobs.common import child_python, system
+from beam_jobs.common.strings import size
 from beam_jobs.errors import FeedlineError
 from beam_jobs.storage import is_remote
 from pipeline import doctor
@@ -38,7 +39,7 @@ def memory() -> Check:
     return Check(
         name="memory",
         ok=free >= _LEAST_MEMORY_BYTES,
-        detail=f"{free / 1e9:,.1f} GB free, a run takes 2 GB and more, by image and batch size",
+        detail=f"{size(free)} free, a run takes 2 GB and more, by image and batch size",
         remedy="feedline run --set input.batch_size=16 --set input.cache=none",
         needed=False,
     )

@@ -16,6 +16,7 @@ from ml_metadata.metadata_store import MetadataStore
 from ml_metadata.proto import metadata_store_pb2 as pb
 
 from beam_jobs import storage
+from beam_jobs.common.strings import some
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import FeedlineError, SourceError
 
@@ -324,5 +325,4 @@ def _offer(artifacts: list[pb.Artifact], root: str) -> str:
     names = list(dict.fromkeys(os.path.basename(place) for place in pushed if place))
     if not names:
         return "; no model was pushed there yet"
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"; it knows {', '.join(names[:_SHOWN])}{more} in {os.path.join(root, 'serving')}"
+    return f"; it knows {some(names, _SHOWN)} in {os.path.join(root, 'serving')}"

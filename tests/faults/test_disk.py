@@ -265,7 +265,7 @@ def test_a_checkpoint_that_does_not_fit(fault, disk):
         saved.save(2, checkpoint(2))
     except DiskError as error:
         said = str(error)
-    told = "about 800,000 bytes are needed" in said and "are free" in said and "\n" not in said
+    told = "about 800.0 kB are needed" in said and "are free" in said and "\n" not in said
     found = saved.latest()
     row.tried(said, lost=found is None, wrong=not told or found is None or found.state != {"step": 1})
     disk(LARGE)

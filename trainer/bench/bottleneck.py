@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from beam_jobs.common.strings import plural
 from trainer.bench.meter import Cost
 
 READ, PARSE, CALL, DECODE, AUGMENT, BATCH = "read", "parse", "call", "decode", "augment", "batch"
@@ -241,8 +242,7 @@ def _finding(stage: Stage, figures: Figures) -> str:
     if stage.kind == STEP:
         return f"The model is the bottleneck: {stage.name} trains on {rate}, the input pipeline delivers {delivered}."
     if stage.kind == DECODE and facts.policy != "raw" and figures.efficiency <= 1:
-        cores = "1 core" if facts.cores == 1 else f"{facts.cores} cores"
-        limit = f"{figures.limit.rate:,.0f} images/s {cores} can decode"
+        limit = f"{figures.limit.rate:,.0f} images/s {plural(facts.cores, 'core')} can decode"
         return f"Decoding is the bottleneck: {delivered} of the {limit}."
     names = {
         READ: "Reading",

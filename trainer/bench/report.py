@@ -38,11 +38,10 @@ def title(stage: Stage, figures: Figures) -> str:
 def totals(figures: Figures) -> list[tuple[str, Cost, str]]:
     """Returns name, cost and remark of everything that is more than a stage, the pipeline first."""
     facts, rate = figures.facts, figures.pipeline.rate
-    cores = "1 core" if facts.cores == 1 else f"{facts.cores} cores"
     rows = [("input pipeline", figures.pipeline, f"{figures.efficiency:.0%} of the limit")]
     if figures.trained:
         rows.append((f"with {facts.model}", figures.trained, f"on {facts.device}, input and training together"))
-    rows.append(("limit", figures.limit, f"{figures.limit_is} on {cores}"))
+    rows.append(("limit", figures.limit, f"{figures.limit_is} on {strings.plural(facts.cores, 'core')}"))
     rows += [
         (name, cost, f"the input pipeline is {rate / cost.rate:.2f} times as fast") for name, cost in _by_rate(figures)
     ]
@@ -55,8 +54,8 @@ def _by_rate(figures: Figures) -> list[tuple[str, Cost]]:
 
 def _head(figures: Figures) -> Iterator[str]:
     facts = figures.facts
-    shards = "1 shard" if facts.shards == 1 else f"{facts.shards} shards"
-    yield f"{facts.dataset}, {facts.split}: {facts.records:,} records of {facts.record_bytes / 1e3:,.1f} kB in {shards}"
+    each, shards = strings.size(facts.record_bytes), strings.plural(facts.shards, "shard")
+    yield f"{facts.dataset}, {facts.split}: {facts.records:,} records of {each} in {shards}"
     yield f"{facts.ops}, batches of {facts.batch_size}, {facts.threads} threads on {facts.cores} cores"
 
 
@@ -146,7 +145,7 @@ def as_page(figures: Figures) -> str:
         "totals": totals(figures),
         "ablation": sorted(figures.ablation, key=lambda row: -row.worth),
     }
-    return render_page(_TEMPLATES, "bench", values)
+    return render_page(_TEMPLATES, "bench", values, {"size": strings.size, "plural": strings.plural})
 
 
 def _rate_chart(figures: Figures) -> RateChart:

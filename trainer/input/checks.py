@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from beam_jobs.common.strings import WARNING
+from beam_jobs.common.strings import WARNING, size
 from beam_jobs.common.system import free_bytes
 from beam_jobs.dataset import record
 from beam_jobs.errors import OptionError
@@ -146,8 +146,8 @@ def check_room(options: InputOptions, images: int, value_bytes: int = 1) -> None
     needed = options.batches_held * batch
     if needed > free:
         raise OptionError(
-            f"batch_size is {options.batch_size}: {options.batches_held} batches of {batch / 1e9:,.2f} GB"
-            f"{', as floats,' * (value_bytes > 1)} are in memory at a time, and {free / 1e9:,.2f} GB are free; with "
+            f"batch_size is {options.batch_size}: {options.batches_held} batches of {size(batch)}"
+            f"{', as floats,' * (value_bytes > 1)} are in memory at a time, and {size(free)} are free; with "
             f"image_side_px {options.image_side_px} at most {options.batch_size * free // needed} images fit"
         )
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from beam_jobs import storage
+from beam_jobs.common.strings import size
 from beam_jobs.common.system import map_ordered
 from beam_jobs.dataset import manifest
 from beam_jobs.dataset.manifest import IMAGES_NAME, Manifest
@@ -117,8 +118,8 @@ def _fetch(path: str, here: str, dataset: Manifest, split: str, options: InputOp
     needed = sum(file.bytes for file in files)
     if (room := _make_room(here, needed)) < needed:
         raise OptionError(
-            f"split {split} of {path} needs {needed / 1e9:,.2f} GB more in {root}, which has room for "
-            f"{room / 1e9:,.2f} GB; make room there, or name a directory on another disk with {_option(options)}"
+            f"split {split} of {path} needs {size(needed)} more in {root}, which has room for "
+            f"{size(room)}; make room there, or name a directory on another disk with {_option(options)}"
         )
     for _ in map_ordered(lambda file: _copy(file, scratch), files, options.readers):
         pass

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from beam_jobs.common import strings
-from beam_jobs.common.strings import plural
+from beam_jobs.common.strings import plural, size
 from beam_jobs.dataset import manifest
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import OptionError
@@ -329,8 +329,8 @@ def mixing(order: Order) -> tuple[float, float]:
 
 
 def _records(choices: Choices) -> str:
-    kilobytes = choices.index.record_bytes / 1e3
-    text = f"{len(choices.index):,} of {kilobytes:,.1f} kB in {plural(len(choices.index.files), 'file')}"
+    index = choices.index
+    text = f"{len(index):,} of {size(index.record_bytes)} in {plural(len(index.files), 'file')}"
     part = f", host {choices.host.index} of {choices.host.count}" if choices.host.count > 1 else ""
     left_out = f", {choices.left_out} damaged ones left out" if choices.left_out else ""
     return text + part + left_out
@@ -367,9 +367,9 @@ def _ops(choices: Choices) -> str:
 
 
 def _batch(choices: Choices) -> str:
-    megabytes = choices.batch_bytes / 1e6
     whole = f" of {choices.options.batch_size} over all hosts" if choices.host.count > 1 else ""
-    return f"{choices.batch} images{whole}, uint8, {megabytes:,.1f} MB; {choices.options.prefetch_batches} kept ready"
+    kept = f"{choices.options.prefetch_batches} kept ready"
+    return f"{choices.batch} images{whole}, uint8, {size(choices.batch_bytes)}; {kept}"
 
 
 def _memory(choices: Choices) -> str:

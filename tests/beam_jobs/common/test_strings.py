@@ -61,8 +61,9 @@ def test_a_log_shows_names_without_their_controls():
 def test_counts_have_their_noun():
     assert [strings.plural(count, "image") for count in (0, 1, 1234)] == ["0 images", "1 image", "1,234 images"]
     assert strings.plural(2, "class", "classes") == "2 classes"
+    assert [strings.size(count) for count in (1, 812, 52_400, 7e9)] == ["1 byte", "812 bytes", "52.4 kB", "7.0 GB"]
 
 
 def test_of_many_names_the_first_are_told():
     assert strings.listed(["cat", "dog"]) == "2: cat, dog"
-    assert strings.listed([str(number) for number in range(1200)], most=2) == "1,200: 0, 1 ..."
+    assert strings.listed([str(number) for number in range(1200)], most=2) == "1,200: 0, 1 and 1,198 more"

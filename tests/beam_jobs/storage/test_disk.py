@@ -38,7 +38,7 @@ def test_who_keeps_nothing_does_not_say_so(tmp_path):
 
 def test_a_quota_is_told_without_the_bytes_that_the_disk_has_free(tmp_path):
     said = explained(os_error(errno.EDQUOT), tmp_path, 800_000)
-    assert said.startswith(f"{tmp_path}: Disk quota exceeded while writing (about 800,000 bytes are needed); raise the")
+    assert said.startswith(f"{tmp_path}: Disk quota exceeded while writing (about 800.0 kB are needed); raise the")
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EIO, errno.ENOENT])
@@ -122,7 +122,3 @@ def test_used_bytes_are_those_of_all_files(tmp_path):
     (tmp_path / "c").write_bytes(bytes(5))
     assert disk.used_bytes(str(tmp_path)) == 15
     assert disk.used_bytes(str(tmp_path / "nothing")) == 0
-
-
-def test_bytes_in_words():
-    assert [disk.megabytes(count) for count in (12, 123_456, 7_654_321)] == ["12 bytes", "123,456 bytes", "7.7 MB"]

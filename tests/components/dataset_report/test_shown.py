@@ -55,10 +55,3 @@ def test_a_path_inside_a_sentence_does_not_tell_whose_it_is(value, expected):
 )
 def test_numbers_have_the_digits_a_reader_wants(value, expected):
     assert shown.number(value) == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"), [(1, "1 byte"), (812, "812 bytes"), (52_400, "52.4 kB"), (7e9, "7.0 GB")]
-)
-def test_sizes_have_a_unit(value, expected):
-    assert shown.size(value) == expected

@@ -37,7 +37,7 @@ WRONG = [
     ("DATASET --ops decode|resize(8)", "image_side_px is 16"),
     ("DATASET --model small_cn", "there is no model 'small_cn'; did you mean small_cnn"),
     ("DATASET --html DATASET", "is a directory; name a file"),
-    ("DATASET --batch-size 100000000", "batch_size is 100000000: 4 batches of 307.20 GB, as floats, are in memory"),
+    ("DATASET --batch-size 100000000", "batch_size is 100000000: 4 batches of 307.2 GB, as floats, are in memory"),
 ]
 
 
