@@ -125,7 +125,7 @@ def test_the_order_of_the_listing_does_not_show(tmp_path):
 def test_stages_are_reported_in_a_line_each(tmp_path):
     lines: list[str] = []
     ingest.run(small(tmp_path), report=lines.append)
-    assert [re.sub(r"[\d.]+ MB|in [\d.]+ s\b|\([\d,]+ images/s\)", "N", line) for line in lines] == [
+    assert [re.sub(r"[\d.]+ [kM]B|in [\d.]+ s\b|\([\d,]+ images/s\)", "N", line) for line in lines] == [
         "scanned   8 images, N N",
         "examined  8 good, 0 rejected N N",
         "wrote     8 records in 1 shard N N",
