@@ -28,7 +28,7 @@ _ANNOTATIONS = (
     *(record.OBJECT_PREFIX + name for name in ("area", "is_crowd", "class/label", "class/text")),
 )
 # Class indices are names written as numbers: their mean says nothing, how often each occurs does.
-_CATEGORIES = (record.LABEL, record.OBJECT_PREFIX + "class/label")
+_CATEGORIES = (record.LABEL, record.OBJECT_LABEL)
 # Values that are counted one by one. TFDV looks for unseen ones among them alone; 1,000, its own, is fewer than many
 # datasets have classes.
 _COUNTED_VALUES = 1 << 15

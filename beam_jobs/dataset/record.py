@@ -201,6 +201,8 @@ WEIGHT = "image/weight"
 MASK = "image/segmentation/class/encoded"
 MASK_FORMAT = "image/segmentation/class/format"
 OBJECT_PREFIX = "image/object/"
+OBJECT_SIDES = tuple(f"{OBJECT_PREFIX}bbox/{side}" for side in ("ymin", "xmin", "ymax", "xmax"))
+OBJECT_LABEL, OBJECT_TEXT = f"{OBJECT_PREFIX}class/label", f"{OBJECT_PREFIX}class/text"
 EXTRA_PREFIX = "extra/"
 
 # Name -> (dtype name, shape) of what single-label records hold; extra columns differ between datasets.
@@ -221,21 +223,18 @@ FEATURES: dict[str, tuple[str, tuple[int, ...]]] = {
     LABEL: ("int64", ()),
     TEXT: ("string", ()),
 }
-_OBJECT_TYPES = {
-    **{f"bbox/{side}": float for side in ("ymin", "xmin", "ymax", "xmax")},
-    "class/label": int,
-    "class/text": bytes,
-    "is_crowd": int,
-    "area": float,
-    "mask": bytes,
-}
 # Name -> type of each value, of all that a record may hold but the extra columns.
 _TYPES: dict[str, type] = {
     **{name: {"string": bytes, "int64": int, "float32": float}[dtype] for name, (dtype, _) in FEATURES.items()},
     WEIGHT: float,
     MASK: bytes,
     MASK_FORMAT: bytes,
-    **{OBJECT_PREFIX + name: kind for name, kind in _OBJECT_TYPES.items()},
+    **dict.fromkeys(OBJECT_SIDES, float),
+    OBJECT_LABEL: int,
+    OBJECT_TEXT: bytes,
+    OBJECT_PREFIX + "is_crowd": int,
+    OBJECT_PREFIX + "area": float,
+    OBJECT_PREFIX + "mask": bytes,
 }
 MAX_VALUES = 4 << 20  # of a feature, decoded; a user column has a mebibyte
 # Small numbers and categories: safe for statistics, which would keep whole images as categorical values otherwise.
@@ -351,14 +350,10 @@ def extra_feature(name: str, value: ExtraValue) -> tuple[str, Values]:
 
 
 def _object_features(objects: Sequence[RecordObject]) -> dict[str, tuple[str, Values]]:
-    ymin, xmin, ymax, xmax = ([item.bbox[place] for item in objects] for place in range(4))
     return {
-        OBJECT_PREFIX + "bbox/ymin": ("float", ymin),
-        OBJECT_PREFIX + "bbox/xmin": ("float", xmin),
-        OBJECT_PREFIX + "bbox/ymax": ("float", ymax),
-        OBJECT_PREFIX + "bbox/xmax": ("float", xmax),
-        OBJECT_PREFIX + "class/label": ("int64", [item.label for item in objects]),
-        OBJECT_PREFIX + "class/text": ("bytes", [item.text.encode() for item in objects]),
+        **{name: ("float", [item.bbox[place] for item in objects]) for place, name in enumerate(OBJECT_SIDES)},
+        OBJECT_LABEL: ("int64", [item.label for item in objects]),
+        OBJECT_TEXT: ("bytes", [item.text.encode() for item in objects]),
         OBJECT_PREFIX + "is_crowd": ("int64", [int(item.crowd) for item in objects]),
         OBJECT_PREFIX + "area": ("float", [item.area for item in objects]),
         OBJECT_PREFIX + "mask": ("bytes", [item.mask for item in objects]),

@@ -71,7 +71,7 @@ class FeatureRoles:
         return next((role for role, names in roles.items() if feature in names), "")
 
 
-_OBJECT_LABELS = ("image/object/class/label", "image/object/class/text")
+_OBJECT_LABELS = (record.OBJECT_LABEL, record.OBJECT_TEXT)
 
 # The first row counts that has an image and all of its marks among the features of a file.
 KNOWN_ROLES = (
@@ -87,7 +87,7 @@ KNOWN_ROLES = (
         image=("image/encoded",),
         labels=_OBJECT_LABELS,
         keys=("image/filename", "image/source_id"),
-        marks=frozenset({"image/object/class/label"}),
+        marks=frozenset({record.OBJECT_LABEL}),
     ),
     FeatureRoles(
         looks_like="TF-Slim",

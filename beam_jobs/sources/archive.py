@@ -153,7 +153,6 @@ def _sidecar(member: Member, opened: Opened) -> bytes:
     return inflate([data], MAX_SIDECAR_BYTES) if member.place.method == DEFLATE else data
 
 
-_TAR_BLOCK_BYTES = tarfile.BLOCKSIZE
 _BLOCK_BYTES = 1 << 20
 
 # `zipfile` reads the directory at once, and holds ten times as much. This is one of five million members.
@@ -266,10 +265,10 @@ def _check_tar_end(offset: int, container: Container, opened: Opened) -> None:
     """Raises `SourceError` unless the archive ends as it should, where no header of a member begins."""
     stream = opened.stream
     stream.seek(offset)
-    block = stream.read(_TAR_BLOCK_BYTES)
-    if not offset and (len(block) < _TAR_BLOCK_BYTES or any(block)):
+    block = stream.read(tarfile.BLOCKSIZE)
+    if not offset and (len(block) < tarfile.BLOCKSIZE or any(block)):
         raise SourceError(f"{container.path} is no tar archive, plain or of gzip, bzip2 or xz: no header starts it")
-    if len(block) < _TAR_BLOCK_BYTES:
+    if len(block) < tarfile.BLOCKSIZE:
         raise SourceError(f"{container.path} is cut short: it ends at byte {opened.bytes} without an end mark")
     if any(block):
         raise SourceError(f"{container.path} is damaged at byte {offset}: no header of a member starts there")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from beam_jobs import storage
 from beam_jobs.errors import RejectReason, SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources.base import OnHidden, ignore, is_hidden, leaves, printable, reference, scan_reject
-from beam_jobs.sources.containers import EVERYTHING, Pattern, State
+from beam_jobs.sources.containers import EVERYTHING, WILDCARD, Pattern, State
 from beam_jobs.types import ImageRef, Reject
 
 _LOOKED_AT = 10_000  # rejects; a source that begins with more of them is judged by `max_reject_ratio`
@@ -225,9 +224,6 @@ def _is_class(entry: os.DirEntry) -> bool:
     return is_dir(entry) and not is_hidden(entry.name)
 
 
-_SPECIAL = re.compile(r"[*?\[{]")
-
-
 @dataclass(frozen=True)
 class GlobSource:
     """The files that a pattern matches; those that are hidden are passed over unless their part begins with a dot.
@@ -256,7 +252,7 @@ class GlobSource:
 
     def check(self) -> None:
         """Raises `SourceError` unless there is at least one file that matches and can be used."""
-        if not _SPECIAL.search(self.path):
+        if not WILDCARD.search(self.path):
             raise SourceError(f"{self.path} is no pattern; write * for the names that differ, as in photos/*/*.jpg")
         if storage.is_remote(self.path) and not storage.is_remote(self.base):
             raise SourceError(f"{self.path} has a pattern for a bucket; name the bucket")
@@ -284,4 +280,4 @@ class GlobSource:
 
     @property
     def _fixed(self) -> str:
-        return _SPECIAL.split(self.path, maxsplit=1)[0]
+        return WILDCARD.split(self.path, maxsplit=1)[0]

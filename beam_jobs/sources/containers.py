@@ -25,7 +25,7 @@ NO_FILES = "container://"
 _MAX_BRACED = 1_000_000
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_SPECIAL = re.compile(r"[*?\[{]")
+WILDCARD = re.compile(r"[*?\[{]")
 _HIDDEN = (".", "_")  # `_SUCCESS` and the like lie beside the files of a job
 
 
@@ -61,7 +61,7 @@ class Opened:
 
 def is_pattern(path: str) -> bool:
     """Returns whether a path stands for many; a file whose name only looks like a pattern is one file."""
-    return bool(_SPECIAL.search(path)) and (storage.is_remote(path) or not os.path.lexists(path))
+    return bool(WILDCARD.search(path)) and (storage.is_remote(path) or not os.path.lexists(path))
 
 
 def is_directory(path: str) -> bool:
@@ -73,7 +73,7 @@ def is_directory(path: str) -> bool:
 
 def base_of(path: str) -> str:
     """Returns the directory that the names of a path or pattern are relative to."""
-    fixed = path[: _SPECIAL.search(path).start()] if is_pattern(path) else path  # type: ignore[union-attr]
+    fixed = path[: WILDCARD.search(path).start()] if is_pattern(path) else path  # type: ignore[union-attr]
     directory, separator, _ = fixed.rpartition("/")
     return directory or separator or "."
 
@@ -97,7 +97,7 @@ def find(path: str, on_hidden: OnHidden = ignore) -> list[Container]:
     hidden: set[str] = set()
     for pattern in braced(path):
         try:
-            matched = list(_matches(pattern, hidden.add)) if _SPECIAL.search(pattern) else [pattern]
+            matched = list(_matches(pattern, hidden.add)) if WILDCARD.search(pattern) else [pattern]
         except OSError as error:
             raise _unreadable(pattern, error) from error
         if not matched:
@@ -234,7 +234,7 @@ def _walk(directory: str, parts: list[str], on_hidden: OnHidden) -> Iterator[str
         return
     for name in storage.list_dirs(directory) if rest else storage.list_files(directory):
         path = storage.join(directory, name)
-        if not fnmatch.fnmatchcase(name, part):
+        if not _matches_pattern(name, part):
             continue
         if name.startswith(".") and not part.startswith("."):
             on_hidden(path + "/" * bool(rest))

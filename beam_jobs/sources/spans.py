@@ -13,12 +13,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from beam_jobs import errors, storage
+from beam_jobs.common.strings import some
 from beam_jobs.errors import OptionError, SourceError
 from beam_jobs.options import IngestOptions
+from beam_jobs.sources.containers import WILDCARD
 
 _SPAN, _VERSION = "SPAN", "VERSION"
 _PLACE = re.compile(r"\{(SPAN|VERSION)(:[^{}]*)?\}")
-_WILDCARD = re.compile(r"[*?\[{]")
 _MAX_DIGITS = 18  # ML Metadata keeps both as int64
 _SHOWN = 5
 
@@ -160,7 +161,7 @@ def _parse(pattern: str) -> _Pattern:
     if storage.is_remote(pattern) and first < len(("s3:", "", "bucket")):
         raise OptionError(f"the source {pattern} has {{SPAN}} in the name of its bucket; put it behind that")
     stem = "".join(f"{name}/" for name in names[:first])
-    wild = [index for index, name in enumerate(names) if _WILDCARD.search(_PLACE.sub("", name))]
+    wild = [index for index, name in enumerate(names) if WILDCARD.search(_PLACE.sub("", name))]
     # A directory may be called `photos[1]`, so that what is there as it is written is no wildcard.
     if any(first <= index <= last for index in wild) or (wild and wild[0] < first and not os.path.isdir(stem)):
         raise OptionError(
@@ -218,7 +219,7 @@ def _choose(whose: str, what: str, wanted: int | None, spelled: list[tuple[str, 
     numbers = sorted({int(text) for text, _ in spelled}, reverse=True)
     number = numbers[0] if wanted is None else wanted
     if number not in numbers:
-        raise SourceError(f"{whose} has no {what} {wanted}; it has {_some(map(str, numbers))}")
+        raise SourceError(f"{whose} has no {what} {wanted}; it has {some(numbers, _SHOWN)}")
     texts = sorted({text for text, _ in spelled if int(text) == number})
     if len(texts) > 1:
         raise SourceError(f"{whose}: {' and '.join(texts)} both mean {what} {number}; keep one of them")
@@ -230,10 +231,4 @@ def _seen(base: str) -> str:
     if not storage.is_remote(base) and not os.path.isdir(base):
         return f"there is no directory {base}"
     names = sorted({*storage.list_dirs(base), *storage.list_files(base)})
-    return f"{base} holds {_some(names) if names else 'nothing'}"
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
-    return ", ".join(listed[:_SHOWN]) + more
+    return f"{base} holds {some(names, _SHOWN) if names else 'nothing'}"

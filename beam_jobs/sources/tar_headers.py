@@ -16,7 +16,6 @@ from typing import BinaryIO
 MAX_BYTES = 64 << 10
 MAX_ATTRIBUTES = 1000
 
-_BLOCK = tarfile.BLOCKSIZE
 _EXTENDED = (482, 504)  # where a sparse header, and a block that goes on with its map, say whether another one follows
 _LENGTH_DIGITS = 20
 _SPARSE = "GNU.sparse."
@@ -67,7 +66,7 @@ class TarHeaders:
         own: dict[str, str] = {}
         place = offset
         while header := self._block(place):
-            place += _BLOCK
+            place += tarfile.BLOCKSIZE
             if header.type not in (*_NAMES, *_ATTRIBUTES):
                 return self._member(header, offset, place, {**self.everywhere, **own})
             length = place + header.size - offset
@@ -93,7 +92,7 @@ class TarHeaders:
     def _block(self, place: int) -> tarfile.TarInfo | None:
         self.stream.seek(place)
         try:
-            return tarfile.TarInfo.frombuf(self.stream.read(_BLOCK), "utf-8", "surrogateescape")
+            return tarfile.TarInfo.frombuf(self.stream.read(tarfile.BLOCKSIZE), "utf-8", "surrogateescape")
         except tarfile.HeaderError:
             return None
 
@@ -114,10 +113,10 @@ class TarHeaders:
 
     def _after_map(self, place: int) -> int:
         """Returns where the map of a sparse file ends; it is passed over block by block."""
-        self.stream.seek(place - _BLOCK)
+        self.stream.seek(place - tarfile.BLOCKSIZE)
         flag = _EXTENDED[0]
-        while len(block := self.stream.read(_BLOCK)) == _BLOCK and block[flag]:
-            place += _BLOCK
+        while len(block := self.stream.read(tarfile.BLOCKSIZE)) == tarfile.BLOCKSIZE and block[flag]:
+            place += tarfile.BLOCKSIZE
             flag = _EXTENDED[1]
         return place
 
@@ -161,4 +160,4 @@ def _text(raw: bytes) -> str:
 
 
 def _padded(size: int) -> int:
-    return size + -size % _BLOCK
+    return size + -size % tarfile.BLOCKSIZE

@@ -144,7 +144,6 @@ def _class_name(value: Any, name: str, names: tuple[str, ...]) -> Any:
 _OBSERVED_RECORDS = 100  # a feature that none of the first so many has is taken for a misspelt one
 # Of a record in a compressed file; images pack to little less than they have.
 _PACKED_BYTES, _PACKED_RATIO = 32 << 20, 20
-_FRAME_HEAD_BYTES = 12  # of a record, before its payload: length and checksum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +236,7 @@ def _entries(file: ExampleFile, layout: Layout) -> Iterator[ImageRef | Reject]:
         for index, (offset, payload) in enumerate(_payloads(file, opened)):
             place = Slice(
                 method=EXAMPLE,
-                offset=offset + _FRAME_HEAD_BYTES,
+                offset=offset + tfrecord.HEADER,
                 length=len(payload),
                 path=file.container.name,
                 feature=layout.columns.image,

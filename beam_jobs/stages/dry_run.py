@@ -20,6 +20,7 @@ from beam_jobs.dataset.manifest import Remarks
 from beam_jobs.errors import BadImage, OptionError, SourceError, Unreadable
 from beam_jobs.images import sandbox
 from beam_jobs.options import IngestOptions
+from beam_jobs.planning.plan import RECORD_OVERHEAD_BYTES
 from beam_jobs.runners import Engine, cost_estimate
 from beam_jobs.runners.cost_estimate import Bill, Work, duration, size
 from beam_jobs.sources import http_fetch
@@ -163,7 +164,6 @@ def _mean_of(values: Iterable[float]) -> float:
     return total / count if (count := sum(1 for _ in second)) else 0.0
 
 
-_RECORD_BYTES = 500  # everything in a record but the image, as in `plan`
 _BYTES_PER_PIXEL = 0.3  # of a photograph as JPEG, where no image could be looked at
 
 
@@ -282,7 +282,7 @@ def _work(options: IngestOptions, listing: Listing, sample: Sample, source: Sour
     megapixels = sample.megapixels or mean / _BYTES_PER_PIXEL / 1e6
     kept = 1 - sample.rejected / sample.images if sample.images else 1.0
     good = max(1, round(listing.images * kept))
-    written = int(good * (_stored(options, sample, mean) + _RECORD_BYTES))
+    written = int(good * (_stored(options, sample, mean) + RECORD_OVERHEAD_BYTES))
     to_server = [http_fetch.is_url(ref.uri) for ref in listing.picked]
     remote = storage.is_remote(source.base) or any(storage.is_remote(ref.uri) for ref in listing.picked)
     requests = 2 * listing.images if remote and not all(to_server) else 0

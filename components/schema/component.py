@@ -35,10 +35,6 @@ from components.statistics import dataset_statistics, load_statistics
 
 Range = tuple[float, float]
 
-_OBJECT_LABEL = record.OBJECT_PREFIX + "class/label"
-_OBJECT_TEXT = record.OBJECT_PREFIX + "class/text"
-_EDGES = tuple(record.OBJECT_PREFIX + f"bbox/{edge}" for edge in ("xmin", "ymin", "xmax", "ymax"))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Values:
@@ -132,9 +128,9 @@ def domains_of(dataset: Manifest, seen: Mapping[str, Range]) -> dict[str, Domain
         record.VAR_RGB: Real(least=0),
         record.BRIGHTNESS: Real(least=0, most=255),
         record.WEIGHT: Real(least=0),
-        **dict.fromkeys(_EDGES, Real(least=0, most=1)),
-        **dict.fromkeys((record.LABEL, _OBJECT_LABEL), indices),
-        **dict.fromkeys((record.TEXT, _OBJECT_TEXT), classes),
+        **dict.fromkeys(record.OBJECT_SIDES, Real(least=0, most=1)),
+        **dict.fromkeys((record.LABEL, record.OBJECT_LABEL), indices),
+        **dict.fromkeys((record.TEXT, record.OBJECT_TEXT), classes),
     }
 
 

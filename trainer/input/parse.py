@@ -30,8 +30,6 @@ MASK = "mask"
 Features: TypeAlias = dict[str, tf.Tensor]
 
 _DTYPES = {int: tf.int64, float: tf.float32, str: tf.string}
-_SIDES = tuple(f"{record.OBJECT_PREFIX}bbox/{side}" for side in ("ymin", "xmin", "ymax", "xmax"))
-_OBJECT_LABEL = record.OBJECT_PREFIX + "class/label"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +70,7 @@ def columns_spec(dataset: Manifest, path: str, options: InputOptions) -> dict[st
     for target in options.targets:
         _check_target(path, target)
         if target == BOXES:
-            spec |= {**dict.fromkeys(_SIDES, _ragged(tf.float32)), _OBJECT_LABEL: _ragged(tf.int64)}
+            spec |= {**dict.fromkeys(record.OBJECT_SIDES, _ragged(tf.float32)), record.OBJECT_LABEL: _ragged(tf.int64)}
         else:
             spec[record.MASK] = tf.io.FixedLenFeature([], tf.string)
     return spec
@@ -86,11 +84,11 @@ def join_targets(parsed: Mapping[str, Any]) -> Features:
       xmax as shares of the image, 0-1; with `box_labels` int64[batch, None], ragged; with `mask` string[batch], PNG.
     """
     features = dict(parsed)
-    if _OBJECT_LABEL in features:
-        sides = [features.pop(name) for name in _SIDES]
+    if record.OBJECT_LABEL in features:
+        sides = [features.pop(name) for name in record.OBJECT_SIDES]
         joined = tf.stack([side.flat_values for side in sides], axis=-1)
         features[BOXES] = sides[0].with_flat_values(joined)
-        features[BOX_LABELS] = features.pop(_OBJECT_LABEL)
+        features[BOX_LABELS] = features.pop(record.OBJECT_LABEL)
     if record.MASK in features:
         features[MASK] = features.pop(record.MASK)
     return features
