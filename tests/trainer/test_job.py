@@ -178,6 +178,6 @@ def test_a_batch_that_replicas_cannot_share_is_refused_before_anything_is_built(
 def test_a_dataset_that_was_replaced_is_named_whatever_tensorflow_met_first(shades, error):
     job = job_of(shades)
     before = dataclasses.replace(job.dataset, labels=("b", "a"))
-    line = f"^{shades} was replaced by another dataset while it was read; start again, to read that one$"
+    line = f"^{shades} was replaced by another dataset while it was read; start again to read the new one$"
     with pytest.raises(DatasetChanged, match=line), _explained(dataclasses.replace(job, dataset=before)):
         raise error(None, None, "what it met")
