@@ -102,11 +102,10 @@ def make_dataset(
         not depend on their number.
 
     Returns:
-      dataset of (features, label): `features["image"]` is uint8[batch, side, side, 3], sRGB, 0-255,
-      `features["key"]` string[batch] and `features["draw"]` int32[batch, 2]; label is int64[batch], or
-      float32[batch, classes] of images with any number of labels. A dataset with a weight column also delivers
-      `features["weight"]`, float32[batch], at least 0. A batch is `batch_size / host.count` images. `len`
-      returns the number of batches, except for `FOREVER` and with a tf.data service.
+      dataset of (features, label): `features["image"]` is uint8[batch, side, side, 3], sRGB, 0-255, `features["key"]`
+      string[batch] and `features["draw"]` int32[batch, 2]; label is int64[batch], or float32[batch, classes] of images
+      with any number of labels. A dataset with a weight column also delivers `features["weight"]`, float32[batch], at
+      least 0. A batch is `batch_size / host.count` images. `len` raises for `FOREVER` and with a tf.data service.
 
     Raises:
       UsageError: there is no such dataset or split, or the options do not fit it.

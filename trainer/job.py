@@ -147,8 +147,7 @@ def fit(
       check: function that receives the model before the first step, and may raise an error to stop.
 
     Returns:
-      the model to export, uint8[batch, side, side, 3] -> float32[batch, classes], probabilities; and the progress, with
-      `history`: figure -> its value at the end of each epoch.
+      the model to export, uint8[batch, side, side, 3] -> probabilities float32[batch, classes]; and its progress.
 
     Raises:
       UsageError: the options do not fit the dataset.

@@ -126,7 +126,7 @@ def find_damage(path: str, split: str, decode: bool = False) -> list[Damage]:
       UsageError: there is no such dataset or split.
       CorruptDataset: `dataset.json` or `images.parquet` is damaged.
     """
-    return list(_damages(path, split, decode))
+    return list(_iterate_damages(path, split, decode))
 
 
 def explain(path: str, split: str, error: Exception) -> CorruptDataset | None:
@@ -141,7 +141,7 @@ def explain(path: str, split: str, error: Exception) -> CorruptDataset | None:
       an error of one line with shard, offset, key and what to do; None if the dataset is intact.
     """
     try:
-        damages = find_damage(path, split) or list(itertools.islice(_damages(path, split, decode=True), 1))
+        damages = find_damage(path, split) or list(itertools.islice(_iterate_damages(path, split, decode=True), 1))
         wrong_size = "" if damages else _find_wrong_size(path, split)
     except FeedlineError as failure:
         return CorruptDataset(str(failure))
@@ -183,7 +183,7 @@ def find_excluded(path: str, split: str, budget: int) -> frozenset[int]:
     return frozenset(damage.number for damage in damages)
 
 
-def _damages(path: str, split: str, decode: bool) -> Iterator[Damage]:
+def _iterate_damages(path: str, split: str, decode: bool) -> Iterator[Damage]:
     dataset = manifest.load(path)
     threads = cores() if decode else 1
     records = itertools.chain.from_iterable(map(_read_shard, _locate_records(path, split, dataset)))

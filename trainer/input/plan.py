@@ -256,7 +256,7 @@ def describe(
       >>> from trainer import InputOptions, describe_input
       >>> print(describe_input("dataset", "train", InputOptions(image_side_px=32, batch_size=8), training=True))
       records  ...
-      batch    8 images, uint8, 0.0 MB; 2 kept ready
+      batch    8 images, uint8, 0.0 MB; 2 buffered
       memory   at most ...
 
     Args:
@@ -364,7 +364,7 @@ def _describe_ops(choices: Choices) -> str:
 def _describe_batch(choices: Choices) -> str:
     megabytes = choices.batch_bytes / 1e6
     total = f" of {choices.options.batch_size} over all hosts" if choices.host.count > 1 else ""
-    return f"{choices.batch} images{total}, uint8, {megabytes:,.1f} MB; {choices.options.prefetch_batches} kept ready"
+    return f"{choices.batch} images{total}, uint8, {megabytes:,.1f} MB; {choices.options.prefetch_batches} buffered"
 
 
 def _describe_memory(choices: Choices) -> str:

@@ -76,7 +76,7 @@ def test_the_cache_says_why(noise, values, said):
 def test_ops_batches_and_device_are_named(noise):
     said = lines(noise, train_ops=RANDOM, threads=3, batch_size=16, prefetch_batches=5, device_ops="flip")
     assert said["images"] == f"{RANDOM} on 3 threads"
-    assert said["batch"] == "16 images, uint8, 0.0 MB; 5 kept ready"
+    assert said["batch"] == "16 images, uint8, 0.0 MB; 5 buffered"
     assert said["device"] == "flip"
     assert lines(noise)["device"] == "normalisation only"
     shared = lines(noise, host=Host(index=0, count=2), batch_size=16)["batch"]
