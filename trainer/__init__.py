@@ -1,41 +1,41 @@
-"""Shards in, batches and trained models out.
+"""Reads shards into batches, and trains, evaluates and exports models.
 
-`make_dataset` turns a published dataset into a `tf.data.Dataset` that feeds any Keras model: uint8 images in an order
-that is a function of (seed, epoch), whose state is two numbers. `fit_job` trains on it, `export` writes what serves,
-and `predict_files` asks that. None of it needs TFX.
+`make_dataset` turns a published dataset into a `tf.data.Dataset` for any Keras model: uint8 images in an order that is
+a function of (seed, epoch), with a state of two numbers. `fit_job` trains on it, `export` writes a SavedModel, and
+`predict_files` classifies files with it. None of it needs TFX.
 
 From shards to batches:
   make_dataset: a split of a dataset -> batches of (features, label)
   InputOptions: size, batch, ops, order, cache and buffers
-  FOREVER: for `epochs`, to read without end
-  Position: where to start: all that must be saved to continue exactly
-  Host: which part one of several machines reads
-  epoch_records: images in one pass
-  describe_input: what was chosen and why, in words
-  for_keras: what `model.fit` takes of a batch
+  FOREVER: value of `epochs` for endless reading
+  Position: the state of an input, enough to continue exactly
+  Host: one of several machines that read a split
+  epoch_records: number of images in one pass
+  describe_input: the decisions of an input and their reasons, as text
+  for_keras: converts a batch for `model.fit`
 
 Other inputs:
   make_mixture, mixture_labels: several datasets by weight
   make_stream, Reading, QueueSource: Python generators and queues
-  make_file_stream, RecordLayout, TFDS: TFRecord files of others
+  make_file_stream, RecordLayout, TFDS: TFRecord files of other programs
 
-Image ops, the table of them in `trainer.ops`:
+Image ops, listed in `trainer.ops`:
   parse_ops: a chain such as "decode_random_crop(224)|flip" -> ops
   apply_ops: runs a chain on one image
 
 Training:
-  Job: which dataset, which splits, which options
+  Job: dataset, splits and options of a training
   fit_job: trains the model of a job, from its newest checkpoint if there is one
-  TrainerConfig, TrainOptions: model, optimizer, schedule, epochs and the rest
+  TrainerConfig, TrainOptions: model, optimizer, schedule, epochs and others
   Checkpoints: the checkpoints of one training
-  Progress: how far it has come, and the history
+  Progress: the progress and history of a training
   build_model, ModelSpec: models by name
   make_strategy: several devices or machines
 
-After it:
+After training:
   evaluate_model, Plan, Evaluation: figures with intervals, on any number of hosts
-  export, ServingSpec: a SavedModel that takes encoded image bytes, and what it knows of its dataset
-  predict_files, Prediction: what such a model says about files
+  export, ServingSpec: a SavedModel that takes encoded image bytes, and facts about its dataset
+  predict_files, Prediction: classification of files with such a model
 
 Examples:
   >>> from trainer import InputOptions, make_dataset
@@ -45,7 +45,7 @@ Examples:
   ...     print(features["image"].shape, features["image"].dtype, label.shape)
   (8, 64, 64, 3) <dtype: 'uint8'> (8,)
 
-Nothing is loaded before it is used: importing the package costs no TensorFlow and no Keras.
+Importing the package loads neither TensorFlow nor Keras; the first use of a name loads its module.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ __all__ = [
     "predict_files",
 ]
 
-# Where the names are found.
+# Module -> its public names.
 _MODULES = {
     "training.checkpoint": ("Checkpoints", "Progress"),
     "evaluation.evaluate": ("Evaluation", "Plan"),
@@ -128,7 +128,7 @@ _MODULES = {
     "training.losses": ("for_keras",),
     "input.windowed_reader": ("FOREVER",),
 }
-# A name of its own for what is called like its module, which `PACKAGE.NAME` must go on to mean.
+# Names in the package for functions that are called like a module.
 _ALIASES = {
     "describe_input": ("input.plan", "describe"),
     "evaluate_model": ("evaluation.evaluate", "evaluate"),
@@ -136,7 +136,7 @@ _ALIASES = {
     "predict_files": ("serving.predict", "predict"),
 }
 
-if not TYPE_CHECKING:  # or a type checker would take every name for one of these
+if not TYPE_CHECKING:  # a type checker would accept every name
     from beam_jobs.common import lazy_names
 
     __getattr__, __dir__ = lazy_names(globals(), _MODULES, _ALIASES)

@@ -1,4 +1,4 @@
-"""A training as values: which dataset, which splits, which options; and `fit`, which makes a model of them."""
+"""The job of a training: dataset, splits and options; and `fit`, which trains its model."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from beam_jobs.dataset.manifest import IMAGES_NAME, Manifest
 from beam_jobs.errors import DatasetChanged, FeedlineError, OptionError
 from trainer.evaluation.evaluate import MEASURES, Plan, evaluate, log_names
 from trainer.input.checks import scale_warning
-from trainer.input.corrupt_records import error_text, explain
+from trainer.input.corrupt_records import clean_error_text, explain
 from trainer.input.memory import memory_table
-from trainer.input.order import replaced
+from trainer.input.order import replaced_message
 from trainer.input.plan import describe as describe_input
 from trainer.input.position import Host, Position
 from trainer.input_fn import FOREVER, epoch_records, make_dataset
 from trainer.models import ModelSpec, build_model, content_digest
 from trainer.ops.device import Augmented, parse_device_ops
-from trainer.ops.tf_ops import as_written
+from trainer.ops.tf_ops import without_autograph
 from trainer.options import TrainerConfig, TrainOptions
 from trainer.training.callbacks import IMAGES_PER_SECOND, INPUT_WAIT, TRAIN_SECONDS, WaitMeter, timed
 from trainer.training.checkpoint import Checkpoints, Progress
@@ -45,8 +45,8 @@ from trainer.training.strategy import check_batch, distribute, host_of, scope
 from trainer.training.strategy import describe as describe_strategy
 
 _log = logging.getLogger(__name__)
-# What changes speed, memory or what is written, but no weight: a training continues with other values of these.
-_FREE = {
+# Options that do not change the weights, so that a training can continue with other values.
+_NOT_IN_DIGEST = {
     "input": ("cache", "cache_mb", "cache_dir", "readers", "threads", "parse_batch", "prefetch_batches"),
     "train": ("checkpoint_steps", "profile_steps"),
 }
@@ -54,7 +54,7 @@ _FREE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A training as `run_fn` receives it.
+    """Dataset, splits and options of a training.
 
     Examples:
       >>> from beam_jobs import load
@@ -75,9 +75,9 @@ class Job:
     Attributes:
       config: all options.
       path: directory of the dataset.
-      dataset: its manifest.
-      train_split: the split to learn from.
-      eval_split: the split to validate on.
+      dataset: manifest of the dataset.
+      train_split: name of the training split.
+      eval_split: name of the validation split.
       mean_rgb: mean of each channel of the training split, 0-255.
       std_rgb: standard deviation of each channel of the training split, 0-255.
     """
@@ -97,16 +97,16 @@ class Job:
 
     @property
     def digest(self) -> str:
-        """Of everything that decides the weights; a training continues only what has the same.
+        """Digest of everything that determines the weights; a training only continues checkpoints with the same digest.
 
-        The code of a model of the user's and a file of weights count by content.
+        It includes the content of the code of a user model and of a file of weights.
         """
         config = self.config.to_json()
-        for part, names in _FREE.items():
+        for part, names in _NOT_IN_DIGEST.items():
             config[part] = {name: value for name, value in config[part].items() if name not in names}
         content = content_digest(self.config.train.model, self.config.train.weights)
-        decides = [self.dataset.digest, self.train_split, self.eval_split, self.mean_rgb, self.std_rgb, config, content]
-        return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
+        values = [self.dataset.digest, self.train_split, self.eval_split, self.mean_rgb, self.std_rgb, config, content]
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def fit(
@@ -138,22 +138,21 @@ def fit(
       (1, (None, 2))
 
     Args:
-      job: what to train.
-      checkpoints: where they go, and where the training continues if there is one; None for none.
-      log_dir: for TensorBoard; empty for none.
-      callbacks: more of Keras' callbacks.
-      strategy: of `make_strategy`; None for one device.
-      say: takes what was chosen of input, devices and memory, in words.
-      check: takes the model before the first step, and raises where training it is of no use.
+      job: dataset, splits and options.
+      checkpoints: checkpoints to write, and to continue from if there are any; None for no checkpoints.
+      log_dir: directory of TensorBoard logs; empty for no logs.
+      callbacks: additional callbacks of Keras.
+      strategy: result of `make_strategy`; None for one device.
+      say: function that receives descriptions of input, devices and memory as text.
+      check: function that receives the model before the first step, and may raise an error to stop.
 
     Returns:
-      the model to export, uint8[batch, side, side, 3] -> float32[batch, classes], probabilities; and how the training
-      went, `history` among it: figure -> its value at the end of each epoch.
+      the model to export, uint8[batch, side, side, 3] -> probabilities float32[batch, classes]; and its progress.
 
     Raises:
       UsageError: the options do not fit the dataset.
       CorruptDataset: a record cannot be read.
-      TrainingDiverged: the loss is not a number any more, and there is no best epoch to return.
+      TrainingDiverged: the loss became NaN or infinite, and there is no best epoch to return.
     """
     records = epoch_records(job.path, job.train_split, job.config.input, training=True)
     steps, options = whole_steps(records, job.config.train, job.config.input.batch_size)
@@ -162,22 +161,23 @@ def fit(
     check_batch(strategy, job.config.input.batch_size)
     keras.utils.set_random_seed(job.config.input.seed)
     with scope(strategy):
-        core, model = _models(job)
+        core, model = _build_models(job)
         check_monitor(options, epoch_figures(job, strategy))
     check(core)
-    if warning := scale_warning(job.config.input, _short_px(job)):
+    if warning := scale_warning(job.config.input, _median_short_side(job)):
         _log.warning(warning)
-    say(_choices(job, core, strategy))
-    if job.multi and (absent := _without_image(job)):
+    say(_describe_training(job, core, strategy))
+    counts = job.dataset.split(job.eval_split).classes
+    if job.multi and (absent := [label for label in job.dataset.labels if not counts.get(label)]):
         say(f"val_auc leaves out the classes without an image in {job.eval_split}, {strings.line(listed(absent))}")
-    with _explained(job):
+    with _explain_errors(job):
         task = Task(
             model=model,
             core=core,
             loss=make_loss(options, job.multi, class_weights(options, job.dataset, job.train_split)),
             metrics=partial(make_metrics, options, job.multi, job.dataset.labels),
-            train=lambda start, meter: distribute(strategy, partial(_train_batches, job, start, meter)),
-            validate=_validation(job, core, model, log_dir, strategy),
+            train=lambda start, meter: distribute(strategy, partial(_make_train_batches, job, start, meter)),
+            validate=_make_validation(job, core, model, log_dir, strategy),
             steps=steps,
             batch_size=job.config.input.batch_size,
             epoch_records=records,
@@ -190,25 +190,20 @@ def fit(
         return core, train(task, options)
 
 
-def _without_image(job: Job) -> list[str]:
-    counts = job.dataset.split(job.eval_split).classes
-    return [label for label in job.dataset.labels if not counts.get(label)]
-
-
-def _short_px(job: Job) -> float:
-    """Returns the median of the short sides of the images to learn from, in pixels."""
+def _median_short_side(job: Job) -> float:
+    """Returns the median of the short sides of the training images, in pixels."""
     rows = schemas.read_published(storage.join(job.path, IMAGES_NAME), ["split", "height", "width"])
     rows = rows.filter(pc.equal(rows["split"], job.train_split))
     return float(np.median(np.minimum(rows["height"].to_numpy(), rows["width"].to_numpy())))
 
 
-def _choices(job: Job, core: keras.Model, strategy: tf.distribute.Strategy | None) -> str:
+def _describe_training(job: Job, core: keras.Model, strategy: tf.distribute.Strategy | None) -> str:
     config, host = job.config, host_of(strategy)
     lines = [
         describe_input(job.path, job.train_split, config.input, training=True, epochs=FOREVER, host=host),
         describe_strategy(strategy, config.input.batch_size),
     ]
-    if getattr(core, "inputs", None):  # a model of the user's need not be a graph that can be counted
+    if getattr(core, "inputs", None):  # the memory of a user model without a graph cannot be counted
         slots = 1 if config.train.optimizer in ("sgd", "rmsprop", "lion") else 2
         slots += bool(config.train.ema) + (config.train.accumulate_steps > 1)
         lines.append(memory_table(core, [check_batch(strategy, config.input.batch_size)], slots))
@@ -216,30 +211,30 @@ def _choices(job: Job, core: keras.Model, strategy: tf.distribute.Strategy | Non
 
 
 @contextmanager
-def _explained(job: Job) -> Iterator[None]:
-    """Turns what TensorFlow says of a damaged record into which record it is, and of a dataset that was replaced."""
+def _explain_errors(job: Job) -> Iterator[None]:
+    """Converts errors of TensorFlow to errors that name the damaged record, the replaced dataset or the wrong op."""
     try:
         yield
     except (tf.errors.DataLossError, tf.errors.InvalidArgumentError, tf.errors.NotFoundError) as error:
         if _is_replaced(job):
-            raise DatasetChanged(replaced(job.path)) from error
+            raise DatasetChanged(replaced_message(job.path)) from error
         for split in (job.train_split, job.eval_split):
             if explanation := explain(job.path, split, error):
                 raise explanation from error
         if "IteratorGetNext" in str(error) and isinstance(error, tf.errors.InvalidArgumentError):
             ops = f"{job.config.input.train_spec!r} or {job.config.input.eval_spec!r}"
-            raise OptionError(f"an op of {ops} does not fit an image: {error_text(error)}") from error
+            raise OptionError(f"an op of {ops} does not fit an image: {clean_error_text(error)}") from error
         raise
 
 
 def _is_replaced(job: Job) -> bool:
-    with suppress(FeedlineError):  # it is damaged or gone: `explain` says how
+    with suppress(FeedlineError):  # it is damaged or missing, which `explain` reports
         return manifest.load(job.path).digest != job.dataset.digest
     return False
 
 
-def _models(job: Job) -> tuple[keras.Model, keras.Model]:
-    """Returns the model, and what `fit` trains: the same, or one around it that changes images on the device."""
+def _build_models(job: Job) -> tuple[keras.Model, keras.Model]:
+    """Returns the model to export and the model to train: the same, or a wrapper that augments on the device."""
     options = job.config.train
     spec = ModelSpec(
         side_px=job.config.input.image_side_px,
@@ -249,7 +244,7 @@ def _models(job: Job) -> tuple[keras.Model, keras.Model]:
         multi_label=job.multi,
         weights=options.weights,
     )
-    with _precision(options):
+    with _mixed_precision(options):
         core = build_model(options.model, spec)
         if not job.config.input.device_ops:
             return core, core
@@ -257,69 +252,69 @@ def _models(job: Job) -> tuple[keras.Model, keras.Model]:
 
 
 @contextmanager
-def _precision(options: TrainOptions) -> Iterator[None]:
-    """Builds layers that compute in half precision; the policy is one of the process, so it is put back."""
-    before = keras.config.dtype_policy()
+def _mixed_precision(options: TrainOptions) -> Iterator[None]:
+    """Sets the policy of the process for the layers that are built, and restores it."""
+    previous = keras.config.dtype_policy()
     if options.mixed_precision != "none":
         keras.config.set_dtype_policy(f"mixed_{options.mixed_precision}")
     try:
         yield
     finally:
-        keras.config.set_dtype_policy(before)
+        keras.config.set_dtype_policy(previous)
 
 
-@as_written
-def _train_batches(job: Job, start: Position, meter: WaitMeter, host: Host) -> tf.data.Dataset:
+@without_autograph
+def _make_train_batches(job: Job, start: Position, meter: WaitMeter, host: Host) -> tf.data.Dataset:
     options = job.config.input
     batches = make_dataset(job.path, job.train_split, options, training=True, epochs=FOREVER, start=start, host=host)
-    # A batch is complete before it is asked for; otherwise its labels are made while the step waits for them.
-    return timed(batches.map(_convert(job)).prefetch(1), meter)
+    # Without the prefetch, the step would wait for the conversion of labels.
+    return timed(batches.map(_make_converter(job)).prefetch(1), meter)
 
 
-def _validation(
+def _make_validation(
     job: Job, core: keras.Model, model: keras.Model, log_dir: str, strategy: tf.distribute.Strategy | None
 ) -> Callable[[int], Mapping[str, float]]:
-    """Returns what evaluates the eval split after an epoch.
+    """Returns a function from the epoch to the figures of the eval split.
 
-    Keras' own evaluation knows all metrics; `trainer.evaluation.evaluate` shares the work and knows intervals.
+    The evaluation of Keras has all metrics; `trainer.evaluation.evaluate` has intervals and runs on several hosts.
     """
 
     def batches(host: Host) -> tf.data.Dataset:
         return make_dataset(job.path, job.eval_split, job.config.input, training=False, host=host)
 
-    if _own_evaluation(job, strategy):
+    if _uses_intervals(job, strategy):
         plan = Plan(directory=os.path.join(log_dir, "evaluation") if log_dir else "")
-        own = batches(host_of(strategy))  # made once: it may hold a cache
-        return lambda epoch: evaluate(core, lambda _: own, plan, step=epoch, strategy=strategy).logs()
-    dataset = batches(Host()).map(_convert(job))
-    padding = _padding(job)
+        host_batches = batches(host_of(strategy))  # created once, because it may have a cache
+        return lambda epoch: evaluate(core, lambda _: host_batches, plan, step=epoch, strategy=strategy).logs()
+    dataset = batches(Host()).map(_make_converter(job))
+    padding = _padding_factor(job)
 
     def validate(_: int) -> Mapping[str, float]:
         figures = model.evaluate(dataset, verbose=0, return_dict=True)
-        # Keras divides the loss by all rows, padding or not.
+        # Keras divides the loss by the number of rows, with padding.
         return {**figures, "loss": figures["loss"] * padding}
 
     return validate
 
 
-def _own_evaluation(job: Job, strategy: tf.distribute.Strategy | None) -> bool:
+def _uses_intervals(job: Job, strategy: tf.distribute.Strategy | None) -> bool:
     return bool(strategy) or job.config.train.choose_by == "lower_bound"
 
 
 def epoch_figures(job: Job, strategy: tf.distribute.Strategy | None) -> list[str]:
     """Returns the names of the figures of an epoch."""
-    trained = figure_names(make_metrics(job.config.train, job.multi, job.dataset.labels))
-    own = itertools.chain.from_iterable(map(log_names, MEASURES))
-    judged = own if _own_evaluation(job, strategy) else trained
-    return [*trained, *(f"val_{name}" for name in judged), TRAIN_SECONDS, IMAGES_PER_SECOND, INPUT_WAIT]
+    metrics = figure_names(make_metrics(job.config.train, job.multi, job.dataset.labels))
+    measures = itertools.chain.from_iterable(map(log_names, MEASURES))
+    validated = measures if _uses_intervals(job, strategy) else metrics
+    return [*metrics, *(f"val_{name}" for name in validated), TRAIN_SECONDS, IMAGES_PER_SECOND, INPUT_WAIT]
 
 
-def _convert(job: Job) -> Any:
+def _make_converter(job: Job) -> Any:
     return for_keras(len(job.dataset.labels), job.multi, draws=bool(job.config.input.device_ops))
 
 
-def _padding(job: Job) -> float:
-    """Returns the rows of validation per image in it."""
+def _padding_factor(job: Job) -> float:
+    """Returns the number of rows of validation per image."""
     if not job.config.input.pad_batches:
         return 1.0
     images = epoch_records(job.path, job.eval_split, job.config.input, training=False)

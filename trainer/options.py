@@ -1,6 +1,6 @@
-"""Options of the input pipeline and of training, checked when they are made; JSON is their only door from TFX.
+"""Options of the input pipeline and of training, which are checked on creation and pass through TFX as JSON.
 
-The ops of evaluation follow from those of training: the same geometry without the chance.
+By default, the ops of evaluation are derived from those of training: the same geometry without random draws.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from beam_jobs.storage import is_remote
 
 BALANCED = "balanced"
 _WITH_MOMENTUM = ("sgd", "rmsprop")
-_PROFILED_STEPS = 200  # what the profiler records stays in memory until the window ends
+_MAX_PROFILE_STEPS = 200  # the profiler keeps its records in memory until the window ends
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TrainOptions(Options):
-    """How a model is trained.
+    """Options of training.
 
     Examples:
       >>> from trainer import TrainOptions
@@ -36,48 +36,49 @@ class TrainOptions(Options):
       beam_jobs.errors.OptionError: label_smoothing is 1.5; it must be from 0 to below 1
 
     Attributes:
-      model: name in `models.MODELS`, or the dotted path of a function of yours.
-      weights: where a model of the table starts: empty for random, a file, or what that model knows by name.
-      frozen: leave the pretrained base as it is and train the classifier alone.
-      unfreeze_epoch: first epoch that trains a frozen base too; 0 for never.
-      unfreeze_layers: how many layers of the base that is, from its end; 0 for all.
-      unfreeze_factor: what the learning rate is multiplied by from then on.
+      model: name in `models.MODELS`, or the dotted path of a user function.
+      weights: initial weights of a model of the table: empty for random, a file, or a name that the model knows.
+      frozen: train only the classifier, and keep the weights of the pretrained base.
+      unfreeze_epoch: first epoch that also trains a frozen base; 0 for never.
+      unfreeze_layers: number of layers of the base to unfreeze, from its end; 0 for all.
+      unfreeze_factor: factor of the learning rate after unfreezing.
       epochs: passes over the training split.
       optimizer: `adamw` (which without weight decay is Adam), `sgd`, `rmsprop`, `lion` or `lamb`.
-      learning_rate: peak, reached at the end of the warm-up.
-      momentum: of `sgd` and `rmsprop`, 0 to below 1.
-      nesterov: whether the momentum of `sgd` is Nesterov's.
-      schedule: what follows the warm-up: `cosine` or `linear` to zero, `step` by `step_factor` every `step_epochs`, or
-        `constant`.
-      warmup_epochs: length of the linear warm-up from zero; 0 for none.
-      step_epochs: epochs between two drops of the schedule `step`.
-      step_factor: what each drop multiplies the rate by.
-      weight_decay: decoupled from the gradient, for every optimizer.
-      clip_norm: largest norm of the whole gradient; 0 does not clip.
-      label_smoothing: share of the target spread over all classes, 0 to below 1.
+      learning_rate: maximum learning rate, at the end of the warm-up.
+      momentum: momentum of `sgd` and `rmsprop`, 0 to below 1.
+      nesterov: whether `sgd` uses Nesterov momentum.
+      schedule: learning rate after the warm-up: `cosine` or `linear` to zero, `step` by `step_factor` every
+        `step_epochs`, or `constant`.
+      warmup_epochs: epochs of linear warm-up from zero; 0 for none.
+      step_epochs: epochs between two steps of the schedule `step`.
+      step_factor: factor of the learning rate at each step.
+      weight_decay: weight decay, decoupled from the gradient for every optimizer.
+      clip_norm: maximum norm of the global gradient; 0 for no clipping.
+      label_smoothing: fraction of the target that is spread over all classes, 0 to below 1.
       class_weights: class -> weight of its images in the loss, `balanced` for the inverse of its frequency, or empty.
-      accumulate_steps: batches whose gradients are averaged into one update.
-      ema: share of the running average of the weights that every update keeps, such as 0.999; 0 for no average. The
-        average is what is evaluated and exported.
-      monitor: figure of the history that early stopping and `keep` look at; one with `loss` in its name is to fall.
+      accumulate_steps: number of batches whose gradients are averaged for one update.
+      ema: decay of the exponential moving average of the weights, such as 0.999; 0 for no average. The averaged weights
+        are evaluated and exported.
+      monitor: figure of the history for early stopping and `keep`; one with `loss` in its name is minimised.
       patience: epochs without an improvement after which training stops; 0 never stops early.
-      min_delta: what counts as an improvement.
-      keep: export the weights of the `last` epoch or of the `best` one by `monitor`. The best of many epochs looks
-        better on the split that chose it than it is.
+      min_delta: minimum change of the figure that is an improvement.
+      keep: export the weights of the `last` epoch or of the `best` one by `monitor`. The figure of the best of many
+        epochs is biased upwards on the split that chose it.
       choose_by: compare `value`s, or the `lower_bound` of the interval of the evaluation.
       per_class: also record recall and precision of every class.
-      mixed_precision: compute in `float16` or `bfloat16`, with float32 weights; `none` stays with float32.
-      jit: compile the step with XLA: `always`, `never`, or `auto`, which does where the model supports it.
-      steps_per_execution: steps run at a time without a return to Python; worth it where a step takes under 10 ms.
-      deterministic: only ops with reproducible results, so that the same training gives the same weights to the bit;
-        slower on a GPU.
-      strategy: `default` for one device, `mirrored` for all devices here, `multi_worker` for several machines, `tpu`.
-      checkpoint_steps: steps between checkpoints within an epoch; 0 writes them at the end of epochs alone.
+      mixed_precision: compute in `float16` or `bfloat16`, with float32 weights; `none` for float32.
+      jit: compile the step with XLA: `always`, `never`, or `auto`, if the model supports it.
+      steps_per_execution: steps per call from Python; useful if a step takes less than 10 ms.
+      deterministic: use only deterministic ops, so that the same training gives exactly the same weights; slower on a
+        GPU.
+      strategy: `default` for one device, `mirrored` for all devices of the machine, `multi_worker` for several
+        machines, `tpu`.
+      checkpoint_steps: steps between checkpoints within an epoch; 0 writes them only at the end of epochs.
       profile_steps: window of steps to profile, such as `10-20`, counted from 0 at the start of the training; empty for
         none.
 
     Raises:
-      OptionError: a value is out of range; the message names it and what is allowed.
+      OptionError: a value is out of range; the message names the value and the allowed ones.
     """
 
     model: str = "small_cnn"
@@ -119,32 +120,32 @@ class TrainOptions(Options):
         if not self.class_weights and self.class_weights != "":
             raise OptionError("class_weights is {}; it must be balanced, or class: weight")
         _ = self.profile_window
-        self._check_together()
+        self._check_combinations()
 
     @property
     def profile_window(self) -> tuple[int, int] | None:
-        """First step of the profile and the one after its last; None without a profile."""
+        """First step of the profile and the step after its last; None without a profile."""
         if not self.profile_steps:
             return None
         match = re.fullmatch(r"(\d+)-(\d+)", str(self.profile_steps))
-        if not match or not 0 < int(match[2]) - int(match[1]) <= _PROFILED_STEPS:
+        if not match or not 0 < int(match[2]) - int(match[1]) <= _MAX_PROFILE_STEPS:
             raise OptionError(
                 f"profile_steps is {self.profile_steps!r}; it must be FIRST-END, such as 10-20, "
-                f"of at most {_PROFILED_STEPS} steps"
+                f"of at most {_MAX_PROFILE_STEPS} steps"
             )
         return int(match[1]), int(match[2])
 
-    def _check_together(self) -> None:
+    def _check_combinations(self) -> None:
         if self.unfreeze_epoch and not self.frozen:
             raise OptionError(
                 f"unfreeze_epoch is {self.unfreeze_epoch} and frozen is off; there is nothing to unfreeze"
             )
         if self.unfreeze_epoch >= self.epochs:
-            raise OptionError(f"unfreeze_epoch is {self.unfreeze_epoch}; of {self.epochs} epochs it must be below that")
+            raise OptionError(f"unfreeze_epoch is {self.unfreeze_epoch}; it must be below epochs, {self.epochs}")
         if self.accumulate_steps > 1 and self.strategy != "default":
             raise OptionError(
-                f"accumulate_steps is {self.accumulate_steps} and strategy is {self.strategy}; Keras cannot do both: "
-                "take more replicas, or the default strategy"
+                f"accumulate_steps is {self.accumulate_steps} and strategy is {self.strategy}; Keras cannot do both; "
+                "use more replicas, or the default strategy"
             )
         if self.choose_by == "lower_bound" and not self.monitor.startswith("val_"):
             raise OptionError(
@@ -153,7 +154,7 @@ class TrainOptions(Options):
         if self.nesterov and self.optimizer != "sgd":
             raise OptionError(f"nesterov is for the optimizer sgd; it is {self.optimizer}")
         if self.nesterov and not self.momentum:
-            raise OptionError("nesterov is on and momentum is 0; give a momentum such as 0.9")
+            raise OptionError("nesterov is on and momentum is 0; set a momentum such as 0.9")
         if self.optimizer not in _WITH_MOMENTUM and self.momentum != TrainOptions.momentum:
             raise OptionError(f"momentum is for the optimizers {' and '.join(_WITH_MOMENTUM)}; it is {self.optimizer}")
 
@@ -162,35 +163,35 @@ _CALL = re.compile(r"\s*(\w+)\s*(?:\((.*)\))?\s*")
 _SIDE = re.compile(r"(?:^|\bside\s*=)\s*(\d+)")
 _COUNTED_SIDE = re.compile(r"(?:^[^,]+,|\bside\s*=)\s*(\d+)")
 _METHOD = re.compile(r"\bmethod\s*=\s*(['\"]\w+['\"])")
-_SAME = ("decode", "resize", "resize_short", "center_crop", "pad_reflect", "normalize")
+_DETERMINISTIC = ("decode", "resize", "resize_short", "center_crop", "pad_reflect", "normalize")
 _FIXES_SIZE = ("resize", "center_crop")
-_MARGIN = 256 / 224  # the customary margin around the crop
+_MARGIN = 256 / 224  # the usual margin around the crop
 
 
 def eval_chain(train_ops: str, side_px: int) -> str:
-    """Returns the ops of evaluation for ops of training.
+    """Derives the ops of evaluation from ops of training.
 
-    A random crop becomes the crop of the middle; one of a random size becomes a resize that leaves the customary
-    margin, 256 : 224, and the crop of the middle. Ops that only add chance, such as flips and colours, are left out.
-    Where no op sets the size, a resize to that of the model does, which leaves images of that size as they are.
+    A random crop becomes a centre crop; one of a random size becomes a resize with the usual margin, 256 : 224, and a
+    centre crop. Other random ops, such as flips and colours, are removed. If no op sets the size, a resize to the size
+    of the model is added, which does not change images of that size.
 
     Args:
-      train_ops: the chain of training.
-      side_px: height and width of the images that the model sees.
+      train_ops: chain of training.
+      side_px: height and width of the images for the model, in pixels.
     """
     chain: list[str] = []
     for part in train_ops.split("|"):
         match = _CALL.fullmatch(part)
-        chain += _steady(match[1], match[2] or "") if match else []
+        chain += _remove_randomness(match[1], match[2] or "") if match else []
     if not any(op.partition("(")[0] in _FIXES_SIZE for op in chain):
         last = len(chain) - (bool(chain) and chain[-1].startswith("normalize"))
         chain.insert(last, f"resize({side_px})")
     return "|".join(chain)
 
 
-def _steady(name: str, arguments: str) -> list[str]:
-    """Returns what stands for an op of training in evaluation."""
-    if name in _SAME:
+def _remove_randomness(name: str, arguments: str) -> list[str]:
+    """Returns the ops of evaluation for one op of training."""
+    if name in _DETERMINISTIC:
         return [f"{name}({arguments})" if arguments else name]
     side = (_COUNTED_SIDE if name == "multi_crop" else _SIDE).search(arguments)
     if not side:
@@ -211,10 +212,10 @@ UNIFORM = "uniform"
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class InputOptions(Options):
-    """How shards become batches.
+    """Options of the input pipeline.
 
-    What decides the order is `seed`, `shuffle`, `shuffle_mb`, `lanes` and `balance`; everything else changes speed and
-    memory alone, or what becomes of a record once it is read.
+    Only `seed`, `shuffle`, `shuffle_mb`, `lanes` and `balance` determine the order; the others change speed, memory or
+    the processing of records.
 
     Examples:
       >>> from trainer import InputOptions
@@ -223,40 +224,40 @@ class InputOptions(Options):
       'decode|resize_short(110)|center_crop(96)'
 
     Attributes:
-      image_side_px: height and width of the images the model sees.
+      image_side_px: height and width of the images for the model, in pixels.
       batch_size: images per step, over all hosts and replicas.
-      train_ops: ops of training, such as `decode_random_crop(224)|flip`; empty takes that with `image_side_px`.
-      eval_ops: ops of evaluation and serving, never random; empty takes the geometry of `train_ops` without its chance.
-      device_ops: ops of training that run on the device, on whole batches, such as `flip|mixup(0.2)`; empty for none.
-      seed: decides the order and every random draw, together with the epoch and the key of the record.
-      shuffle: `window` reads runs of neighbours and mixes them in a window of `shuffle_mb`; `global` mixes the whole
-        split and reads records one by one; `none` keeps the order of the shards.
+      train_ops: ops of training; empty for `decode_random_crop(SIDE)|flip` with `image_side_px`.
+      eval_ops: ops of evaluation and serving, none of them random; empty for the geometry of `train_ops`.
+      device_ops: ops of training that run on the device, on batches, such as `flip|mixup(0.2)`; empty for none.
+      seed: seed of the order and of the random draws, together with the epoch and the key of the record.
+      shuffle: `window` reads runs of neighbours and shuffles them in a window of `shuffle_mb`; `global` shuffles the
+        complete split and reads records one by one; `none` keeps the order of the shards.
       shuffle_mb: memory of the shuffle window in MB (1e6 bytes) of serialised records, over all hosts.
-      lanes: parts every pass is cut into; the number of hosts must divide it. It is what keeps the order the same on
-        another number of hosts.
-      balance: class -> share of the records of an epoch, or `uniform` for the same share each; empty keeps the split.
-      cache: `memory` or `disk` keep what the first ops made, as far as they are not random; `auto` decides by size
-        and free memory; `none` reads the shards every epoch.
-      cache_mb: the most that `auto` keeps in memory, in MB; 0 means a quarter of what is free.
+      lanes: number of lanes that a pass is divided into, a multiple of the number of hosts. With the same lanes, the
+        order is the same for any number of hosts.
+      balance: class -> fraction of the records of an epoch, or `uniform` for equal fractions; empty for no balancing.
+      cache: `memory` or `disk` cache the result of the first ops that are not random; `auto` decides by size and free
+        memory; `none` reads the shards every epoch.
+      cache_mb: maximum size of the cache of `auto` in MB (1e6 bytes); 0 for a quarter of the free memory.
       cache_dir: directory of the disk cache.
       columns: user columns to deliver, without `extra/`.
-      columns_form: `ragged`, or `dense`: padded with zeros to the longest of the batch.
-      targets: what else to deliver of each image: `boxes`, `mask`.
-      pad_batches: fill up the last batch of evaluation and add `valid`, so that all batches have one shape.
-      max_corrupt_records: damaged records that training may leave out; one more is an error, which names them.
-      service: address of a tf.data service that runs the pipeline, such as `grpc://host:5000`; empty runs it here.
-      ordered: keep the order; without it, whichever image is ready first comes first, which hides slow reads and gives
-        up exact repetition.
-      autotune: let tf.data choose how many threads a stage gets and how much it buffers, within `shuffle_mb` more.
-      readers: shards in an object store, or files of a stream, read at a time; bounds open files and read buffers.
-        Shards on a local disk are read one after the other.
-      threads: threads for parsing and image ops; 0 means one per core.
-      parse_batch: records parsed by one op. Parsing 64 at a time and taking them apart again costs half of
-        parsing one by one (`benchmarks.micro`).
-      prefetch_batches: finished batches kept ready; each holds batch_size x side^2 x 3 bytes.
+      columns_form: `ragged`, or `dense`: padded with zeros to the longest row of the batch.
+      targets: other features of each image to deliver: `boxes`, `mask`.
+      pad_batches: pad the last batch of evaluation and add the feature `valid`, so that all batches have one shape.
+      max_corrupt_records: maximum number of damaged records that training leaves out; more are an error.
+      service: address of a tf.data service that runs the pipeline, such as `grpc://host:5000`; empty for no service.
+      ordered: keep the order; without it, images are delivered as they are ready, which hides slow reads but is not
+        reproducible.
+      autotune: let tf.data choose threads and buffers of each stage, with up to `shuffle_mb` of additional memory.
+      readers: shards in an object store, or files of a stream, that are read in parallel; it limits open files and read
+        buffers. Shards on a local disk are read sequentially.
+      threads: threads for parsing and image ops; 0 for one per core.
+      parse_batch: records per parse op. Parsing 64 at a time takes half of the time of parsing one by one
+        (`benchmarks.micro`).
+      prefetch_batches: finished batches to buffer; each has batch_size x side^2 x 3 bytes.
 
     Raises:
-      OptionError: a value is out of range; the message names it and what is allowed.
+      OptionError: a value is out of range; the message names the value and the allowed ones.
     """
 
     image_side_px: Positive = 224
@@ -264,7 +265,7 @@ class InputOptions(Options):
     train_ops: str = AUTO_OPS
     eval_ops: str = AUTO_OPS
     device_ops: str = ""
-    seed: Annotated[int, Ge(0), Lt(1 << 32)] = 0  # what Keras and NumPy take
+    seed: Annotated[int, Ge(0), Lt(1 << 32)] = 0  # the range of Keras and NumPy
     shuffle: Annotated[str, OneOf(("window", "global", "none"))] = "window"
     shuffle_mb: NotNegative = 64.0
     lanes: Positive = 8
@@ -291,19 +292,19 @@ class InputOptions(Options):
 
     def _check_cache(self) -> None:
         if is_remote(self.cache_dir):
-            raise OptionError(f"cache_dir is {self.cache_dir!r}; it must be a directory of this machine")
+            raise OptionError(f"cache_dir is {self.cache_dir!r}; it must be a local directory")
         if self.cache == "disk" and not self.cache_dir:
             raise OptionError("cache is disk and cache_dir is empty; name a directory for it")
         if self.cache_dir and self.cache != "disk":
             raise OptionError(f"cache_dir is {self.cache_dir!r} and cache is {self.cache}; set cache to disk to use it")
         if self.cache_mb and self.cache != "auto":
-            raise OptionError(f"cache_mb is {self.cache_mb:g} and cache is {self.cache}; it is the limit of auto alone")
+            raise OptionError(f"cache_mb is {self.cache_mb:g} and cache is {self.cache}; it is only for cache auto")
         if self.service and self.cache in ("memory", "disk"):
-            raise OptionError(f"cache is {self.cache} and a service is named, which keeps nothing; set cache to none")
+            raise OptionError(f"cache is {self.cache} and service is set, which has no cache; set cache to none")
 
     @property
-    def batches_held(self) -> int:
-        """Batches in memory at a time: those kept ready, the one that is being filled and the one in training."""
+    def batches_in_memory(self) -> int:
+        """Number of batches in memory: the buffered ones, the one being filled and the one in training."""
         return self.prefetch_batches + 2
 
     @property
@@ -313,17 +314,17 @@ class InputOptions(Options):
 
     @property
     def parallel_calls(self) -> int:
-        """Calls of a stage at a time; -1, which is `tf.data.AUTOTUNE`, leaves it to tf.data."""
+        """Number of parallel calls of a stage; -1 is `tf.data.AUTOTUNE`."""
         return -1 if self.autotune else self.thread_count
 
     @property
     def train_spec(self) -> str:
-        """The ops of training, spelled out."""
+        """The ops of training, with the default resolved."""
         return self.train_ops or f"decode_random_crop({self.image_side_px})|flip"
 
     @property
     def eval_spec(self) -> str:
-        """The ops of evaluation and serving, spelled out."""
+        """The ops of evaluation and serving, with the default resolved."""
         return self.eval_ops or eval_chain(self.train_spec, self.image_side_px)
 
 
@@ -338,7 +339,7 @@ def _check_balance(balance: str | Mapping[str, float]) -> None:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TrainerConfig(Options):
-    """All options of the Trainer component; they cross TFX as JSON.
+    """All options of the Trainer component, which TFX passes as JSON.
 
     Examples:
       >>> from trainer import InputOptions, TrainerConfig, TrainOptions

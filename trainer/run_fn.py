@@ -1,4 +1,4 @@
-"""The entry point TFX Trainer calls: `FnArgs` -> options -> input_fn -> fit -> SavedModel."""
+"""The entry point for the Trainer of TFX."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from beam_jobs.dataset import manifest
 from beam_jobs.errors import OptionError
 from beam_jobs.types import LABEL_KINDS
 from trainer.evaluation.intervals import spreads_of
-from trainer.input.parse import stored_ops
+from trainer.input.parse import adapt_ops_to_records
 from trainer.input_fn import evaluation_ops
 from trainer.job import Job, fit
 from trainer.models import check_export
@@ -43,24 +43,24 @@ def run_fn(fn_args: FnArgs) -> None:
     """Trains a model on the train split, validates it on the eval split and exports it.
 
     Writes the SavedModel to `serving_model_dir`; TensorBoard logs and `training.json` (the figures of every epoch) to
-    `model_run_dir`. Checkpoints go below `custom_config["work_dir"]`, or beside `model_run_dir` without one; the same
-    training continues from them, and they are removed once the model is exported.
+    `model_run_dir`. Checkpoints are written below `custom_config["work_dir"]`, by default beside `model_run_dir`; the
+    same training continues from them, and they are removed when the model is exported.
 
     Args:
-      fn_args: what TFX hands over; `custom_config["trainer"]` is `TrainerConfig.to_json()`.
+      fn_args: arguments of TFX; `custom_config["trainer"]` is `TrainerConfig.to_json()`.
 
     Raises:
       UsageError: the options do not fit the dataset.
       CorruptDataset: a record cannot be read.
-      TrainingDiverged: the loss is not a number any more, and there is no best epoch to export.
+      TrainingDiverged: the loss became NaN or infinite, and there is no best epoch to export.
     """
     keep_buffers()
     config = TrainerConfig.from_json(fn_args.custom_config[CONFIG_KEY])
-    strategy = make_strategy(config.train.strategy)  # first of all: later TensorFlow would have taken the devices
+    strategy = make_strategy(config.train.strategy)  # before TensorFlow initialises the devices
     path = dataset_dir(fn_args.train_files)
     dataset = manifest.load(path)
     if dataset.label_kind not in ("single", MULTI):
-        raise OptionError(f"the images have {LABEL_KINDS[dataset.label_kind]}; training needs labels to learn")
+        raise OptionError(f"the images have {LABEL_KINDS[dataset.label_kind]}; training needs labels")
     mean, std = channel_statistics(fn_args.transform_output)
     job = Job(
         config=config,
@@ -71,7 +71,7 @@ def run_fn(fn_args: FnArgs) -> None:
         mean_rgb=mean,
         std_rgb=std,
     )
-    # Beside the directories of the attempts, of which TFX removes those that fail.
+    # Not in the directory of the attempt, which TFX removes after a failure.
     work_dir = fn_args.custom_config.get(WORK_DIR_KEY) or os.path.dirname(fn_args.model_run_dir)
     checkpoints = Checkpoints(storage.join(work_dir, f".work-{job.digest}"))
     ops = evaluation_ops(config.input)
@@ -80,7 +80,7 @@ def run_fn(fn_args: FnArgs) -> None:
         ops=ops,
         labels=dataset.labels,
         side_px=config.input.image_side_px,
-        record_ops=stored_ops(ops, dataset),
+        record_ops=adapt_ops_to_records(ops, dataset),
         spec=ServingSpec.of(dataset),
     )
     model, progress = fit(
@@ -92,7 +92,7 @@ def run_fn(fn_args: FnArgs) -> None:
         check=partial(check_export, config.train.model, write),
     )
     if host_of(strategy).index:
-        return  # of several workers, one exports
+        return  # only the first of several workers exports
     _write_history(progress, job, fn_args.model_run_dir)
     spreads = spreads_of(progress.history)
     for name in filter(spreads.get, PRINTED_METRICS):
@@ -110,25 +110,25 @@ def _say(text: str) -> None:
 
 
 def dataset_dir(patterns: list[str]) -> str:
-    """Returns the directory of the dataset that TFX's file patterns, `DIR/Split-train/*`, point into."""
+    """Returns the directory of the dataset from the file patterns of TFX, `DIR/Split-train/*`."""
     return os.path.dirname(os.path.dirname(patterns[0]))
 
 
 def channel_statistics(transform_output: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Reads the mean and standard deviation of each channel, 0-255, out of the transform graph.
+    """Reads the mean and standard deviation of each channel, 0-255, from the transform graph.
 
-    They are constants of the graph, so any row brings them to light.
+    They are constants of the graph, so any input row gives them.
 
     Raises:
-      OptionError: it holds none, because the records do not.
+      OptionError: the records have no statistics.
     """
     import tensorflow_transform as tft
 
     output = tft.TFTransformOutput(transform_output)
-    row = {name: _placeholder(spec) for name, spec in output.raw_feature_spec().items()}
+    row = {name: _make_row(spec) for name, spec in output.raw_feature_spec().items()}
     transformed = output.transform_raw_features(row)
     if MEAN_RGB not in transformed:
-        raise OptionError("the records hold no channel statistics, which training needs; ingest with facts of all")
+        raise OptionError("the records have no channel statistics, which training needs; ingest with facts set to all")
     return tuple(transformed[MEAN_RGB][0].numpy().tolist()), tuple(transformed[STD_RGB][0].numpy().tolist())
 
 
@@ -139,12 +139,12 @@ def _write_history(progress: Progress, job: Job, directory: str) -> None:
         "config": job.config.to_json(),
         "history": progress.history,
         "input_wait": sum(waits) / len(waits) if waits else 0.0,
-        "spread": {name: dataclasses.asdict(found) for name, found in spreads_of(progress.history).items()},
+        "spread": {name: dataclasses.asdict(spread) for name, spread in spreads_of(progress.history).items()},
         "best": {"monitor": job.config.train.monitor, "epoch": progress.best_epoch, "value": progress.best},
         "exported": job.config.train.keep,
         "diverged": progress.diverged,
     }
-    tf.io.gfile.makedirs(directory)  # a training that was complete already has written no logs
+    tf.io.gfile.makedirs(directory)  # a training that was already complete writes no logs
     with tf.io.gfile.GFile(os.path.join(directory, HISTORY_NAME), "w") as stream:
         stream.write(json.dumps(values, indent=2))
 
@@ -153,7 +153,7 @@ def _split_name(patterns: list[str]) -> str:
     return os.path.basename(os.path.dirname(patterns[0])).removeprefix("Split-")
 
 
-def _placeholder(spec: Any) -> tf.Tensor | tf.SparseTensor | tf.RaggedTensor:
+def _make_row(spec: Any) -> tf.Tensor | tf.SparseTensor | tf.RaggedTensor:
     if isinstance(spec, tf.io.FixedLenFeature):
         return tf.fill([1, *spec.shape], tf.constant(b"" if spec.dtype == tf.string else 1, spec.dtype))
     if isinstance(spec, tf.io.RaggedFeature):

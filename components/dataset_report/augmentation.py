@@ -81,7 +81,7 @@ def augmentation(images: Images, album: Album, input_options: Mapping[str, Any])
     """
     import tensorflow as tf
 
-    from trainer.input.parse import stored_ops
+    from trainer.input.parse import adapt_ops_to_records
     from trainer.input_fn import evaluation_ops
     from trainer.ops import parse_ops
     from trainer.options import InputOptions
@@ -90,8 +90,8 @@ def augmentation(images: Images, album: Album, input_options: Mapping[str, Any])
     examples: list[Example] = []
     problem = ""
     try:
-        train = _pictured(stored_ops(parse_ops(options.train_spec), images.dataset))
-        evaluation = _pictured(stored_ops(evaluation_ops(options), images.dataset))
+        train = _pictured(adapt_ops_to_records(parse_ops(options.train_spec), images.dataset))
+        evaluation = _pictured(adapt_ops_to_records(evaluation_ops(options), images.dataset))
         room = Room(_ROOM_BYTES)
         for index in _sample(images):
             example = _example(images, album, index, (train, evaluation, options.seed), room)
@@ -120,10 +120,10 @@ def seen(ops: Sequence[Op], values: Mapping[str, list], seed: int, epoch: int) -
     """
     import tensorflow as tf
 
-    from trainer.input.parse import draw_of
+    from trainer.input.parse import derive_draws
     from trainer.ops import IMAGE, apply_ops
 
-    draw = draw_of(tf.constant(values[record.FILENAME][0]), tf.constant(epoch, tf.int64), seed)
+    draw = derive_draws(tf.constant(values[record.FILENAME][0]), tf.constant(epoch, tf.int64), seed)
     features = {
         IMAGE: tf.constant(values[record.ENCODED][0]),
         record.HEIGHT: tf.constant(values[record.HEIGHT][0], tf.int64),

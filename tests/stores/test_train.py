@@ -107,7 +107,7 @@ def test_every_shard_is_fetched_once_and_only_those_of_the_split(dataset, there,
 def test_a_fetch_that_breaks_off_goes_on_where_it_was(dataset, there, s3_bucket, cache):
     shards = manifest.load(str(dataset)).splits["train"].shards
     s3_bucket.tap.refuse = lambda asked: 503 * asked.path.endswith(shards[-1].name)
-    with pytest.raises(SourceError, match="cannot be read: .*; what was fetched is kept, run it again") as told:
+    with pytest.raises(SourceError, match="cannot be read: .*; run it again, downloaded files are kept") as told:
         read(there, options(**SMALL, readers=1))
     assert "\n" not in str(told.value)
     assert not [name for name in copies(cache) if shards[-1].name in name]
@@ -174,7 +174,7 @@ def test_a_shard_that_changed_in_the_store_is_refused(there, cache):
 
 
 def test_too_little_room_is_told_before_anything_is_fetched(there, s3_bucket, monkeypatch):
-    monkeypatch.setattr(download, "_LEFT_FREE_BYTES", shutil.disk_usage("/").total * 2)
+    monkeypatch.setattr(download, "_RESERVED_BYTES", shutil.disk_usage("/").total * 2)
     with pytest.raises(OptionError, match=r"^split train of s3://.* needs .* more in .* XDG_CACHE_HOME$"):
         read(there, options(**SMALL))
     assert fetched(s3_bucket) == []
@@ -188,7 +188,7 @@ def test_copies_that_nobody_reads_make_room_and_others_do_not(there, cache, monk
         Path(f"{place}.used").touch()
         os.utime(f"{place}.used", (1, 1))
     room = iter([0, 0, 1 << 40, 1 << 40])
-    monkeypatch.setattr(download, "_room", lambda _: next(room))
+    monkeypatch.setattr(download, "_free_bytes", lambda _: next(room))
     with open(f"{used}.used", "rb") as reader:
         fcntl.flock(reader, fcntl.LOCK_SH)
         read(there, options(**SMALL))

@@ -72,8 +72,8 @@ def test_a_damaged_record_within_the_budget_is_left_out_and_the_order_is_that_of
     assert order(directory, given, training=False) == rest
     assert epoch_records(str(directory), "train", given, training=True) == 60
     dataset = manifest.load(str(directory))
-    kept = load_index(str(directory), dataset, "train").without({30})
-    numbers, _ = make_order(kept, dataset.labels, given, True).epoch(tf.constant(0, tf.int64))
+    kept = load_index(str(directory), dataset, "train").exclude({30})
+    numbers, _ = make_order(kept, dataset.labels, given, True).compute_epoch(tf.constant(0, tf.int64))
     whole = read(directory, given, epochs=2)
     assert [seen.key for seen in whole[:60]] == [rest[number] for number in numbers.numpy()]
     assert read(directory, given, epochs=2, start=Position(records=50)) == whole[50:]

@@ -57,7 +57,7 @@ def test_hosts_that_cannot_mix_the_same_images_are_refused(noise):
     given = options(train_ops="decode|resize(8)|mixup(0.4)", batch_size=8, lanes=8)
     assert len(read(noise, given)) == 56
     with pytest.raises(
-        OptionError, match="^batch_size and lanes are 8; .* batch_size must be 16 or more, or lanes less"
+        OptionError, match="^batch_size and lanes are 8; .* batch_size must be 16 or more, or lanes smaller"
     ):
         make_dataset(str(noise), "train", given, True, host=Host(index=1, count=2))
 
@@ -65,9 +65,9 @@ def test_hosts_that_cannot_mix_the_same_images_are_refused(noise):
 @pytest.mark.parametrize(
     ("given", "hosts", "message"),
     [
-        ({"batch_size": 9}, 2, "batch_size is 9; 2 hosts must"),
-        ({"batch_size": 12, "lanes": 8}, 3, "lanes is 8; 3 hosts must"),
-        ({"batch_size": 6, "lanes": 4}, 2, "batch_size is 6; .* lanes, 4, must divide it"),
+        ({"batch_size": 9}, 2, "batch_size is 9; the number of hosts, 2, must divide it"),
+        ({"batch_size": 12, "lanes": 8}, 3, "lanes is 8; the number of hosts, 3, must divide it"),
+        ({"batch_size": 6, "lanes": 4}, 2, "batch_size is 6; .* must be a multiple of lanes, 4"),
     ],
 )
 def test_what_hosts_cannot_share_equally_is_refused(noise, given, hosts, message):
@@ -95,7 +95,7 @@ def test_a_start_inside_of_an_evaluation_is_exact_on_one_host_and_refused_on_sev
     padded = make_dataset(str(noise), "train", options(batch_size=8, pad_batches=True), False, start=start)
     assert (len(padded), len(list(flat(padded)))) == (3, 21)
     with pytest.raises(
-        OptionError, match="^start is 40 records into the split, and 3 hosts evaluate a part of it each"
+        OptionError, match="^start is 40 records into the split, and each of 3 hosts evaluates its own part"
     ):
         make_dataset(str(noise), "train", options(batch_size=8), False, start=start, host=Host(index=2, count=3))
     whole = together(noise, options(batch_size=8), 3, training=False, start=Position(epoch=2))
@@ -104,7 +104,7 @@ def test_a_start_inside_of_an_evaluation_is_exact_on_one_host_and_refused_on_sev
 
 def test_a_host_without_a_record_pads_all_of_its_batches(noise):
     sizes = [
-        len(load_index(str(noise), manifest.load(str(noise)), "train").part(Host(index=host, count=64)))
+        len(load_index(str(noise), manifest.load(str(noise)), "train").take_part(Host(index=host, count=64)))
         for host in range(64)
     ]
     stream = make_dataset(str(noise), "train", options(batch_size=64), False, host=Host(index=sizes.index(0), count=64))

@@ -10,7 +10,7 @@ import tensorflow as tf
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import CorruptDataset, DatasetChanged, OptionError
 from trainer.input.checks import scale_warning
-from trainer.job import Job, _explained, epoch_figures, fit
+from trainer.job import Job, _explain_errors, epoch_figures, fit
 from trainer.options import InputOptions, TrainerConfig, TrainOptions
 from trainer.training.strategy import make_strategy
 
@@ -178,6 +178,6 @@ def test_a_batch_that_replicas_cannot_share_is_refused_before_anything_is_built(
 def test_a_dataset_that_was_replaced_is_named_whatever_tensorflow_met_first(shades, error):
     job = job_of(shades)
     before = dataclasses.replace(job.dataset, labels=("b", "a"))
-    line = f"^{shades} was replaced by another dataset while it was read; start again, to read that one$"
-    with pytest.raises(DatasetChanged, match=line), _explained(dataclasses.replace(job, dataset=before)):
+    line = f"^{shades} was replaced by another dataset while it was read; start again to read the new one$"
+    with pytest.raises(DatasetChanged, match=line), _explain_errors(dataclasses.replace(job, dataset=before)):
         raise error(None, None, "what it met")

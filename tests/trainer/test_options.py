@@ -152,10 +152,10 @@ def test_a_config_survives_json_with_every_field_changed():
     ("values", "said"),
     [
         ({"cache_dir": "here"}, "^cache_dir is 'here' and cache is auto; set cache to disk to use it$"),
-        ({"cache": "disk", "cache_dir": "gs://bucket/x"}, "it must be a directory of this machine$"),
+        ({"cache": "disk", "cache_dir": "gs://bucket/x"}, "it must be a local directory$"),
         ({"cache": "disk", "cache_dir": 5}, "^cache_dir is 5; it must be a text; put it in quotes$"),
-        ({"cache": "memory", "cache_mb": 5}, "^cache_mb is 5 and cache is memory; it is the limit of auto alone$"),
-        ({"cache": "memory", "service": "grpc://host:1"}, "which keeps nothing; set cache to none$"),
+        ({"cache": "memory", "cache_mb": 5}, "^cache_mb is 5 and cache is memory; it is only for cache auto$"),
+        ({"cache": "memory", "service": "grpc://host:1"}, "which has no cache; set cache to none$"),
         ({"balance": {0: 0.5, 1: 0.5}}, "^balance names 0; names are text, so write '0'$"),
         ({"cache": "disk"}, "^cache is disk and cache_dir is empty; name a directory for it$"),
         ({"cache": True}, "^cache is true; it must be one of auto, memory, disk, none$"),

@@ -73,7 +73,7 @@ def test_records_without_moments_cannot_be_trained_on(tmp_path):
     rows = [{record.HEIGHT: [5], "extra/iso": [1]}, {record.HEIGHT: [6], "extra/iso": []}]
     ragged = tf.io.RaggedFeature(tf.int64, row_splits_dtype=tf.int64)
     graph = analyze(rows, {**column_spec([record.HEIGHT]), "extra/iso": ragged}, tmp_path, {"iso": "scale"})
-    with pytest.raises(OptionError, match="^the records hold no channel statistics, which training needs"):
+    with pytest.raises(OptionError, match="^the records have no channel statistics, which training needs"):
         channel_statistics(str(graph))
 
 

@@ -22,7 +22,7 @@ from trainer.bench.stages import Source, first_mixing, open_source, unfused
 from trainer.input.parse import NO_LABEL, base_spec
 from trainer.input_fn import FOREVER, make_dataset
 from trainer.ops import IMAGE, Op, apply_batch_ops, apply_ops
-from trainer.ops.tf_ops import as_written
+from trainer.ops.tf_ops import without_autograph
 from trainer.options import InputOptions
 
 _TUTORIAL_SHUFFLE = 10_000  # records
@@ -68,7 +68,7 @@ def tutorial_dataset(path: str, split: str, options: InputOptions) -> tf.data.Da
 def _prepared(stream: tf.data.Dataset, source: Source, parallel: int | None) -> tf.data.Dataset:
     """Parses one record at a time, decodes all of it, crops, makes floats: dataset of (image, label, draw)."""
     dataset = source.choices.dataset
-    ops, spec = unfused(source.choices.whole_ops), base_spec(dataset)
+    ops, spec = unfused(source.choices.all_ops), base_spec(dataset)
     alone = ops[: first_mixing(ops)]
 
     def prepare(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -84,7 +84,7 @@ def _prepared(stream: tf.data.Dataset, source: Source, parallel: int | None) -> 
 
 def _batched(stream: tf.data.Dataset, source: Source, parallel: int | None) -> tf.data.Dataset:
     """Makes batches; ops that mix images can only run on these."""
-    ops: Sequence[Op] = unfused(source.choices.whole_ops)
+    ops: Sequence[Op] = unfused(source.choices.all_ops)
     place = first_mixing(ops)
     stream = stream.batch(source.options.batch_size)
 
@@ -118,7 +118,7 @@ class Rates:
         return self.feedline / self.naive
 
 
-@as_written
+@without_autograph
 def compare(path: str, split: str, options: InputOptions, seconds: float = 0.5) -> Rates:
     """Measures both pipelines of training, in turn.
 

@@ -355,7 +355,7 @@ def _limit(source: Source, pool: stages.Pool) -> Subject:
 
 def _stages(source: Source, costs: dict[str, Cost], model: str) -> tuple[Stage, ...]:
     image_ops = names_of(source.choices.image_ops)
-    batch_ops = names_of(source.choices.whole_ops)[len(image_ops) :]
+    batch_ops = names_of(source.choices.all_ops)[len(image_ops) :]
     kinds = {stages.READ: stages.READ, stages.PARSE: stages.PARSE, stages.CALL: CALL}
     kinds |= {name: AUGMENT if place else DECODE for place, name in enumerate(image_ops)}
     kinds |= {stages.BATCH: stages.BATCH, **dict.fromkeys(batch_ops, AUGMENT)}

@@ -23,8 +23,8 @@ from trainer.input.windowed_reader import FOREVER
 from trainer.input_fn import batches, images, tf_options
 from trainer.input_fn import parsed as parsed_records
 from trainer.ops import IMAGE, OPS, Decode, DecodeRandomCrop, MixingOp, Op, apply_batch_ops, apply_ops
-from trainer.ops.chain import DRAWN
-from trainer.ops.tf_ops import as_written
+from trainer.ops.chain import DRAW_FEATURES
+from trainer.ops.tf_ops import without_autograph
 from trainer.options import InputOptions
 
 _LONGEST = 40  # characters of an op in a table
@@ -158,7 +158,7 @@ class Stages:
     source: Source
     pool: Pool
 
-    @as_written
+    @without_autograph
     def alone(self) -> list[Subject]:
         """Returns read, parse, the call of a map that does nothing, each op, all ops, batch, each op of batches."""
         choices, count = self.source.choices, len(self.pool.serialized)
@@ -181,7 +181,7 @@ class Stages:
         subjects.append(of_dataset(BATCH, self._with_options(made.map(_image_of)), self._few()))
         return [*subjects, *self._on_batches(made)]
 
-    @as_written
+    @without_autograph
     def together(self) -> dict[str, Subject]:
         """Returns the name of a stage -> the pipeline from the shards up to it, as far as it ends before batches."""
         ops = self.source.choices.image_ops
@@ -231,7 +231,7 @@ class Stages:
         def one(row: Features, turn: tf.Tensor) -> tf.Tensor:
             # A row that comes again must not give the same image again.
             draw = tf.stack([row[DRAW][..., 0], tf.ones_like(row[DRAW][..., 1]) * turn], -1)
-            kept = {name: value for name, value in row.items() if name not in DRAWN}
+            kept = {name: value for name, value in row.items() if name not in DRAW_FEATURES}
             image = apply_ops(ops, kept, draw, salt)[IMAGE]
             if image.dtype == tf.string:
                 return tf.strings.length(image)
@@ -255,7 +255,7 @@ class Stages:
     def _on_batches(self, made: tf.data.Dataset) -> list[Subject]:
         """Returns the ops of batches one by one and together, fed from a pool of batches."""
         choices = self.source.choices
-        ops, names = choices.batch_ops, names_of(choices.whole_ops)
+        ops, names = choices.batch_ops, names_of(choices.all_ops)
         kept = made.take(max(1, self._few() // choices.batch)).cache()
         subjects = []
         for place, _ in enumerate(ops):

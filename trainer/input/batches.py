@@ -1,7 +1,4 @@
-"""How many batches each host has, known before the first is read; how the last is padded; and one pass after another.
-
-Keras asks for a dataset once an epoch: `passes_in_turn` gives it the first pass, then the next.
-"""
+"""Counts the batches of a host, pads the last batch, and gives Keras a new pass every epoch."""
 
 from __future__ import annotations
 
@@ -17,39 +14,39 @@ from trainer.input.position import Position
 from trainer.input.windowed_reader import FOREVER
 
 
-def images_left(choices: Choices, start: Position, epochs: int) -> int:
-    """Returns the images of all hosts from a position to the end of some epochs, its own included."""
+def count_images(choices: Choices, start: Position, epochs: int) -> int:
+    """Returns the number of images of all hosts from a position to the end of the last epoch."""
     return max(0, epochs * choices.epoch_images - start.records)
 
 
 def batch_count(choices: Choices, start: Position, epochs: int) -> int | None:
-    """Returns how many batches every host has; None for `FOREVER` and where a tf.data service deals them out.
+    """Returns the number of batches of every host; None for `FOREVER` and when a tf.data service distributes them.
 
     Args:
-      choices: what the pipeline decided.
-      start: where it starts.
+      choices: the plan of the pipeline.
+      start: position of its first image.
       epochs: passes over the split, or `FOREVER`.
     """
-    if epochs == FOREVER or choices.served:  # each worker of a service drops what is too little for a batch of its own
+    if epochs == FOREVER or choices.served:  # each worker of a service drops its own incomplete batch
         return None
     if choices.training:
-        return images_left(choices, start, epochs) // choices.options.batch_size
-    images = images_left(choices, start, epochs)
+        return count_images(choices, start, epochs) // choices.options.batch_size
+    images = count_images(choices, start, epochs)
     if choices.host.count > 1:  # the host that has the most records
         images = -(-choices.total // choices.host.count) * choices.crops * epochs
     return -(-images // choices.batch)
 
 
-def filled(stream: tf.data.Dataset, choices: Choices, count: int | None) -> tf.data.Dataset:
-    """Fills up the batches of evaluation where all must have one shape: `pad_batches`, or several hosts."""
+def pad_if_needed(stream: tf.data.Dataset, choices: Choices, count: int | None) -> tf.data.Dataset:
+    """Pads the batches of evaluation if all must have one shape: with `pad_batches` or several hosts."""
     is_padded = not choices.training and (choices.host.count > 1 or choices.options.pad_batches)
-    return padded(stream, choices.batch, FOREVER if count is None else count) if is_padded else stream
+    return pad_batches(stream, choices.batch, FOREVER if count is None else count) if is_padded else stream
 
 
-def counted(stream: tf.data.Dataset, count: int | None) -> tf.data.Dataset:
-    """Lets a pipeline say how many batches it has, by `len` and `cardinality()`.
+def set_cardinality(stream: tf.data.Dataset, count: int | None) -> tf.data.Dataset:
+    """Sets the number of batches that `len` and `cardinality()` return; a wrong number is an error at the end.
 
-    Keras begins one step more where it has to find the end. A number that is not true is an error at that end.
+    Without it, Keras begins one step too many to find the end.
     """
     return stream if count is None else stream.apply(tf.data.experimental.assert_cardinality(count))
 
@@ -57,19 +54,19 @@ def counted(stream: tf.data.Dataset, count: int | None) -> tf.data.Dataset:
 VALID = "valid"
 
 
-def padded(stream: tf.data.Dataset, size: int, count: int) -> tf.data.Dataset:
-    """Fills up the batches of a dataset.
+def pad_batches(stream: tf.data.Dataset, size: int, count: int) -> tf.data.Dataset:
+    """Pads every batch to the same size, and adds empty batches at the end.
 
     Args:
-      stream: dataset of (features, label), the last batch perhaps smaller.
-      size: rows that every batch shall have.
-      count: batches that there shall be; at least as many as there are.
+      stream: dataset of (features, label); the last batch may be smaller.
+      size: rows of a padded batch.
+      count: number of batches of the result, at least that of `stream`.
 
     Returns:
-      the dataset, with `valid` float32[size] among the features: 1 for a record, 0 for a row that was filled up.
+      the dataset with the feature `valid` float32[size]: 1 for a record, 0 for a padding row.
     """
-    nothing = tf.nest.map_structure(_no_rows, stream.element_spec)
-    stream = stream.concatenate(tf.data.Dataset.from_tensors(nothing).repeat()).take(count)
+    empty_batch = tf.nest.map_structure(_make_empty, stream.element_spec)
+    stream = stream.concatenate(tf.data.Dataset.from_tensors(empty_batch).repeat()).take(count)
 
     def pad(features: Features, label: tf.Tensor) -> tuple[Features, tf.Tensor]:
         rows = tf.shape(features[KEY])[0]
@@ -81,7 +78,7 @@ def padded(stream: tf.data.Dataset, size: int, count: int) -> tf.data.Dataset:
     return stream.map(pad)
 
 
-def _no_rows(spec: tf.TypeSpec) -> tf.Tensor | tf.RaggedTensor:
+def _make_empty(spec: tf.TypeSpec) -> tf.Tensor | tf.RaggedTensor:
     if isinstance(spec, tf.RaggedTensorSpec):
         return tf.RaggedTensor.from_row_lengths(tf.zeros([0, *spec.shape[2:]], spec.dtype), tf.zeros([0], tf.int64))
     return tf.zeros([0, *spec.shape[1:]], spec.dtype)
@@ -96,36 +93,36 @@ def _pad_rows(rows: tf.Tensor | tf.RaggedTensor, missing: tf.Tensor, size: int) 
     return tf.ensure_shape(padded, [size, *rows.shape[1:]])
 
 
-def passes_in_turn(make: Callable[[tf.Tensor], tf.data.Dataset], count: int | None) -> tf.data.Dataset:
-    """Returns a dataset whose every iteration is the pass after the last one that was drawn to its end.
+def iterate_passes(make: Callable[[tf.Tensor], tf.data.Dataset], count: int | None) -> tf.data.Dataset:
+    """Returns a dataset whose every iteration is the next pass.
 
-    An iterator takes its pass when it is first asked for a batch. A pass that is left before its last batch comes
-    again, and iterators that run side by side give the same one.
+    An iterator chooses its pass when it delivers its first batch. A pass that is not read to its last batch is
+    repeated, and iterators that run side by side read the same pass.
 
     Args:
-      make: number of the pass, int64 scalar, from 0 -> its batches.
-      count: batches of every pass; None where only the end shows how many there are.
+      make: function from the number of the pass, int64 scalar, from 0, to its batches.
+      count: batches of every pass; None if it is unknown before the end.
     """
     # Keras stops after `count` batches and never sees the end, so the last batch counts as the end. The number lives
-    # in the graph, because it has to lie where the dataset runs, and in a table, because no strategy copies that.
+    # in the graph, because the dataset runs there, and in a table, because no strategy copies a table.
     table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, default_value=0)
     key = tf.constant(0, tf.int64)
 
-    def one_pass(_: tf.Tensor) -> tf.data.Dataset:
+    def next_pass(_: tf.Tensor) -> tf.data.Dataset:
         number = table.lookup(key)
 
         def finish() -> bool:
             table.insert(key, tf.maximum(number + 1, table.lookup(key)))
             return False
 
-        def deliver(place: tf.Tensor, batch: Any) -> Any:
-            tf.cond(place + 1 == count, finish, lambda: False)
+        def deliver(index: tf.Tensor, batch: Any) -> Any:
+            tf.cond(index + 1 == count, finish, lambda: False)
             return batch
 
         batches = make(number)
         if count is None:
-            nothing = tf.data.Dataset.from_tensors(0).filter(lambda _: finish()).flat_map(lambda _: batches)
-            return batches.concatenate(nothing)
+            empty = tf.data.Dataset.from_tensors(0).filter(lambda _: finish()).flat_map(lambda _: batches)
+            return batches.concatenate(empty)
         return batches.enumerate().map(deliver)
 
-    return tf.data.Dataset.from_tensors(0).flat_map(one_pass)
+    return tf.data.Dataset.from_tensors(0).flat_map(next_pass)

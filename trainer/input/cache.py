@@ -1,7 +1,7 @@
-"""What the first ops made of every record, kept for the epochs after: in memory, or in one file on a local disk.
+"""The cache of an input pipeline: the result of its first ops for every record, in memory or in a local file.
 
-Only what is the same every epoch can be kept: the ops up to the first random one, as long as all images have one size
-there. Where no image has, the stored bytes themselves are kept, which is worth it when the shards lie far away.
+Only a result that is the same in every epoch can be cached: that of the ops before the first random one, if all images
+have one size there. Otherwise the cache holds the stored bytes, which helps only if the shards are remote.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from beam_jobs.dataset import record, tfrecord
 from beam_jobs.errors import OptionError
 from trainer.input.order import RecordIndex
 from trainer.input.parse import batch_ragged
-from trainer.input.windowed_reader import in_order
+from trainer.input.windowed_reader import read_in_order
 from trainer.ops import IMAGE, Normalize, Op, apply_ops
 from trainer.options import InputOptions
 
-_SHARE_OF_FREE = 0.25  # the model, the shuffle window and everybody else want the rest
-WHILE_FILLED = 2  # the images that come are still there when they are joined
+_SHARE_OF_FREE = 0.25  # the model, the shuffle window and other processes need the rest
+FILL_FACTOR = 2  # joining the images copies them all
 _INDEX_NAME, _RECORDS_NAME = "index.npz", "records.tfrecord"
-_BLOCK_BYTES = 1 << 22  # of a file that is read through
+_BLOCK_BYTES = 1 << 22  # of a file whose checksum is computed
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheChoice:
-    """What is kept.
+    """What the cache holds.
 
     Attributes:
       kind: `none`, `memory` or `disk`.
-      ops: how many of the first ops are done before; 0 keeps the stored bytes.
-      size: height and width of the kept images; None when they are the stored bytes.
-      bytes: what they take.
-      reason: why, in a few words.
+      ops: number of the first ops whose result is cached; 0 caches the stored bytes.
+      size: height and width of the cached images in pixels; None for the stored bytes.
+      bytes: size of the cached images in bytes.
+      reason: reason for the choice, in a few words.
     """
 
     kind: str
@@ -58,42 +58,42 @@ class CacheChoice:
     bytes: int = 0
 
 
-def choose_cache(options: InputOptions, ops: Sequence[Op], index: RecordIndex, once: bool) -> CacheChoice:
-    """Decides what to keep.
+def choose_cache(options: InputOptions, ops: Sequence[Op], index: RecordIndex, single_pass: bool) -> CacheChoice:
+    """Decides what to cache.
 
     Args:
-      options: `cache`, `cache_mb` and `service` count.
-      ops: the whole chain.
+      options: options of the pipeline: `cache`, `cache_mb` and `service` are used.
+      ops: the complete chain.
       index: the records.
-      once: whether there is one pass only; evaluation is usually repeated.
+      single_pass: whether the records are read only once; evaluation is usually repeated.
     """
-    reason = _why_not(options, once) if len(index) else "this host has no record"
+    reason = _reason_against(options, single_pass) if len(index) else "this host has no record"
     if reason:
         return CacheChoice(kind="none", reason=reason)
     # Boxes and masks must move with the image, so it has to pass through every op.
-    done, size = (0, None) if options.targets else fixed_prefix(ops)
+    count, size = (0, None) if options.targets else find_fixed_prefix(ops)
     total = int(len(index) * (size[0] * size[1] * 3 if size else index.record_bytes))
     if options.cache != "auto":
-        return CacheChoice(kind=options.cache, reason=f"cache is {options.cache}", ops=done, size=size, bytes=total)
+        return CacheChoice(kind=options.cache, reason=f"cache is {options.cache}", ops=count, size=size, bytes=total)
     if size is None and not storage.is_remote(index.files[0]):
         return CacheChoice(kind="none", reason="no first op makes images of one size, and local files need none")
     limit = options.cache_mb * 1e6 or free_bytes() * _SHARE_OF_FREE
-    wanted = f"{total / 1e6:,.0f} MB, twice that while it is filled, of {limit / 1e6:,.0f} MB for it"
-    if total * WHILE_FILLED > limit:
-        return CacheChoice(kind="none", reason=f"it would take {wanted}")
-    return CacheChoice(kind="memory", reason=f"it takes {wanted}", ops=done, size=size, bytes=total)
+    needed = f"{total / 1e6:,.0f} MB, twice that while it is filled, of {limit / 1e6:,.0f} MB for it"
+    if total * FILL_FACTOR > limit:
+        return CacheChoice(kind="none", reason=f"it would take {needed}")
+    return CacheChoice(kind="memory", reason=f"it takes {needed}", ops=count, size=size, bytes=total)
 
 
-def _why_not(options: InputOptions, once: bool) -> str:
+def _reason_against(options: InputOptions, single_pass: bool) -> str:
     if options.cache == "none":
         return "cache is none"
     if options.service:
         return "a tf.data service reads the shards on its workers"
-    return "one pass reads everything once anyway" if options.cache == "auto" and once else ""
+    return "one pass reads everything once anyway" if options.cache == "auto" and single_pass else ""
 
 
-def fixed_prefix(ops: Sequence[Op]) -> tuple[int, tuple[int, int] | None]:
-    """Returns how many of the first ops are not random and end at uint8 images of one size, and that size."""
+def find_fixed_prefix(ops: Sequence[Op]) -> tuple[int, tuple[int, int] | None]:
+    """Returns the number of first ops that are not random and end at uint8 images of one size, and that size."""
     best: tuple[int, tuple[int, int] | None] = (0, None)
     size = None
     for count, op in enumerate(ops, 1):
@@ -104,60 +104,62 @@ def fixed_prefix(ops: Sequence[Op]) -> tuple[int, tuple[int, int] | None]:
     return best
 
 
-def keep(encoded: tf.Tensor, ops: Sequence[Op]) -> tf.Tensor:
-    """Runs the ops whose result is kept on one stored image."""
+def apply_prefix(encoded: tf.Tensor, ops: Sequence[Op]) -> tf.Tensor:
+    """Runs the ops whose result is cached on one stored image."""
     return apply_ops(ops, {IMAGE: encoded}, tf.zeros([2], tf.int32))[IMAGE]
 
 
-def in_memory(parsed: tf.data.Dataset, ops: Sequence[Op], index: RecordIndex, threads: int) -> dict[str, tf.Tensor]:
-    """Reads everything once.
+def load_in_memory(
+    parsed: tf.data.Dataset, ops: Sequence[Op], index: RecordIndex, threads: int
+) -> dict[str, tf.Tensor]:
+    """Reads all records into memory.
 
     Args:
       parsed: batches of parsed records, each record once, in order.
-      ops: those whose result is kept.
+      ops: ops whose result is cached.
       index: the records.
-      threads: for the ops.
+      threads: number of threads of the ops.
 
     Returns:
       the parsed features of all records, `image` uint8[records, height, width, 3], or string[records] without ops.
     """
 
     def prepare(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        return {**features, IMAGE: keep(features[IMAGE], ops)} if ops else features
+        return {**features, IMAGE: apply_prefix(features[IMAGE], ops)} if ops else features
 
     images = parsed.unbatch().map(prepare, threads, deterministic=True)
-    with tf.device("CPU:0"):  # an accelerator has better use for its memory
+    with tf.device("CPU:0"):  # the memory of an accelerator is scarce
         return batch_ragged(images, max(1, len(index)), drop_remainder=False).get_single_element()
 
 
-def on_disk(index: RecordIndex, ops: Sequence[Op], identity: str, directory: str, threads: int) -> RecordIndex:
-    """Writes the records with the kept images to a local file, unless that was done before.
+def write_on_disk(index: RecordIndex, ops: Sequence[Op], identity: str, directory: str, threads: int) -> RecordIndex:
+    """Writes the records with the cached images to a local file, unless a valid one exists.
 
-    The file appears at once, by a rename, so that what an interrupted run left is never taken for it. One that is
-    there is read through, and written anew where it is damaged; a warning names it.
+    A rename publishes the file, so an interrupted run leaves no partial one. The checksum of an existing file is
+    checked; a damaged one is written again, with a warning.
 
     Args:
       index: the records of the shards.
-      ops: those whose result is kept.
-      identity: of the records: the digest of the dataset, the split and what is left out.
-      directory: of all caches.
-      threads: for the ops.
+      ops: ops whose result is cached.
+      identity: identity of the records: digest of the dataset, split and excluded records.
+      directory: directory of all caches.
+      threads: number of threads of the ops.
 
     Returns:
-      the index of the records in that file, numbered alike.
+      the index of the records in the file, in the same order.
 
     Raises:
-      OptionError: the directory cannot be written.
+      OptionError: the directory is not writable.
     """
-    name = hashlib.sha256(json.dumps([identity, repr(tuple(ops)), _made_by()]).encode()).hexdigest()[:32]
+    name = hashlib.sha256(json.dumps([identity, repr(tuple(ops)), _code_fingerprint()]).encode()).hexdigest()[:32]
     target = os.path.join(directory, name)
     path = os.path.join(target, _RECORDS_NAME)
     try:
-        offsets = _reusable(target, len(index))
+        offsets = _load_offsets(target, len(index))
         if offsets is None:
             _make(index, ops, target, threads)
-            with np.load(os.path.join(target, _INDEX_NAME)) as written:
-                offsets = written["offset"]
+            with np.load(os.path.join(target, _INDEX_NAME)) as arrays:
+                offsets = arrays["offset"]
         size = os.path.getsize(path)
     except OSError as error:
         raise OptionError(
@@ -174,34 +176,34 @@ def on_disk(index: RecordIndex, ops: Sequence[Op], identity: str, directory: str
 
 
 @functools.cache
-def _made_by() -> str:
-    """Returns what decides the kept bytes beside dataset and ops: the decoder and the code."""
-    here = pathlib.Path(__file__)
+def _code_fingerprint() -> str:
+    """Returns the versions of the decoder and of the code, which the cached bytes depend on."""
+    module = pathlib.Path(__file__)
     hasher = hashlib.sha256()
-    for path in (here, here.with_name("parse.py"), *sorted((here.parent.parent / "ops").glob("*.py"))):
+    for path in (module, module.with_name("parse.py"), *sorted((module.parent.parent / "ops").glob("*.py"))):
         hasher.update(path.read_bytes())
     return f"tensorflow {tf.__version__}, {hasher.hexdigest()}"
 
 
-def _reusable(target: str, records: int) -> np.ndarray | None:
-    """Returns where each record of a cache begins; None where there is none to use."""
+def _load_offsets(target: str, records: int) -> np.ndarray | None:
+    """Returns the byte offset of each record of a cache; None if the cache is missing or damaged."""
     if not os.path.isdir(target):
         return None
     try:
-        with np.load(os.path.join(target, _INDEX_NAME)) as written:
-            offsets, crc = written["offset"], int(written["crc"])
-        problem = "" if _crc_of(os.path.join(target, _RECORDS_NAME)) == crc else f"{_RECORDS_NAME} has changed"
+        with np.load(os.path.join(target, _INDEX_NAME)) as arrays:
+            offsets, crc = arrays["offset"], int(arrays["crc"])
+        problem = "" if _compute_crc(os.path.join(target, _RECORDS_NAME)) == crc else f"{_RECORDS_NAME} has changed"
     except FileNotFoundError as error:
         problem = f"{os.path.basename(error.filename)} is missing"
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         problem = f"it cannot be read: {error}"
     if not problem and len(offsets) == records:
         return offsets
-    _log.warning("the cache %s is damaged: %s; it is written anew", target, problem or "it holds other records")
+    _log.warning("the cache %s is damaged: %s; it is written again", target, problem or "it holds other records")
     return None
 
 
-def _crc_of(path: str) -> int:
+def _compute_crc(path: str) -> int:
     crc = 0
     with open(path, "rb") as stream:
         while block := stream.read(_BLOCK_BYTES):
@@ -221,12 +223,12 @@ def _make(index: RecordIndex, ops: Sequence[Op], target: str, threads: int) -> N
 
 
 def _publish(temporary: str, target: str, records: int) -> None:
-    if os.path.isdir(target) and _reusable(target, records) is None:
+    if os.path.isdir(target) and _load_offsets(target, records) is None:
         os.rename(target, os.path.join(temporary, "damaged"))
     try:
         storage.rename(temporary, target)
     except OSError:
-        if not os.path.isdir(target):  # else another process was first, with the same bytes
+        if not os.path.isdir(target):  # otherwise another process published the same bytes
             raise
     shutil.rmtree(os.path.join(target, "damaged"), ignore_errors=True)
 
@@ -236,13 +238,13 @@ def _write(index: RecordIndex, ops: Sequence[Op], directory: str, threads: int) 
 
     def prepare(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         encoded = tf.io.parse_single_example(serialized, spec)[record.ENCODED]
-        return serialized, keep(encoded, ops) if ops else tf.zeros([0], tf.uint8)
+        return serialized, apply_prefix(encoded, ops) if ops else tf.zeros([0], tf.uint8)
 
     offsets, end, crc = [], 0, 0
-    records = in_order(index).unbatch().map(prepare, threads, deterministic=True)
+    records = read_in_order(index).unbatch().map(prepare, threads, deterministic=True)
     with storage.own_writer(os.path.join(directory, _RECORDS_NAME)) as stream:
         for serialized, pixels in records.as_numpy_iterator():
-            framed = b"".join(tfrecord.frame(_replaced(serialized, pixels) if ops else serialized))
+            framed = b"".join(tfrecord.frame(_replace_image(serialized, pixels) if ops else serialized))
             stream.write(framed)
             offsets.append(end)
             end, crc = end + len(framed), zlib.crc32(framed, crc)
@@ -250,7 +252,7 @@ def _write(index: RecordIndex, ops: Sequence[Op], directory: str, threads: int) 
         np.savez(stream, offset=np.array(offsets, np.int64), crc=crc)
 
 
-def _replaced(serialized: bytes, pixels: np.ndarray) -> bytes:
+def _replace_image(serialized: bytes, pixels: np.ndarray) -> bytes:
     example = tf.train.Example.FromString(serialized)
     example.features.feature[record.ENCODED].bytes_list.value[0] = pixels.tobytes()
     return example.SerializeToString(deterministic=True)

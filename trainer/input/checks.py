@@ -1,4 +1,4 @@
-"""What is refused before anything is read: ops that do not fit each other, the model or the size of its images."""
+"""Checks before anything is read: that ops fit each other, the model and its image size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from beam_jobs.common.strings import WARNING, size
 from beam_jobs.common.system import free_bytes
 from beam_jobs.dataset import record
 from beam_jobs.errors import OptionError
-from trainer.input.parse import DRAW, KEY, LABEL, DecodeSized, raw_ops
+from trainer.input.parse import DRAW, KEY, LABEL, DecodeSized, adapt_ops_to_pixels
 from trainer.input.plan import Choices, evaluation_ops
 from trainer.input.position import Position
 from trainer.ops import (
@@ -32,19 +32,19 @@ from trainer.ops import (
     parse_ops,
     split_position,
 )
-from trainer.ops.tf_ops import as_written
+from trainer.ops.tf_ops import without_autograph
 from trainer.options import InputOptions
 
-_SCALE_SLACK = 1.05  # of rounded sizes
+_SCALE_TOLERANCE = 1.05  # sizes are rounded
 
 
-@as_written
+@without_autograph
 def check_options(options: InputOptions, raw_side: int | None = None) -> None:
-    """Builds both chains of ops without data, so that what cannot work is known before anything runs.
+    """Builds both chains of ops without data, so that errors appear before anything runs.
 
     Args:
-      options: how shards become batches.
-      raw_side: height and width of stored pixels, of the policy `raw`; None for JPEG and PNG files.
+      options: options of the pipeline.
+      raw_side: height and width of stored pixels with the policy `raw`; None for JPEG and PNG files.
 
     Raises:
       OptionError: an op is unknown, does not fit, leaves images of another size than `image_side_px`, or floats.
@@ -56,28 +56,28 @@ def check_options(options: InputOptions, raw_side: int | None = None) -> None:
     parsed[DRAW] = tf.zeros([2], tf.int32)
     for training in (True, False):
         ops = parse_ops(options.train_spec) if training else evaluation_ops(options)
-        split_position(ops)  # refuses what mixes images of different sizes
+        split_position(ops)  # refuses mixing of images of different sizes
         if any(isinstance(op, Normalize) for op in ops):
             spec = options.train_spec if training else options.eval_spec
-            raise OptionError(f"ops {spec!r} hold normalize; leave it out: every model normalises its images itself")
-        ops = raw_ops(ops, raw_side) if raw_side else ops
-        steady = tuple(op for op in ops if not isinstance(op, MixingOp))
-        shape = _shape_after(steady, parsed)
+            raise OptionError(f"ops {spec!r} contain normalize; leave it out: every model normalises its images itself")
+        ops = adapt_ops_to_pixels(ops, raw_side) if raw_side else ops
+        unmixed = tuple(op for op in ops if not isinstance(op, MixingOp))
+        shape = _infer_shape(unmixed, parsed)
         side = options.image_side_px
-        if None in tuple(shape) and type(steady[0]) is Decode and all(op.size((side, side)) for op in steady[1:]):
-            # Right where every stored image has the size of the model, which is known once they are stored.
-            shape = _shape_after((DecodeSized(side, side), *steady[1:]), parsed)
+        if None in tuple(shape) and type(unmixed[0]) is Decode and all(op.size((side, side)) for op in unmixed[1:]):
+            # Correct if every stored image has the size of the model, which is unknown before they are stored.
+            shape = _infer_shape((DecodeSized(side, side), *unmixed[1:]), parsed)
         check_shape(shape, options, training)
 
 
-def _shape_after(ops: tuple[Op, ...], row: dict[str, tf.Tensor]) -> tf.TensorShape:
+def _infer_shape(ops: tuple[Op, ...], row: dict[str, tf.Tensor]) -> tf.TensorShape:
     prepared = tf.data.Dataset.from_tensors(row).map(lambda row: apply_ops(ops, row, row[DRAW]))
-    # Crops of one image come together here; in a batch they are rows like all others.
+    # A first dimension counts the crops of one image; in a batch each crop is a row.
     return prepared.element_spec[IMAGE].shape[-3:]
 
 
 def check_shape(shape: tf.TensorShape, options: InputOptions, training: bool) -> None:
-    """Raises `OptionError` unless images of this shape are what the model takes."""
+    """Raises `OptionError` unless the model takes images of this shape."""
     side = options.image_side_px
     if shape != (side, side, 3):
         name, text = ("train_ops", options.train_spec) if training else ("eval_ops", options.eval_spec)
@@ -88,35 +88,35 @@ def check_shape(shape: tf.TensorShape, options: InputOptions, training: bool) ->
 
 
 def check_start(start: Position, choices: Choices) -> None:
-    """Raises `OptionError` where several hosts would have to evaluate a part of the split that none can tell."""
+    """Raises `OptionError` if several hosts are to start an evaluation inside of a pass."""
     if choices.host.count > 1 and start.records and not choices.training:
         raise OptionError(
-            f"start is {start.records} records into the split, and {choices.host.count} hosts evaluate a part of it "
-            "each; start at 0 records, or evaluate the rest on one host"
+            f"start is {start.records} records into the split, and each of {choices.host.count} hosts evaluates its "
+            "own part; start at 0 records, or evaluate the rest on one host"
         )
 
 
 def scale_warning(options: InputOptions, short_px: float) -> str:
-    """Returns a warning where evaluation shows images at a scale that training never does; empty where it does not.
+    """Returns a warning if evaluation shows images at a scale that training never does, otherwise an empty string.
 
     Args:
-      options: how shards become batches.
+      options: options of the pipeline.
       short_px: typical short side of the stored images, in pixels.
     """
-    low, high = _scales(parse_ops(options.train_spec), short_px)
-    scale, _ = _scales(evaluation_ops(options), short_px)
-    if low / _SCALE_SLACK <= scale <= high * _SCALE_SLACK:
+    low, high = _scale_range(parse_ops(options.train_spec), short_px)
+    scale, _ = _scale_range(evaluation_ops(options), short_px)
+    if low / _SCALE_TOLERANCE <= scale <= high * _SCALE_TOLERANCE:
         return ""
-    trained = f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
+    training_scale = f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
     return (
-        f"{WARNING}train_ops show images at {trained} of their stored size and eval_ops at {scale:.2f}, so the "
+        f"{WARNING}train_ops show images at {training_scale} of their stored size and eval_ops at {scale:.2f}, so the "
         f"model is evaluated and served on another scale than it learns; leave out or adapt "
         f"eval_ops {options.eval_spec!r}"
     )
 
 
-def _scales(ops: Sequence[Op], short_px: float) -> tuple[float, float]:
-    """Returns the least and the greatest number of pixels that show one pixel of the short side of a stored image."""
+def _scale_range(ops: Sequence[Op], short_px: float) -> tuple[float, float]:
+    """Returns the least and the greatest factor by which the ops scale the short side of a stored image."""
     low = high = 1.0
     for op in ops:
         factor = 1.0
@@ -131,22 +131,22 @@ def _scales(ops: Sequence[Op], short_px: float) -> tuple[float, float]:
 
 
 def check_room(options: InputOptions, images: int, value_bytes: int = 1) -> None:
-    """Looks whether the memory that is free holds the batches; a process that runs out of it is ended without a word.
+    """Checks that the batches fit into the free memory; the kernel kills a process that runs out of it.
 
     Args:
-      options: how images become batches.
-      images: of a batch of this host.
-      value_bytes: of a channel of a pixel; 4 for the floats that the baselines of the bench move.
+      options: options of the pipeline.
+      images: images in a batch of this host.
+      value_bytes: bytes of one channel of a pixel; 4 for the floats in the baselines of the bench.
 
     Raises:
-      OptionError: it does not.
+      OptionError: they do not fit.
     """
     free = free_bytes()
     batch = images * options.image_side_px**2 * 3 * value_bytes
-    needed = options.batches_held * batch
+    needed = options.batches_in_memory * batch
     if needed > free:
         raise OptionError(
-            f"batch_size is {options.batch_size}: {options.batches_held} batches of {size(batch)}"
+            f"batch_size is {options.batch_size}: {options.batches_in_memory} batches of {size(batch)}"
             f"{', as floats,' * (value_bytes > 1)} are in memory at a time, and {size(free)} are free; with "
             f"image_side_px {options.image_side_px} at most {options.batch_size * free // needed} images fit"
         )

@@ -1,4 +1,4 @@
-"""What Transform does with user columns: `price: scale`, `city: vocabulary(100)`. Checked here alone."""
+"""Ops of Transform on user columns, such as `price: scale` and `city: vocabulary(100)`."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ CONFIG_KEY = "transform"
 
 @dataclass(frozen=True)
 class Scale:
-    """Numbers to float32 0-1: least and greatest of the training split become 0 and 1, what lies outside is clipped."""
+    """Numbers to float32 0-1: minimum and maximum of the training split become 0 and 1, other values are clipped."""
 
 
 @dataclass(frozen=True)
 class Zscore:
-    """Numbers to float32: less the mean of the training split, in units of its population standard deviation."""
+    """Numbers to float32: (x - mean) / population standard deviation, both of the training split."""
 
 
 @dataclass(frozen=True)
 class Bucketise:
-    """Numbers to int64 0 to `buckets` - 1: parts of the training split that hold about as many values each."""
+    """Numbers to int64 0 to `buckets` - 1: quantiles of the training split."""
 
     buckets: int
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Text or whole numbers to int64: the `top` most frequent values by rank, any other to one of `oov` after them."""
+    """Text or whole numbers to int64: rank of the `top` most frequent values, others hash to `oov` numbers after."""
 
     top: int
     oov: int = 1
@@ -46,7 +46,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Hashed:
-    """Text or whole numbers to int64 0 to `buckets` - 1 by their hash; nothing is learnt."""
+    """Text or whole numbers to int64 0 to `buckets` - 1 by their hash, independent of the data."""
 
     buckets: int
 
@@ -59,15 +59,16 @@ COLUMN_OPS: dict[str, type[ColumnOp]] = {
     "vocabulary": Vocabulary,
     "hashed": Hashed,
 }
-_LEAST = {"buckets": 2, "top": 1, "oov": 1}
+_MINIMUMS = {"buckets": 2, "top": 1, "oov": 1}
 
 
 @options(frozen=True, kw_only=True, config=STRICT)
 class TransformOptions(Options):
-    """What Transform does.
+    """Options of Transform.
 
     Attributes:
-      columns: user column, without `extra/` -> one of `COLUMN_OPS` with its arguments: `vocabulary(100, oov=4)`.
+      columns: user column, without `extra/` -> one of `COLUMN_OPS` with its arguments, such as
+        `vocabulary(100, oov=4)`.
 
     Raises:
       OptionError: an op is unknown or does not fit its arguments; the message names the column.
@@ -85,24 +86,24 @@ class TransformOptions(Options):
         """Returns column -> op, in order of the names."""
         return {name: parse_column(name, self.columns[name]) for name in sorted(self.columns)}
 
-    def check(self, known: Collection[str]) -> None:
+    def check(self, available: Collection[str]) -> None:
         """Checks that the columns exist.
 
         Args:
-          known: user columns of the dataset, without `extra/`.
+          available: user columns of the dataset, without `extra/`.
 
         Raises:
-          OptionError: one does not.
+          OptionError: a column does not exist.
         """
         for name in self.columns:
-            check_column(name, known, "transform.columns")
+            check_column(name, available, "transform.columns")
 
 
 def parse_column(name: str, spec: object) -> ColumnOp:
-    """Returns the op that a text such as `hashed(1000)` stands for.
+    """Parses an op such as `hashed(1000)`.
 
     Args:
-      name: of the column, for the message.
+      name: name of the column, for the message.
       spec: name of the op, with its arguments in parentheses if it has any.
 
     Raises:
@@ -120,8 +121,8 @@ def parse_column(name: str, spec: object) -> ColumnOp:
     try:
         op = COLUMN_OPS[op_name](*positional, **named)
     except TypeError as error:
-        wanted = ", ".join(item.name for item in dataclasses.fields(COLUMN_OPS[op_name])) or "no argument"
-        raise OptionError(f"{where}: {spec!r} does not fit; {op_name} takes {wanted}") from error
+        arguments = ", ".join(item.name for item in dataclasses.fields(COLUMN_OPS[op_name])) or "no argument"
+        raise OptionError(f"{where}: {spec!r} does not fit; {op_name} takes {arguments}") from error
     for argument, value in dataclasses.asdict(op).items():
-        errors.check_whole(f"{where}: {argument} of {op_name}", value, _LEAST[argument])
+        errors.check_whole(f"{where}: {argument} of {op_name}", value, _MINIMUMS[argument])
     return op

@@ -1,8 +1,7 @@
-"""Records that training cannot use: which they are, the error of a failed training, and which may be left out.
+"""Corrupt records: finding them, explaining a failed training, and excluding them from training.
 
-A record is looked for where `images.parquet` says it lies, not where the record before it ends. So one damaged length
-hides no other record, and even what cannot be read at all has a key. Where the checksums are right, the content is
-looked at.
+The offset of a record comes from `images.parquet`, not from the end of the record before it. So one damaged length
+hides no other record, and even an unreadable record has a key. If both checksums are right, the content is checked.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import BadImage, CorruptDataset, FeedlineError
 from beam_jobs.images.decode import decode_checked
 
-_NEEDED = (record.FILENAME, record.ENCODED)
-_NEEDED_OF_RAW = (record.HEIGHT, record.WIDTH)
+_REQUIRED = (record.FILENAME, record.ENCODED)
+_REQUIRED_FOR_RAW = (record.HEIGHT, record.WIDTH)
 
 
 def content_problem(payload: bytes, key: str, decode: bool) -> str:
-    """Returns what is wrong, to be read after "the record"; empty for nothing. Nothing in the payload makes it raise.
+    """Returns the fault of a record as the end of a sentence, or an empty string; never raises for bad content.
 
     Args:
-      payload: of the record.
-      key: of the image that must be in it.
-      decode: whether the image is decoded too.
+      payload: bytes of the record.
+      key: key of the image that the record must hold.
+      decode: whether to decode the image too.
     """
     from google.protobuf.message import DecodeError
 
@@ -44,7 +43,7 @@ def content_problem(payload: bytes, key: str, decode: bool) -> str:
         return "is not a tf.train.Example"
     if wrong := record.type_problem(values):
         return f"is not of this format: {wrong}"
-    if missing := _missing(values, _NEEDED):
+    if missing := _missing_feature(values, _REQUIRED):
         return missing
     if values[record.FILENAME][0] != key.encode():
         return f"is that of {values[record.FILENAME][0]!r}"
@@ -54,25 +53,24 @@ def content_problem(payload: bytes, key: str, decode: bool) -> str:
 def _image_problem(values: dict[str, list]) -> str:
     encoded = values[record.ENCODED][0]
     if values.get(record.FORMAT) == [b"raw"]:
-        if missing := _missing(values, _NEEDED_OF_RAW):
+        if missing := _missing_feature(values, _REQUIRED_FOR_RAW):
             return missing
-        wanted = values[record.HEIGHT][0] * values[record.WIDTH][0] * 3
-        return "" if len(encoded) == wanted else f"has {len(encoded)} bytes of pixels instead of {wanted}"
+        size = values[record.HEIGHT][0] * values[record.WIDTH][0] * 3
+        return "" if len(encoded) == size else f"has {len(encoded)} bytes of pixels instead of {size}"
     try:
         decode_checked(encoded)
-    except BadImage as bad:
-        return f"cannot be decoded: {bad.detail}"
+    except BadImage as error:
+        return f"cannot be decoded: {error.detail}"
     return ""
 
 
-def _missing(values: dict[str, list], names: tuple[str, ...]) -> str:
+def _missing_feature(values: dict[str, list], names: tuple[str, ...]) -> str:
     return next((f"has no {name}" for name in names if not values.get(name)), "")
 
 
 _log = logging.getLogger(__name__)
 _READ_BYTES = 4 << 20  # of a shard at a time
-_NAMED = 3  # records that a message names one by one
-_CUT_OFF = "is cut off: the file ends inside it"
+_MAX_LISTED = 3  # records that a message lists
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +78,11 @@ class Damage:
     """One record that cannot be used.
 
     Attributes:
-      number: of the record in its split, from 0, in the order of the shards.
+      number: number of the record in its split, from 0, in the order of the shards.
       shard: path of its shard.
-      offset: where it begins in the shard, in bytes.
-      key: identity of its image, from `images.parquet`.
-      reason: what is wrong with it, to be read after "the record".
+      offset: its first byte in the shard.
+      key: key of its image, from `images.parquet`.
+      reason: its fault, as the end of a sentence about the record.
     """
 
     number: int
@@ -98,8 +96,8 @@ class Damage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
-    """Where one record lies: bytes `start` to `end` of its shard."""
+class _Location:
+    """Location of one record: bytes `start` to `end` of its shard."""
 
     number: int
     shard: str
@@ -107,174 +105,175 @@ class _Place:
     end: int
     key: str
 
-    def damage(self, reason: str) -> Damage:
+    def make_damage(self, reason: str) -> Damage:
         return Damage(number=self.number, shard=self.shard, offset=self.start, key=self.key, reason=reason)
 
 
 def find_damage(path: str, split: str, decode: bool = False) -> list[Damage]:
     """Checks every record of a split: both checksums, the length, the `Example` and its key.
 
-    Reads all of the split, some MB at a time, as fast as the disk gives it. Nothing that is found stops it.
+    Reads the complete split, some MB at a time, as fast as the disk allows. No fault stops it.
 
     Args:
       path: directory of a published dataset.
       split: name of the split.
-      decode: whether the images are decoded too, on all cores, which takes about as long as an epoch.
+      decode: whether to decode the images too, on all cores, which takes about as long as an epoch.
 
     Returns:
-      what is damaged, in the order of the shards; each record of a shard that is missing.
+      the damaged records, in the order of the shards, with every record of a missing shard.
 
     Raises:
       UsageError: there is no such dataset or split.
-      CorruptDataset: `dataset.json` or `images.parquet` cannot be trusted.
+      CorruptDataset: `dataset.json` or `images.parquet` is damaged.
     """
-    return list(_damages(path, split, decode))
+    return list(_iterate_damages(path, split, decode))
 
 
 def explain(path: str, split: str, error: Exception) -> CorruptDataset | None:
-    """Finds out which record made a training fail; reads the split, and decodes it when every checksum is right.
+    """Finds the record that made a training fail; reads the split, and decodes it if every checksum is right.
 
     Args:
       path: directory of the dataset.
-      split: name of the split that was read.
-      error: what TensorFlow raised, such as `tf.errors.DataLossError`; it knows neither shard nor key.
+      split: name of the split that the training read.
+      error: error of TensorFlow, such as `tf.errors.DataLossError`, which names neither shard nor key.
 
     Returns:
-      one line with shard, offset, key and what to do; None when the dataset is sound, so that the error is not of it.
+      an error of one line with shard, offset, key and what to do; None if the dataset is intact.
     """
     try:
-        damages = find_damage(path, split) or list(itertools.islice(_damages(path, split, decode=True), 1))
-        size = "" if damages else _wrong_size(path, split)
-    except FeedlineError as broken:
-        return CorruptDataset(str(broken))
+        damages = find_damage(path, split) or list(itertools.islice(_iterate_damages(path, split, decode=True), 1))
+        wrong_size = "" if damages else _find_wrong_size(path, split)
+    except FeedlineError as failure:
+        return CorruptDataset(str(failure))
+    stopped = f"training stopped: {clean_error_text(error)}"
     if damages:
         more = f", and {len(damages) - 1} more" if len(damages) > 1 else ""
         leave_out = f", or leave them out with max_corrupt_records={len(damages)}" if _can_leave_out(damages[0]) else ""
-        stopped = f"training stopped: {error_text(error)}"
         return CorruptDataset(f"{damages[0]}{more}; {stopped}; see `feedline verify {path}`, ingest again{leave_out}")
-    return CorruptDataset(f"{size}; training stopped: {error_text(error)}; ingest again") if size else None
+    stopped = f"training stopped: {clean_error_text(error)}"
+    return CorruptDataset(f"{wrong_size}; {stopped}; ingest again") if wrong_size else None
 
 
-def excluded(path: str, split: str, budget: int) -> frozenset[int]:
-    """Returns the records that training leaves out, and warns of each.
+def find_excluded(path: str, split: str, budget: int) -> frozenset[int]:
+    """Returns the records that training leaves out, and logs a warning for each.
 
-    They are known before the first batch, so the order stays a function of (seed, epoch), and resuming stays exact.
-    What is checked is all that `find_damage` does without decoding.
+    They are known before the first batch, so the order remains a function of (seed, epoch), and resuming remains exact.
+    `find_damage` finds them without decoding.
 
     Args:
       path: directory of a published dataset.
       split: name of the split.
-      budget: the most records that may be left out; `InputOptions.max_corrupt_records`.
+      budget: maximum number of damaged records: `InputOptions.max_corrupt_records`.
 
     Returns:
-      numbers of records in their split, from 0, in the order of the shards.
+      numbers of the records in their split, from 0, in the order of the shards.
 
     Raises:
-      CorruptDataset: more are damaged.
+      CorruptDataset: more records are damaged.
     """
-    found = find_damage(path, split)
-    if len(found) > budget:
-        named = "; ".join(map(str, found[:_NAMED])) + ("; ..." if len(found) > _NAMED else "")
+    damages = find_damage(path, split)
+    if len(damages) > budget:
+        listed = "; ".join(map(str, damages[:_MAX_LISTED])) + ("; ..." if len(damages) > _MAX_LISTED else "")
         raise CorruptDataset(
-            f"{len(found)} records of {split} are damaged, max_corrupt_records allows {budget}: {named}; "
+            f"{len(damages)} records of {split} are damaged, max_corrupt_records allows {budget}: {listed}; "
             f"see `feedline verify {path}` and ingest again, or raise max_corrupt_records"
         )
-    for damage in found:
+    for damage in damages:
         _log.warning("left out: %s", damage)
-    return frozenset(damage.number for damage in found)
+    return frozenset(damage.number for damage in damages)
 
 
-def _damages(path: str, split: str, decode: bool) -> Iterator[Damage]:
+def _iterate_damages(path: str, split: str, decode: bool) -> Iterator[Damage]:
     dataset = manifest.load(path)
     threads = cores() if decode else 1
-    read = itertools.chain.from_iterable(map(_read_shard, _places(path, split, dataset)))
-    for place, reason in map_ordered(lambda item: (item[0], _problem(*item, decode)), read, threads):
+    records = itertools.chain.from_iterable(map(_read_shard, _locate_records(path, split, dataset)))
+    for location, reason in map_ordered(lambda item: (item[0], _find_fault(*item, decode)), records, threads):
         if reason:
-            yield place.damage(reason)
+            yield location.make_damage(reason)
 
 
-def _places(path: str, split: str, dataset: Manifest) -> Iterator[list[_Place]]:
-    """Yields the places of the records of each shard."""
+def _locate_records(path: str, split: str, dataset: Manifest) -> Iterator[list[_Location]]:
+    """Yields the locations of the records of each shard."""
     shards = dataset.split(split).shards
-    table = _trusted_table(path, dataset)
+    table = _load_table(path, dataset)
     shard, offset = table["shard"].to_numpy(), table["offset"].to_numpy()
     rows = np.flatnonzero((table["split"].to_numpy() == split) & (shard >= 0))  # -1: a duplicate that was dropped
     rows = rows[np.lexsort((offset[rows], shard[rows]))]
     edges = np.searchsorted(shard[rows], np.arange(len(shards) + 1))
     for index, (info, name) in enumerate(zip(shards, dataset.shard_paths(path, split), strict=True)):
-        mine = rows[edges[index] : edges[index + 1]]
-        if len(mine) != info.records:
+        members = rows[edges[index] : edges[index + 1]]
+        if len(members) != info.records:
             raise CorruptDataset(
-                f"{manifest.IMAGES_NAME} of {path} has {len(mine)} rows for {name}, {manifest.MANIFEST_NAME} says "
+                f"{manifest.IMAGES_NAME} of {path} has {len(members)} rows for {name}, {manifest.MANIFEST_NAME} says "
                 f"{info.records}; ingest again"
             )
-        bounds = [*offset[mine].tolist(), info.bytes]
-        keys = table["key"].take(mine).to_pylist()
+        bounds = [*offset[members].tolist(), info.bytes]
+        keys = table["key"].take(members).to_pylist()
         first = int(edges[index])
         yield [
-            _Place(number=first + nth, shard=name, start=bounds[nth], end=bounds[nth + 1], key=key)
+            _Location(number=first + nth, shard=name, start=bounds[nth], end=bounds[nth + 1], key=key)
             for nth, key in enumerate(keys)
         ]
 
 
-def _trusted_table(path: str, dataset: Manifest) -> schemas.pa.Table:
+def _load_table(path: str, dataset: Manifest) -> schemas.pa.Table:
     name = storage.join(path, manifest.IMAGES_NAME)
     table = schemas.read_published(name, ["key", "split", "shard", "offset"])
-    # A wrong offset here would condemn sound records, and Parquet checks nothing.
+    # A wrong offset would make intact records look damaged, and Parquet has no checksum of the table.
     if storage.digest(name)[1] != dataset.tables[manifest.IMAGES_NAME]:
         raise CorruptDataset(f"{name} has changed since it was published, so no record can be found; ingest again")
     return table
 
 
-def _read_shard(places: list[_Place]) -> Iterator[tuple[_Place, bytes | str]]:
-    """Yields each place with the bytes there, or with the reason that there are none."""
-    if not places:
+def _read_shard(locations: list[_Location]) -> Iterator[tuple[_Location, bytes | str]]:
+    """Yields each location with its bytes, or with the reason that they cannot be read."""
+    if not locations:
         return
     try:
-        stream = io.BufferedReader(storage.open_read(places[0].shard), _READ_BYTES)  # type: ignore[type-var]
+        stream = io.BufferedReader(storage.open_read(locations[0].shard), _READ_BYTES)  # type: ignore[type-var]
     except FileNotFoundError:
-        yield from ((place, "is gone: the shard is missing") for place in places)
+        yield from ((location, "is missing: the shard does not exist") for location in locations)
         return
     except OSError as error:
-        yield from ((place, _unreadable(error)) for place in places)
+        yield from ((location, _read_fault(error)) for location in locations)
         return
     with stream:
-        yield from ((place, _read(stream, place)) for place in places)
+        yield from ((location, _read(stream, location)) for location in locations)
 
 
-def _read(stream: io.BufferedReader[Any], place: _Place) -> bytes | str:
+def _read(stream: io.BufferedReader[Any], location: _Location) -> bytes | str:
     try:
-        stream.seek(place.start)
-        return stream.read(place.end - place.start)
-    except OSError as error:  # a bad sector; the records after it may be whole
-        return _unreadable(error)
+        stream.seek(location.start)
+        return stream.read(location.end - location.start)
+    except OSError as error:  # a bad sector; the records after it may be intact
+        return _read_fault(error)
 
 
-def _unreadable(error: OSError) -> str:
+def _read_fault(error: OSError) -> str:
     return f"cannot be read: {error.strerror or error}"
 
 
-def _problem(place: _Place, data: bytes | str, decode: bool) -> str:
-    """Returns what is wrong with a record; empty for nothing."""
+def _find_fault(location: _Location, data: bytes | str, decode: bool) -> str:
+    """Returns the fault of a record, or an empty string."""
     if isinstance(data, str):
         return data
-    if len(data) < place.end - place.start:
-        return _CUT_OFF
+    if len(data) < location.end - location.start:
+        return "is cut off: the file ends inside it"
     payload = data[tfrecord.HEADER : -tfrecord.TAIL.size]
     head, _, tail = tfrecord.frame(payload)
     if head != data[: tfrecord.HEADER]:
         return "has a damaged length"
     if tail != data[-tfrecord.TAIL.size :]:
         return "has changed: its checksum is not the one that was written"
-    return content_problem(payload, place.key, decode)
+    return content_problem(payload, location.key, decode)
 
 
 def _can_leave_out(damage: Damage) -> bool:
-    return not damage.reason.startswith("cannot be decoded")  # `excluded` does not decode
+    return not damage.reason.startswith("cannot be decoded")  # `find_excluded` does not decode
 
 
-def _wrong_size(path: str, split: str) -> str:
-    """Returns what is wrong with the length of a file whose records are all there: bytes that belong to none."""
+def _find_wrong_size(path: str, split: str) -> str:
+    """Returns the fault of a shard whose records are all intact but whose size is wrong, or an empty string."""
     dataset = manifest.load(path)
     for shard, name in zip(dataset.split(split).shards, dataset.shard_paths(path, split), strict=True):
         if storage.size(name) != shard.bytes:
@@ -282,8 +281,7 @@ def _wrong_size(path: str, split: str) -> str:
     return ""
 
 
-def error_text(error: Exception) -> str:
-    """Returns the part of what TensorFlow says that a person can use, in one line."""
-    # TensorFlow wraps its message in the names of functions and nodes, which say nothing about the data.
+def clean_error_text(error: Exception) -> str:
+    """Returns the message of an error of TensorFlow in one line, without the names of functions and nodes."""
     text = re.sub(r"\{\{.*?\}\}\s*", "", str(getattr(error, "message", error))).strip()
     return text.split(" [Op:")[0].split("\n")[0][:200]

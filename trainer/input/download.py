@@ -1,10 +1,10 @@
-"""Datasets that TensorFlow cannot open where they lie: what is read of them is fetched to this machine, once.
+"""Local copies of datasets in stores that TensorFlow cannot read; only the splits that are read are downloaded.
 
-    DIR/datasets/DIGEST/dataset.json, images.parquet, Split-train/...    as in the store; a file is whole or not there
-    DIR/datasets/DIGEST.used      locked, shared, by every process that reads the copy, as long as it lives
-    DIR/datasets/fetching         locked by the process that fetches; others wait for it and find what it fetched
+    DIR/datasets/DIGEST/dataset.json, images.parquet, Split-train/...    as in the store; files are complete or absent
+    DIR/datasets/DIGEST.used      shared lock of every process that reads the copy
+    DIR/datasets/fetching         exclusive lock of the process that downloads; others wait for it
 
-The pipeline then reads a local dataset, so that order, resume and positions are those of one.
+The pipeline then reads a local dataset, with the same order and positions.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from beam_jobs.dataset.manifest import IMAGES_NAME, Manifest
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 from trainer.options import InputOptions
 
-_BLOCK_BYTES = 8 << 20  # a request each
-_LEFT_FREE_BYTES = 1 << 30  # checkpoints and the caches of others live on the same disk
+_BLOCK_BYTES = 8 << 20  # of one request
+_RESERVED_BYTES = 1 << 30  # checkpoints and other caches need space on the same disk
 _FOLDER, _USED, _FETCHING, _SCRATCH = "datasets", ".used", "fetching", "tmp"
 _held: dict[str, int] = {}  # file -> descriptor whose shared lock this process keeps
 
 
 @dataclass(frozen=True, kw_only=True)
 class _File:
-    """One file to fetch: where from, where to, its size in bytes and its sha256, hex."""
+    """One file to download: its source, its target, its size in bytes and its sha256, hex."""
 
     source: str
     target: str
@@ -43,25 +43,25 @@ class _File:
     sha256: str
 
 
-def readable(path: str, dataset: Manifest, split: str, options: InputOptions) -> str:
-    """Returns a directory that holds one split of a dataset and that TensorFlow can read.
+def ensure_readable(path: str, dataset: Manifest, split: str, options: InputOptions) -> str:
+    """Returns a directory that TensorFlow can read and that holds one split of a dataset.
 
-    What TensorFlow knows, local paths and `gs://`, it reads where it lies: a dataset may be larger than any disk here.
-    Of anything else, such as `s3://`, the shards of the split are fetched, each checked against the sha256 in
-    `dataset.json`. They stay for the next run; what an interrupted one has fetched is not fetched again. When the disk
-    is full, copies that no process reads make room, the one used least recently first.
+    Local paths and `gs://` are returned as they are. From other stores, such as `s3://`, the shards of the split are
+    downloaded and checked against the sha256 in `dataset.json`. The copy remains for the next run, and a run that
+    follows an interrupted one downloads only the rest. If the disk is full, copies that no process reads are removed,
+    the least recently used first.
 
     Args:
       path: directory of the dataset.
       dataset: its manifest.
       split: name of the split.
-      options: `cache_dir` is where copies go, by default `feedline` in the cache directory of the user; `readers`
-        files are fetched at a time.
+      options: options of the pipeline: `cache_dir` is the directory of the copies, by default `feedline` in the cache
+        directory of the user; `readers` is the number of parallel downloads.
 
     Raises:
-      OptionError: there is no such split, no room for it or no directory to write to; or others are to read the files.
-      SourceError: the store does not answer; what was fetched is kept.
-      CorruptDataset: a file is not the one that was published.
+      OptionError: the split does not exist, the disk is full, the directory is not writable, or `service` is set.
+      SourceError: the store does not answer; the downloaded files remain.
+      CorruptDataset: a file has changed since it was published.
     """
     if not storage.is_remote(path) or path.partition("://")[0].lower() in tf.io.gfile.get_registered_schemes():
         return path
@@ -71,37 +71,37 @@ def readable(path: str, dataset: Manifest, split: str, options: InputOptions) ->
             "copy the dataset to where all of them can read it"
         )
     root = os.path.join(options.cache_dir or _default_directory(), _FOLDER)
-    here = os.path.join(root, dataset.digest[:32])
+    copy = os.path.join(root, dataset.digest[:32])
     try:
-        os.makedirs(here, exist_ok=True)
-        _hold(here + _USED)
-        # The manifest comes last: without it another process is still at work, or was killed.
-        if not manifest.is_published(here) or _missing(path, here, dataset, split):
+        os.makedirs(copy, exist_ok=True)
+        _hold(copy + _USED)
+        # The manifest is written last: without it another process is still downloading, or was killed.
+        if not manifest.is_published(copy) or _list_missing(path, copy, dataset, split):
             with _alone(os.path.join(root, _FETCHING)):
-                _fetch(path, here, dataset, split, options)
+                _download(path, copy, dataset, split, options)
     except OSError as error:
         raise OptionError(
-            f"{root} cannot be written: {error.strerror or error}; {path} has to be copied there, name another "
-            f"directory with {_option(options)}"
+            f"{root} cannot be written: {error.strerror or error}; {path} must be copied there, name another "
+            f"directory with {_path_option(options)}"
         ) from error
-    return here
+    return copy
 
 
 def _default_directory() -> str:
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "feedline")
 
 
-def _option(options: InputOptions) -> str:
+def _path_option(options: InputOptions) -> str:
     return "cache_dir" if options.cache_dir else "the environment variable XDG_CACHE_HOME"
 
 
-def _missing(path: str, here: str, dataset: Manifest, split: str) -> list[_File]:
-    """Returns what is not here yet. A name appears with the last byte, so a file of the right size is the file."""
+def _list_missing(path: str, copy: str, dataset: Manifest, split: str) -> list[_File]:
+    """Returns the files that the copy lacks; files are renamed when complete, so the size identifies them."""
     shards = dataset.split(split).shards
-    places = zip(dataset.shard_paths(path, split), dataset.shard_paths(here, split), shards, strict=True)
-    wanted = [_File(source=there, target=to, bytes=shard.bytes, sha256=shard.sha256) for there, to, shard in places]
-    missing = [file for file in wanted if not os.path.exists(file.target) or storage.size(file.target) != file.bytes]
-    table = os.path.join(here, IMAGES_NAME)
+    rows = zip(dataset.shard_paths(path, split), dataset.shard_paths(copy, split), shards, strict=True)
+    files = [_File(source=source, target=to, bytes=shard.bytes, sha256=shard.sha256) for source, to, shard in rows]
+    missing = [file for file in files if not os.path.exists(file.target) or storage.size(file.target) != file.bytes]
+    table = os.path.join(copy, IMAGES_NAME)
     if not os.path.exists(table):
         source = storage.join(path, IMAGES_NAME)
         with _source_errors(source):
@@ -110,27 +110,27 @@ def _missing(path: str, here: str, dataset: Manifest, split: str) -> list[_File]
     return missing
 
 
-def _fetch(path: str, here: str, dataset: Manifest, split: str, options: InputOptions) -> None:
-    root = os.path.dirname(here)
+def _download(path: str, copy: str, dataset: Manifest, split: str, options: InputOptions) -> None:
+    root = os.path.dirname(copy)
     scratch = os.path.join(root, _SCRATCH)
     storage.remove_tree(scratch)  # of a process that was killed
-    files = _missing(path, here, dataset, split)  # another one may have fetched meanwhile
+    files = _list_missing(path, copy, dataset, split)  # another process may have downloaded some meanwhile
     needed = sum(file.bytes for file in files)
-    if (room := _make_room(here, needed)) < needed:
+    if (room := _make_room(copy, needed)) < needed:
         raise OptionError(
             f"split {split} of {path} needs {size(needed)} more in {root}, which has room for "
-            f"{size(room)}; make room there, or name a directory on another disk with {_option(options)}"
+            f"{size(room)}; make room there, or name a directory on another disk with {_path_option(options)}"
         )
-    for _ in map_ordered(lambda file: _copy(file, scratch), files, options.readers):
+    for _ in map_ordered(lambda file: _download_file(file, scratch), files, options.readers):
         pass
-    if not manifest.is_published(here):
-        manifest.write(dataset, here, scratch)
+    if not manifest.is_published(copy):
+        manifest.write(dataset, copy, scratch)
 
 
-def _copy(file: _File, scratch: str) -> None:
+def _download_file(file: _File, scratch: str) -> None:
     hasher = hashlib.sha256()
     with storage.atomic_writer(file.target, scratch) as out:
-        for block in _blocks(file):
+        for block in _read_blocks(file):
             hasher.update(block)
             out.write(block)
         if hasher.hexdigest() != file.sha256:
@@ -140,7 +140,7 @@ def _copy(file: _File, scratch: str) -> None:
             )
 
 
-def _blocks(file: _File) -> Iterator[bytes]:
+def _read_blocks(file: _File) -> Iterator[bytes]:
     for offset in range(0, file.bytes, _BLOCK_BYTES):
         with _source_errors(file.source):
             block = storage.read_range(file.source, offset, min(_BLOCK_BYTES, file.bytes - offset))
@@ -155,34 +155,34 @@ def _source_errors(source: str) -> Iterator[None]:
         raise CorruptDataset(f"{source} is missing; write the dataset again") from error
     except OSError as error:
         text = error.strerror or error
-        raise SourceError(f"{source} cannot be read: {text}; what was fetched is kept, run it again") from error
+        raise SourceError(f"{source} cannot be read: {text}; run it again, downloaded files are kept") from error
 
 
-def _make_room(here: str, needed: int) -> int:
-    """Removes copies without a reader until there is room for some bytes more; returns how many there is room for."""
-    root = os.path.dirname(here)
-    for other in _least_recent_first(root):
-        if _room(root) >= needed:
+def _make_room(copy: str, needed: int) -> int:
+    """Removes unused copies until `needed` bytes are free; returns the number of free bytes."""
+    root = os.path.dirname(copy)
+    for other in _list_least_recent(root):
+        if _free_bytes(root) >= needed:
             break
-        if other != here:
+        if other != copy:
             _remove_unused(other)
-    return _room(root)
+    return _free_bytes(root)
 
 
-def _room(root: str) -> int:
-    return max(0, shutil.disk_usage(root).free - _LEFT_FREE_BYTES)
+def _free_bytes(root: str) -> int:
+    return max(0, shutil.disk_usage(root).free - _RESERVED_BYTES)
 
 
-def _least_recent_first(root: str) -> Sequence[str]:
-    used = [entry for entry in os.scandir(root) if entry.name.endswith(_USED)]
-    return [entry.path.removesuffix(_USED) for entry in sorted(used, key=lambda entry: entry.stat().st_mtime)]
+def _list_least_recent(root: str) -> Sequence[str]:
+    entries = [entry for entry in os.scandir(root) if entry.name.endswith(_USED)]
+    return [entry.path.removesuffix(_USED) for entry in sorted(entries, key=lambda entry: entry.stat().st_mtime)]
 
 
 def _remove_unused(copy: str) -> None:
     with open(copy + _USED, "rb") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # somebody reads it
+        except BlockingIOError:  # a process reads it
             return
         storage.remove_tree(copy)
 

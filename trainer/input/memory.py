@@ -1,4 +1,4 @@
-"""What a training step needs of the memory of one device, counted from the graph of the model, by batch size."""
+"""Memory of a training step on one device, counted from the graph of the model, by batch size."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import keras
 from beam_jobs import errors
 from beam_jobs.errors import OptionError
 
-ADAM_SLOTS = 2  # of Adam and AdamW: both moments
-_BY_OUTPUT = ("relu", "relu6", "sigmoid", "softmax", "tanh")  # whose slope follows from their value
+ADAM_SLOTS = 2  # Adam and AdamW store both moments
+_DERIVED_FROM_OUTPUT = ("relu", "relu6", "sigmoid", "softmax", "tanh")  # the derivative needs no input
 _KEEPS_NOTHING = (
     keras.layers.Add,
     keras.layers.AveragePooling2D,
@@ -32,14 +32,14 @@ _KEEPS_BOTH = (keras.layers.GlobalMaxPooling2D, keras.layers.MaxPooling2D)
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceBytes:
-    """Bytes that a training step holds on one device. Scratch space of the kernels comes on top.
+    """Bytes that a training step needs on one device, without the scratch space of the kernels.
 
     Attributes:
       parameters: all weights, frozen ones included.
-      gradients: one number for each trained weight.
-      slots: what the optimizer keeps.
-      activations: outputs of layers that the backward pass needs again.
-      input: one batch.
+      gradients: gradients of all trained weights.
+      slots: state of the optimizer.
+      activations: inputs and outputs of layers that the backward pass needs.
+      input: images of one batch.
     """
 
     parameters: int
@@ -55,20 +55,20 @@ class DeviceBytes:
 
 
 def device_bytes(model: keras.Model, batch_size: int, slots: int = ADAM_SLOTS) -> DeviceBytes:
-    """Counts what a training step of a model holds.
+    """Counts the memory of a training step of a model.
 
-    A gradient reaches a layer that is trained or comes after one that is. Then a layer with trained weights keeps its
-    inputs, an activation its output, a maximum both; sums, means, padding and layers whose weights are frozen keep
-    nothing. An op this module does not know counts as keeping its inputs.
+    Layers that are trained, or follow a trained layer, receive a gradient. Of those, a layer with trained weights keeps
+    its inputs, an activation its output, a maximum both; sums, means, padding and layers with frozen weights keep
+    nothing. An unknown op is counted as one that keeps its inputs.
 
     Args:
       model: a graph of layers (functional or sequential), frozen as it will be trained.
-      batch_size: images a step on this one device.
-      slots: numbers kept for each trained weight: 2 with Adam, 1 with momentum, 1 more for an average of the weights,
+      batch_size: images per step on this device.
+      slots: optimizer values per trained weight: 2 with Adam, 1 with momentum, 1 more for an average of the weights,
         1 more for gradient accumulation.
 
     Raises:
-      OptionError: a number is out of range, or the model is no graph.
+      OptionError: a number is out of range, or the model is not a graph of layers.
     """
     errors.check_whole("batch_size", batch_size, 1)
     errors.check_whole("slots", slots, 0)
@@ -79,68 +79,68 @@ def device_bytes(model: keras.Model, batch_size: int, slots: int = ADAM_SLOTS) -
         parameters=sum(_bytes(weight.shape, weight.dtype) for weight in model.weights),
         gradients=trained,
         slots=trained * slots,
-        activations=batch_size * sum(_image_bytes(tensor) for tensor in _Backward(model).kept.values()),
+        activations=batch_size * sum(_image_bytes(tensor) for tensor in _Activations(model).tensors.values()),
         input=batch_size * sum(_image_bytes(tensor) for tensor in model.inputs),
     )
 
 
 def memory_table(model: keras.Model, batch_sizes: Sequence[int], slots: int = ADAM_SLOTS) -> str:
-    """Returns a table of `device_bytes` in MB (1e6 bytes), a line for each batch size."""
+    """Returns a table of `device_bytes` in MB (1e6 bytes), one line per batch size."""
     columns = ("parameters", "gradients", "slots", "activations", "input", "total")
     lines = ["batch size" + "".join(f"{name:>13}" for name in columns) + "   (MB)"]
     for size in batch_sizes:
-        found = device_bytes(model, size, slots)
-        lines.append(f"{size:>10}" + "".join(f"{getattr(found, name) / 1e6:13.1f}" for name in columns))
+        counts = device_bytes(model, size, slots)
+        lines.append(f"{size:>10}" + "".join(f"{getattr(counts, name) / 1e6:13.1f}" for name in columns))
     return "\n".join(lines)
 
 
-class _Backward:
+class _Activations:
     """Walks a graph from its inputs and collects the tensors that the backward pass needs, each once."""
 
     def __init__(self, model: keras.Model) -> None:
-        self.kept: dict[int, Any] = {}
-        self._reached: set[int] = set()  # tensors that a gradient flows into
-        self._same: dict[int, Any] = {}  # the input or output of a model within a model -> what it stands for
+        self.tensors: dict[int, Any] = {}
+        self._with_gradient: set[int] = set()  # ids of tensors that receive a gradient
+        self._aliases: dict[int, Any] = {}  # id of an input or output of a nested model -> tensor of the outer graph
         self._walk(model)
 
     def _walk(self, model: keras.Model) -> None:
         for operation in getattr(model, "operations", model.layers):  # a sequential model has only layers
             if isinstance(operation, keras.layers.InputLayer):
                 continue
-            inputs, outputs = _ends(operation)
+            inputs, outputs = _flatten_ends(operation)
             if isinstance(operation, keras.Model):
-                self._same.update(zip(map(id, operation.inputs), map(self._real, inputs), strict=True))
+                self._aliases.update(zip(map(id, operation.inputs), map(self._resolve, inputs), strict=True))
                 self._walk(operation)
-                self._same.update(zip(map(id, outputs), map(self._real, operation.outputs), strict=True))
+                self._aliases.update(zip(map(id, outputs), map(self._resolve, operation.outputs), strict=True))
                 continue
-            inputs = [self._real(tensor) for tensor in inputs]
+            inputs = [self._resolve(tensor) for tensor in inputs]
             trained = bool(getattr(operation, "trainable_weights", ()))
-            if trained or any(id(tensor) in self._reached for tensor in inputs):
-                self._reached.update(map(id, outputs))
-                self.kept.update((id(tensor), tensor) for tensor in _needed(operation, trained, inputs, outputs))
+            if trained or any(id(tensor) in self._with_gradient for tensor in inputs):
+                self._with_gradient.update(map(id, outputs))
+                tensors = _select_activations(operation, trained, inputs, outputs)
+                self.tensors.update((id(tensor), tensor) for tensor in tensors)
 
-    def _real(self, tensor: Any) -> Any:
-        while id(tensor) in self._same:
-            tensor = self._same[id(tensor)]
+    def _resolve(self, tensor: Any) -> Any:
+        while id(tensor) in self._aliases:
+            tensor = self._aliases[id(tensor)]
         return tensor
 
 
-def _needed(operation: Any, trained: bool, inputs: list[Any], outputs: list[Any]) -> list[Any]:
+def _select_activations(operation: Any, trained: bool, inputs: list[Any], outputs: list[Any]) -> list[Any]:
     activation = getattr(getattr(operation, "activation", None), "__name__", "linear")
     if isinstance(operation, keras.layers.Activation):
-        return outputs if activation in _BY_OUTPUT else inputs
-    kept = []
+        return outputs if activation in _DERIVED_FROM_OUTPUT else inputs
+    tensors = []
     if trained or isinstance(operation, _KEEPS_BOTH):
-        kept += inputs
+        tensors += inputs
     if activation != "linear" or isinstance(operation, _KEEPS_BOTH + _KEEPS_OUTPUT):
-        kept += outputs
-    known = bool(getattr(operation, "weights", ())) or isinstance(operation, _KEEPS_NOTHING)
-    return kept if kept or known else inputs
+        tensors += outputs
+    is_known = bool(getattr(operation, "weights", ())) or isinstance(operation, _KEEPS_NOTHING)
+    return tensors if tensors or is_known else inputs
 
 
-def _ends(operation: Any) -> tuple[list[Any], list[Any]]:
-    # A model within a model overrides `input` and `output` with its own ends; here they are those of the graph that it
-    # stands in.
+def _flatten_ends(operation: Any) -> tuple[list[Any], list[Any]]:
+    # A nested model overrides `input` and `output` with its own; these are the tensors of the outer graph.
     inputs, outputs = keras.Operation.input.fget(operation), keras.Operation.output.fget(operation)
     return keras.tree.flatten(inputs), keras.tree.flatten(outputs)
 

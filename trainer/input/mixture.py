@@ -1,4 +1,4 @@
-"""Several datasets as one, by weight: which one comes next is a pure function of the seed and the place."""
+"""Several datasets as one, by weight: the next dataset is a pure function of the seed and the position."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from trainer.input.plan import Choices, make_choices
 from trainer.input.position import Host
 from trainer.input_fn import FOREVER, Batch, batches, check_room, check_shape, images, tf_options
 from trainer.ops import IMAGE, Normalize, parse_ops
-from trainer.ops.tf_ops import as_written
+from trainer.ops.tf_ops import without_autograph
 from trainer.options import InputOptions
 
-_BLOCK = 4096  # draws made by one op
+_BLOCK = 4096  # draws of one op
 _PURPOSE = 1 << 62  # keeps the draws of the mixture apart from those of the orders
 
 
-@as_written
+@without_autograph
 def make_mixture(
     parts: Mapping[str, float],
     split: str,
@@ -45,41 +45,41 @@ def make_mixture(
       TensorShape([8, 32, 32, 3])
 
     Args:
-      parts: directory of a dataset -> weight, above 0.
+      parts: directory of a dataset -> its weight, above 0.
       split: name of the split, the same in each.
-      options: how shards become batches; `shuffle_mb` is shared by all.
+      options: options of the pipeline; the datasets share `shuffle_mb`.
       start: images that all hosts together have delivered, such as steps x batch size.
-      host: which part to read.
+      host: host that reads its part.
 
     Returns:
-      dataset of (features, label) as of `make_dataset`; labels are places in `mixture_labels`.
+      dataset of (features, label) as of `make_dataset`; labels are indices into `mixture_labels`.
 
     Raises:
-      UsageError: there is no such dataset or split, a weight is not above 0, or images have not one label each.
+      UsageError: there is no such dataset or split, a weight is not above 0, or images do not have exactly one label.
     """
-    chosen = _choices(parts, split, options, host)
-    check_room(options, chosen[0].batch)
+    plans = _make_plans(parts, split, options, host)
+    check_room(options, plans[0].batch)
     weights = np.array(list(parts.values()), np.float64)
     groups, rest = divmod(start, options.lanes)
-    delivered = np.bincount(_first_draws(weights, options.seed, groups), minlength=len(parts)) * options.lanes
+    delivered = np.bincount(_draw_first_parts(weights, options.seed, groups), minlength=len(parts)) * options.lanes
     labels = mixture_labels(list(parts))
     streams = [
-        images(choice, int(before)).map(_relabelled(choice, labels))
-        for choice, before in zip(chosen, delivered, strict=True)
+        images(plan, int(count)).map(_make_relabel(plan, labels)) for plan, count in zip(plans, delivered, strict=True)
     ]
-    each = options.lanes // host.count
-    turns = _draws(weights, options.seed, groups).flat_map(lambda part: tf.data.Dataset.from_tensors(part).repeat(each))
-    mine = -(-(rest - host.index) // host.count)  # of a group that was begun; the hosts take turns
-    stream = tf.data.Dataset.choose_from_datasets(streams, turns).skip(mine)
-    mixed = dataclasses.replace(chosen[0].dataset, labels=labels)
-    stream = batches(stream, dataclasses.replace(chosen[0], dataset=mixed))
+    repeats = options.lanes // host.count
+    draws = _draw_parts(weights, options.seed, groups)
+    draws = draws.flat_map(lambda part: tf.data.Dataset.from_tensors(part).repeat(repeats))
+    skipped = -(-(rest - host.index) // host.count)  # images of a partial group; the hosts alternate
+    stream = tf.data.Dataset.choose_from_datasets(streams, draws).skip(skipped)
+    mixed = dataclasses.replace(plans[0].dataset, labels=labels)
+    stream = batches(stream, dataclasses.replace(plans[0], dataset=mixed))
     check_shape(stream.element_spec[0][IMAGE].shape[1:], options, training=True)
     stream = stream.prefetch(options.prefetch_batches)
     return stream.with_options(tf_options(options))
 
 
 def mixture_labels(paths: list[str]) -> tuple[str, ...]:
-    """Returns the class names of all datasets, each once, in the order in which they come up.
+    """Returns the class names of all datasets, each once, in the order of their first appearance.
 
     Examples:
       >>> from trainer import mixture_labels
@@ -90,63 +90,62 @@ def mixture_labels(paths: list[str]) -> tuple[str, ...]:
       paths: directories of the datasets, in the order of the mixture.
 
     Returns:
-      class names; the place of a name is the label that `make_mixture` delivers.
+      class names; the index of a name is its label in `make_mixture`.
 
     Raises:
       UsageError: there is no such dataset.
-      CorruptDataset: one is damaged.
+      CorruptDataset: a dataset is damaged.
     """
     from beam_jobs.dataset import manifest
 
     return tuple(dict.fromkeys(name for path in paths for name in manifest.load(path).labels))
 
 
-def _choices(parts: Mapping[str, float], split: str, options: InputOptions, host: Host) -> list[Choices]:
+def _make_plans(parts: Mapping[str, float], split: str, options: InputOptions, host: Host) -> list[Choices]:
     if not parts:
         raise OptionError("the mixture is empty; name at least one dataset and its weight")
     for path, weight in parts.items():
         errors.check_above(f"weight of {path}", weight, 0)
     if any(isinstance(op, Normalize) and not op.mean_rgb for op in parse_ops(options.train_spec)):
         raise OptionError(
-            "normalize of a mixture needs numbers, normalize((r, g, b), (r, g, b)): every part has its own"
+            "normalize of a mixture needs numbers, normalize((r, g, b), (r, g, b)): each part has its own statistics"
         )
     share = dataclasses.replace(options, shuffle_mb=options.shuffle_mb / len(parts))
-    chosen = [make_choices(path, split, share, training=True, epochs=FOREVER, host=host) for path in parts]
-    for path, choice in zip(parts, chosen, strict=True):
-        if choice.dataset.label_kind != "single":
-            raise OptionError(f"{path} cannot be mixed: its images do not have one label each")
-        if choice.crops != 1:
+    plans = [make_choices(path, split, share, training=True, epochs=FOREVER, host=host) for path in parts]
+    for path, plan in zip(parts, plans, strict=True):
+        if plan.dataset.label_kind != "single":
+            raise OptionError(f"{path} cannot be part of a mixture: its images do not have exactly one label")
+        if plan.crops != 1:
             raise OptionError("a mixture takes no op that makes several images of one")
-    return _alike(chosen)
+    return _unify(plans)
 
 
-def _alike(chosen: list[Choices]) -> list[Choices]:
-    """Lets the same ops run on batches everywhere: where images have one size, more of them could."""
-    if any(record.WEIGHT in choice.spec for choice in chosen):  # the streams must hold the same features
-        chosen = [dataclasses.replace(choice, spec={**choice.spec, **WEIGHT_SPEC}) for choice in chosen]
-    shared = min(len(choice.batch_ops) for choice in chosen)
-    cuts = [len(choice.batch_ops) - shared for choice in chosen]
+def _unify(plans: list[Choices]) -> list[Choices]:
+    """Gives all parts the same features and the same ops on batches; datasets of one image size could have more."""
+    if any(record.WEIGHT in plan.spec for plan in plans):
+        plans = [dataclasses.replace(plan, spec={**plan.spec, **WEIGHT_SPEC}) for plan in plans]
+    shared = min(len(plan.batch_ops) for plan in plans)
+    cuts = [len(plan.batch_ops) - shared for plan in plans]
     return [
-        dataclasses.replace(
-            choice, image_ops=(*choice.image_ops, *choice.batch_ops[:cut]), batch_ops=choice.batch_ops[cut:]
-        )
-        for choice, cut in zip(chosen, cuts, strict=True)
+        dataclasses.replace(plan, image_ops=(*plan.image_ops, *plan.batch_ops[:cut]), batch_ops=plan.batch_ops[cut:])
+        for plan, cut in zip(plans, cuts, strict=True)
     ]
 
 
-def _draws(weights: np.ndarray, seed: int, first: int) -> tf.data.Dataset:
-    """Returns the endless sequence of parts, int64, from the group `first` on."""
+def _draw_parts(weights: np.ndarray, seed: int, first: int) -> tf.data.Dataset:
+    """Returns the endless sequence of indices of parts, int64, from the group `first` on."""
     blocks = tf.data.Dataset.counter(start=first // _BLOCK, dtype=tf.int64)
-    drawn = blocks.flat_map(lambda block: tf.data.Dataset.from_tensor_slices(_block(weights, seed, block)))
-    return drawn.skip(first % _BLOCK)
+    parts = blocks.flat_map(lambda block: tf.data.Dataset.from_tensor_slices(_draw_block(weights, seed, block)))
+    return parts.skip(first % _BLOCK)
 
 
-def _first_draws(weights: np.ndarray, seed: int, count: int) -> np.ndarray:
-    blocks = [_block(weights, seed, tf.constant(number, tf.int64)).numpy() for number in range(-(-count // _BLOCK))]
+def _draw_first_parts(weights: np.ndarray, seed: int, count: int) -> np.ndarray:
+    numbers = range(-(-count // _BLOCK))
+    blocks = [_draw_block(weights, seed, tf.constant(number, tf.int64)).numpy() for number in numbers]
     return np.concatenate([np.zeros(0, np.int64), *blocks])[:count]
 
 
-def _block(weights: np.ndarray, seed: int, number: tf.Tensor) -> tf.Tensor:
+def _draw_block(weights: np.ndarray, seed: int, number: tf.Tensor) -> tf.Tensor:
     uniform = tf.random.stateless_uniform(
         [_BLOCK], tf.stack([tf.constant(seed + _PURPOSE, tf.int64), number]), alg="philox"
     )
@@ -154,10 +153,10 @@ def _block(weights: np.ndarray, seed: int, number: tf.Tensor) -> tf.Tensor:
     return tf.searchsorted(bounds, uniform, side="right", out_type=tf.int64)
 
 
-def _relabelled(choice: Choices, labels: tuple[str, ...]) -> Callable[..., Batch]:
-    places = tf.constant([labels.index(name) for name in choice.dataset.labels], tf.int64)
+def _make_relabel(plan: Choices, labels: tuple[str, ...]) -> Callable[..., Batch]:
+    indices = tf.constant([labels.index(name) for name in plan.dataset.labels], tf.int64)
 
     def relabel(features: dict[str, tf.Tensor], label: tf.Tensor) -> Batch:
-        return features, tf.gather(places, label)
+        return features, tf.gather(indices, label)
 
     return relabel

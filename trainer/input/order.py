@@ -1,9 +1,9 @@
-"""Where every record of a split lies, and the order in which a training takes them.
+"""The index of the records of a split, and the order in which a training reads them.
 
-The order is a pure function of (seed, epoch), computed before anything is read. Runs of neighbouring records come in
-random order. They are cut into `lanes`, and position p of the epoch lies in lane p mod lanes, so a host that owns some
-of the lanes reads whole runs of its own, and yet every batch is the same on any number of hosts. Inside a lane, the
-records of a window of a few runs are mixed.
+The order is a pure function of (seed, epoch), computed before anything is read. Runs of neighbouring records are
+shuffled and divided into `lanes`. Position p of the epoch belongs to lane p mod lanes, so a host that owns some of the
+lanes reads complete runs, and every batch is the same for any number of hosts. Inside a lane, the records of a window
+of a few runs are shuffled.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class RecordIndex:
 
     Attributes:
       files: paths of the shards.
-      shard: int32[records], place of its file in `files`.
-      offset: int64[records], byte at which it starts.
-      label: int64[records], class index; -1 where there is not exactly one.
-      record_bytes: average size of a record in the file.
-      size: height and width of the images, where all have the same; otherwise None.
-      places: int64[records], numbers among all records of the split, those left out included, so that neighbours in a
-        file have neighbouring places; None where nothing is left out.
-      manifest: path and content of the `dataset.json` that the shards are of; None of files that are not replaced.
+      shard: int32[records], index of its file in `files`.
+      offset: int64[records], its first byte in the file.
+      label: int64[records], class index; -1 without exactly one label.
+      record_bytes: average size of a record in bytes.
+      size: height and width of all images in pixels; None if they differ.
+      split_numbers: int64[records], numbers among all records of the split, excluded ones included, so that neighbours
+        in a file have consecutive numbers; None if no record is excluded.
+      manifest: path and content of the `dataset.json` of the shards; None for a cache.
     """
 
     files: tuple[str, ...]
@@ -47,40 +47,40 @@ class RecordIndex:
     label: np.ndarray
     record_bytes: float
     size: tuple[int, int] | None = None
-    places: np.ndarray | None = None
+    split_numbers: np.ndarray | None = None
     manifest: tuple[str, bytes] | None = None
 
     def __len__(self) -> int:
         return len(self.shard)
 
-    def without(self, numbers: Collection[int]) -> RecordIndex:
-        """Returns the index with some records left out; the others are numbered anew."""
-        return self._only(np.setdiff1d(np.arange(len(self)), np.fromiter(numbers, np.int64, len(numbers))))
+    def exclude(self, numbers: Collection[int]) -> RecordIndex:
+        """Returns the index without some records; the others are renumbered."""
+        return self._select(np.setdiff1d(np.arange(len(self)), np.fromiter(numbers, np.int64, len(numbers))))
 
-    def part(self, host: Host) -> RecordIndex:
+    def take_part(self, host: Host) -> RecordIndex:
         """Returns the records of one host: consecutive ones, an equal share of all."""
         bounds = np.linspace(0, len(self), host.count + 1).round().astype(np.int64)
-        return self._only(np.arange(bounds[host.index], bounds[host.index + 1]))
+        return self._select(np.arange(bounds[host.index], bounds[host.index + 1]))
 
-    def _only(self, numbers: np.ndarray) -> RecordIndex:
-        picked = {name: getattr(self, name)[numbers] for name in ("shard", "offset", "label")}
-        places = numbers if self.places is None else self.places[numbers]
-        return dataclasses.replace(self, **picked, places=places)
+    def _select(self, numbers: np.ndarray) -> RecordIndex:
+        arrays = {name: getattr(self, name)[numbers] for name in ("shard", "offset", "label")}
+        split_numbers = numbers if self.split_numbers is None else self.split_numbers[numbers]
+        return dataclasses.replace(self, **arrays, split_numbers=split_numbers)
 
 
 def load_index(path: str, dataset: Manifest, split: str) -> RecordIndex:
-    """Reads the index of a split out of `images.parquet`: 36 bytes a record while it is read, 20 afterwards.
+    """Reads the index of a split from `images.parquet`: 36 bytes per record during reading, 20 afterwards.
 
     Raises:
       OptionError: there is no such split.
-      CorruptDataset: the table is damaged, or is not that of the shards.
+      CorruptDataset: the table is damaged or does not match the shards.
       DatasetChanged: the dataset was replaced after its manifest was read.
     """
     info = dataset.split(split)
     manifest_path = storage.join(path, MANIFEST_NAME)
     manifest = storage.read_bytes(manifest_path)
     if json.loads(manifest)["digest"] != dataset.digest:
-        raise DatasetChanged(replaced(path))
+        raise DatasetChanged(replaced_message(path))
     table = storage.join(path, IMAGES_NAME)
     rows = schemas.read_published(table, ["split", "shard", "offset", "label_index", "height", "width"])
     rows = rows.filter(pc.and_(pc.equal(rows["split"], split), pc.greater_equal(rows["shard"], 0)))
@@ -94,40 +94,40 @@ def load_index(path: str, dataset: Manifest, split: str) -> RecordIndex:
         offset=offset[order],
         label=label[order],
         record_bytes=info.bytes / max(1, info.records),
-        size=_only_size(rows["height"].to_numpy(), rows["width"].to_numpy()),
+        size=_common_size(rows["height"].to_numpy(), rows["width"].to_numpy()),
         manifest=(manifest_path, manifest),
     )
 
 
-def replaced(path: str) -> str:
-    """Returns the line about a dataset whose reader finds another one in its place."""
-    return f"{path} was replaced by another dataset while it was read; start again, to read that one"
+def replaced_message(path: str) -> str:
+    """Returns the error message about a dataset that was replaced while it was read."""
+    return f"{path} was replaced by another dataset while it was read; start again to read the new one"
 
 
-def _only_size(height: np.ndarray, width: np.ndarray) -> tuple[int, int] | None:
+def _common_size(height: np.ndarray, width: np.ndarray) -> tuple[int, int] | None:
     if len(height) == 0 or np.ptp(height) or np.ptp(width):
         return None
     return int(height[0]), int(width[0])
 
 
-WINDOWS_HELD = 2  # one is taken apart while the next is read
-_RUNS_PER_LANE = 8  # random places that a window of one lane is made of
-_COPY_STRIDE = 1_000_003  # a prime, so that the copies of a record meet no draw of another epoch
-_RNG = "philox"  # the same numbers on every device
+WINDOWS_IN_MEMORY = 2  # one is delivered while the next is read
+_RUNS_PER_LANE = 8  # in a window of one lane
+_COPY_STRIDE = 1_000_003  # the copies of a record must not repeat the draws of another epoch
+_RNG = "philox"  # gives the same numbers on every device
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """How the records of a split follow each other in an epoch.
+    """The order of the records of a split in an epoch.
 
     Attributes:
-      records: length of an epoch.
-      lanes: parts of a pass.
-      window: records that one lane mixes at a time.
-      run: consecutive records read together.
-      seed: decides the order.
+      records: records in an epoch.
+      lanes: number of lanes.
+      window: records of one lane that are shuffled together.
+      run: consecutive records that are read together.
+      seed: seed of the order.
       kind: `window`, `global` or `none`.
-      quota: class index -> records of an epoch; empty without balancing.
+      quota: class index -> number of records in an epoch; empty without balancing.
       members: class index -> int64 record numbers; empty without balancing.
     """
 
@@ -142,98 +142,98 @@ class Order:
 
     @property
     def window_positions(self) -> int:
-        """Positions of an epoch that are read together, over all hosts."""
+        """Number of positions of an epoch that are read together, over all hosts."""
         return self.window * self.lanes
 
     @property
     def windows(self) -> int:
-        """Windows in an epoch."""
+        """Number of windows in an epoch."""
         return -(-self.records // self.window_positions)
 
-    def epoch(self, epoch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def compute_epoch(self, epoch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Computes the order of one epoch.
 
         Args:
-          epoch: int64 scalar.
+          epoch: number of the epoch, int64 scalar.
 
         Returns:
-          record numbers int64[records] by position, and for each what its random draws take for the epoch, int64: a
-          record that comes twice in an epoch draws differently.
+          record numbers int64[records] by position, and draw numbers int64[records], which random draws use as the
+          epoch: copies of a record in one epoch have different ones.
         """
         draws = tf.fill([self.records], epoch)
         if self.quota:
-            numbers, copies = self._balanced(epoch)
-            places = self._shuffled(tf.range(self.records, dtype=tf.int64), epoch, 1)
-            return tf.gather(numbers, places), draws + tf.gather(copies, places) * _COPY_STRIDE
+            numbers, copies = self._repeat_members(epoch)
+            permutation = self._shuffle(tf.range(self.records, dtype=tf.int64), epoch, 1)
+            return tf.gather(numbers, permutation), draws + tf.gather(copies, permutation) * _COPY_STRIDE
         if self.kind == "none":
             return tf.range(self.records, dtype=tf.int64), draws
         if self.kind == "global":
-            return self._shuffled(tf.range(self.records, dtype=tf.int64), epoch, 1), draws
-        return tf.gather(self._runs(epoch), self._mixed(epoch)), draws
+            return self._shuffle(tf.range(self.records, dtype=tf.int64), epoch, 1), draws
+        return tf.gather(self._shuffle_runs(epoch), self._shuffle_windows(epoch)), draws
 
-    def _runs(self, epoch: tf.Tensor) -> tf.Tensor:
-        """Returns the record numbers, run after run, the runs in random order."""
-        starts = self._shuffled(tf.range(0, self.records, self.run, dtype=tf.int64), epoch, 1)
+    def _shuffle_runs(self, epoch: tf.Tensor) -> tf.Tensor:
+        """Returns the record numbers with the runs in random order."""
+        starts = self._shuffle(tf.range(0, self.records, self.run, dtype=tf.int64), epoch, 1)
         limits = tf.minimum(starts + self.run, self.records)
         return tf.ragged.range(starts, limits).flat_values
 
-    def _mixed(self, epoch: tf.Tensor) -> tf.Tensor:
-        """Returns what position takes which place of `_runs`: lane by lane, mixed inside windows."""
+    def _shuffle_windows(self, epoch: tf.Tensor) -> tf.Tensor:
+        """Returns the index into `_shuffle_runs` for each position; windows of each lane are shuffled."""
         shortest, longer = divmod(self.records, self.lanes)
         lane = tf.range(self.lanes, dtype=tf.int64)[:, None]
         length = shortest + tf.cast(lane < longer, tf.int64)
         start = lane * shortest + tf.minimum(lane, longer)
         rows = -(-max(1, shortest + (longer > 0)) // self.window)
-        place = tf.range(rows * self.window, dtype=tf.int64)[None, :]
-        keys = tf.random.stateless_uniform([self.lanes, rows * self.window], self._seed(epoch, 2), alg=_RNG)
-        keys = tf.where(place < length, keys, 2.0)  # what is beyond the end of a lane sorts last, into the last row
+        column = tf.range(rows * self.window, dtype=tf.int64)[None, :]
+        keys = tf.random.stateless_uniform([self.lanes, rows * self.window], self._make_seed(epoch, 2), alg=_RNG)
+        keys = tf.where(column < length, keys, 2.0)  # columns beyond the end of a lane sort last, into the last row
         shape = [self.lanes, rows, self.window]
-        picked = tf.argsort(tf.reshape(keys, shape), stable=True)
-        picked = tf.cast(picked, tf.int64) + tf.range(rows, dtype=tf.int64)[None, :, None] * self.window
-        slots = start + tf.reshape(picked, [self.lanes, -1])
-        # Row by row: the lanes that are longer by one are the first ones, so the valid slots come first.
+        ranks = tf.argsort(tf.reshape(keys, shape), stable=True)
+        ranks = tf.cast(ranks, tf.int64) + tf.range(rows, dtype=tf.int64)[None, :, None] * self.window
+        slots = start + tf.reshape(ranks, [self.lanes, -1])
+        # The first lanes are the longer ones, so the valid slots come first.
         return tf.reshape(tf.transpose(slots), [-1])[: self.records]
 
-    def _balanced(self, epoch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns record numbers, class after class, and which copy of its record each is."""
+    def _repeat_members(self, epoch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the record numbers of each class up to its quota, and the number of the copy of each."""
         numbers, copies = [], []
         for label, quota in self.quota.items():
-            members = self._shuffled(tf.constant(self.members[label]), epoch, 3 + label)
-            turn = tf.range(quota, dtype=tf.int64)
-            numbers.append(tf.gather(members, turn % len(self.members[label])))
-            copies.append(turn // len(self.members[label]))
+            members = self._shuffle(tf.constant(self.members[label]), epoch, 3 + label)
+            index = tf.range(quota, dtype=tf.int64)
+            numbers.append(tf.gather(members, index % len(self.members[label])))
+            copies.append(index // len(self.members[label]))
         return tf.concat(numbers, 0), tf.concat(copies, 0)
 
-    def _shuffled(self, values: tf.Tensor, epoch: tf.Tensor, purpose: int) -> tf.Tensor:
-        return tf.random.experimental.stateless_shuffle(values, self._seed(epoch, purpose), alg=_RNG)
+    def _shuffle(self, values: tf.Tensor, epoch: tf.Tensor, purpose: int) -> tf.Tensor:
+        return tf.random.experimental.stateless_shuffle(values, self._make_seed(epoch, purpose), alg=_RNG)
 
-    def _seed(self, epoch: tf.Tensor, purpose: int) -> tf.Tensor:
+    def _make_seed(self, epoch: tf.Tensor, purpose: int) -> tf.Tensor:
         return tf.stack([tf.constant(self.seed + (purpose << 32), tf.int64), epoch])
 
 
 def make_order(index: RecordIndex, labels: tuple[str, ...], options: InputOptions, training: bool) -> Order:
-    """Chooses windows and runs from the byte budget.
+    """Chooses the sizes of windows and runs from the memory budget.
 
     Args:
       index: the records of the split.
       labels: class names by index.
-      options: seed, shuffle, shuffle_mb, lanes and balance count.
-      training: evaluation keeps the order of the shards.
+      options: options of the pipeline: `seed`, `shuffle`, `shuffle_mb`, `lanes` and `balance` are used.
+      training: False for the order of the shards.
 
     Raises:
-      OptionError: the balance names classes that the split does not hold.
+      OptionError: `balance` names classes that the split does not hold.
     """
     lanes = options.lanes
-    window_records = options.shuffle_mb * 1e6 / WINDOWS_HELD / max(1.0, index.record_bytes)
+    window_records = options.shuffle_mb * 1e6 / WINDOWS_IN_MEMORY / max(1.0, index.record_bytes)
     window = int(max(1, min(-(-len(index) // lanes), window_records // lanes)))
-    whole = window * lanes >= len(index)
-    quota = _quota(index, labels, options.balance) if training else {}
+    fits_one_window = window * lanes >= len(index)
+    quota = _compute_quota(index, labels, options.balance) if training else {}
     return Order(
         records=len(index),
         lanes=lanes,
         window=window,
-        # Where one window holds everything, runs cost nothing: what lies together is read together anyway.
-        run=1 if whole else max(1, window // _RUNS_PER_LANE),
+        # If one window holds all records, longer runs save nothing: neighbours are read together anyway.
+        run=1 if fits_one_window else max(1, window // _RUNS_PER_LANE),
         seed=options.seed,
         kind=options.shuffle if training else "none",
         quota=quota,
@@ -241,8 +241,8 @@ def make_order(index: RecordIndex, labels: tuple[str, ...], options: InputOption
     )
 
 
-def _quota(index: RecordIndex, labels: tuple[str, ...], balance: str | Mapping[str, float]) -> dict[int, int]:
-    """Shares the records of an epoch among the classes; what rounding leaves goes to the largest remainders."""
+def _compute_quota(index: RecordIndex, labels: tuple[str, ...], balance: str | Mapping[str, float]) -> dict[int, int]:
+    """Divides the records of an epoch among the classes, by the largest remainders."""
     if not balance:
         return {}
     present = np.unique(index.label[index.label >= 0])
@@ -251,7 +251,7 @@ def _quota(index: RecordIndex, labels: tuple[str, ...], balance: str | Mapping[s
     if isinstance(balance, str):  # uniform, see `InputOptions`
         shares = {int(label): 1 / len(present) for label in present}
     else:
-        shares = _named_shares(balance, labels, set(present.tolist()))
+        shares = _parse_shares(balance, labels, set(present.tolist()))
     exact = {label: share * len(index) for label, share in shares.items()}
     quota = {label: int(value) for label, value in exact.items()}
     by_remainder = sorted(exact, key=lambda label: quota[label] - exact[label])
@@ -260,9 +260,9 @@ def _quota(index: RecordIndex, labels: tuple[str, ...], balance: str | Mapping[s
     return {label: count for label, count in quota.items() if count}
 
 
-def _named_shares(balance: Mapping[str, float], labels: tuple[str, ...], present: set[int]) -> dict[int, float]:
+def _parse_shares(balance: Mapping[str, float], labels: tuple[str, ...], present: set[int]) -> dict[int, float]:
     missing = [name for name in balance if name not in labels or labels.index(name) not in present]
     if missing:
-        there = ", ".join(labels[label] for label in sorted(present))
-        raise OptionError(f"balance names {', '.join(missing)}, of which the split has no image; it has {there}")
+        available = ", ".join(labels[label] for label in sorted(present))
+        raise OptionError(f"balance names {', '.join(missing)}, of which the split has no image; it has {available}")
     return {labels.index(name): share for name, share in balance.items()}

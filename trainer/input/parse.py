@@ -1,9 +1,9 @@
-"""Serialised records -> features, a batch at a time: image, label, user columns, boxes and masks.
+"""Parses batches of serialised records into features: image, label, user columns, boxes and masks.
 
-No stage holds a sparse tensor. `tf.data` serialises one for every element and the step parses it again, which with 17
-columns costs several times the forward pass; ragged tensors are cut and joined where they lie.
+No stage uses sparse tensors: `tf.data` serialises them for every element and the step parses them again, which with 17
+columns costs several times the forward pass. Ragged tensors need no such copies.
 
-A chain of ops begins where the pixels are: at an encoded file, at stored pixels, or at what a cache kept.
+A chain of ops begins at an encoded file, at stored pixels, or at the images of a cache.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _DTYPES = {int: tf.int64, float: tf.float32, str: tf.string}
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """What the cells of one user column hold.
+    """Type of the cells of one user column.
 
     Attributes:
       kind: int, float or str.
-      scalar: whether every record has exactly one value; otherwise any number of them, and an empty cell has none.
+      scalar: whether every record has exactly one value; otherwise a cell holds any number of them.
     """
 
     kind: type
@@ -46,25 +46,24 @@ class Column:
 
 
 def columns_spec(dataset: Manifest, path: str, options: InputOptions) -> dict[str, Any]:
-    """Returns what `tf.io.parse_example` has to know of the user columns and targets that the options name.
+    """Returns the argument of `tf.io.parse_example` for the user columns and targets of the options.
 
-    A scalar column is a `FixedLenFeature`; every other feature is a `RaggedFeature`. What a column holds is looked up
-    in `images.parquet`, in all records of the dataset, so that all splits and hosts agree.
+    A scalar column is a `FixedLenFeature`; every other feature is a `RaggedFeature`. The type of a column is inferred
+    from all its cells in `images.parquet`, so that all splits and hosts agree.
 
     Args:
-      dataset: the dataset.
-      path: directory it lies in.
-      options: `columns` and `targets` of them.
+      dataset: manifest of the dataset.
+      path: directory of the dataset.
+      options: options of the pipeline: `columns` and `targets` are used.
 
     Raises:
       OptionError: the dataset has no such column, no boxes or no masks, or a column holds different types.
       CorruptDataset: `images.parquet` cannot be read.
     """
     spec: dict[str, Any] = {}
-    known = dataset.options["columns"]["extra"]
     for name in options.columns:
-        check_column(name, known, "columns")
-    for name, column in (_columns(path, options.columns) if options.columns else {}).items():
+        check_column(name, dataset.options["columns"]["extra"], "columns")
+    for name, column in (_infer_columns(path, options.columns) if options.columns else {}).items():
         dtype = _DTYPES[column.kind]
         spec[record.EXTRA_PREFIX + name] = tf.io.FixedLenFeature([], dtype) if column.scalar else _ragged(dtype)
     for target in options.targets:
@@ -77,11 +76,11 @@ def columns_spec(dataset: Manifest, path: str, options: InputOptions) -> dict[st
 
 
 def join_targets(parsed: Mapping[str, Any]) -> Features:
-    """Gives the parsed targets of a batch the names and shapes of the contract; before it is taken apart.
+    """Gives the parsed targets of a batch their public names and shapes.
 
     Returns:
-      the features, with the sides of the boxes joined to `boxes` float32[batch, None, 4], ragged: ymin, xmin, ymax,
-      xmax as shares of the image, 0-1; with `box_labels` int64[batch, None], ragged; with `mask` string[batch], PNG.
+      the features with the sides of the boxes joined to `boxes` float32[batch, None, 4], ragged: ymin, xmin, ymax,
+      xmax as fractions of the image, 0-1; `box_labels` int64[batch, None], ragged; `mask` string[batch], PNG.
     """
     features = dict(parsed)
     if record.OBJECT_LABEL in features:
@@ -102,25 +101,25 @@ def decode_mask(features: Mapping[str, Any]) -> Features:
 
 
 def batch_ragged(stream: tf.data.Dataset, size: int, drop_remainder: bool) -> tf.data.Dataset:
-    """Batches images one by one with what lies beside them; features whose length differs become ragged.
+    """Batches images and their other features; features whose lengths differ become ragged.
 
     Args:
       stream: dataset of nested features of one image each.
-      size: images a batch.
-      drop_remainder: whether to leave out the ragged last batch.
+      size: images per batch.
+      drop_remainder: whether to drop an incomplete last batch.
     """
     specs = tf.nest.flatten(stream.element_spec)
     if all(spec.shape.is_fully_defined() for spec in specs):
-        return stream.batch(size, drop_remainder=drop_remainder)  # `ragged_batch` adds a stage of its own
+        return stream.batch(size, drop_remainder=drop_remainder)  # `ragged_batch` adds another stage
     return stream.ragged_batch(size, drop_remainder=drop_remainder, row_splits_dtype=tf.int64)
 
 
 def deliver_columns(features: Mapping[str, Any], options: InputOptions) -> Features:
-    """Gives the user columns of a finished batch the form that is asked for.
+    """Gives the user columns of a finished batch the form of `columns_form`.
 
     Returns:
-      the features; with `columns_form` of `dense`, ragged columns are padded with 0, 0.0 or "" to the longest of the
-      batch. Boxes stay ragged: a padded one would lie in the corner of the image.
+      the features; with `dense`, ragged columns are padded with 0, 0.0 or "" to the longest row of the batch. Boxes
+      remain ragged: a padded one would be a box in the corner of the image.
     """
     if options.columns_form == "ragged":
         return dict(features)
@@ -135,44 +134,44 @@ def _ragged(dtype: tf.DType) -> tf.io.RaggedFeature:
     return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)  # as `ragged_batch` makes them
 
 
-def _columns(path: str, names: tuple[str, ...]) -> dict[str, Column]:
+def _infer_columns(path: str, names: tuple[str, ...]) -> dict[str, Column]:
     kinds: dict[str, set[type]] = {name: set() for name in names}
     scalar = dict.fromkeys(names, True)
-    for cells in _cells(path, "extra"):
+    for cells in _read_cells(path, "extra"):
         for name in names:
             value = cells.get(name)
             scalar[name] &= value is not None and not isinstance(value, list)
             if value is not None:
-                kinds[name].add(_kind(value))
-    return {name: Column(kind=_only(name, kinds[name]), scalar=scalar[name]) for name in names}
+                kinds[name].add(_detect_kind(value))
+    return {name: Column(kind=_require_one_kind(name, kinds[name]), scalar=scalar[name]) for name in names}
 
 
-def _kind(value: Any) -> type:
-    """Returns the type that `beam_jobs.dataset.record` gives a cell."""
+def _detect_kind(value: Any) -> type:
+    """Returns the type of a cell, as `beam_jobs.dataset.record` stores it."""
     values = value if isinstance(value, list) else [value]
     return max((next(kind for kind in EXTRA_TYPES if isinstance(item, kind)) for item in values), key=EXTRA_TYPES.index)
 
 
-def _only(name: str, kinds: set[type]) -> type:
+def _require_one_kind(name: str, kinds: set[type]) -> type:
     if len(kinds) > 1:
-        found = " and ".join(kind.__name__ for kind in sorted(kinds, key=EXTRA_TYPES.index))
+        names = " and ".join(kind.__name__ for kind in sorted(kinds, key=EXTRA_TYPES.index))
         raise OptionError(
-            f"columns: user column {name!r} holds {found}, as parts that were added later may; ingest all in one go"
+            f"columns: user column {name!r} holds {names}, perhaps of appended parts; ingest all parts together"
         )
-    return next(iter(kinds), int)  # a column of empty cells alone
+    return next(iter(kinds), int)  # all cells of the column are empty
 
 
-def _cells(path: str, column: str) -> Iterator[Mapping[str, Any]]:
-    """Yields the different cells of JSON in a column of `images.parquet`, of the records that are in a shard."""
+def _read_cells(path: str, column: str) -> Iterator[Mapping[str, Any]]:
+    """Yields the distinct JSON cells in a column of `images.parquet`, of all records in shards."""
     table = schemas.read_published(storage.join(path, IMAGES_NAME), [column, "shard"])
     texts = zip(table[column].to_pylist(), table["shard"].to_pylist(), strict=True)
     yield from (schemas.cell(text) for text in {text for text, shard in texts if shard >= 0} if text)
 
 
 def _check_target(path: str, target: str) -> None:
-    part, called = {BOXES: ("objects", "boxes"), MASK: ("mask", "masks")}[target]
-    if not any(cells[part] is not None for cells in _cells(path, "annotations")):
-        raise OptionError(f"targets names {target!r}, and the images of {path} have no {called}")
+    part, noun = {BOXES: ("objects", "boxes"), MASK: ("mask", "masks")}[target]
+    if not any(cells[part] is not None for cells in _read_cells(path, "annotations")):
+        raise OptionError(f"targets names {target!r}, but the images of {path} have no {noun}")
 
 
 KEY = "key"
@@ -182,13 +181,13 @@ WEIGHT = "weight"
 NO_LABEL = -1
 
 
-# A record without a weight, such as one of another dataset of a mixture, counts once.
+# A record without a weight, as in a mixture with an unweighted dataset, has weight 1.
 WEIGHT_SPEC = {record.WEIGHT: tf.io.FixedLenFeature([], tf.float32, default_value=1.0)}
 _BASE = (record.ENCODED, record.HEIGHT, record.WIDTH, record.FILENAME)
 
 
 def base_spec(dataset: Manifest) -> dict[str, Any]:
-    """Returns what `tf.io.parse_example` has to know of the features that every dataset has."""
+    """Returns the argument of `tf.io.parse_example` for the features that every dataset has."""
     spec: dict[str, Any] = record.feature_spec(_BASE)
     if dataset.label_kind == "single":
         spec |= record.feature_spec((record.LABEL,))
@@ -203,30 +202,30 @@ def parse(serialized: tf.Tensor, draws: tf.Tensor, spec: Mapping[str, Any], data
 
     Args:
       serialized: string[batch].
-      draws: int64[batch], what the random draws of each take for the epoch.
-      spec: what is in them.
-      dataset: the dataset they belong to.
-      seed: of the input pipeline.
+      draws: int64[batch], draw number of each record, see `Order.compute_epoch`.
+      spec: argument of `tf.io.parse_example`.
+      dataset: manifest of the dataset.
+      seed: seed of the input pipeline.
 
     Returns:
       `image` string[batch], as stored; `image/height` and `image/width` int64[batch]; `key` string[batch]; `draw`
-      int32[batch, 2]; `label` int64[batch] or float32[batch, classes]; `weight` float32[batch] where `spec` names
-      it; everything else of `spec` under its own name.
+      int32[batch, 2]; `label` int64[batch] or float32[batch, classes]; `weight` float32[batch] if `spec` has
+      it; every other feature of `spec` under its own name.
     """
     parsed = join_targets(tf.io.parse_example(serialized, dict(spec)))
     parsed[IMAGE] = parsed.pop(record.ENCODED)
     parsed[KEY] = parsed.pop(record.FILENAME)
-    parsed[DRAW] = draw_of(parsed[KEY], draws, seed)
+    parsed[DRAW] = derive_draws(parsed[KEY], draws, seed)
     parsed[LABEL] = _label(parsed, dataset)
     if record.WEIGHT in parsed:
         parsed[WEIGHT] = parsed.pop(record.WEIGHT)
     return parsed
 
 
-def draw_of(key: tf.Tensor, draws: tf.Tensor, seed: int) -> tf.Tensor:
-    """Returns what every random draw of an image derives from: int32[batch, 2].
+def derive_draws(key: tf.Tensor, draws: tf.Tensor, seed: int) -> tf.Tensor:
+    """Returns the seeds of the random draws of images: int32[batch, 2].
 
-    From the key, not from the position: a record draws the same whatever the order, the batch or the host.
+    They depend on the key, not on the position: a record has the same draws in every order, batch and host.
     """
     hashed = (tf.strings.to_hash_bucket_fast(key, 1 << 32) + seed) % (1 << 32) - (1 << 31)
     return tf.cast(tf.stack([hashed, draws % (1 << 31)], axis=-1), tf.int32)
@@ -243,13 +242,13 @@ def _label(parsed: Features, dataset: Manifest) -> tf.Tensor:
 
 @dataclass(frozen=True)
 class DecodeRaw(ImageOp):
-    """Takes stored pixels as they are: string[...] -> uint8[..., height, width, 3]; one image or a batch."""
+    """Reads stored pixels: string[...] -> uint8[..., height, width, 3]; one image or a batch."""
 
     height: int
     width: int
 
     def size(self, before: Size) -> Size:
-        """Known."""
+        """Returns the stored size."""
         return self.height, self.width
 
     def __call__(self, features: Mapping[str, Any], numbers: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -268,7 +267,7 @@ class DecodeSized(Decode):
     width: int
 
     def size(self, before: Size) -> Size:
-        """Known, so that the ops behind it may run on batches."""
+        """Returns the stored size, so that the ops after this one may run on batches."""
         return self.height, self.width
 
     def __call__(self, features: Mapping[str, Any], numbers: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -277,24 +276,24 @@ class DecodeSized(Decode):
         return {**decoded, IMAGE: tf.ensure_shape(decoded[IMAGE], [self.height, self.width, 3])}
 
 
-def stored_ops(ops: Sequence[Op], dataset: Manifest, size: tuple[int, int] | None = None) -> tuple[Op, ...]:
-    """Returns the ops that begin at what the records of a dataset hold; each keeps its place, and so its draws.
+def adapt_ops_to_records(ops: Sequence[Op], dataset: Manifest, size: tuple[int, int] | None = None) -> tuple[Op, ...]:
+    """Returns the ops for the records of a dataset; each keeps its index in the chain, and so its draws.
 
-    Those of the policy `raw` need no decode, so a fused decode and crop becomes the crop alone.
+    Records of the policy `raw` hold pixels, so a fused decode and crop becomes a crop.
 
     Args:
       ops: a chain that begins with a decode.
-      dataset: the dataset.
-      size: height and width of all its images, where that is one.
+      dataset: manifest of the dataset.
+      size: height and width of all its images; None if they differ.
     """
     pixels = dataset.options["pixels"]
     if pixels["policy"] == "raw":
-        return raw_ops(ops, pixels["side_px"])
+        return adapt_ops_to_pixels(ops, pixels["side_px"])
     if size and isinstance(ops[0], Decode):
         return (DecodeSized(*size), *ops[1:])
     return tuple(ops)
 
 
-def raw_ops(ops: Sequence[Op], side: int) -> tuple[Op, ...]:
-    """Returns the ops that begin at stored pixels, side x side of them."""
+def adapt_ops_to_pixels(ops: Sequence[Op], side: int) -> tuple[Op, ...]:
+    """Returns the ops for stored images of side x side pixels."""
     return (DecodeRaw(side, side), *([ops[0].on_pixels()] if isinstance(ops[0], DecodeRandomCrop) else []), *ops[1:])

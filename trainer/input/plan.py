@@ -1,7 +1,4 @@
-"""What `make_dataset` decides before it reads: one value with everything that was chosen.
-
-`describe` says it in words: every buffer with its bytes, every choice with its reason.
-"""
+"""The plan of an input pipeline: all decisions of `make_dataset` before it reads, and their description as text."""
 
 from __future__ import annotations
 
@@ -20,36 +17,36 @@ from beam_jobs.dataset import manifest
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import OptionError
 from beam_jobs.storage import is_remote
-from trainer.input.cache import WHILE_FILLED, CacheChoice, choose_cache, on_disk
-from trainer.input.corrupt_records import excluded
-from trainer.input.download import readable
+from trainer.input.cache import FILL_FACTOR, CacheChoice, choose_cache, write_on_disk
+from trainer.input.corrupt_records import find_excluded
+from trainer.input.download import ensure_readable
 from trainer.input.order import Order, RecordIndex, load_index, make_order
-from trainer.input.parse import DecodeRaw, base_spec, columns_spec, stored_ops
+from trainer.input.parse import DecodeRaw, adapt_ops_to_records, base_spec, columns_spec
 from trainer.input.position import Host
-from trainer.input.windowed_reader import Place
+from trainer.input.windowed_reader import Index
 from trainer.ops import OPS, MixingOp, Op, bind_statistics, outputs, parse_ops, split_position
 from trainer.options import InputOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """Everything that is known before the first record is read.
+    """All decisions about an input pipeline before it reads the first record.
 
     Attributes:
-      dataset: the dataset.
-      path: directory its shards are read from: where it lies, or the copy of it here.
-      options: how shards become batches.
+      dataset: manifest of the dataset.
+      path: directory of its shards: the dataset or a local copy.
+      options: options of the pipeline.
       training: whether to shuffle and augment.
-      host: which part is read here.
-      index: the records this host may read, in the files they are read from.
-      order: how they follow each other.
-      whole_ops: what is done to an image altogether.
-      image_ops: the part of it that runs image by image, from what a record, or the cache, holds.
-      batch_ops: the part that runs on batches.
-      cache: what is kept from the first pass.
-      spec: what `tf.io.parse_example` has to know.
+      host: host that reads its part.
+      index: the records that this host may read, in the shards or the disk cache.
+      order: their order in an epoch.
+      all_ops: the complete chain of ops on an image.
+      image_ops: the ops that run image by image, beginning at a record or the cache.
+      batch_ops: the ops that run on batches.
+      cache: decision about the cache.
+      spec: argument of `tf.io.parse_example`.
       total: records of the split, over all hosts.
-      left_out: damaged records that are left out.
+      excluded_count: number of damaged records that are left out.
     """
 
     dataset: Manifest
@@ -59,44 +56,44 @@ class Choices:
     host: Host
     index: RecordIndex
     order: Order
-    whole_ops: tuple[Op, ...]
+    all_ops: tuple[Op, ...]
     image_ops: tuple[Op, ...]
     batch_ops: tuple[Any, ...]
     cache: CacheChoice
     spec: Mapping[str, Any]
     total: int
-    left_out: int
+    excluded_count: int
 
     @property
     def batch(self) -> int:
-        """Images in a batch of this host, at most; evaluation need not share them equally."""
+        """Maximum number of images in a batch of this host; in evaluation, hosts may have fewer."""
         return -(-self.options.batch_size // self.host.count)
 
     @property
     def mixing_lanes(self) -> int:
-        """Lanes in a batch of this host: images are mixed inside of each, because no number of hosts takes it apart.
+        """Number of lanes in a batch of this host; images mix inside a lane, because a lane is never split over hosts.
 
-        One, which is the whole batch, where lanes would hold one image each; several hosts are refused there.
+        It is 1, the complete batch, if a lane would hold one image; several hosts are refused then.
         """
-        each, over = divmod(self.options.batch_size, self.options.lanes)
-        return self.options.lanes // self.host.count if each > 1 and not over else 1
+        images, remainder = divmod(self.options.batch_size, self.options.lanes)
+        return self.options.lanes // self.host.count if images > 1 and not remainder else 1
 
     @property
     def batch_bytes(self) -> int:
-        """Bytes of the images of a batch, uint8."""
+        """Bytes of the uint8 images of a batch."""
         return int(self.batch * self.options.image_side_px**2 * 3)
 
     @property
     def crops(self) -> int:
-        """Images that one record becomes."""
-        return outputs(self.whole_ops)
+        """Number of images per record."""
+        return outputs(self.all_ops)
 
     @property
     def group(self) -> int:
-        """Records of this host whose crops are spread among each other.
+        """Number of records of this host whose crops are interleaved.
 
-        Over all hosts they are a multiple of `lanes`, so that it is the same records on any number of hosts: as many
-        as the shuffle budget holds, 64 or one a lane.
+        Over all hosts it is a multiple of `lanes`, so the records of a group are the same for any number of hosts. It
+        is limited by the shuffle budget and 64, but at least one per lane.
         """
         if self.crops == 1:
             return 1
@@ -106,39 +103,39 @@ class Choices:
 
     @property
     def epoch_images(self) -> int:
-        """Images of one pass, over all hosts."""
+        """Number of images in one pass, over all hosts."""
         return (self.order.records if self.training else self.total) * self.crops
 
     @property
     def local_images(self) -> int:
-        """Images of one pass that `order` speaks of: over all hosts, but of evaluation those of this host."""
+        """Number of images in one pass of `order`: over all hosts in training, of this host in evaluation."""
         return self.order.records * self.crops
 
     @property
     def vectorised(self) -> bool:
-        """Whether no op runs on one image at a time: the stored or kept pixels are what the model sees."""
+        """Whether no op runs on one image at a time, so that records are processed in batches."""
         return all(isinstance(op, DecodeRaw) for op in self.image_ops)
 
     @property
     def served(self) -> bool:
-        """Whether a tf.data service runs the pipeline. Evaluation is exact, so it reads here."""
+        """Whether a tf.data service runs the pipeline; it may repeat records, so evaluation does not use it."""
         return self.training and bool(self.options.service)
 
     @property
     def first_salt(self) -> int:
-        """Place of the first of `image_ops` in the whole chain: what a cache has done keeps the draws behind it."""
-        return len(self.whole_ops) - len(self.batch_ops) - len(self.image_ops)
+        """Index of the first of `image_ops` in the complete chain, so that a cache changes no draws."""
+        return len(self.all_ops) - len(self.batch_ops) - len(self.image_ops)
 
     @property
     def batch_salt(self) -> int:
-        """Place of the first of `batch_ops` in the whole chain."""
-        return len(self.whole_ops) - len(self.batch_ops)
+        """Index of the first of `batch_ops` in the complete chain."""
+        return len(self.all_ops) - len(self.batch_ops)
 
 
 def make_choices(
     path: str, split: str, options: InputOptions, training: bool, epochs: int = 1, host: Host | None = None
 ) -> Choices:
-    """Reads the manifest and the table of a dataset and decides everything.
+    """Reads the manifest and the table of a dataset and makes all decisions.
 
     Raises:
       UsageError: there is no such dataset or split, or the options do not fit it.
@@ -149,23 +146,25 @@ def make_choices(
     if training:
         _check_host(options, host, ops)
     dataset = manifest.load(path)
-    path = readable(path, dataset, split, options)
+    path = ensure_readable(path, dataset, split, options)
     index = load_index(path, dataset, split)
-    ops = _bound(stored_ops(ops, dataset, index.size), dataset)
-    left_out = excluded(path, split, options.max_corrupt_records) if options.max_corrupt_records else frozenset()
-    index = index.without(left_out) if left_out else index
+    ops = adapt_ops_to_records(ops, dataset, index.size)
+    if dataset.channels:
+        ops = bind_statistics(ops, dataset.channels.mean_rgb, dataset.channels.std_rgb)
+    excluded = find_excluded(path, split, options.max_corrupt_records) if options.max_corrupt_records else frozenset()
+    index = index.exclude(excluded) if excluded else index
     total = len(index)
     order = make_order(index, dataset.labels, options, training)
-    # The crops of one image are not yet apart while ops run on it, so all of them do.
-    batched = len(ops) if outputs(ops) > 1 else split_position(ops, bool(options.targets))
-    mine = index if training else index.part(host)
-    reads_here = options if training else dataclasses.replace(options, service="")
-    cache = choose_cache(reads_here, ops[:batched], mine, once=training and epochs == 1)
+    # An image with several crops is not yet split while ops run on it, so no op runs on batches.
+    batch_start = len(ops) if outputs(ops) > 1 else split_position(ops, bool(options.targets))
+    host_index = index if training else index.take_part(host)
+    local_options = options if training else dataclasses.replace(options, service="")
+    cache = choose_cache(local_options, ops[:batch_start], host_index, single_pass=training and epochs == 1)
     if cache.kind == "disk":
-        identity = json.dumps([dataset.digest, split, sorted(left_out)])
-        index = on_disk(index, ops[: cache.ops], identity, options.cache_dir, options.thread_count)
+        identity = json.dumps([dataset.digest, split, sorted(excluded)])
+        index = write_on_disk(index, ops[: cache.ops], identity, options.cache_dir, options.thread_count)
     if not training:
-        index = index.part(host)
+        index = index.take_part(host)
         order = dataclasses.replace(order, records=len(index))
     return Choices(
         dataset=dataset,
@@ -175,13 +174,13 @@ def make_choices(
         host=host,
         index=index,
         order=order,
-        whole_ops=ops,
-        image_ops=_image_ops(ops[:batched], cache),
-        batch_ops=ops[batched:],
+        all_ops=ops,
+        image_ops=_remaining_image_ops(ops[:batch_start], cache),
+        batch_ops=ops[batch_start:],
         cache=cache,
         spec={**base_spec(dataset), **columns_spec(dataset, path, options)},
         total=total,
-        left_out=len(left_out),
+        excluded_count=len(excluded),
     )
 
 
@@ -189,88 +188,84 @@ def evaluation_ops(options: InputOptions) -> tuple[Op, ...]:
     """Returns the ops of evaluation and serving.
 
     Raises:
-      OptionError: they are wrong, or one of them is random.
+      OptionError: an op is unknown or random.
     """
     ops = parse_ops(options.eval_spec)
     for op in ops:
         if op.random:
             name = next(name for name, kind in OPS.items() if isinstance(op, kind))
-            raise OptionError(f"eval_ops {options.eval_spec!r} holds {name}, which is random; evaluation must not be")
+            raise OptionError(f"eval_ops {options.eval_spec!r} contain {name}, which is random; remove it")
     return ops
 
 
-def records_before(choices: Choices, images: Place) -> tuple[Place, Place]:
-    """Returns where to start reading, for a place in the images of all hosts.
+def find_first_record(choices: Choices, images: Index) -> tuple[Index, Index]:
+    """Returns where to start reading after a number of images of all hosts.
 
     Returns:
-      place in the records, and how many images of this host to leave out after that. The crops of a
-      group of records are delivered together, so a group that was begun is read again.
+      position of the first record, and number of images of this host to skip from there. The crops of a group of
+      records are delivered together, so a partly delivered group is read again.
     """
     if choices.crops == 1:
         return images, 0
     host, group = choices.host, choices.group * choices.host.count
-    begun, delivered = images // (group * choices.crops), images % (group * choices.crops)
-    crops, records = delivered // group, delivered % group  # over all hosts: each crop of all records follows
-    mine = -(-(records - host.index) // host.count)  # the hosts take turns
-    return begun * group, crops * choices.group + mine
+    groups, delivered = images // (group * choices.crops), images % (group * choices.crops)
+    crops, records = delivered // group, delivered % group  # over all hosts
+    host_records = -(-(records - host.index) // host.count)  # the hosts alternate
+    return groups * group, crops * choices.group + host_records
 
 
-def records_until(choices: Choices, images: Place) -> Place:
-    """Returns where to end reading, in records: all of the group that the image before some place belongs to."""
+def find_last_record(choices: Choices, images: Index) -> Index:
+    """Returns the position after the last record that the first `images` images need: the end of a group."""
     if choices.crops == 1:
         return images
     group = choices.group * choices.host.count
     return -(-images // (group * choices.crops)) * group
 
 
-def _bound(ops: tuple[Op, ...], dataset: Manifest) -> tuple[Op, ...]:
-    return bind_statistics(ops, dataset.channels.mean_rgb, dataset.channels.std_rgb) if dataset.channels else ops
-
-
-def _image_ops(ops: tuple[Op, ...], cache: CacheChoice) -> tuple[Op, ...]:
+def _remaining_image_ops(ops: tuple[Op, ...], cache: CacheChoice) -> tuple[Op, ...]:
     if cache.kind == "none" or not cache.size:
         return ops
-    # A file holds pixels as bytes, memory holds them as they are.
+    # A disk cache holds pixels as bytes, a cache in memory as tensors.
     return (*([DecodeRaw(*cache.size)] if cache.kind == "disk" else []), *ops[cache.ops :])
 
 
 def _check_host(options: InputOptions, host: Host, ops: tuple[Op, ...]) -> None:
     if options.batch_size % host.count:
-        raise OptionError(f"batch_size is {options.batch_size}; {host.count} hosts must be able to share it equally")
+        raise OptionError(f"batch_size is {options.batch_size}; the number of hosts, {host.count}, must divide it")
     if host.count == 1:
         return
     if options.lanes % host.count:
-        raise OptionError(f"lanes is {options.lanes}; {host.count} hosts must be able to share them equally")
+        raise OptionError(f"lanes is {options.lanes}; the number of hosts, {host.count}, must divide it")
     if options.batch_size % options.lanes:
         raise OptionError(
-            f"batch_size is {options.batch_size}; with several hosts lanes, {options.lanes}, must divide it"
+            f"batch_size is {options.batch_size}; with several hosts it must be a multiple of lanes, {options.lanes}"
         )
     if options.batch_size == options.lanes and any(isinstance(op, MixingOp) for op in ops):
         raise OptionError(
             f"batch_size and lanes are {options.lanes}; to mix images on several hosts batch_size must be "
-            f"{2 * options.lanes} or more, or lanes less"
+            f"{2 * options.lanes} or more, or lanes smaller"
         )
 
 
 def describe(
     path: str, split: str, options: InputOptions, training: bool, epochs: int = 1, host: Host | None = None
 ) -> str:
-    """Returns what `make_dataset` with the same arguments chose, and why; a line a stage.
+    """Returns the decisions of `make_dataset` for the same arguments, with reasons, one line per stage.
 
     Examples:
       >>> from trainer import InputOptions, describe_input
       >>> print(describe_input("dataset", "train", InputOptions(image_side_px=32, batch_size=8), training=True))
       records  ...
-      batch    8 images, uint8, 0.0 MB; 2 kept ready
+      batch    8 images, uint8, 0.0 MB; 2 buffered
       memory   at most ...
 
     Args:
       path: directory of a published dataset.
       split: name of the split.
-      options: how shards become batches.
+      options: options of the pipeline.
       training: whether it is the input of training.
-      epochs: passes over the split, or `FOREVER`; what is read once is not cached.
-      host: which part to read; all of it when None.
+      epochs: passes over the split, or `FOREVER`; a single pass is not cached.
+      host: host that reads its part; None for the complete split.
 
     Returns:
       lines of text: records, order, reading, cache, images, device, batch and memory in MB (1e6 bytes).
@@ -281,25 +276,25 @@ def describe(
     """
     choices = make_choices(path, split, options, training, epochs, host)
     lines = [
-        ("records", _records(choices)),
-        ("order", _order(choices)),
-        ("reading", _reading(choices)),
+        ("records", _describe_records(choices)),
+        ("order", _describe_order(choices)),
+        ("reading", _describe_reading(choices)),
         ("cache", f"{choices.cache.kind}: {choices.cache.reason}"),
-        ("images", f"{_ops(choices)} on {options.thread_count} threads"),
+        ("images", f"{_describe_ops(choices)} on {options.thread_count} threads"),
         ("device", options.device_ops or "normalisation only"),
-        ("batch", _batch(choices)),
-        ("memory", _memory(choices)),
+        ("batch", _describe_batch(choices)),
+        ("memory", _describe_memory(choices)),
     ]
     return strings.lines(f"{name:<8} {text}" for name, text in lines)
 
 
 def memory_bytes(choices: Choices) -> dict[str, float]:
-    """Returns the most that each buffer holds, in bytes.
+    """Returns the maximum size of each buffer, in bytes.
 
-    `windows`: serialised records, one window being taken apart and one being read; `parsed`: records on their way
-    through parsing, one batch a thread and one more; `images`: decoded images on their way into a batch; `batches`:
-    finished ones, the one that is being filled and the one that training holds; `cache`: what is kept, twice, as it is
-    while it is filled; `index`: where the records lie, and the order of an epoch.
+    `windows`: two windows of serialised records, one delivered and one read; `parsed`: parsed records, one batch per
+    thread and one more; `images`: decoded images that are not yet in a batch; `batches`: finished batches, the one
+    being filled and the one in training; `cache`: the cached images, twice, as while they are loaded; `index`: offsets
+    of the records and the order of an epoch.
     """
     options = choices.options
     image = options.image_side_px**2 * 3
@@ -309,43 +304,43 @@ def memory_bytes(choices: Choices) -> dict[str, float]:
         "windows": 0.0 if choices.cache.kind == "memory" else window,
         "parsed": (options.thread_count + 1) * options.parse_batch * choices.index.record_bytes,
         "images": options.thread_count * (decoded + image * choices.crops) + choices.group * choices.crops * image,
-        "batches": options.batches_held * choices.batch_bytes,
-        "index": 64.0 * len(choices.index),  # 20 bytes, once more in the graph, and the order with what makes it
-        "cache": float(WHILE_FILLED * choices.cache.bytes) if choices.cache.kind == "memory" else 0.0,
+        "batches": options.batches_in_memory * choices.batch_bytes,
+        "index": 64.0 * len(choices.index),  # 20 bytes, their copy in the graph, the order and its intermediates
+        "cache": float(FILL_FACTOR * choices.cache.bytes) if choices.cache.kind == "memory" else 0.0,
     }
 
 
-def mixing(order: Order) -> tuple[float, float]:
-    """Measures how well an order mixes.
+def measure_shuffle(order: Order) -> tuple[float, float]:
+    """Measures how well an order shuffles.
 
     Returns:
-      how far a record moves from one epoch to the next, and how far apart two neighbours of a shard come, both on
-      average and as a share of the epoch. 1/3 is what independent random places give.
+      mean distance between the positions of a record in two epochs, and mean distance between two neighbours of a
+      shard, both as fractions of an epoch. A perfect shuffle gives 1/3.
     """
-    first, second = (np.argsort(order.epoch(tf.constant(epoch, tf.int64))[0].numpy()) for epoch in (0, 1))
-    moved = np.abs(first - second).mean()
-    apart = np.abs(np.diff(first)).mean() if order.records > 1 else 0.0
-    return float(moved / order.records), float(apart / order.records)
+    first, second = (np.argsort(order.compute_epoch(tf.constant(epoch, tf.int64))[0].numpy()) for epoch in (0, 1))
+    epoch_distance = np.abs(first - second).mean()
+    neighbour_distance = np.abs(np.diff(first)).mean() if order.records > 1 else 0.0
+    return float(epoch_distance / order.records), float(neighbour_distance / order.records)
 
 
-def _records(choices: Choices) -> str:
+def _describe_records(choices: Choices) -> str:
     index = choices.index
     text = f"{len(index):,} of {size(index.record_bytes)} in {plural(len(index.files), 'file')}"
     part = f", host {choices.host.index} of {choices.host.count}" if choices.host.count > 1 else ""
-    left_out = f", {choices.left_out} damaged ones left out" if choices.left_out else ""
-    return text + part + left_out
+    excluded = f", {choices.excluded_count} damaged ones left out" if choices.excluded_count else ""
+    return text + part + excluded
 
 
-def _order(choices: Choices) -> str:
+def _describe_order(choices: Choices) -> str:
     order = choices.order
     if order.quota:
         counts = ", ".join(f"{choices.dataset.labels[label]} {count:,}" for label, count in order.quota.items())
         return f"balanced: {counts} of {order.records:,} an epoch; records are read one by one"
     if order.kind == "none":
         return "as in the shards"
-    moved, apart = mixing(order)
-    moves = f"a record moves by {moved:.0%} of the epoch from one to the next (33% is a perfect shuffle)"
-    ends = f"{apart * order.records:,.0f} records apart ({order.records / 3:,.0f})"
+    epoch_distance, neighbour_distance = measure_shuffle(order)
+    moves = f"a record moves by {epoch_distance:.0%} of the epoch from one to the next (33% is a perfect shuffle)"
+    ends = f"{neighbour_distance * order.records:,.0f} records apart ({order.records / 3:,.0f})"
     moves = f"{moves}, two neighbours of a shard end up {ends}"
     if order.kind == "global":
         return f"all records mixed, read one by one; {moves}"
@@ -353,26 +348,26 @@ def _order(choices: Choices) -> str:
     return f"windows of {order.window_positions:,} records from {runs:,} runs of {order.run:,}; {moves}"
 
 
-def _reading(choices: Choices) -> str:
+def _describe_reading(choices: Choices) -> str:
     if is_remote(choices.index.files[0]):
         return f"{choices.options.readers} runs at a time, because every request waits"
     return "one run after the other, because local files answer at once"
 
 
-def _ops(choices: Choices) -> str:
+def _describe_ops(choices: Choices) -> str:
     spec = choices.options.train_spec if choices.training else choices.options.eval_spec
     if choices.vectorised:
-        return f"{spec}, done before: whole batches at once"
+        return f"{spec}, applied in advance, then batches"
     return spec
 
 
-def _batch(choices: Choices) -> str:
-    whole = f" of {choices.options.batch_size} over all hosts" if choices.host.count > 1 else ""
-    kept = f"{choices.options.prefetch_batches} kept ready"
-    return f"{choices.batch} images{whole}, uint8, {size(choices.batch_bytes)}; {kept}"
+def _describe_batch(choices: Choices) -> str:
+    total = f" of {choices.options.batch_size} over all hosts" if choices.host.count > 1 else ""
+    buffered = f"{choices.options.prefetch_batches} buffered"
+    return f"{choices.batch} images{total}, uint8, {size(choices.batch_bytes)}; {buffered}"
 
 
-def _memory(choices: Choices) -> str:
+def _describe_memory(choices: Choices) -> str:
     parts = memory_bytes(choices)
     text = " + ".join(f"{name} {value / 1e6:,.0f}" for name, value in parts.items() if value)
     return f"at most {sum(parts.values()) / 1e6:,.0f} MB: {text}"

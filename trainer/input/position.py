@@ -1,4 +1,4 @@
-"""Where in the endless order of a training an input pipeline starts, and which part of it one host reads."""
+"""The position at which an input pipeline starts, and the host that reads a part of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from beam_jobs.errors import OptionError
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """The first record not yet delivered. It is the whole state of an input pipeline: two numbers, on any host.
+    """The first record not yet delivered: the complete state of an input pipeline, the same on every host.
 
     Examples:
       >>> from trainer import Position
@@ -20,8 +20,8 @@ class Position:
       Position(epoch=2, records=16000)
 
     Attributes:
-      epoch: passes over the split that are complete.
-      records: records of the next pass that all hosts together have delivered.
+      epoch: number of complete passes over the split, at least 0.
+      records: records of the next pass that all hosts together have delivered, at least 0.
 
     Raises:
       OptionError: a number is below 0.
@@ -36,16 +36,16 @@ class Position:
 
     @classmethod
     def after(cls, records: int, epoch_records: int) -> Position:
-        """Returns the position after so many records since the beginning, over all hosts.
+        """Returns the position after a number of records since the beginning, over all hosts.
 
         Args:
-          records: what was delivered, such as steps x global batch size.
+          records: delivered records, such as steps x global batch size.
           epoch_records: records in one pass.
         """
         return cls(epoch=records // epoch_records, records=records % epoch_records)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain JSON values; `from_json` takes them back."""
+        """Returns plain JSON values for `from_json`."""
         return asdict(self)
 
     @classmethod
@@ -56,7 +56,7 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """One of the machines that read a split together.
+    """One of several machines that read a split together.
 
     Examples:
       >>> from trainer import Host, InputOptions, make_dataset
@@ -66,11 +66,11 @@ class Host:
       TensorShape([4])
 
     Attributes:
-      index: its number, from 0.
-      count: how many there are.
+      index: number of the host, from 0.
+      count: number of hosts, at least 1.
 
     Raises:
-      OptionError: there is no such host.
+      OptionError: a number is out of range.
     """
 
     index: int = 0

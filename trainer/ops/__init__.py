@@ -1,9 +1,8 @@
-"""Image ops: frozen dataclasses in one table, used alike by training, evaluation and serving.
+"""Image ops: frozen dataclasses in one table, shared by training, evaluation and serving.
 
-An op takes and returns the features of one image, `{"image": ...}`, and the random numbers that are its only source of
-chance. The decode ops turn `image` from an encoded string into uint8[height, width, 3], sRGB, 0-255; all others but
-`normalize` keep that type. `"decode_random_crop(224)|flip"` is the same as `(DecodeRandomCrop(side=224), Flip())`.
-Every op is described in `docs/ops.md`.
+An op is a function of the features of one image, `{"image": ...}`, and of random numbers. The decode ops turn `image`
+from an encoded string into uint8[height, width, 3], sRGB, 0-255; all others except `normalize` keep that type.
+`"decode_random_crop(224)|flip"` is the same as `(DecodeRandomCrop(side=224), Flip())`. `docs/ops.md` describes all ops.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What image ops are made of: the kinds of op, pixel kernels, and what becomes of boxes.
+"""Base classes of image ops, pixel kernels, and functions on boxes.
 
-An op that also works on whole batches says so by its class. Kernels take batches with any array library: `xp` is
-`keras.ops` or `trainer.ops.tf_ops`. None loops over images and all keep static shapes, so they compile under XLA. Sides
-are in pixels, images [batch, height, width, 3], 0-255.
+Subclasses of `BatchOp` also work on batches. Kernels take batches of any array library: `xp` is `keras.ops` or
+`trainer.ops.tf_ops`. They do not loop over images and keep static shapes, so they compile under XLA. Sides are in
+pixels, images are [batch, height, width, 3], 0-255.
 
-A box is moved with its pixels and cut off at the edge of the image. It stays, with its label, when at least the share
-`keep` of its area is left, and more than nothing.
+A box moves with its pixels and is clipped at the edge of the image. It is removed, with its label, if less than the
+fraction `keep` of its area remains, or nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-# Rounds when the fraction is cut off then. A little more than a half: exact halves are common, and where one compiler
-# comes out just above and another just below, both must round up.
+# Added before truncation to round. It is slightly more than a half because exact halves are common, and results of
+# two compilers just above and just below a half must both round up.
 HALF = 0.5 + 2.0**-10
 GREY = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow converts to `L`
 # RGB to YIQ, the colour space of NTSC (FCC 1953): hue is an angle in its I-Q plane.
@@ -31,7 +31,7 @@ def pick(xp: Any, numbers: Any, choices: Any) -> Any:
 
 
 def reflect(xp: Any, index: Any, size: int) -> Any:
-    """Returns positions inside 0 to size - 1 for some outside, mirrored at the edge without repeating it."""
+    """Returns indices from 0 to size - 1 for indices outside, mirrored at the edge without repeating it."""
     return (size - 1) - xp.abs((size - 1) - xp.abs(index))
 
 
@@ -44,25 +44,25 @@ def gather_pixels(xp: Any, images: Any, rows: Any, columns: Any) -> Any:
 
 
 def paint_square(xp: Any, images: Any, side: int, value: int, numbers: Any) -> Any:
-    """Returns images with a square of one value over a random place; what sticks out of the image is cut off.
+    """Returns images with a square of one value at a random position, clipped at the edge.
 
     Args:
       xp: the array library.
       images: [..., height, width, 3].
-      side: of the square.
-      value: 0-255.
-      numbers: float32[..., 2], where the centre is.
+      side: side of the square in pixels.
+      value: value of all its channels, 0-255.
+      numbers: float32[..., 2] in [0, 1), which choose row and column of the centre.
 
     Returns:
-      the same type and shape as `images`.
+      images of the same type and shape.
     """
     *batch, height, width, channels = xp.shape(images)
-    # Rows of single values: a mask that has to be spread over the channels takes four times as long on the host.
-    places = (xp.arange(height, dtype="int32"), xp.arange(width * channels, dtype="int32") // channels)
+    # Rows of single values: broadcasting a mask over the channels takes four times as long on the host.
+    indices = (xp.arange(height, dtype="int32"), xp.arange(width * channels, dtype="int32") // channels)
     inside = []
-    for axis, (size, place) in enumerate(zip((height, width), places, strict=True)):
+    for axis, (size, index) in enumerate(zip((height, width), indices, strict=True)):
         first = pick(xp, numbers[..., axis : axis + 1], size) - side // 2
-        inside.append((place >= first) & (place < first + side))
+        inside.append((index >= first) & (index < first + side))
     covered = inside[0][..., :, None] & inside[1][..., None, :]
     lines = xp.reshape(images, (*batch, height, width * channels))
     painted = xp.where(covered, xp.convert_to_tensor(value, dtype=images.dtype), lines)
@@ -70,46 +70,46 @@ def paint_square(xp: Any, images: Any, side: int, value: int, numbers: Any) -> A
 
 
 def rotation(xp: Any, radians: Any) -> Any:
-    """Returns float32[batch, 2, 3], the maps of `warp` that turn by angles float32[batch]; no shift."""
-    cos, sin, none = xp.cos(radians), xp.sin(radians), radians * 0.0
-    return xp.stack([xp.stack([cos, -sin, none], axis=-1), xp.stack([sin, cos, none], axis=-1)], axis=-2)
+    """Returns maps of `warp`, float32[batch, 2, 3], that rotate by angles float32[batch] about the origin."""
+    cos, sin, zero = xp.cos(radians), xp.sin(radians), radians * 0.0
+    return xp.stack([xp.stack([cos, -sin, zero], axis=-1), xp.stack([sin, cos, zero], axis=-1)], axis=-2)
 
 
-def about_centre(xp: Any, maps: Any, height: Any, width: Any) -> Any:
-    """Returns maps in pixels of maps whose origin is the centre and whose shift is a share of the side.
+def centre_maps(xp: Any, maps: Any, height: Any, width: Any) -> Any:
+    """Converts maps with the origin at the centre and the shift as a fraction of the side to maps in pixels.
 
     Args:
       xp: the array library.
       maps: float32[batch, 2, 3]: rows for x and y, columns for x, y and the shift.
-      height: of the image.
-      width: of the image.
+      height: height of the image in pixels.
+      width: width of the image in pixels.
     """
     sides = xp.stack([xp.cast(width, "float32"), xp.cast(height, "float32")])
     centre = (sides - 1.0) / 2.0
-    turn, shift = maps[..., :2], maps[..., 2]
-    # Multiply and add, no matrix product: accelerators may round the factors of those to fewer bits.
-    offset = centre + shift * sides - (turn[..., 0] * centre[0] + turn[..., 1] * centre[1])
-    return xp.concatenate([turn, offset[..., None]], axis=-1)
+    linear, shift = maps[..., :2], maps[..., 2]
+    # No matrix product, because accelerators may round its factors to fewer bits.
+    offset = centre + shift * sides - (linear[..., 0] * centre[0] + linear[..., 1] * centre[1])
+    return xp.concatenate([linear, offset[..., None]], axis=-1)
 
 
 def warp(xp: Any, images: Any, maps: Any, fill: int) -> Any:
-    """Samples images along affine maps, bilinear; outside of the image everything is `fill`.
+    """Transforms images by affine maps, with bilinear sampling and `fill` outside the image.
 
     Args:
       xp: the array library.
       images: float32[batch, height, width, 3].
-      maps: float32[batch, 2, 3]: where in the source a pixel (x, y, 1) comes from, in pixels.
-      fill: 0-255.
+      maps: float32[batch, 2, 3]: from a target pixel (x, y, 1) to its position in the source, in pixels.
+      fill: value outside the image, 0-255.
 
     Returns:
       float32[batch, height, width, 3].
     """
     batch, height, width, channels = xp.shape(images)
-    across = xp.cast(xp.arange(width, dtype="int32"), "float32")[None, None, :]
-    down = xp.cast(xp.arange(height, dtype="int32"), "float32")[None, :, None]
+    columns = xp.cast(xp.arange(width, dtype="int32"), "float32")[None, None, :]
+    rows = xp.cast(xp.arange(height, dtype="int32"), "float32")[None, :, None]
     maps = maps[:, :, :, None, None]
-    x = maps[:, 0, 0] * across + maps[:, 0, 1] * down + maps[:, 0, 2]
-    y = maps[:, 1, 0] * across + maps[:, 1, 1] * down + maps[:, 1, 2]
+    x = maps[:, 0, 0] * columns + maps[:, 0, 1] * rows + maps[:, 0, 2]
+    y = maps[:, 1, 0] * columns + maps[:, 1, 1] * rows + maps[:, 1, 2]
     left, top = xp.floor(x), xp.floor(y)
     start = xp.arange(batch, dtype="int32")[:, None, None] * (height * width)
     pixels = xp.reshape(images - float(fill), (-1, channels))
@@ -124,19 +124,19 @@ def warp(xp: Any, images: Any, maps: Any, fill: int) -> Any:
     return total
 
 
-def grey_of(images: Any) -> Any:
-    """Returns float32[..., 1] of pixels float32[..., 3]."""
+def to_grey(images: Any) -> Any:
+    """Returns the luma float32[..., 1] of pixels float32[..., 3]."""
     return images[..., 0:1] * GREY[0] + images[..., 1:2] * GREY[1] + images[..., 2:3] * GREY[2]
 
 
 def hue_matrix(xp: Any, radians: Any) -> Any:
-    """Returns float32[batch, 3, 3] that turn the hue by angles float32[batch]; greys stay what they are."""
-    back = np.linalg.inv(_YIQ)
-    keep = back @ np.diag([1.0, 0.0, 0.0]) @ _YIQ
-    along = back @ np.diag([0.0, 1.0, 1.0]) @ _YIQ
-    crosswise = back @ np.array([[0.0, 0, 0], [0, 0, -1], [0, 1, 0]]) @ _YIQ
-    keep, along, crosswise = (xp.convert_to_tensor(part, dtype="float32") for part in (keep, along, crosswise))
-    return keep + xp.cos(radians)[:, None, None] * along + xp.sin(radians)[:, None, None] * crosswise
+    """Returns matrices float32[batch, 3, 3] that rotate the hue by angles float32[batch] and leave greys unchanged."""
+    inverse = np.linalg.inv(_YIQ)
+    luma = inverse @ np.diag([1.0, 0.0, 0.0]) @ _YIQ
+    cosine = inverse @ np.diag([0.0, 1.0, 1.0]) @ _YIQ
+    sine = inverse @ np.array([[0.0, 0, 0], [0, 0, -1], [0, 1, 0]]) @ _YIQ
+    luma, cosine, sine = (xp.convert_to_tensor(part, dtype="float32") for part in (luma, cosine, sine))
+    return luma + xp.cos(radians)[:, None, None] * cosine + xp.sin(radians)[:, None, None] * sine
 
 
 def mix_channels(images: Any, matrices: Any, offsets: Any) -> Any:
@@ -145,7 +145,7 @@ def mix_channels(images: Any, matrices: Any, offsets: Any) -> Any:
     return columns[0] + columns[1] + columns[2] + offsets[:, None, None, None]
 
 
-def whole(xp: Any, images: Any) -> Any:
+def round_pixels(xp: Any, images: Any) -> Any:
     """Returns float32 images rounded and clipped to 0-255."""
     return xp.clip(xp.floor(images + HALF), 0.0, 255.0)
 
@@ -157,7 +157,7 @@ BOX_LABELS = "box_labels"
 TARGETS = (MASK, BOXES, BOX_LABELS)
 
 Features: TypeAlias = Mapping[str, tf.Tensor]
-Size: TypeAlias = "tuple[int, int] | None"  # height and width in pixels, None where images differ
+Size: TypeAlias = "tuple[int, int] | None"  # height and width in pixels, None if images differ
 
 
 class Op(Protocol):
@@ -165,29 +165,29 @@ class Op(Protocol):
 
     @property
     def draws(self) -> int:
-        """How many random numbers the op takes for an image."""
+        """Number of random numbers that the op takes per image."""
 
     @property
     def random(self) -> bool:
-        """Whether it takes any."""
+        """Whether the op takes random numbers."""
 
     def size(self, before: Size) -> Size:
-        """Returns height and width after the op, as far as they are the same for all images."""
+        """Returns height and width after the op, or None if images differ."""
 
     def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the features with `image` changed, and what moves with it.
+        """Returns the features with a new `image` and, for ops that move pixels, new targets.
 
         Args:
-          features: of one image: `image`, and perhaps `boxes` float32[n, 4] (ymin, xmin, ymax, xmax, shares of the
-            image) with `box_labels` int64[n], and `mask` uint8[height, width, 1]. Others pass through.
+          features: features of one image: `image`, and optionally `boxes` float32[n, 4] (ymin, xmin, ymax, xmax,
+            fractions of the image) with `box_labels` int64[n], and `mask` uint8[height, width, 1]. Others pass through.
           numbers: float32[draws] in [0, 1).
         """
 
 
 class ImageOp:
-    """Base of the ops: no chance, and the size stays."""
+    """Base class of the ops; by default not random and without a change of size."""
 
-    draws: ClassVar[Any] = 0  # a property in an op whose arguments decide it
+    draws: ClassVar[Any] = 0  # a property in ops whose arguments determine it
 
     @property
     def random(self) -> bool:
@@ -202,12 +202,12 @@ class ImageOp:
 class BatchOp(ImageOp, ABC):
     """An op that also works on a batch of images of one size, with any array library."""
 
-    # The most pixels an image may have for a batch on the host to be faster than one image at a time.
+    # Up to this number of pixels per image, batches are faster on the host than single images.
     batch_px: ClassVar[int] = 96 * 96
 
     @abstractmethod
     def batch(self, xp: Any, images: Any, numbers: Any) -> Any:
-        """Returns the changed images.
+        """Returns the transformed images.
 
         Args:
           xp: `keras.ops` or `trainer.ops.tf_ops`.
@@ -215,59 +215,59 @@ class BatchOp(ImageOp, ABC):
           numbers: float32[batch, draws].
 
         Returns:
-          [batch, height, width, 3], 0-255: the type of `images`, or float32 that still has to be rounded.
+          [batch, height, width, 3], 0-255: the type of `images`, or float32 that is not yet rounded.
         """
 
 
 class IndexOp(BatchOp):
-    """An op that moves whole rows and columns of pixels. Neighbours in a chain become one gather."""
+    """An op that moves complete rows and columns of pixels. Consecutive ones become one gather."""
 
     moves_window: ClassVar[bool] = True
 
     @abstractmethod
     def index(self, xp: Any, rows: Any, columns: Any, numbers: Any) -> tuple[Any, Any]:
-        """Returns which source row each row after the op shows, int32[batch, height], and which column."""
+        """Returns the source row of each new row, int32[batch, height], and the source column of each new column."""
 
     def batch(self, xp: Any, images: Any, numbers: Any) -> Any:
         """See `BatchOp`."""
-        return moved(xp, [(self, numbers)], images)
+        return run_index_ops(xp, [(self, numbers)], images)
 
 
 class MixingOp(BatchOp):
-    """An op that mixes each image of a batch with another one, and their labels alike."""
+    """An op that mixes each image of a batch with another one, and their labels in the same ratio."""
 
     batch_px = 1 << 62
 
     @abstractmethod
     def batch(self, xp: Any, images: Any, numbers: Any, lanes: int = 1) -> Any:
-        """See `BatchOp`; with `lanes`, an image is mixed with one that is a multiple of so many places away."""
+        """See `BatchOp`; the distance in the batch between two mixed images is a multiple of `lanes`."""
 
     @abstractmethod
     def labels(self, xp: Any, labels: Any, numbers: Any, lanes: int = 1) -> Any:
         """Returns the mixed labels, float32[batch, classes]."""
 
 
-def moved(xp: Any, steps: Sequence[tuple[IndexOp, Any]], images: Any) -> Any:
-    """Runs neighbours that only move rows and columns: each pixel is copied once, whatever their number."""
+def run_index_ops(xp: Any, steps: Sequence[tuple[IndexOp, Any]], images: Any) -> Any:
+    """Runs consecutive ops that only move rows and columns with one copy of each pixel."""
     batch, height, width, _ = xp.shape(images)
     rows = xp.broadcast_to(xp.arange(height, dtype="int32")[None], (batch, height))
     columns = xp.broadcast_to(xp.arange(width, dtype="int32")[None], (batch, width))
-    for op, drawn in steps:
-        rows, columns = op.index(xp, rows, columns, drawn)
+    for op, numbers in steps:
+        rows, columns = op.index(xp, rows, columns, numbers)
     return gather_pixels(xp, images, rows, columns)
 
 
 def cut_boxes(
     features: Features, begin: tf.Tensor, size: tf.Tensor, sides: tf.Tensor, keep: float
 ) -> dict[str, tf.Tensor]:
-    """Returns the features with the boxes as shares of a window.
+    """Returns the features with the boxes as fractions of a window.
 
     Args:
-      features: with or without `boxes`.
+      features: features of one image.
       begin: int32[2], top and left of the window.
-      size: int32[2], its height and width.
+      size: int32[2], height and width of the window.
       sides: int32[2], height and width of the image before.
-      keep: share of a box that must be left.
+      keep: fraction of a box that must remain visible.
     """
     if BOXES not in features:
         return dict(features)
@@ -281,46 +281,46 @@ def mirror_boxes(features: Features, axis: int) -> dict[str, tf.Tensor]:
     if BOXES not in features:
         return dict(features)
     low, high = features[BOXES][:, :2], features[BOXES][:, 2:]
-    turned = tf.constant([axis == 0, axis == 1])
-    mirrored = tf.concat([tf.where(turned, 1.0 - high, low), tf.where(turned, 1.0 - low, high)], axis=1)
+    is_mirrored = tf.constant([axis == 0, axis == 1])
+    mirrored = tf.concat([tf.where(is_mirrored, 1.0 - high, low), tf.where(is_mirrored, 1.0 - low, high)], axis=1)
     return {**features, BOXES: mirrored}
 
 
 def warp_boxes(features: Features, maps: tf.Tensor, sides: tf.Tensor, keep: float) -> dict[str, tf.Tensor]:
-    """Returns the features with the upright boxes around the boxes moved by an affine map.
+    """Returns the features with the axis-aligned bounds of the boxes after an affine map.
 
     Args:
-      features: with or without `boxes`.
-      maps: float32[2, 3], where the pixels come from: x and y from the centre, the shift in shares of the side.
+      features: features of one image.
+      maps: float32[2, 3], from target to source: x and y from the centre, the shift as a fraction of the side.
       sides: int32[2], height and width of the image.
-      keep: share of the upright box that must be left.
+      keep: fraction of the new box that must remain visible.
     """
     if BOXES not in features:
         return dict(features)
-    across = tf.cast(sides[::-1], tf.float32)
+    width_height = tf.cast(sides[::-1], tf.float32)
     ends = tf.gather(features[BOXES], [[1, 0], [1, 2], [3, 0], [3, 2]], axis=1)  # x and y of four corners
-    corners = (ends - 0.5 - maps[:, 2]) * across
-    # Boxes go where the pixels go, which is the way back of where they come from.
-    moved = tf.linalg.matmul(corners, tf.linalg.inv(maps[:, :2]), transpose_b=True) / across + 0.5
+    corners = (ends - 0.5 - maps[:, 2]) * width_height
+    # The maps lead from target to source, so boxes need the inverse.
+    moved = tf.linalg.matmul(corners, tf.linalg.inv(maps[:, :2]), transpose_b=True) / width_height + 0.5
     low, high = tf.reduce_min(moved, axis=1), tf.reduce_max(moved, axis=1)
     return keep_visible_boxes(features, tf.concat([low[:, ::-1], high[:, ::-1]], axis=1), keep)
 
 
 def keep_visible_boxes(features: Features, moved: tf.Tensor, keep: float) -> dict[str, tf.Tensor]:
-    """Returns the features with moved boxes cut off at 0 and 1, less those of which too little is left.
+    """Returns the features with moved boxes clipped to 0-1, without those of which too little is visible.
 
     Args:
-      features: with `boxes`, and perhaps `box_labels`.
-      moved: float32[n, 4], reaching outside of 0 to 1.
-      keep: share of a box that must be left.
+      features: features of one image, with `boxes`.
+      moved: float32[n, 4], the moved boxes, which may exceed 0-1.
+      keep: fraction of a box that must remain visible.
     """
-    cut_off = tf.clip_by_value(moved, 0.0, 1.0)
-    left = _box_area(cut_off)
-    kept = (left > 0) & (left >= keep * _box_area(moved))
-    found = {**features, BOXES: tf.boolean_mask(cut_off, kept)}
+    clipped = tf.clip_by_value(moved, 0.0, 1.0)
+    area = _box_area(clipped)
+    is_visible = (area > 0) & (area >= keep * _box_area(moved))
+    result = {**features, BOXES: tf.boolean_mask(clipped, is_visible)}
     if BOX_LABELS in features:
-        found[BOX_LABELS] = tf.boolean_mask(features[BOX_LABELS], kept)
-    return found
+        result[BOX_LABELS] = tf.boolean_mask(features[BOX_LABELS], is_visible)
+    return result
 
 
 def _box_area(boxes: tf.Tensor) -> tf.Tensor:

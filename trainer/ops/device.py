@@ -1,8 +1,8 @@
-"""Augmentation on the device: whole batches inside the compiled step, with `keras.ops` alone.
+"""Augmentation on the device: batches inside the compiled step, with `keras.ops` only.
 
-A chain reads as in `trainer.ops`, such as `"pad_reflect(4)|random_crop(32)|flip|cutout(8)|mixup(0.2)"`, and gives what
-the ops of the host give for the same numbers. It draws other numbers than the chain of the host. `Augmented` is a model
-that changes its images, and their labels, while it is trained.
+Chains such as `"pad_reflect(4)|random_crop(32)|flip|cutout(8)|mixup(0.2)"` are written as in `trainer.ops` and give the
+same images for the same random numbers, but draw other numbers than the chain of the host. `Augmented` is a model that
+augments its images and labels during training.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from trainer.ops.mixing import mix_weighted
 
 
 def device_uniform(draw: Any, salt: int, count: int) -> Any:
-    """Returns float32[..., count] in [0, 1), equal to the bit to `chance.uniform`.
+    """Returns float32[..., count] in [0, 1), equal to `rng.uniform` in every bit.
 
     Args:
       draw: int32[..., 2].
-      salt: what the numbers are for, 0 to 65534.
-      count: how many.
+      salt: purpose of the numbers, 0 to 65534.
+      count: number of numbers.
     """
     return rng.uniform_with(ops, draw, [(salt, count)])
 
 
-def numbers_of_chain(draw: Any, counts: Sequence[int], first_salt: int) -> list[Any]:
+def draw_chain_numbers(draw: Any, counts: Sequence[int], first_salt: int) -> list[Any]:
     """Returns `uniform(draw, first_salt + i, counts[i])` for each i, with one hash."""
     return [device_uniform(draw, first_salt + i, count) for i, count in enumerate(counts)]
 
 
 DeviceOp = BatchOp
 DEVICE_OPS: dict[str, type] = {name: op for name, op in OPS.items() if issubclass(op, BatchOp)}
-FIRST_SALT = 1000  # positions of the host are far below
+FIRST_SALT = 1000  # indices of the ops of the host are smaller
 
 
 def parse_device_ops(spec: str) -> tuple[DeviceOp, ...]:
-    """Reads a chain such as `"flip|mixup(0.2)"`; nothing is an empty chain.
+    """Parses a chain such as `"flip|mixup(0.2)"`; an empty text is an empty chain.
 
     Raises:
-      OptionError: the text is not such a chain, or names an op or argument that there is not on the device.
+      OptionError: the text is not a chain of ops, or an op or argument is unknown on the device.
     """
     if not spec.strip():
         return ()
@@ -58,15 +58,15 @@ def parse_device_ops(spec: str) -> tuple[DeviceOp, ...]:
 
 
 def apply_device_ops(ops: Sequence[DeviceOp], images: Any, draw: Any) -> Any:
-    """Runs a chain on a batch, under `jit_compile` or not, on any backend of Keras.
+    """Runs a chain on a batch, with or without `jit_compile`, on any backend of Keras.
 
     Args:
-      ops: the chain.
+      ops: ops of the chain.
       images: uint8 or float32[batch, height, width, 3], 0-255.
       draw: int32[batch, 2].
 
     Returns:
-      float32[batch, height, width, 3], 0-255 but behind `normalize`.
+      float32[batch, height, width, 3], 0-255 except after `normalize`.
 
     Raises:
       OptionError: an op does not fit the size of the images.
@@ -75,10 +75,10 @@ def apply_device_ops(ops: Sequence[DeviceOp], images: Any, draw: Any) -> Any:
 
 
 def mix_labels(ops: Sequence[DeviceOp], labels: Any, draw: Any) -> Any:
-    """Mixes the labels as `apply_device_ops` mixes the images of the same draws.
+    """Mixes labels like the images of `apply_device_ops` with the same draws.
 
     Args:
-      ops: the chain.
+      ops: ops of the chain.
       labels: float32[batch, classes].
       draw: int32[batch, 2].
 
@@ -91,7 +91,7 @@ def mix_labels(ops: Sequence[DeviceOp], labels: Any, draw: Any) -> Any:
 
 
 def output_side(ops: Sequence[DeviceOp], side: int) -> int:
-    """Returns height and width that a chain leaves of square images."""
+    """Returns the side in pixels of square images after a chain."""
     size = (side, side)
     for op in ops:
         size = op.size(size) or size
@@ -99,7 +99,7 @@ def output_side(ops: Sequence[DeviceOp], side: int) -> int:
 
 
 def _numbers(ops: Sequence[DeviceOp], draw: Any) -> list[Any]:
-    return numbers_of_chain(draw, [op.draws for op in ops], FIRST_SALT)
+    return draw_chain_numbers(draw, [op.draws for op in ops], FIRST_SALT)
 
 
 IMAGE = "image"
@@ -107,20 +107,20 @@ DRAW = "draw"
 
 
 class Augmented(keras.Model):
-    """Wraps a model for training: a chain of device ops first, compiled together with it.
+    """Wraps a model for training with a chain of device ops, compiled together with it.
 
     Takes `{"image": uint8[batch, side, side, 3], "draw": int32[batch, 2]}` and labels float32[batch, classes], one-hot
-    or multi-hot. Only training augments; then the loss compares with labels that are mixed as the images were, while
-    metrics keep comparing with the label of the image that came first. Evaluation needs no `draw`.
+    or multi-hot. Images are augmented only in training. The loss then uses labels that are mixed like the images, while
+    metrics use the label of the first image of each mixture. Evaluation needs no `draw`.
 
-    Weights, export and serving belong to `inner`, which knows nothing of augmentation.
+    Weights, export and serving belong to `inner`, which has no augmentation.
 
     Attributes:
-      inner: uint8[batch, side, side, 3] -> float32[batch, classes].
-      device_ops: the chain, from `parse_device_ops`.
+      inner: model uint8[batch, side, side, 3] -> float32[batch, classes].
+      device_ops: chain from `parse_device_ops`.
 
     Raises:
-      OptionError: the chain leaves images that the model does not take.
+      OptionError: the chain changes images to a size that the model does not take.
     """
 
     def __init__(self, inner: keras.Model, device_ops: Sequence[DeviceOp]) -> None:
@@ -133,16 +133,16 @@ class Augmented(keras.Model):
         """Returns float32[batch, classes]."""
         images = inputs[IMAGE]
         if training and self.device_ops:
-            changed = apply_device_ops(self.device_ops, images, inputs[DRAW])
-            # Back to bytes: a model declares uint8, and Keras would cut off the fraction and wrap what is over 255. It
-            # also keeps training on the very values that serving will see.
-            images = keras.ops.cast(keras.ops.clip(keras.ops.round(changed), 0, 255), "uint8")
+            augmented = apply_device_ops(self.device_ops, images, inputs[DRAW])
+            # A model declares uint8, and Keras would truncate fractions and wrap values over 255. Rounding also gives
+            # training the same values as serving.
+            images = keras.ops.cast(keras.ops.clip(keras.ops.round(augmented), 0, 255), "uint8")
         return self.inner(images, training=training)
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Any:
-        """Returns the loss that was compiled, in training against labels and weights mixed as the images were."""
+        """Returns the compiled loss, in training for labels and weights that are mixed like the images."""
         if training and self.device_ops:
             mix = partial(mix_labels, self.device_ops, draw=x[DRAW])
             if sample_weight is None:
@@ -154,10 +154,10 @@ class Augmented(keras.Model):
 
 def _check_model(ops: Sequence[DeviceOp], inner: keras.Model) -> None:
     if any(isinstance(op, Normalize) for op in ops):
-        raise OptionError("device_ops hold normalize; leave it out, for every model normalises its images itself")
-    if not getattr(inner, "inputs", None):  # a model of the user's that shows its shape only when it runs
+        raise OptionError("device_ops contain normalize; leave it out: every model normalises its images itself")
+    if not getattr(inner, "inputs", None):  # a model of the user without a static input shape
         return
     side = inner.inputs[0].shape[1]
-    found = output_side(ops, side)
-    if found != side:
-        raise OptionError(f"device_ops turn images of {side} pixels into {found}; the model takes {side}")
+    output = output_side(ops, side)
+    if output != side:
+        raise OptionError(f"device_ops turn images of {side} pixels into {output}; the model takes {side}")

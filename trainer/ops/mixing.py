@@ -1,4 +1,4 @@
-"""Ops that mix each image of a batch with another one of it, and their labels by the same share."""
+"""Ops that mix each image of a batch with another image of the batch, and their labels in the same ratio."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import tensorflow as tf
 from beam_jobs.errors import OptionError
 from trainer.ops.base import Features, MixingOp, pick
 
-_TABLE = 512  # straight between this many points the distribution is right to 1e-3
+_TABLE = 512  # intervals; linear interpolation between their ends is correct to 1e-3
 
 
 @dataclass(frozen=True)
 class Mixup(MixingOp):
     """Averages each image with another one of the batch, after Zhang et al. (2018), arXiv 1710.09412.
 
-    The share of the image itself is drawn from Beta(alpha, alpha) for each image. All images of a batch, or of a lane
-    of it, look the same number of places further for their partner; the draw of the first image decides how many.
+    The weight of the image itself is drawn from Beta(alpha, alpha) for each image. The distance to the partner is the
+    same for all images of a batch, or of a lane, and comes from the draw of the first image.
     """
 
     alpha: float
@@ -29,32 +29,32 @@ class Mixup(MixingOp):
     draws: ClassVar[int] = 3
 
     def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Refuses: one image cannot be mixed."""
+        """Raises `OptionError`, because one image cannot be mixed."""
         return _refuse("mixup")
 
     def batch(self, xp: Any, images: Any, numbers: Any, lanes: int = 1) -> Any:
         """See `MixingOp`; the result is float32."""
         images = xp.cast(images, "float32")
-        share = self._share(xp, numbers)[:, None, None, None]
-        return images * share + partner(xp, images, numbers, lanes) * (1.0 - share)
+        ratio = self._draw_ratio(xp, numbers)[:, None, None, None]
+        return images * ratio + take_partner(xp, images, numbers, lanes) * (1.0 - ratio)
 
     def labels(self, xp: Any, labels: Any, numbers: Any, lanes: int = 1) -> Any:
         """See `MixingOp`."""
-        share = self._share(xp, numbers)[:, None]
-        return labels * share + partner(xp, labels, numbers, lanes) * (1.0 - share)
+        ratio = self._draw_ratio(xp, numbers)[:, None]
+        return labels * ratio + take_partner(xp, labels, numbers, lanes) * (1.0 - ratio)
 
-    def _share(self, xp: Any, numbers: Any) -> Any:
-        share = beta(xp, self.alpha, numbers[:, 0])
-        return xp.where(numbers[:, 1] < self.probability, share, 1.0)
+    def _draw_ratio(self, xp: Any, numbers: Any) -> Any:
+        ratio = beta(xp, self.alpha, numbers[:, 0])
+        return xp.where(numbers[:, 1] < self.probability, ratio, 1.0)
 
 
 @dataclass(frozen=True)
 class Cutmix(MixingOp):
     """Pastes a rectangle of another image of the batch over each image, after Yun et al. (2019), arXiv 1905.04899.
 
-    The rectangle has the shape of the image and a random centre; before what sticks out is cut off it covers
-    1 - lambda, with lambda of Beta(alpha, alpha). Labels mix by the area that is left, measured without pixels, so
-    that it is the same at every size. The partner is found as in `Mixup`.
+    The rectangle has the aspect of the image and a random centre. Its area is 1 - lambda, with lambda drawn from
+    Beta(alpha, alpha), before it is clipped at the edge. Labels mix by the clipped area, computed without pixels, so
+    that it does not depend on the size of the image. The partner is chosen as in `Mixup`.
     """
 
     alpha: float
@@ -62,53 +62,53 @@ class Cutmix(MixingOp):
     draws: ClassVar[int] = 5
 
     def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Refuses: one image cannot be mixed."""
+        """Raises `OptionError`, because one image cannot be mixed."""
         return _refuse("cutmix")
 
     def batch(self, xp: Any, images: Any, numbers: Any, lanes: int = 1) -> Any:
         """See `MixingOp`."""
         _, height, width, _ = xp.shape(images)
         rows, columns = self._edges(xp, numbers)
-        covered = _between(xp, rows, height)[:, :, None, None] & _between(xp, columns, width)[:, None, :, None]
-        return xp.where(covered, partner(xp, images, numbers, lanes), images)
+        covered = _is_between(xp, rows, height)[:, :, None, None] & _is_between(xp, columns, width)[:, None, :, None]
+        return xp.where(covered, take_partner(xp, images, numbers, lanes), images)
 
     def labels(self, xp: Any, labels: Any, numbers: Any, lanes: int = 1) -> Any:
         """See `MixingOp`."""
         rows, columns = self._edges(xp, numbers)
-        pasted = ((rows[1] - rows[0]) * (columns[1] - columns[0]))[:, None]
-        return labels * (1.0 - pasted) + partner(xp, labels, numbers, lanes) * pasted
+        ratio = ((rows[1] - rows[0]) * (columns[1] - columns[0]))[:, None]
+        return labels * (1.0 - ratio) + take_partner(xp, labels, numbers, lanes) * ratio
 
     def _edges(self, xp: Any, numbers: Any) -> list[tuple[Any, Any]]:
-        """Returns begin and end of the rectangle, down and across, float32[batch] in 0-1."""
+        """Returns begin and end of the rectangle, vertical and horizontal, float32[batch] in 0-1."""
         side = xp.sqrt(1.0 - beta(xp, self.alpha, numbers[:, 0]))
         half = xp.where(numbers[:, 1] < self.probability, side, 0.0) / 2.0
         centres = (numbers[:, 3], numbers[:, 4])
         return [(xp.clip(centre - half, 0.0, 1.0), xp.clip(centre + half, 0.0, 1.0)) for centre in centres]
 
 
-def partner(xp: Any, values: Any, numbers: Any, lanes: int = 1) -> Any:
-    """Returns what the partner of each image has: every lane, rolled by a number of places from 1 to its length - 1."""
+def take_partner(xp: Any, values: Any, numbers: Any, lanes: int = 1) -> Any:
+    """Returns the values of the partner of each image: every lane, rolled by 1 to its length - 1."""
     batch = xp.shape(values)[0]
-    place = xp.arange(batch, dtype="int32")
-    first = xp.take(numbers[:, 2], place % lanes, axis=0)
-    places = pick(xp, first, batch // lanes - 1) + 1
-    return xp.take(values, (place + places * lanes) % batch, axis=0)
+    index = xp.arange(batch, dtype="int32")
+    first = xp.take(numbers[:, 2], index % lanes, axis=0)
+    shift = pick(xp, first, batch // lanes - 1) + 1
+    return xp.take(values, (index + shift * lanes) % batch, axis=0)
 
 
 def mix_weighted(xp: Any, mix: Callable[[Any], Any], labels: Any, weights: Any) -> tuple[Any, Any]:
-    """Mixes labels whose images weigh differently in the loss.
+    """Mixes labels of images with different weights in the loss.
 
-    Cross-entropy is linear in the target, so the loss of a mixture in which each image keeps its weight, a w1 H(y1) +
+    Cross-entropy is linear in the target, so the loss of a mixture of weighted images, a w1 H(y1) +
     (1 - a) w2 H(y2), is that of the target (a w1 y1 + (1 - a) w2 y2) / w with the weight w = a w1 + (1 - a) w2.
 
     Args:
       xp: the array library.
-      mix: mixes the rows of [batch, columns].
+      mix: function that mixes the rows of [batch, columns].
       labels: float32[batch, classes].
       weights: float32[batch].
 
     Returns:
-      labels float32[batch, classes] and weights float32[batch]; labels of zeros where the weight is 0.
+      labels float32[batch, classes] and weights float32[batch]; labels are zeros for a weight of 0.
     """
     column = xp.cast(weights, "float32")[:, None]
     mixed = mix(xp.concatenate([labels * column, column], axis=-1))
@@ -121,15 +121,15 @@ def beta(xp: Any, alpha: float, numbers: Any) -> Any:
 
     Args:
       xp: the array library.
-      alpha: 0.05 to 10; above, too much of the distribution lies between two points of the table.
+      alpha: 0.05 to 10; above, the table is too coarse.
       numbers: float32[batch] in [0, 1).
     """
     upper = numbers > 0.5
-    place = xp.where(upper, 1.0 - numbers, numbers) * (2.0 * _TABLE)
-    below = xp.minimum(xp.cast(xp.floor(place), "int32"), _TABLE - 1)
+    position = xp.where(upper, 1.0 - numbers, numbers) * (2.0 * _TABLE)
+    below = xp.minimum(xp.cast(xp.floor(position), "int32"), _TABLE - 1)
     table = xp.convert_to_tensor(_powers(alpha), dtype="float32")
     low, high = xp.take(table, below, axis=0), xp.take(table, below + 1, axis=0)
-    power = low + (high - low) * (place - xp.cast(below, "float32"))
+    power = low + (high - low) * (position - xp.cast(below, "float32"))
     value = power ** (1.0 / min(alpha, 1.0))
     return xp.where(upper, 1.0 - value, value)
 
@@ -138,8 +138,8 @@ def beta(xp: Any, alpha: float, numbers: Any) -> Any:
 def _powers(alpha: float) -> np.ndarray:
     """Returns x^p at evenly spaced probabilities from 0 to 1/2 of Beta(alpha, alpha), p = min(alpha, 1).
 
-    Below an alpha of 1 the density has a pole at 0. With s = x^p it is s^(alpha/p - 1) (1 - s^(1/p))^(alpha - 1), which
-    has none, and its inverse is nearly straight: a table of x itself would be far off near 0.
+    For alpha below 1 the density has a pole at 0. In s = x^p it is s^(alpha/p - 1) (1 - s^(1/p))^(alpha - 1), without a
+    pole and with a nearly linear inverse; a table of x would be inaccurate near 0.
 
     Returns:
       float32[_TABLE + 1].
@@ -151,10 +151,10 @@ def _powers(alpha: float) -> np.ndarray:
     return np.interp(np.linspace(0.0, total[-1], _TABLE + 1), total, s).astype(np.float32)
 
 
-def _between(xp: Any, edges: tuple[Any, Any], size: Any) -> Any:
+def _is_between(xp: Any, edges: tuple[Any, Any], size: Any) -> Any:
     centres = (xp.cast(xp.arange(size, dtype="int32"), "float32") + 0.5) / xp.cast(size, "float32")
     return (centres >= edges[0][:, None]) & (centres < edges[1][:, None])
 
 
 def _refuse(name: str) -> dict[str, tf.Tensor]:
-    raise OptionError(f"{name} mixes the images of a batch and cannot run on one; name it in device_ops")
+    raise OptionError(f"{name} mixes the images of a batch and cannot run on one image; use it in device_ops")

@@ -1,4 +1,4 @@
-"""Ops that decode, and ops that resize: where the pixels of an image come from. They run on the host."""
+"""Ops of the host that decode and resize images."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from trainer.ops.base import IMAGE, MASK, Features, ImageOp, Size, pick
 
 BILINEAR, AREA = "bilinear", "area"
 METHODS = (BILINEAR, AREA)
-KEEP = 0.3  # the share of a box that a crop must leave, as `random_crop_image` of the TF Object Detection API has it
-# Szegedy et al., "Going Deeper with Convolutions" (2015): aspects of the crops. Ten attempts are torchvision's.
+KEEP = 0.3  # visible fraction of a box after a crop, as in `random_crop_image` of the TF Object Detection API
+# Szegedy et al., "Going Deeper with Convolutions" (2015): aspects of the crops. Torchvision makes ten attempts.
 _ASPECTS = (3 / 4, 4 / 3)
 _ATTEMPTS = 10
-WINDOW = "window"  # the crop of the first op, where it was drawn before
+WINDOW = "window"  # feature with the crop of the first op, if it is drawn per batch
 _WINDOW_DRAWS = 2 * _ATTEMPTS + 2
 
 
 @dataclass(frozen=True)
 class Decode(ImageOp):
-    """Decodes the whole image: string scalar -> uint8[height, width, 3]."""
+    """Decodes the complete image: string scalar -> uint8[height, width, 3]."""
 
     def size(self, before: Size) -> Size:
-        """Images differ."""
+        """Returns None, because images differ."""
         return None
 
     def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -40,9 +40,9 @@ class Decode(ImageOp):
 class RandomCropResize(ImageOp):
     """Resizes a random crop: uint8[height, width, 3] -> uint8[side, side, 3].
 
-    The crop covers `min_area` to all of the image with an aspect of 3:4 to 4:3, after Szegedy et al., "Going Deeper
-    with Convolutions" (2015). Of ten drawn sizes the first that fits is taken; if none does, the largest centred crop
-    of such an aspect.
+    The crop covers a fraction of the image from `min_area` to 1 and has an aspect of 3:4 to 4:3, after Szegedy et al.,
+    "Going Deeper with Convolutions" (2015). It is the first of ten random sizes that fits into the image, or else the
+    largest centred crop of such an aspect.
     """
 
     side: int
@@ -52,7 +52,7 @@ class RandomCropResize(ImageOp):
     draws: ClassVar[int] = _WINDOW_DRAWS
 
     def size(self, before: Size) -> Size:
-        """A square."""
+        """Returns side x side."""
         return self.side, self.side
 
     def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -67,7 +67,7 @@ class RandomCropResize(ImageOp):
 class DecodeRandomCrop(ImageOp):
     """Decodes only a random crop and resizes it: string scalar -> uint8[side, side, 3].
 
-    The crop is that of `RandomCropResize`. Rows and blocks outside the crop of a JPEG are never turned into pixels.
+    The crop is that of `RandomCropResize`. Rows and blocks of a JPEG outside the crop are not converted to pixels.
     """
 
     side: int
@@ -77,19 +77,19 @@ class DecodeRandomCrop(ImageOp):
     draws: ClassVar[int] = _WINDOW_DRAWS
 
     def size(self, before: Size) -> Size:
-        """A square."""
+        """Returns side x side."""
         return self.side, self.side
 
     def window(self, features: Features, numbers: tf.Tensor) -> tf.Tensor:
-        """Draws the crops of a batch of records: int32[batch, 4], begin and size. Ten times cheaper than one by one."""
+        """Draws the crops of a batch of records, ten times faster than one by one: int32[batch, 4], begin and size."""
         return tf.concat(random_window(_stored_sides(features), self.min_area, numbers), -1)
 
     def on_pixels(self) -> RandomCropResize:
-        """Returns the same crop of an image that is decoded already."""
+        """Returns the op with the same crop for decoded images."""
         return RandomCropResize(self.side, self.min_area, self.method, self.keep)
 
     def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
-        """See the class; height and width come from the record when they are among the features."""
+        """See the class; height and width come from the record if the features include them."""
         encoded = features[IMAGE]
         sides = _stored_sides(features) if record.HEIGHT in features else tf.shape(decode_rgb(encoded))[:2]
         if WINDOW in features:
@@ -106,71 +106,71 @@ class DecodeRandomCrop(ImageOp):
 
 @dataclass(frozen=True)
 class Resize(ImageOp):
-    """Stretches to side x side, without antialiasing, which would cost more than the decode.
+    """Resizes to side x side and ignores the aspect, without antialiasing, which is slower than the decode.
 
-    `bilinear` takes four source pixels for each; `area` averages all, which is better and slower for small results.
+    `bilinear` uses four source pixels per pixel; `area` averages all, which is better and slower for small results.
     """
 
     side: int
     method: str = BILINEAR
 
     def size(self, before: Size) -> Size:
-        """A square."""
+        """Returns side x side."""
         return self.side, self.side
 
     def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
-        return _resized(features, self.side, self.side, self.method)
+        return _resize(features, self.side, self.side, self.method)
 
 
 @dataclass(frozen=True)
 class ResizeShort(ImageOp):
-    """Scales so that the short side has `side` pixels; the aspect stays."""
+    """Scales the short side to `side` pixels and keeps the aspect."""
 
     side: int
     method: str = BILINEAR
 
     def size(self, before: Size) -> Size:
-        """Images differ in their long side."""
+        """Returns None, because images differ in their long side."""
         return None
 
     def __call__(self, features: Features, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the class."""
         shape = tf.cast(tf.shape(features[IMAGE])[:2], tf.float32)
         target = tf.cast(tf.round(shape * (self.side / tf.reduce_min(shape))), tf.int32)
-        return _resized(features, target[0], target[1], self.method)
+        return _resize(features, target[0], target[1], self.method)
 
 
 def random_window(sides: tf.Tensor, min_area: float, numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Draws the crop of `RandomCropResize`, all ten attempts at once; of one image, or of a batch at a time.
+    """Draws the crops of `RandomCropResize` for one image or a batch, all ten attempts at once.
 
     Args:
       sides: int32[..., 2], height and width of the image.
-      min_area: least share of the image.
+      min_area: minimum area as a fraction of the image.
       numbers: float32[..., 22] in [0, 1).
 
     Returns:
       begin int32[..., 2] and size int32[..., 2], rows before columns.
     """
     shape = tf.cast(sides, tf.float32)
-    least, most = (math.log(aspect) for aspect in _ASPECTS)
+    low, high = (math.log(aspect) for aspect in _ASPECTS)
     areas = (min_area + (1.0 - min_area) * numbers[..., :_ATTEMPTS]) * (shape[..., :1] * shape[..., 1:])
-    aspects = tf.exp(least + (most - least) * numbers[..., _ATTEMPTS : 2 * _ATTEMPTS])
-    tried = tf.round(tf.sqrt(tf.stack([areas / aspects, areas * aspects], axis=-1)))
-    fits = tf.reduce_all((tried >= 1.0) & (tried <= shape[..., None, :]), axis=-1)
-    # The last resort: as much of the image as the nearest allowed aspect leaves. It fits, so it ends the search.
-    whole = tf.minimum(shape, tf.round(shape[..., ::-1] * _ASPECTS[1]))
-    found = tf.argmax(tf.concat([fits, tf.ones_like(fits[..., :1])], -1), axis=-1, output_type=tf.int32)
-    choices = tf.concat([tried, whole[..., None, :]], axis=-2)
-    size = tf.cast(tf.gather(choices, found, batch_dims=found.shape.rank, axis=found.shape.rank), tf.int32)
-    room = sides - size
-    drawn = pick_corner(room, numbers[..., 2 * _ATTEMPTS :])
-    return tf.where(found[..., None] == _ATTEMPTS, room // 2, drawn), size
+    aspects = tf.exp(low + (high - low) * numbers[..., _ATTEMPTS : 2 * _ATTEMPTS])
+    attempts = tf.round(tf.sqrt(tf.stack([areas / aspects, areas * aspects], axis=-1)))
+    fits = tf.reduce_all((attempts >= 1.0) & (attempts <= shape[..., None, :]), axis=-1)
+    # The last candidate always fits: the largest crop of the nearest allowed aspect.
+    largest = tf.minimum(shape, tf.round(shape[..., ::-1] * _ASPECTS[1]))
+    index = tf.argmax(tf.concat([fits, tf.ones_like(fits[..., :1])], -1), axis=-1, output_type=tf.int32)
+    candidates = tf.concat([attempts, largest[..., None, :]], axis=-2)
+    size = tf.cast(tf.gather(candidates, index, batch_dims=index.shape.rank, axis=index.shape.rank), tf.int32)
+    margin = sides - size
+    corner = pick_corner(margin, numbers[..., 2 * _ATTEMPTS :])
+    return tf.where(index[..., None] == _ATTEMPTS, margin // 2, corner), size
 
 
-def pick_corner(room: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
-    """Returns int32 places from 0 to `room`, for numbers float32 of the same shape."""
-    return pick(tf_ops, numbers, room + 1)
+def pick_corner(margin: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+    """Returns int32 positions from 0 to `margin`, for numbers float32 of the same shape."""
+    return pick(tf_ops, numbers, margin + 1)
 
 
 def _finish(
@@ -180,25 +180,24 @@ def _finish(
     window: tuple[tf.Tensor, tf.Tensor, tf.Tensor],
 ) -> dict[str, tf.Tensor]:
     begin, size, sides = window
-    cut = {**base.cut_boxes(features, begin, size, sides, op.keep), IMAGE: image}
+    cropped = {**base.cut_boxes(features, begin, size, sides, op.keep), IMAGE: image}
     if MASK in features:
-        cut[MASK] = _slice(features[MASK], begin, size)
-    return _resized(cut, op.side, op.side, op.method)
+        cropped[MASK] = _slice(features[MASK], begin, size)
+    return _resize(cropped, op.side, op.side, op.method)
 
 
-def _resized(features: Features, height: int | tf.Tensor, width: int | tf.Tensor, method: str) -> dict[str, tf.Tensor]:
+def _resize(features: Features, height: int | tf.Tensor, width: int | tf.Tensor, method: str) -> dict[str, tf.Tensor]:
     target = tf.stack([height, width])
     sides = [side if isinstance(side, int) else None for side in (height, width)]
-    # The kernels themselves: `tf.image.resize` wraps them in a dozen ops that look at shapes.
+    # `tf.image.resize` adds a dozen ops on shapes to these kernels.
     if method == AREA:
         pixels = tf.raw_ops.ResizeArea(images=features[IMAGE][None], size=target)[0]
     else:
         pixels = tf.raw_ops.ResizeBilinear(images=features[IMAGE][None], size=target, half_pixel_centers=True)[0]
-    # Averages of 0-255 lie within it, so there is nothing to saturate. Static sizes must survive, or nothing
-    # downstream can be compiled.
-    resized = {**features, IMAGE: tf.ensure_shape(tf_ops.stored(pixels), [*sides, 3])}
+    # Averages of 0-255 need no clipping. The next ops need static sizes to be compiled.
+    resized = {**features, IMAGE: tf.ensure_shape(tf_ops.to_uint8(pixels), [*sides, 3])}
     if MASK in features:
-        # Values of a mask are names, and there is nothing between two names.
+        # Values of a mask are class indices, which cannot be averaged.
         mask = tf.raw_ops.ResizeNearestNeighbor(images=features[MASK][None], size=target, half_pixel_centers=True)[0]
         resized[MASK] = tf.ensure_shape(mask, [*sides, 1])
     return resized

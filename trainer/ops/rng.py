@@ -1,8 +1,8 @@
-"""Random numbers as a pure function of a draw: no state, no order, the same eager, in tf.data and compiled.
+"""Random numbers as a pure function of a draw, without state: equal in eager mode, in tf.data and compiled.
 
-A draw is int32[2], what every random choice about one image in one epoch derives from. The numbers are counter-based,
-defined once over any array library `xp`: `keras.ops`, or `trainer.ops.tf_ops`, which has its names. So the numbers of
-`trainer.ops.device` are the same, to the bit, on whatever backend Keras runs.
+A draw, int32[2], is the seed of all random choices for one image in one epoch. The numbers are counter-based and
+defined for any array library `xp`: `keras.ops`, or `trainer.ops.tf_ops`, which has the same names. So the numbers of
+`trainer.ops.device` are equal in every bit on all backends of Keras.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import tensorflow as tf
 
 from trainer.ops import tf_ops
 
-# A counter holds the salt above and the place of the number below.
-_PLACES = 1 << 16
-_SPLIT_SALT = _PLACES - 1
-# 2^32 over the golden ratio, which scatters neighbouring counters (Knuth, The Art of Computer Programming 3, 6.4).
+# The high bits of a counter are the salt, the low bits the index of the number.
+_MAX_COUNT = 1 << 16
+_SPLIT_SALT = _MAX_COUNT - 1
+# 2^32 over the golden ratio, which spreads neighbouring counters (Knuth, The Art of Computer Programming 3, 6.4).
 _SCATTER = 0x9E3779B9
 # (shift, multiplier) of the 32-bit finaliser of MurmurHash3 by Austin Appleby (`fmix32` in MurmurHash3.cpp, public
 # domain), in which every bit of the input changes every bit of the output with a probability near a half.
@@ -27,37 +27,37 @@ _LAST_SHIFT = 16
 
 
 def uniform_with(xp: Any, draw: Any, plan: Sequence[tuple[int, int]]) -> Any:
-    """Returns numbers for several salts at once, which costs hardly more than for one.
+    """Returns numbers for several salts in about the time for one.
 
     Args:
       xp: the array library.
       draw: int32[..., 2].
-      plan: pairs of salt, 0 to 65534, and how many numbers it wants, at most 65536.
+      plan: pairs of a salt, 0 to 65534, and the number of its numbers, at most 65536.
 
     Returns:
       float32[..., total] in [0, 1), multiples of 2^-24, in the order of the plan.
     """
     counters = np.concatenate([_counters(salt, count) for salt, count in plan])
     words = _words(xp, draw, counters)
-    # 24 bits are what a float32 holds exactly, so no rounding can differ between machines, nor reach 1.
+    # A float32 represents 24 bits exactly, so rounding cannot differ between machines or give 1.
     return xp.cast(xp.right_shift(words, _constant(xp, np.uint32(8))), "float32") * 2.0**-24
 
 
 def split_with(xp: Any, draw: Any, count: int) -> Any:
     """Returns int32[..., count, 2], draws that are independent of each other and of the numbers of `draw`."""
     words = _words(xp, draw, _counters(_SPLIT_SALT, 2 * count))
-    # Without the highest bit, for which an int32 has no room.
+    # Without the highest bit, which does not fit into a non-negative int32.
     halves = xp.cast(xp.right_shift(words, _constant(xp, np.uint32(1))), "int32")
     return xp.reshape(halves, (*xp.shape(draw)[:-1], count, 2))
 
 
 def _counters(salt: int, count: int) -> np.ndarray:
-    return np.arange(count, dtype=np.uint32) + np.uint32(salt * _PLACES)
+    return np.arange(count, dtype=np.uint32) + np.uint32(salt * _MAX_COUNT)
 
 
 def _words(xp: Any, draw: Any, counters: np.ndarray) -> Any:
-    """Returns uint32[..., n]: a hash of both halves of the draw with each counter."""
-    # What depends on the counters alone is hashed here, once, when the graph is built.
+    """Returns a hash of both halves of the draw with each counter, uint32[..., n]."""
+    # The counters are hashed only once, when the graph is built.
     first = _mix_array(counters * np.uint32(_SCATTER))
     second = _mix_array(first + np.uint32(_SCATTER))
     halves = xp.cast(draw, "uint32")
@@ -86,31 +86,31 @@ def _constant(xp: Any, value: np.ndarray | np.uint32) -> Any:
 
 
 def uniform(draw: tf.Tensor, salt: int, count: int) -> tf.Tensor:
-    """Returns numbers from 0 up to but without 1.
+    """Returns uniform random numbers.
 
     Args:
-      draw: int32[..., 2]; wider integers count by their low 32 bits.
-      salt: what the numbers are for, 0 to 65534; other salts give independent numbers.
-      count: how many.
+      draw: int32[..., 2]; only the low 32 bits of wider integers are used.
+      salt: purpose of the numbers, 0 to 65534; different salts give independent numbers.
+      count: number of numbers.
 
     Returns:
-      float32[..., count].
+      float32[..., count] in [0, 1).
     """
     return uniform_with(tf_ops, draw, [(salt, count)])
 
 
-def of_chain(draw: tf.Tensor, counts: Sequence[int], first_salt: int) -> list[tf.Tensor]:
+def uniform_for_chain(draw: tf.Tensor, counts: Sequence[int], first_salt: int) -> list[tf.Tensor]:
     """Returns the numbers of every op of a chain: `uniform(draw, first_salt + i, counts[i])` for each i.
 
-    One hash makes them all: on an image of 32 x 32 pixels a hash for each op would cost more than the ops.
+    One hash makes all of them: for an image of 32 x 32 pixels, one hash per op would be slower than the ops.
     """
     if not any(counts):
         return [tf.zeros([0])] * len(counts)
-    drawn = uniform_with(tf_ops, draw, [(first_salt + i, count) for i, count in enumerate(counts)])
+    numbers = uniform_with(tf_ops, draw, [(first_salt + i, count) for i, count in enumerate(counts)])
     ends = [sum(counts[: i + 1]) for i in range(len(counts))]
-    return [drawn[..., end - count : end] for end, count in zip(ends, counts, strict=True)]
+    return [numbers[..., end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 def split(draw: tf.Tensor, count: int) -> tf.Tensor:
-    """Returns int32[..., count, 2], the draws of several images made of one."""
+    """Returns the draws of the crops of one image, int32[..., count, 2]."""
     return split_with(tf_ops, draw, count)

@@ -1,7 +1,7 @@
-"""TensorFlow under the names of `keras.ops`, so that a kernel written once runs in tf.data and on the device.
+"""Functions of TensorFlow with the names of `keras.ops`, so that the same kernels run in tf.data and on the device.
 
-tf.data always runs TensorFlow, while `keras.ops` may be JAX; hence this table of the few functions that kernels use.
-`as_written` keeps AutoGraph away from functions that build graphs.
+tf.data needs TensorFlow, while `keras.ops` may use JAX. `without_autograph` disables AutoGraph for functions that build
+graphs.
 """
 
 from __future__ import annotations
@@ -71,16 +71,16 @@ def segment_sum(data: tf.Tensor, segment_ids: tf.Tensor, num_segments: Any) -> t
 
 
 def shape(x: tf.Tensor) -> tuple[Any, ...]:
-    """Returns the sides: an int where it is known when the graph is built, else a scalar."""
-    known = x.shape.as_list()
-    if None not in known:
-        return tuple(known)
-    sides = tf.unstack(tf.shape(x))
-    return tuple(side if size is None else size for size, side in zip(known, sides, strict=True))
+    """Returns the dimensions: an int if it is static, otherwise a scalar tensor."""
+    static = x.shape.as_list()
+    if None not in static:
+        return tuple(static)
+    dynamic = tf.unstack(tf.shape(x))
+    return tuple(size if number is None else number for number, size in zip(static, dynamic, strict=True))
 
 
-def stored(images: tf.Tensor) -> tf.Tensor:
-    """Returns uint8 images of float32 images in 0-255, rounded as `ops_kernels.whole` does; not in `keras.ops`."""
+def to_uint8(images: tf.Tensor) -> tf.Tensor:
+    """Converts float32 images in 0-255 to uint8, rounded like `base.round_pixels`; not in `keras.ops`."""
     return tf.cast(images + HALF, tf.uint8)
 
 
@@ -90,20 +90,20 @@ def sum(x: tf.Tensor, axis: Any = None) -> tf.Tensor:  # noqa: A001 - the name i
 
 
 def take(x: tf.Tensor, indices: tf.Tensor, axis: int = 0) -> tf.Tensor:
-    """Picks rows, or what else `axis` names."""
+    """Takes slices by their indices along an axis."""
     return tf.gather(x, indices, axis=axis)
 
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def as_written(function: F) -> F:
-    """Returns a function in which nothing is rewritten, nor in the functions that it hands to tf.data.
+def without_autograph(function: F) -> F:
+    """Disables AutoGraph for a function and for the functions that it passes to tf.data.
 
-    AutoGraph turns branches on tensors into ops. Ours are ops already, and the search for others took most of the time
-    of building an input pipeline: 3 s of CPU time for the first of a process, and 0.3 s without.
+    AutoGraph rewrites branches on tensors. This code has none, and the search for them takes most of the time of
+    building an input pipeline: 3 s of CPU time for the first one of a process instead of 0.3 s.
 
     Args:
-      function: has no branch or loop on a tensor, and calls none that has.
+      function: function without branches and loops on tensors, also in the functions that it calls.
     """
     return typed(F, tf.autograph.experimental.do_not_convert(function))

@@ -1,1 +1,1 @@
-"""Models that take encoded files, and asking them."""
+"""Models that take encoded files: export, preprocessing and prediction."""

@@ -1,11 +1,10 @@
-"""The exported model: encoded image bytes in, class, name and probability out, through ingest and evaluation.
+"""The exported model, a function from encoded image bytes to class, name and probability.
 
-Served files have not been through the ingest: a photograph may lie on its side, be transparent, or be larger than what
-the model was trained on. The Python code of the ingest cannot run in a graph, so this module does the same with ops,
-policy by policy, the EXIF orientation as `beam_jobs.images.headers` reads it.
-What it gives is equal to the pixels of the stored record, except where an area average lies between two levels: there
-the ingest adds up in another order, and may round to the other one. `tests/trainer/serving/test_serving_table.py`
-measures it.
+Files for serving are as a camera wrote them: they may be rotated, transparent or larger than stored images. The Python
+code of the ingest cannot run in a graph, so this module implements its policies and the EXIF orientation of
+`beam_jobs.images.headers` with ops. The pixels are equal to those of the stored record, except that an area average
+between two levels may round differently, because the ingest adds in another order.
+`tests/trainer/serving/test_serving_table.py` measures it.
 """
 
 from __future__ import annotations
@@ -28,33 +27,33 @@ from beam_jobs.images import header_formats, process
 from beam_jobs.images.decode import decode_rgb
 from beam_jobs.options import PixelOptions
 from trainer.ops import IMAGE, Decode, Features, Op, apply_ops
-from trainer.ops.tf_ops import as_written
+from trainer.ops.tf_ops import without_autograph
 from trainer.serving.predict import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBABILITIES, ServingSpec, write_json
 from trainer.training.transfer import leaves
 
 _MAX_STEPS = 65_536  # segments of a JPEG, chunks of a PNG; the ingest refuses files with more
 _APP1, _SOS, _EOI = 0xE1, 0xDA, 0xD9
 _PNG_START, _PNG_FRAME = 8, 12  # magic bytes; length, type and checksum of a chunk
-_ENTRY, _ENTRY_READ = 12, 10  # bytes of an entry of an EXIF directory; those up to the end of a short value
-_PAD = b"\x00" * 16  # so that numbers beyond the end are zeros
+_ENTRY, _ENTRY_READ = 12, 10  # bytes of an entry of an EXIF directory, and up to the end of a short value
+_PADDING = b"\x00" * 16  # numbers beyond the end are zeros
 
 
-def orientation_of(encoded: tf.Tensor, kind: str) -> tf.Tensor:
-    """Returns the EXIF orientation of a file, int32, 1-8; 1 where it has none or its EXIF block is broken.
+def read_orientation(encoded: tf.Tensor, kind: str) -> tf.Tensor:
+    """Returns the EXIF orientation of a file, int32, 1-8; 1 if it has none or its EXIF block is broken.
 
     Args:
       encoded: string scalar.
       kind: `jpeg` or `png`.
     """
-    block = _jpeg_block(encoded) if kind == "jpeg" else _png_block(encoded)
-    return tf.cond(tf.strings.length(block) > 0, lambda: _orientation(block), lambda: 1)
+    block = _find_jpeg_exif(encoded) if kind == "jpeg" else _find_png_exif(encoded)
+    return tf.cond(tf.strings.length(block) > 0, lambda: _parse_orientation(block), lambda: 1)
 
 
-def upright(pixels: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
-    """Turns an image as `normalise.upright` does: uint8[height, width, 3], with the sides swapped from 5 on."""
-    mirrored = tf.reduce_any(tf.equal(orientation, [2, 4, 5, 7]))
+def turn_upright(pixels: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
+    """Turns uint8[height, width, 3] upright like `normalise.upright`; orientations from 5 swap the sides."""
+    is_mirrored = tf.reduce_any(tf.equal(orientation, [2, 4, 5, 7]))
     quarters = tf.gather([0, 0, 0, 2, 2, 3, 1, 1, 3], orientation)  # clockwise, by orientation; EXIF 2.32, tag 0x0112
-    pixels = tf.cond(mirrored, lambda: tf.reverse(pixels, [1]), lambda: pixels)
+    pixels = tf.cond(is_mirrored, lambda: tf.reverse(pixels, [1]), lambda: pixels)
     return tf.switch_case(
         quarters,
         [
@@ -66,9 +65,9 @@ def upright(pixels: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
     )
 
 
-def _jpeg_block(encoded: tf.Tensor) -> tf.Tensor:
-    """Returns the EXIF block of the first APP1 segment with one, before the first scan; empty without."""
-    values = tf.io.decode_raw(encoded + _PAD, tf.uint8)
+def _find_jpeg_exif(encoded: tf.Tensor) -> tf.Tensor:
+    """Returns the first EXIF block of the APP1 segments before the first scan, or an empty string."""
+    values = tf.io.decode_raw(encoded + _PADDING, tf.uint8)
     size = tf.strings.length(encoded)
     markers = tf.cast(tf.where((values[:-1] == 0xFF) & (values[1:] != 0) & (values[1:] != 0xFF))[:, 0], tf.int32)
     markers = tf.concat([markers, [size]], 0)
@@ -76,68 +75,69 @@ def _jpeg_block(encoded: tf.Tensor) -> tf.Tensor:
     def step(position: tf.Tensor, block: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, ...]:
         start = markers[tf.searchsorted(markers, position[None])[0]]
         marker = tf.cast(values[start + 1], tf.int32)
-        bare = (marker == 0x01) | ((marker >= 0xD0) & (marker < 0xD9))
-        end = start + 2 + tf.where(bare, 0, _exif_number(values, start + 2, 2))
+        has_no_length = (marker == 0x01) | ((marker >= 0xD0) & (marker < 0xD9))
+        end = start + 2 + tf.where(has_no_length, 0, _read_numbers(values, start + 2, 2))
         prefix = tf.strings.substr(encoded, tf.minimum(start + 4, size), len(header_formats.EXIF_PREFIX))
-        found = (marker == _APP1) & (prefix == header_formats.EXIF_PREFIX) & (end <= size)
+        is_exif = (marker == _APP1) & (prefix == header_formats.EXIF_PREFIX) & (end <= size)
         begin = start + 4 + len(header_formats.EXIF_PREFIX)
-        block = tf.cond(found, lambda: tf.strings.substr(encoded, begin, tf.maximum(end - begin, 0)), lambda: block)
-        return end, block, ~found & (marker != _SOS) & (marker != _EOI) & (end < size)
+        block = tf.cond(is_exif, lambda: tf.strings.substr(encoded, begin, tf.maximum(end - begin, 0)), lambda: block)
+        return end, block, ~is_exif & (marker != _SOS) & (marker != _EOI) & (end < size)
 
     start = (tf.constant(2), tf.constant(""), size > 4)
     return tf.while_loop(lambda *state: state[-1], step, start, maximum_iterations=_MAX_STEPS)[1]
 
 
-def _png_block(encoded: tf.Tensor) -> tf.Tensor:
-    """Returns the data of the last eXIf chunk; empty without."""
-    values = tf.io.decode_raw(encoded + _PAD, tf.uint8)
+def _find_png_exif(encoded: tf.Tensor) -> tf.Tensor:
+    """Returns the data of the last eXIf chunk, or an empty string."""
+    values = tf.io.decode_raw(encoded + _PADDING, tf.uint8)
     size = tf.cast(tf.strings.length(encoded), tf.int64)
 
     def step(position: tf.Tensor, block: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        length = _exif_number(values, position, 4)
+        length = _read_numbers(values, position, 4)
         kind = tf.strings.substr(encoded, position + 4, 4)
         end = position + _PNG_FRAME + length
-        found = (kind == b"eXIf") & (end <= size)
-        block = tf.cond(found, lambda: tf.strings.substr(encoded, position + 8, length), lambda: block)
+        is_exif = (kind == b"eXIf") & (end <= size)
+        block = tf.cond(is_exif, lambda: tf.strings.substr(encoded, position + 8, length), lambda: block)
         return end, block, (kind != b"IEND") & (end + 8 <= size)
 
     start = (tf.constant(_PNG_START, tf.int64), tf.constant(""), size >= _PNG_START + 8)
     return tf.while_loop(lambda *state: state[-1], step, start, maximum_iterations=_MAX_STEPS)[1]
 
 
-def _orientation(block: tf.Tensor) -> tf.Tensor:
-    """Returns the orientation in the first directory of an EXIF block, as `formats.exif.orientation` does."""
-    values = tf.io.decode_raw(block + _PAD, tf.uint8)
+def _parse_orientation(block: tf.Tensor) -> tf.Tensor:
+    """Returns the orientation in the first directory of an EXIF block, like `formats.exif.orientation`."""
+    values = tf.io.decode_raw(block + _PADDING, tf.uint8)
     size = tf.cast(tf.strings.length(block), tf.int64)
     mark = tf.strings.substr(block, 0, tf.minimum(4, tf.strings.length(block)))
-    little = mark == b"II*\x00"
+    is_little = mark == b"II*\x00"
 
     def read(position: tf.Tensor, length: int) -> tf.Tensor:
         inside = tf.clip_by_value(position, 0, size)
-        return tf.where(little, _exif_number(values, inside, length, little=True), _exif_number(values, inside, length))
+        little, big = (_read_numbers(values, inside, length, little=flag) for flag in (True, False))
+        return tf.where(is_little, little, big)
 
     first = read(tf.constant(4, tf.int64), 4)
     count = tf.where((first + 2 <= size) & (size >= 8), read(first, 2), tf.constant(0, tf.int64))
-    whole = tf.maximum((size - _ENTRY_READ - first - 2) // _ENTRY + 1, 0)
-    entries = first + 2 + _ENTRY * tf.range(tf.minimum(count, whole), dtype=tf.int64)
-    named = tf.where(read(entries, 2) == header_formats.ORIENTATION_TAG)[:, 0]
+    complete = tf.maximum((size - _ENTRY_READ - first - 2) // _ENTRY + 1, 0)
+    entries = first + 2 + _ENTRY * tf.range(tf.minimum(count, complete), dtype=tf.int64)
+    matches = tf.where(read(entries, 2) == header_formats.ORIENTATION_TAG)[:, 0]
 
     def value() -> tf.Tensor:
-        entry = entries[named[0]]
-        found = read(entry + 8, 2)
-        fits = (read(entry + 2, 2) == header_formats.EXIF_SHORT) & (found >= 1) & (found <= 8)
-        return tf.cast(tf.where(fits, found, 1), tf.int32)
+        entry = entries[matches[0]]
+        number = read(entry + 8, 2)
+        is_valid = (read(entry + 2, 2) == header_formats.EXIF_SHORT) & (number >= 1) & (number <= 8)
+        return tf.cast(tf.where(is_valid, number, 1), tf.int32)
 
-    known = little | (mark == b"MM\x00*")
-    return tf.cond(known & (tf.size(named) > 0), value, lambda: 1)
+    is_known = is_little | (mark == b"MM\x00*")
+    return tf.cond(is_known & (tf.size(matches) > 0), value, lambda: 1)
 
 
-def _exif_number(values: tf.Tensor, position: tf.Tensor, length: int, little: bool = False) -> tf.Tensor:
-    """Returns the unsigned numbers of `length` bytes at positions, of the integer type of these."""
-    places = position[..., None] + tf.range(length, dtype=position.dtype)
+def _read_numbers(values: tf.Tensor, position: tf.Tensor, length: int, little: bool = False) -> tf.Tensor:
+    """Returns the unsigned numbers of `length` bytes at positions, in the integer type of the positions."""
+    indices = position[..., None] + tf.range(length, dtype=position.dtype)
     powers = [256**power for power in range(length)]
     weights = tf.constant(powers if little else powers[::-1], position.dtype)
-    return tf.reduce_sum(tf.cast(tf.gather(values, places), position.dtype) * weights, -1)
+    return tf.reduce_sum(tf.cast(tf.gather(values, indices), position.dtype) * weights, -1)
 
 
 REFUSAL = (
@@ -146,22 +146,22 @@ REFUSAL = (
 )
 _MAGIC = {"jpeg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
 _CMYK = 4  # channels
-# Fixed point arithmetic of `cv2.resize`, modules/imgproc/src/resize.cpp: weights of 11 bits, of which the sum over a
-# row loses 4, so that the sum over rows fits.
+# Fixed-point arithmetic of `cv2.resize`, modules/imgproc/src/resize.cpp: weights of 11 bits; the sum over a row drops 4
+# bits, so that the sum over rows fits.
 _WEIGHT, _ROW_SHIFT, _COLUMN_SHIFT = 2048, 16, 65536
 _EPSILON = 2.0**-52
-_LEAST_OVERLAP = 1e-3  # of an input pixel, in the area average of OpenCV
+_MIN_OVERLAP = 1e-3  # fraction of an input pixel in the area average of OpenCV
 
 
 @dataclass(frozen=True)
 class DecodeSource(Decode):
-    """Decodes a JPEG or PNG file as its stored record decodes: string scalar -> uint8[height, width, 3].
+    """Decodes a JPEG or PNG file to the pixels of its stored record: string scalar -> uint8[height, width, 3].
 
-    The image is upright, transparency lies on white, the size is that of the policy, and a JPEG that the ingest
-    compresses again is compressed again.
+    The image is turned upright, blended with white and resized by the policy, and a JPEG that the ingest compresses
+    again is compressed again.
 
     Attributes:
-      pixels: what the ingest did to the pixels.
+      pixels: pixel options of the ingest.
     """
 
     pixels: PixelOptions = field(default_factory=PixelOptions)
@@ -173,77 +173,79 @@ class DecodeSource(Decode):
           tf.errors.InvalidArgumentError: the file is neither JPEG nor PNG, or cannot be decoded.
         """
         encoded = features[IMAGE]
-        starts = {name: tf.equal(tf.strings.substr(encoded, 0, len(magic)), magic) for name, magic in _MAGIC.items()}
-        with tf.control_dependencies([tf.debugging.Assert(starts["jpeg"] | starts["png"], [REFUSAL])]):
+        has_magic = {name: tf.equal(tf.strings.substr(encoded, 0, len(magic)), magic) for name, magic in _MAGIC.items()}
+        with tf.control_dependencies([tf.debugging.Assert(has_magic["jpeg"] | has_magic["png"], [REFUSAL])]):
             encoded = tf.identity(encoded)
-        decoded = tf.cond(starts["jpeg"], lambda: _of_jpeg(encoded, self.pixels), lambda: _of_png(encoded, self.pixels))
+        decoders = (lambda: _decode_jpeg(encoded, self.pixels), lambda: _decode_png(encoded, self.pixels))
+        decoded = tf.cond(has_magic["jpeg"], *decoders)
         return {**features, IMAGE: tf.ensure_shape(decoded, [None, None, 3])}
 
 
-def _of_png(encoded: tf.Tensor, policy: PixelOptions) -> tf.Tensor:
-    pixels = upright(_on_white(tf.io.decode_png(encoded, channels=4)), orientation_of(encoded, "png"))
-    plan = _plan(policy, tf.shape(pixels)[:2])
-    return _cropped(_resized(pixels, tf.cast(tf.shape(pixels)[:2], tf.float64), plan), plan, policy)
+def _decode_png(encoded: tf.Tensor, policy: PixelOptions) -> tf.Tensor:
+    pixels = turn_upright(_blend_with_white(tf.io.decode_png(encoded, channels=4)), read_orientation(encoded, "png"))
+    plan = _plan_size(policy, tf.shape(pixels)[:2])
+    return _crop(_resize(pixels, tf.cast(tf.shape(pixels)[:2], tf.float64), plan), plan, policy)
 
 
-def _of_jpeg(encoded: tf.Tensor, policy: PixelOptions) -> tf.Tensor:
-    orientation = orientation_of(encoded, "jpeg")
+def _decode_jpeg(encoded: tf.Tensor, policy: PixelOptions) -> tf.Tensor:
+    orientation = read_orientation(encoded, "jpeg")
     shape = tf.io.extract_jpeg_shape(encoded)
-    turned = orientation >= 5
-    sides = tf.where(turned, shape[1::-1], shape[:2])
-    plan = _plan(policy, sides)
+    is_swapped = orientation >= 5
+    sides = tf.where(is_swapped, shape[1::-1], shape[:2])
+    plan = _plan_size(policy, sides)
 
-    def whole() -> tf.Tensor:
+    def keep_size() -> tf.Tensor:
         decoded = decode_rgb(encoded)
-        changed = (orientation != 1) | (shape[2] == _CMYK)
-        return tf.cond(
-            changed, lambda: _again(upright(decoded, orientation), process.KEPT_QUALITY, False), lambda: decoded
-        )
 
-    def smaller() -> tf.Tensor:
+        def recompress() -> tf.Tensor:
+            return _recompress(turn_upright(decoded, orientation), process.KEPT_QUALITY, False)
+
+        return tf.cond((orientation != 1) | (shape[2] == _CMYK), recompress, lambda: decoded)
+
+    def reduce_size() -> tf.Tensor:
         ratios = [1, 2, 4, 8]
-        room = tf.reduce_min(tf.cast(sides, tf.float64) / tf.cast(plan, tf.float64))
-        choice = tf.reduce_sum(tf.cast(room >= tf.constant(ratios[1:], tf.float64), tf.int32))
+        reduction = tf.reduce_min(tf.cast(sides, tf.float64) / tf.cast(plan, tf.float64))
+        choice = tf.reduce_sum(tf.cast(reduction >= tf.constant(ratios[1:], tf.float64), tf.int32))
         decoded = tf.switch_case(choice, [lambda ratio=ratio: decode_rgb(encoded, ratio) for ratio in ratios])
         covered = tf.cast(shape[:2], tf.float64) / tf.cast(tf.gather(ratios, choice), tf.float64)
-        stored = _resized(decoded, covered, tf.where(turned, plan[::-1], plan))
-        stored = _cropped(upright(stored, orientation), plan, policy)
-        return _again(stored, policy.quality, True) if policy.policy == "resize" else stored
+        stored = _resize(decoded, covered, tf.where(is_swapped, plan[::-1], plan))
+        stored = _crop(turn_upright(stored, orientation), plan, policy)
+        return _recompress(stored, policy.quality, True) if policy.policy == "resize" else stored
 
     if policy.policy == "copy":
-        return whole()
+        return keep_size()
     if policy.policy == "raw":
-        return smaller()
-    return tf.cond(tf.reduce_all(plan == sides), whole, smaller)
+        return reduce_size()
+    return tf.cond(tf.reduce_all(plan == sides), keep_size, reduce_size)
 
 
-def _again(pixels: tf.Tensor, quality: int, subsample: bool) -> tf.Tensor:
-    """Returns pixels as they come back from the JPEG that `normalise.encode` makes of them."""
+def _recompress(pixels: tf.Tensor, quality: int, subsample: bool) -> tf.Tensor:
+    """Returns the pixels after encoding to JPEG like `normalise.encode`, and decoding."""
     encoded = tf.io.encode_jpeg(pixels, format="rgb", quality=quality, chroma_downsampling=subsample)
     return decode_rgb(encoded)
 
 
-def _on_white(rgba: tf.Tensor) -> tf.Tensor:
-    """Returns uint8[height, width, 3] of uint8[height, width, 4]; opaque pixels stay as they are."""
+def _blend_with_white(rgba: tf.Tensor) -> tf.Tensor:
+    """Blends uint8[height, width, 4] with white to uint8[height, width, 3]; opaque pixels do not change."""
     values = tf.cast(rgba, tf.int32)
     alpha = values[..., 3:]
     return tf.cast((values[..., :3] * alpha + 255 * (255 - alpha) + 127) // 255, tf.uint8)
 
 
-def _plan(policy: PixelOptions, sides: tf.Tensor) -> tf.Tensor:
+def _plan_size(policy: PixelOptions, sides: tf.Tensor) -> tf.Tensor:
     """Returns height and width after the resize of `beam_jobs.images.geometry`, int32[2], of an upright image."""
     if policy.policy == "copy":
         return sides
     size = tf.cast(sides, tf.float64)
-    long = policy.policy == "resize" and policy.fit == "inside"
-    factor = policy.side_px / (tf.reduce_max(size) if long else tf.reduce_min(size))
+    fits_long_side = policy.policy == "resize" and policy.fit == "inside"
+    factor = policy.side_px / (tf.reduce_max(size) if fits_long_side else tf.reduce_min(size))
     if policy.policy == "resize":
         factor = tf.minimum(tf.constant(1.0, tf.float64), factor)
     return tf.maximum(tf.cast(tf.round(size * factor), tf.int32), 1)
 
 
-def _cropped(pixels: tf.Tensor, size: tf.Tensor, policy: PixelOptions) -> tf.Tensor:
-    """Returns the centre that the policy `raw` stores; everything of other policies."""
+def _crop(pixels: tf.Tensor, size: tf.Tensor, policy: PixelOptions) -> tf.Tensor:
+    """Returns the centre crop of the policy `raw`; for other policies, all pixels."""
     if policy.policy != "raw":
         return pixels
     side = policy.side_px
@@ -251,55 +253,55 @@ def _cropped(pixels: tf.Tensor, size: tf.Tensor, policy: PixelOptions) -> tf.Ten
     return tf.ensure_shape(tf.slice(pixels, [begin[0], begin[1], 0], [side, side, 3]), [side, side, 3])
 
 
-def _resized(pixels: tf.Tensor, covered: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    """Does what `beam_jobs.images.normalise` does: the area average from a factor of 2 on, else bilinear.
+def _resize(pixels: tf.Tensor, covered: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """Resizes like `beam_jobs.images.normalise`: by area average from a factor of 2, otherwise bilinear.
 
     Args:
       pixels: uint8[height, width, 3].
-      covered: float64[2], rows and columns of it that the image takes up.
-      size: int32[2], height and width to return.
+      covered: float64[2], rows and columns that the image covers.
+      size: int32[2], height and width of the result.
     """
     factors = tf.cast(size, tf.float64) / covered
     sides = tf.shape(pixels)[:2]
-    # OpenCV copies an image whose size does not change, whatever the factors.
-    unchanged = tf.reduce_all(tf.cast(tf.round(tf.cast(sides, tf.float64) * factors), tf.int32) == sides)
+    # OpenCV copies an image if its size does not change, for any factors.
+    is_unchanged = tf.reduce_all(tf.cast(tf.round(tf.cast(sides, tf.float64) * factors), tf.int32) == sides)
     resized = tf.cond(
         tf.reduce_max(factors) <= 0.5,
-        lambda: _area(pixels, 1 / factors, size),
-        lambda: tf.cond(unchanged, lambda: pixels, lambda: _linear(pixels, 1 / factors, size)),
+        lambda: _resize_area(pixels, 1 / factors, size),
+        lambda: tf.cond(is_unchanged, lambda: pixels, lambda: _resize_linear(pixels, 1 / factors, size)),
     )
     return resized[: size[0], : size[1]]
 
 
-def _area(pixels: tf.Tensor, scales: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    """Returns the mean over the input pixels that each output pixel covers, a share of a pixel by its area."""
-    # Over whole pixels OpenCV adds up levels and divides once; elsewhere it adds up shares.
-    whole = tf.reduce_all(tf.abs(scales - tf.round(scales)) < _EPSILON)
-    scales = tf.where(whole, tf.round(scales), scales)
+def _resize_area(pixels: tf.Tensor, scales: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """Returns the mean of the input pixels that each output pixel covers, weighted by area."""
+    # For integer scales OpenCV adds levels and divides once; otherwise it adds weighted levels.
+    is_integer = tf.reduce_all(tf.abs(scales - tf.round(scales)) < _EPSILON)
+    scales = tf.where(is_integer, tf.round(scales), scales)
     means = tf.cast(pixels, tf.float32)
     for axis, equation in enumerate(("oi,ijc->ojc", "oi,jic->joc")):
         scale, length = scales[axis], tf.cast(tf.shape(pixels)[axis], tf.float64)
         first = tf.cast(tf.range(size[axis]), tf.float64)[:, None] * scale
-        cells = tf.range(length, dtype=tf.float64)[None]
-        overlap = tf.minimum(first + scale, cells + 1) - tf.maximum(first, cells)
-        overlap = tf.where(overlap > _LEAST_OVERLAP, overlap, tf.zeros_like(overlap))
-        weights = tf.where(whole, overlap, overlap / tf.minimum(scale, length - first))
+        pixel = tf.range(length, dtype=tf.float64)[None]
+        overlap = tf.minimum(first + scale, pixel + 1) - tf.maximum(first, pixel)
+        overlap = tf.where(overlap > _MIN_OVERLAP, overlap, tf.zeros_like(overlap))
+        weights = tf.where(is_integer, overlap, overlap / tf.minimum(scale, length - first))
         means = tf.einsum(equation, tf.cast(weights, tf.float32), means)
-    means = tf.where(whole, means * tf.cast(1 / tf.reduce_prod(scales), tf.float32), means)
-    # Halves go to the even level, but for 2 x 2 pixels OpenCV has code of its own, which rounds them up.
+    means = tf.where(is_integer, means * tf.cast(1 / tf.reduce_prod(scales), tf.float32), means)
+    # OpenCV rounds halves to the even level, but up in its special code for 2 x 2 pixels.
     halves_up = tf.reduce_all(scales == 2)
     return tf.cast(tf.where(halves_up, tf.floor(means + 0.5), tf.round(means)), tf.uint8)
 
 
-def _linear(pixels: tf.Tensor, scales: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    """Returns the bilinear interpolation of OpenCV, in its fixed point arithmetic."""
+def _resize_linear(pixels: tf.Tensor, scales: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """Returns the bilinear interpolation of OpenCV, in its fixed-point arithmetic."""
     values = tf.cast(pixels, tf.int32)
-    left, right, of_left, of_right = _neighbours(scales[1], size[1], tf.shape(pixels)[1], at_edge=0.0)
-    rows = tf.gather(values, left, axis=1) * of_left[:, None] + tf.gather(values, right, axis=1) * of_right[:, None]
-    rows = rows // _ROW_SHIFT
-    upper, lower, of_upper, of_lower = _neighbours(scales[0], size[0], tf.shape(pixels)[0], at_edge=None)
-    above = tf.gather(rows, upper) * of_upper[:, None, None] // _COLUMN_SHIFT
-    below = tf.gather(rows, lower) * of_lower[:, None, None] // _COLUMN_SHIFT
+    left, right, left_weight, right_weight = _neighbours(scales[1], size[1], tf.shape(pixels)[1], at_edge=0.0)
+    rows = tf.gather(values, left, axis=1) * left_weight[:, None]
+    rows = (rows + tf.gather(values, right, axis=1) * right_weight[:, None]) // _ROW_SHIFT
+    upper, lower, upper_weight, lower_weight = _neighbours(scales[0], size[0], tf.shape(pixels)[0], at_edge=None)
+    above = tf.gather(rows, upper) * upper_weight[:, None, None] // _COLUMN_SHIFT
+    below = tf.gather(rows, lower) * lower_weight[:, None, None] // _COLUMN_SHIFT
     return tf.cast((above + below + 2) // 4, tf.uint8)
 
 
@@ -307,24 +309,24 @@ def _neighbours(scale: tf.Tensor, size: tf.Tensor, length: tf.Tensor, at_edge: f
     """Returns the two input pixels of each output pixel and their weights, int32[size] each.
 
     Args:
-      scale: input pixels an output pixel.
-      size: output pixels.
-      length: input pixels.
-      at_edge: share of the second one where there is none; as it comes out when None.
+      scale: input pixels per output pixel.
+      size: number of output pixels.
+      length: number of input pixels.
+      at_edge: weight of the second pixel beyond the edge, 0-1; None for no special case.
     """
-    place = tf.cast((tf.range(tf.cast(size, tf.float64), dtype=tf.float64) + 0.5) * scale - 0.5, tf.float32)
-    first = tf.floor(place)
-    share = place - first
+    position = tf.cast((tf.range(tf.cast(size, tf.float64), dtype=tf.float64) + 0.5) * scale - 0.5, tf.float32)
+    first = tf.floor(position)
+    fraction = position - first
     first = tf.cast(first, tf.int32)
     if at_edge is not None:
-        share = tf.where((first < 0) | (first >= length - 1), at_edge, share)
-    weights = [tf.cast(tf.round(part * _WEIGHT), tf.int32) for part in (1 - share, share)]
+        fraction = tf.where((first < 0) | (first >= length - 1), at_edge, fraction)
+    weights = [tf.cast(tf.round(part * _WEIGHT), tf.int32) for part in (1 - fraction, fraction)]
     return [tf.clip_by_value(first, 0, length - 1), tf.clip_by_value(first + 1, 0, length - 1), *weights]
 
 
 __all__ = ["DESCRIPTION_NAME", "EVALUATE_SIGNATURE", "PROBABILITIES", "ServingSpec", "decode_batch", "export"]
 
-_MODEL, _REST = "model.keras", "rest.pickle"  # what a process with another backend leaves to export
+_MODEL_NAME, _ARGUMENTS_NAME = "model.keras", "arguments.pickle"  # files for the process that exports
 _EXPORT = "from trainer.serving.export import export_saved; sys.path += sys.argv[2:]; export_saved(sys.argv[1])"
 
 
@@ -337,11 +339,11 @@ def export(
     record_ops: tuple[Op, ...] = (),
     spec: ServingSpec | None = None,
 ) -> None:
-    """Writes a SavedModel with two signatures, and beside it its classes and its `ServingSpec`.
+    """Writes a SavedModel with two signatures, its class names and its `ServingSpec`.
 
     `serving_default`: `image_bytes` string[batch], JPEG or PNG files as a camera made them -> `class` int64[batch],
     `text` string[batch], `probability` float32[batch] of that class and `probabilities` float32[batch, classes]. The
-    files go through what the ingest does to them (see `decode_source`); of another format they are an error.
+    files are processed like in the ingest, see `DecodeSource`; files of another format are an error.
     `evaluate`: `examples` string[batch], serialised records -> `probabilities`.
 
     Examples:
@@ -353,21 +355,21 @@ def export(
       True
 
     Args:
-      model: uint8[batch, side, side, 3] -> probabilities.
-      ops: the ops of evaluation.
+      model: model uint8[batch, side, side, 3] -> probabilities float32[batch, classes].
+      ops: ops of evaluation.
       labels: class names by index.
-      side_px: height and width of the images.
+      side_px: height and width of the images for the model, in pixels.
       path: directory to write.
-      record_ops: the ops that begin at what records hold, see `raw.stored_ops`; `ops` when empty.
-      spec: of the dataset that the model was trained on, `ServingSpec.of(dataset)`; by default one of the policy `copy`
-        and one label an image.
+      record_ops: ops for stored records, see `parse.adapt_ops_to_records`; empty for `ops`.
+      spec: spec of the training dataset, `ServingSpec.of(dataset)`; by default with the policy `copy` and one label per
+        image.
 
     Raises:
-      OptionError: the backend of Keras is not TensorFlow, and the model cannot be loaded where it is.
+      OptionError: Keras uses another backend than TensorFlow, and TensorFlow cannot load the model.
     """
     if keras.backend.backend() != "tensorflow":
-        rest = {"ops": ops, "labels": labels, "side_px": side_px, "path": path, "record_ops": record_ops, "spec": spec}
-        _export_with_tensorflow(model, rest)
+        args = {"ops": ops, "labels": labels, "side_px": side_px, "path": path, "record_ops": record_ops, "spec": spec}
+        _export_with_tensorflow(model, args)
         return
     spec = spec or ServingSpec()
     names = tf.constant(labels)
@@ -398,56 +400,56 @@ def export(
     spec.write(path)
 
 
-@as_written
+@without_autograph
 def decode_batch(encoded: tf.Tensor, ops: tuple[Op, ...], side_px: int) -> tf.Tensor:
     """Runs the ops of evaluation over a batch of encoded images.
 
     Args:
       encoded: string[batch], JPEG or PNG files.
       ops: a chain without random ops.
-      side_px: height and width that the chain leaves.
+      side_px: height and width of the result, in pixels.
 
     Returns:
       uint8[batch, side, side, 3].
     """
-    no_chance = tf.zeros([2], tf.int32)
+    draw = tf.zeros([2], tf.int32)
     return tf.map_fn(
-        lambda image: apply_ops(ops, {IMAGE: image}, no_chance)[IMAGE],
+        lambda image: apply_ops(ops, {IMAGE: image}, draw)[IMAGE],
         encoded,
         fn_output_signature=tf.TensorSpec([side_px, side_px, 3], tf.uint8),
     )
 
 
 def export_saved(folder: str) -> None:
-    """Exports what `_export_with_tensorflow` left in a folder."""
-    with open(os.path.join(folder, _REST), "rb") as stream:
-        classes, rest = pickle.load(stream)  # noqa: S301 - written a moment ago by the process that started this one
-    export(keras.saving.load_model(os.path.join(folder, _MODEL), classes, compile=False), **rest)
+    """Exports a model from the files that `_export_with_tensorflow` wrote to a folder."""
+    with open(os.path.join(folder, _ARGUMENTS_NAME), "rb") as stream:
+        classes, arguments = pickle.load(stream)  # noqa: S301 - written by the parent process
+    export(keras.saving.load_model(os.path.join(folder, _MODEL_NAME), classes, compile=False), **arguments)
 
 
-def _export_with_tensorflow(model: keras.Model, rest: dict[str, object]) -> None:
-    """Exports in a process with the TensorFlow backend: a backend is chosen once, when Keras is imported."""
+def _export_with_tensorflow(model: keras.Model, arguments: dict[str, object]) -> None:
+    """Exports in a process with the TensorFlow backend, because the backend of a process cannot change."""
     with tempfile.TemporaryDirectory() as folder:
-        model.save(os.path.join(folder, _MODEL))
-        with open(os.path.join(folder, _REST), "wb") as stream:
-            # Classes of the user's are not in the file of the model; by reference, each brings its module.
-            own = {type(layer).__name__: type(layer) for layer in leaves(model) if not _is_of_keras(layer)}
-            pickle.dump((own, rest), stream)
+        model.save(os.path.join(folder, _MODEL_NAME))
+        with open(os.path.join(folder, _ARGUMENTS_NAME), "wb") as stream:
+            # The file of the model has no user classes; they are pickled by reference to their module.
+            user_classes = {type(layer).__name__: type(layer) for layer in leaves(model) if not _is_keras_layer(layer)}
+            pickle.dump((user_classes, arguments), stream)
         environment = {**child_python.environment(), "KERAS_BACKEND": "tensorflow"}
-        command = child_python.command(_EXPORT, folder, *_folders(own.values()))
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode:
-        line = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit status {done.returncode}"
-        raise OptionError(f"the model {model.name} cannot be exported with TensorFlow: {line[:300]}")
+        command = child_python.command(_EXPORT, folder, *_list_import_folders(user_classes.values()))
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+    if process.returncode:
+        lines = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
+        raise OptionError(f"the model {model.name} cannot be exported with TensorFlow: {lines[-1][:300]}")
 
 
-def _folders(classes: Iterable[type]) -> Iterator[str]:
-    """Yields where the top packages of classes lie: a script or a notebook may have them from its own directory."""
+def _list_import_folders(classes: Iterable[type]) -> Iterator[str]:
+    """Yields the folders of the top-level packages of classes, such as the folder of a script or notebook."""
     for kind in classes:
         top = sys.modules[kind.__module__.partition(".")[0]]
         if file := getattr(top, "__file__", None):
             yield os.path.dirname(os.path.dirname(file) if hasattr(top, "__path__") else file)
 
 
-def _is_of_keras(layer: keras.layers.Layer) -> bool:
+def _is_keras_layer(layer: keras.layers.Layer) -> bool:
     return type(layer).__module__.partition(".")[0] == "keras"

@@ -1,6 +1,6 @@
-"""Classify image files with a pushed model, through the same gate and normalisation as the ingest of its dataset.
+"""Classifies image files with an exported model, after the checks and the normalisation of the ingest of its dataset.
 
-Beside the graph of an exported model stand its classes, and what serving has to know of its dataset: `ServingSpec`.
+The directory of an exported model also holds its classes and its `ServingSpec`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from beam_jobs.errors import BadImage, OptionError, SourceError
 from beam_jobs.images import sandbox
 from beam_jobs.options import ImageLimits, PixelOptions
 
-EVALUATE_SIGNATURE = "evaluate"  # serialised records in, for TFMA
+EVALUATE_SIGNATURE = "evaluate"  # of serialised records, for TFMA
 PROBABILITIES = "probabilities"
-# In the place where SavedModel keeps what is not its own. Models with equal descriptions take the same records and
-# answer with the same classes, so that one can be measured against the other.
+# SavedModel reserves `assets.extra` for files of users. Models with equal descriptions take the same records and have
+# the same classes, so that they can be compared.
 DESCRIPTION_NAME = "assets.extra/feedline.json"
 SPEC_NAME = "assets.extra/serving.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingSpec:
-    """What serving has to know of the dataset that a model was trained on.
+    """Facts for serving about the dataset of a model.
 
     Examples:
       >>> from beam_jobs import load
@@ -42,8 +42,8 @@ class ServingSpec:
       'copy'
 
     Attributes:
-      pixels: what the ingest did to the pixels; a file to classify goes through the same.
-      limits: what an image may be.
+      pixels: pixel options of the ingest, which are applied to files to classify.
+      limits: limits of the ingest for images.
       multi_label: whether an image may have several labels.
     """
 
@@ -68,7 +68,7 @@ class ServingSpec:
           model: directory of the SavedModel.
 
         Raises:
-          OptionError: the model has none.
+          OptionError: the model has no spec.
         """
         values = read_json(model, SPEC_NAME)
         return cls(
@@ -78,12 +78,12 @@ class ServingSpec:
         )
 
     def write(self, model: str) -> None:
-        """Writes the spec beside the graph of an exported model."""
+        """Writes the spec to the directory of an exported model."""
         write_json(model, SPEC_NAME, dataclasses.asdict(self))
 
 
 def write_json(model: str, name: str, values: Any) -> None:
-    """Writes a file of JSON beside the graph of an exported model, on any file system that TensorFlow writes."""
+    """Writes a JSON file to the directory of an exported model, on any file system of TensorFlow."""
     import tensorflow as tf
 
     target = os.path.join(model, name)
@@ -93,10 +93,10 @@ def write_json(model: str, name: str, values: Any) -> None:
 
 
 def read_json(model: str, name: str) -> Any:
-    """Reads a file of JSON beside the graph of an exported model.
+    """Reads a JSON file from the directory of an exported model.
 
     Raises:
-      OptionError: the model has none.
+      OptionError: the model has no such file.
     """
     import tensorflow as tf
 
@@ -110,7 +110,7 @@ def read_json(model: str, name: str) -> Any:
 
 
 _BATCH = 64
-THRESHOLD = 0.5  # over which an image has a label, as the metrics of several labels count it; see `losses.PerClass`
+THRESHOLD = 0.5  # an image has a label above this probability, also in the metrics; see `losses.PerClass`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +118,9 @@ class PredictedLabel:
     """One label of an image.
 
     Attributes:
-      label: 0-based index of the class among the labels of the model.
+      label: index of the class in the labels of the model, from 0.
       text: class name.
-      probability: of that class, 0-1.
+      probability: probability of the class, 0-1.
     """
 
     label: int
@@ -130,7 +130,7 @@ class PredictedLabel:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What the model says about one file.
+    """The classification of one file.
 
     Examples:
       >>> from trainer import Prediction
@@ -139,12 +139,12 @@ class Prediction:
       'cat 93%'
 
     Attributes:
-      path: of the file.
-      label: 0-based index of the likeliest class among the labels of the model.
-      text: its name.
-      probability: of that class, 0-1.
-      labels: of a model of one label an image, that class; of several labels an image, every class with a probability
-        over 0.5, the most probable first, perhaps none.
+      path: path of the file.
+      label: index of the most probable class in the labels of the model, from 0.
+      text: name of that class.
+      probability: probability of that class, 0-1.
+      labels: for a model with one label per image, that class; with several labels per image, every class with a
+        probability above 0.5, the most probable first, or none.
     """
 
     path: str
@@ -160,7 +160,7 @@ class ExportedModel:
 
     Attributes:
       labels: class names by index.
-      probabilities: serialised records -> float32[records, classes].
+      probabilities: function from serialised records to float32[records, classes].
     """
 
     labels: tuple[str, ...]
@@ -170,7 +170,7 @@ class ExportedModel:
 def predict(
     model: str, paths: Sequence[str], refuse: Callable[[str, SourceError], object] | None = None
 ) -> list[Prediction]:
-    """Classifies files, in order, as images of the dataset that the model was trained on are evaluated.
+    """Classifies files with the same processing as in the ingest and evaluation of the training dataset.
 
     Examples:
       >>> from trainer import predict_files
@@ -178,29 +178,28 @@ def predict(
       ['photos/cat/000.jpg', 'photos/dog/002.png']
 
     Args:
-      model: directory of a SavedModel exported by `trainer.serving.export`, or of numbered versions of one.
-      paths: image files of any format the ingest takes.
-      refuse: takes the path and the error of a file that the ingest would reject, which is then left out; without it,
-        the first such file raises.
+      model: directory of a SavedModel of `trainer.serving.export`, or of numbered versions of one.
+      paths: image files of any format that the ingest supports.
+      refuse: function that receives path and error of a file that the ingest would reject, and which is then skipped;
+        without it, the first such file raises.
 
     Returns:
-      one prediction per file that can be used, in the order of `paths`.
+      one prediction per usable file, in the order of `paths`.
 
     Raises:
       OptionError: there is no such model, or it was not exported by this release.
       SourceError: a file cannot be read, or the ingest would reject it.
     """
-    path = newest_version(model)  # or a long list of files would be read for nothing
+    path = newest_version(model)  # before any file is read
     spec = ServingSpec.read(path)
     loaded: ExportedModel | None = None
     predictions: list[Prediction] = []
-    stored = _stored(paths, spec, refuse)
-    while batch := list(islice(stored, _BATCH)):
+    images = _normalise_files(paths, spec, refuse)
+    while batch := list(islice(images, _BATCH)):
         loaded = loaded or load_model(path)
-        rows = loaded.probabilities([_example(data) for _, data in batch])
-        predictions += [
-            _prediction(name, row, loaded.labels, spec.multi_label) for (name, _), row in zip(batch, rows, strict=True)
-        ]
+        rows = loaded.probabilities([_make_example(data) for _, data in batch])
+        for (name, _), row in zip(batch, rows, strict=True):
+            predictions.append(_make_prediction(name, row, loaded.labels, spec.multi_label))
     return predictions
 
 
@@ -213,12 +212,12 @@ def newest_version(model: str) -> str:
     if os.path.isfile(os.path.join(model, "saved_model.pb")):
         return model
     names = [name for name in os.listdir(model) if name.isdigit()] if os.path.isdir(model) else []
-    # A version without the graph is one that is being pushed right now, or whose push broke off.
+    # A push that is running or was interrupted has no graph yet.
     versions = [name for name in names if os.path.isfile(os.path.join(model, name, "saved_model.pb"))]
     if not versions:
         pushed = os.path.join(model, "serving")
-        place = f"give {pushed}" if os.path.isdir(pushed) else "give the folder that `feedline run` pushed to"
-        raise OptionError(f"{model} holds no model; {place}")
+        advice = f"give {pushed}" if os.path.isdir(pushed) else "give the folder that `feedline run` pushed to"
+        raise OptionError(f"{model} holds no model; {advice}")
     return os.path.join(model, max(versions, key=int))
 
 
@@ -236,15 +235,15 @@ def load_model(path: str) -> ExportedModel:
         raise OptionError(f"{path} was not exported by feedline: it has no signature {EVALUATE_SIGNATURE}")
 
     def probabilities(records: Sequence[bytes]) -> np.ndarray:
-        # `loaded` must live as long as the signature: its variables die with it.
+        # The reference to `loaded` keeps its variables alive.
         return loaded.signatures[EVALUATE_SIGNATURE](examples=tf.constant(list(records)))[PROBABILITIES].numpy()
 
     return ExportedModel(labels=tuple(read_json(path, DESCRIPTION_NAME)["labels"]), probabilities=probabilities)
 
 
-def _prediction(path: str, probabilities: np.ndarray, labels: Sequence[str], multi_label: bool) -> Prediction:
+def _make_prediction(path: str, probabilities: np.ndarray, labels: Sequence[str], multi_label: bool) -> Prediction:
     order = np.argsort(-probabilities, kind="stable")
-    predicted = [index for index in order if probabilities[index] > THRESHOLD] if multi_label else order[:1]
+    indices = [index for index in order if probabilities[index] > THRESHOLD] if multi_label else order[:1]
     best = int(order[0])
     return Prediction(
         path=path,
@@ -253,41 +252,38 @@ def _prediction(path: str, probabilities: np.ndarray, labels: Sequence[str], mul
         probability=float(probabilities[best]),
         labels=tuple(
             PredictedLabel(label=int(index), text=labels[index], probability=float(probabilities[index]))
-            for index in predicted
+            for index in indices
         ),
     )
 
 
-def _example(encoded: bytes) -> bytes:
-    """Returns a record with what evaluation reads of one."""
+def _make_example(encoded: bytes) -> bytes:
+    """Returns a serialised record with the feature that evaluation reads."""
     value = tf.train.Feature(bytes_list=tf.train.BytesList(value=[encoded]))
     return tf.train.Example(features=tf.train.Features(feature={record.ENCODED: value})).SerializeToString()
 
 
-def _stored(
+def _normalise_files(
     paths: Sequence[str], spec: ServingSpec, refuse: Callable[[str, SourceError], object] | None
 ) -> Iterator[tuple[str, bytes]]:
-    """Yields paths with what the ingest would store for their files."""
+    """Yields paths with the bytes that the ingest would store for their files."""
     for path in paths:
-        data = _stored_bytes(path, spec) if not refuse else _stored_or_refused(path, spec, refuse)
-        if data is not None:
-            yield path, data
+        try:
+            data = _normalise_file(path, spec)
+        except SourceError as error:
+            if not refuse:
+                raise
+            refuse(path, error)
+            continue
+        yield path, data
 
 
-def _stored_or_refused(path: str, spec: ServingSpec, refuse: Callable[[str, SourceError], object]) -> bytes | None:
+def _normalise_file(path: str, spec: ServingSpec) -> bytes:
     try:
-        return _stored_bytes(path, spec)
-    except SourceError as error:
-        refuse(path, error)
-        return None
-
-
-def _stored_bytes(path: str, spec: ServingSpec) -> bytes:
-    try:
-        data = storage.read_range(path, 0, spec.limits.max_bytes + 1)  # one more, so that the gate sees a larger file
+        data = storage.read_range(path, 0, spec.limits.max_bytes + 1)  # one more, to detect a larger file
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from error
-    (examined,) = sandbox.examine([data], spec.limits, spec.pixels, "basic", processes=1)
-    if isinstance(examined, BadImage):
-        raise SourceError(f"{path} is not a usable image: {examined}") from examined
-    return examined[0]
+    (result,) = sandbox.examine([data], spec.limits, spec.pixels, "basic", processes=1)
+    if isinstance(result, BadImage):
+        raise SourceError(f"{path} is not a usable image: {result}") from result
+    return result[0]

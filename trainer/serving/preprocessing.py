@@ -1,11 +1,10 @@
-"""`preprocessing_fn` for TFX Transform: labels, exact channel statistics and user columns. No pixel passes through it.
+"""`preprocessing_fn` for TFX Transform: labels, exact channel statistics and user columns.
 
-The image facts of the records are enough: each holds the mean and variance of its own pixels, so the statistics of the
-whole split are sums of them, exact to rounding, without decoding anything again.
+No image is decoded: each record holds the mean and variance of its pixels, and the statistics of the split are computed
+from them, exact to rounding.
 
-An op of a user column changes values and never their number: a sparse or ragged column stays one, and what is missing
-stays missing. What is learnt from the training split is constant in the graph, so one row is served as the whole split
-was analysed.
+An op of a user column changes values but not their number: sparse and ragged columns keep their form, and missing
+values remain missing. Statistics of the training split are constants in the graph.
 """
 
 from __future__ import annotations
@@ -23,37 +22,37 @@ from beam_jobs.errors import OptionError
 from trainer.input.columns import CONFIG_KEY, Bucketise, ColumnOp, Hashed, Scale, TransformOptions, Vocabulary
 
 Column: TypeAlias = tf.Tensor | tf.SparseTensor | tf.RaggedTensor
-_RANK_ERROR = 0.001  # of the quantiles, as a share of all values
+_RANK_ERROR = 0.001  # of the quantiles, as a fraction of all values
 
 
 def apply_column(name: str, op: ColumnOp, column: Column) -> Column:
     """Adds an op to the graph.
 
     Args:
-      name: of the column, without `extra/`.
-      op: what to do.
+      name: name of the column, without `extra/`.
+      op: op to add.
       column: int64, float32 or string.
 
     Returns:
-      a column of the same form; float32 of `Scale` and `Zscore`, int64 of the others.
+      a column of the same form; float32 for `Scale` and `Zscore`, int64 for the others.
 
     Raises:
-      OptionError: the op does not fit what the column holds.
+      OptionError: the op does not fit the type of the column.
     """
     _check_type(name, op, column.dtype)
     if isinstance(op, Vocabulary):
         return _map_values(column, lambda values: _look_up(name, op, values))
     if isinstance(op, Hashed):
-        return _map_values(column, lambda values: tft.hash_strings(_text(values), op.buckets))
+        return _map_values(column, lambda values: tft.hash_strings(_to_text(values), op.buckets))
     if isinstance(op, Bucketise):
         return _map_values(column, lambda values: _bucketise(op, values))
     return _map_values(column, _scale if isinstance(op, Scale) else _zscore)
 
 
 def vocabulary_name(name: str) -> str:
-    """Returns the name of the vocabulary of a column in the transform output, made of letters, digits and `_`."""
+    """Returns the name of the vocabulary of a column in the transform output, of letters, digits and `_`."""
     plain = re.sub(r"\W", "_", name, flags=re.ASCII)
-    # Two columns whose names differ in a space or an accent have files of their own.
+    # The hash distinguishes columns whose names only differ in spaces or accents.
     return f"column_{name}" if plain == name else f"column_{plain}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
@@ -69,60 +68,60 @@ def _map_values(column: Column, function: Callable[[tf.Tensor], tf.Tensor]) -> C
 
 def _scale(values: tf.Tensor) -> tf.Tensor:
     numbers = tf.cast(values, tf.float64)
-    seen = _finite(numbers)
-    least, most = tft.min(seen), tft.max(seen)
-    span = most - least
-    # A constant column has no span, and one that the training split does not have has infinite ends.
-    usable = tf.math.is_finite(span) & (span > 0)
-    shares = tf.clip_by_value((numbers - least) / tf.where(usable, span, 1.0), 0.0, 1.0)
-    return _only(usable & ~tf.math.is_nan(numbers), shares)
+    finite = _select_finite(numbers)
+    low, high = tft.min(finite), tft.max(finite)
+    span = high - low
+    # The span of a constant column is 0, and of a column without values in the training split infinite.
+    is_usable = tf.math.is_finite(span) & (span > 0)
+    scaled = tf.clip_by_value((numbers - low) / tf.where(is_usable, span, 1.0), 0.0, 1.0)
+    return _zero_unless(is_usable & ~tf.math.is_nan(numbers), scaled)
 
 
 def _zscore(values: tf.Tensor) -> tf.Tensor:
     numbers = tf.cast(values, tf.float64)
-    seen = _finite(numbers)
-    mean, deviation = tft.mean(seen), tf.sqrt(tft.var(seen))
-    usable = tf.math.is_finite(deviation) & (deviation > 0)
-    scores = (numbers - mean) / tf.where(usable, deviation, 1.0)
-    return _only(usable & tf.math.is_finite(numbers), scores)
+    finite = _select_finite(numbers)
+    mean, deviation = tft.mean(finite), tf.sqrt(tft.var(finite))
+    is_usable = tf.math.is_finite(deviation) & (deviation > 0)
+    scores = (numbers - mean) / tf.where(is_usable, deviation, 1.0)
+    return _zero_unless(is_usable & tf.math.is_finite(numbers), scores)
 
 
 def _bucketise(op: Bucketise, values: tf.Tensor) -> tf.Tensor:
     numbers = tf.cast(values, tf.float64)
-    boundaries = tft.quantiles(_finite(numbers), op.buckets, epsilon=min(_RANK_ERROR, 0.1 / op.buckets))
-    # NaN is not in order with anything; the bucket of the smallest takes it.
+    boundaries = tft.quantiles(_select_finite(numbers), op.buckets, epsilon=min(_RANK_ERROR, 0.1 / op.buckets))
+    # NaN goes to the first bucket, because it cannot be compared.
     ordered = tf.where(tf.math.is_nan(numbers), tf.constant(float("-inf"), tf.float64), numbers)
     return tft.apply_buckets(ordered, boundaries)
 
 
 def _look_up(name: str, op: Vocabulary, values: tf.Tensor) -> tf.Tensor:
     return tft.compute_and_apply_vocabulary(
-        _text(values), top_k=op.top, num_oov_buckets=op.oov, vocab_filename=vocabulary_name(name)
+        _to_text(values), top_k=op.top, num_oov_buckets=op.oov, vocab_filename=vocabulary_name(name)
     )
 
 
-def _finite(numbers: tf.Tensor) -> tf.Tensor:
+def _select_finite(numbers: tf.Tensor) -> tf.Tensor:
     return tf.boolean_mask(numbers, tf.math.is_finite(numbers))
 
 
-def _only(usable: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    return tf.cast(tf.where(usable, values, tf.zeros_like(values)), tf.float32)
+def _zero_unless(is_usable: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.where(is_usable, values, tf.zeros_like(values)), tf.float32)
 
 
-def _text(values: tf.Tensor) -> tf.Tensor:
+def _to_text(values: tf.Tensor) -> tf.Tensor:
     return values if values.dtype == tf.string else tf.strings.as_string(values)
 
 
 def _check_type(name: str, op: ColumnOp, dtype: tf.DType) -> None:
-    categories = isinstance(op, (Vocabulary, Hashed))
-    if categories and dtype.is_floating:
-        holds, fits = "fractions", "bucketise, scale or zscore"
-    elif not categories and dtype == tf.string:
-        holds, fits = "text", "vocabulary or hashed"
+    is_categorical = isinstance(op, (Vocabulary, Hashed))
+    if is_categorical and dtype.is_floating:
+        content, alternatives = "fractions", "bucketise, scale or zscore"
+    elif not is_categorical and dtype == tf.string:
+        content, alternatives = "text", "vocabulary or hashed"
     else:
         return
     raise OptionError(
-        f"transform.columns.{name} is {type(op).__name__.lower()}, but the column holds {holds}; use {fits}"
+        f"transform.columns.{name} is {type(op).__name__.lower()}, but the column holds {content}; use {alternatives}"
     )
 
 
@@ -137,60 +136,56 @@ def preprocessing_fn(inputs: Inputs, custom_config: Mapping[str, Any] | None = N
     """Maps the columns of a batch of records.
 
     Args:
-      inputs: the columns of the schema: dense [batch, n], or sparse or ragged where their number differs.
-      custom_config: `custom_config["transform"]` is `TransformOptions.to_json()`; nothing leaves user columns out.
+      inputs: columns of the schema: dense [batch, n], or sparse or ragged if the number of values differs.
+      custom_config: `custom_config["transform"]` is `TransformOptions.to_json()`; None for no user columns.
 
     Returns:
-      `label`: int64[batch]; of images with any number of labels as it comes in; absent without labels. The class names
-      with their counts become the vocabulary `label_text` of the transform output.
-      `channel_mean_rgb` and `channel_std_rgb`: float32[batch, 3], the same in every row, 0-255; absent when the records
-      hold no moments.
-      `extra/NAME`: the user columns of the options, in the form they come in.
+      `label`: int64[batch]; unchanged for images with any number of labels; absent without labels. The class names and
+      their counts become the vocabulary `label_text` of the transform output.
+      `channel_mean_rgb` and `channel_std_rgb`: float32[batch, 3], the same in every row, 0-255; absent if the records
+      have no moments.
+      `extra/NAME`: the user columns of the options, in the same form as in the input.
 
     Raises:
-      OptionError: a user column is unknown, or its op does not fit what it holds.
+      OptionError: a user column is unknown, or its op does not fit its type.
     """
     options = TransformOptions.from_json((custom_config or {}).get(CONFIG_KEY, {}))
     outputs: dict[str, Column] = {}
     if record.TEXT in inputs:
         tft.vocabulary(inputs[record.TEXT], vocab_filename=LABEL_VOCABULARY, store_frequency=True)
     if record.LABEL in inputs:
-        outputs[LABEL] = _label(inputs[record.LABEL])
+        outputs[LABEL] = _flatten_label(inputs[record.LABEL])
     if record.MEAN_RGB in inputs:
-        mean, std = _channel_statistics(inputs)
+        mean, std = _pool_statistics(inputs)
         rows = tf.shape(inputs[record.HEIGHT])[0]
         outputs |= {MEAN_RGB: _repeat(mean, rows), STD_RGB: _repeat(std, rows)}
-    return outputs | _user_columns(inputs, options)
+    return outputs | _transform_user_columns(inputs, options)
 
 
-def _user_columns(inputs: Inputs, options: TransformOptions) -> dict[str, Column]:
+def _transform_user_columns(inputs: Inputs, options: TransformOptions) -> dict[str, Column]:
     options.check([name.removeprefix(record.EXTRA_PREFIX) for name in inputs if name.startswith(record.EXTRA_PREFIX)])
     names = {record.EXTRA_PREFIX + name: (name, op) for name, op in options.ops().items()}
     return {full: apply_column(name, op, inputs[full]) for full, (name, op) in names.items()}
 
 
-def _label(labels: Column) -> Column:
-    # One each is a plain vector. Two of each, which a schema also calls dense, are not twice as many images.
+def _flatten_label(labels: Column) -> Column:
+    # A dense column may also hold two labels per image, which must not become rows.
     single = isinstance(labels, tf.Tensor) and labels.shape.rank == 2 and labels.shape[1] == 1
     return tf.reshape(labels, [-1]) if single else labels
 
 
-def _channel_statistics(inputs: Inputs) -> tuple[tf.Tensor, tf.Tensor]:
+def _pool_statistics(inputs: Inputs) -> tuple[tf.Tensor, tf.Tensor]:
     """Pools per-image moments, weighted by pixels: m = sum(n_i m_i) / n, v = sum(n_i (v_i + m_i^2)) / n - m^2."""
-    # float64: the sums run over the pixels of the whole dataset, and the variance is a difference of large numbers.
-    height = tf.cast(_column(inputs, record.HEIGHT), tf.float64)
-    width = tf.cast(_column(inputs, record.WIDTH), tf.float64)
+    # float64, because the variance is a difference of large numbers.
+    height = tf.cast(tf.reshape(inputs[record.HEIGHT], [-1]), tf.float64)
+    width = tf.cast(tf.reshape(inputs[record.WIDTH], [-1]), tf.float64)
     pixels = tf.expand_dims(height * width, 1)
     mean = tf.cast(tf.reshape(inputs[record.MEAN_RGB], [-1, 3]), tf.float64)
     variance = tf.cast(tf.reshape(inputs[record.VAR_RGB], [-1, 3]), tf.float64)
     total = tft.sum(pixels)
     pooled_mean = tft.sum(pixels * mean, reduce_instance_dims=False) / total
-    second = tft.sum(pixels * (variance + mean**2), reduce_instance_dims=False) / total
-    return pooled_mean, tf.sqrt(tf.maximum(second - pooled_mean**2, 0.0))
-
-
-def _column(inputs: Inputs, name: str) -> tf.Tensor:
-    return tf.reshape(inputs[name], [-1])
+    mean_square = tft.sum(pixels * (variance + mean**2), reduce_instance_dims=False) / total
+    return pooled_mean, tf.sqrt(tf.maximum(mean_square - pooled_mean**2, 0.0))
 
 
 def _repeat(values: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:

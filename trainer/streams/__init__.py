@@ -1,4 +1,4 @@
-"""Batches from what is not a dataset of ours: Python sources, queues, and TFRecord files of others."""
+"""Batches from other sources than Feedline datasets: Python sources, queues and TFRecord files."""
 
 from __future__ import annotations
 

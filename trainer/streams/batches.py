@@ -1,4 +1,4 @@
-"""What all streams share: the stages after reading, and the options that have no meaning for one."""
+"""The stages of all streams after reading, and the check of options that streams do not support."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ from trainer.input_fn import check_room, check_shape, evaluation_ops, tf_options
 from trainer.ops import IMAGE, MixingOp, MultiCrop, Op, apply_ops, parse_ops
 from trainer.options import InputOptions
 
-# Option -> what it may be, and why nothing else.
+# Option -> allowed values, and the reason.
 _ALLOWED = {
     "shuffle": (("window", "none"), "its end is not known"),
     "cache": (("auto", "none"), "it is read once an epoch"),
-    "balance": (("",), "its classes are not known before they come"),
+    "balance": (("",), "its classes are not known in advance"),
     "columns": (((),), "its records have no user columns"),
     "targets": (((),), "its records have no targets"),
     "pad_batches": ((False,), "its end is not known"),
     "service": (("",), "it is read on this machine"),
-    "max_corrupt_records": ((0,), "nothing names its damaged records beforehand"),
+    "max_corrupt_records": ((0,), "its damaged records are not known in advance"),
 }
 
 
 def check_stream_options(options: InputOptions) -> None:
-    """Checks that nothing is asked for that only a published dataset can give.
+    """Checks that no option needs a published dataset.
 
     Raises:
-      OptionError: something is.
+      OptionError: an option does.
     """
     for name, (allowed, reason) in _ALLOWED.items():
         if getattr(options, name) not in allowed:
-            ways = " or ".join(repr(value) for value in allowed)
-            raise OptionError(f"{name} is {getattr(options, name)!r}; for a stream it must be {ways}, because {reason}")
+            texts = " or ".join(repr(value) for value in allowed)
+            raise OptionError(f"{name} is {getattr(options, name)!r}; a stream needs {texts}, because {reason}")
 
 
 def batches(stream: tf.data.Dataset, options: InputOptions, training: bool) -> tf.data.Dataset:
     """Prepares images one by one and batches them, as `make_dataset` does.
 
     Args:
-      stream: dataset of features of one image each: `image` string scalar, JPEG or PNG; `key` string scalar; `draw`
+      stream: dataset of features of one image: `image` string scalar, JPEG or PNG; `key` string scalar; `draw`
         int32[2]; `label`.
-      options: how images become batches.
-      training: augment and drop the ragged last batch.
+      options: options of the pipeline.
+      training: augment and drop an incomplete last batch.
 
     Returns:
       dataset of (features, label) as of `make_dataset`.
 
     Raises:
-      OptionError: the ops are wrong, or leave images of another size than `image_side_px`; no memory holds the batches.
+      OptionError: an op does not fit, the ops give another size than `image_side_px`, or the batches exceed the memory.
     """
     check_room(options, options.batch_size)
     ops = parse_ops(options.train_spec) if training else evaluation_ops(options)
     if any(isinstance(op, (MixingOp, MultiCrop)) for op in ops):
-        raise OptionError(f"ops {options.train_spec!r} mix images or make several of one; for a stream use device_ops")
+        raise OptionError(f"ops {options.train_spec!r} mix images or make several of one; use device_ops for a stream")
     stream = stream.map(partial(_prepare, ops=ops), options.thread_count, deterministic=True)
     stream = stream.batch(options.batch_size, drop_remainder=training)
     check_shape(stream.element_spec[0][IMAGE].shape[1:], options, training)
@@ -67,15 +67,15 @@ def batches(stream: tf.data.Dataset, options: InputOptions, training: bool) -> t
 def _prepare(parsed: Features, ops: tuple[Op, ...]) -> tuple[Features, tf.Tensor]:
     features = dict(parsed)
     label = features.pop(LABEL)
-    height, width = _size(features[IMAGE])
+    height, width = _read_size(features[IMAGE])
     features = apply_ops(ops, {**features, record.HEIGHT: height, record.WIDTH: width}, features[DRAW])
     for name in (record.HEIGHT, record.WIDTH):
         features.pop(name)
     return features, label
 
 
-def _size(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns height and width, int64, from the header; our own records hold them, others do not."""
+def _read_size(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns height and width, int64, from the header of an image."""
     shape = tf.cond(
         tf.io.is_jpeg(encoded),
         lambda: tf.io.extract_jpeg_shape(encoded),

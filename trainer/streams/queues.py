@@ -1,7 +1,7 @@
-"""Reads Python sources in threads of their own, a bounded number of bytes ahead, and never waits longer than a moment.
+"""Reads Python sources in threads, a bounded number of bytes ahead.
 
-That is what keeps a slow source from holding up anything but itself: who asks gets "nothing yet" and can be stopped in
-between, and the threads are daemons, so that the interpreter ends whether or not a source ever answers.
+A slow source delays nothing else: the consumer polls and can be stopped between two polls, and the threads are daemons,
+so that the interpreter can exit while a source blocks.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any, TypeAlias
 Item: TypeAlias = tuple[Any, Any, Any]
 Source: TypeAlias = Callable[[], Iterator[Item]]
 
-_POLL_S = 0.1  # how long anybody waits before looking whether it was stopped
+_POLL_S = 0.1  # maximum wait before the next check for a stop
 _END = object()
 
 
 class SourceFailed(Exception):
-    """A source raised; `__cause__` is what."""
+    """A source raised an exception, `__cause__`."""
 
     def __init__(self, number: int, cause: BaseException) -> None:
         text = " ".join(str(cause).split())
@@ -34,25 +34,24 @@ class SourceFailed(Exception):
 
 
 class Pump:
-    """One pass over some sources, each read by a thread of its own.
+    """One pass over several sources, with one thread per source.
 
     Args:
-      sources: each is called once and gives an iterator of (key, image bytes, label).
-      limit_bytes: of image bytes read ahead, of all sources together; one item of each is read ahead in any case.
-      in_turn: take one item of each source after the other, so that the order is the same every time; otherwise
-        whatever comes first.
+      sources: functions that return an iterator of (key, image bytes, label); each is called once.
+      limit_bytes: image bytes to read ahead, over all sources; at least one item of each is read ahead.
+      in_turn: whether to take one item of each source in turn, for a reproducible order; otherwise the first.
     """
 
     def __init__(self, sources: Sequence[Source], limit_bytes: int, in_turn: bool) -> None:
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._queues: list[deque[Any]] = [deque() for _ in sources]
         self._bytes = [0] * len(sources)
         self._limit = limit_bytes // len(sources)
         self._open = list(range(len(sources)))
         self._next = 0
         self._in_turn = in_turn
-        self._stopped = False
-        self._busy = 0
+        self._is_stopped = False
+        self._consumers = 0
         self._iterators: list[Any] = [None] * len(sources)
         for number, source in enumerate(sources):
             name = f"feedline-source-{number}"
@@ -60,66 +59,66 @@ class Pump:
         _pumps.add(self)
 
     def items(self) -> Iterator[Item | None]:
-        """Yields the items until every source has ended; None for "nothing yet", after a moment.
+        """Yields the items until every source has ended; None if there is no item yet.
 
         Raises:
-          SourceFailed: a source raised, after what it gave before.
+          SourceFailed: a source raised an exception; its earlier items are yielded before.
         """
         is_idle = False
         while self._open:
-            with self._changed:
-                self._busy += 1
+            with self._condition:
+                self._consumers += 1
                 try:
-                    found = self._take(wait_s=_POLL_S if is_idle else 0)
-                    if self._stopped:
+                    item = self._take(wait_s=_POLL_S if is_idle else 0)
+                    if self._is_stopped:
                         return
                 finally:
-                    self._busy -= 1
-                    self._changed.notify_all()
-            if isinstance(found, SourceFailed):
-                raise found
-            is_idle = found is None
-            if found is not _END:
-                yield found
+                    self._consumers -= 1
+                    self._condition.notify_all()
+            if isinstance(item, SourceFailed):
+                raise item
+            is_idle = item is None
+            if item is not _END:
+                yield item
 
     def stop(self, wait_s: float = 0.0) -> None:
         """Stops reading; idempotent.
 
         Args:
-          wait_s: how long to wait until no thread asks for an item any more.
+          wait_s: maximum time in seconds to wait for threads that are taking an item.
         """
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._busy, wait_s)
+        with self._condition:
+            self._is_stopped = True
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: not self._consumers, wait_s)
         for iterator in self._iterators:
-            # A generator that is running cannot be closed from here; its own thread does it after the next item.
+            # A running generator cannot be closed from here; its thread closes it after the next item.
             if not isinstance(iterator, types.GeneratorType) and hasattr(iterator, "close"):
                 iterator.close()
 
     @property
     def is_stopped(self) -> bool:
         """Whether `stop` was called."""
-        return self._stopped
+        return self._is_stopped
 
     def _take(self, wait_s: float) -> Any:
-        self._changed.wait_for(lambda: self._stopped or self._ready() is not None, wait_s)
-        number = self._ready()
+        self._condition.wait_for(lambda: self._is_stopped or self._next_source() is not None, wait_s)
+        number = self._next_source()
         if number is None:
             return None
         item = self._queues[number].popleft()
-        place = self._open.index(number)
+        position = self._open.index(number)
         if item is _END:
-            del self._open[place]
-            self._next = place
+            del self._open[position]
+            self._next = position
             return _END
         if not isinstance(item, SourceFailed):
             self._bytes[number] -= _size(item)
-        self._next = place + 1
+        self._next = position + 1
         return item
 
-    def _ready(self) -> int | None:
-        """Returns the source to take from now; None when there is nothing yet."""
+    def _next_source(self) -> int | None:
+        """Returns the number of the source to take the next item from; None if there is no item yet."""
         order = self._open[self._next :] + self._open[: self._next]
         candidates = order[:1] if self._in_turn else order
         return next((number for number in candidates if self._queues[number]), None)
@@ -129,39 +128,39 @@ class Pump:
         last: Any = _END
         try:
             self._iterators[number] = iterator = iter(source())
-            while not self._stopped:
+            while not self._is_stopped:
                 self._put(number, next(iterator))
         except StopIteration:
             pass
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the one who trains must see it
+        except BaseException as error:  # noqa: BLE001 - the consumer raises it
             last = SourceFailed(number, error)
-        with self._changed:
+        with self._condition:
             self._queues[number].append(last)
-            self._changed.notify_all()
+            self._condition.notify_all()
         if isinstance(iterator, types.GeneratorType):
             iterator.close()
 
     def _put(self, number: int, item: Any) -> None:
-        """Adds an item as soon as there is room for it."""
+        """Waits until the buffer has space for an item, and adds it."""
         items = self._queues[number]
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._stopped or not items or self._bytes[number] + _size(item) <= self._limit
+        with self._condition:
+            self._condition.wait_for(
+                lambda: self._is_stopped or not items or self._bytes[number] + _size(item) <= self._limit
             )
             items.append(item)
             self._bytes[number] += _size(item)
-            self._changed.notify_all()
+            self._condition.notify_all()
 
 
 class QueueSource:
-    """A source that reads a `queue.Queue` until its end marker comes; called again, it goes on after the marker.
+    """A source that reads a `queue.Queue` up to an end marker; the next call continues after the marker.
 
     Examples:
       >>> import queue
       >>> from pathlib import Path
       >>> from trainer import InputOptions, QueueSource, make_stream
       >>> received = queue.Queue(maxsize=1000)
-      >>> received.put(("first", Path("photos/cat/000.jpg").read_bytes(), 0))  # as a thread of yours would
+      >>> received.put(("first", Path("photos/cat/000.jpg").read_bytes(), 0))  # usually in another thread
       >>> received.put(None)
       >>> options = InputOptions(image_side_px=32, batch_size=1)
       >>> stream = make_stream(QueueSource(received), options, classes=2, training=False)
@@ -169,8 +168,8 @@ class QueueSource:
       [b'first']
 
     Args:
-      items: the queue. Bound it, and the thread that fills it waits when training is slower.
-      end: what marks the end of an epoch, compared with `is`.
+      items: the queue. With a `maxsize`, the thread that fills it waits if training is slower.
+      end: marker of the end of an epoch, compared with `is`.
     """
 
     def __init__(self, items: queue.Queue, end: object = None) -> None:
@@ -183,7 +182,7 @@ class QueueSource:
 
 
 class _QueueIterator:
-    """Ends when it is closed, from any thread, without taking another item away from who reads next."""
+    """Can be closed from any thread, and then takes no further item."""
 
     def __init__(self, items: queue.Queue, end: object) -> None:
         self._items = items
@@ -212,7 +211,7 @@ def _size(item: Any) -> int:
     try:
         return len(item[1])
     except (TypeError, IndexError, KeyError):
-        return 0  # not an item at all; who takes it says so
+        return 0  # not a valid item; the consumer raises the error
 
 
 _pumps: weakref.WeakSet[Pump] = weakref.WeakSet()
@@ -220,19 +219,18 @@ _generators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
 
 
 def watch(generator: Generator[Any, None, None]) -> Generator[Any, None, None]:
-    """Returns a generator that TensorFlow runs; the interpreter waits a moment for it at its end."""
+    """Registers a generator that TensorFlow runs, so that the interpreter waits for it at exit."""
     _generators.add(generator)
     return generator
 
 
 @atexit.register
 def _stop_all() -> None:
-    # A thread of TensorFlow that is inside Python when the interpreter ends is ended by it, and TensorFlow waits for
-    # ever for what it ran. Those of the sources are daemons.
-    begun = quiet = time.monotonic()
+    # At exit, the interpreter ends a thread of TensorFlow that runs Python code, and TensorFlow waits for it for ever.
+    start = last_running = time.monotonic()
     for pump in list(_pumps):
         pump.stop(wait_s=1.0)
-    while _generators and time.monotonic() < min(begun + 1.0, quiet + 2 * _POLL_S):
+    while _generators and time.monotonic() < min(start + 1.0, last_running + 2 * _POLL_S):
         time.sleep(_POLL_S / 10)
-        if any(inspect.getgeneratorstate(one) == inspect.GEN_RUNNING for one in list(_generators)):
-            quiet = time.monotonic()
+        if any(inspect.getgeneratorstate(item) == inspect.GEN_RUNNING for item in list(_generators)):
+            last_running = time.monotonic()

@@ -26,7 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from beam_jobs.errors import TrainingDiverged
-from trainer.ops.tf_ops import as_written
+from trainer.ops.tf_ops import without_autograph
 from trainer.options import TrainOptions
 from trainer.training.checkpoint import Progress
 
@@ -55,7 +55,7 @@ class WaitMeter:
         return seconds
 
 
-@as_written
+@without_autograph
 def timed(dataset: tf.data.Dataset, meter: WaitMeter) -> tf.data.Dataset:
     """Returns the same dataset, which tells a meter how long each of its elements was waited for.
 

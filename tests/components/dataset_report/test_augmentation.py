@@ -28,7 +28,7 @@ def records(made) -> dict[str, dict]:
 
 @pytest.mark.parametrize(("pixel_options", "ops"), [(PixelOptions(), ""), (PixelOptions(policy="raw", side_px=40), "")])
 def test_the_preview_is_what_the_trainer_feeds_the_model(tmp_path, pixel_options, ops):
-    from trainer.input.parse import stored_ops
+    from trainer.input.parse import adapt_ops_to_records
     from trainer.input.position import Position
     from trainer.input_fn import evaluation_ops, make_dataset
     from trainer.ops import parse_ops
@@ -39,8 +39,8 @@ def test_the_preview_is_what_the_trainer_feeds_the_model(tmp_path, pixel_options
     stored = records(made)
     dataset = manifest.load(str(made))
     chains = (
-        (True, stored_ops(parse_ops(options.train_spec), dataset)),
-        (False, stored_ops(evaluation_ops(options), dataset)),
+        (True, adapt_ops_to_records(parse_ops(options.train_spec), dataset)),
+        (False, adapt_ops_to_records(evaluation_ops(options), dataset)),
     )
     for training, chain in chains:
         for epoch in range(2):

@@ -61,7 +61,7 @@ def test_a_wrong_request_is_one_line_with_code_2(dataset, tmp_path, monkeypatch,
             lambda data: data[:40] + bytes([data[40] ^ 255]) + data[41:],
             r"offset 0: the record of '.*' has changed: its checksum .*",
         ),
-        (None, "offset 0: the record of '.*' is gone: the shard is missing"),
+        (None, "offset 0: the record of '.*' is missing: the shard does not exist"),
     ],
     ids=["flipped", "missing"],
 )

@@ -16,9 +16,9 @@ from beam_jobs.errors import OptionError
 from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, PixelOptions
 from tests.trainer.batches import RANDOM, flat, options, read
-from trainer.input.cache import CacheChoice, _made_by, choose_cache, fixed_prefix, on_disk
+from trainer.input.cache import CacheChoice, _code_fingerprint, choose_cache, find_fixed_prefix, write_on_disk
 from trainer.input.order import RecordIndex, load_index
-from trainer.input.parse import stored_ops
+from trainer.input.parse import adapt_ops_to_records
 from trainer.input.position import Position
 from trainer.input_fn import FOREVER, make_dataset
 from trainer.ops import parse_ops
@@ -119,7 +119,7 @@ def test_auto_without_a_limit_takes_a_quarter_of_the_free_memory(shades):
     for share, kind in ((0.25, "memory"), (1, "none")):
         count = int(quarter * share / (12 * 12 * 3))
         many = dataclasses.replace(index, shard=np.broadcast_to(np.int32(0), (count,)))
-        choice = choose_cache(options(cache="auto"), parse_ops(RANDOM), many, once=False)
+        choice = choose_cache(options(cache="auto"), parse_ops(RANDOM), many, single_pass=False)
         assert (choice.kind, choice.reason.startswith("it would take")) == (kind, kind == "none")
 
 
@@ -144,7 +144,7 @@ def test_auto_leaves_local_files_to_the_system_when_no_op_makes_images_of_one_si
         "no first op makes images of one size, and local files need none",
     )
     remote = dataclasses.replace(index_of(noise), files=("gs://bucket/shard",))
-    choice = choose_cache(options(cache="auto"), parse_ops("decode_random_crop(8)"), remote, once=False)
+    choice = choose_cache(options(cache="auto"), parse_ops("decode_random_crop(8)"), remote, single_pass=False)
     assert (choice.kind, choice.ops, choice.size) == ("memory", 0, None)
 
 
@@ -159,19 +159,19 @@ def test_auto_leaves_local_files_to_the_system_when_no_op_makes_images_of_one_si
     ],
 )
 def test_what_can_be_kept_ends_before_the_first_random_op_at_images_of_one_size(spec, ops, size):
-    assert fixed_prefix(parse_ops(spec)) == (ops, size)
+    assert find_fixed_prefix(parse_ops(spec)) == (ops, size)
 
 
 def test_images_that_are_of_one_size_when_stored_can_be_kept_decoded(noise):
-    ops = stored_ops(parse_ops("decode|random_crop(8)"), manifest.load(str(noise)), (12, 12))
-    assert fixed_prefix(ops) == (1, (12, 12))
+    ops = adapt_ops_to_records(parse_ops("decode|random_crop(8)"), manifest.load(str(noise)), (12, 12))
+    assert find_fixed_prefix(ops) == (1, (12, 12))
 
 
 # --- the file on disk
 
 
 def kept(directory: Path, cache: Path, spec: str = FIXED, identity: str = "") -> RecordIndex:
-    return on_disk(index_of(directory), parse_ops(spec), identity, str(cache), threads=2)
+    return write_on_disk(index_of(directory), parse_ops(spec), identity, str(cache), threads=2)
 
 
 def folders(cache: Path) -> list[str]:
@@ -269,10 +269,10 @@ def test_a_damaged_cache_is_named_and_written_anew(noise, tmp_path, caplog, name
 
 def test_another_decoder_makes_another_cache(noise, tmp_path, monkeypatch):
     kept(noise, tmp_path)
-    _made_by.cache_clear()
+    _code_fingerprint.cache_clear()
     monkeypatch.setattr(tf, "__version__", "2.0.0")
     kept(noise, tmp_path)
-    _made_by.cache_clear()
+    _code_fingerprint.cache_clear()
     assert len(folders(tmp_path)) == 2
 
 

@@ -256,9 +256,9 @@ def test_an_unknown_column_is_answered_with_the_nearest(many):
 def test_what_a_dataset_does_not_have_is_refused_in_one_line(shades):
     with pytest.raises(OptionError, match="there is no user column 'age', the images have none"):
         spec_of(shades, options(columns=("age",)))
-    with pytest.raises(OptionError, match=r"targets names 'boxes', and the images of .* have no boxes$"):
+    with pytest.raises(OptionError, match=r"targets names 'boxes', but the images of .* have no boxes$"):
         spec_of(shades, options(targets=("boxes",)))
-    with pytest.raises(OptionError, match=r"targets names 'mask', and the images of .* have no masks$"):
+    with pytest.raises(OptionError, match=r"targets names 'mask', but the images of .* have no masks$"):
         spec_of(shades, options(targets=("mask",)))
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from beam_jobs.dataset import manifest, record, tfrecord
 from beam_jobs.errors import CorruptDataset
 from tests.trainer.conftest import rows_of
-from trainer.input.corrupt_records import excluded, explain, find_damage
+from trainer.input.corrupt_records import explain, find_damage, find_excluded
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -68,7 +68,7 @@ def unpainted(data: bytes) -> bytes:
 def test_a_sound_dataset_has_no_damage(shades, dataset):
     assert find_damage(str(shades), "train") == []
     assert find_damage(str(dataset), "eval", decode=True) == []
-    assert excluded(str(shades), "train", 3) == frozenset()
+    assert find_excluded(str(shades), "train", 3) == frozenset()
 
 
 CHANGED = "has changed: its checksum is not the one that was written"
@@ -158,7 +158,7 @@ def test_a_changed_table_condemns_no_record(copied, dataset):
 def test_records_within_the_budget_are_left_out_with_a_warning_each(copied, caplog):
     rows = [rewrite(copied, number, inverted(20)) for number in (7, 60)]
     with caplog.at_level(logging.WARNING, "trainer.input.corrupt_records"):
-        assert excluded(str(copied), "train", 2) == {7, 60}
+        assert find_excluded(str(copied), "train", 2) == {7, 60}
     assert [message.split(" has changed")[0] for message in caplog.messages] == [
         f"left out: {row['path']} offset {row['offset']}: the record of {row['key']!r}" for row in rows
     ]
@@ -167,7 +167,7 @@ def test_records_within_the_budget_are_left_out_with_a_warning_each(copied, capl
 def test_one_over_the_budget_is_an_error_that_names_the_first(copied, caplog):
     rows = [rewrite(copied, number, inverted(20)) for number in (2, 3, 50, 51, 52)]
     with pytest.raises(CorruptDataset) as caught:
-        excluded(str(copied), "train", 4)
+        find_excluded(str(copied), "train", 4)
     message = str(caught.value)
     assert message.startswith("5 records of train are damaged, max_corrupt_records allows 4: ")
     assert [row["key"] in message for row in rows] == [True, True, True, False, False]
@@ -216,7 +216,7 @@ def test_a_missing_shard_is_explained_by_the_number_of_its_records(copied):
     failure = failure_of(copied)
     assert isinstance(failure, tf.errors.NotFoundError)
     message = str(explain(str(copied), "train", failure))
-    assert f"is gone: the shard is missing, and {len(rows) - 1} more" in message
+    assert f"is missing: the shard does not exist, and {len(rows) - 1} more" in message
     assert message.endswith(f"max_corrupt_records={len(rows)}")
 
 

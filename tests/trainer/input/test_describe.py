@@ -8,7 +8,7 @@ import pytest
 from beam_jobs.errors import OptionError
 from tests.trainer.batches import RANDOM, options
 from trainer.input.order import Order
-from trainer.input.plan import describe, make_choices, memory_bytes, mixing
+from trainer.input.plan import describe, make_choices, measure_shuffle, memory_bytes
 from trainer.input.position import Host
 
 STAGES = ["records", "order", "reading", "cache", "images", "device", "batch", "memory"]
@@ -76,13 +76,13 @@ def test_the_cache_says_why(noise, values, said):
 def test_ops_batches_and_device_are_named(noise):
     said = lines(noise, train_ops=RANDOM, threads=3, batch_size=16, prefetch_batches=5, device_ops="flip")
     assert said["images"] == f"{RANDOM} on 3 threads"
-    assert said["batch"] == "16 images, uint8, 3.1 kB; 5 kept ready"
+    assert said["batch"] == "16 images, uint8, 3.1 kB; 5 buffered"
     assert said["device"] == "flip"
     assert lines(noise)["device"] == "normalisation only"
     shared = lines(noise, host=Host(index=0, count=2), batch_size=16)["batch"]
     assert shared.startswith("8 images of 16 over all hosts, ")
     kept = lines(noise, cache="memory", train_ops="decode|resize(8)", threads=3)["images"]
-    assert kept == "decode|resize(8), done before: whole batches at once on 3 threads"
+    assert kept == "decode|resize(8), applied in advance, then batches on 3 threads"
 
 
 def test_every_buffer_has_its_bytes(noise):
@@ -125,11 +125,11 @@ def test_mixing_tells_a_perfect_shuffle_from_none():
     def order(kind: str, window: int = 64) -> Order:
         return Order(records=512, lanes=8, window=window, run=max(1, window // 8), seed=0, kind=kind)
 
-    assert mixing(order("none")) == (0, 1 / 512)
-    assert mixing(order("global")) == pytest.approx((1 / 3, 1 / 3), abs=0.05)
-    assert mixing(order("window")) == pytest.approx((1 / 3, 1 / 3), abs=0.05)
+    assert measure_shuffle(order("none")) == (0, 1 / 512)
+    assert measure_shuffle(order("global")) == pytest.approx((1 / 3, 1 / 3), abs=0.05)
+    assert measure_shuffle(order("window")) == pytest.approx((1 / 3, 1 / 3), abs=0.05)
     # Small windows leave neighbours close, even where every record moves far.
-    assert mixing(order("window", 16))[1] < 0.25
+    assert measure_shuffle(order("window", 16))[1] < 0.25
 
 
 def test_what_cannot_be_built_cannot_be_described(noise):

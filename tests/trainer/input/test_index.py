@@ -45,18 +45,18 @@ def test_one_size_of_all_images_is_known_and_several_are_not(shades, dataset):
 
 def test_records_left_out_close_the_gap(shades):
     index = index_of(shades)
-    rest = index.without({0, 95, 40})
+    rest = index.exclude({0, 95, 40})
     kept = [number for number in range(96) if number not in {0, 95, 40}]
     for name in ("shard", "offset", "label"):
         assert getattr(rest, name).tolist() == getattr(index, name)[kept].tolist()
     assert (rest.files, rest.size) == (index.files, index.size)
-    assert len(index.without(())) == 96
+    assert len(index.exclude(())) == 96
 
 
 @pytest.mark.parametrize("hosts", [5, 100])
 def test_hosts_get_neighbouring_records_and_equal_shares(shades, hosts):
     index = index_of(shades)
-    parts = [index.part(Host(index=host, count=hosts)) for host in range(hosts)]
+    parts = [index.take_part(Host(index=host, count=hosts)) for host in range(hosts)]
     assert np.concatenate([part.offset for part in parts]).tolist() == index.offset.tolist()
     assert np.concatenate([part.shard for part in parts]).tolist() == index.shard.tolist()
     assert {len(part) for part in parts} <= {96 // hosts, -(-96 // hosts)}

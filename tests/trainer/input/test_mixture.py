@@ -122,7 +122,7 @@ def test_images_without_one_label_each_are_refused(noise, tmp_path):
     out = str(tmp_path / "out")
     columns = TableColumns(label="")
     run(IngestOptions(source=str(tmp_path / "table.csv"), out=out, splits={"train": 1}, columns=columns))
-    with pytest.raises(OptionError, match="cannot be mixed: its images do not have one label each$"):
+    with pytest.raises(OptionError, match="cannot be part of a mixture: its images do not have exactly one label$"):
         make_mixture({str(noise): 1, out: 1}, "train", options())
 
 

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from beam_jobs.errors import OptionError
-from trainer.input.order import WINDOWS_HELD, Order, RecordIndex, make_order
+from trainer.input.order import WINDOWS_IN_MEMORY, Order, RecordIndex, make_order
 from trainer.options import InputOptions
 
 LABELS = ("cat", "dog", "owl")
@@ -18,7 +18,7 @@ def order_of(records: int, lanes: int = 8, window: int = 4, run: int = 2, seed: 
 
 
 def numbers(order: Order, epoch: int = 0) -> list[int]:
-    return order.epoch(tf.constant(epoch, tf.int64))[0].numpy().tolist()
+    return order.compute_epoch(tf.constant(epoch, tf.int64))[0].numpy().tolist()
 
 
 def index_of(labels: list[int], record_bytes: float = 1000.0) -> RecordIndex:
@@ -54,7 +54,7 @@ def test_windows_and_runs_follow_from_the_byte_budget(records, lanes, shuffle_mb
     order = make_order(index_of([0] * records), LABELS, InputOptions(lanes=lanes, shuffle_mb=shuffle_mb), True)
     assert (order.window, order.run, order.records, order.lanes) == (window, run, records, lanes)
     if shuffle_mb:
-        assert order.window_positions * 1000 * WINDOWS_HELD <= max(shuffle_mb * 1e6, 2 * 1000 * (records + lanes))
+        assert order.window_positions * 1000 * WINDOWS_IN_MEMORY <= max(shuffle_mb * 1e6, 2 * 1000 * (records + lanes))
 
 
 def test_evaluation_keeps_the_order_and_the_shares():

@@ -46,7 +46,7 @@ def test_ops_behind_a_cache_keep_their_places_and_so_their_draws(noise, tmp_path
     # Images of this size are not rotated in batches.
     spec = "decode|resize(100)|rotate(9)|random_crop(8)|flip"
     choices = chosen(noise, train_ops=spec, cache=cache, **place(cache, tmp_path))
-    whole = [type(op) for op in choices.whole_ops]
+    whole = [type(op) for op in choices.all_ops]
     assert whole == [DecodeSized, Resize, Rotate, RandomCrop, Flip]
     kinds = [type(op) for op in (*choices.image_ops, *choices.batch_ops)]
     assert kinds[: len(first)] == first

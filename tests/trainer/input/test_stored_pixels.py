@@ -15,7 +15,7 @@ from beam_jobs.options import IngestOptions, PixelOptions
 from tests.make_images import jpeg
 from tests.trainer.batches import batches, graph, options, read
 from trainer.bench import naive_dataset
-from trainer.input.parse import DecodeRaw, DecodeSized, stored_ops
+from trainer.input.parse import DecodeRaw, DecodeSized, adapt_ops_to_records
 from trainer.input.plan import make_choices
 from trainer.input.position import Host
 from trainer.input_fn import FOREVER, make_dataset
@@ -105,16 +105,16 @@ def test_the_naive_pipeline_reads_raw_datasets_too(raw):
 
 def test_a_fused_decode_and_crop_becomes_the_crop_alone(raw, dataset):
     ops = (DecodeRandomCrop(16, 0.3), Flip())
-    assert stored_ops(ops, manifest.load(str(raw))) == (DecodeRaw(24, 24), RandomCropResize(16, 0.3), Flip())
-    assert stored_ops((Decode(), Flip()), manifest.load(str(raw))) == (DecodeRaw(24, 24), Flip())
-    assert stored_ops(ops, manifest.load(str(dataset))) == ops
+    assert adapt_ops_to_records(ops, manifest.load(str(raw))) == (DecodeRaw(24, 24), RandomCropResize(16, 0.3), Flip())
+    assert adapt_ops_to_records((Decode(), Flip()), manifest.load(str(raw))) == (DecodeRaw(24, 24), Flip())
+    assert adapt_ops_to_records(ops, manifest.load(str(dataset))) == ops
 
 
 def test_a_decode_of_images_of_one_size_knows_it(dataset):
     images = manifest.load(str(dataset))
-    assert stored_ops((Decode(), Flip()), images, (5, 7)) == (DecodeSized(5, 7), Flip())
-    assert stored_ops((Decode(), Flip()), images) == (Decode(), Flip())
-    assert stored_ops((DecodeRandomCrop(8),), images, (5, 7)) == (DecodeRandomCrop(8),)
+    assert adapt_ops_to_records((Decode(), Flip()), images, (5, 7)) == (DecodeSized(5, 7), Flip())
+    assert adapt_ops_to_records((Decode(), Flip()), images) == (Decode(), Flip())
+    assert adapt_ops_to_records((DecodeRandomCrop(8),), images, (5, 7)) == (DecodeRandomCrop(8),)
     assert (DecodeSized(5, 7).size(None), DecodeRaw(5, 7).size(None)) == ((5, 7), (5, 7))
     wrong = tf.constant(jpeg(0))
     with pytest.raises(tf.errors.InvalidArgumentError, match="is not compatible with expected shape"):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from beam_jobs.dataset import tfrecord
 from trainer.input.order import Order, RecordIndex
 from trainer.input.position import Host
-from trainer.input.windowed_reader import ENDLESS, in_order, plan_windows, read_windows, serve_windows
+from trainer.input.windowed_reader import ENDLESS, plan_windows, read_in_order, read_windows, serve_windows
 from trainer.options import InputOptions
 
 RECORDS, SHARDS = 1000, 5
@@ -66,7 +66,7 @@ def whole(order: Order, epochs: int) -> list[tuple[int, int]]:
     """The endless sequence, as far as the end of some epochs."""
     pairs = []
     for epoch in range(epochs):
-        numbers, draws = order.epoch(tf.constant(epoch, tf.int64))
+        numbers, draws = order.compute_epoch(tf.constant(epoch, tf.int64))
         pairs += zip(numbers.numpy().tolist(), draws.numpy().tolist(), strict=True)
     return pairs
 
@@ -165,7 +165,7 @@ def test_no_more_is_held_than_the_budget_says(index):
 
 
 def test_reading_in_order_gives_every_record_once(index):
-    found = [record for records in in_order(index).as_numpy_iterator() for record in records.tolist()]
+    found = [record for records in read_in_order(index).as_numpy_iterator() for record in records.tolist()]
     assert found == [payload(number) for number in range(RECORDS)]
 
 
@@ -222,6 +222,6 @@ def test_a_shard_that_ends_between_two_records_is_an_error(tmp_path, window):
 
 
 def test_records_that_are_left_out_are_not_read(tmp_path):
-    index = write_shards(str(tmp_path), records=10, shards=1).without({0, 4}).without({3})  # 0, 4 and 5
+    index = write_shards(str(tmp_path), records=10, shards=1).exclude({0, 4}).exclude({3})  # 0, 4 and 5
     expected = [payload(number) for number in (1, 2, 3, 6, 7, 8, 9)]
     assert delivered(order_of(7, 1, 10, 1, "none"), index) == expected

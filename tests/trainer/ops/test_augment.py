@@ -122,7 +122,7 @@ def test_an_empty_chain_is_the_model_itself():
 def test_a_chain_that_the_model_cannot_take_is_refused():
     with pytest.raises(OptionError, match="device_ops turn images of 8 pixels into 4; the model takes 8"):
         Augmented(linear(), parse_device_ops("random_crop(4)"))
-    with pytest.raises(OptionError, match="device_ops hold normalize; leave it out"):
+    with pytest.raises(OptionError, match="device_ops contain normalize; leave it out"):
         Augmented(linear(), parse_device_ops("normalize((1, 2, 3), (4, 5, 6))"))
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from beam_jobs.errors import OptionError
 from tests.make_images import crop
 from trainer.ops import IMAGE, apply_batch_ops, apply_ops, mix_batch_labels, parse_ops, split_position, tf_ops
-from trainer.ops.mixing import beta, partner
+from trainer.ops.mixing import beta, take_partner
 
 COUNT = 24
 IMAGES = np.stack([crop(number, 32, 32) for number in range(COUNT)])
@@ -75,9 +75,9 @@ def test_images_of_many_sizes_cannot_be_mixed():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("random_crop(40)", "random_crop(40) wants images of at least 40x40 pixels; these have 32x32"),
-        ("center_crop(33)", "center_crop(33) wants images of at least 33x33"),
-        ("pad_reflect(32)", "pad_reflect(32) wants images of at least 33x33"),
+        ("random_crop(40)", "random_crop(40) needs images of at least 40x40 pixels; these have 32x32"),
+        ("center_crop(33)", "center_crop(33) needs images of at least 33x33"),
+        ("pad_reflect(32)", "pad_reflect(32) needs images of at least 33x33"),
     ],
 )
 def test_images_that_are_too_small_are_named_before_anything_runs(spec, message):
@@ -114,9 +114,9 @@ def test_a_probability_of_a_half_mixes_half_of_the_images():
 
 def test_the_partner_is_never_the_image_itself_but_in_a_batch_of_one():
     values = tf.range(5)
-    found = {tuple(partner(tf_ops, values, tf.fill([5, 3], number / 10)).numpy()) for number in range(10)}
+    found = {tuple(take_partner(tf_ops, values, tf.fill([5, 3], number / 10)).numpy()) for number in range(10)}
     assert found == {tuple((np.arange(5) + places) % 5) for places in range(1, 5)}
-    assert partner(tf_ops, tf.range(1), tf.fill([1, 3], 0.9)).numpy().tolist() == [0]
+    assert take_partner(tf_ops, tf.range(1), tf.fill([1, 3], 0.9)).numpy().tolist() == [0]
 
 
 def test_labels_stay_where_no_op_mixes():

@@ -44,7 +44,7 @@ def test_chains_are_read(spec, ops):
         ("decode(1)", "'decode(1)' does not fit; decode takes no argument"),
         ("decode|normalize|flip", "normalize must be the last op"),
         ("decode|mixup(0.2)|flip", "only mixup, cutmix and normalize may follow mixup and cutmix"),
-        ("decode|multi_crop(2, 8)|multi_crop(2, 8)", "hold multi_crop twice"),
+        ("decode|multi_crop(2, 8)|multi_crop(2, 8)", "contain multi_crop twice"),
         ("resize(8)", "ops 'resize(8)' must start with decode"),
         ("decode|resize(8)|decode_random_crop(8)", "decode only once"),
     ],

@@ -61,11 +61,11 @@ def test_numbers_are_uniform_from_0_up_to_but_without_1():
 
 
 def test_the_numbers_of_a_chain_are_those_of_its_ops():
-    drawn = rng.of_chain(tf.constant(DRAWS), [2, 0, 3], 5)
+    drawn = rng.uniform_for_chain(tf.constant(DRAWS), [2, 0, 3], 5)
     assert [part.shape[-1] for part in drawn] == [2, 0, 3]
     np.testing.assert_array_equal(drawn[0], numbers(DRAWS, 5, 2))
     np.testing.assert_array_equal(drawn[2], numbers(DRAWS, 7, 3))
-    assert len(rng.of_chain(tf.constant(DRAWS), [0, 0], 0)) == 2
+    assert len(rng.uniform_for_chain(tf.constant(DRAWS), [0, 0], 0)) == 2
 
 
 def test_split_gives_draws_that_differ_and_are_independent():

@@ -12,11 +12,11 @@ from beam_jobs.errors import BadImage
 from beam_jobs.images import header_formats
 from beam_jobs.images.headers import read_header
 from tests.make_images import jpeg, png
-from trainer.serving.export import orientation_of
+from trainer.serving.export import read_orientation
 
 READ = {
     kind: tf.function(
-        lambda encoded, kind=kind: orientation_of(encoded, kind),
+        lambda encoded, kind=kind: read_orientation(encoded, kind),
         input_signature=[tf.TensorSpec([], tf.string)],
         autograph=False,
     )

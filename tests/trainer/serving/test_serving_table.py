@@ -22,7 +22,7 @@ from beam_jobs.ingest import run
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
 from tests.make_images import crop, encode
 from tests.trainer.conftest import records_of
-from trainer.input.parse import stored_ops
+from trainer.input.parse import adapt_ops_to_records
 from trainer.input.plan import evaluation_ops
 from trainer.input_fn import KEY, make_dataset
 from trainer.ops import IMAGE
@@ -110,7 +110,7 @@ def table(request, files, tmp_path_factory) -> Iterator[tuple[str, Path, Path]]:
     ops = evaluation_ops(OPTIONS)
     labels = tuple(f"{index:02d}" for index in range(12))
     spec = ServingSpec.of(dataset)
-    export(pixel_model(), ops, labels, SIDE, str(model), stored_ops(ops, dataset), spec)
+    export(pixel_model(), ops, labels, SIDE, str(model), adapt_ops_to_records(ops, dataset), spec)
     return request.param, out, model
 
 

@@ -183,8 +183,8 @@ def test_labels_come_from_an_index_a_name_or_several(written, layout, labels):
     [
         ({"image": "picture"}, r"x\.tfrecord-00000-of-00003: there is no feature 'picture'; known are both, id, image"),
         ({"label": "lable"}, r"there is no feature 'lable'; did you mean label\?"),
-        ({"label": "name"}, r"the feature 'name' holds bytes; the layout wants whole numbers there"),
-        ({"image": "number"}, r"the feature 'number' holds whole numbers; the layout wants bytes there"),
+        ({"label": "name"}, r"the feature 'name' holds bytes; the layout needs whole numbers"),
+        ({"image": "number"}, r"the feature 'number' holds whole numbers; the layout needs bytes"),
     ],
 )
 def test_a_layout_that_does_not_fit_is_answered_in_one_line(written, layout, message):
@@ -209,9 +209,7 @@ def test_a_class_that_is_not_in_the_list_is_an_error(written):
 
 @pytest.mark.parametrize(("kind", "claimed"), [("", "GZIP"), ("GZIP", "ZLIB"), ("ZLIB", "")])
 def test_the_wrong_compression_is_a_clear_error_before_anything_is_read(written, kind, claimed):
-    expected = (
-        rf"of-00003 is not what compression='{claimed.lower() or 'none'}' says: it begins like {kind.lower() or 'none'}"
-    )
+    expected = rf"of-00003 begins like {kind.lower() or 'none'}, but compression is '{claimed.lower() or 'none'}'"
     with pytest.raises(SourceError, match=expected):
         stream_of(written[kind], compression=claimed.lower() or "none")
 

@@ -282,7 +282,7 @@ def test_what_is_no_image_is_named(item, message):
 def test_a_source_that_cannot_be_opened_twice_is_no_endless_wait():
     once = iter(items(1, 2))
     seen = []
-    with pytest.raises(tf.errors.OpError, match="the sources gave no image in epoch 1; each must give a new iterator"):
+    with pytest.raises(tf.errors.OpError, match="the sources gave no image in epoch 1; each must return a new"):
         seen.extend(flat(make_stream(lambda: once, options(), classes=2, training=True, epochs=FOREVER)))
     assert [key for key, _, _ in seen] == [1, 2]
 
@@ -354,7 +354,7 @@ def test_interleaved_evaluation_disturbs_no_training():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"shuffle": "global"}, "shuffle is 'global'; for a stream it must be 'window' or 'none'"),
+        ({"shuffle": "global"}, "shuffle is 'global'; a stream needs 'window' or 'none'"),
         ({"cache": "memory"}, "cache is 'memory'"),
         ({"balance": "uniform"}, "balance is 'uniform'"),
         ({"columns": ("age",)}, "columns is ('age',)"),
