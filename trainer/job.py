@@ -38,10 +38,10 @@ from trainer.ops.tf_ops import as_written
 from trainer.options import TrainerConfig, TrainOptions
 from trainer.training.callbacks import IMAGES_PER_SECOND, INPUT_WAIT, TRAIN_SECONDS, WaitMeter, timed
 from trainer.training.checkpoint import Checkpoints, Progress
-from trainer.training.loop import Task, train, whole_steps
+from trainer.training.loop import Task, fit_steps, train
 from trainer.training.losses import MULTI, class_weights, figure_names, for_keras, make_loss, make_metrics
 from trainer.training.optimizers import check_monitor
-from trainer.training.strategy import check_batch, distribute, host_of, scope
+from trainer.training.strategy import check_batch, distribute, scope, strategy_host
 from trainer.training.strategy import describe as describe_strategy
 
 _log = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ def fit(
       TrainingDiverged: the loss is not a number any more, and there is no best epoch to return.
     """
     records = epoch_records(job.path, job.train_split, job.config.input, training=True)
-    steps, options = whole_steps(records, job.config.train, job.config.input.batch_size)
+    steps, options = fit_steps(records, job.config.train, job.config.input.batch_size)
     if options.deterministic:
         tf.config.experimental.enable_op_determinism()
     check_batch(strategy, job.config.input.batch_size)
@@ -184,7 +184,7 @@ def fit(
             log_dir=log_dir,
             checkpoints=checkpoints,
             strategy=strategy,
-            writes=host_of(strategy).index == 0,
+            writes=strategy_host(strategy).index == 0,
             callbacks=callbacks,
         )
         return core, train(task, options)
@@ -203,7 +203,7 @@ def _short_px(job: Job) -> float:
 
 
 def _choices(job: Job, core: keras.Model, strategy: tf.distribute.Strategy | None) -> str:
-    config, host = job.config, host_of(strategy)
+    config, host = job.config, strategy_host(strategy)
     lines = [
         describe_input(job.path, job.train_split, config.input, training=True, epochs=FOREVER, host=host),
         describe_strategy(strategy, config.input.batch_size),
@@ -289,7 +289,7 @@ def _validation(
 
     if _own_evaluation(job, strategy):
         plan = Plan(directory=os.path.join(log_dir, "evaluation") if log_dir else "")
-        own = batches(host_of(strategy))  # made once: it may hold a cache
+        own = batches(strategy_host(strategy))  # made once: it may hold a cache
         return lambda epoch: evaluate(core, lambda _: own, plan, step=epoch, strategy=strategy).logs()
     dataset = batches(Host()).map(_convert(job))
     padding = _padding(job)

@@ -29,7 +29,7 @@ from trainer.training.callbacks import PRINTED_METRICS
 from trainer.training.checkpoint import DIVERGED_NAME, Checkpoints, Progress
 from trainer.training.losses import MULTI
 from trainer.training.malloc import keep_buffers
-from trainer.training.strategy import host_of, make_strategy
+from trainer.training.strategy import make_strategy, strategy_host
 
 if TYPE_CHECKING:
     from tfx.components.trainer.fn_args_utils import FnArgs
@@ -91,7 +91,7 @@ def run_fn(fn_args: FnArgs) -> None:
         say=_say,
         check=partial(check_export, config.train.model, write),
     )
-    if host_of(strategy).index:
+    if strategy_host(strategy).index:
         return  # of several workers, one exports
     _write_history(progress, job, fn_args.model_run_dir)
     spreads = spreads_of(progress.history)

@@ -28,7 +28,7 @@ from trainer.input.parse import WEIGHT
 from trainer.input.position import Host
 from trainer.input_fn import VALID
 from trainer.ops import IMAGE
-from trainer.training.strategy import Make, host_of
+from trainer.training.strategy import MakeBatches, strategy_host
 
 _SAME_WEIGHTS = 1e-5  # relative; workers may differ in the last bit, two trainings do not agree this far
 _POLL_S = 0.05
@@ -232,7 +232,7 @@ def log_names(name: str) -> tuple[str, str, str, str]:
 
 def evaluate(
     model: keras.Model,
-    make: Make,
+    make: MakeBatches,
     plan: Plan = Plan(),
     *,
     step: int = 0,
@@ -267,7 +267,7 @@ def evaluate(
       CorruptDataset: an image has no single label to compare with.
       FeedlineError: the part of another worker did not come.
     """
-    host = host or host_of(strategy)
+    host = host or strategy_host(strategy)
     if host.count > 1 and not plan.directory:
         raise OptionError(f"{host.count} hosts evaluate together; give them a directory that all of them can read")
     exchange = Exchange(plan.directory, host, step)
@@ -366,7 +366,7 @@ def _local_replicas(strategy: tf.distribute.Strategy, model: keras.Model) -> Cal
 
     Nothing in it waits for another machine, so that machines may evaluate any number of batches.
     """
-    count = strategy.num_replicas_in_sync // host_of(strategy).count
+    count = strategy.num_replicas_in_sync // strategy_host(strategy).count
 
     @tf.function(reduce_retracing=True)
     def forward(inputs: Any) -> Any:
