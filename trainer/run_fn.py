@@ -16,7 +16,7 @@ from beam_jobs.common import strings
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import OptionError
 from beam_jobs.types import LABEL_KINDS
-from trainer.evaluation.intervals import spreads_of
+from trainer.evaluation.intervals import validation_spreads
 from trainer.input.parse import stored_ops
 from trainer.input_fn import evaluation_ops
 from trainer.job import Job, fit
@@ -94,7 +94,7 @@ def run_fn(fn_args: FnArgs) -> None:
     if strategy_host(strategy).index:
         return  # of several workers, one exports
     _write_history(progress, job, fn_args.model_run_dir)
-    spreads = spreads_of(progress.history)
+    spreads = validation_spreads(progress.history)
     for name in filter(spreads.get, PRINTED_METRICS):
         _say(f"{name} {spreads[name]}")
     if progress.diverged:
@@ -139,7 +139,7 @@ def _write_history(progress: Progress, job: Job, directory: str) -> None:
         "config": job.config.to_json(),
         "history": progress.history,
         "input_wait": sum(waits) / len(waits) if waits else 0.0,
-        "spread": {name: dataclasses.asdict(found) for name, found in spreads_of(progress.history).items()},
+        "spread": {name: dataclasses.asdict(found) for name, found in validation_spreads(progress.history).items()},
         "best": {"monitor": job.config.train.monitor, "epoch": progress.best_epoch, "value": progress.best},
         "exported": job.config.train.keep,
         "diverged": progress.diverged,
