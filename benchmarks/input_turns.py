@@ -80,11 +80,11 @@ def compare(rows: Sequence[Row], sources: Sources, effort: Effort) -> dict[str, 
     Returns:
       row -> rate and base (images/s, medians), their ratio, base_is, goal, and the rates of every round.
     """
-    from trainer.bench.meter import in_turn
+    from trainer.bench.meter import measure_alternately
 
     feeds = dict.fromkeys(feed for row in rows for feed in (row.feed, row.base))
     subjects = [subject_of(feed, sources, effort.batch) for feed in feeds]
-    rounds = [in_turn(subjects, effort.seconds, rounds=1) for _ in range(effort.rounds)]
+    rounds = [measure_alternately(subjects, effort.seconds, rounds=1) for _ in range(effort.rounds)]
     rates = {
         feed: [costs[subject.name].rate for costs in rounds] for feed, subject in zip(feeds, subjects, strict=True)
     }
@@ -107,7 +107,7 @@ def subject_of(feed: Feed, sources: Sources, batch: int) -> Subject:
     """Returns what measures a feed; its dataset is made when it is not there."""
     from trainer.bench import naive_dataset
     from trainer.bench.baselines import bare_decode
-    from trainer.bench.meter import Subject, of_dataset
+    from trainer.bench.meter import Subject, dataset_subject
     from trainer.input_fn import FOREVER, make_dataset
 
     path, name = sources.dataset(feed.dataset), repr(feed)
@@ -115,10 +115,10 @@ def subject_of(feed: Feed, sources: Sources, batch: int) -> Subject:
         return bare_decode(name, encoded(path))
     options = options_of(feed, batch)
     if feed.kind == "naive":
-        return of_dataset(name, naive_dataset(path, SPLIT, options))
+        return dataset_subject(name, naive_dataset(path, SPLIT, options))
     dataset = make_dataset(path, SPLIT, options, training=True, epochs=FOREVER)
     if feed.kind == "ours":
-        return of_dataset(name, dataset)
+        return dataset_subject(name, dataset)
     return Subject(name=name, start=lambda: on_device(dataset, feed.device_ops))
 
 

@@ -146,28 +146,28 @@ def compress(shards: Sequence[str], folder: Path, kind: str) -> None:
 def fed(place: Place, path: str, **options: Any) -> Subject:
     """Returns the subject that takes training batches of a dataset."""
     from trainer import FOREVER, InputOptions, make_dataset
-    from trainer.bench.meter import of_dataset
+    from trainer.bench.meter import dataset_subject
 
     chosen = {"train_ops": CROP, "cache": "none", **options}
     made = InputOptions(image_side_px=SIDE_PX, batch_size=place.batch, **chosen)
     dataset = make_dataset(path, SPLIT, made, training=True, epochs=FOREVER)
-    return of_dataset(f"{path} {options}", dataset)
+    return dataset_subject(f"{path} {options}", dataset)
 
 
 def of_files(place: Place, files: Sequence[str]) -> Subject:
     """Returns the subject that takes training batches of TFRecord files."""
     from trainer import FOREVER, InputOptions, make_file_stream
-    from trainer.bench.meter import of_dataset
+    from trainer.bench.meter import dataset_subject
 
     options = InputOptions(image_side_px=SIDE_PX, batch_size=place.batch, train_ops=CROP)
     dataset = make_file_stream(files, options, training=True, epochs=FOREVER)
-    return of_dataset(f"files {files[0]}", dataset)
+    return dataset_subject(f"files {files[0]}", dataset)
 
 
 def of_generator(place: Place) -> Subject:
     """Returns the subject that takes training batches of a generator, which has all images in memory."""
     from trainer import FOREVER, InputOptions, make_stream
-    from trainer.bench.meter import of_dataset
+    from trainer.bench.meter import dataset_subject
 
     images = encoded(place.photos())
 
@@ -176,7 +176,7 @@ def of_generator(place: Place) -> Subject:
             yield str(index), image, 0
 
     options = InputOptions(image_side_px=SIDE_PX, batch_size=place.batch, train_ops=CROP)
-    return of_dataset("generator", make_stream(source, options, classes=1, training=True, epochs=FOREVER))
+    return dataset_subject("generator", make_stream(source, options, classes=1, training=True, epochs=FOREVER))
 
 
 def verified(place: Place) -> Subject:
@@ -275,7 +275,7 @@ def measure(
     Returns:
       name -> rate, base, ratio, base_is and rounds, and what `sizes` returns.
     """
-    from trainer.bench.meter import in_turn
+    from trainer.bench.meter import measure_alternately
 
     place = Place(sources=sources, batch=effort.batch)
     subjects: dict[str, Subject] = {}
@@ -284,7 +284,7 @@ def measure(
         both = (pair.what(place), pair.base(place))
         subjects |= {subject.name: subject for subject in both}
         names.append([subject.name for subject in both])
-    found = [in_turn(list(subjects.values()), effort.seconds, rounds=1) for _ in range(effort.rounds)]
+    found = [measure_alternately(list(subjects.values()), effort.seconds, rounds=1) for _ in range(effort.rounds)]
     results = {}
     for pair, (what, base) in zip(pairs, names, strict=True):
         rates = [[costs[name].rate for costs in found] for name in (what, base)]

@@ -1,20 +1,20 @@
-"""The TFX components of Feedline. A component is its wiring, `component.py`, and the work of its executor.
+"""The TFX components of Feedline. The module `component` of a package has the component and its executor.
 
-  image_example_gen.component.ImageExampleGen: raw images, or a dataset that is there already -> `Examples`
-  schema.component.InferredSchema: statistics and dataset -> `Schema`, for people to review
-  schema.component.ReviewedSchema: the file that they keep -> `Schema`
-  previous_span.resolver.previous_examples: the dataset before, to compare with
-  dataset_gate.component.DatasetGate: stops the pipeline when the dataset is not fit to train on
-  dataset_gate.limits.GateLimits: what is allowed
-  dataset_report.component.DatasetReport: one page about the dataset and its model
-  blessed_model.Pusher: pushes a blessed model whole or not at all
+  image_example_gen.component.ImageExampleGen: raw images, or a published dataset -> `Examples`
+  schema.component.InferredSchema: statistics and dataset -> `Schema`, for review
+  schema.component.ReviewedSchema: a reviewed schema file -> `Schema`
+  previous_span.resolver.previous_examples: the previous dataset, as the baseline of drift
+  dataset_gate.component.DatasetGate: stops the pipeline when the dataset is unfit for training
+  dataset_gate.limits.GateLimits: the limits of the gate
+  dataset_report.component.DatasetReport: an HTML page about the dataset and its model
+  blessed_model.Pusher: pushes a blessed model atomically
 
-  evaluation.results.EvaluateOptions: when a model is good enough to be pushed
+  evaluation.results.EvaluateOptions: the requirements for a model to be pushed
 
 Without a pipeline:
 
-  dataset_report.render.render: the page of any published dataset, as text
-  evaluation.results.load_evaluation: what Evaluator measured, as plain values
+  dataset_report.render.render: the HTML page of a published dataset
+  evaluation.results.load_evaluation: the figures of Evaluator, as plain values
 
 Example:
   from beam_jobs import IngestOptions

@@ -1,4 +1,4 @@
-"""Artifact types of our own, and the check that an adopted dataset is there, also in stores unknown to TensorFlow."""
+"""Artifact types of Feedline, and the existence check of datasets in stores that TensorFlow does not support."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ Artifacts = dict[str, list[Artifact]]  # the inputs or outputs of a node by thei
 
 
 class DatasetVerdict(Artifact):
-    """What the gate decided: `verdict.json`."""
+    """The verdict of the gate: `verdict.json`."""
 
     TYPE_NAME = "DatasetVerdict"
 
 
 class HtmlReport(Artifact):
-    """One self-contained page: `report.html`."""
+    """A self-contained HTML page: `report.html`."""
 
     TYPE_NAME = "HtmlReport"
 
 
 class StoreFiles(filesystem.Filesystem):
-    """Adopted datasets in `s3://`; TFX looks for them before it takes a run for cached, and does nothing else there."""
+    """Adopted datasets in `s3://`. TFX only checks that they exist, before it uses the cached output of a run."""
 
     SUPPORTED_SCHEMES = ("s3://",)
 
     @staticmethod
     def exists(path: filesystem.PathType) -> bool:
-        """Returns whether there is an object of this name, or any below it."""
+        """Returns whether an object of this name exists, or one below it."""
         name = path.decode() if isinstance(path, bytes) else path
         return storage.exists(name) or any(True for _ in storage.walk_files(name))
 
 
 def register_store_files() -> None:
-    """Makes TFX use it; more than once is no harm."""
+    """Registers `StoreFiles` in TFX. Idempotent."""
     filesystem_registry.DEFAULT_FILESYSTEM_REGISTRY.register(StoreFiles, priority=0)

@@ -1,14 +1,12 @@
-"""Blessed models: the one before as the baseline of Evaluator, and pushing one whole or not at all.
+"""Blessed models: the previous one as the baseline of Evaluator, and the atomic push of a new one.
 
-The baseline is the newest blessed model that was made before another one, and is of the same kind. TFX's own
-LatestBlessedModelStrategy knows nothing of the model that is evaluated. Run once more on unchanged inputs it finds that
-very model, blessed a moment ago, so Evaluator would miss the cache and compare the model with itself. Nor does it know
-classes: TFMA, given a model of fewer classes, fails in the middle, and one of as many but other classes is compared as
-if an index meant the same in both.
+The baseline is the newest blessed model that is older than the candidate and has the same description, that is, classes
+and records. TFX's LatestBlessedModelStrategy does not consider the candidate. In a second run on unchanged inputs it
+resolves the candidate itself, so that Evaluator misses the cache and compares the model with itself. It does not
+consider classes either: TFMA fails for a model of fewer classes, and compares wrong classes for a model of others.
 
-A model appears in the serving directory whole or not at all, and the same model once. TFX's own Pusher copies file by
-file into the numbered directory. Cut short it leaves half a version behind, and a retry after the copy but before the
-end of the execution pushes the same model a second time under another number.
+The push is atomic, and pushes a model once. TFX's Pusher copies the files into the directory of the version. After an
+interruption an incomplete version remains, and a retry pushes the same model again, under another version.
 """
 
 from __future__ import annotations
@@ -41,21 +39,21 @@ BLESSING_KEY = "model_blessing"
 
 
 class BlessedBeforeStrategy(resolver.ResolverStrategy):
-    """Resolves `model` to the baseline of `candidate`: one model, or none."""
+    """Resolves `model` to the baseline of `candidate`, at most one model."""
 
     def __init__(self, description: str) -> None:
         """Builds the strategy.
 
         Args:
-          description: file inside a SavedModel that is the same in models that can be compared.
+          description: name of a file in a SavedModel; models can be compared if its content is equal.
         """
         self._description = description
 
     def resolve_artifacts(self, store: MetadataStore, input_dict: Artifacts) -> Artifacts:
-        """Returns the inputs with the baseline under `model` and its blessing under `model_blessing`, if there is one.
+        """Returns the inputs with only the baseline under `model` and its blessing under `model_blessing`.
 
         Args:
-          store: of ML Metadata.
+          store: store of ML Metadata.
           input_dict: the model of this run under `candidate`, all models and all blessings.
         """
         [candidate] = input_dict[CANDIDATE_KEY]
@@ -64,19 +62,19 @@ class BlessedBeforeStrategy(resolver.ResolverStrategy):
             for blessing in input_dict[BLESSING_KEY]
             if blessing.get_int_custom_property(constants.ARTIFACT_PROPERTY_BLESSED_KEY) == constants.BLESSED_VALUE
         }
-        before = [model for model in input_dict[MODEL_KEY] if model.id in blessings and model.id < candidate.id]
-        wanted = self._describe(candidate)
-        for model in sorted(before, key=lambda model: model.id, reverse=True):
-            if wanted and self._describe(model) == wanted:
+        blessed = [model for model in input_dict[MODEL_KEY] if model.id in blessings and model.id < candidate.id]
+        description = self._read_description(candidate)
+        for model in sorted(blessed, key=lambda model: model.id, reverse=True):
+            if description and self._read_description(model) == description:
                 return {CANDIDATE_KEY: [candidate], MODEL_KEY: [model], BLESSING_KEY: [blessings[model.id]]}
             logging.warning(
-                "the model blessed in %s is not compared with: its classes or its records are others, or it is gone",
+                "the model blessed in %s is no baseline: its classes or its records are others, or it was deleted",
                 os.path.basename(model.uri),
             )
         return {CANDIDATE_KEY: [candidate], MODEL_KEY: [], BLESSING_KEY: []}
 
-    def _describe(self, model: types.Artifact) -> bytes:
-        """Returns the description of a model, empty when it has none."""
+    def _read_description(self, model: types.Artifact) -> bytes:
+        """Returns the description of a model; empty without one."""
         directory = path_utils.serving_model_path(model.uri)
         try:
             return storage.read_bytes(storage.join(directory, self._description))
@@ -88,7 +86,7 @@ NODE_ID = "BlessedModel"
 
 
 def blessed_model(candidate: types.BaseChannel, description: str) -> Resolver:
-    """Returns a resolver of the model blessed before.
+    """Returns a resolver of the previous blessed model.
 
     Example:
       blessed = blessed_model(trainer.outputs["model"], DESCRIPTION_NAME)
@@ -96,10 +94,10 @@ def blessed_model(candidate: types.BaseChannel, description: str) -> Resolver:
 
     Args:
       candidate: the model of this run.
-      description: file inside a SavedModel that is the same in models that can be compared.
+      description: name of a file in a SavedModel; models can be compared if its content is equal.
 
     Outputs:
-      model: `Model`, none or one: the newest blessed one that is older than the candidate and has its description.
+      model: `Model`, at most one: the newest blessed one that is older than the candidate and has its description.
     """
     return Resolver(
         strategy_class=BlessedBeforeStrategy,
@@ -112,33 +110,33 @@ def blessed_model(candidate: types.BaseChannel, description: str) -> Resolver:
     ).with_id(NODE_ID)
 
 
-PARTIAL_PREFIX = ".pushing-"  # no number, so that neither a model server nor `feedline predict` takes it for a version
+PARTIAL_PREFIX = ".pushing-"  # not numeric, so that model servers and `feedline predict` ignore it
 
 
 class PusherExecutor(pusher.Executor):
-    """Pushes by rename."""
+    """Pushes a model by renaming a directory."""
 
     def Do(self, input_dict: Artifacts, output_dict: Artifacts, exec_properties: dict[str, Any]) -> None:
         """Pushes the model if it was blessed and its training did not diverge.
 
-        An object store, which cannot rename, gets it the way of TFX.
+        For an object store, which cannot rename, it calls the executor of TFX.
         """
         destination = pusher_pb2.PushDestination()
         proto_utils.json_to_proto(exec_properties[standard_component_specs.PUSH_DESTINATION_KEY], destination)
         base = destination.filesystem.base_directory
-        pushed = artifact_utils.get_single_instance(output_dict[standard_component_specs.PUSHED_MODEL_KEY])
+        pushed_model = artifact_utils.get_single_instance(output_dict[standard_component_specs.PUSHED_MODEL_KEY])
         model = self.GetModelPath(input_dict)
         if not self.CheckBlessing(input_dict) or storage.exists(storage.join(model, DIVERGED_NAME)):
-            pushed.set_int_custom_property("pushed", 0)
+            pushed_model.set_int_custom_property("pushed", 0)
             return
         if storage.is_remote(base):
             super().Do(input_dict, output_dict, exec_properties)
             return
-        _copy_tree(model, pushed.uri)
+        _copy_tree(model, pushed_model.uri)
         version = push_model(model, base)
-        pushed.set_int_custom_property("pushed", 1)
-        pushed.set_string_custom_property("pushed_destination", os.path.join(base, version))
-        pushed.set_string_custom_property("pushed_version", version)
+        pushed_model.set_int_custom_property("pushed", 1)
+        pushed_model.set_string_custom_property("pushed_destination", os.path.join(base, version))
+        pushed_model.set_string_custom_property("pushed_version", version)
 
 
 def push_model(model: str, base: str) -> str:
@@ -149,28 +147,28 @@ def push_model(model: str, base: str) -> str:
       base: directory of the numbered versions.
 
     Returns:
-      the name of the version: the newest when it is this model already, else a new one, named by the time in seconds.
+      the name of the version: the newest one if it is this model, else a new one, named by the time in seconds.
 
     Raises:
-      OSError: it cannot be written; no version was added.
+      OSError: the model cannot be written; no version was added.
     """
     newest = max((int(name) for name in storage.list_dirs(base) if name.isdigit()), default=0)
     if newest and _digests(os.path.join(base, str(newest))) == _digests(model):
         return str(newest)
-    version = str(max(int(time.time()), newest + 1))  # a clock that was set back must not make an older version
+    version = str(max(int(time.time()), newest + 1))  # also if the clock was set back
     publish_model(model, os.path.join(base, version))
     return version
 
 
 def publish_model(model: str, version: str) -> None:
-    """Copies a model into a local directory that is there whole or not at all; replaces what is there.
+    """Copies a model into a local directory, atomically; replaces an existing one.
 
     Args:
       model: directory of a SavedModel.
       version: directory of a numbered version.
 
     Raises:
-      OSError: it cannot be written.
+      OSError: the model cannot be written.
     """
     partial = os.path.join(os.path.dirname(version), PARTIAL_PREFIX + os.path.basename(version))
     storage.remove_tree(partial)
@@ -184,14 +182,14 @@ def publish_model(model: str, version: str) -> None:
 
 
 def _copy_tree(source: str, target: str) -> None:
-    """Copies a tree, every file whole and synced."""
+    """Copies a tree; writes and syncs every file atomically."""
     for directory, _, names in os.walk(source):
-        there = os.path.join(target, os.path.relpath(directory, source))
-        storage.make_dirs(there)
+        target_directory = os.path.join(target, os.path.relpath(directory, source))
+        storage.make_dirs(target_directory)
         for name in names:
             with (
                 storage.open_read(os.path.join(directory, name)) as stream,
-                storage.atomic_writer(os.path.join(there, name)) as out,
+                storage.atomic_writer(os.path.join(target_directory, name)) as out,
             ):
                 shutil.copyfileobj(stream, out)
 
@@ -211,7 +209,7 @@ class Pusher(tfx.components.Pusher):
       )
 
     Outputs:
-      pushed_model: `PushedModel`; where it was pushed to is its property `pushed_destination`.
+      pushed_model: `PushedModel`, with the directory of the version in its property `pushed_destination`.
     """
 
     EXECUTOR_SPEC = executor_spec.ExecutorClassSpec(PusherExecutor)

@@ -1,4 +1,4 @@
-"""What TFDV counts of a dataset: small numbers and categories, never an image, a key, an address or a hash."""
+"""TFDV statistics of a dataset: of small numbers and categories, without images, keys, URIs and hashes."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.options import LOCAL_BEAM_ARGS
 
-# What the source may speak of beyond one class an image; masks are images.
+# Annotations other than the class of an image; masks are omitted, because they are images.
 _ANNOTATIONS = (
     record.WEIGHT,
     *(record.OBJECT_PREFIX + f"bbox/{edge}" for edge in ("xmin", "ymin", "xmax", "ymax")),
     *(record.OBJECT_PREFIX + name for name in ("area", "is_crowd", "class/label", "class/text")),
 )
-# Class indices are names written as numbers: their mean says nothing, how often each occurs does.
+# Class indices are categories: the statistic of interest is the frequency of each, not their mean.
 _CATEGORIES = (record.LABEL, record.OBJECT_LABEL)
-# Values that are counted one by one. TFDV looks for unseen ones among them alone; 1,000, its own, is fewer than many
-# datasets have classes.
+# Number of values with a count each. TFDV detects unseen values only among these; its default of 1,000 is below the
+# number of classes of many datasets.
 _COUNTED_VALUES = 1 << 15
 
 
 def statistics_options(extra: Sequence[str]) -> tfdv.StatsOptions:
     """Returns the options of StatisticsGen.
 
-    Features are named one by one, because TFDV would count whole images as the values of a category. Those that a
-    dataset does not have are passed over.
+    It lists the features explicitly, because TFDV would count images as the values of a category. TFDV ignores listed
+    features that a dataset does not have.
 
     Args:
       extra: names of the user columns, without `extra/`.
@@ -60,11 +60,11 @@ def extra_columns(dataset: Manifest) -> tuple[str, ...]:
 
 
 def dataset_statistics(directory: str, dataset: Manifest) -> dict[str, statistics_pb2.DatasetFeatureStatisticsList]:
-    """Runs StatisticsGen on a published dataset, without a pipeline around it.
+    """Runs StatisticsGen on a published dataset, without a pipeline.
 
     Args:
-      directory: of the dataset.
-      dataset: its manifest.
+      directory: directory of the dataset.
+      dataset: manifest of the dataset.
 
     Returns:
       split -> statistics.
@@ -83,22 +83,22 @@ def dataset_statistics(directory: str, dataset: Manifest) -> dict[str, statistic
             _generate(examples, statistics, statistics_options(extra_columns(dataset)), scratch)
         except (OSError, ValueError) as error:
             raise unreadable(directory, error) from error
-        found = load_statistics(statistics)
+        split_statistics = load_statistics(statistics)
     for name, info in dataset.splits.items():
-        if (read := found[name].datasets[0].num_examples) != info.records:
-            raise CorruptDataset(f"{directory} has {read:,} records in {name}, its manifest says {info.records:,}")
-    return found
+        if (count := split_statistics[name].datasets[0].num_examples) != info.records:
+            raise CorruptDataset(f"{directory} has {count:,} records in {name}, its manifest says {info.records:,}")
+    return split_statistics
 
 
 def unreadable(directory: str, error: Exception) -> CorruptDataset:
-    """Returns what it means that Beam fails at a shard.
+    """Returns the error for a shard that Beam cannot read.
 
     Args:
-      directory: of the dataset.
-      error: what Beam raised, with the whole record in its message.
+      directory: directory of the dataset.
+      error: exception of Beam, whose message contains the record.
     """
-    what = str(error).partition(": b'")[0]  # the rest is the record, in hex
-    return CorruptDataset(f"{directory} cannot be read: {what}; `feedline verify` says more")
+    reason = str(error).partition(": b'")[0]  # the rest is the record
+    return CorruptDataset(f"{directory} cannot be read: {reason}; `feedline verify` says more")
 
 
 def _generate(examples: Artifact, statistics: Artifact, options: tfdv.StatsOptions, scratch: str) -> None:

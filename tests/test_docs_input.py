@@ -33,12 +33,12 @@ def test_what_is_done_small_stands_on_the_page():
 
 
 def test_the_cluster_of_the_page_is_one(monkeypatch):
-    from trainer.training.strategy import cluster_of_environment
+    from trainer.training.strategy import read_cluster
 
     commands = [words for block in blocks("distributed") if block.language == "bash" for words in block.commands]
     (variable,) = [words[1] for words in commands if words[0] == "export"]
     monkeypatch.setenv("TF_CONFIG", variable.removeprefix("TF_CONFIG="))
-    assert cluster_of_environment().host.count > 1
+    assert read_cluster().host.count > 1
 
 
 # --- tables of options

@@ -187,7 +187,7 @@ def test_an_edited_schema_is_read_again_and_a_model_that_is_too_weak_is_not_push
     reviewed.write_text(text, encoding="utf-8")
     weak = feedline(*arguments(workplace, *span, "--min-accuracy", 1, "--epochs", 1), programs=warm)
     assert weak.returncode == 3
-    assert "is under evaluate.min_accuracy 1; the model was not pushed" in weak.stderr
+    assert "is below evaluate.min_accuracy 1; the model was not pushed" in weak.stderr
     demanded = 'feature { name: "extra/age" type: INT presence { min_fraction: 1.0 min_count: 1 } }'
     reviewed.write_text(text + demanded, encoding="utf-8")
     edited = feedline(*arguments(workplace, "--span", 1, "--schema", reviewed), programs=warm)

@@ -38,10 +38,10 @@ from trainer.ops.tf_ops import without_autograph
 from trainer.options import TrainerConfig, TrainOptions
 from trainer.training.callbacks import IMAGES_PER_SECOND, INPUT_WAIT, TRAIN_SECONDS, WaitMeter, timed
 from trainer.training.checkpoint import Checkpoints, Progress
-from trainer.training.loop import Task, train, whole_steps
+from trainer.training.loop import Task, fit_steps, train
 from trainer.training.losses import MULTI, class_weights, figure_names, for_keras, make_loss, make_metrics
 from trainer.training.optimizers import check_monitor
-from trainer.training.strategy import check_batch, distribute, host_of, scope
+from trainer.training.strategy import check_batch, distribute, scope, strategy_host
 from trainer.training.strategy import describe as describe_strategy
 
 _log = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ def fit(
       TrainingDiverged: the loss became NaN or infinite, and there is no best epoch to return.
     """
     records = epoch_records(job.path, job.train_split, job.config.input, training=True)
-    steps, options = whole_steps(records, job.config.train, job.config.input.batch_size)
+    steps, options = fit_steps(records, job.config.train, job.config.input.batch_size)
     if options.deterministic:
         tf.config.experimental.enable_op_determinism()
     check_batch(strategy, job.config.input.batch_size)
@@ -184,7 +184,7 @@ def fit(
             log_dir=log_dir,
             checkpoints=checkpoints,
             strategy=strategy,
-            writes=host_of(strategy).index == 0,
+            writes=strategy_host(strategy).index == 0,
             callbacks=callbacks,
         )
         return core, train(task, options)
@@ -198,7 +198,7 @@ def _median_short_side(job: Job) -> float:
 
 
 def _describe_training(job: Job, core: keras.Model, strategy: tf.distribute.Strategy | None) -> str:
-    config, host = job.config, host_of(strategy)
+    config, host = job.config, strategy_host(strategy)
     lines = [
         describe_input(job.path, job.train_split, config.input, training=True, epochs=FOREVER, host=host),
         describe_strategy(strategy, config.input.batch_size),
@@ -284,7 +284,7 @@ def _make_validation(
 
     if _uses_intervals(job, strategy):
         plan = Plan(directory=os.path.join(log_dir, "evaluation") if log_dir else "")
-        host_batches = batches(host_of(strategy))  # created once, because it may have a cache
+        host_batches = batches(strategy_host(strategy))  # created once, because it may have a cache
         return lambda epoch: evaluate(core, lambda _: host_batches, plan, step=epoch, strategy=strategy).logs()
     dataset = batches(Host()).map(_make_converter(job))
     padding = _padding_factor(job)

@@ -16,7 +16,7 @@ from beam_jobs.common import strings
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import OptionError
 from beam_jobs.types import LABEL_KINDS
-from trainer.evaluation.intervals import spreads_of
+from trainer.evaluation.intervals import validation_spreads
 from trainer.input.parse import adapt_ops_to_records
 from trainer.input_fn import evaluation_ops
 from trainer.job import Job, fit
@@ -29,7 +29,7 @@ from trainer.training.callbacks import PRINTED_METRICS
 from trainer.training.checkpoint import DIVERGED_NAME, Checkpoints, Progress
 from trainer.training.losses import MULTI
 from trainer.training.malloc import keep_buffers
-from trainer.training.strategy import host_of, make_strategy
+from trainer.training.strategy import make_strategy, strategy_host
 
 if TYPE_CHECKING:
     from tfx.components.trainer.fn_args_utils import FnArgs
@@ -91,10 +91,10 @@ def run_fn(fn_args: FnArgs) -> None:
         say=_say,
         check=partial(check_export, config.train.model, write),
     )
-    if host_of(strategy).index:
+    if strategy_host(strategy).index:
         return  # only the first of several workers exports
     _write_history(progress, job, fn_args.model_run_dir)
-    spreads = spreads_of(progress.history)
+    spreads = validation_spreads(progress.history)
     for name in filter(spreads.get, PRINTED_METRICS):
         _say(f"{name} {spreads[name]}")
     if progress.diverged:
@@ -139,7 +139,7 @@ def _write_history(progress: Progress, job: Job, directory: str) -> None:
         "config": job.config.to_json(),
         "history": progress.history,
         "input_wait": sum(waits) / len(waits) if waits else 0.0,
-        "spread": {name: dataclasses.asdict(spread) for name, spread in spreads_of(progress.history).items()},
+        "spread": {name: dataclasses.asdict(spread) for name, spread in validation_spreads(progress.history).items()},
         "best": {"monitor": job.config.train.monitor, "epoch": progress.best_epoch, "value": progress.best},
         "exported": job.config.train.keep,
         "diverged": progress.diverged,

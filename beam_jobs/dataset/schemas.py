@@ -198,7 +198,7 @@ def read_published(path: str, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def triples(column: pa.ChunkedArray) -> np.ndarray:
-    """Returns a column of three numbers a row, such as `mean_rgb`, as float32[rows, 3]."""
+    """Returns a column with three numbers per row, such as `mean_rgb`, as float32[rows, 3]."""
     return column.combine_chunks().flatten().to_numpy().reshape(-1, 3)
 
 

@@ -1,1 +1,1 @@
-"""Stops the pipeline when the dataset is not fit to train on."""
+"""A gate that stops the pipeline when the dataset is unfit for training."""

@@ -1,4 +1,4 @@
-"""The checks of the gate, of classes, images and the rest: pure functions from facts of a dataset to findings."""
+"""The checks of the gate: pure functions that return findings about the classes, images and statistics of a dataset."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ from components.dataset_gate import measures
 from components.dataset_gate.limits import CLASS, Finding, GateLimits, Outcome
 from components.dataset_gate.measures import GateDataset
 
-_NAMES = 5  # of classes, in a finding
+_NAMES = 5  # maximum number of classes named in a finding
 
 
 def check_classes(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
-    """Runs every check of the classes; an image of several classes counts in each."""
-    yield from check_several(dataset)
-    yield from check_missing(dataset, limits)
-    yield from check_sizes(dataset, limits)
+    """Runs all checks of the classes; an image of several classes counts for each."""
+    yield from check_class_count(dataset)
+    yield from check_class_splits(dataset, limits)
+    yield from check_class_sizes(dataset, limits)
 
 
-def check_several(dataset: GateDataset) -> Iterator[Finding]:
-    """Finds a single class, of which a model learns nothing and an evaluation cannot say anything."""
+def check_class_count(dataset: GateDataset) -> Iterator[Finding]:
+    """Finds a dataset with one class, on which neither training nor evaluation is possible."""
     labels = dataset.manifest.labels
     if dataset.manifest.label_kind == "single" and len(labels) == 1:
         yield Finding(
             check="one class",
             split="all splits",
             feature=CLASS,
-            value=f"{some(labels, _NAMES)} alone",
+            value=f"only {some(labels, _NAMES)}",
             limit="at least two classes",
             remedy="add images of another class",
         )
 
 
-def check_missing(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
-    """Finds classes without images in the first split, classes that only later splits have, and ones they lack."""
+def check_class_splits(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
+    """Finds classes without images, classes that the first split lacks, and classes that only later splits lack."""
     first, *others = dataset.splits
     classes = {name: set(info.classes) for name, info in dataset.manifest.splits.items()}
-    nowhere = sorted(_labels(dataset).difference(*classes.values()))
-    if nowhere and not limits.allow_missing_classes:
+    missing = sorted(_labels(dataset).difference(*classes.values()))
+    if missing and not limits.allow_missing_classes:
         yield Finding(
             check="missing classes",
             split=first,
             feature=CLASS,
-            value=f"without an image of {some(nowhere, _NAMES)}",
-            limit="an image of every class that the labels name",
-            remedy="add images of these classes, see whether they were dropped as copies, "
+            value=f"without an image of {some(missing, _NAMES)}",
+            limit="an image of every class of the labels",
+            remedy="add images of these classes, check whether they were dropped as copies, "
             "or set gate.allow_missing_classes to true",
         )
     for name in others:
@@ -76,12 +76,12 @@ def check_missing(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]
                 feature=CLASS,
                 value=f"without an image of {some(absent, _NAMES)}",
                 limit=f"an image of every class of {first}",
-                remedy="add images of these classes, set ingest.stratify, or leave out gate.require_all_classes",
+                remedy="add images of these classes, set ingest.stratify, or set gate.require_all_classes to false",
             )
 
 
-def check_sizes(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
-    """Finds classes of the first split with too few images, and a first split of too unequal classes."""
+def check_class_sizes(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
+    """Finds classes with too few images, and too unequal class sizes, in the first split."""
     first = dataset.splits[0]
     counts = dataset.manifest.splits[first].classes
     small = sorted(label for label, count in counts.items() if count < limits.min_images_per_class)
@@ -99,38 +99,33 @@ def check_sizes(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
     largest, smallest = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
     if counts[largest] > limits.max_imbalance * counts[smallest]:
         ratio = counts[largest] / counts[smallest]
-        most = f"{largest} with {plural(counts[largest], 'image')}"
+        largest_text = f"{largest} with {plural(counts[largest], 'image')}"
         yield Finding(
             check="imbalance",
             split=first,
             feature=CLASS,
-            value=f"{ratio:.1f} : 1 ({most}, {smallest} with {counts[smallest]})",
+            value=f"{ratio:.1f} : 1 ({largest_text}, {smallest} with {counts[smallest]})",
             limit=f"{limits.max_imbalance:g} : 1",
-            remedy="add images of the small classes, leave out images of the large, or raise gate.max_imbalance",
+            remedy="add images of the small classes, remove images of the large, or raise gate.max_imbalance",
         )
 
 
 def _labels(dataset: GateDataset) -> set[str]:
-    """Returns the classes that images can have; the labels of a dataset with objects name those of objects too."""
+    """Returns the classes of images; empty for a dataset with objects, whose labels include the classes of objects."""
     with_objects = pc.any(pc.match_substring(dataset.images["annotations"], '"objects": [')).as_py()
     return set() if with_objects else set(dataset.manifest.labels)
 
 
 _CONTENT = "image content"
-_SHOWN = 1000  # images of a cluster among which an example is looked for
+_EXAMPLE_IMAGES = 1000  # images of a cluster that are compared for an example
 
 
-def near_clusters(dataset: GateDataset, limits: GateLimits) -> NearClusters:
-    """Searches for images that look alike."""
-    return near_duplicates.find(_looks(dataset), limits.near_distance)
-
-
-def check_images(dataset: GateDataset, limits: GateLimits, alike: NearClusters | None) -> Iterator[Finding]:
-    """Runs every check of the images; `alike` are their near clusters, None when these are not wanted."""
+def check_images(dataset: GateDataset, limits: GateLimits, clusters: NearClusters | None) -> Iterator[Finding]:
+    """Runs all checks of the images; those of near duplicates only if their clusters are given."""
     yield from check_leaks(dataset, limits)
     yield from check_group_leaks(dataset, limits)
-    if alike is not None:
-        yield from check_near_leaks(dataset, limits, alike)
+    if clusters is not None:
+        yield from check_near_leaks(dataset, limits, clusters)
     if limits.min_side_px:
         yield from check_resolution(dataset, limits)
     if limits.blank_variance and dataset.has_moments:
@@ -138,70 +133,70 @@ def check_images(dataset: GateDataset, limits: GateLimits, alike: NearClusters |
 
 
 def check_leaks(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
-    """Finds exact copies that lie in several splits, which would make evaluation too kind."""
-    copied = pc.not_equal(dataset.images["cluster"], "").to_numpy()
-    keys = dataset.images["key"].filter(copied).to_pylist()
-    clusters = dataset.images["cluster"].filter(copied).to_pylist()
-    splits_of: dict[str, dict[int, str]] = {}
-    for cluster, split, key in zip(clusters, dataset.split_of[copied].tolist(), keys, strict=True):
-        splits_of.setdefault(cluster, {}).setdefault(split, key)
-    shared = [members for members in splits_of.values() if len(members) > 1]
-    if len(shared) > limits.max_leaks:
-        members = {dataset.splits[split]: key for split, key in sorted(shared[0].items())}
-        shown = " and ".join(f"{key} in {split}" for split, key in members.items())
+    """Finds exact copies in several splits, which bias the evaluation."""
+    is_copy = pc.not_equal(dataset.images["cluster"], "").to_numpy()
+    keys = dataset.images["key"].filter(is_copy).to_pylist()
+    names = dataset.images["cluster"].filter(is_copy).to_pylist()
+    clusters: dict[str, dict[int, str]] = {}
+    for name, split, key in zip(names, dataset.split_indices[is_copy].tolist(), keys, strict=True):
+        clusters.setdefault(name, {}).setdefault(split, key)
+    leaks = [members for members in clusters.values() if len(members) > 1]
+    if len(leaks) > limits.max_leaks:
+        members = {dataset.splits[split]: key for split, key in sorted(leaks[0].items())}
+        example = " and ".join(f"{key} in {split}" for split, key in members.items())
         yield Finding(
             check="leakage",
             split=", ".join(sorted(members)),
             feature=_CONTENT,
-            value=f"{len(shared)} images shared between splits (such as {shown})",
+            value=f"{len(leaks)} images shared between splits (such as {example})",
             limit=str(limits.max_leaks),
-            remedy="mend the split column, or leave the split to the hash, which keeps copies together",
+            remedy="correct the split column, or remove it: the hash split assigns copies to one split",
         )
 
 
 def check_group_leaks(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
-    """Finds groups, and sets of near duplicates that were grouped, that lie in several splits."""
+    """Finds groups, and grouped sets of near duplicates, with images in several splits."""
     kinds = lookup.leak_kinds_of(dataset.manifest.options.get("near_duplicates", "off"))[1:]
-    crossing = lookup.find_leaks(dataset.images, kinds)
-    if len(crossing) > limits.max_group_leaks:
+    leaks = lookup.find_leaks(dataset.images, kinds)
+    if len(leaks) > limits.max_group_leaks:
         yield Finding(
             check="group leakage",
-            split=", ".join(crossing[0].keys),
+            split=", ".join(leaks[0].keys),
             feature="group",
-            value=f"{plural(len(crossing), 'set')} of images shared between splits (such as {crossing[0]})",
+            value=f"{plural(len(leaks), 'set')} of images shared between splits (such as {leaks[0]})",
             limit=str(limits.max_group_leaks),
-            remedy="mend the split column or the groups, write the dataset anew, or raise gate.max_group_leaks",
+            remedy="correct the split column or the groups, write the dataset again, or raise gate.max_group_leaks",
         )
 
 
-def check_near_leaks(dataset: GateDataset, limits: GateLimits, alike: NearClusters) -> Iterator[Finding]:
-    """Finds images of later splits that look like one of an earlier split; exact copies alone are no such pair."""
-    images, roots = dataset.images, alike.roots
+def check_near_leaks(dataset: GateDataset, limits: GateLimits, clusters: NearClusters) -> Iterator[Finding]:
+    """Finds images that are near duplicates of an image of an earlier split; ignores clusters of exact copies."""
+    images, roots = dataset.images, clusters.roots
     contents = images["sha256"].combine_chunks().dictionary_encode().indices.to_numpy()
-    earliest, many = np.full(len(roots), len(dataset.splits)), np.zeros(len(roots), bool)
-    np.minimum.at(earliest, roots, dataset.split_of)
-    many[roots[contents != contents[roots]]] = True
-    later = np.flatnonzero((dataset.split_of > earliest[roots]) & many[roots])
-    if len(later) <= limits.max_near_leaks:
+    first_split, has_variants = np.full(len(roots), len(dataset.splits)), np.zeros(len(roots), bool)
+    np.minimum.at(first_split, roots, dataset.split_indices)
+    has_variants[roots[contents != contents[roots]]] = True
+    leaks = np.flatnonzero((dataset.split_indices > first_split[roots]) & has_variants[roots])
+    if len(leaks) <= limits.max_near_leaks:
         return
-    one, other = _example(dataset, _looks(dataset), np.flatnonzero(roots == roots[later[0]]))
-    shown = " and ".join(
-        f"{images['key'][place].as_py()} in {dataset.splits[dataset.split_of[place]]}" for place in (one, other)
+    pair = _closest_pair(dataset, _looks(dataset), np.flatnonzero(roots == roots[leaks[0]]))
+    example = " and ".join(
+        f"{images['key'][row].as_py()} in {dataset.splits[dataset.split_indices[row]]}" for row in pair
     )
-    splits = sorted({dataset.splits[place] for place in (dataset.split_of[one], *dataset.split_of[later])})
+    splits = sorted({dataset.splits[index] for index in dataset.split_indices[[pair[0], *leaks]]})
     yield Finding(
         check="near leakage",
         split=", ".join(splits),
         feature=_CONTENT,
-        value=f"{plural(len(later), 'image')} like one of an earlier split (such as {shown})",
+        value=f"{plural(len(leaks), 'image')} like one of an earlier split (such as {example})",
         limit=f"{limits.max_near_leaks}, up to {limits.near_distance} bits apart",
-        remedy="set ingest.near_duplicates to group or drop, mend the split column, or raise gate.max_near_leaks",
+        remedy="set ingest.near_duplicates to group or drop, correct the split column, or raise gate.max_near_leaks",
     )
 
 
 def check_resolution(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
-    """Finds splits with too many images whose short side is too short, as they were found or as they are stored."""
-    # The smaller of the two: images were resized on their way in, and `raw` enlarges what is too small.
+    """Finds splits with too many images whose short side is too short, in the source or in the dataset."""
+    # The smaller of the two: the ingest may reduce images, and `raw` enlarges small ones.
     names = ("height", "width", "source_height", "source_width")
     side = np.minimum.reduce([dataset.images[name].to_numpy() for name in names])
     yield from _split_shares(
@@ -221,32 +216,34 @@ def check_resolution(dataset: GateDataset, limits: GateLimits) -> Iterator[Findi
 
 
 def check_blank(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
-    """Finds splits with too many images of one colour, which teach nothing."""
-    blank = schemas.triples(dataset.images["var_rgb"]).astype(np.float64).max(axis=1, initial=0) < limits.blank_variance
+    """Finds splits with too many images of one colour, from which a model learns nothing."""
+    is_blank = (
+        schemas.triples(dataset.images["var_rgb"]).astype(np.float64).max(axis=1, initial=0) < limits.blank_variance
+    )
     yield from _split_shares(
         dataset,
-        blank,
+        is_blank,
         Finding(
             check="blank images",
             split="",
             feature=_CONTENT,
             value="constant or blank",
             limit=f"{limits.max_blank_ratio:.1%}",
-            remedy="take these files out of the source, or raise gate.max_blank_ratio",
+            remedy="remove these files from the source, or raise gate.max_blank_ratio",
         ),
         limits.max_blank_ratio,
     )
 
 
-def _split_shares(dataset: GateDataset, bad: np.ndarray, pattern: Finding, limit: float) -> Iterator[Finding]:
-    """Yields the pattern for every split with a larger share of bad images than the limit."""
+def _split_shares(dataset: GateDataset, is_bad: np.ndarray, template: Finding, limit: float) -> Iterator[Finding]:
+    """Yields the template, with split and value, for every split whose share of bad images is above the limit."""
     for split in dataset.splits:
-        rows = dataset.rows_of(split)
-        found = np.flatnonzero(rows & bad)
-        if len(found) > limit * rows.sum():
-            keys = dataset.images["key"].take(pa.array(found)).to_pylist()
-            value = f"{pattern.value} in {len(found)} of {plural(int(rows.sum()), 'image')} ({some(sorted(keys), 3)})"
-            yield Finding(**{**vars(pattern), "split": split, "value": f"{value}, {len(found) / rows.sum():.1%}"})
+        mask = dataset.split_mask(split)
+        bad, total = np.flatnonzero(mask & is_bad), int(mask.sum())
+        if len(bad) > limit * total:
+            keys = some(sorted(dataset.images["key"].take(pa.array(bad)).to_pylist()), 3)
+            value = f"{template.value} in {len(bad)} of {plural(total, 'image')} ({keys})"
+            yield Finding(**{**vars(template), "split": split, "value": f"{value}, {len(bad) / total:.1%}"})
 
 
 def _looks(dataset: GateDataset) -> near_duplicates.Looks:
@@ -255,22 +252,23 @@ def _looks(dataset: GateDataset) -> near_duplicates.Looks:
     return near_duplicates.looks(hashes, height, width, schemas.triples(dataset.images["mean_rgb"]), variance)
 
 
-def _example(dataset: GateDataset, looks: near_duplicates.Looks, members: np.ndarray) -> tuple[int, int]:
-    """Returns the two images of different splits that are most alike, of the first of a cluster."""
-    first = members[dataset.split_of[members] == dataset.split_of[members].min()][:_SHOWN]
-    later = members[dataset.split_of[members] > dataset.split_of[members].min()][:_SHOWN]
+def _closest_pair(dataset: GateDataset, looks: near_duplicates.Looks, members: np.ndarray) -> tuple[int, int]:
+    """Returns the rows of the closest images of the first split of a cluster and of its later splits."""
+    splits = dataset.split_indices[members]
+    first = members[splits == splits.min()][:_EXAMPLE_IMAGES]
+    later = members[splits > splits.min()][:_EXAMPLE_IMAGES]
     bits = near_duplicates.bit_count(looks.hashes[first][:, None] ^ looks.hashes[later][None, :])
-    place = int(bits.argmin())
-    return int(first[place // len(later)]), int(later[place % len(later)])
+    row, column = divmod(int(bits.argmin()), len(later))
+    return int(first[row]), int(later[column])
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """The dataset before.
+    """The previous dataset.
 
     Attributes:
-      dataset: it.
-      name: what to call it, such as `span 3`.
+      dataset: its manifest and images.
+      name: its name in findings, such as `span 3`.
     """
 
     dataset: GateDataset
@@ -283,56 +281,55 @@ def check_dataset(
     limits: GateLimits,
     baseline: Baseline | None = None,
 ) -> Outcome:
-    """Runs every check.
+    """Runs all checks.
 
     Args:
-      dataset: the dataset.
-      anomalies: split -> what ExampleValidator found.
-      limits: what is allowed.
-      baseline: the dataset before; None when there is none.
+      dataset: dataset to check.
+      anomalies: split -> anomalies that ExampleValidator found.
+      limits: limits of the gate.
+      baseline: the previous dataset; None if there is none.
     """
-    alike = near_clusters(dataset, limits) if limits.near_leaks else None
-    compared = list(measures.skew(dataset, limits))
+    clusters = near_duplicates.find(_looks(dataset), limits.near_distance) if limits.near_leaks else None
+    results = list(measures.skew(dataset, limits))
     if baseline:
-        compared += measures.drift(dataset, baseline.dataset, baseline.name, limits)
-    judged = (measures.finding_of(one, limits) for one in compared)
+        results += measures.drift(dataset, baseline.dataset, baseline.name, limits)
     return Outcome(
         findings=(
             *check_anomalies(anomalies, limits),
             *check_rejects(dataset, limits),
             *check_classes(dataset, limits),
-            *check_images(dataset, limits, alike),
-            *(finding for finding in judged if finding),
+            *check_images(dataset, limits, clusters),
+            *(measures.make_finding(result, limits) for result in results if result.comparison.is_over),
         ),
-        comparisons=tuple(one.comparison for one in compared),
-        notes=tuple(notes(dataset, limits, baseline, alike)),
+        comparisons=tuple(result.comparison for result in results),
+        notes=tuple(notes(dataset, limits, baseline, clusters)),
     )
 
 
 def count_anomalies(anomalies: anomalies_pb2.Anomalies) -> int:
-    """Returns the number of anomalous features of a split; the dataset as a whole counts as one more."""
+    """Returns the number of anomalous features of a split; an anomaly of the complete dataset counts as a feature."""
     return len(dict(_describe(anomalies)))
 
 
 def check_anomalies(anomalies: Mapping[str, anomalies_pb2.Anomalies], limits: GateLimits) -> Iterator[Finding]:
-    """Finds splits with more anomalous features than `max_anomalies`; yields one finding a feature."""
-    for split, found in anomalies.items():
-        described = dict(_describe(found))
-        if len(described) <= limits.max_anomalies:
+    """Finds splits with more anomalous features than `max_anomalies`; yields a finding for each feature."""
+    for split, split_anomalies in anomalies.items():
+        descriptions = dict(_describe(split_anomalies))
+        if len(descriptions) <= limits.max_anomalies:
             continue
-        for feature, text in described.items():
+        for feature, text in descriptions.items():
             yield Finding(
                 check="anomaly",
                 split=split,
                 feature=feature,
                 value=text,
                 limit=f"{limits.max_anomalies} anomalous features a split",
-                remedy="repair the data, or change the schema if the data is right",
+                remedy="repair the data, or change the schema if the data is correct",
             )
 
 
 def check_rejects(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
-    """Finds a dataset of which too many images were rejected; a reject belongs to no split."""
+    """Finds a dataset with too many rejected images, which belong to no split."""
     counts = dataset.manifest.counts
     if counts.rejected > limits.max_reject_ratio * counts.found:
         share = f"{counts.rejected / counts.found:.1%}"
@@ -348,17 +345,17 @@ def check_rejects(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]
 
 
 def notes(
-    dataset: GateDataset, limits: GateLimits, baseline: Baseline | None, alike: NearClusters | None = None
+    dataset: GateDataset, limits: GateLimits, baseline: Baseline | None, clusters: NearClusters | None = None
 ) -> Iterator[str]:
-    """Yields one line for each check that could not look."""
+    """Yields a line for each check that was not possible."""
     if dataset.manifest.label_kind == "none":
         yield "classes were not checked: the images have no labels"
     if not dataset.has_moments:
         yield "brightness and channels were not compared: the ingest took facts=basic"
         if limits.blank_variance:
-            # Their hash, 0, does not tell: a photograph that darkens to the right has it too.
-            yield "blank images were not looked for: the ingest took facts=basic"
-    if alike is not None and (unsearched := int(alike.unsearched.sum())):
+            # Their hash, 0, is also that of a photograph that darkens to the right.
+            yield "blank images were not checked: the ingest took facts=basic"
+    if clusters is not None and (unsearched := int(clusters.unsearched.sum())):
         yield f"{plural(unsearched, 'image was', 'images were')} not compared with all others for near leaks"
     if len(dataset.splits) < 2:
         yield "leaks and skew were not checked: there is one split"

@@ -1,6 +1,6 @@
-"""DatasetGate: stops the pipeline when the dataset is not fit to train on. ExampleValidator only takes notes.
+"""DatasetGate: stops the pipeline when the dataset is unfit for training; ExampleValidator only records anomalies.
 
-The executor runs the checks, and raises when one of them finds something, unless it is only to report.
+The executor runs the checks, and raises an error for findings unless the mode of the gate is `report`.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ LIMITS_KEY = "limits"
 CODE_KEY = "code"
 VERDICT_NAME = "verdict.json"
 _ANOMALIES_NAME = "SchemaDiff.pb"  # as ExampleValidator writes it
-_NAME_LENGTH = 12  # hex digits of a digest, enough to tell datasets of one pipeline apart
+_NAME_LENGTH = 12  # hex digits of a digest, enough to distinguish the datasets of a pipeline
 
 
 class Executor(base_executor.BaseExecutor):
-    """Gate or pass."""
+    """Runs the checks of the gate."""
 
     def Do(self, input_dict: Artifacts, output_dict: Artifacts, exec_properties: dict[str, Any]) -> None:
-        """Writes `verdict.json` when the dataset passes, or when the gate only reports.
+        """Writes `verdict.json` if the dataset passes, or if the mode is `report`.
 
         Raises:
-          GateFailed: a limit is crossed and the gate stops; the message lists every finding.
+          GateFailed: a limit is exceeded and the mode is `stop`; the message lists all findings.
         """
         limits = GateLimits.from_json(json.loads(exec_properties[LIMITS_KEY]))
         examples = artifact_utils.get_single_instance(input_dict[EXAMPLES_KEY])
@@ -56,12 +56,12 @@ class Executor(base_executor.BaseExecutor):
         notes = (*reasons, *outcome.notes)
         for note in notes:
             logging.info("dataset gate: %s", note)
-        count, listed = plural(len(outcome.findings), "problem"), [f"  - {one}" for one in outcome.findings]
+        count, lines = plural(len(outcome.findings), "problem"), [f"  - {finding}" for finding in outcome.findings]
         values = verdict(dataset, anomalies, limits, outcome, notes)
         if outcome.findings and limits.mode == "stop":
-            raise GateFailed(f"the dataset gate found {count}, the pipeline stops here:", values, listed)
+            raise GateFailed(f"the dataset gate found {count}, the pipeline stops here:", values, lines)
         if outcome.findings:
-            logging.warning("the dataset gate found %s, and only reports:\n%s", count, strings.lines(listed))
+            logging.warning("the dataset gate found %s, and only reports:\n%s", count, strings.lines(lines))
         artifact = artifact_utils.get_single_instance(output_dict[VERDICT_KEY])
         storage.write_bytes(storage.join(artifact.uri, VERDICT_NAME), json.dumps(values, indent=2).encode())
         artifact.set_string_custom_property(DIGEST_KEY, dataset.manifest.digest)
@@ -80,7 +80,7 @@ def verdict(
         "dataset_digest": dataset.manifest.digest,
         "mode": limits.mode,
         "limits": limits.to_json(),
-        "anomalies": {split: count_anomalies(found) for split, found in anomalies.items()},
+        "anomalies": {split: count_anomalies(split_anomalies) for split, split_anomalies in anomalies.items()},
         "findings": [asdict(finding) for finding in outcome.findings],
         "comparisons": [asdict(comparison) for comparison in outcome.comparisons],
         "notes": list(notes),
@@ -88,35 +88,35 @@ def verdict(
 
 
 def load_anomalies(artifact: types.Artifact) -> dict[str, anomalies_pb2.Anomalies]:
-    """Reads split -> anomalies out of an `ExampleAnomalies` artifact."""
-    found = {}
+    """Reads an `ExampleAnomalies` artifact; returns split -> anomalies."""
+    anomalies = {}
     for split in artifact_utils.decode_split_names(artifact.split_names):
         path = storage.join(artifact_utils.get_split_uri([artifact], split), _ANOMALIES_NAME)
-        found[split] = anomalies_pb2.Anomalies.FromString(storage.read_bytes(path))
-    return found
+        anomalies[split] = anomalies_pb2.Anomalies.FromString(storage.read_bytes(path))
+    return anomalies
 
 
-def load_baseline(found: list[types.Artifact], examples: types.Artifact) -> tuple[Baseline | None, tuple[str, ...]]:
-    """Reads the dataset before.
+def load_baseline(artifacts: list[types.Artifact], examples: types.Artifact) -> tuple[Baseline | None, tuple[str, ...]]:
+    """Reads the previous dataset.
 
     Args:
-      found: it, or nothing.
+      artifacts: the previous dataset, or empty.
       examples: the dataset of this run.
 
     Returns:
-      the dataset, and why it cannot be used; old datasets are deleted to save space, which must not stop a pipeline.
+      the baseline, and the reasons if there is none: old datasets may be deleted, which must not stop a pipeline.
     """
-    if not found:
+    if not artifacts:
         return None, ("drift was not measured: there is no earlier dataset",)
-    earlier = artifact_utils.get_single_instance(found)
+    previous = artifact_utils.get_single_instance(artifacts)
     try:
-        dataset = load_dataset(earlier.uri)
+        dataset = load_dataset(previous.uri)
     except (SourceError, CorruptDataset) as error:
-        return None, (f"drift was not measured: {str(error).replace(earlier.uri, 'the dataset before')}",)
-    if earlier.get_string_custom_property(DIGEST_KEY) not in ("", dataset.manifest.digest):
-        return None, ("drift was not measured: another dataset was published in the place of the one before",)
+        return None, (f"drift was not measured: {str(error).replace(previous.uri, 'the previous dataset')}",)
+    if previous.get_string_custom_property(DIGEST_KEY) not in ("", dataset.manifest.digest):
+        return None, ("drift was not measured: another dataset has replaced the previous one in its directory",)
     name = f"dataset {dataset.manifest.digest[:_NAME_LENGTH]}"
-    return Baseline(dataset, f"span {earlier.span}" if earlier.span or examples.span else name), ()
+    return Baseline(dataset, f"span {previous.span}" if previous.span or examples.span else name), ()
 
 
 class DatasetGateSpec(types.ComponentSpec):
@@ -129,14 +129,14 @@ class DatasetGateSpec(types.ComponentSpec):
     INPUTS = {
         EXAMPLES_KEY: ChannelParameter(type=standard_artifacts.Examples),
         ANOMALIES_KEY: ChannelParameter(type=standard_artifacts.ExampleAnomalies),
-        # Nothing on the first run.
+        # Empty in the first run.
         BASELINE_KEY: ChannelParameter(type=standard_artifacts.Examples, optional=True),
     }
     OUTPUTS = {VERDICT_KEY: ChannelParameter(type=DatasetVerdict)}
 
 
 class DatasetGate(base_component.BaseComponent):
-    """Checks anomalies, rejects, leaks, classes, images, skew and drift; a crossed limit fails the execution.
+    """Checks anomalies, rejects, leaks, classes, images, skew and drift; fails if a limit is exceeded.
 
     Example:
       previous = previous_examples(example_gen.outputs["examples"])
@@ -149,7 +149,7 @@ class DatasetGate(base_component.BaseComponent):
       trainer.add_upstream_node(gate)
 
     Outputs:
-      verdict: `DatasetVerdict`, there only when the dataset passed, or when the gate only reports.
+      verdict: `DatasetVerdict`, if the dataset passed or the mode is `report`.
     """
 
     SPEC_CLASS = DatasetGateSpec
@@ -167,10 +167,10 @@ class DatasetGate(base_component.BaseComponent):
 
         Args:
           examples: a Feedline dataset.
-          anomalies: what ExampleValidator found in it.
-          limits: what is allowed, and whether the gate stops.
-          baseline_examples: the dataset before, of `previous_examples`; without it drift is not measured.
-          code: version of the code; another one misses the cache.
+          anomalies: output of ExampleValidator for this dataset.
+          limits: limits and mode of the gate.
+          baseline_examples: the previous dataset, output of `previous_examples`; None for no drift check.
+          code: version of the code, a part of the cache key.
         """
         values = {
             LIMITS_KEY: json.dumps(limits.to_json(), sort_keys=True),

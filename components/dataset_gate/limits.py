@@ -1,4 +1,4 @@
-"""The limits of the gate, checked when they are made, the names of features, and the message of a crossed limit."""
+"""The limits of the gate and their validation, the names of features, and the findings."""
 
 from __future__ import annotations
 
@@ -14,31 +14,30 @@ from beam_jobs.common.strings import unknown
 from beam_jobs.dataset.record import EXTRA_PREFIX
 from beam_jobs.errors import OptionError
 
-FINDINGS_KEY = "findings"  # property of a `DatasetVerdict`: how many there are
+FINDINGS_KEY = "findings"  # property of a `DatasetVerdict`: the number of findings
 IMAGE_PREFIX = "image/"
 CLASS = "image/class/text"
-MISSING = "(missing)"  # the category of images that have no value
+MISSING = "(missing)"  # category of images without a value
 _NUMBERS = ("short_side", "aspect_ratio", "bytes", "brightness", "mean_red", "mean_green", "mean_blue")
-FACTS = ("class", "format", *_NUMBERS)  # as they are called in settings
+FACTS = ("class", "format", *_NUMBERS)  # names in settings
 
 
 def is_feature(name: object) -> bool:
-    """Returns whether a name in the settings can be one of a feature."""
+    """Returns whether a name in the settings may be that of a feature."""
     if not isinstance(name, str):
         return False
-    known = {*FACTS, *map(full_name, FACTS)}
-    return name in known or (name.startswith(EXTRA_PREFIX) and name != EXTRA_PREFIX)
+    return name in {*FACTS, *map(full_name, FACTS)} or (name.startswith(EXTRA_PREFIX) and name != EXTRA_PREFIX)
 
 
 def full_name(name: str) -> str:
-    """Returns the whole name of a feature that the settings name: `brightness` is `image/brightness`."""
+    """Returns the name of a feature for its name in the settings: `image/brightness` for `brightness`."""
     if name == "class":
         return CLASS
     return IMAGE_PREFIX + name if name in FACTS else name
 
 
 def short_name(name: str) -> str:
-    """Returns what the settings call a feature."""
+    """Returns the name in the settings of a feature."""
     return "class" if name == CLASS else name.removeprefix(IMAGE_PREFIX)
 
 
@@ -113,16 +112,16 @@ class GateLimits(Options):
         for kind in KINDS:
             _check_features(f"{kind}_limits", getattr(self, f"{kind}_limits"))
 
-    def limit_of(self, kind: str, measure: str, feature: str) -> float:
+    def feature_limit(self, kind: str, measure: str, feature: str) -> float:
         """Returns the limit of one feature.
 
         Args:
           kind: `drift` or `skew`.
           measure: `l_infinity` or `jensen_shannon`.
-          feature: its whole name, such as `image/brightness`.
+          feature: full name of the feature, such as `image/brightness`.
         """
-        own = {full_name(name): limit for name, limit in getattr(self, f"{kind}_limits").items()}
-        return own.get(feature, getattr(self, f"max_{kind}_{measure}"))
+        limits = {full_name(name): limit for name, limit in getattr(self, f"{kind}_limits").items()}
+        return limits.get(feature, getattr(self, f"max_{kind}_{measure}"))
 
 
 def _check_features(name: str, limits: Mapping[str, float]) -> None:
@@ -133,15 +132,15 @@ def _check_features(name: str, limits: Mapping[str, float]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One crossed limit.
+    """An exceeded limit.
 
     Attributes:
       check: name of the check.
-      split: where.
-      feature: what.
-      value: what was found.
-      limit: what is allowed.
-      remedy: what to do.
+      split: name of the split, or of several.
+      feature: name of the feature.
+      value: observed value, as text.
+      limit: allowed value, as text.
+      remedy: actions that resolve the finding.
     """
 
     check: str
@@ -158,17 +157,17 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One measured difference, within its limit or not.
+    """A measured difference between two distributions.
 
     Attributes:
-      kind: `drift` from the dataset before, or `skew` between splits.
-      baseline: what was compared with: `span 3`, `dataset 0123abcd`, or the first split.
-      split: what was compared.
-      feature: such as `image/brightness`.
+      kind: `drift` from the previous dataset, or `skew` between splits.
+      baseline: name of the baseline: `span 3`, `dataset 0123abcd`, or the first split.
+      split: name of the compared split.
+      feature: name of the feature, such as `image/brightness`.
       measure: `l_infinity` or `jensen_shannon`.
-      value: 0-1.
-      limit: over which it is a finding, 0-1: the limit of the settings and `sampling` together, at most 1.
-      sampling: what sampling alone would give, 0-1.
+      value: value of the measure, 0-1.
+      limit: sum of the limit of the settings and `sampling`, at most 1; a higher value is a finding.
+      sampling: value that random sampling can cause, 0-1.
     """
 
     kind: str
@@ -182,18 +181,18 @@ class Comparison:
 
     @property
     def is_over(self) -> bool:
-        """Whether the limit is crossed."""
+        """Whether the value exceeds the limit."""
         return self.value > self.limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Everything that was found.
+    """The result of all checks.
 
     Attributes:
-      findings: crossed limits; empty when the dataset may pass.
-      comparisons: drift and skew, measured.
-      notes: one line for each check that could not look, and why.
+      findings: exceeded limits; empty if the dataset passes.
+      comparisons: measured drift and skew.
+      notes: a line with the reason for each check that was not possible.
     """
 
     findings: tuple[Finding, ...]

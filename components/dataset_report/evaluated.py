@@ -397,7 +397,7 @@ def confusion(labels: Sequence[str], counts: np.ndarray) -> Confusion:
 
 
 def _accuracy(right: int, images: int) -> Accuracy:
-    return Accuracy.of(float(right) / int(images) if images else 0.0, int(images))
+    return Accuracy.from_share(float(right) / int(images) if images else 0.0, int(images))
 
 
 def _calibration(certainty: np.ndarray, right: np.ndarray) -> Calibration:

@@ -1,4 +1,4 @@
-"""Evaluator: its configuration, and its measurements as plain values."""
+"""Configuration of Evaluator, and its figures as plain values."""
 
 from components.evaluation.results import Accuracy, Bin, Calibration, Confusion, Evaluation, load_evaluation
 

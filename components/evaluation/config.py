@@ -1,4 +1,4 @@
-"""What TFMA measures, and what blesses a model: also that it beats always answering with the largest class."""
+"""Configuration of TFMA: the metrics, and the thresholds for a blessing, one of them against the largest class."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from trainer.evaluation.intervals import wilson
 
 
 class Margin(tfma.metrics.Metric):
-    """Three figures of the answers of a classifier.
+    """Three figures of the predictions of a classifier.
 
-    `accuracy_margin`: lower end of the 95 % interval of the accuracy less the share of the largest class, -1 to 1.
-    `largest_class_share`: share of the class that has the most images, 0-1.
-    `effective_images`: images of equal weight that would say as much (Kish 1965, Survey Sampling).
+    `accuracy_margin`: lower end of the 95 % interval of the accuracy minus the share of the largest class, -1 to 1.
+    `largest_class_share`: share of the class with the most images, 0-1.
+    `effective_images`: effective sample size for weighted images (Kish 1965, Survey Sampling).
     """
 
     def __init__(self, name: str = MARGIN) -> None:
@@ -61,7 +61,7 @@ def _computations(
 
 @dataclass
 class _Sums:
-    right: float = 0.0
+    correct: float = 0.0
     squares: float = 0.0
     classes: dict[int, float] = field(default_factory=partial(defaultdict, float))
 
@@ -78,7 +78,7 @@ class _Combiner(beam.CombineFn):
         rows = metric_util.to_label_prediction_example_weight(element, flatten=False, **self._arguments)
         for label, prediction, example_weight in rows:
             weight, true = float(np.sum(example_weight)), int(np.ravel(label)[0])
-            sums.right += weight * (int(np.argmax(prediction)) == true)
+            sums.correct += weight * (int(np.argmax(prediction)) == true)
             sums.squares += weight**2
             sums.classes[true] += weight
         return sums
@@ -86,7 +86,7 @@ class _Combiner(beam.CombineFn):
     def merge_accumulators(self, accumulators: Iterable[_Sums]) -> _Sums:
         merged = _Sums()
         for sums in accumulators:
-            merged.right += sums.right
+            merged.correct += sums.correct
             merged.squares += sums.squares
             for label, weight in sums.classes.items():
                 merged.classes[label] += weight
@@ -97,30 +97,30 @@ class _Combiner(beam.CombineFn):
         if not weight:
             return dict(zip(self._keys, (-1.0, 0.0, 0.0), strict=True))
         effective, largest = weight**2 / sums.squares, max(sums.classes.values()) / weight
-        margin = wilson(sums.right / weight, effective)[0] - largest
+        margin = wilson(sums.correct / weight, effective)[0] - largest
         return dict(zip(self._keys, (margin, largest, effective), strict=True))
 
 
 def evaluation_config(
     options: EvaluateOptions, signature: str, probabilities: str, is_weighted: bool = False
 ) -> config_pb2.EvalConfig:
-    """Returns the configuration of Evaluator for a model of one class an image.
+    """Returns the configuration of Evaluator for a model of one class per image.
 
-    Measured over all images, a class at a time and a value of each user column at a time: accuracy, whether the class
-    is among the five most likely, the confusion matrix, and the calibration of the most likely class. Intervals are no
-    part of it: the shares have exact ones from their counts, and the jackknife of TFMA takes five times as long.
-    Weights count in the shares; the confusion matrix and the calibration count images.
+    The metrics are accuracy, top-5 accuracy, the confusion matrix, and the calibration of the most likely class; over
+    all images, for each class, and for each value of the user columns. Intervals are computed from counts, because the
+    jackknife of TFMA takes five times as long. The accuracies use weights; the confusion matrix and the calibration
+    count images.
 
     Args:
       options: thresholds and slices.
       signature: signature of the model that takes serialised records.
       probabilities: name of its output, float32[batch, classes].
-      is_weighted: whether the records hold the weight of their image.
+      is_weighted: whether the records have a weight.
     """
     per_image = config_pb2.ExampleWeightOptions(unweighted=True)
     columns = [record.EXTRA_PREFIX + name for name in options.slice_by]
     return config_pb2.EvalConfig(
-        # One without a name: TFX adds the other when there is a model to compare with.
+        # Without a name: TFX adds a second specification if there is a baseline.
         model_specs=[
             config_pb2.ModelSpec(
                 signature_name=signature,
@@ -150,7 +150,7 @@ def evaluation_config(
             config_pb2.MetricsSpec(
                 metrics=[_metric("ExampleCount"), _metric("MultiClassConfusionMatrixPlot")], example_weights=per_image
             ),
-            # Of every image its most likely class alone, right or wrong, with the probability it was given.
+            # Of every image only the most likely class, correct or not, with its probability.
             config_pb2.MetricsSpec(
                 metrics=[_metric("CalibrationPlot", {"num_buckets": CALIBRATION_BINS})],
                 aggregate=config_pb2.AggregationOptions(micro_average=True, top_k_list={"values": [1]}),
@@ -183,5 +183,5 @@ def _at_least(value: float) -> config_pb2.MetricThreshold:
 
 
 def _overall(limits: config_pb2.MetricThreshold) -> list[config_pb2.PerSliceMetricThreshold]:
-    # Of the overall slice alone: a plain threshold holds for every slice, and a class of 30 images misses it by one.
+    # Only for the overall slice: a plain threshold applies to every slice, also to a class of 30 images.
     return [config_pb2.PerSliceMetricThreshold(slicing_specs=[config_pb2.SlicingSpec()], threshold=limits)]

@@ -1,6 +1,6 @@
-"""An evaluation: its options, what it says as plain values, and how what Evaluator wrote is read.
+"""The options of an evaluation, and the figures of Evaluator as plain values.
 
-The names are those of the configuration of Evaluator too.
+The constants are also names in the configuration of Evaluator.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MARGIN = "accuracy_margin"
 LARGEST = "largest_class_share"
 EFFECTIVE = "effective_images"
 CALIBRATION_BINS = 10
-# TFMA compares numbers of single precision: 36 of 40 would miss a least accuracy of 0.9.
+# TFMA compares values in single precision: without a tolerance 36 of 40 would be below a threshold of 0.9.
 ROUNDING = 1e-6
 
 
@@ -59,27 +59,27 @@ class EvaluateOptions(Options):
                 plain = name.removeprefix(record.EXTRA_PREFIX)
                 raise OptionError(f"slice_by names {name!r}; columns are named as in ingest.columns.extra: {plain}")
 
-    def check(self, known: Collection[str]) -> None:
-        """Checks that the columns exist.
+    def check(self, columns: Collection[str]) -> None:
+        """Checks that the columns of `slice_by` exist.
 
         Args:
-          known: user columns of the dataset, without `extra/`.
+          columns: user columns of the dataset, without `extra/`.
 
         Raises:
-          OptionError: one does not.
+          OptionError: a column does not exist.
         """
         for name in self.slice_by:
-            check_column(name, known, "evaluate.slice_by")
+            check_column(name, columns, "evaluate.slice_by")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """Share of right answers over some images.
+    """An accuracy with its 95 % interval.
 
     Attributes:
-      value: 0-1.
-      low: lower end of the 95 % interval.
-      high: upper end.
+      value: share of correct predictions, 0-1.
+      low: lower end of the interval, 0-1.
+      high: upper end of the interval, 0-1.
       images: number of images.
     """
 
@@ -89,18 +89,18 @@ class Accuracy:
     images: int
 
     @classmethod
-    def of(cls, share: float, images: int, effective: float | None = None) -> Accuracy:
-        """Returns a share of right answers with its 95 % interval; `effective` images count in it, all by default."""
+    def from_share(cls, share: float, images: int, effective: float | None = None) -> Accuracy:
+        """Returns an accuracy with the interval for the effective number of images, by default all."""
         low, high = wilson(share, images if effective is None else effective)
         return cls(value=share, low=low, high=high, images=images)
 
 
 class Confusion(TypedDict):
-    """Which class the images of each class were taken for.
+    """A confusion matrix.
 
     Attributes:
-      labels: class names, of rows and columns.
-      counts: images of the class of the row whose most likely class is that of the column.
+      labels: class names of rows and columns.
+      counts: number of images by true class (row) and predicted class (column).
     """
 
     labels: list[str]
@@ -108,13 +108,14 @@ class Confusion(TypedDict):
 
 
 class Bin(TypedDict):
-    """Images whose most likely class was given about the same probability.
+    """A calibration bin: images with similar probabilities of their predicted class.
 
     Attributes:
-      low: least probability, 0-1.
-      high: greatest.
-      mean_predicted: mean probability that was given; 0 without images.
-      share_right: share of right answers among them; of a calibrated model the same number. 0 without images.
+      low: lowest probability of the bin, 0-1.
+      high: highest probability of the bin, 0-1.
+      mean_predicted: mean probability, 0-1; 0 without images.
+      share_right: share of correct predictions, which equals the mean probability for a calibrated model; 0 without
+        images.
       images: number of images.
     """
 
@@ -126,11 +127,11 @@ class Bin(TypedDict):
 
 
 class Calibration(TypedDict):
-    """Whether the probabilities of the most likely class are what they say.
+    """Calibration of the probability of the predicted class.
 
     Attributes:
-      bins: of equal width, all of them.
-      ece: expected calibration error: distance of `mean_predicted` and `share_right`, weighted by images, 0-1.
+      bins: all bins, of equal width.
+      ece: expected calibration error, 0-1: mean distance of `mean_predicted` and `share_right`, weighted by images.
     """
 
     bins: list[Bin]
@@ -139,18 +140,18 @@ class Calibration(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What was measured on the held-back split.
+    """The figures of a model on the evaluation split.
 
     Attributes:
-      overall: over all its images.
-      classes: class name -> accuracy over its images, which is the recall, in order of the names.
-      precision: class name -> accuracy over the images taken for it, in order of the names.
-      top_k: share of images whose class is among the five most likely; None of five classes and fewer.
-      slices: user column -> value -> accuracy over the images that hold it.
-      confusion: None when it was not measured.
-      calibration: None when it was not measured.
-      baseline: accuracy of the model blessed before on the same images; None when it was compared with none.
-      refused: a sentence for each limit that the model missed; empty when it is blessed.
+      overall: accuracy over all images.
+      classes: class name -> recall, sorted by name.
+      precision: class name -> precision, sorted by name.
+      top_k: share of images whose class is among the five most likely; None for five classes or fewer.
+      slices: user column -> value -> accuracy over the images with that value.
+      confusion: confusion matrix; None if not measured.
+      calibration: calibration; None if not measured.
+      baseline: accuracy of the previous blessed model on the same images; None without a baseline.
+      refused: a sentence for each threshold that the model missed; empty if it is blessed.
     """
 
     overall: Accuracy
@@ -175,37 +176,37 @@ def load_evaluation(path: str, labels: Sequence[str] = ()) -> Evaluation:
     """Reads a `ModelEvaluation` artifact.
 
     Args:
-      path: its directory.
-      labels: class names by index. Without them a class that no evaluated image has is called by its index.
+      path: directory of the artifact.
+      labels: class names by index. Without them, the name of a class without images is its index.
 
     Raises:
-      CorruptDataset: it is incomplete.
+      CorruptDataset: the artifact is incomplete.
     """
-    metrics, plots = _read(path)
+    metrics, plots = _read_metrics(path)
     if () not in metrics:
-        raise CorruptDataset(f"{path} holds no overall metrics; run the Evaluator again")
-    counts = _counts(plots.get((), {}))
-    names = list(labels) or _names(plots, counts)
+        raise CorruptDataset(f"{path} has no overall metrics; run the Evaluator again")
+    counts = _confusion_counts(plots.get((), {}))
+    names = list(labels) or _class_names(plots, counts)
     confusion = _confusion(counts, names) if counts else None
     accuracies = {key: _accuracy(values, ACCURACY) for key, values in metrics.items()}
     return Evaluation(
         overall=accuracies[()],
-        classes=_of_column(accuracies, record.TEXT),
+        classes=_column_accuracies(accuracies, record.TEXT),
         precision=_precision(confusion) if confusion else {},
         top_k=_accuracy(metrics[()], TOP_ACCURACY) if len(names) > TOP_K and TOP_ACCURACY in metrics[()] else None,
         slices=_slices(accuracies),
         confusion=confusion,
         calibration=_calibration(plots.get((), {}).get(_TOP_ONE, {})),
         baseline=_baseline(path),
-        refused=_refused(path, accuracies[()], metrics[()]),
+        refused=_missed_thresholds(path, accuracies[()], metrics[()]),
     )
 
 
-def _read(path: str) -> tuple[dict[tuple, Any], dict[tuple, Any]]:
-    """Returns slice -> metric -> value, and slice -> kind -> plot, of the model that was evaluated."""
+def _read_metrics(path: str) -> tuple[dict[tuple, Any], dict[tuple, Any]]:
+    """Returns slice -> metric -> value, and slice -> kind -> plot, of the evaluated model."""
     import tensorflow_model_analysis as tfma
 
-    # Only where there was another model to compare with do models have names.
+    # Models have names only in an evaluation with a baseline.
     for model in (tfma.CANDIDATE_KEY, ""):
         result = tfma.load_eval_result(path, model_name=model)
         if result.slicing_metrics:
@@ -222,17 +223,17 @@ def _baseline(path: str) -> Accuracy | None:
     return _accuracy(metrics[()], ACCURACY) if () in metrics else None
 
 
-def _refused(path: str, accuracy: Accuracy, metrics: Mapping[str, Mapping]) -> tuple[str, ...]:
-    """Returns a sentence for each limit that the model missed."""
+def _missed_thresholds(path: str, accuracy: Accuracy, metrics: Mapping[str, Mapping]) -> tuple[str, ...]:
+    """Returns a sentence for each threshold that the model missed."""
     import tensorflow_model_analysis as tfma
 
     validations = tfma.load_validation_result(path).metric_validations_per_slice
     return tuple(
-        _limit_missed(failure, accuracy, metrics) for validation in validations for failure in validation.failures
+        _failure_text(failure, accuracy, metrics) for validation in validations for failure in validation.failures
     )
 
 
-def _limit_missed(failure: Any, accuracy: Accuracy, metrics: Mapping[str, Mapping]) -> str:
+def _failure_text(failure: Any, accuracy: Accuracy, metrics: Mapping[str, Mapping]) -> str:
     if failure.metric_key.name == MARGIN:
         return (
             f"the accuracy {accuracy.value:.4f} may be chance: the lower end {accuracy.low:.4f} of its interval is not "
@@ -242,10 +243,10 @@ def _limit_missed(failure: Any, accuracy: Accuracy, metrics: Mapping[str, Mappin
     if failure.metric_key.is_diff:
         return (
             f"the accuracy {accuracy.value:.4f} is more than evaluate.max_drop "
-            f"{-limits.change_threshold.absolute.value - ROUNDING:g} below that of the model before"
+            f"{-limits.change_threshold.absolute.value - ROUNDING:g} below that of the previous model"
         )
-    least = limits.value_threshold.lower_bound.value + ROUNDING
-    return f"the accuracy {accuracy.value:.4f} is under evaluate.min_accuracy {least:g}"
+    minimum = limits.value_threshold.lower_bound.value + ROUNDING
+    return f"the accuracy {accuracy.value:.4f} is below evaluate.min_accuracy {minimum:g}"
 
 
 def _key(slice_key: Iterable[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:
@@ -256,48 +257,48 @@ def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _of_column(accuracies: Mapping[tuple, Accuracy], column: str) -> dict[str, Accuracy]:
+def _column_accuracies(accuracies: Mapping[tuple, Accuracy], column: str) -> dict[str, Accuracy]:
     return {key[0][1]: accuracies[key] for key in sorted(accuracies) if key and key[0][0] == column}
 
 
 def _slices(accuracies: Mapping[tuple, Accuracy]) -> dict[str, dict[str, Accuracy]]:
     columns = sorted({key[0][0] for key in accuracies if key} - {record.TEXT})
-    return {name.removeprefix(record.EXTRA_PREFIX): _of_column(accuracies, name) for name in columns}
+    return {name.removeprefix(record.EXTRA_PREFIX): _column_accuracies(accuracies, name) for name in columns}
 
 
 def _accuracy(metrics: Mapping[str, Mapping], name: str) -> Accuracy:
     images = round(_number(metrics[COUNT]))
     effective = _number(metrics[EFFECTIVE]) if EFFECTIVE in metrics else images
     if not math.isclose(effective, images, rel_tol=1e-9):
-        return Accuracy.of(_number(metrics[name]) if effective else 0.0, images, effective)
-    # TFMA keeps shares in single precision; that of whole images is known exactly.
+        return Accuracy.from_share(_number(metrics[name]) if effective else 0.0, images, effective)
+    # TFMA stores shares in single precision; without weights the exact one follows from the number of images.
     share = round(_number(metrics[name]) * images) / images if images else 0.0
-    return Accuracy.of(share, images)
+    return Accuracy.from_share(share, images)
 
 
 def _number(metric: Mapping) -> float:
-    # TFMA wraps a number by how it was computed: with an interval it is bounded.
+    # TFMA stores a number with an interval as a bounded value.
     bounded = metric.get("boundedValue")
     return float(bounded["value"] if bounded else metric["doubleValue"])
 
 
-def _counts(plots: Mapping[str, Mapping]) -> _Counts:
-    found = plots.get("", {}).get(_CONFUSION_PLOT, {}).get("matrices", [])
-    entries = found[0].get("entries", []) if found else []
-    # What is 0 is left out.
+def _confusion_counts(plots: Mapping[str, Mapping]) -> _Counts:
+    matrices = plots.get("", {}).get(_CONFUSION_PLOT, {}).get("matrices", [])
+    entries = matrices[0].get("entries", []) if matrices else []
+    # Fields of value 0 are absent.
     return {
         (entry.get("actualClassId", 0), entry.get("predictedClassId", 0)): round(entry.get("numWeightedExamples", 0))
         for entry in entries
     }
 
 
-def _names(plots: Mapping[tuple, Any], counts: _Counts) -> list[str]:
-    """Returns class names by index. All images of the slice of a class have its index."""
+def _class_names(plots: Mapping[tuple, Any], counts: _Counts) -> list[str]:
+    """Returns class names by index, from the slices of the classes, whose images all have the index of the class."""
     indices = {index for pair in counts for index in pair}
     names = [f"class {index}" for index in range(max(indices, default=-1) + 1)]
-    for key, found in plots.items():
+    for key, slice_plots in plots.items():
         if key and key[0][0] == record.TEXT:
-            for index, _ in _counts(found):
+            for index, _ in _confusion_counts(slice_plots):
                 names[index] = key[0][1]
     return names
 
@@ -310,36 +311,36 @@ def _confusion(counts: _Counts, names: Sequence[str]) -> Confusion:
 
 
 def _precision(confusion: Confusion) -> dict[str, Accuracy]:
-    found = {}
+    precision = {}
     for index, name in enumerate(confusion["labels"]):
-        taken_for = sum(row[index] for row in confusion["counts"])
-        right = confusion["counts"][index][index]
-        found[name] = Accuracy.of(right / taken_for if taken_for else 0.0, taken_for)
-    return dict(sorted(found.items()))
+        predicted = sum(row[index] for row in confusion["counts"])
+        correct = confusion["counts"][index][index]
+        precision[name] = Accuracy.from_share(correct / predicted if predicted else 0.0, predicted)
+    return dict(sorted(precision.items()))
 
 
 def _calibration(plots: Mapping[str, Mapping]) -> Calibration | None:
     buckets = plots.get(_CALIBRATION_PLOT, {}).get("buckets", [])
-    sums = [[0.0, 0.0, 0.0] for _ in range(CALIBRATION_BINS)]  # images, right answers, probabilities
+    sums = [[0.0, 0.0, 0.0] for _ in range(CALIBRATION_BINS)]  # images, correct predictions, probabilities
     for bucket in buckets:
-        # TFMA adds a bucket at either end; the upper one takes probabilities of exactly 1.
+        # TFMA adds a bucket at either end; the upper one has probabilities of exactly 1.
         low = max(0.0, float(bucket.get("lowerThresholdInclusive", 0.0)))
-        place = min(round(low * CALIBRATION_BINS), CALIBRATION_BINS - 1)
-        for slot, name in enumerate(("numWeightedExamples", "totalWeightedLabel", "totalWeightedRefinedPrediction")):
-            sums[place][slot] += float(bucket.get(name, 0.0))
+        index = min(round(low * CALIBRATION_BINS), CALIBRATION_BINS - 1)
+        for column, name in enumerate(("numWeightedExamples", "totalWeightedLabel", "totalWeightedRefinedPrediction")):
+            sums[index][column] += float(bucket.get(name, 0.0))
     images = sum(values[0] for values in sums)
     if not images:
         return None
-    bins = [_bin(place, *values) for place, values in enumerate(sums)]
+    bins = [_bin(index, *values) for index, values in enumerate(sums)]
     ece = sum(item["images"] * abs(item["mean_predicted"] - item["share_right"]) for item in bins) / images
     return Calibration(bins=bins, ece=ece)
 
 
-def _bin(place: int, images: float, right: float, probability: float) -> Bin:
+def _bin(index: int, images: float, correct: float, probability: float) -> Bin:
     return Bin(
-        low=place / CALIBRATION_BINS,
-        high=(place + 1) / CALIBRATION_BINS,
+        low=index / CALIBRATION_BINS,
+        high=(index + 1) / CALIBRATION_BINS,
         mean_predicted=probability / images if images else 0.0,
-        share_right=right / images if images else 0.0,
+        share_right=correct / images if images else 0.0,
         images=round(images),
     )

@@ -1,4 +1,4 @@
-"""ImageExampleGen: what the component is asked for, how a run reads it, and the names its parts share. No TFX."""
+"""ImageExampleGen: the properties of an execution and their resolution. Imports no TFX."""
 
 from __future__ import annotations
 
@@ -23,64 +23,64 @@ EXAMPLES_KEY = "examples"
 OPTIONS_KEY = "options"
 DATASET_KEY = "dataset"
 PRODUCER_KEY = "producer"
-FINGERPRINT_KEY = "input_fingerprint"  # the names TFX's own ExampleGen uses
+FINGERPRINT_KEY = "input_fingerprint"  # these names are those of TFX's ExampleGen
 SPAN_KEY = "span"
 VERSION_KEY = "version"
 DIGEST_KEY = "dataset_digest"
 
 
 def options_text(options: IngestOptions) -> str:
-    """Returns the options as the one text that equal options have."""
+    """Returns the options as text, the same for equal options."""
     return json.dumps(options.to_json(), sort_keys=True)
 
 
-def options_of(properties: Mapping[str, Any]) -> IngestOptions:
-    """Returns the options of an execution."""
+def read_options(properties: Mapping[str, Any]) -> IngestOptions:
+    """Returns the ingest options of an execution."""
     return IngestOptions.from_json(json.loads(properties[OPTIONS_KEY]))
 
 
-def resolved_request(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the properties of an execution with the source, span and version that they mean now.
+def resolve_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the properties of an execution with the current source, span and version.
 
-    A span that was asked for and the newest one that happens to be the same lead to equal properties.
+    An explicit span and the newest one result in equal properties if they are the same.
 
     Args:
-      properties: as the component was built; the source or dataset may be a pattern.
+      properties: properties of the component; the source or dataset may be a pattern.
 
     Raises:
-      OptionError: the pattern cannot be followed.
-      SourceError: there is no such span or version.
+      OptionError: the pattern is invalid.
+      SourceError: the span or version does not exist.
     """
-    wanted = properties.get(SPAN_KEY), properties.get(VERSION_KEY)
+    requested = properties.get(SPAN_KEY), properties.get(VERSION_KEY)
     if properties.get(DATASET_KEY):
-        found = spans.resolve(properties[DATASET_KEY], *wanted)
-        source = {DATASET_KEY: found.source if storage.is_remote(found.source) else os.path.abspath(found.source)}
+        span = spans.resolve(properties[DATASET_KEY], *requested)
+        source = {DATASET_KEY: span.source if storage.is_remote(span.source) else os.path.abspath(span.source)}
     else:
-        options = options_of(properties)
-        found = spans.resolve(options.source, *wanted)
-        source = {OPTIONS_KEY: options_text(dataclasses.replace(options, source=found.source))}
-    return {**properties, **source, SPAN_KEY: found.span, VERSION_KEY: found.version}
+        options = read_options(properties)
+        span = spans.resolve(options.source, *requested)
+        source = {OPTIONS_KEY: options_text(dataclasses.replace(options, source=span.source))}
+    return {**properties, **source, SPAN_KEY: span.span, VERSION_KEY: span.version}
 
 
 def describe_span(examples: Artifact, properties: Mapping[str, Any]) -> None:
-    """Writes span and version, of resolved properties, on the artifact; a version that there is none of stays 0."""
+    """Sets span and version of resolved properties on the artifact; a missing version remains 0."""
     examples.span = properties.get(SPAN_KEY) or 0
     if properties.get(VERSION_KEY) is not None:
         examples.version = properties[VERSION_KEY]
 
 
 def check_dataset(directory: str) -> Manifest:
-    """Looks at a published dataset without reading its records: every file is there, and as long as it was written.
+    """Checks the existence and size of all files of a published dataset, without reading its records.
 
     Args:
-      directory: of the dataset, local or remote.
+      directory: directory of the dataset, local or remote.
 
     Returns:
-      its manifest.
+      the manifest of the dataset.
 
     Raises:
-      SourceError: it is not a published dataset, or cannot be read.
-      CorruptDataset: a file is missing, was cut, or lies where readers would take it for a shard.
+      SourceError: the directory is not a published dataset, or cannot be read.
+      CorruptDataset: a file is missing, has another size, or is an unknown file among the shards.
     """
     try:
         dataset = manifest.load(directory)
@@ -95,21 +95,21 @@ def check_dataset(directory: str) -> Manifest:
 
 
 def _check_split(folder: str, dataset: Manifest, split: str) -> None:
-    found = _sizes(folder)
+    sizes = _read_sizes(folder)
     expected = {shard.name: shard.bytes for shard in dataset.splits[split].shards}
-    for name in sorted(found.keys() | expected.keys()):
+    for name in sorted(sizes.keys() | expected.keys()):
         path = storage.join(folder, name)
-        if name not in found:
+        if name not in sizes:
             raise CorruptDataset(f"{path} is missing; write the dataset again")
         if name not in expected:  # TFX reads every file of the folder
             raise CorruptDataset(f"{path} is no shard of the dataset; move it elsewhere")
-        if found[name] != expected[name]:
+        if sizes[name] != expected[name]:
             raise CorruptDataset(
-                f"{path} has {found[name]} bytes, {expected[name]} were written; write the dataset again"
+                f"{path} has {sizes[name]} bytes, {expected[name]} were written; write the dataset again"
             )
 
 
-def _sizes(folder: str) -> dict[str, int]:
+def _read_sizes(folder: str) -> dict[str, int]:
     if storage.is_remote(folder):
         return {path: size for path, size, _ in storage.walk_files(folder)}
     return {entry.name: entry.stat().st_size for entry in os.scandir(folder)} if os.path.isdir(folder) else {}

@@ -1,7 +1,7 @@
-"""ImageExampleGen: raw images -> `Examples`, a published dataset with a `Split-NAME` folder of plain TFRecords each.
+"""ImageExampleGen: raw images -> `Examples`, a published dataset with a folder `Split-NAME` of TFRecords per split.
 
-The driver finds the span and looks at its content before the cache is asked, so that the cache key is both. The
-executor runs the ingest into the artifact's directory, or adopts a dataset where it lies.
+The driver resolves the span and reads the fingerprint of its content before the cache lookup; both are parts of the
+cache key. The executor runs the ingest into the directory of the artifact, or adopts a dataset without a copy.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from components.image_example_gen import (
     VERSION_KEY,
     check_dataset,
     describe_span,
-    options_of,
     options_text,
-    resolved_request,
+    read_options,
+    resolve_properties,
 )
 
 
-# TFX checks a DRIVER_CLASS against the older base and runs it through the newer one, as its own ExampleGen does.
+# TFX requires the older base of a DRIVER_CLASS and calls the newer one, as in its ExampleGen.
 class Driver(base_driver.BaseDriver, ir_base_driver.BaseDriver):
-    """Adds the source that is meant and its fingerprint to the execution properties, and the span to the artifact."""
+    """Adds the resolved source and its fingerprint to the execution properties, and the span to the artifact."""
 
     def __init__(self, metadata_handle: metadata.Metadata) -> None:
         """Builds the driver; TFX calls it."""
@@ -59,13 +59,13 @@ class Driver(base_driver.BaseDriver, ir_base_driver.BaseDriver):
         ir_base_driver.BaseDriver.__init__(self, metadata_handle)
 
     def run(self, execution_info: data_types.ExecutionInfo) -> driver_output_pb2.DriverOutput:
-        """Returns the execution properties and the artifact to be.
+        """Returns the execution properties and the output artifact.
 
         Raises:
-          UsageError: the source cannot be ingested, or there is no such span or dataset.
-          CorruptDataset: a file of the dataset to adopt is missing or was cut.
+          UsageError: the source cannot be ingested, or the span or dataset does not exist.
+          CorruptDataset: a file of the dataset to adopt is missing or has another size.
         """
-        properties = resolved_request(execution_info.exec_properties)
+        properties = resolve_properties(execution_info.exec_properties)
         examples: types.Artifact = copy.deepcopy(execution_info.output_dict[EXAMPLES_KEY][0])
         describe_span(examples, properties)
         if properties.get(DATASET_KEY):
@@ -73,9 +73,9 @@ class Driver(base_driver.BaseDriver, ir_base_driver.BaseDriver):
             properties[FINGERPRINT_KEY] = dataset_fingerprint(dataset)
             properties[PRODUCER_KEY] = ", ".join(f"{name} {version}" for name, version in dataset.producer.items())
             examples.uri = properties[DATASET_KEY]
-            examples.is_external = True  # or TFX would remove the directory when the execution fails
+            examples.is_external = True  # else TFX removes the directory when the execution fails
         else:
-            properties[FINGERPRINT_KEY] = source_fingerprint(options_of(properties))
+            properties[FINGERPRINT_KEY] = source_fingerprint(read_options(properties))
         output = driver_output_pb2.DriverOutput()
         for name, value in properties.items():
             if value is not None:
@@ -88,17 +88,17 @@ _WORK_PREFIX = ".work-"
 
 
 class Executor(base_beam_executor.BaseBeamExecutor):
-    """Ingests under the Beam arguments of the pipeline, or adopts."""
+    """Runs the ingest with the Beam arguments of the pipeline, or adopts a dataset."""
 
     def Do(self, input_dict: Artifacts, output_dict: Artifacts, exec_properties: dict[str, Any]) -> None:
-        """Writes the dataset, or finds it, and names its splits.
+        """Writes or adopts the dataset, and sets the split names of the artifact.
 
         Raises:
-          DataError: the images failed a check; nothing was published. Or the dataset changed while it was adopted.
+          DataError: the images failed a check, and nothing was published; or the dataset changed during the adoption.
         """
         fingerprint = exec_properties.get(FINGERPRINT_KEY) or ""
-        # Not every orchestrator of TFX runs drivers.
-        properties = exec_properties if fingerprint else resolved_request(exec_properties)
+        # Some orchestrators of TFX do not run drivers.
+        properties = exec_properties if fingerprint else resolve_properties(exec_properties)
         examples = artifact_utils.get_single_instance(output_dict[EXAMPLES_KEY])
         if properties.get(DATASET_KEY):
             dataset = _adopt(properties[DATASET_KEY], fingerprint)
@@ -113,18 +113,18 @@ class Executor(base_beam_executor.BaseBeamExecutor):
         examples.set_string_custom_property(FINGERPRINT_KEY, fingerprint)
 
     def _ingest(self, out: str, properties: Mapping[str, Any], fingerprint: str) -> Manifest:
-        options = dataclasses.replace(options_of(properties), out=out)
-        # TFX gives every attempt a directory of its own and removes it on failure; what was examined outlives that.
+        options = dataclasses.replace(read_options(properties), out=out)
+        # TFX creates a directory for every attempt and removes it after a failure; the work directory remains.
         attempts = os.path.dirname(out)
         work = storage.join(attempts, f"{_WORK_PREFIX}{options.digest()[:16]}-{fingerprint[:16]}")
-        result = ingest.run(options, make_pipeline=self._make_beam_pipeline, report=_tell, work=work)
+        result = ingest.run(options, make_pipeline=self._make_beam_pipeline, report=_log_line, work=work)
         for name in storage.list_dirs(attempts):
-            if name.startswith(_WORK_PREFIX):  # left by attempts on images or options that are no more
+            if name.startswith(_WORK_PREFIX):  # of earlier attempts, also with other images or options
                 storage.remove_tree(storage.join(attempts, name))
         return result
 
 
-def _tell(line: str) -> None:
+def _log_line(line: str) -> None:
     logging.log(logging.WARNING if line.startswith(WARNING) else logging.INFO, line)
 
 
@@ -151,13 +151,12 @@ class ImageExampleGenSpec(types.ComponentSpec):
 
 
 class ImageExampleGen(base_beam_component.BaseBeamComponent):
-    """Runs the Feedline ingest with the pipeline's Beam arguments, or adopts a dataset that is published already.
+    """Runs the Feedline ingest with the Beam arguments of the pipeline, or adopts a published dataset.
 
-    The output is served from the cache when content, names and labels of the images, the options and the code are
-    unchanged, or the adopted dataset is; see `beam_jobs.sources.factory`.
+    The output is cached while content, names and labels of the images, the options and the code are unchanged, or while
+    the adopted dataset is; see `beam_jobs.sources.factory`.
 
-    A source or dataset with `{SPAN}` in its path means its newest span, looked for on every run; see
-    `beam_jobs.sources.spans`.
+    For a source or dataset with `{SPAN}` in its path, every run takes the newest span; see `beam_jobs.sources.spans`.
 
     Example:
       example_gen = ImageExampleGen(IngestOptions(source="photos/{SPAN}", out=""))
@@ -165,8 +164,8 @@ class ImageExampleGen(base_beam_component.BaseBeamComponent):
       statistics_gen = StatisticsGen(examples=example_gen.outputs["examples"])
 
     Outputs:
-      examples: `Examples` with one split a split of the options. Its directory is a Feedline dataset; an adopted one is
-        that directory itself, which TFX neither writes nor ever removes. `span` and `version` are set, both 0 without.
+      examples: `Examples` with the splits of the options, whose directory is a Feedline dataset. TFX neither writes nor
+        removes the directory of an adopted dataset. `span` and `version` are set, 0 without a span.
     """
 
     SPEC_CLASS = ImageExampleGenSpec
@@ -185,18 +184,18 @@ class ImageExampleGen(base_beam_component.BaseBeamComponent):
         """Builds the component.
 
         Args:
-          options: what to ingest; `out` is ignored, the artifact's own directory takes its place.
-          producer: version of the code; another one misses the cache. An adopted dataset names its own.
-          dataset: directory of a published dataset to adopt, in the place of `options`.
-          span: the span to take; the newest when None.
-          version: the version of the span to take; its newest when None.
+          options: options of the ingest; the directory of the artifact replaces `out`.
+          producer: version of the code, a part of the cache key; that of an adopted dataset is in its manifest.
+          dataset: directory of a published dataset to adopt, instead of `options`.
+          span: number of the span; None for the newest.
+          version: version of the span; None for the newest.
 
         Raises:
-          OptionError: both or neither of `options` and `dataset` are given, or a span has no place in the path.
+          OptionError: both or neither of `options` and `dataset` are set, or the path has no `{SPAN}` for a span.
         """
         if (options is None) == (not dataset):
-            given = "neither options nor a dataset" if options is None else f"both options and the dataset {dataset}"
-            raise OptionError(f"ImageExampleGen was given {given}; give options to ingest, or a dataset to adopt")
+            arguments = "neither options nor dataset" if options is None else f"both options and dataset {dataset}"
+            raise OptionError(f"ImageExampleGen has {arguments}; set options to ingest, or dataset to adopt one")
         spans.check(options.source if options else dataset, span, version)
         properties = {
             OPTIONS_KEY: options_text(options) if options else None,

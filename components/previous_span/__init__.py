@@ -1,1 +1,1 @@
-"""Finds the dataset before the one of this run."""
+"""Resolver of the previous dataset of a pipeline."""

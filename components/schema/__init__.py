@@ -1,1 +1,1 @@
-"""The schema of a dataset: inferred once, reviewed by people, compared as a table."""
+"""The schema of a dataset: inference, review files and comparison."""

@@ -1,15 +1,15 @@
-"""InferredSchema and ReviewedSchema: where the `Schema` of a pipeline comes from.
+"""InferredSchema and ReviewedSchema: components that provide the `Schema` of a pipeline.
 
-InferredSchema infers it from statistics and the dataset they describe, for people to review. It takes the place of
-TFX's SchemaGen, which sees the statistics alone and so allows any height, any mean and, over 100 classes, any class.
-It does not follow SchemaGen: a pipeline would hold two schemas then, and one day somebody wires the poorer one.
+InferredSchema infers it, for review, from statistics and the manifest of the dataset. It replaces TFX's SchemaGen,
+which reads only the statistics and therefore allows any height, any mean and, above 100 classes, any class. It does not
+extend the output of SchemaGen, because a pipeline would then have two schemas.
 
-What came up so far is in the statistics. That an image is 8 to 32,768 pixels wide, that a mean is 0-255 and that the
-classes are those of `dataset.json` and no other is known beforehand, so the schema says it.
+The statistics cover observed values only. The manifest adds the allowed values: an image is 8 to 32,768 pixels wide, a
+mean is 0-255, and the classes are those of `dataset.json`.
 
-ReviewedSchema is a schema file that people keep. Its content is the cache key. TFX's own ImportSchemaGen is keyed by
-the path of the file, so an edited schema is answered from the cache as if nothing had changed. The content travels in
-the pipeline itself, so the file need not be reachable where the pipeline runs.
+ReviewedSchema provides a reviewed schema file, with its content as the cache key. The key of TFX's ImportSchemaGen is
+the path of the file, so that the cache ignores an edit. The pipeline contains the content, so the file need not be
+accessible where the pipeline runs.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ Range = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Values:
+class TextSet:
     """A closed set of texts.
 
     Attributes:
-      values: every one that may occur.
+      values: all allowed texts.
     """
 
     values: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Whole:
-    """A range of whole numbers, ends included.
+class IntRange:
+    """A range of whole numbers.
 
     Attributes:
-      least: smallest.
-      most: largest.
-      category: whether they are names written as numbers.
+      least: smallest allowed number.
+      most: largest allowed number.
+      category: whether the numbers are categories.
     """
 
     least: int
@@ -63,105 +63,108 @@ class Whole:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Real:
-    """A range of numbers, ends included.
+class FloatRange:
+    """A range of numbers.
 
     Attributes:
-      least: smallest.
-      most: largest; None for any.
+      least: smallest allowed number.
+      most: largest allowed number; None for no limit.
     """
 
     least: float
     most: float | None = None
 
 
-Domain = Values | Whole | Real
+Domain = TextSet | IntRange | FloatRange
 
 
-def describe_known(schema: schema_pb2.Schema, dataset: Manifest, seen: Mapping[str, Range]) -> schema_pb2.Schema:
-    """Returns an inferred schema with what the dataset knows of its features; user columns stay as they are.
+def add_manifest_domains(
+    schema: schema_pb2.Schema, dataset: Manifest, observed: Mapping[str, Range]
+) -> schema_pb2.Schema:
+    """Returns an inferred schema with domains and shapes from the manifest; user columns remain unchanged.
 
     Args:
-      schema: inferred from statistics.
-      dataset: the manifest.
-      seen: feature -> smallest and largest value of those that are numbers.
+      schema: schema that was inferred from statistics.
+      dataset: manifest of the dataset.
+      observed: numeric feature -> smallest and largest value.
     """
-    described = schema_pb2.Schema()
-    described.CopyFrom(schema)
-    domains = domains_of(dataset, seen)
-    for feature in described.feature:
+    result = schema_pb2.Schema()
+    result.CopyFrom(schema)
+    domains = manifest_domains(dataset, observed)
+    for feature in result.feature:
         if feature.name in domains:
-            _set_domain(described, feature, domains[feature.name])
+            _set_domain(result, feature, domains[feature.name])
         if feature.name in record.FEATURES:
             _set_shape(feature, dataset)
-    used = {feature.domain for feature in described.feature}
-    kept = [domain for domain in described.string_domain if domain.name in used]
-    del described.string_domain[:]
-    described.string_domain.extend(kept)
-    return described
+    names = {feature.domain for feature in result.feature}
+    string_domains = [domain for domain in result.string_domain if domain.name in names]
+    del result.string_domain[:]
+    result.string_domain.extend(string_domains)
+    return result
 
 
-def domains_of(dataset: Manifest, seen: Mapping[str, Range]) -> dict[str, Domain]:
-    """Returns feature -> what its values may be.
+def manifest_domains(dataset: Manifest, observed: Mapping[str, Range]) -> dict[str, Domain]:
+    """Returns feature -> domain.
 
-    Sizes follow from the limits of the ingest, which judge the image as it was found. Where images were re-encoded, or
-    added under other limits, the range is widened to what is there, so that a dataset always fits its own schema.
+    The ranges of sizes are the limits of the ingest, which apply to source images. They are extended to the observed
+    values, because re-encoded images, and images added under other limits, may exceed them; a dataset always fits its
+    own schema.
 
     Args:
-      dataset: the manifest.
-      seen: feature -> smallest and largest value.
+      dataset: manifest of the dataset.
+      observed: numeric feature -> smallest and largest value.
     """
     limits, pixels = dataset.options["limits"], dataset.options["pixels"]
     raw = pixels["policy"] == "raw"
-    side = _sides(limits, pixels)
+    side = _side_range(limits, pixels)
     aspect = limits["max_aspect"]
-    classes = Values(values=dataset.labels)
-    indices = Whole(least=0, most=max(0, len(dataset.labels) - 1), category=True)
+    classes = TextSet(values=dataset.labels)
+    indices = IntRange(least=0, most=max(0, len(dataset.labels) - 1), category=True)
     return {
-        record.FORMAT: Values(values=("raw",) if raw else ("jpeg", "png")),
-        record.HEIGHT: _widened(side, seen.get(record.HEIGHT)),
-        record.WIDTH: _widened(side, seen.get(record.WIDTH)),
-        record.CHANNELS: Whole(least=1, most=3),
-        record.BYTES: _widened(Whole(least=1, most=limits["max_bytes"]), seen.get(record.BYTES)),
-        record.ASPECT_RATIO: _widened(Real(least=1 / aspect, most=aspect), seen.get(record.ASPECT_RATIO)),
-        record.MEAN_RGB: Real(least=0, most=255),
-        record.VAR_RGB: Real(least=0),
-        record.BRIGHTNESS: Real(least=0, most=255),
-        record.WEIGHT: Real(least=0),
-        **dict.fromkeys(record.OBJECT_SIDES, Real(least=0, most=1)),
+        record.FORMAT: TextSet(values=("raw",) if raw else ("jpeg", "png")),
+        record.HEIGHT: _extend(side, observed.get(record.HEIGHT)),
+        record.WIDTH: _extend(side, observed.get(record.WIDTH)),
+        record.CHANNELS: IntRange(least=1, most=3),
+        record.BYTES: _extend(IntRange(least=1, most=limits["max_bytes"]), observed.get(record.BYTES)),
+        record.ASPECT_RATIO: _extend(FloatRange(least=1 / aspect, most=aspect), observed.get(record.ASPECT_RATIO)),
+        record.MEAN_RGB: FloatRange(least=0, most=255),
+        record.VAR_RGB: FloatRange(least=0),
+        record.BRIGHTNESS: FloatRange(least=0, most=255),
+        record.WEIGHT: FloatRange(least=0),
+        **dict.fromkeys(record.OBJECT_SIDES, FloatRange(least=0, most=1)),
         **dict.fromkeys((record.LABEL, record.OBJECT_LABEL), indices),
         **dict.fromkeys((record.TEXT, record.OBJECT_TEXT), classes),
     }
 
 
-def _sides(limits: Mapping[str, Any], pixels: Mapping[str, Any]) -> Whole:
-    """Returns the range of height and width, in pixels, of images as they are stored."""
+def _side_range(limits: Mapping[str, Any], pixels: Mapping[str, Any]) -> IntRange:
+    """Returns the range of height and width of stored images, pixels."""
     least, most = limits["min_side_px"], limits["max_side_px"]
     if pixels["policy"] == "raw":
-        return Whole(least=pixels["side_px"], most=pixels["side_px"])
+        return IntRange(least=pixels["side_px"], most=pixels["side_px"])
     if pixels["policy"] == "resize" and pixels["fit"] == "inside":
-        return Whole(least=1, most=min(most, pixels["side_px"]))
+        return IntRange(least=1, most=min(most, pixels["side_px"]))
     if pixels["policy"] == "resize":
-        return Whole(least=min(least, pixels["side_px"]), most=most)
-    return Whole(least=least, most=most)
+        return IntRange(least=min(least, pixels["side_px"]), most=most)
+    return IntRange(least=least, most=most)
 
 
-def _widened(domain: Domain, seen: Range | None) -> Domain:
-    if seen is None or isinstance(domain, Values):
+def _extend(domain: Domain, observed: Range | None) -> Domain:
+    if observed is None or isinstance(domain, TextSet):
         return domain
-    least, most = seen
-    if isinstance(domain, Whole):
-        return Whole(least=min(domain.least, int(least)), most=max(domain.most, int(most)))
-    return Real(least=min(domain.least, least), most=None if domain.most is None else max(domain.most, most))
+    least, most = observed
+    if isinstance(domain, IntRange):
+        return IntRange(least=min(domain.least, int(least)), most=max(domain.most, int(most)))
+    return FloatRange(least=min(domain.least, least), most=None if domain.most is None else max(domain.most, most))
 
 
 def _set_domain(schema: schema_pb2.Schema, feature: schema_pb2.Feature, domain: Domain) -> None:
-    if isinstance(domain, Values):
+    if isinstance(domain, TextSet):
         feature.domain = feature.name
-        named = [known for known in schema.string_domain if known.name == feature.name]
-        target = named[0] if named else schema.string_domain.add(name=feature.name)
-        target.value[:] = domain.values
-    elif isinstance(domain, Whole):
+        matches = [string_domain for string_domain in schema.string_domain if string_domain.name == feature.name]
+        string_domain = matches[0] if matches else schema.string_domain.add(name=feature.name)
+        string_domain.value[:] = domain.values
+    elif isinstance(domain, IntRange):
         feature.int_domain.Clear()
         feature.int_domain.min, feature.int_domain.max = domain.least, domain.most
         if domain.category:
@@ -174,7 +177,7 @@ def _set_domain(schema: schema_pb2.Schema, feature: schema_pb2.Feature, domain: 
 
 
 def _set_shape(feature: schema_pb2.Feature, dataset: Manifest) -> None:
-    """Says that a feature is in every record, and with how many values."""
+    """Sets the presence of a feature to every record, and its number of values."""
     feature.presence.min_fraction, feature.presence.min_count = 1.0, 1
     if feature.name in (record.LABEL, record.TEXT) and dataset.label_kind == "multi":
         feature.value_count.min, feature.value_count.max = 0, max(1, len(dataset.labels))
@@ -189,20 +192,20 @@ Statistics = Mapping[str, statistics_pb2.DatasetFeatureStatisticsList]
 
 
 def infer(statistics: Statistics, dataset: Manifest) -> schema_pb2.Schema:
-    """Returns the schema of a dataset. Every split of it fits.
+    """Returns the schema of a dataset, which all splits fit.
 
     Args:
-      statistics: split -> its statistics, at least one.
-      dataset: the manifest.
+      statistics: split -> statistics, at least one split.
+      dataset: manifest of the dataset.
     """
     schema: schema_pb2.Schema | None = None
-    for found in statistics.values():
-        schema = tfdv.infer_schema(found) if schema is None else tfdv.update_schema(schema, found)
-    return describe_known(schema, dataset, seen_ranges(statistics))
+    for split_statistics in statistics.values():
+        schema = tfdv.update_schema(schema, split_statistics) if schema else tfdv.infer_schema(split_statistics)
+    return add_manifest_domains(schema, dataset, observed_ranges(statistics))
 
 
 def infer_from_dataset(directory: str) -> schema_pb2.Schema:
-    """Returns the schema of the dataset in a directory, which is read once for its statistics.
+    """Returns the schema of the dataset in a directory; reads all its records for the statistics.
 
     Raises:
       SourceError: the directory is not a published dataset.
@@ -212,11 +215,11 @@ def infer_from_dataset(directory: str) -> schema_pb2.Schema:
     return infer(dataset_statistics(directory, dataset), dataset)
 
 
-def seen_ranges(statistics: Statistics) -> dict[str, Range]:
-    """Returns feature -> smallest and largest value over all splits, of those that are numbers."""
+def observed_ranges(statistics: Statistics) -> dict[str, Range]:
+    """Returns numeric feature -> smallest and largest value over all splits."""
     ranges: dict[str, Range] = {}
-    for found in statistics.values():
-        for feature in found.datasets[0].features:
+    for split_statistics in statistics.values():
+        for feature in split_statistics.datasets[0].features:
             if feature.HasField("num_stats"):
                 name = feature.path.step[0]
                 least, most = ranges.get(name, (feature.num_stats.min, feature.num_stats.max))
@@ -269,7 +272,7 @@ class InferredSchemaSpec(types.ComponentSpec):
 
 
 class InferredSchema(base_component.BaseComponent):
-    """Infers the schema of a dataset: what TFDV sees, and domains, ranges and shapes that the dataset knows.
+    """Infers the schema of a dataset: that of TFDV, with domains and shapes from the manifest.
 
     Example:
       schema = InferredSchema(statistics_gen.outputs["statistics"], example_gen.outputs["examples"]).outputs["schema"]
@@ -285,9 +288,9 @@ class InferredSchema(base_component.BaseComponent):
         """Builds the component.
 
         Args:
-          statistics: what StatisticsGen counted, with the options of `components.statistics`.
-          examples: the Feedline dataset it counted.
-          code: version of the code; another one misses the cache.
+          statistics: output of StatisticsGen with the options of `components.statistics`.
+          examples: the Feedline dataset of these statistics.
+          code: version of the code, a part of the cache key.
         """
         schema = types.Channel(type=standard_artifacts.Schema)
         values = {CODE_KEY: code, STATISTICS_KEY: statistics, EXAMPLES_KEY: examples, SCHEMA_KEY: schema}
@@ -303,7 +306,7 @@ class ReviewedSchemaSpec(types.ComponentSpec):
 
 
 class ReviewedSchema(base_component.BaseComponent):
-    """Provides the schema of a file.
+    """Provides the schema of a reviewed file.
 
     Example:
       schema = ReviewedSchema("schema.pbtxt").outputs["schema"]
@@ -322,7 +325,7 @@ class ReviewedSchema(base_component.BaseComponent):
           path: text file of a `tensorflow.metadata.v0.Schema`.
 
         Raises:
-          OptionError: it cannot be read, or is not a schema.
+          OptionError: the file cannot be read, or is not a schema.
         """
         schema = types.Channel(type=standard_artifacts.Schema)
         text = review.read_schema_text(path)

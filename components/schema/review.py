@@ -1,6 +1,6 @@
-"""A schema as people review it: its text file, its rows, and what differs between two. Imports no TensorFlow.
+"""Review of a schema: its text file, its rows, and the differences between two. Imports no TensorFlow.
 
-A file is text of a `tensorflow.metadata.v0.Schema`, for people to read and edit.
+A schema file is the text format of `tensorflow.metadata.v0.Schema`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SCHEMA_NAME = "schema.pbtxt"  # inside a `Schema` artifact, where the components
 
 
 def read_schema_text(path: str) -> str:
-    """Returns the text of a schema file, which is known to be a schema.
+    """Returns the text of a schema file after validating it.
 
     Raises:
-      OptionError: it cannot be read, or is not a schema.
+      OptionError: the file cannot be read, or is not a schema.
     """
     return _parse_file(path)[0]
 
@@ -35,7 +35,7 @@ def read_schema(path: str) -> schema_pb2.Schema:
     """Returns the schema of a file.
 
     Raises:
-      OptionError: it cannot be read, or is not a schema.
+      OptionError: the file cannot be read, or is not a schema.
     """
     return _parse_file(path)[1]
 
@@ -44,7 +44,7 @@ def write_schema(schema: schema_pb2.Schema, path: str) -> None:
     """Writes a schema file, atomically.
 
     Raises:
-      OSError: it cannot be written.
+      OSError: the file cannot be written.
     """
     storage.write_bytes(path, text_format.MessageToString(schema, as_utf8=True).encode())
 
@@ -56,30 +56,30 @@ def _parse_file(path: str) -> tuple[str, schema_pb2.Schema]:
     except RecursionError:
         raise OptionError(f"schema {path} cannot be used: it is nested too deep; {_REMEDY}") from None
     except (OSError, ValueError, text_format.ParseError) as error:
-        what = getattr(error, "strerror", None) or " ".join(str(error).split())  # without the path once more
-        raise OptionError(f"schema {path} cannot be used: {what}; {_REMEDY}") from error
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())  # without a second path
+        raise OptionError(f"schema {path} cannot be used: {reason}; {_REMEDY}") from error
     if not schema.feature:
         raise OptionError(f"schema {path} names no feature; {_REMEDY}")
     return text, schema
 
 
-WHOLE_SCHEMA = "(schema)"  # the row about the schema as a whole
+SCHEMA_ROW = "(schema)"  # name of the row about the schema itself
 _TYPES = {schema_pb2.BYTES: "bytes", schema_pb2.INT: "int", schema_pb2.FLOAT: "float", schema_pb2.STRUCT: "struct"}
-_SHOWN_VALUES = 60  # characters
+_MAX_VALUES_LENGTH = 60  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One feature.
+    """A feature of a schema.
 
     Attributes:
-      name: of the feature.
-      type: `bytes`, `int`, `float` or `struct`; `any` when the schema does not say.
+      name: name of the feature.
+      type: `bytes`, `int`, `float` or `struct`; `any` if the schema has no type.
       presence: `required`, `in 90 %`, `at least 1` (record of all), `optional`.
-      shape: values a record, such as `1`, `2x3`, `0-5` or `1 or more`; `any` when the schema does not say.
+      shape: number of values per record, such as `1`, `2x3`, `0-5` or `1 or more`; `any` if the schema has none.
       domain: range or kind of the values; empty for any.
-      values: closed set of texts; empty unless the domain is one.
-      other: everything else that the schema says, as it stands in the file.
+      values: allowed texts, if the domain is a closed set; else empty.
+      other: all other fields of the schema, in its text format.
     """
 
     name: str
@@ -97,12 +97,12 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """What differs between two schemas.
+    """Differences between two schemas.
 
     Attributes:
-      added: rows that only the new one has.
-      removed: rows that only the old one has.
-      changed: feature -> the row of the old and of the new.
+      added: rows that only the new schema has.
+      removed: rows that only the old schema has.
+      changed: feature -> its rows in the old and in the new schema.
     """
 
     added: tuple[Row, ...]
@@ -115,33 +115,33 @@ class Difference:
 
 
 def rows(schema: schema_pb2.Schema) -> list[Row]:
-    """Returns a row a feature, in the order of the schema."""
+    """Returns a row for each feature, in the order of the schema."""
     domains = {domain.name: domain for domain in schema.string_domain}
-    found = [_row(feature, domains) for feature in schema.feature]
-    whole = schema_pb2.Schema()
-    whole.CopyFrom(schema)
-    del whole.feature[:], whole.string_domain[:]
-    other = _one_line(whole)
-    return [*found, Row(name=WHOLE_SCHEMA, other=other)] if other else found
+    feature_rows = [_row(feature, domains) for feature in schema.feature]
+    rest = schema_pb2.Schema()
+    rest.CopyFrom(schema)
+    del rest.feature[:], rest.string_domain[:]
+    other = _one_line(rest)
+    return [*feature_rows, Row(name=SCHEMA_ROW, other=other)] if other else feature_rows
 
 
 def difference(old: schema_pb2.Schema, new: schema_pb2.Schema) -> Difference:
-    """Returns what differs; the order of features does not matter, nor that of the values of a set."""
-    before, after = ({row.name: row for row in rows(schema)} for schema in (old, new))
+    """Returns the differences, without those in the order of features and of the values of a set."""
+    old_rows, new_rows = ({row.name: row for row in rows(schema)} for schema in (old, new))
     return Difference(
-        added=tuple(row for name, row in after.items() if name not in before),
-        removed=tuple(row for name, row in before.items() if name not in after),
+        added=tuple(row for name, row in new_rows.items() if name not in old_rows),
+        removed=tuple(row for name, row in old_rows.items() if name not in new_rows),
         changed={
-            name: (row, after[name])
-            for name, row in before.items()
-            if name in after and _compared(row) != _compared(after[name])
+            name: (row, new_rows[name])
+            for name, row in old_rows.items()
+            if name in new_rows and _sorted_fields(row) != _sorted_fields(new_rows[name])
         },
     )
 
 
 def changes(old: Row, new: Row) -> dict[str, tuple[str, str]]:
-    """Returns field -> its text in the old and in the new row, of the fields that differ."""
-    before, after = _compared(old), _compared(new)
+    """Returns field -> text in the old and in the new row, for the fields that differ."""
+    before, after = _sorted_fields(old), _sorted_fields(new)
     return {
         name: _set_change(old.values, new.values) if name == "values" else (before[name], after[name])
         for name in before
@@ -149,30 +149,30 @@ def changes(old: Row, new: Row) -> dict[str, tuple[str, str]]:
     }
 
 
-def shown_domain(row: Row) -> str:
-    """Returns the domain of a row for a table: the values of a set, as many as fit."""
-    return _some(row.values) if row.values else row.domain
+def domain_text(row: Row) -> str:
+    """Returns the domain of a row for a table; a long set of values is shortened."""
+    return _join(row.values) if row.values else row.domain
 
 
-def _compared(row: Row) -> dict[str, Any]:
+def _sorted_fields(row: Row) -> dict[str, Any]:
     return {**asdict(row), "values": sorted(row.values)}
 
 
 def _set_change(old: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, str]:
-    """Returns what each set has that the other has not: two long lists would hide it."""
-    before, after = sorted(set(old) - set(new)), sorted(set(new) - set(old))
+    """Returns the size of each set and the values that only it has, because full lists would hide the difference."""
+    removed, added = sorted(set(old) - set(new)), sorted(set(new) - set(old))
     return (
-        f"{len(old)} values" + (f", with {_some(before)}" if before else ""),
-        f"{len(new)} values" + (f", with {_some(after)}" if after else ""),
+        f"{len(old)} values" + (f", with {_join(removed)}" if removed else ""),
+        f"{len(new)} values" + (f", with {_join(added)}" if added else ""),
     )
 
 
-def _some(values: Iterable[str]) -> str:
+def _join(values: Iterable[str]) -> str:
     values = list(values)
     text = ", ".join(values)
-    if len(text) <= _SHOWN_VALUES:
+    if len(text) <= _MAX_VALUES_LENGTH:
         return text
-    return f"{text[:_SHOWN_VALUES]}... ({len(values):,} values)"
+    return f"{text[:_MAX_VALUES_LENGTH]}... ({len(values):,} values)"
 
 
 def _row(feature: schema_pb2.Feature, domains: Mapping[str, schema_pb2.StringDomain]) -> Row:
@@ -215,7 +215,7 @@ def _shape(feature: schema_pb2.Feature) -> str:
 def _take_domain(
     rest: schema_pb2.Feature, domains: Mapping[str, schema_pb2.StringDomain]
 ) -> tuple[str, tuple[str, ...]]:
-    """Returns the kind or range of the values and the values of a set, and takes what they say out of the feature."""
+    """Returns the kind or range of the values and the values of a set, and removes these fields from the feature."""
     kind = rest.WhichOneof("domain_info")
     if kind == "domain" and rest.domain in domains:
         values = tuple(domains[rest.domain].value)
@@ -245,7 +245,7 @@ def _range(domain: schema_pb2.IntDomain | schema_pb2.FloatDomain) -> str:
 def _number(value: float) -> str:
     if isinstance(value, int):
         return f"{value:,}"
-    return np.format_float_positional(np.float32(value), trim="-")  # as few digits as tell a float32 from others
+    return np.format_float_positional(np.float32(value), trim="-")  # the shortest text of a float32
 
 
 def _one_line(message: Message) -> str:

@@ -141,9 +141,9 @@ def _inferred(directory: str) -> schema_pb2.Schema:
 
 
 def _table(rows: list[Row]) -> list[str]:
-    from components.schema.review import shown_domain
+    from components.schema.review import domain_text
 
-    cells = [_COLUMNS, *((row.name, row.type, row.presence, row.shape, shown_domain(row)) for row in rows)]
+    cells = [_COLUMNS, *((row.name, row.type, row.presence, row.shape, domain_text(row)) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
     others = ["", *(row.other for row in rows)]
@@ -152,12 +152,12 @@ def _table(rows: list[Row]) -> list[str]:
 
 
 def _lines(difference: Difference) -> list[str]:
-    from components.schema.review import changes, shown_domain
+    from components.schema.review import changes, domain_text
 
     lines = []
     for sign, rows in (("-", difference.removed), ("+", difference.added)):
         for row in rows:
-            cells = (row.type, row.presence, row.shape, shown_domain(row), row.other)
+            cells = (row.type, row.presence, row.shape, domain_text(row), row.other)
             lines.append(f"{sign} {row.name}: {', '.join(cell for cell in cells if cell)}")
     for name, (old, new) in difference.changed.items():
         for field, (before, after) in changes(old, new).items():

@@ -74,12 +74,12 @@ def figures(costs: dict[str, tuple[float, float]] | None = None, **changed: Any)
             name=name,
             kind=kinds.get(name, DECODE if name.startswith("decode") else AUGMENT),
             cost=cost,
-            so_far=cost.rate if name == "read" else None,
+            cumulative_rate=cost.rate if name == "read" else None,
         )
         for name, cost in costs_by_name.items()
         if name not in totals
     ]
-    own = {name: changed.pop(name) for name in ("limit_is", "ablation", "device_ops") if name in changed}
+    own = {name: changed.pop(name) for name in ("limit_description", "ablation", "device_ops") if name in changed}
     return Figures(
         **{
             "facts": facts(**changed),
@@ -87,7 +87,7 @@ def figures(costs: dict[str, tuple[float, float]] | None = None, **changed: Any)
             "prepare": costs_by_name["ops"],
             "pipeline": costs_by_name["pipeline"],
             "limit": costs_by_name["limit"],
-            "limit_is": "bare decode of the same bytes",
+            "limit_description": "bare decode of the same bytes",
             "baselines": {name: costs_by_name[name] for name in ("tutorial", "naive")},
             "trained": costs_by_name.get("trained"),
             "device_ops": frozenset({"flip", "cutout"}),

@@ -111,7 +111,7 @@ def own(name: str, **values) -> TrainerConfig:
     ("name", "complaint"),
     [
         ("badly_named", "cannot be exported: '_head/.*' is not a valid root scope name"),
-        ("calls_python", "cannot be exported: it holds the op EagerPyFunc, which calls Python"),
+        ("calls_python", "cannot be exported: it has the op EagerPyFunc, which calls Python"),
     ],
 )
 def test_a_model_that_cannot_be_exported_is_refused_before_the_first_step(

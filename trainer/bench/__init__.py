@@ -1,4 +1,4 @@
-"""How fast images flow on this machine, what holds them up, and what to change. See `docs/bench.md`."""
+"""Throughput and bottleneck of the input pipeline on this machine, and the option to change. See `docs/bench.md`."""
 
 from trainer.bench.baselines import Rates, compare, naive_dataset, tutorial_dataset
 

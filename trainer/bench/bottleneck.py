@@ -1,6 +1,6 @@
-"""What was measured, as plain values, and the sentence that names the bottleneck, with the option to change.
+"""Measured figures as plain values, and the sentence that names the bottleneck and the option to change.
 
-The values are the only thing that text, JSON and page look at.
+Text, JSON and HTML page are made from these values only.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ TRANSFER, STEP = "transfer", "step"
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What was measured on what.
+    """Dataset, options and machine of a measurement.
 
     Attributes:
-      dataset: directory.
+      dataset: directory of the dataset.
       split: name of the split.
-      records: in the split.
-      shards: of the split.
-      record_bytes: mean size of a record.
-      policy: what the ingest made of the pixels: `copy`, `resize` or `raw`.
-      short_px: mean short side of the stored images, in pixels.
-      side_px: height and width of what the model sees.
-      batch_size: images in a batch.
-      ops: the chain of training.
-      threads: of the input pipeline.
-      cores: that this process may use.
-      readers: shards read at a time, at most.
-      remote: whether the shards lie in an object store.
-      parse_batch: records parsed by one op.
-      device: of the step, such as `GPU:0`.
-      model: of the step, empty for none.
-      in_memory: whether the shards were read into the page cache before.
+      records: number of records in the split.
+      shards: number of shards of the split.
+      record_bytes: mean size of a record, bytes.
+      policy: pixel policy of the ingest: `copy`, `resize` or `raw`.
+      short_px: mean short side of the stored images, pixels.
+      side_px: height and width of the model's images, pixels.
+      batch_size: images per batch.
+      ops: training ops, as a chain.
+      threads: threads of the input pipeline.
+      cores: cores that this process may use.
+      readers: largest number of shards that are read in parallel.
+      remote: whether the shards are in an object store.
+      parse_batch: records per parse op.
+      device: device of the training step, such as `GPU:0`.
+      model: model of the training step, empty for none.
+      in_memory: whether the shards were read into the page cache before the measurement.
     """
 
     dataset: str
@@ -63,33 +63,34 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage alone.
+    """Figures of one stage.
 
     Attributes:
-      name: of the stage, or the op as it is spelled in the chain.
+      name: name of the stage, or an op as in the chain.
       kind: one of the constants of this module.
-      cost: alone. The CPU time of an op is without that of the call of a map, which `call` has.
-      so_far: images/s of the pipeline from the shards up to this stage; None when it was not measured.
+      cost: cost of the stage in isolation. That of an op excludes the CPU time of the call of a map, which the stage
+        `call` has.
+      cumulative_rate: images/s of the pipeline from the shards to this stage; None if not measured.
     """
 
     name: str
     kind: str
     cost: Cost
-    so_far: float | None = None
+    cumulative_rate: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ablated:
-    """The pipeline without one of its optimisations.
+    """Effect of one optimisation, from a measurement of the pipeline without it.
 
     Attributes:
-      name: what was removed.
-      without: what is done instead.
-      base: images/s with it.
+      name: name of the optimisation.
+      without: what the pipeline does instead.
+      base: images/s with the optimisation.
       rate: images/s without it.
-      base_cpu_us: microseconds of CPU an image with it.
-      cpu_us: without it.
-      note: what else it is worth, such as memory; empty for nothing.
+      base_cpu_us: CPU time per image with it, microseconds.
+      cpu_us: CPU time per image without it, microseconds.
+      note: other effects, such as on memory; may be empty.
     """
 
     name: str
@@ -102,24 +103,24 @@ class Ablated:
 
     @property
     def worth(self) -> float:
-        """How many times faster the pipeline is with it."""
+        """Speedup by the optimisation: ratio of the rates with and without it."""
         return self.base / self.rate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """All of it.
+    """All figures of a run.
 
     Attributes:
-      facts: what was measured on what.
-      stages: in order.
-      prepare: all ops together, as the pipeline runs them.
-      pipeline: `make_dataset`.
-      limit: what the machine does without a pipeline.
-      limit_is: what that is.
-      baselines: name -> what people write without this project.
-      trained: pipeline, transfer and step together; None without a model.
-      ablation: empty when it was not asked for.
+      facts: dataset, options and machine.
+      stages: stages in the order of the pipeline.
+      prepare: cost of all ops together, as the pipeline runs them.
+      pipeline: cost of `make_dataset`.
+      limit: cost without a pipeline, the limit of this machine.
+      limit_description: description of the limit.
+      baselines: name -> cost of a common pipeline without Feedline.
+      trained: cost of pipeline, transfer and training step together; None without a model.
+      ablation: effects of the optimisations; empty without ablation.
       device_ops: names of the ops that can run on the device.
     """
 
@@ -128,7 +129,7 @@ class Figures:
     prepare: Cost
     pipeline: Cost
     limit: Cost
-    limit_is: str
+    limit_description: str
     baselines: Mapping[str, Cost]
     trained: Cost | None = None
     ablation: tuple[Ablated, ...] = ()
@@ -136,21 +137,21 @@ class Figures:
 
     @property
     def efficiency(self) -> float:
-        """Rate of the pipeline as a share of the limit; over 1 where it leaves work out that the limit does."""
+        """Rate of the pipeline divided by the limit; above 1 where the pipeline omits work that the limit includes."""
         return self.pipeline.rate / self.limit.rate
 
     @property
     def cpu_efficiency(self) -> float:
-        """The same in CPU time, which other processes on the machine do not change."""
+        """CPU time of the limit divided by that of the pipeline; other processes on the machine do not change it."""
         return self.limit.cpu_us / self.pipeline.cpu_us
 
     @property
     def bottleneck(self) -> Stage:
-        """The model where it is slower than the input, else the slowest stage alone.
+        """The training step if it is slower than the input pipeline, else the slowest stage in isolation.
 
-        The ops share one map and count as one stage; of them it is the one with the most CPU time, the call included.
+        The ops share one map and count as one stage, which the op or call with the most CPU time represents.
         """
-        step = self.of_kind(STEP)
+        step = next((stage for stage in self.stages if stage.kind == STEP), None)
         if step and step.cost.rate <= self.pipeline.rate:
             return step
         slowest = min(
@@ -163,30 +164,31 @@ class Figures:
         return max(ops, key=lambda stage: stage.cost.cpu_us)
 
     @property
-    def parts_cpu_us(self) -> float:
-        """Microseconds of CPU an image of all stages of the input pipeline, added up."""
+    def stages_cpu_us(self) -> float:
+        """Sum of the CPU times per image of all stages of the input pipeline, microseconds."""
         return sum(stage.cost.cpu_us for stage in self.stages if stage.kind not in (TRANSFER, STEP))
 
     @property
     def disturbed(self) -> bool:
-        """Whether other processes took part of the machine: a bare decode keeps every core busy where it can."""
+        """Whether other processes used part of the machine, because the bare decode did not use all cores."""
         return self.limit.cores < 0.8 * self.facts.cores and self.facts.policy != "raw"
-
-    def of_kind(self, kind: str) -> Stage | None:
-        """Returns the first stage of a kind, or None."""
-        return next((stage for stage in self.stages if stage.kind == kind), None)
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON values; the keys are those of `docs/bench.md`."""
         return {
             "facts": asdict(self.facts),
             "stages": [
-                {"name": stage.name, "kind": stage.kind, **_plain(stage.cost), "up_to_here_images_s": stage.so_far}
+                {
+                    "name": stage.name,
+                    "kind": stage.kind,
+                    **_plain(stage.cost),
+                    "up_to_here_images_s": stage.cumulative_rate,
+                }
                 for stage in self.stages
             ],
             "ops": _plain(self.prepare),
             "pipeline": _plain(self.pipeline),
-            "limit": {**_plain(self.limit), "is": self.limit_is},
+            "limit": {**_plain(self.limit), "is": self.limit_description},
             "efficiency": self.efficiency,
             "cpu_efficiency": self.cpu_efficiency,
             "baselines": {
@@ -202,11 +204,11 @@ def _plain(cost: Cost) -> dict[str, float]:
     return {"images_s": cost.rate, "cpu_us": cost.cpu_us, "wall_us": cost.wall_us}
 
 
-_MARGIN = 8 / 7  # stored for seen pixels, the customary 256 : 224
-_WORTH_RESIZING = 1.5  # times fewer pixels
-_NEARLY = 0.95
+_MARGIN = 8 / 7  # side of stored images by the side of crops, the usual 256 : 224
+_MIN_PIXEL_RATIO = 1.5  # of stored pixels to resized ones, above which a resize is recommended
+_SIDE_TOLERANCE = 0.95
 _PARSE_BATCH = 64
-# Stage -> what to do about it, whatever else was measured, and the option.
+# Stage -> remedy that does not depend on the other figures, and its option.
 _REMEDIES = {
     BATCH: ("Lower `image_side_px`: batches are copied at the speed of the memory.", "image_side_px"),
     TRANSFER: ("Raise `batch_size`, or lower `image_side_px`.", "batch_size"),
@@ -216,12 +218,13 @@ _REMEDIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Bottleneck:
-    """What limits the input pipeline.
+    """The bottleneck of an input pipeline.
 
     Attributes:
-      stage: a kind of stage.
-      sentence: that, with figures, and what to do about it.
-      option: the option to change, `name` or `name=value`; of the ingest with `ingest` in front; empty when none helps.
+      stage: kind of the stage.
+      sentence: bottleneck, figures and remedy, as text.
+      option: the option to change, `name` or `name=value`, with the prefix `ingest` for one of the ingest; empty if
+        there is none.
     """
 
     stage: str
@@ -230,7 +233,7 @@ class Bottleneck:
 
 
 def find_bottleneck(figures: Figures) -> Bottleneck:
-    """Returns the stage that is slowest alone, and the option that makes it faster."""
+    """Returns the bottleneck, and the option that makes it faster."""
     stage = figures.bottleneck
     remedy, option = _remedy(stage, figures)
     return Bottleneck(stage=stage.kind, sentence=f"{_finding(stage, figures)} {remedy}", option=option)
@@ -288,17 +291,20 @@ def _lighter_op(stage: Stage, figures: Figures) -> tuple[str, str]:
 
 
 def _other_pixels(stage: Stage, facts: Facts) -> tuple[str, str]:
-    """Returns the policy of the ingest that leaves less work to each image."""
+    """Returns the pixel policy of the ingest that reduces the work per image."""
     if facts.policy == "raw" and stage.kind == CALL:
         return "Move ops to `device_ops`: without any on the host, whole batches are taken as they are.", "device_ops"
     if facts.policy == "raw":
         return "The records hold pixels already, so no option helps.", ""
     target = round(facts.side_px * _MARGIN)
-    fewer = (facts.short_px / target) ** 2
-    if stage.kind == DECODE and fewer >= _WORTH_RESIZING:
+    pixel_ratio = (facts.short_px / target) ** 2
+    if stage.kind == DECODE and pixel_ratio >= _MIN_PIXEL_RATIO:
         option = f"--policy resize --side-px {target}"
-        return f"Ingest with `{option}` to decode {fewer:.2g} times fewer pixels.", f"ingest {option}"
-    # Images that were stored without a margin cannot get one.
-    side = target if facts.short_px >= _NEARLY * target else facts.side_px
-    option, more = f"--policy raw --side-px {side}", 3 * side**2 / facts.record_bytes
-    return f"Ingest with `{option}`: nothing to decode, for {more:.2g} times the bytes on disk.", f"ingest {option}"
+        return f"Ingest with `{option}` to decode {pixel_ratio:.2g} times fewer pixels.", f"ingest {option}"
+    # Images stored without a margin cannot be stored with one.
+    side = target if facts.short_px >= _SIDE_TOLERANCE * target else facts.side_px
+    option, size_ratio = f"--policy raw --side-px {side}", 3 * side**2 / facts.record_bytes
+    return (
+        f"Ingest with `{option}`: nothing to decode, for {size_ratio:.2g} times the bytes on disk.",
+        f"ingest {option}",
+    )

@@ -1,7 +1,7 @@
-"""The bottleneck finder: puts stages, limit and baselines in one run and measures them in turn.
+"""The bottleneck finder: measures stages, limit and baselines alternately in one run.
 
-Behind the input pipeline come two stages: a batch copied to the device, and a training step on it. The ablation takes
-one optimisation at a time out of the pipeline: what each is worth.
+After the input pipeline there are two more stages: the copy of a batch to the device, and a training step on it. The
+ablation removes one optimisation at a time from the pipeline to measure its effect.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from beam_jobs.storage import is_remote
 from trainer.bench import baselines, meter, stages
 from trainer.bench.baselines import naive_dataset, tutorial_dataset
 from trainer.bench.bottleneck import AUGMENT, CALL, DECODE, Ablated, Facts, Figures, Stage
-from trainer.bench.meter import Cost, Counts, Subject, of_dataset
-from trainer.bench.stages import Source, Variant, assembled, names_of, open_source, spell, unfused
+from trainer.bench.meter import Cost, Counts, Subject, dataset_subject
+from trainer.bench.stages import Source, Variant, assemble, op_names, open_source, spell, unfuse_crop
 from trainer.input.checks import check_room
 from trainer.input_fn import FOREVER, make_dataset
 from trainer.models import ModelSpec, build_model, check_model
@@ -31,23 +31,18 @@ from trainer.ops.device import DEVICE_OPS
 from trainer.options import InputOptions
 
 TRANSFER, STEP = "transfer", "step"
-_BATCHES = 4  # taken in turn, so that no copy is made from what the processor still holds
-_UNKNOWN_MEAN, _UNKNOWN_STD = (127.5,) * 3, (64.0,) * 3  # of a dataset without channel statistics; speed is the same
+_BATCHES = 4  # copied alternately, so that no copy reads from the cache of the processor
+_DEFAULT_MEAN, _DEFAULT_STD = (127.5,) * 3, (64.0,) * 3  # without channel statistics; the speed is the same
 
 
 def device_name() -> str:
-    """Returns the first accelerator as TensorFlow names it, such as `GPU:0`, or `CPU:0`."""
-    found = [one.device_type for one in tf.config.list_logical_devices() if one.device_type in ("GPU", "TPU")]
-    return f"{found[0]}:0" if found else "CPU:0"
+    """Returns the TensorFlow name of the first accelerator, such as `GPU:0`, or `CPU:0`."""
+    types = [device.device_type for device in tf.config.list_logical_devices()]
+    return next((f"{kind}:0" for kind in types if kind in ("GPU", "TPU")), "CPU:0")
 
 
-def transfer_alone(source: Source, where: str) -> Subject:
-    """Returns the subject that copies uint8 batches to the device; where that is the CPU, from memory to memory.
-
-    Args:
-      source: what is measured.
-      where: the device.
-    """
+def transfer_subject(source: Source, device: str) -> Subject:
+    """Returns the subject that copies uint8 batches to the device; for the CPU, within its memory."""
     size, side = source.options.batch_size, source.options.image_side_px
     noise = np.random.default_rng(0)
     with tf.device("CPU:0"):
@@ -56,33 +51,29 @@ def transfer_alone(source: Source, where: str) -> Subject:
     def start() -> Counts:
         while True:
             for batch in batches:
-                with tf.device(where):
+                with tf.device(device):
                     # On the same device an identity is no copy.
-                    copy = tf.raw_ops.DeepCopy(x=batch) if where == "CPU:0" else tf.identity(batch)
-                copy[0, 0, 0, 0].numpy()  # waits until the copy is there
+                    copy = tf.raw_ops.DeepCopy(x=batch) if device == "CPU:0" else tf.identity(batch)
+                copy[0, 0, 0, 0].numpy()  # waits until the copy is complete
                 yield float(size)
 
     return Subject(name=TRANSFER, start=start)
 
 
 def training_step(source: Source, name: str) -> Callable[[tf.Tensor], None]:
-    """Builds a model and returns its training step: uint8[batch, side, side, 3] in, weights changed, nothing out.
+    """Builds a model and returns its training step, a function of uint8[batch, side, side, 3].
 
-    The classes of the images are all the first one: how long a step takes does not depend on them.
-
-    Args:
-      source: what is measured.
-      name: of the model.
+    All labels are the first class: the duration of a step does not depend on them.
 
     Raises:
-      OptionError: there is no such model, or it does not fit.
+      OptionError: the model does not exist, or does not fit the dataset.
     """
     channels, options = source.choices.dataset.channels, source.options
     spec = ModelSpec(
         side_px=options.image_side_px,
         classes=max(2, len(source.choices.dataset.labels)),
-        mean_rgb=channels.mean_rgb if channels else _UNKNOWN_MEAN,
-        std_rgb=channels.std_rgb if channels else _UNKNOWN_STD,
+        mean_rgb=channels.mean_rgb if channels else _DEFAULT_MEAN,
+        std_rgb=channels.std_rgb if channels else _DEFAULT_STD,
     )
     model = build_model(name, spec)
     model.compile(optimizer=keras.optimizers.SGD(1e-3), loss="sparse_categorical_crossentropy")
@@ -90,12 +81,12 @@ def training_step(source: Source, name: str) -> Callable[[tf.Tensor], None]:
     return lambda images: model.train_on_batch(images, labels)
 
 
-def step_alone(source: Source, step: Callable[[tf.Tensor], None], where: str) -> Subject:
-    """Returns the subject that trains on one batch that already lies on the device, over and over."""
+def step_subject(source: Source, step: Callable[[tf.Tensor], None], device: str) -> Subject:
+    """Returns the subject that trains repeatedly on one batch in the memory of the device."""
     size, side = source.options.batch_size, source.options.image_side_px
 
     def start() -> Counts:
-        with tf.device(where):
+        with tf.device(device):
             images = tf.zeros([size, side, side, 3], tf.uint8)
         while True:
             step(images)
@@ -104,13 +95,13 @@ def step_alone(source: Source, step: Callable[[tf.Tensor], None], where: str) ->
     return Subject(name=STEP, start=start)
 
 
-def trained(name: str, dataset: tf.data.Dataset, step: Callable[[tf.Tensor], None]) -> Subject:
-    """Returns the subject that trains on what an input pipeline delivers.
+def training_subject(name: str, dataset: tf.data.Dataset, step: Callable[[tf.Tensor], None]) -> Subject:
+    """Returns the subject that trains on the batches of an input pipeline.
 
     Args:
-      name: of the subject.
-      dataset: endless, of (features, label).
-      step: of `training_step`.
+      name: name of the subject.
+      dataset: endless dataset of (features, label).
+      step: result of `training_step`.
     """
 
     def start() -> Counts:
@@ -122,61 +113,50 @@ def trained(name: str, dataset: tf.data.Dataset, step: Callable[[tf.Tensor], Non
 
 
 ASSEMBLED = "all stages in a row"
-_SHARE_OF_FREE = 0.1  # for a shuffle of decoded images
+_SHUFFLE_SHARE = 0.1  # of free memory, for a shuffle of decoded images
 
 
 @dataclass(frozen=True, kw_only=True)
 class Removal:
-    """One optimisation that can be left out.
+    """An optimisation and the pipeline without it.
 
     Attributes:
-      name: of it.
-      without: what is done instead.
-      dataset: the pipeline without it.
-      of_pipeline: whether that is `make_dataset` with other options; else it is `stages.assembled`.
-      note: what else it is worth.
+      name: name of the optimisation.
+      without: what the pipeline does instead.
+      dataset: the pipeline without the optimisation.
+      is_option: whether `dataset` is `make_dataset` with other options; else it is from `stages.assemble`.
+      note: other effects of the optimisation.
     """
 
     name: str
     without: str
     dataset: tf.data.Dataset
-    of_pipeline: bool = True
+    is_option: bool = True
     note: str = ""
 
     @property
     def subject(self) -> Subject:
-        """What is measured."""
-        return of_dataset(f"without {self.name}", self.dataset)
+        """The measurement of `dataset`."""
+        return dataset_subject(f"without {self.name}", self.dataset)
 
 
 def make_removals(source: Source) -> list[Removal]:
-    """Returns what can be taken out of the pipeline of these options; what is not in it is left out."""
-    found = [
-        Removal(name=name, without=without, dataset=whole_pipeline(source, options))
-        for name, without, options in _by_option(source)
+    """Returns the optimisations of the pipeline of these options."""
+    removals = [
+        Removal(name=name, without=without, dataset=training_pipeline(source, options))
+        for name, without, options in _option_changes(source)
     ]
-    return [*found, *_by_stage(source)]
+    return [*removals, *_stage_removals(source)]
 
 
-def whole_pipeline(source: Source, options: InputOptions) -> tf.data.Dataset:
-    """Returns `make_dataset` of training, endless."""
+def training_pipeline(source: Source, options: InputOptions) -> tf.data.Dataset:
+    """Returns the endless `make_dataset` of training."""
     return make_dataset(source.path, source.split, options, training=True, epochs=FOREVER)
 
 
 def ablation_bases(source: Source) -> list[Subject]:
-    """Returns what the removals of single stages are compared with."""
-    return [] if source.choices.vectorised else [of_dataset(ASSEMBLED, assembled(source, Variant()))]
-
-
-def ablation_results(found: list[Removal], whole: Cost, costs: Mapping[str, Cost]) -> tuple[Ablated, ...]:
-    """Returns the rows.
-
-    Args:
-      found: of `make_removals`.
-      whole: of `make_dataset`.
-      costs: of every subject, by its name.
-    """
-    return tuple(_ablated(removal, whole if removal.of_pipeline else costs[ASSEMBLED], costs) for removal in found)
+    """Returns the subjects to which the removals of single stages are compared."""
+    return [] if source.choices.vectorised else [dataset_subject(ASSEMBLED, assemble(source, Variant()))]
 
 
 def _ablated(removal: Removal, base: Cost, costs: Mapping[str, Cost]) -> Ablated:
@@ -192,32 +172,32 @@ def _ablated(removal: Removal, base: Cost, costs: Mapping[str, Cost]) -> Ablated
     )
 
 
-def _by_option(source: Source) -> list[tuple[str, str, InputOptions]]:
+def _option_changes(source: Source) -> list[tuple[str, str, InputOptions]]:
     options, ops = source.options, parse_ops(source.options.train_spec)
     rows: list[tuple[str, str, dict[str, Any]]] = []
-    if not source.is_raw and unfused(ops) != ops:
-        chain = "|".join(map(spell, unfused(ops)))
+    if not source.is_raw and unfuse_crop(ops) != ops:
+        chain = "|".join(map(spell, unfuse_crop(ops)))
         rows.append(("fused decode and crop", "decode, then crop", {"train_ops": chain}))
     if options.thread_count > 1:
         rows.append(("parallel map", "threads=1", {"threads": 1}))
     if options.parse_batch > 1:
         rows.append(("batched parse", "parse_batch=1", {"parse_batch": 1}))
-    if options.readers > 1 and is_remote(source.path):  # local shards are read one after the other anyway
+    if options.readers > 1 and is_remote(source.path):  # local shards are always read one after the other
         rows.append(("parallel readers", "readers=1", {"readers": 1}))
-    return [(name, without, dataclasses.replace(options, **changed)) for name, without, changed in rows]
+    return [(name, without, dataclasses.replace(options, **changes)) for name, without, changes in rows]
 
 
-def _by_stage(source: Source) -> list[Removal]:
+def _stage_removals(source: Source) -> list[Removal]:
     if source.choices.vectorised:
-        one_by_one = assembled(source, Variant())
-        return [Removal(name="whole batches at a time", without="image by image", dataset=one_by_one)]
+        per_image = assemble(source, Variant())
+        return [Removal(name="whole batches at a time", without="image by image", dataset=per_image)]
     size, image_bytes = source.options.batch_size, 3 * source.options.image_side_px**2
     window_records = _window_records(source)
     changes = (
         ("uint8 batches", "float32", Variant(floats=True), (size * 4 * image_bytes, size * image_bytes)),
         ("prefetch", "none", Variant(prefetch=False), None),
         (
-            *("shuffle before the decode", "after it", Variant(shuffled=window_records)),
+            *("shuffle before the decode", "after it", Variant(shuffle_images=window_records)),
             (window_records * image_bytes, window_records * source.record_bytes),
         ),
     )
@@ -225,8 +205,8 @@ def _by_stage(source: Source) -> list[Removal]:
         Removal(
             name=name,
             without=without,
-            dataset=assembled(source, variant),
-            of_pipeline=False,
+            dataset=assemble(source, variant),
+            is_option=False,
             note=f"{byte_counts[0] / 1e6:,.0f} MB instead of {byte_counts[1] / 1e6:,.0f}" if byte_counts else "",
         )
         for name, without, variant, byte_counts in changes
@@ -234,53 +214,53 @@ def _by_stage(source: Source) -> list[Removal]:
 
 
 def _window_records(source: Source) -> int:
-    """Returns how many records the shuffle of the options holds; fewer where as many decoded images would not fit."""
+    """Returns the size of the shuffle window in records, limited by the memory for as many decoded images."""
     records = source.choices.dataset.split(source.split).records
-    most = _SHARE_OF_FREE * free_bytes() / (3 * source.options.image_side_px**2)
-    return max(1, int(min(records, source.options.shuffle_mb * 1e6 / source.record_bytes, most)))
+    limit = _SHUFFLE_SHARE * free_bytes() / (3 * source.options.image_side_px**2)
+    return max(1, int(min(records, source.options.shuffle_mb * 1e6 / source.record_bytes, limit)))
 
 
-_FLOAT_BYTES = 4  # of a number in the baselines, which move floats
+_FLOAT_BYTES = 4  # per value in the baselines, whose batches are float32
 PIPELINE, LIMIT, TRAINED, NAIVE, TUTORIAL = "input pipeline", "limit", "with the model", "naive", "tutorial"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Everything that is ready to be measured.
+    """The prepared measurements of a run.
 
     Attributes:
-      source: what is measured.
-      facts: about it.
-      limit_is: what the limit is.
-      subjects: in the order they take turns.
-      removals: of the ablation.
+      source: dataset and options.
+      facts: dataset, options and machine, as plain values.
+      limit_description: description of the limit.
+      subjects: subjects in the order of their measurement.
+      removals: optimisations of the ablation.
     """
 
     source: Source
     facts: Facts
-    limit_is: str
+    limit_description: str
     subjects: tuple[Subject, ...]
     removals: tuple[Removal, ...]
 
     def duration(self, seconds: float) -> float:
-        """Returns about how many seconds `measure` takes; a slow first batch comes on top."""
+        """Returns the estimated duration of `measure`, seconds, without the delay of a slow first batch."""
         return meter.duration(len(self.subjects), seconds)
 
 
 def prepare(path: str, split: str, options: InputOptions, model: str = "", ablate: bool = False) -> Bench:
     """Builds all pipelines and reads the shards once.
 
-    A cache of `auto` is none here: it would make the first seconds another measurement than the rest.
+    The cache `auto` is replaced by `none`, because a cache changes the speed during the measurement.
 
     Args:
       path: directory of a published dataset.
       split: name of the split.
-      options: how shards become batches.
-      model: whose training step is measured too; empty for none.
-      ablate: also without each of the optimisations.
+      options: options of the input pipeline.
+      model: name of a model whose training step is measured too; empty for none.
+      ablate: whether to measure the pipeline without each of the optimisations too.
 
     Raises:
-      UsageError: there is no such dataset, split or model, or the options do not fit.
+      UsageError: the dataset, split or model does not exist, or the options do not fit.
       CorruptDataset: the dataset is damaged.
     """
     if model:
@@ -289,33 +269,33 @@ def prepare(path: str, split: str, options: InputOptions, model: str = "", ablat
         options = dataclasses.replace(options, cache="none")
     source = open_source(path, split, options)
     check_room(options, source.choices.batch, _FLOAT_BYTES)
-    whole = whole_pipeline(source, options)
+    pipeline = training_pipeline(source, options)
     info = source.choices.dataset.split(split)
     in_memory = baselines.warm_page_cache(source.files, info.bytes)
     pool = stages.load_pool(source)
-    parts = stages.Stages(source=source, pool=pool)
-    warm = info.records if options.cache != "none" else 1
+    all_stages = stages.Stages(source=source, pool=pool)
+    warm_images = info.records if options.cache != "none" else 1
     crops = source.choices.crops
     subjects = [
-        of_dataset(PIPELINE, whole, warm),
+        dataset_subject(PIPELINE, pipeline, warm_images),
         _limit(source, pool),
-        of_dataset(TUTORIAL, tutorial_dataset(path, split, options), images=crops),
-        of_dataset(NAIVE, naive_dataset(path, split, options), images=crops),
-        *parts.alone(),
-        *parts.together().values(),
+        dataset_subject(TUTORIAL, tutorial_dataset(path, split, options), crops=crops),
+        dataset_subject(NAIVE, naive_dataset(path, split, options), crops=crops),
+        *all_stages.isolated_subjects(),
+        *all_stages.cumulative_subjects(),
     ]
-    where = device_name()
-    subjects.append(transfer_alone(source, where))
+    device = device_name()
+    subjects.append(transfer_subject(source, device))
     if model:
         step = training_step(source, model)
-        subjects += [step_alone(source, step, where), trained(TRAINED, whole, step)]
+        subjects += [step_subject(source, step, device), training_subject(TRAINED, pipeline, step)]
     removals = make_removals(source) if ablate else []
     if ablate:
         subjects += [*ablation_bases(source), *(removal.subject for removal in removals)]
     return Bench(
         source=source,
-        facts=_facts(source, pool, where, model, in_memory),
-        limit_is="bare read of the same bytes" if source.is_raw else "bare decode of the same bytes",
+        facts=_facts(source, pool, device, model, in_memory),
+        limit_description="bare read of the same bytes" if source.is_raw else "bare decode of the same bytes",
         subjects=tuple(subjects),
         removals=tuple(removals),
     )
@@ -324,25 +304,27 @@ def prepare(path: str, split: str, options: InputOptions, model: str = "", ablat
 def measure(
     bench: Bench, seconds: float, on_sample: Callable[[str], None] = lambda _: None, rounds: int = meter.ROUNDS
 ) -> Figures:
-    """Measures everything in turn.
+    """Measures all subjects alternately.
 
     Args:
-      bench: of `prepare`.
-      seconds: of one measurement.
-      on_sample: called with the name of what is measured next.
-      rounds: how often; the medians count.
+      bench: result of `prepare`.
+      seconds: duration of one measurement, seconds.
+      on_sample: callback before each measurement, with the name of its subject.
+      rounds: number of measurements of each subject, whose median is the figure.
     """
-    costs = meter.in_turn(bench.subjects, seconds, rounds, on_sample)
+    costs = meter.measure_alternately(bench.subjects, seconds, rounds, on_sample)
     return Figures(
         facts=bench.facts,
         stages=_stages(bench.source, costs, bench.facts.model),
         prepare=_prepare(costs),
         pipeline=costs[PIPELINE],
         limit=costs[LIMIT],
-        limit_is=bench.limit_is,
+        limit_description=bench.limit_description,
         baselines={name: costs[name] for name in (TUTORIAL, NAIVE)},
         trained=costs.get(TRAINED),
-        ablation=ablation_results(list(bench.removals), costs[PIPELINE], costs),
+        ablation=tuple(
+            _ablated(removal, costs[PIPELINE if removal.is_option else ASSEMBLED], costs) for removal in bench.removals
+        ),
         device_ops=frozenset(DEVICE_OPS),
     )
 
@@ -354,10 +336,10 @@ def _limit(source: Source, pool: stages.Pool) -> Subject:
 
 
 def _stages(source: Source, costs: dict[str, Cost], model: str) -> tuple[Stage, ...]:
-    image_ops = names_of(source.choices.image_ops)
-    batch_ops = names_of(source.choices.all_ops)[len(image_ops) :]
+    image_ops = op_names(source.choices.image_ops)
+    batch_ops = op_names(source.choices.all_ops)[len(image_ops) :]
     kinds = {stages.READ: stages.READ, stages.PARSE: stages.PARSE, stages.CALL: CALL}
-    kinds |= {name: AUGMENT if place else DECODE for place, name in enumerate(image_ops)}
+    kinds |= {name: AUGMENT if index else DECODE for index, name in enumerate(image_ops)}
     kinds |= {stages.BATCH: stages.BATCH, **dict.fromkeys(batch_ops, AUGMENT)}
     kinds |= {TRANSFER: TRANSFER, STEP: STEP}
     call = costs.get(stages.CALL)
@@ -366,7 +348,7 @@ def _stages(source: Source, costs: dict[str, Cost], model: str) -> tuple[Stage, 
             name=model if kind == STEP else name,
             kind=kind,
             cost=_net(costs[name], call) if call and name in image_ops else costs[name],
-            so_far=_so_far(name, costs),
+            cumulative_rate=_cumulative_rate(name, costs),
         )
         for name, kind in kinds.items()
         if name in costs
@@ -374,24 +356,22 @@ def _stages(source: Source, costs: dict[str, Cost], model: str) -> tuple[Stage, 
 
 
 def _net(cost: Cost, call: Cost) -> Cost:
-    """Takes the call of a map off an op: together they are called once."""
+    """Subtracts the call of a map from the cost of an op, because all ops share one call."""
     return dataclasses.replace(cost, cpu_us=max(0.0, cost.cpu_us - call.cpu_us))
 
 
 def _prepare(costs: dict[str, Cost]) -> Cost:
-    """Returns what all ops cost: those of images and those of batches share the threads."""
+    """Returns the cost of all ops; those of images and those of batches share the threads."""
     parts = [costs[name] for name in (stages.IMAGE_OPS, stages.BATCH_OPS) if name in costs]
     return Cost(rate=1 / sum(1 / cost.rate for cost in parts), cpu_us=sum(cost.cpu_us for cost in parts))
 
 
-def _so_far(name: str, costs: dict[str, Cost]) -> float | None:
-    if name == stages.READ:
-        return costs[name].rate
-    found = costs.get(f"up to {name}")
-    return found.rate if found else None
+def _cumulative_rate(name: str, costs: dict[str, Cost]) -> float | None:
+    cost = costs.get(name if name == stages.READ else f"up to {name}")
+    return cost.rate if cost else None
 
 
-def _facts(source: Source, pool: stages.Pool, where: str, model: str, in_memory: bool) -> Facts:
+def _facts(source: Source, pool: stages.Pool, device: str, model: str, in_memory: bool) -> Facts:
     options, dataset = source.options, source.choices.dataset
     info = dataset.split(source.split)
     return Facts(
@@ -410,7 +390,7 @@ def _facts(source: Source, pool: stages.Pool, where: str, model: str, in_memory:
         readers=options.readers,
         remote=is_remote(source.path),
         parse_batch=options.parse_batch,
-        device=where,
+        device=device,
         model=model,
         in_memory=in_memory,
     )

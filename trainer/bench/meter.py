@@ -1,4 +1,4 @@
-"""Measures rates and CPU time of things that run in turn, so that a noisy minute hits all of them alike."""
+"""Measures rates and CPU times of several subjects alternately, so that noise affects all of them alike."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-ROUNDS = 3  # in turn, and the median of each counts: these are shared machines
-_START_SECONDS = 0.3  # threads and buffers of a pipeline, on a machine of two cores
-_WARM_SHARE = 1 / 4  # of a measurement; before it, threads start and buffers fill
+ROUNDS = 3  # measurements of each subject; their median reduces the noise of shared machines
+_START_SECONDS = 0.3  # to start threads and allocate buffers of a pipeline, on a machine of two cores
+_WARM_SHARE = 1 / 4  # duration of the warm-up, as a share of the measurement
 
 Counts: TypeAlias = Generator[float, None, None]
 Clock: TypeAlias = Callable[[], float]
@@ -21,11 +21,11 @@ Clock: TypeAlias = Callable[[], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What an image costs.
+    """Rate and CPU time of a subject.
 
     Attributes:
-      rate: images/s of wall time.
-      cpu_us: microseconds of CPU an image, user and system, over all threads of this process.
+      rate: images per second of wall time.
+      cpu_us: user and system CPU time per image over all threads of this process, microseconds.
     """
 
     rate: float
@@ -33,23 +33,23 @@ class Cost:
 
     @property
     def wall_us(self) -> float:
-        """Microseconds between two images."""
+        """Wall time per image, microseconds."""
         return 1e6 / self.rate
 
     @property
     def cores(self) -> float:
-        """Cores kept busy."""
+        """Mean number of busy cores."""
         return self.cpu_us * self.rate / 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """Something to measure.
+    """Work to measure.
 
     Attributes:
-      name: unique among those measured together.
-      start: begins anew and yields how many images came with each turn, for ever. Closing it ends all its threads.
-      warm_images: images that must have passed before the measurement, such as those a cache keeps.
+      name: name, unique within a run.
+      start: starts the work and returns an endless generator of the images of each step; closing it ends all threads.
+      warm_images: least number of images in the warm-up, such as the size of a cache.
     """
 
     name: str
@@ -57,19 +57,19 @@ class Subject:
     warm_images: int = 1
 
 
-def of_dataset(name: str, dataset: tf.data.Dataset, warm_images: int = 1, images: int = 1) -> Subject:
-    """Returns the subject that takes batches out of an endless dataset as fast as it gives them.
+def dataset_subject(name: str, dataset: tf.data.Dataset, warm_images: int = 1, crops: int = 1) -> Subject:
+    """Returns the subject that iterates over an endless dataset.
 
     Args:
-      name: of the subject.
-      dataset: of tensors, or of nests of them; the first dimension of the last tensor counts what came.
+      name: name of the subject.
+      dataset: dataset of tensors or nests; the first dimension of the last tensor is the number of rows.
       warm_images: as in `Subject`.
-      images: that each of those becomes; above 1 for records of which several crops are taken.
+      crops: images per row.
     """
 
     def start() -> Counts:
         for batch in dataset:
-            yield float(images * tf.nest.flatten(batch)[-1].shape[0])
+            yield float(crops * tf.nest.flatten(batch)[-1].shape[0])
 
     return Subject(name=name, start=start, warm_images=warm_images)
 
@@ -77,41 +77,39 @@ def of_dataset(name: str, dataset: tf.data.Dataset, warm_images: int = 1, images
 def sample(
     subject: Subject, seconds: float, clock: Clock = time.perf_counter, cpu_clock: Clock = time.process_time
 ) -> Cost:
-    """Measures once, after a warm-up of a quarter of the time.
-
-    Everything the subject started is gone when this returns: what it had prefetched costs no one else.
+    """Measures a subject once, after a warm-up of a quarter of the time, and ends its threads.
 
     Args:
-      subject: what to measure.
-      seconds: length of the measurement; it ends with the first turn after that.
-      clock: seconds of wall time.
-      cpu_clock: seconds of CPU of this process.
+      subject: subject to measure.
+      seconds: duration of the measurement, which ends with a complete step.
+      clock: wall time, seconds.
+      cpu_clock: CPU time of this process, seconds.
     """
     counts = subject.start()
     try:
         _run(counts, seconds * _WARM_SHARE, subject.warm_images, clock)
-        busy = cpu_clock()
+        cpu_start = cpu_clock()
         images, elapsed = _run(counts, seconds, 1, clock)
-        busy = cpu_clock() - busy
+        cpu_seconds = cpu_clock() - cpu_start
     finally:
         counts.close()
-        gc.collect()  # an iterator in a reference cycle would go on prefetching
-    return Cost(rate=images / elapsed, cpu_us=busy / images * 1e6)
+        gc.collect()  # an iterator in a reference cycle would continue to prefetch
+    return Cost(rate=images / elapsed, cpu_us=cpu_seconds / images * 1e6)
 
 
-def in_turn(
+def measure_alternately(
     subjects: Sequence[Subject],
     seconds: float,
     rounds: int = ROUNDS,
     on_sample: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Cost]:
-    """Measures all subjects once a round and returns name -> medians.
+    """Measures all subjects once per round and returns name -> medians.
 
     Args:
-      subjects: in the order they take turns.
-      seconds: of one measurement.
-      rounds: how often each is measured.
-      on_sample: called with the name of each subject before it is measured.
+      subjects: subjects in the order of their measurement.
+      seconds: duration of one measurement, seconds.
+      rounds: number of rounds.
+      on_sample: callback before each measurement, with the name of the subject.
     """
     samples: dict[str, list[Cost]] = {subject.name: [] for subject in subjects}
     for _ in range(rounds):
@@ -122,17 +120,17 @@ def in_turn(
 
 
 def duration(subjects: int, seconds: float, rounds: int = ROUNDS) -> float:
-    """Returns about how many seconds `in_turn` takes."""
+    """Returns the estimated duration of `measure_alternately`, seconds."""
     return subjects * rounds * (seconds * (1 + _WARM_SHARE) + _START_SECONDS)
 
 
-def _run(counts: Counts, seconds: float, least: float, clock: Clock) -> tuple[float, float]:
-    """Takes turns until both the time and the images are reached; returns images and seconds."""
-    started, images = clock(), 0.0
+def _run(counts: Counts, seconds: float, min_images: float, clock: Clock) -> tuple[float, float]:
+    """Runs steps for at least `seconds` and `min_images`; returns the images and the elapsed seconds."""
+    start, images = clock(), 0.0
     while True:
         images += next(counts)
-        elapsed = clock() - started
-        if elapsed >= seconds and images >= least:
+        elapsed = clock() - start
+        if elapsed >= seconds and images >= min_images:
             return images, elapsed
 
 

@@ -1,4 +1,4 @@
-"""The figures for people: aligned lines for a terminal, and one HTML file that loads and runs nothing."""
+"""The report of the figures: aligned lines for a terminal, and an HTML file without scripts and external resources."""
 
 from __future__ import annotations
 
@@ -23,33 +23,28 @@ def as_text(figures: Figures) -> str:
 
 
 def title(stage: Stage, figures: Figures) -> str:
-    """Returns how a stage is called for people."""
+    """Returns the title of a stage in reports."""
     facts = figures.facts
-    where = "a copy in memory" if facts.device.startswith("CPU") else f"to {facts.device}"
+    target = "a copy in memory" if facts.device.startswith("CPU") else f"to {facts.device}"
     titles = {
         CALL: "call of the ops",
         BATCH: f"batch of {facts.batch_size}",
-        TRANSFER: f"transfer, {where}",
+        TRANSFER: f"transfer, {target}",
         STEP: f"training step, {stage.name}",
     }
     return titles.get(stage.kind, stage.name)
 
 
 def totals(figures: Figures) -> list[tuple[str, Cost, str]]:
-    """Returns name, cost and remark of everything that is more than a stage, the pipeline first."""
+    """Returns name, cost and remark of the pipeline, the limit and the baselines."""
     facts, rate = figures.facts, figures.pipeline.rate
     rows = [("input pipeline", figures.pipeline, f"{figures.efficiency:.0%} of the limit")]
     if figures.trained:
         rows.append((f"with {facts.model}", figures.trained, f"on {facts.device}, input and training together"))
-    rows.append(("limit", figures.limit, f"{figures.limit_is} on {strings.plural(facts.cores, 'core')}"))
-    rows += [
-        (name, cost, f"the input pipeline is {rate / cost.rate:.2f} times as fast") for name, cost in _by_rate(figures)
-    ]
+    rows.append(("limit", figures.limit, f"{figures.limit_description} on {strings.plural(facts.cores, 'core')}"))
+    baselines = sorted(figures.baselines.items(), key=lambda item: -item[1].rate)
+    rows += [(name, cost, f"the input pipeline is {rate / cost.rate:.2f} times as fast") for name, cost in baselines]
     return rows
-
-
-def _by_rate(figures: Figures) -> list[tuple[str, Cost]]:
-    return sorted(figures.baselines.items(), key=lambda item: -item[1].rate)
 
 
 def _head(figures: Figures) -> Iterator[str]:
@@ -62,10 +57,10 @@ def _head(figures: Figures) -> Iterator[str]:
 def _stage_lines(figures: Figures) -> Iterator[str]:
     yield f"{'each stage alone':<{_WIDTH}} {'images/s':>12} {'CPU us':>10} {'wall us':>10} {'up to here':>12}"
     for stage in figures.stages:
-        so_far = f"{stage.so_far:>12,.0f}" if stage.so_far else ""
+        cumulative_rate = f"{stage.cumulative_rate:>12,.0f}" if stage.cumulative_rate else ""
         name = title(stage, figures)
         line = f"{name:<{_WIDTH}} {stage.cost.rate:>12,.0f} {stage.cost.cpu_us:>10,.1f} {stage.cost.wall_us:>10,.1f}"
-        yield f"{line} {so_far}".rstrip()
+        yield f"{line} {cumulative_rate}".rstrip()
 
 
 def _total_lines(figures: Figures) -> Iterator[str]:
@@ -94,20 +89,20 @@ def _conclusion(figures: Figures) -> Iterator[str]:
 
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_ROOM = 1.06  # right of the longest bar
+_WIDTH_FACTOR = 1.06  # width of the chart by that of the longest bar
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """One bar.
+    """A bar of a chart.
 
     Attributes:
-      name: beside it.
-      value: at its end.
-      remark: below the name.
-      start: where it begins, as a percentage of the width.
-      length: how long it is, likewise.
-      color: number of a colour of the page.
+      name: text beside the bar.
+      value: text at its end.
+      remark: text below the name.
+      start: position of its left end, percent of the width.
+      length: length, percent of the width.
+      color: index of a colour of the page.
     """
 
     name: str
@@ -123,9 +118,9 @@ class RateChart:
     """The chart of rates.
 
     Attributes:
-      bars: pipeline, with model, baselines.
-      limit: place of the line, as a percentage of the width.
-      label: beside the line.
+      bars: bars of pipeline, training and baselines.
+      limit: position of the line, percent of the width.
+      label: text beside the line.
     """
 
     bars: Sequence[Bar]
@@ -134,7 +129,7 @@ class RateChart:
 
 
 def as_page(figures: Figures) -> str:
-    """Returns the page. Every name in it comes from outside and is escaped."""
+    """Returns the HTML page; all names in it are escaped."""
     values = {
         "figures": figures,
         "facts": figures.facts,
@@ -150,29 +145,29 @@ def as_page(figures: Figures) -> str:
 
 def _rate_chart(figures: Figures) -> RateChart:
     rows = [(name, cost, remark) for name, cost, remark in totals(figures) if cost is not figures.limit]
-    # The limit of stored pixels is so far away that the bars would look alike: then its line stays outside.
+    # The limit of stored pixels may be so high that all bars would look equal; its line is then outside the chart.
     longest = max(cost.rate for _, cost, _ in rows)
-    width = max(longest, figures.limit.rate if figures.limit.rate < 4 * longest else 0) * _ROOM
+    width = max(longest, figures.limit.rate if figures.limit.rate < 4 * longest else 0) * _WIDTH_FACTOR
     bars = [
-        Bar(name=name, value=_rate(cost), remark=remark, length=100 * cost.rate / width, color=min(place, 2))
-        for place, (name, cost, remark) in enumerate(rows)
+        Bar(name=name, value=_rate(cost), remark=remark, length=100 * cost.rate / width, color=min(index, 2))
+        for index, (name, cost, remark) in enumerate(rows)
     ]
     return RateChart(
         bars=bars,
         limit=100 * figures.limit.rate / width,
-        label=f"limit {_rate(figures.limit)}: {figures.limit_is}",
+        label=f"limit {_rate(figures.limit)}: {figures.limit_description}",
     )
 
 
 def _shares(figures: Figures) -> list[Bar]:
-    """Returns where the CPU time of an image goes in the input pipeline, part behind part."""
-    whole = figures.parts_cpu_us or 1.0
+    """Returns consecutive bars with the share of each stage in the CPU time of the input pipeline."""
+    total = figures.stages_cpu_us or 1.0
     bars: list[Bar] = []
     start = 0.0
     for stage in figures.stages:
         if stage.kind in (TRANSFER, STEP):
             continue
-        length = 100 * stage.cost.cpu_us / whole
+        length = 100 * stage.cost.cpu_us / total
         value = f"{stage.cost.cpu_us:,.1f} us, {length:.0f} %"
         color = len(bars) % 6
         bars.append(Bar(name=title(stage, figures), value=value, start=start, length=length, color=color))

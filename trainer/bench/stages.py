@@ -1,7 +1,7 @@
-"""Every stage of the input pipeline alone, fed from memory, and the pipeline from the shards up to a stage.
+"""Each stage of the input pipeline in isolation, with input from memory, and the pipeline from the shards to a stage.
 
-Alone, a stage has all threads to itself, and what it needs was made before and lies in a cache; so its rate says how
-fast the pipeline would be if all else cost nothing. Ops are taken one by one, as spelled, without what makes them fast.
+In isolation, a stage has all threads, and its input is in a cache; its rate is that of the pipeline if all other stages
+took no time. Ops are measured one by one, without the fusion of neighbouring ops.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 import tensorflow as tf
 
 from beam_jobs.dataset import record
-from trainer.bench.meter import Subject, of_dataset
+from trainer.bench.meter import Subject, dataset_subject
 from trainer.input import windowed_reader
 from trainer.input.parse import DRAW, Features, parse
 from trainer.input.plan import Choices, make_choices
@@ -27,18 +27,18 @@ from trainer.ops.chain import DRAW_FEATURES
 from trainer.ops.tf_ops import without_autograph
 from trainer.options import InputOptions
 
-_LONGEST = 40  # characters of an op in a table
+_MAX_NAME_LENGTH = 40  # characters of an op in a table
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-    """What is measured.
+    """Dataset and options of a measurement.
 
     Attributes:
       path: directory of the dataset.
       split: name of the split.
-      options: how shards become batches.
-      choices: what `make_dataset` decides for them.
+      options: options of the input pipeline.
+      choices: choices of `make_dataset` for dataset and options.
     """
 
     path: str
@@ -53,21 +53,21 @@ class Source:
 
     @property
     def record_bytes(self) -> float:
-        """Mean size of a record in its shard."""
+        """Mean size of a record, bytes."""
         info = self.choices.dataset.split(self.split)
         return info.bytes / info.records
 
     @property
     def is_raw(self) -> bool:
-        """Whether the records hold pixels, so that nothing is decoded."""
+        """Whether the records hold pixels, which need no decode."""
         return self.choices.dataset.options["pixels"]["policy"] == "raw"
 
 
 def open_source(path: str, split: str, options: InputOptions) -> Source:
-    """Looks at a dataset.
+    """Opens a dataset.
 
     Raises:
-      UsageError: there is no such dataset or split, or the options do not fit.
+      UsageError: the dataset or split does not exist, or the options do not fit.
       CorruptDataset: the dataset is damaged.
     """
     choices = make_choices(path, split, options, training=True, epochs=FOREVER)
@@ -75,54 +75,51 @@ def open_source(path: str, split: str, options: InputOptions) -> Source:
 
 
 def spell(op: Op) -> str:
-    """Returns an op as `parse_ops` reads it, arguments that have their default left out."""
-    found = next(((name, kind) for name, kind in OPS.items() if isinstance(op, kind)), None)
-    if found is None:  # what stands for a decode where nothing is encoded
+    """Returns an op as `parse_ops` reads it, without the arguments that have their default."""
+    name = next((name for name, kind in OPS.items() if isinstance(op, kind)), "")
+    if not name:  # the op that replaces a decode where the records hold pixels
         return type(op).__name__
-    words = []
-    for place, field in enumerate(dataclasses.fields(found[1])):
+    arguments = []
+    for index, field in enumerate(dataclasses.fields(OPS[name])):
         value = getattr(op, field.name)
         if value != field.default:
-            words.append(repr(value) if place == 0 else f"{field.name}={value!r}")
-    return f"{found[0]}({', '.join(words)})" if words else found[0]
+            arguments.append(repr(value) if index == 0 else f"{field.name}={value!r}")
+    return f"{name}({', '.join(arguments)})" if arguments else name
 
 
-def names_of(ops: Sequence[Op]) -> list[str]:
-    """Returns how each op of a chain is called in the figures; one that comes twice is numbered."""
-    spelled = [text if len(text) <= _LONGEST else f"{text.partition('(')[0]}(...)" for text in map(spell, ops)]
-    return [
-        f"{name} #{spelled[:place].count(name) + 1}" if spelled.count(name) > 1 else name
-        for place, name in enumerate(spelled)
-    ]
+def op_names(ops: Sequence[Op]) -> list[str]:
+    """Returns the name of each op of a chain in the figures; repeated names are numbered."""
+    names = [text if len(text) <= _MAX_NAME_LENGTH else f"{text.partition('(')[0]}(...)" for text in map(spell, ops)]
+    return [f"{name} #{names[:i].count(name) + 1}" if names.count(name) > 1 else name for i, name in enumerate(names)]
 
 
-def unfused(ops: Sequence[Op]) -> tuple[Op, ...]:
-    """Returns the chain that decodes whole images and crops them afterwards."""
+def unfuse_crop(ops: Sequence[Op]) -> tuple[Op, ...]:
+    """Returns an equivalent chain that decodes complete images and crops them afterwards."""
     if isinstance(ops[0], DecodeRandomCrop):
         return (Decode(), ops[0].on_pixels(), *ops[1:])
     return tuple(ops)
 
 
-def first_mixing(ops: Sequence[Op]) -> int:
-    """Returns the place of the first op that takes several images at a time; the length of the chain if none does."""
-    return next((place for place, op in enumerate(ops) if isinstance(op, MixingOp)), len(ops))
+def first_mixing_op(ops: Sequence[Op]) -> int:
+    """Returns the index of the first op that mixes several images; the length of the chain if there is none."""
+    return next((index for index, op in enumerate(ops) if isinstance(op, MixingOp)), len(ops))
 
 
 READ, PARSE, CALL, BATCH, IMAGE_OPS, BATCH_OPS = "read", "parse", "call", "batch", "ops of images", "ops of batches"
-_POOL_BYTES = 64e6  # of records or pixels that a stage is fed from: larger than the caches of the processor
-_POOL_IMAGES = (16, 512)  # at least and at most
-_COUNTED = 64  # images counted at a time: counting one by one in Python would take longer than reading them
+_POOL_BYTES = 64e6  # of records or pixels as input of a stage: larger than the caches of the processor
+_MIN_POOL_IMAGES, _MAX_POOL_IMAGES = 16, 512
+_COUNT_BATCH = 64  # images per Python step: a step per image would take longer than the stage
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """Records kept in memory.
+    """Records in memory.
 
     Attributes:
-      serialized: some records of the split, in order.
-      encoded: the image in each of them.
-      pixels: mean height x width.
-      short_px: mean short side.
+      serialized: the first records of the split, in order.
+      encoded: the encoded image of each record.
+      pixels: mean height x width, pixels.
+      short_px: mean short side, pixels.
     """
 
     serialized: tuple[bytes, ...]
@@ -132,9 +129,8 @@ class Pool:
 
 
 def load_pool(source: Source) -> Pool:
-    """Reads the first records of a split, up to some 64 MB."""
-    few, many = _POOL_IMAGES
-    count = int(min(many, max(few, _POOL_BYTES / source.record_bytes)))
+    """Reads the first records of a split, about 64 MB at most."""
+    count = int(min(_MAX_POOL_IMAGES, max(_MIN_POOL_IMAGES, _POOL_BYTES / source.record_bytes)))
     serialized = tuple(tf.data.TFRecordDataset(source.files).take(count).as_numpy_iterator())
     parsed = tf.io.parse_example(list(serialized), record.feature_spec((record.ENCODED, record.HEIGHT, record.WIDTH)))
     height, width = (tf.cast(parsed[name], tf.float32) for name in (record.HEIGHT, record.WIDTH))
@@ -148,101 +144,100 @@ def load_pool(source: Source) -> Pool:
 
 @dataclass(frozen=True, kw_only=True)
 class Stages:
-    """The stages of one source, built from the pieces of `make_dataset`.
+    """The stages of the pipeline of one source, built from the functions of `make_dataset`.
 
     Attributes:
-      source: what is measured.
-      pool: what stages are fed from.
+      source: dataset and options.
+      pool: input of the stages.
     """
 
     source: Source
     pool: Pool
 
     @without_autograph
-    def alone(self) -> list[Subject]:
-        """Returns read, parse, the call of a map that does nothing, each op, all ops, batch, each op of batches."""
+    def isolated_subjects(self) -> list[Subject]:
+        """Returns read, parse, the call of a map without ops, each op, all ops, batch, each op of batches."""
         choices, count = self.source.choices, len(self.pool.serialized)
-        kept = tf.data.Dataset.from_tensor_slices(list(self.pool.serialized)).cache()
-        rows = self.parse(kept).cache()
+        records = tf.data.Dataset.from_tensor_slices(list(self.pool.serialized)).cache()
+        rows = self.parse(records).cache()
         read = windowed_reader.read_windows(self._plan(), choices.index, self.source.options)
         subjects = [
             self._subject(READ, read.map(lambda _, places, draws: (places, draws))),
-            self._subject(PARSE, self._counted(self.parse(kept.repeat()).map(lambda row: row[DRAW])), count),
+            self._subject(PARSE, self._count_batches(self.parse(records.repeat()).map(lambda row: row[DRAW])), count),
         ]
         if not choices.vectorised:
             subjects.append(self._subject(CALL, self.run(rows.repeat(), ()), count))
-        for place, name in enumerate(names_of(choices.image_ops)):
-            ready = self.prepare(self._some(rows), choices.image_ops[:place]).cache().repeat()
-            subjects.append(
-                self._subject(name, self.run(ready, choices.image_ops[place : place + 1], place), self._few())
-            )
+        image_count = self._pixel_pool_images()
+        for index, name in enumerate(op_names(choices.image_ops)):
+            inputs = self.prepare(self._pixel_pool(rows), choices.image_ops[:index]).cache().repeat()
+            outputs = self.run(inputs, choices.image_ops[index : index + 1], index)
+            subjects.append(self._subject(name, outputs, image_count))
         subjects.append(self._subject(IMAGE_OPS, self.run(rows.repeat(), choices.image_ops), count))
-        made = self.batch(self.prepare(self._some(rows), choices.image_ops).cache().repeat())
-        subjects.append(of_dataset(BATCH, self._with_options(made.map(_image_of)), self._few()))
-        return [*subjects, *self._on_batches(made)]
+        image_batches = self.batch(self.prepare(self._pixel_pool(rows), choices.image_ops).cache().repeat())
+        subjects.append(dataset_subject(BATCH, self._with_options(image_batches.map(_get_image)), image_count))
+        return [*subjects, *self._batch_op_subjects(image_batches)]
 
     @without_autograph
-    def together(self) -> dict[str, Subject]:
-        """Returns the name of a stage -> the pipeline from the shards up to it, as far as it ends before batches."""
+    def cumulative_subjects(self) -> list[Subject]:
+        """Returns the pipelines from the shards to parse, to the first and to the last op of images."""
         ops = self.source.choices.image_ops
         rows = parsed_records(self.source.choices)
         if not self.source.choices.vectorised:
             rows = rows.unbatch()
-        names = names_of(ops)
-        so_far = {
-            PARSE: self._counted(rows.map(lambda row: row[DRAW])),
+        names = op_names(ops)
+        streams = {
+            PARSE: self._count_batches(rows.map(lambda row: row[DRAW])),
             names[0]: self.run(rows, ops[:1]),
             names[-1]: self.run(rows, ops),
         }
-        return {name: self._subject(f"up to {name}", stream) for name, stream in so_far.items()}
+        return [self._subject(f"up to {name}", stream) for name, stream in streams.items()]
 
     def parse(self, stream: tf.data.Dataset) -> tf.data.Dataset:
-        """Parses `parse_batch` records by one op; takes them apart again where ops run on single images."""
+        """Parses `parse_batch` records per op; unbatches them if ops run on single images."""
         choices, options = self.source.choices, self.source.options
         parse_batch = partial(parse, spec=choices.spec, dataset=choices.dataset, seed=options.seed)
         batches = tf.data.Dataset.zip((stream.batch(options.parse_batch), tf.data.Dataset.counter()))
         rows = batches.map(
-            lambda serialized, turn: parse_batch(serialized, tf.fill(tf.shape(serialized), turn)),
+            lambda serialized, number: parse_batch(serialized, tf.fill(tf.shape(serialized), number)),
             options.thread_count,
             deterministic=True,
         )
         return rows if choices.vectorised else rows.unbatch()
 
     def prepare(self, rows: tf.data.Dataset, ops: Sequence[Op]) -> tf.data.Dataset:
-        """Runs the first ops on every image, on all threads."""
+        """Runs the first ops of the chain on every image, on all threads."""
         salt = self.source.choices.first_salt
 
-        def one(row: Features) -> Features:
+        def apply(row: Features) -> Features:
             return {**row, **apply_ops(ops, row, row[DRAW], salt)}
 
-        return rows.map(one, self.source.options.thread_count, deterministic=True)
+        return rows.map(apply, self.source.options.thread_count, deterministic=True)
 
-    def run(self, rows: tf.data.Dataset, ops: Sequence[Op], place: int = 0) -> tf.data.Dataset:
-        """Runs ops and keeps one byte of each image: enough that all of it is made, too little to cost anything.
+    def run(self, rows: tf.data.Dataset, ops: Sequence[Op], index: int = 0) -> tf.data.Dataset:
+        """Runs ops and returns one byte of each image: TensorFlow computes the image, and its copy takes no time.
 
         Args:
-          rows: of one image each, or of a batch where the ops take batches.
-          ops: some ops of the chain.
-          place: of the first of them in the chain.
+          rows: dataset of single images, or of batches if the ops take batches.
+          ops: consecutive ops of the chain.
+          index: index of the first one in the chain.
         """
-        salt = self.source.choices.first_salt + place
+        salt = self.source.choices.first_salt + index
         per_image = not self.source.choices.vectorised
 
-        def one(row: Features, turn: tf.Tensor) -> tf.Tensor:
-            # A row that comes again must not give the same image again.
-            draw = tf.stack([row[DRAW][..., 0], tf.ones_like(row[DRAW][..., 1]) * turn], -1)
-            kept = {name: value for name, value in row.items() if name not in DRAW_FEATURES}
-            image = apply_ops(ops, kept, draw, salt)[IMAGE]
+        def first_byte(row: Features, number: tf.Tensor) -> tf.Tensor:
+            # Repetitions of a row must result in other images.
+            draw = tf.stack([row[DRAW][..., 0], tf.ones_like(row[DRAW][..., 1]) * number], -1)
+            features = {name: value for name, value in row.items() if name not in DRAW_FEATURES}
+            image = apply_ops(ops, features, draw, salt)[IMAGE]
             if image.dtype == tf.string:
                 return tf.strings.length(image)
             return tf.reshape(image, [-1])[0] if per_image else image[:, 0, 0, 0]
 
-        turns = tf.data.Dataset.counter(dtype=tf.int32)
-        stream = tf.data.Dataset.zip((rows, turns))
-        return self._counted(stream.map(one, self.source.options.thread_count, deterministic=True))
+        stream = tf.data.Dataset.zip((rows, tf.data.Dataset.counter(dtype=tf.int32)))
+        return self._count_batches(stream.map(first_byte, self.source.options.thread_count, deterministic=True))
 
     def batch(self, rows: tf.data.Dataset) -> tf.data.Dataset:
-        """Puts the images, with what the ops of batches need, into batches."""
+        """Makes batches of the images and their draws, which the ops of batches need."""
         choices = self.source.choices
         if choices.crops > 1:
             rows = rows.map(lambda row: {**row, DRAW: tf.repeat(row[DRAW][None], choices.crops, 0)})
@@ -252,47 +247,47 @@ class Stages:
         rows = rows.unbatch() if choices.crops > 1 else rows
         return rows.batch(choices.batch, drop_remainder=True)
 
-    def _on_batches(self, made: tf.data.Dataset) -> list[Subject]:
-        """Returns the ops of batches one by one and together, fed from a pool of batches."""
+    def _batch_op_subjects(self, image_batches: tf.data.Dataset) -> list[Subject]:
+        """Returns the ops of batches one by one and all together, with input from a pool of batches."""
         choices = self.source.choices
-        ops, names = choices.batch_ops, names_of(choices.all_ops)
-        kept = made.take(max(1, self._few() // choices.batch)).cache()
+        ops, names = choices.batch_ops, op_names(choices.all_ops)
+        pool = image_batches.take(max(1, self._pixel_pool_images() // choices.batch)).cache()
         subjects = []
-        for place, _ in enumerate(ops):
-            ready = self._finish(kept, ops[:place], 0).cache() if place else kept
-            stage = self._finish(ready.repeat(), ops[place : place + 1], place)
-            name = names[len(names) - len(ops) + place]
-            subjects.append(of_dataset(name, self._with_options(stage.map(_image_of)), choices.batch))
+        for index, _ in enumerate(ops):
+            inputs = self._apply_batch_ops(pool, ops[:index], 0).cache() if index else pool
+            outputs = self._apply_batch_ops(inputs.repeat(), ops[index : index + 1], index).map(_get_image)
+            name = names[len(names) - len(ops) + index]
+            subjects.append(dataset_subject(name, self._with_options(outputs), choices.batch))
         if ops:
-            whole = self._finish(kept.repeat(), ops, 0).map(_image_of)
-            subjects.append(of_dataset(BATCH_OPS, self._with_options(whole)))
+            outputs = self._apply_batch_ops(pool.repeat(), ops, 0).map(_get_image)
+            subjects.append(dataset_subject(BATCH_OPS, self._with_options(outputs)))
         return subjects
 
-    def _finish(self, made: tf.data.Dataset, ops: Sequence[Op], place: int) -> tf.data.Dataset:
-        salt = self.source.choices.batch_salt + place
+    def _apply_batch_ops(self, image_batches: tf.data.Dataset, ops: Sequence[Op], index: int) -> tf.data.Dataset:
+        salt = self.source.choices.batch_salt + index
 
-        def finish(row: Features) -> Features:
+        def apply(row: Features) -> Features:
             return {**row, IMAGE: apply_batch_ops(ops, row[IMAGE], row[DRAW], salt)}
 
-        return made.map(finish, self.source.options.thread_count, deterministic=True)
+        return image_batches.map(apply, self.source.options.thread_count, deterministic=True)
 
     def _plan(self) -> tf.data.Dataset:
         return windowed_reader.plan_windows(self.source.choices.order, 0, windowed_reader.ENDLESS, Host())
 
-    def _some(self, rows: tf.data.Dataset) -> tf.data.Dataset:
-        """Returns so many rows that their pixels fit a pool."""
-        rows_each = self.source.options.parse_batch if self.source.choices.vectorised else 1
-        return rows.take(max(1, self._few() // rows_each))
+    def _pixel_pool(self, rows: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns the first rows, whose decoded images are a pool of about 64 MB."""
+        images_per_row = self.source.options.parse_batch if self.source.choices.vectorised else 1
+        return rows.take(max(1, self._pixel_pool_images() // images_per_row))
 
-    def _few(self) -> int:
+    def _pixel_pool_images(self) -> int:
         pixels = max(self.pool.pixels, self.source.choices.crops * self.source.options.image_side_px**2)
-        return int(min(len(self.pool.serialized), max(_POOL_IMAGES[0], _POOL_BYTES / (3 * pixels))))
+        return int(min(len(self.pool.serialized), max(_MIN_POOL_IMAGES, _POOL_BYTES / (3 * pixels))))
 
-    def _counted(self, stream: tf.data.Dataset) -> tf.data.Dataset:
-        return stream if self.source.choices.vectorised else stream.batch(_COUNTED)
+    def _count_batches(self, stream: tf.data.Dataset) -> tf.data.Dataset:
+        return stream if self.source.choices.vectorised else stream.batch(_COUNT_BATCH)
 
     def _subject(self, name: str, stream: tf.data.Dataset, warm_images: int = 1) -> Subject:
-        return of_dataset(name, self._with_options(stream), warm_images, self.source.choices.crops)
+        return dataset_subject(name, self._with_options(stream), warm_images, self.source.choices.crops)
 
     def _with_options(self, stream: tf.data.Dataset) -> tf.data.Dataset:
         return stream.with_options(tf_options(self.source.options))
@@ -300,42 +295,42 @@ class Stages:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """Choices of `make_dataset` that are no option of it.
+    """Changes to `make_dataset` that are not options.
 
     Attributes:
-      floats: batches are float32 instead of uint8.
-      prefetch: whether batches are made ahead.
-      shuffled: decoded images that a shuffle behind the ops holds; 0 for the window of records before them.
+      floats: whether batches are float32 instead of uint8.
+      prefetch: whether the pipeline prefetches batches.
+      shuffle_images: window of a shuffle of decoded images after the ops; 0 for the shuffle of records before them.
     """
 
     floats: bool = False
     prefetch: bool = True
-    shuffled: int = 0
+    shuffle_images: int = 0
 
 
-def assembled(source: Source, variant: Variant) -> tf.data.Dataset:
-    """Returns `make_dataset` in its pieces, image by image: endless, of (features, label)."""
+def assemble(source: Source, variant: Variant) -> tf.data.Dataset:
+    """Returns a variant of `make_dataset` that processes single images, an endless dataset of (features, label)."""
     choices = source.choices
-    if variant.shuffled:
-        in_order = dataclasses.replace(source.options, shuffle="none")
-        choices = open_source(source.path, source.split, in_order).choices
+    if variant.shuffle_images:
+        unshuffled = dataclasses.replace(source.options, shuffle="none")
+        choices = open_source(source.path, source.split, unshuffled).choices
     stream = images(choices, 0)
-    if variant.shuffled:
-        stream = stream.shuffle(variant.shuffled, seed=0)
-    # Ops of batches take what they get; floats only come after them.
+    if variant.shuffle_images:
+        stream = stream.shuffle(variant.shuffle_images, seed=0)
+    # Ops of batches take uint8 images, so the conversion follows them.
     if variant.floats and not choices.batch_ops:
-        stream = stream.map(_floats, source.options.thread_count, deterministic=True)
+        stream = stream.map(_to_floats, source.options.thread_count, deterministic=True)
     stream = batches(stream, choices)
     if variant.floats and choices.batch_ops:
-        stream = stream.map(_floats, source.options.thread_count, deterministic=True)
+        stream = stream.map(_to_floats, source.options.thread_count, deterministic=True)
     if variant.prefetch:
         stream = stream.prefetch(source.options.prefetch_batches)
     return stream.with_options(tf_options(source.options))
 
 
-def _floats(features: Features, label: tf.Tensor) -> tuple[Features, tf.Tensor]:
+def _to_floats(features: Features, label: tf.Tensor) -> tuple[Features, tf.Tensor]:
     return {**features, IMAGE: tf.image.convert_image_dtype(features[IMAGE], tf.float32)}, label
 
 
-def _image_of(row: Features) -> tf.Tensor:
+def _get_image(row: Features) -> tf.Tensor:
     return row[IMAGE]

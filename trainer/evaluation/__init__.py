@@ -1,1 +1,1 @@
-"""Figures of a model on a split, with intervals."""
+"""Figures of a model on a split, with confidence intervals."""

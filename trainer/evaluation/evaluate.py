@@ -1,10 +1,10 @@
-"""Evaluation on any number of machines: each evaluates exactly its part, all get the figures of the whole.
+"""Evaluation on any number of machines: each evaluates its part of a split, all get the figures of the split.
 
-Nothing is sent between the machines but one small file each, in the log directory they share. A part holds counts and
-sums, so the whole is exact: every record counts once, and padding counts nowhere.
+The machines exchange one small file each, in the log directory that they share. It holds counts and sums, so the
+figures are exact: every record counts once, and padding does not count.
 
-A file and no collective operation: it works without a strategy, on any file system TensorFlow writes, can be read by a
-person, and ends with an error instead of waiting for ever for a worker that is gone.
+Files work without a strategy, on every file system that TensorFlow writes, and are readable; and where a worker has
+ended, the others raise an error instead of the endless wait of a collective operation.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from trainer.input.parse import WEIGHT
 from trainer.input.position import Host
 from trainer.input_fn import VALID
 from trainer.ops import IMAGE
-from trainer.training.strategy import Make, host_of
+from trainer.training.strategy import MakeBatches, strategy_host
 
-_SAME_WEIGHTS = 1e-5  # relative; workers may differ in the last bit, two trainings do not agree this far
+_WEIGHTS_TOLERANCE = 1e-5  # relative; workers may differ in the last bit, two trainings differ by more
 _POLL_S = 0.05
 
 
@@ -40,21 +40,21 @@ def worker_name(host: Host) -> str:
 
 
 class Exchange:
-    """Files through which the workers tell each other their parts."""
+    """Files through which the workers exchange their tallies."""
 
     def __init__(self, directory: str, host: Host, step: int) -> None:
         self._directory = os.path.join(directory, "parts", f"step-{step:08d}")
         self._host = host
         self._step = step
 
-    def forget(self) -> None:
-        """Removes the result that this worker wrote for an earlier evaluation of the same step."""
+    def remove(self) -> None:
+        """Removes the file that this worker wrote for an earlier evaluation of the same step."""
         path = self._path(self._host.index)
         if tf.io.gfile.exists(path):
             tf.io.gfile.remove(path)
 
-    def tell(self, part: Mapping[str, Tally], weights: float) -> None:
-        """Writes the own part; it appears whole or not at all."""
+    def write(self, part: Mapping[str, Tally], weights: float) -> None:
+        """Writes the file of this worker atomically."""
         path = self._path(self._host.index)
         tf.io.gfile.makedirs(self._directory)
         content = {"weights": weights, "part": {name: asdict(tally) for name, tally in part.items()}}
@@ -62,22 +62,19 @@ class Exchange:
             stream.write(json.dumps(content))
         tf.io.gfile.rename(f"{path}.part", path, overwrite=True)
 
-    def all(self, weights: float, wait_s: float) -> list[dict[str, Tally]]:
-        """Returns the parts of all workers, in order of the workers, so that all add them up alike.
+    def read_all(self, weights: float, wait_s: float) -> list[dict[str, Tally]]:
+        """Waits for the files of all workers and returns their tallies in the order of the workers.
 
         Raises:
-          FeedlineError: one did not come in time, or is of other weights, as a file of an earlier training is.
+          FeedlineError: a file does not arrive in time, or is of other weights, such as one of an earlier training.
         """
-        until = time.monotonic() + wait_s
+        deadline = time.monotonic() + wait_s
         parts: dict[int, dict[str, Tally]] = {}
-        while len(parts) < self._host.count:
-            for index in set(range(self._host.count)) - set(parts):
-                part = self._read(index, weights)
-                if part is not None:
-                    parts[index] = part
+        while missing := sorted(set(range(self._host.count)) - set(parts)):
+            parts |= {index: part for index in missing if (part := self._read(index, weights)) is not None}
             if len(parts) < self._host.count:
-                if time.monotonic() > until:
-                    raise FeedlineError(self._complaint(sorted(set(range(self._host.count)) - set(parts)), wait_s))
+                if time.monotonic() > deadline:
+                    raise FeedlineError(self._timeout_message(sorted(set(missing) - set(parts)), wait_s))
                 time.sleep(_POLL_S)
         return [parts[index] for index in range(self._host.count)]
 
@@ -87,14 +84,14 @@ class Exchange:
             return None
         with tf.io.gfile.GFile(path) as stream:
             content = json.loads(stream.read())
-        same = math.isclose(content["weights"], weights, rel_tol=_SAME_WEIGHTS)
-        if not same and not (math.isnan(content["weights"]) and math.isnan(weights)):
+        is_equal = math.isclose(content["weights"], weights, rel_tol=_WEIGHTS_TOLERANCE)
+        if not is_equal and not (math.isnan(content["weights"]) and math.isnan(weights)):
             return None
         return {name: Tally(**tally) for name, tally in content["part"].items()}
 
-    def _complaint(self, missing: Sequence[int], wait_s: float) -> str:
+    def _timeout_message(self, missing: Sequence[int], wait_s: float) -> str:
         path = self._path(missing[0])
-        reason = "is of other weights" if tf.io.gfile.exists(path) else "is not there"
+        reason = "is of other weights" if tf.io.gfile.exists(path) else "does not exist"
         return (
             f"worker {', '.join(map(str, missing))} of {self._host.count} wrote no evaluation of step {self._step} "
             f"within {wait_s:g} s: {path} {reason}; all workers must run and share this directory"
@@ -105,26 +102,27 @@ class Exchange:
 
 
 Features: TypeAlias = Mapping[str, Any]
-_EPSILON = 1e-7  # as `keras.losses`: no probability is taken for less
+_EPSILON = 1e-7  # least probability, as in `keras.losses`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """One value an image.
+    """A function with one value per image.
 
     Attributes:
-      of: (labels[n], outputs[n, classes]) in NumPy -> float[n]. Where all values are 0 or 1, the interval is Wilson's.
-      falls: whether less is better.
+      function: (labels[n], outputs[n, classes]) in NumPy -> float[n]. If all values are 0 or 1, the interval is
+        Wilson's.
+      lower_is_better: whether lower values are better, as for a loss.
     """
 
-    of: Callable[[np.ndarray, np.ndarray], np.ndarray]
-    falls: bool = False
+    function: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    lower_is_better: bool = False
 
 
 def accuracy(labels: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-    """Returns 1 where the class is right and 0 elsewhere; of many labels, the share of right yes-or-no answers.
+    """Returns 1 where the class is correct, 0 elsewhere; with several labels, the share of correct binary predictions.
 
-    An output that is not a number is no answer, and wrong.
+    An output that is NaN is an incorrect prediction.
     """
     if labels.ndim == 1:
         return ((outputs.argmax(-1) == labels) & ~np.isnan(outputs).any(-1)).astype(np.float64)
@@ -132,7 +130,7 @@ def accuracy(labels: np.ndarray, outputs: np.ndarray) -> np.ndarray:
 
 
 def cross_entropy(labels: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-    """Returns the cross-entropy of each image in nats, without label smoothing; of many labels, the mean of theirs."""
+    """Returns the cross-entropy of each image in nats, without label smoothing; with several labels, their mean."""
     likely = np.clip(outputs.astype(np.float64), _EPSILON, 1 - _EPSILON)
     if labels.ndim == 1:
         return -np.log(likely[np.arange(len(labels)), labels])
@@ -140,14 +138,14 @@ def cross_entropy(labels: np.ndarray, outputs: np.ndarray) -> np.ndarray:
 
 
 MEASURES: Mapping[str, Measure] = {
-    "accuracy": Measure(of=accuracy),
-    "loss": Measure(of=cross_entropy, falls=True),
+    "accuracy": Measure(function=accuracy),
+    "loss": Measure(function=cross_entropy, lower_is_better=True),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How to evaluate.
+    """Options of an evaluation.
 
     Examples:
       >>> from trainer import Plan
@@ -155,11 +153,11 @@ class Plan:
       ['accuracy', 'loss']
 
     Attributes:
-      measures: name -> what is measured of every image.
-      inputs: features -> what the model takes; the image by default.
-      confidence: of the intervals, above 0 and below 1.
-      directory: of TensorBoard summaries and of what workers tell each other; one host may leave it empty.
-      wait_s: how long to wait for the other workers once the own part is done, seconds.
+      measures: name of a figure -> `Measure`.
+      inputs: features -> inputs of the model; the image by default.
+      confidence: confidence level of the intervals, above 0 and below 1.
+      directory: directory of TensorBoard summaries and of the files that workers exchange; may be empty for one host.
+      wait_s: longest wait for the files of the other workers, seconds.
 
     Raises:
       OptionError: the confidence is out of range.
@@ -178,7 +176,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The figures of a whole split.
+    """The figures of a complete split.
 
     Examples:
       >>> from trainer import Evaluation
@@ -192,54 +190,54 @@ class Evaluation:
 
     Attributes:
       figures: name -> figure.
-      falling: names of those that are better when less.
+      falling: names of the figures of which lower values are better.
     """
 
     figures: Mapping[str, Figure]
     falling: tuple[str, ...] = ()
 
     def value(self, name: str, choose_by: str = "value") -> float:
-        """Returns what models are compared by.
+        """Returns the value by which models are compared.
 
         Args:
-          name: of the figure.
-          choose_by: `value`, or `lower_bound` for the worse end of the interval: the lower one, of a loss the upper.
+          name: name of the figure.
+          choose_by: `value`, or `lower_bound` for the worse end of the interval: the lower one, for a loss the upper.
 
         Raises:
-          OptionError: there is no such figure, or no such way.
+          OptionError: the figure or the value of `choose_by` is unknown.
         """
         if name not in self.figures:
             raise OptionError(unknown("figure", name, self.figures))
-        found = self.figures[name]
+        chosen = self.figures[name]
         if choose_by == "value":
-            return found.value
+            return chosen.value
         if choose_by == "lower_bound":
-            return found.high if name in self.falling else found.low
+            return chosen.high if name in self.falling else chosen.low
         raise OptionError(unknown("way to choose", choose_by, ("value", "lower_bound")))
 
     def logs(self) -> dict[str, float]:
         """Returns the figures as Keras logs them, see `log_names`."""
         logs: dict[str, float] = {}
-        for name, found in self.figures.items():
-            logs |= zip(log_names(name), (found.value, found.error, found.low, found.high), strict=True)
+        for name, item in self.figures.items():
+            logs |= zip(log_names(name), (item.value, item.error, item.low, item.high), strict=True)
         return logs
 
 
 def log_names(name: str) -> tuple[str, str, str, str]:
-    """Returns what the value of a figure, its error and the ends of its interval are called."""
+    """Returns the names of the value of a figure, its standard error and the lower and upper end of its interval."""
     return name, f"{name}_error", f"{name}_low", f"{name}_high"
 
 
 def evaluate(
     model: keras.Model,
-    make: Make,
+    make: MakeBatches,
     plan: Plan = Plan(),
     *,
     step: int = 0,
     strategy: tf.distribute.Strategy | None = None,
     host: Host | None = None,
 ) -> Evaluation:
-    """Evaluates a model; every host calls it and gets the figures of the whole.
+    """Evaluates a model on a split; every host calls it and gets the figures of all hosts together.
 
     Examples:
       >>> from trainer import InputOptions, ModelSpec, build_model, evaluate_model, make_dataset
@@ -252,89 +250,90 @@ def evaluate(
       True
 
     Args:
-      model: on any backend; with a strategy, made in its scope.
+      model: model on any backend; with a strategy, built in its scope.
       make: host -> (features, labels) of its part, such as `make_dataset(..., training=False, host=host)`.
-      plan: what is measured and where it goes.
-      step: under which summaries are written and the workers meet, such as the epoch; another one for every evaluation.
-      strategy: whose local replicas share the batches.
-      host: which part this is; the strategy says it by default.
+      plan: options of the evaluation.
+      step: number of the evaluation, such as the epoch: the step of the summaries and part of the names of the files.
+      strategy: strategy whose local replicas share the batches.
+      host: index and number of hosts; those of the strategy by default.
 
     Returns:
       the figures of all hosts together, each with its interval.
 
     Raises:
-      OptionError: several hosts share no directory.
+      OptionError: there are several hosts, and `plan.directory` is empty.
       CorruptDataset: an image has no single label to compare with.
-      FeedlineError: the part of another worker did not come.
+      FeedlineError: the file of another worker does not arrive within `plan.wait_s`.
     """
-    host = host or host_of(strategy)
+    host = host or strategy_host(strategy)
     if host.count > 1 and not plan.directory:
-        raise OptionError(f"{host.count} hosts evaluate together; give them a directory that all of them can read")
+        raise OptionError(
+            f"directory of the plan is empty and {host.count} hosts evaluate; set it to one that all of them share"
+        )
     exchange = Exchange(plan.directory, host, step)
     if host.count > 1:
-        exchange.forget()
+        exchange.remove()
     part = evaluate_part(model, make(host), plan, strategy)
     weights = fingerprint(model)
     parts = [part]
     if host.count > 1:
-        exchange.tell(part, weights)
-        parts = exchange.all(weights, plan.wait_s)
-    whole = combine(parts, plan)
+        exchange.write(part, weights)
+        parts = exchange.read_all(weights, plan.wait_s)
+    evaluation = combine(parts, plan)
     if plan.directory:
         _summarise(os.path.join(plan.directory, worker_name(host)), combine([part], plan), step)
         if host.index == 0:
-            _summarise(os.path.join(plan.directory, "all"), whole, step)
-    return whole
+            _summarise(os.path.join(plan.directory, "all"), evaluation, step)
+    return evaluation
 
 
 def evaluate_part(
     model: keras.Model, batches: tf.data.Dataset, plan: Plan, strategy: tf.distribute.Strategy | None = None
 ) -> dict[str, Tally]:
-    """Evaluates the records of one host and returns what adds up with the others'.
+    """Evaluates the records of one host and returns tallies that `combine` adds to those of the others.
 
     Args:
-      model: on any backend.
-      batches: (features, labels); a feature `valid` says with 0 what is padding, a feature `weight` float32[batch] how
-        much an image counts.
-      plan: what is measured.
-      strategy: whose local replicas share every batch.
+      model: model on any backend.
+      batches: (features, labels); the feature `valid` is 0 for padding, `weight` float32[batch] is the weight of each
+        image; both are optional.
+      plan: options of the evaluation.
+      strategy: strategy whose local replicas share every batch.
 
     Raises:
       CorruptDataset: an image has no single label to compare with.
     """
-    found: dict[str, list[np.ndarray]] = {name: [] for name in plan.measures}
-    weights: list[np.ndarray] = []
+    values: dict[str, list[np.ndarray]] = {name: [np.zeros(0)] for name in plan.measures}
+    weights: list[np.ndarray] = [np.zeros(0)]
     for labels, outputs, weight in _outputs(model, batches, plan, strategy):
         weights.append(weight)
         if labels.ndim == 1 and (labels < 0).any():
             raise CorruptDataset("an image of the evaluation has no label; evaluate a split whose images have one each")
         for name, measure in plan.measures.items():
-            found[name].append(measure.of(labels, outputs))
-    nothing = [np.zeros(0)]
-    heavy = np.concatenate(weights or nothing)
-    return {name: Tally.of(np.concatenate(values or nothing), heavy) for name, values in found.items()}
+            values[name].append(measure.function(labels, outputs))
+    all_weights = np.concatenate(weights)
+    return {name: Tally.from_values(np.concatenate(arrays), all_weights) for name, arrays in values.items()}
 
 
 def combine(parts: Sequence[Mapping[str, Tally]], plan: Plan) -> Evaluation:
     """Returns the figures of all parts together."""
     figures = {}
     for name in plan.measures:
-        whole = Tally()
+        tally = Tally()
         for part in parts:
-            whole += part[name]
-        figures[name] = figure(whole, plan.confidence)
-    falling = tuple(name for name, measure in plan.measures.items() if measure.falls)
+            tally += part[name]
+        figures[name] = figure(tally, plan.confidence)
+    falling = tuple(name for name, measure in plan.measures.items() if measure.lower_is_better)
     return Evaluation(figures=figures, falling=falling)
 
 
 def spreads(evaluations: Sequence[Evaluation], last: int = 10) -> dict[str, Spread]:
-    """Returns mean and spread of every figure over the last so many evaluations, such as one an epoch."""
-    chosen = list(evaluations)[-last:]
-    return {name: spread(item.figures[name].value for item in chosen) for name in chosen[0].figures}
+    """Returns mean and spread of every figure over the last `last` evaluations, such as those of epochs."""
+    latest = list(evaluations)[-last:]
+    return {name: spread(item.figures[name].value for item in latest) for name in latest[0].figures}
 
 
 def fingerprint(model: keras.Model) -> float:
-    """Returns the sum of the squares of the trained weights: one number by which a worker knows its peers' files."""
+    """Returns the sum of the squares of the trainable weights, which identifies the model in exchanged files."""
     arrays = (keras.ops.convert_to_numpy(weight).astype(np.float64) for weight in model.trainable_weights)
     return float(sum(np.vdot(array, array) for array in arrays))
 
@@ -342,8 +341,8 @@ def fingerprint(model: keras.Model) -> float:
 def _outputs(
     model: keras.Model, batches: tf.data.Dataset, plan: Plan, strategy: tf.distribute.Strategy | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields labels, outputs and weights of the records, a batch at a time, without the padding."""
-    run = _local_replicas(strategy, model) if strategy else _alone(model)
+    """Yields labels, outputs and weights of each batch without its padding."""
+    run = _replica_function(strategy, model) if strategy else _device_function(model)
     for features, label in batches:
         labels = label.numpy()
         valid = features[VALID].numpy() > 0 if VALID in features else np.ones(len(labels), bool)
@@ -352,45 +351,45 @@ def _outputs(
             yield labels[valid], np.asarray(run(plan.inputs(features)))[valid], weights[valid]
 
 
-def _alone(model: keras.Model) -> Callable[[Any], np.ndarray]:
-    """Returns a function of inputs -> outputs on one device, of any backend: only TensorFlow knows its own tensors."""
+def _device_function(model: keras.Model) -> Callable[[Any], np.ndarray]:
+    """Returns a function of inputs -> outputs on one device; it converts tensors of TensorFlow for other backends."""
 
-    def plain(rows: tf.Tensor | tf.RaggedTensor) -> np.ndarray | tf.RaggedTensor:
+    def to_numpy(rows: tf.Tensor | tf.RaggedTensor) -> np.ndarray | tf.RaggedTensor:
         return rows if isinstance(rows, tf.RaggedTensor) else rows.numpy()
 
-    return lambda inputs: model.predict_on_batch(tf.nest.map_structure(plain, inputs))
+    return lambda inputs: model.predict_on_batch(tf.nest.map_structure(to_numpy, inputs))
 
 
-def _local_replicas(strategy: tf.distribute.Strategy, model: keras.Model) -> Callable[[Any], np.ndarray]:
+def _replica_function(strategy: tf.distribute.Strategy, model: keras.Model) -> Callable[[Any], np.ndarray]:
     """Returns a function of inputs -> outputs that shares a batch among the replicas of this machine.
 
-    Nothing in it waits for another machine, so that machines may evaluate any number of batches.
+    It does not wait for other machines, so that machines may evaluate different numbers of batches.
     """
-    count = strategy.num_replicas_in_sync // host_of(strategy).count
+    count = strategy.num_replicas_in_sync // strategy_host(strategy).count
 
     @tf.function(reduce_retracing=True)
     def forward(inputs: Any) -> Any:
-        return strategy.run(lambda given: model(given, training=False), args=(inputs,))
+        return strategy.run(lambda rows: model(rows, training=False), args=(inputs,))
 
     def run(inputs: Any) -> np.ndarray:
         size = len(tf.nest.flatten(inputs)[0])
-        share = -(-size // count)  # of a batch that does not divide, the last replicas get less, perhaps nothing
+        share = -(-size // count)  # if it does not divide evenly, the last replicas get fewer images or none
         bounds = [(min(size, i * share), min(size, (i + 1) * share)) for i in range(count)]
         pieces = [tf.nest.map_structure(lambda rows, a=a, b=b: rows[a:b], inputs) for a, b in bounds]
         if count == 1:
-            given = pieces[0]
+            values = pieces[0]
         else:
-            given = strategy.experimental_distribute_values_from_function(
+            values = strategy.experimental_distribute_values_from_function(
                 lambda context: pieces[context.replica_id_in_sync_group % count]
             )
-        results = strategy.experimental_local_results(forward(given))
+        results = strategy.experimental_local_results(forward(values))
         return np.concatenate([result.numpy() for result in results])
 
     return run
 
 
 def _summarise(directory: str, evaluation: Evaluation, step: int) -> None:
-    """Writes the figures for TensorBoard; one event file a call, complete when it returns."""
+    """Writes the figures for TensorBoard, one complete event file per call."""
     writer = tf.summary.create_file_writer(directory)
     with writer.as_default(step=step):
         for name, value in evaluation.logs().items():

@@ -1,4 +1,4 @@
-"""Figures with an interval: what one evaluation says about all images, and several about the training."""
+"""Confidence intervals of the figures of one evaluation, and the spread of the figures of several."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Z_95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """What is left of one value an image, enough for their mean and its error; tallies of parts add up.
+    """Sums over one value per image, enough for the mean and its error; the tallies of parts can be added.
 
     Attributes:
-      count: images that weigh more than 0.
-      weight: sum of their weights; the number of images where none has a weight.
-      weight_squares: sum of the squares of their weights.
-      total: sum of their values, each times its weight.
-      squares: sum of the squared differences from the mean of the part, each times its weight.
-      binary: whether every value is 0 or 1, so that their mean is a share of images.
+      count: number of images whose weight is above 0.
+      weight: sum of the weights; `count` where all are 1.
+      weight_squares: sum of the squared weights.
+      total: weighted sum of the values.
+      squares: weighted sum of the squared differences from the mean of the part.
+      binary: whether every value is 0 or 1, so that the mean is a share of images.
     """
 
     count: int = 0
@@ -34,56 +34,56 @@ class Tally:
     binary: bool = True
 
     @classmethod
-    def of(cls, values: np.ndarray, weights: np.ndarray | None = None) -> Tally:
+    def from_values(cls, values: np.ndarray, weights: np.ndarray | None = None) -> Tally:
         """Returns the tally of float[n] values with float[n] weights, which are 1 by default."""
-        exact = np.asarray(values, np.float64)
-        heavy = np.ones_like(exact) if weights is None else np.asarray(weights, np.float64)
-        exact, heavy = exact[heavy > 0], heavy[heavy > 0]
-        if not exact.size:
+        values = np.asarray(values, np.float64)
+        weights = np.ones_like(values) if weights is None else np.asarray(weights, np.float64)
+        values, weights = values[weights > 0], weights[weights > 0]
+        if not values.size:
             return cls()
-        weight, total = math.fsum(heavy), math.fsum(heavy * exact)
-        mean = exact.mean() if (heavy == 1).all() else total / weight
+        weight, total = math.fsum(weights), math.fsum(weights * values)
+        mean = values.mean() if (weights == 1).all() else total / weight
         return cls(
-            count=exact.size,
+            count=values.size,
             weight=weight,
-            weight_squares=math.fsum(heavy**2),
+            weight_squares=math.fsum(weights**2),
             total=total,
-            squares=math.fsum(heavy * (exact - mean) ** 2),
-            binary=bool(np.isin(exact, (0, 1)).all()),
+            squares=math.fsum(weights * (values - mean) ** 2),
+            binary=bool(np.isin(values, (0, 1)).all()),
         )
 
     def __add__(self, other: Tally) -> Tally:
-        """Adds two parts, as Chan, Golub and LeVeque do (1983, The American Statistician 37(3), 242-247)."""
+        """Adds tallies of two parts, as Chan, Golub and LeVeque do (1983, The American Statistician 37(3), 242-247)."""
         if not self.count or not other.count:
             return self if self.count else other
         weight = self.weight + other.weight
-        apart = other.total / other.weight - self.total / self.weight
+        difference = other.total / other.weight - self.total / self.weight
         return Tally(
             count=self.count + other.count,
             weight=weight,
             weight_squares=self.weight_squares + other.weight_squares,
             total=self.total + other.total,
-            squares=self.squares + other.squares + apart**2 * self.weight * other.weight / weight,
+            squares=self.squares + other.squares + difference**2 * self.weight * other.weight / weight,
             binary=self.binary and other.binary,
         )
 
     @property
     def effective(self) -> float:
-        """Images of equal weight that would say as much (Kish 1965, Survey Sampling); `count` if all weigh alike."""
+        """Effective sample size (Kish 1965, Survey Sampling); `count` where all weights are equal."""
         return self.weight**2 / self.weight_squares
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A mean over images and how far it can be trusted.
+    """A mean over images with its confidence interval.
 
     Attributes:
-      value: the mean; NaN without images.
-      error: its standard error.
+      value: mean; NaN without images.
+      error: standard error of the mean.
       low: lower end of the interval.
-      high: upper end.
-      count: images.
-      method: `wilson` for shares of images, `normal` for other means.
+      high: upper end of the interval.
+      count: number of images.
+      method: method of the interval, `wilson` for shares of images, `normal` for other means.
     """
 
     value: float
@@ -97,14 +97,14 @@ class Figure:
 def figure(tally: Tally, confidence: float = 0.95) -> Figure:
     """Returns the figure of a tally.
 
-    The interval of a share is Wilson's score interval, which holds its confidence near 0 and 1 and for few images,
-    where the normal one does not (Wilson 1927, JASA 22, 209-212; Brown, Cai and DasGupta 2001, Statistical Science 16,
-    101-133). That of another mean is mean +- z x standard error, which wants some tens of images. Where images weigh
-    differently, both take the effective number of images.
+    The interval of a share is Wilson's score interval, whose coverage is correct near 0 and 1 and for few images, where
+    that of the normal interval is not (Wilson 1927, JASA 22, 209-212; Brown, Cai and DasGupta 2001, Statistical Science
+    16, 101-133). The interval of another mean is mean +- z x standard error, which requires some tens of images. For
+    weighted images, both use the effective sample size.
 
     Args:
-      tally: of all images.
-      confidence: how often such an interval holds the figure of all images there could be, above 0 and below 1.
+      tally: tally of all images.
+      confidence: confidence level of the interval, above 0 and below 1.
     """
     count = tally.count
     if not count:
@@ -120,35 +120,35 @@ def figure(tally: Tally, confidence: float = 0.95) -> Figure:
 
 
 def wilson(share: float, count: float, z: float = Z_95) -> tuple[float, float]:
-    """Returns both ends of Wilson's score interval.
+    """Returns the lower and upper end of Wilson's score interval.
 
-    It stays open at a share of 1, where the jackknife of TFMA closes: 26 right answers out of 26 do not prove that the
-    27th is right. Nor can `scipy.stats` serve, whose interval takes whole counts and no effective number.
+    It does not vanish at a share of 1 as the jackknife of TFMA does: 26 correct predictions of 26 do not prove that the
+    27th is correct. The interval of `scipy.stats` is no substitute: it takes integer counts, no effective sample size.
 
     Args:
-      share: of `count` images, 0 to 1.
-      count: number of images, of weighted ones the effective number; of none, the interval is 0 to 1.
-      z: quantile of the normal distribution, by default that of a confidence of 0.95.
+      share: share of the images, 0 to 1.
+      count: number of images, for weighted ones the effective sample size; for 0, the interval is 0 to 1.
+      z: quantile of the normal distribution, by default that for a confidence of 0.95.
     """
     if not count:
         return 0.0, 1.0
     weight = z * z / count
     middle = (share + weight / 2) / (1 + weight)
     half = z / (1 + weight) * math.sqrt(share * (1 - share) / count + weight / (4 * count))
-    # Rounding must not push the ends of 0 and of all beyond them.
+    # Rounding must not move an end past the share, which is an end of the interval where it is 0 or 1.
     return max(0.0, min(middle - half, share)), min(1.0, max(middle + half, share))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """How much a figure varies from one evaluation to the next.
+    """Variation of a figure over several evaluations.
 
     Attributes:
-      mean: over the evaluations.
-      deviation: standard deviation of one evaluation (n - 1); 0 of a single one.
-      least: the smallest.
-      most: the greatest.
-      count: evaluations.
+      mean: mean over the evaluations.
+      deviation: sample standard deviation (n - 1); 0 for one evaluation.
+      least: smallest value.
+      most: largest value.
+      count: number of evaluations.
     """
 
     mean: float
@@ -158,21 +158,21 @@ class Spread:
     count: int
 
     def __str__(self) -> str:
-        """Returns it in words: `0.9876 on average, 0.9851 to 0.9890 over the last 10 epochs, ...`."""
+        """Returns a text such as `0.9876 on average, 0.9851 to 0.9890 over the last 10 epochs, ...`."""
         if self.count == 1:
             return f"{self.mean:.4f} in 1 epoch"
         return (
-            f"{self.mean:.4f} on average, {self.least:.4f} to {self.most:.4f} over the last {self.count} epochs, which "
-            "says how the training varied and not how sure the figure is"
+            f"{self.mean:.4f} on average, {self.least:.4f} to {self.most:.4f} over the last {self.count} epochs; this "
+            "is the variation of the training, not the uncertainty of the figure"
         )
 
 
-def spreads_of(history: Mapping[str, Sequence[float]], last: int = 10) -> dict[str, Spread]:
-    """Returns mean and spread of each figure of validation over the last so many epochs.
+def validation_spreads(history: Mapping[str, Sequence[float]], last: int = 10) -> dict[str, Spread]:
+    """Returns mean and spread of each validation figure over the last epochs.
 
     Args:
-      history: figure -> its value in every epoch; those of validation begin with `val_`.
-      last: epochs.
+      history: name of a figure -> its value in every epoch; validation figures begin with `val_`.
+      last: number of epochs.
     """
     return {name: spread(values[-last:]) for name, values in history.items() if name.startswith("val_") and values}
 
@@ -180,15 +180,15 @@ def spreads_of(history: Mapping[str, Sequence[float]], last: int = 10) -> dict[s
 def spread(values: Iterable[float]) -> Spread:
     """Returns mean and spread of repeated evaluations, such as those of the last ten epochs.
 
-    They are of the same images and of related weights, so this is no interval for images never seen: `figure` is.
+    The evaluations share their images and have related weights, so this is no interval for other images; `figure`
+    returns one.
 
     Args:
-      values: one an evaluation, at least one; of one that is no number, mean and spread are none either.
+      values: value of each evaluation, at least one; if one is not finite, mean and spread are NaN.
     """
-    given = [float(value) for value in values]
-    if not all(map(math.isfinite, given)):
-        return Spread(mean=math.nan, deviation=math.nan, least=math.nan, most=math.nan, count=len(given))
-    deviation = statistics.stdev(given) if len(given) > 1 else 0.0
-    return Spread(
-        mean=statistics.fmean(given), deviation=deviation, least=min(given), most=max(given), count=len(given)
-    )
+    sample = [float(value) for value in values]
+    count = len(sample)
+    if not all(map(math.isfinite, sample)):
+        return Spread(mean=math.nan, deviation=math.nan, least=math.nan, most=math.nan, count=count)
+    deviation = statistics.stdev(sample) if count > 1 else 0.0
+    return Spread(mean=statistics.fmean(sample), deviation=deviation, least=min(sample), most=max(sample), count=count)

@@ -1,8 +1,8 @@
-"""Models by name. Every one takes the uint8 images of the input pipeline and normalises them itself, on the device.
+"""Models by name. Each takes the uint8 images of the input pipeline and normalises them on the device.
 
-A name is one of `MODELS`, of `keras.applications` in any case (`MobileNetV2`), or the dotted path of a function of the
-user's own that takes a `ModelSpec` (`my_package.models.build`). Only Keras layers and `keras.ops` are used, so that the
-same models train with every backend of Keras.
+A name is one of `MODELS`, of `keras.applications` in any case (`MobileNetV2`), or the dotted path of a user's function
+that takes a `ModelSpec` (`my_package.models.build`). The models of this package use only Keras layers and `keras.ops`,
+so they train with every backend of Keras.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainer.models.builtin import (
     resnet20,
     small_cnn,
 )
-from trainer.models.custom import check_export, find_builder, own_model, source_digest
+from trainer.models.custom import build_custom_model, check_export, find_builder, source_digest
 from trainer.training.transfer import load_weights, weights_digest
 
 __all__ = ["MODELS", "ModelSpec", "build_model", "check_export", "check_model", "content_digest"]
@@ -35,7 +35,7 @@ MODELS: dict[str, Callable[[ModelSpec], keras.Model]] = {
 
 
 def check_model(name: str) -> None:
-    """Raises `OptionError` unless there is a model of that name."""
+    """Raises `OptionError` if there is no model of that name."""
     if name in MODELS or name.lower() in application_names():
         return
     if "." not in name:
@@ -46,26 +46,26 @@ def check_model(name: str) -> None:
 
 
 def content_digest(name: str, weights: str) -> str:
-    """Returns what identifies the content behind the names of a model and of its weights, for keys of caches.
+    """Returns digests of the code of a model and of its weights, for keys of caches.
 
     Args:
-      name: of the model, see the module.
+      name: name of the model, see the module.
       weights: as in `ModelSpec`.
 
     Returns:
-      the sha256, hex, of the code of a model of the user's (see `own.source_digest`) and that of a file of weights,
-      parted by a space; each is empty for what comes with Feedline or Keras, and where there is no such file here.
+      the sha256, hex, of the code of a user's model (see `custom.source_digest`), a space, and that of the file of
+      weights; each is empty for a model or weights of Feedline or Keras, and where the file does not exist here.
 
     Raises:
       OptionError: the file of weights cannot be read.
     """
-    known = name in MODELS or name.lower() in application_names() or "." not in name
-    code = "" if known else source_digest(name)
+    is_builtin = name in MODELS or name.lower() in application_names() or "." not in name
+    code = "" if is_builtin else source_digest(name)
     return f"{code} {'' if weights in ('', IMAGENET) else weights_digest(weights)}"
 
 
 def build_model(name: str, spec: ModelSpec) -> keras.Model:
-    """Builds a model and gives it the weights of the spec.
+    """Builds a model and loads the weights of the spec.
 
     Examples:
       >>> from trainer import ModelSpec, build_model
@@ -75,25 +75,28 @@ def build_model(name: str, spec: ModelSpec) -> keras.Model:
       ((None, 32, 32, 3), (None, 2))
 
     Args:
-      name: of the model, see the module.
-      spec: what it must fit.
+      name: name of the model, see the module.
+      spec: shape of the data, and the initial weights.
 
     Returns:
       uint8[batch, side, side, 3] -> float32[batch, classes], probabilities.
 
     Raises:
-      OptionError: there is no model of that name, it does not fit the spec, or its weights cannot be had.
+      OptionError: the name is unknown, the model does not fit the spec, or its weights cannot be loaded.
     """
     check_model(name)
-    known = "" if name in MODELS else application_names().get(name.lower(), "")
-    if spec.weights == IMAGENET and not known:
-        raise OptionError(f"weights is imagenet, which only the models of keras.applications have; {name} is none")
-    if known:
-        model = application(known, spec)
+    application_name = "" if name in MODELS else application_names().get(name.lower(), "")
+    if spec.weights == IMAGENET and not application_name:
+        raise OptionError(
+            f"weights is imagenet, which only models of keras.applications have; model is {name}; set weights to a "
+            "file, or leave it empty"
+        )
+    if application_name:
+        model = application(application_name, spec)
     elif name in MODELS:
         model = MODELS[name](spec)
     else:
-        model = own_model(name, spec)
+        model = build_custom_model(name, spec)
     if spec.weights not in ("", IMAGENET):
         load_weights(model, spec.weights)
     return model

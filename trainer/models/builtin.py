@@ -1,7 +1,7 @@
-"""Models that come with Feedline and Keras: a small CNN, ResNets, and the networks of `keras.applications` by name.
+"""Models of Feedline and Keras: a small CNN, ResNets, and the networks of `keras.applications` by name.
 
-All run from uint8 to probabilities and share their beginning and end. A `ModelSpec` is what a model must know about the
-data it must fit.
+All take uint8 images and return probabilities, and share the first and the last layers. A `ModelSpec` describes the
+data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from beam_jobs.errors import OptionError
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """What a model must fit.
+    """The shape and the statistics of the data of a model, and its initial weights.
 
     Examples:
       >>> from trainer import ModelSpec
@@ -33,8 +33,9 @@ class ModelSpec:
       classes: number of classes.
       mean_rgb: mean of each channel of the training split, 0-255.
       std_rgb: standard deviation of each channel of the training split, 0-255.
-      multi_label: an image may have several classes or none, so each gets a probability of its own.
-      weights: what to begin with: a file (`.weights.h5`, `.keras` or `.h5`, see `transfer.load_weights`), `imagenet`
+      multi_label: whether an image may have several classes or none, so that the model returns independent
+        probabilities.
+      weights: initial weights: a file (`.weights.h5`, `.keras` or `.h5`, see `transfer.load_weights`), `imagenet`
         for a model of `keras.applications`, or empty for random weights.
     """
 
@@ -52,23 +53,23 @@ def image_input(spec: ModelSpec) -> keras.KerasTensor:
 
 
 def normalise(images: keras.KerasTensor, spec: ModelSpec) -> keras.KerasTensor:
-    """Brings each channel to mean 0 and deviation 1, by the statistics of the training split."""
-    # A channel that never varies (all images grey at one level) must not divide by zero.
+    """Normalises each channel to mean 0 and deviation 1 with the statistics of the training split."""
+    # The least deviation is 1, because that of a constant channel is 0.
     variance = [max(std, 1.0) ** 2 for std in spec.std_rgb]
     return keras.layers.Normalization(mean=list(spec.mean_rgb), variance=variance, name="normalise")(images)
 
 
 def classify(features: keras.KerasTensor, spec: ModelSpec) -> keras.KerasTensor:
-    """Turns features[batch, height, width, channels] into probabilities: pooling, dropout, `logits`, activation."""
+    """Converts features[batch, height, width, channels] to probabilities: pooling, dropout, `logits`, activation."""
     features = keras.layers.GlobalAveragePooling2D()(features)
     features = keras.layers.Dropout(0.2)(features)
     return probabilities(features, spec)
 
 
 def probabilities(features: keras.KerasTensor, spec: ModelSpec) -> keras.KerasTensor:
-    """Turns features[batch, channels] into float32[batch, classes].
+    """Converts features[batch, channels] to probabilities float32[batch, classes].
 
-    They add up to 1 over the classes; with several labels an image, each is the probability of that class alone.
+    The sum over the classes is 1; with several labels per image, the probabilities are independent.
     """
     logits = keras.layers.Dense(spec.classes, name="logits")(features)
     activation = "sigmoid" if spec.multi_label else "softmax"
@@ -77,10 +78,10 @@ def probabilities(features: keras.KerasTensor, spec: ModelSpec) -> keras.KerasTe
 
 
 def small_cnn(spec: ModelSpec) -> keras.Model:
-    """A plain convolutional network that trains in seconds a thousand images: 3x3 convolutions, halved until 4 pixels.
+    """A convolutional network of 3x3 convolutions and pooling down to 4 pixels; it trains 1,000 images in seconds.
 
     Args:
-      spec: what it must fit.
+      spec: shape of the data.
 
     Returns:
       uint8[batch, side, side, 3] -> float32[batch, classes], probabilities.
@@ -99,7 +100,7 @@ def resnet20(spec: ModelSpec) -> keras.Model:
     """The CIFAR network of 20 layers and 0.27 million weights of He et al., "Deep Residual Learning" (2015), 4.2.
 
     Three stages of three blocks with 16, 32 and 64 channels. Where a stage halves the image, a strided 1x1 convolution
-    takes the place of the padded shortcut of the paper ("option B").
+    replaces the padded shortcut of the paper ("option B").
 
     Returns:
       uint8[batch, side, side, 3] -> float32[batch, classes], probabilities.
@@ -131,8 +132,8 @@ def cifar_resnet(spec: ModelSpec) -> keras.Model:
         if residual:
             features = keras.layers.Add()([features, _convolve(_convolve(features, channels), channels)])
     features = keras.layers.GlobalMaxPooling2D()(features)
-    # Page scales the logits by 1/8: after a maximum over many positions the features are large. The layer after it is
-    # linear, so scaling the features is the same.
+    # Page scales the logits by 1/8, because a maximum over many positions is large. The next layer is linear, so the
+    # features can be scaled instead.
     return keras.Model(inputs, probabilities(keras.layers.Rescaling(0.125)(features), spec))
 
 
@@ -147,30 +148,29 @@ def _convolve(
 
 
 IMAGENET = "imagenet"
-# Python waits for ever where packets are dropped without an answer. Long enough for a slow server to begin.
-_TIMEOUT_S = 20.0
+_TIMEOUT_S = 20.0  # enough for a slow server; Python's default is to wait without end for packets that are dropped
 
 
 def application_names() -> dict[str, str]:
-    """Returns the models there are, by their name in lower case: `mobilenetv2` -> `MobileNetV2`."""
+    """Returns the names of all models by their name in lower case: `mobilenetv2` -> `MobileNetV2`."""
     return {name.lower(): name for name, value in vars(keras.applications).items() if inspect.isfunction(value)}
 
 
 def application(name: str, spec: ModelSpec) -> keras.Model:
-    """Builds a model: pixels as that family wants them, its layers without the last, pooling, dropout, classes.
+    """Builds a model: the preprocessing of its family, its layers without the last, pooling, dropout, classes.
 
-    The mean and deviation of the training split are not used: every family has its own preprocessing, which its
-    weights depend on. Some have it among their layers; for those `preprocess_input` changes nothing.
+    It does not use the mean and deviation of the training split: the weights of every family depend on its own
+    preprocessing. In some families this is a layer; their `preprocess_input` changes nothing.
 
     Args:
-      name: as in `keras.applications`.
-      spec: what it must fit; `weights` other than `imagenet` are left to the caller.
+      name: name in `keras.applications`.
+      spec: shape of the data; of `weights`, only `imagenet` has an effect.
 
     Returns:
-      uint8[batch, side, side, 3] -> float32[batch, classes], probabilities; its layer that is a model is the base.
+      uint8[batch, side, side, 3] -> float32[batch, classes], probabilities; its base is a nested model.
 
     Raises:
-      OptionError: the images are too small for it, or its weights cannot be fetched.
+      OptionError: the images are too small for the model, or its weights cannot be fetched.
     """
     builder: Callable[..., keras.Model] = getattr(keras.applications, name)
     family = getattr(keras.applications, builder.__module__.rpartition(".")[2])
@@ -195,12 +195,12 @@ def _application_base(name: str, builder: Callable[..., keras.Model], spec: Mode
     except Exception as error:  # Keras raises a bare Exception for a download that fails
         if not pretrained:
             raise
-        raise OptionError(_not_fetched(name, error)) from error
+        raise OptionError(_download_message(name, error)) from error
 
 
-def _not_fetched(name: str, error: Exception) -> str:
-    address = re.search(r"https?://\S+?(?=:? |$)", str(error))
-    file = address[0] if address else "its file without top from the Keras project"
+def _download_message(name: str, error: Exception) -> str:
+    url = re.search(r"https?://\S+?(?=:? |$)", str(error))
+    file = url[0] if url else "its file without top from the Keras project"
     return (
         f"the imagenet weights of {name} cannot be fetched ({_first_line(error)}); fetch {file} on a machine with a "
         "network and give the path of the file as the weights"
@@ -213,9 +213,9 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _network_timeout(seconds: float) -> Iterator[None]:
-    before = socket.getdefaulttimeout()
+    default = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:
         yield
     finally:
-        socket.setdefaulttimeout(before)
+        socket.setdefaulttimeout(default)

@@ -1,4 +1,4 @@
-"""Models of the user's own, by the dotted path of the function that builds them."""
+"""Custom models, named by the dotted path of the function that builds them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tensorflow.core.protobuf import saved_model_pb2
 from beam_jobs.errors import FeedlineError, OptionError
 from trainer.models.builtin import ModelSpec
 
-_FEEDLINE = frozenset({"beam_jobs", "trainer", "components", "pipeline"})  # `code` of the cache key covers these
+_FEEDLINE = frozenset({"beam_jobs", "trainer", "components", "pipeline"})  # the code digest of the product covers these
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
-_imported: dict[str, str] = {}  # dotted path -> `source_digest` when this process imported it first
+_imported: dict[str, str] = {}  # dotted path -> `source_digest` at the first import in this process
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_MOST_LETTERS = 300  # of a message of Keras, which may list all arguments of a layer
+_MAX_CHARACTERS = 300  # of a message of Keras, which may list all arguments of a layer
 _PYTHON_OPS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc", "NumpyFunction"})
 
 
@@ -31,17 +31,17 @@ def find_builder(path: str) -> Callable[[ModelSpec], keras.Model]:
     """Returns the function that a dotted path such as `my_package.models.build` names.
 
     Raises:
-      OptionError: there is none, its module fails to import, or its source has changed since it was imported.
+      OptionError: the function does not exist, its module cannot be imported, or its source has changed since then.
     """
     module_name, _, name = path.rpartition(".")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the module does when it is imported
+    except Exception as error:  # the import executes code of the user
         hint = ""
         if isinstance(error, ModuleNotFoundError) and error.name and module_name.startswith(error.name):
             hint = "; install it, or name the folder that holds it in PYTHONPATH"
         raise OptionError(f"model {path!r}: {module_name} cannot be imported: {error}{hint}") from error
-    # A process imports a module once: a second run of it would train the old code under the digest of the new.
+    # A process imports a module once: a second training would run the old code under the digest of the new.
     if _imported.setdefault(path, digest := source_digest(path)) != digest:
         raise OptionError(
             f"model {path!r}: its source has changed since this process imported it; start the command, or the kernel "
@@ -49,22 +49,24 @@ def find_builder(path: str) -> Callable[[ModelSpec], keras.Model]:
         )
     builder = getattr(module, name, None)
     if not callable(builder):
-        raise OptionError(f"model {path!r}: {module_name} holds no function {name}; it must take a ModelSpec")
+        raise OptionError(
+            f"model {path!r}: {module_name} has no function {name}; define it with one argument, a ModelSpec"
+        )
     return builder
 
 
-def own_model(path: str, spec: ModelSpec) -> keras.Model:
-    """Builds the model and shows it one black image, so that what does not fit is known before training.
+def build_custom_model(path: str, spec: ModelSpec) -> keras.Model:
+    """Builds the model and runs it on one black image, to check the shapes of input and output before training.
 
     Raises:
-      OptionError: it is not a model that fits the spec.
+      OptionError: the result is no Keras model, or does not fit the spec.
     """
     model = find_builder(path)(spec)
     if not isinstance(model, keras.Model):
         raise OptionError(f"model {path!r}: it returned {type(model).__name__}; it must return a keras.Model")
     try:
         shape = tuple(model(np.zeros([1, spec.side_px, spec.side_px, 3], np.uint8)).shape)
-    except Exception as error:  # of any layer of theirs
+    except Exception as error:  # of any layer of the user
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise OptionError(
             f"model {path!r} does not take uint8[1, {spec.side_px}, {spec.side_px}, 3]: {line}"
@@ -75,15 +77,15 @@ def own_model(path: str, spec: ModelSpec) -> keras.Model:
 
 
 def check_export(path: str, export: Callable[..., None], model: keras.Model) -> None:
-    """Exports a model of the user's on trial, so that what no process can load is known before it is trained.
+    """Checks before the training that other processes can load the export of a custom model, by exporting it.
 
     Args:
-      path: of the model; one by a name of the table, which has no dot, is known to be exportable.
+      path: dotted path of the model; a name without a dot needs no check.
       export: (model, path=directory) -> None.
-      model: as it was built.
+      model: untrained model.
 
     Raises:
-      OptionError: it cannot be exported.
+      OptionError: the model cannot be exported, or its export calls Python.
     """
     if "." not in path:
         return
@@ -92,44 +94,44 @@ def check_export(path: str, export: Callable[..., None], model: keras.Model) -> 
             export(model, path=folder)
         except FeedlineError:
             raise
-        except Exception as error:  # of any layer of theirs
+        except Exception as error:  # of any layer of the user
             plain = " ".join(_COLOURS.sub("", str(error)).split())
-            raise OptionError(f"model {path!r} cannot be exported: {plain[:_MOST_LETTERS]}") from error
+            raise OptionError(f"model {path!r} cannot be exported: {plain[:_MAX_CHARACTERS]}") from error
         saved = saved_model_pb2.SavedModel.FromString(Path(folder, "saved_model.pb").read_bytes())
-    nodes = (
+    ops = (
         node.op for graph in saved.meta_graphs for part in graph.graph_def.library.function for node in part.node_def
     )
-    if found := next(filter(_PYTHON_OPS.__contains__, nodes), ""):
+    if python_op := next(filter(_PYTHON_OPS.__contains__, ops), ""):
         raise OptionError(
-            f"model {path!r} cannot be exported: it holds the op {found}, which calls Python and runs in this process "
-            "alone; write that layer with ops of Keras or TensorFlow"
+            f"model {path!r} cannot be exported: it has the op {python_op}, which calls Python and runs only in this "
+            "process; write that layer with ops of Keras or TensorFlow"
         )
 
 
 def source_digest(path: str) -> str:
-    """Returns the sha256, hex, of the code behind a dotted path: its module and the local modules that this imports.
+    """Returns the sha256, hex, of the code of a dotted path: its module and the local modules that this imports.
 
-    Local modules lie outside of the standard library and of installed packages, or in the package of the path itself.
-    Imports are read from the text, in any place of it; nothing is executed. A module that is imported by a computed
-    name, and a file that the code opens, are not found.
+    Local modules are in the package of the path, or outside the standard library and installed packages. Imports are
+    parsed from the source, which is not executed. The digest does not cover modules that are imported by a computed
+    name, and files that the code opens.
 
     Args:
-      path: such as `my_package.models.build`.
+      path: dotted path such as `my_package.models.build`.
 
     Returns:
-      the digest; empty where no source of the module is found on this machine.
+      the digest; empty if the source of the module is not on this machine.
     """
     importlib.invalidate_caches()
     module = path.rpartition(".")[0]
     own_package = module.partition(".")[0]
     sources: dict[str, bytes] = {}
-    waiting = [module]
-    while waiting:
-        for name, file in _source_files(waiting.pop()).items():
+    queue = [module]
+    while queue:
+        for name, file in _source_files(queue.pop()).items():
             if name in sources or not (name.partition(".")[0] == own_package or _is_local(name, file)):
                 continue
             sources[name] = file.read_bytes()
-            waiting += _imports(sources[name], name if file.stem == "__init__" else name.rpartition(".")[0])
+            queue += _imports(sources[name], name if file.stem == "__init__" else name.rpartition(".")[0])
     hasher = hashlib.sha256()
     for name in sorted(sources):
         hasher.update(f"{name} {len(sources[name])} ".encode() + sources[name])
@@ -137,21 +139,21 @@ def source_digest(path: str) -> str:
 
 
 def _source_files(module: str) -> dict[str, Path]:
-    """Returns the packages around a module and the module itself -> source file, as far as there are such."""
+    """Returns the source files of a module and of its parent packages, by module name."""
     files = {}
-    places = None
+    search_path = None
     parts = module.split(".")
     for count in range(1, len(parts) + 1):
         name = ".".join(parts[:count])
-        # `importlib.util.find_spec` would execute the packages around the module.
-        specs = (finder.find_spec(name, places) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        # `importlib.util.find_spec` would execute the parent packages.
+        specs = (finder.find_spec(name, search_path) for finder in sys.meta_path if hasattr(finder, "find_spec"))
         spec = next(filter(None, specs), None)
         if spec is None:
             break
         if spec.origin and spec.origin.endswith(".py"):
             files[name] = Path(spec.origin)
-        places = spec.submodule_search_locations
-        if places is None:
+        search_path = spec.submodule_search_locations
+        if search_path is None:
             break
     return files
 
@@ -163,15 +165,15 @@ def _is_local(name: str, file: Path) -> bool:
 
 
 def _imports(source: bytes, package: str) -> Iterator[str]:
-    """Yields what a source text imports; of `from a import b` it is `a.b`, which need not be a module."""
+    """Yields the names that a source text imports; for `from a import b` this is `a.b`, which may be no module."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError):  # the import itself gives the reason
+    except (SyntaxError, ValueError):  # the import of the module will raise it
         return
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: max(0, len(package.split(".")) - node.level + 1)] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
+            parents = package.split(".")[: max(0, len(package.split(".")) - node.level + 1)] if node.level else []
+            base = ".".join([*parents, *([node.module] if node.module else [])])
             yield from (f"{base}.{alias.name}" for alias in node.names if base)

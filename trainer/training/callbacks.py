@@ -1,15 +1,14 @@
-"""What happens around the steps of `fit`: clocks, the line of each epoch, the history, the profile.
+"""Callbacks of `fit`: step and input-wait clocks, the line of each epoch, the history, the profile.
 
-No callback touches `self.model` after a step unless it must: on the JAX backend that copies all state back into it.
+Callbacks access `self.model` after a step only where they must: on the JAX backend this copies all state into it.
 
-How long a step waits for its input is measured where it waits: between asking for a batch and getting it. `fit` asks
-from inside a compiled loop, often several times without a return to Python, so a clock around `next()` would see none
-of it. The clocks are therefore in the dataset: its last stage zips the batches with the time of asking. `zip` asks its
-inputs in order, the clock first; the batch comes when it comes, and then the time is taken again. It is the same
-whether TensorFlow, JAX or a person asks, one batch at a time or many.
+The input wait of a step is the time between the request for a batch and its delivery. `fit` requests batches from
+inside a compiled loop, often several without a return to Python, so a clock around `next()` cannot measure it. The
+dataset therefore measures it: its last stage zips the batches with the time of the request. `zip` reads its inputs in
+order, the clock first; the stage reads the time again when the batch has arrived. This is independent of the consumer.
 
-In two cases the figure is an upper bound, because a batch is asked for before the step that takes it could begin: under
-a strategy of several devices, and on an accelerator with `steps_per_execution` above 1.
+In two cases the figure is an upper bound, because a batch is requested before the step that consumes it could begin:
+under a strategy of several devices, and on an accelerator with `steps_per_execution` above 1.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ from trainer.training.checkpoint import Progress
 
 
 class WaitMeter:
-    """Adds up seconds; from any thread."""
+    """Sum of the seconds that steps waited for batches; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seconds = 0.0
 
-    def add(self, asked: np.ndarray) -> np.int64:
-        """Counts a batch that has just come.
+    def add(self, request_time: np.ndarray) -> np.int64:
+        """Adds the wait for a batch that has just arrived.
 
         Args:
-          asked: when it was asked for, by `time.perf_counter`; float64 scalar.
+          request_time: `time.perf_counter` at the request for the batch, float64 scalar.
         """
         with self._lock:
-            self._seconds += time.perf_counter() - float(asked)
+            self._seconds += time.perf_counter() - float(request_time)
         return np.int64(0)
 
     def take(self) -> float:
-        """Returns the seconds since it was last asked."""
+        """Returns the seconds added since the previous call."""
         with self._lock:
             seconds, self._seconds = self._seconds, 0.0
         return seconds
@@ -57,16 +56,16 @@ class WaitMeter:
 
 @without_autograph
 def timed(dataset: tf.data.Dataset, meter: WaitMeter) -> tf.data.Dataset:
-    """Returns the same dataset, which tells a meter how long each of its elements was waited for.
+    """Returns the same dataset, which adds the wait for each element to a meter.
 
-    It must be the last stage: a prefetch behind it would wait in place of the training.
+    It must be the last stage: with a prefetch after it, the meter would measure the wait of the prefetch.
     """
     # Python's clock, at some 20 us a batch: TensorFlow refuses its own when ops have to be deterministic.
     clock = tf.data.Dataset.counter().map(lambda _: tf.numpy_function(_now, [], tf.float64))
 
-    def stamp(asked: tf.Tensor, element: Any) -> Any:
-        recorded = tf.numpy_function(meter.add, [asked], tf.int64)
-        with tf.control_dependencies([recorded]):  # or the call is pruned: nothing needs its result
+    def stamp(request_time: tf.Tensor, element: Any) -> Any:
+        add_wait = tf.numpy_function(meter.add, [request_time], tf.int64)
+        with tf.control_dependencies([add_wait]):  # without it the call is pruned: nothing needs its result
             return tf.nest.map_structure(tf.identity, element, expand_composites=True)
 
     options = tf.data.Options()
@@ -81,22 +80,22 @@ def _now() -> np.float64:
 INPUT_WAIT = "input_wait"
 TRAIN_SECONDS = "train_seconds"
 IMAGES_PER_SECOND = "images_per_second"
-PRINTED_METRICS = ("loss", "accuracy", "auc", "val_loss", "val_accuracy", "val_auc")  # all others are in the history
+PRINTED_METRICS = ("loss", "accuracy", "auc", "val_loss", "val_accuracy", "val_auc")  # the history has all figures
 Logs = dict[str, float]
 
 
 class Clock(keras.callbacks.Callback):
-    """Counts steps, times the training part of each epoch, and tells how much of it was waiting for input.
+    """Counts steps, times the training part of each epoch without validation, and measures its share of input wait.
 
-    It must come first: it adds `train_seconds`, `images_per_second` and `input_wait` to the figures of the epoch, which
-    the others then see. Validation starts inside Keras' epoch but is other work.
+    It must be the first callback: it adds `train_seconds`, `images_per_second` and `input_wait` to the figures of the
+    epoch for the others.
 
     Args:
-      progress: where it counts.
-      meter: of the dataset that `fit` got.
+      progress: state that it updates.
+      meter: meter of the dataset that `fit` reads.
       epoch_images: images in all steps of an epoch.
-      options: of training.
-      out: where the line of each epoch goes; standard output by default.
+      options: options of the training.
+      out: stream for the line of each epoch; standard error by default.
     """
 
     def __init__(
@@ -127,7 +126,7 @@ class Clock(keras.callbacks.Callback):
         self._mark = time.monotonic()
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Keras has read the loss by now, so the step is over on the device too."""
+        """Adds the time of the step; Keras has read the loss, so the step has ended on the device too."""
         progress, now = self._progress, time.monotonic()
         waited, seconds, self._mark = self._meter.take(), now - self._mark, now
         progress.step += self._steps
@@ -149,7 +148,7 @@ class Clock(keras.callbacks.Callback):
 
 
 def epoch_line(epoch: int, epochs: int, logs: Mapping[str, float]) -> str:
-    """Returns an epoch as one line: losses and accuracies, images a second and the wait for input."""
+    """Returns an epoch as one line: losses and accuracies, images per second and the share of input wait."""
     figures = [f"{name} {logs[name]:.4f}" for name in PRINTED_METRICS if name in logs]
     return "  ".join(
         [
@@ -161,8 +160,8 @@ def epoch_line(epoch: int, epochs: int, logs: Mapping[str, float]) -> str:
     )
 
 
-class Finite(keras.callbacks.Callback):
-    """Ends a training whose loss is not a number: its weights are not, and no later step changes that."""
+class FiniteLoss(keras.callbacks.Callback):
+    """Ends a training whose loss is not finite: its weights are NaN too, and no later step changes that."""
 
     def __init__(self, progress: Progress, epochs: int) -> None:
         super().__init__()
@@ -200,7 +199,7 @@ class Finite(keras.callbacks.Callback):
 
 
 class History(keras.callbacks.Callback):
-    """Writes the figures of each epoch into the progress; comes after all that change them."""
+    """Adds the figures of each epoch to the progress; it must come after the callbacks that change them."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__()
@@ -214,14 +213,14 @@ class History(keras.callbacks.Callback):
 class Profile(keras.callbacks.Callback):
     """Profiles a window of steps for TensorBoard.
 
-    A profiler that runs to the end keeps all it saw in memory until then; a window is written as soon as it ends.
+    A profiler keeps its events in memory until it stops; a window bounds them and is written when it ends.
 
     Args:
-      progress: tells the step.
-      window: first step and the one after the last; an execution of several steps is profiled as a whole.
-      start: begins to record; takes the directory of the logs.
-      stop: writes what was recorded.
-      directory: of the logs.
+      progress: state that has the current step.
+      window: first step and the one after the last; an execution of several steps is profiled completely or not at all.
+      directory: directory of the logs.
+      start: starts the profiler; takes the directory of the logs.
+      stop: stops the profiler and writes its events.
     """
 
     def __init__(
@@ -237,28 +236,28 @@ class Profile(keras.callbacks.Callback):
         self._window = window
         self._directory = directory
         self._start, self._stop = (start, stop) if start and stop else _profiler()
-        self._runs = False
+        self._is_running = False
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """See Keras."""
         first, end = self._window
-        if not self._runs and first <= self._progress.step < end:
+        if not self._is_running and first <= self._progress.step < end:
             self._start(self._directory)
-            self._runs = True
+            self._is_running = True
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """See Keras."""
-        if self._runs and self._progress.step >= self._window[1]:
+        if self._is_running and self._progress.step >= self._window[1]:
             self._end()
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """See Keras."""
-        if self._runs:
+        if self._is_running:
             self._end()
 
     def _end(self) -> None:
         self._stop()
-        self._runs = False
+        self._is_running = False
 
 
 def _profiler() -> tuple[Callable[[str], Any], Callable[[], Any]]:

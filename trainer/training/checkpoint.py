@@ -1,13 +1,13 @@
-"""Checkpoints: a directory of a training, complete or not there, in plain files that no backend owns.
+"""Checkpoints: one directory per step, in file formats that are independent of the backend.
 
     checkpoint-00000120/
       variables.npz     every variable, in order, as NumPy arrays
-      state.json        how far the training has come, a `Progress`: history, early stopping
+      state.json        the `Progress` of the training: step, history, early stopping
       position.json     the position of the input pipeline, under 100 bytes
-      checkpoint.json   SHA-256 of the others; written last, so that without it there is no checkpoint
+      checkpoint.json   SHA-256 of the other files; written last: a directory without it is no checkpoint
 
-Every file is written under another name and renamed. What survives a power cut without being whole has a wrong
-checksum, and then the checkpoint before counts.
+Every file is written under a temporary name and renamed. A file that a power cut truncates has a wrong checksum; the
+previous checkpoint is then the latest.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     import keras
 
 
-DIVERGED_NAME = "assets.extra/diverged.txt"  # beside an exported model, which is then not to be pushed
+DIVERGED_NAME = "assets.extra/diverged.txt"  # beside an exported model; its presence means: do not push the model
 
 
 @dataclass(kw_only=True)
 class Progress:
-    """The state of a training between two steps. Callbacks change it, checkpoints hold it.
+    """The state of a training between two steps. Callbacks update it, checkpoints store it.
 
     Examples:
       >>> from trainer import Progress
@@ -50,16 +50,16 @@ class Progress:
       {'loss': [0.7], 'val_accuracy': [0.9]}
 
     Attributes:
-      step: steps done.
-      history: figure -> its value at the end of each epoch.
-      best: the best value of the monitored figure; None before the first.
-      best_epoch: the epoch it is of, from 0.
-      stale: epochs since then.
-      stopped: early stopping has ended the training.
-      diverged: when the loss stopped being a number, in words; empty when it did not.
-      train_seconds: seconds that the steps of the epoch under way took.
-      counted_seconds: seconds of those that `waited_seconds` is a share of: without first executions, which compile.
-      waited_seconds: seconds that those steps waited for input.
+      step: number of completed steps.
+      history: name of a figure -> its value at the end of each epoch.
+      best: best value of the monitored figure; None before the first.
+      best_epoch: epoch of the best value, from 0.
+      stale: epochs since the best one.
+      stopped: whether early stopping has ended the training.
+      diverged: message that names the step at which the loss became NaN or infinite; empty while it is finite.
+      train_seconds: duration of the steps of the current epoch, seconds.
+      counted_seconds: the same without first executions, which compile; the base of `input_wait`.
+      waited_seconds: input wait within `counted_seconds`, seconds.
     """
 
     step: int = 0
@@ -79,16 +79,16 @@ class Progress:
             self.history.setdefault(name, []).append(float(value))
 
     def begin_epoch(self) -> None:
-        """Sets the clocks of an epoch to zero."""
+        """Sets the durations of the epoch to zero."""
         self.train_seconds = self.counted_seconds = self.waited_seconds = 0.0
 
     @property
     def input_wait(self) -> float:
-        """Share of the time of the steps that went into waiting for input, 0 to 1."""
+        """Share of the duration of the steps that was input wait, 0 to 1."""
         return min(1.0, self.waited_seconds / self.counted_seconds) if self.counted_seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain JSON values; `from_json` takes them back."""
+        """Returns plain JSON values for `from_json`."""
         return asdict(self)
 
     @classmethod
@@ -102,18 +102,18 @@ POSITION_NAME = "position.json"
 STATE_NAME = "state.json"
 VARIABLES_NAME = "variables.npz"
 _PREFIX = "checkpoint-"
-_KEPT = 2  # the newest, and the one before it should the newest be damaged
+_MAX_CHECKPOINTS = 2  # the newest, and the previous one in case the newest is damaged
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A training at one moment.
+    """The content of a checkpoint.
 
     Attributes:
-      arrays: name -> value; `arrays_of` makes them, `assign` takes them back.
+      arrays: name -> value of a variable, as `to_arrays` returns them and `assign` takes them.
       state: plain JSON values.
-      position: what the input pipeline delivers next.
+      position: position of the next record of the input pipeline.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -138,26 +138,26 @@ class Checkpoints:
       True
 
     Args:
-      directory: theirs alone; created when the first is written. Local or remote.
+      directory: local or remote directory that holds nothing else; `save` creates it.
     """
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
 
     def check_room(self, size: int, count: int) -> None:
-        """Checks that the checkpoints of a training fit: those that are kept, and one more while it is written.
+        """Checks that the disk has room for the retained checkpoints and for one more during its writing.
 
         Args:
-          size: bytes of one.
-          count: how many are still to be written.
+          size: size of a checkpoint, bytes.
+          count: number of checkpoints that the training will write.
 
         Raises:
           DiskError: a local disk has not enough room for them.
         """
         if storage.is_remote(self.directory):
             return
-        whole = [name for name in self._names() if storage.exists(storage.join(self.directory, name, INDEX_NAME))]
-        needed = min(len(whole) + count, _KEPT + 1) * size
+        complete = [name for name in self._names() if storage.exists(storage.join(self.directory, name, INDEX_NAME))]
+        needed = min(len(complete) + count, _MAX_CHECKPOINTS + 1) * size
         disk.check_room(self.directory, needed - disk.used_bytes(self.directory), "the checkpoints")
 
     def save(self, step: int, checkpoint: Checkpoint) -> None:
@@ -165,10 +165,10 @@ class Checkpoints:
 
         Args:
           step: steps since the beginning of the training; orders the checkpoints.
-          checkpoint: what to write.
+          checkpoint: content of the checkpoint.
 
         Raises:
-          DiskError: a local disk does not take it; the checkpoints before are whole.
+          DiskError: a local disk cannot store it; the previous checkpoints remain complete.
         """
         size = sum(value.nbytes for value in checkpoint.arrays.values())
         with disk.explained("writing a checkpoint", self.directory, needed=lambda: size):
@@ -176,12 +176,12 @@ class Checkpoints:
 
     def _save(self, step: int, checkpoint: Checkpoint) -> None:
         path = storage.join(self.directory, f"{_PREFIX}{step:08d}")
-        storage.remove(storage.join(path, INDEX_NAME))  # of the same step, from a training that was resumed before it
+        storage.remove(storage.join(path, INDEX_NAME))  # of an earlier run of the same step
         digests = {VARIABLES_NAME: _write_arrays(storage.join(path, VARIABLES_NAME), checkpoint.arrays)}
         for name, values in ((STATE_NAME, checkpoint.state), (POSITION_NAME, checkpoint.position.to_json())):
             digests[name] = _write_json(storage.join(path, name), values)
         _write_json(storage.join(path, INDEX_NAME), {"sha256": digests})
-        for old in self._names()[:-_KEPT]:
+        for old in self._names()[:-_MAX_CHECKPOINTS]:
             storage.remove_tree(storage.join(self.directory, old))
 
     def latest(self) -> Checkpoint | None:
@@ -191,32 +191,32 @@ class Checkpoints:
             try:
                 return _read(path)
             except (OSError, ValueError, KeyError) as error:
-                _log.warning("%s is passed over: %s", path, error)
+                _log.warning("%s is skipped: %s", path, error)
         return None
 
     def clear(self) -> None:
-        """Removes all of them."""
+        """Removes all checkpoints."""
         storage.remove_tree(self.directory)
 
     def _names(self) -> list[str]:
         return sorted(name for name in storage.list_dirs(self.directory) if re.fullmatch(_PREFIX + r"\d+", name))
 
 
-def arrays_of(variables: Sequence[keras.Variable], group: str) -> dict[str, np.ndarray]:
-    """Returns the values of variables under names that keep their order.
+def to_arrays(variables: Sequence[keras.Variable], group: str) -> dict[str, np.ndarray]:
+    """Returns the values of variables under names that preserve their order.
 
     Args:
-      variables: of a model or an optimizer.
-      group: first part of the names, which keeps several lists apart.
+      variables: variables of a model or an optimizer.
+      group: first part of the names, which distinguishes several lists.
     """
-    import keras  # a caller with variables has loaded it; reading checkpoints needs none of it
+    import keras  # here, because reading checkpoints does not need it
 
     values = [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
     return {_name(group, index, variables[index]): value for index, value in enumerate(values)}
 
 
-def bytes_of(variables: Sequence[keras.Variable]) -> int:
-    """Returns the bytes that the values of variables take in a checkpoint."""
+def count_bytes(variables: Sequence[keras.Variable]) -> int:
+    """Returns the size of the values of variables in a checkpoint, bytes."""
     return sum(math.prod(variable.shape) * np.dtype(variable.dtype).itemsize for variable in variables)
 
 
@@ -226,33 +226,33 @@ def assign(
     group: str,
     directory: str = "the checkpoints",
 ) -> None:
-    """Gives variables the values of `arrays_of`.
+    """Assigns the values of `to_arrays` to variables.
 
     Args:
-      variables: of a model or an optimizer.
-      arrays: what `arrays_of` returned.
-      group: as `arrays_of` got it.
-      directory: where the checkpoint lies, for the message.
+      variables: variables of a model or an optimizer.
+      arrays: name -> value, from `to_arrays`.
+      group: the `group` of `to_arrays`.
+      directory: directory of the checkpoints, for the message.
 
     Raises:
-      OptionError: the checkpoint is of another model; nothing was assigned.
+      OptionError: the checkpoint is of another model; no variable was changed.
     """
-    wanted = {_comparable(_name(group, index, variable)): variable for index, variable in enumerate(variables)}
-    stored = {_comparable(name): value for name, value in arrays.items() if name.startswith(f"{group}/")}
-    for name in {**wanted, **stored}:
-        here = tuple(wanted[name].shape) if name in wanted else None
-        there = stored[name].shape if name in stored else None
-        if here != there:
+    targets = {_comparable(_name(group, index, variable)): variable for index, variable in enumerate(variables)}
+    values = {_comparable(name): value for name, value in arrays.items() if name.startswith(f"{group}/")}
+    for name in {**targets, **values}:
+        shape = tuple(targets[name].shape) if name in targets else None
+        stored_shape = values[name].shape if name in values else None
+        if shape != stored_shape:
             raise OptionError(
-                f"the checkpoint is of another model: {name} has the shape {there} there and {here} here; "
-                f"remove {directory} to start anew"
+                f"the checkpoint is of another model: {name} has the shape {stored_shape} in the checkpoint and "
+                f"{shape} in the model; remove {directory} to start from the beginning"
             )
-    for name, variable in wanted.items():
-        variable.assign(stored[name])
+    for name, variable in targets.items():
+        variable.assign(values[name])
 
 
 def _name(group: str, index: int, variable: keras.Variable) -> str:
-    # Keras numbers layers of one kind within a process: the second model of one has other numbers than the first.
+    # Keras numbers layers of one kind within a process, so a second model of the same kind has other numbers.
     path = re.sub(r"_\d+(?=/|_|$)", "", getattr(variable, "path", variable.name))
     return f"{group}/{index:05d}/{path.replace('/', '.')}"
 
@@ -265,13 +265,13 @@ def _comparable(name: str) -> str:
 def _write_arrays(path: str, arrays: Mapping[str, np.ndarray]) -> str:
     with storage.atomic_writer(path, durable=False) as stream:
         names = np.array([f"{value.dtype.name} {name}" for name, value in arrays.items()])
-        with contextlib.closing(_Hashed(stream)) as hashed:
-            np.savez(hashed, names, *map(_as_bytes, arrays.values()))
-    return hashed.digest.hexdigest()
+        with contextlib.closing(_HashingWriter(stream)) as writer:
+            np.savez(writer, names, *map(_as_bytes, arrays.values()))
+    return writer.digest.hexdigest()
 
 
 def _as_bytes(value: np.ndarray) -> np.ndarray:
-    # NumPy does not know bfloat16 and would lose what it is; its bytes it knows.
+    # NumPy cannot store the dtype bfloat16, so its bytes are stored as integers.
     return value if value.dtype.kind != "V" else value.view(f"u{value.dtype.itemsize}")
 
 
@@ -280,7 +280,7 @@ def _read(path: str) -> Checkpoint:
     contents = {name: storage.read_bytes(storage.join(path, name)) for name in digests}
     for name, content in contents.items():
         if hashlib.sha256(content).hexdigest() != digests[name]:
-            raise ValueError(f"{name} is not what {INDEX_NAME} says")
+            raise ValueError(f"{name} does not match its SHA-256 in {INDEX_NAME}")
     with np.load(io.BytesIO(contents[VARIABLES_NAME]), allow_pickle=False) as stored:
         names = [str(line).partition(" ") for line in stored["arr_0"]]
         arrays = {name: _typed(stored[f"arr_{number}"], dtype) for number, (dtype, _, name) in enumerate(names, 1)}
@@ -301,8 +301,8 @@ def _write_json(path: str, values: Mapping[str, Any]) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-class _Hashed:
-    """A stream that is only ever appended to; what went through is hashed, so that it need not be read again."""
+class _HashingWriter:
+    """An append-only stream that hashes what it writes, so that the file need not be read again."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -320,9 +320,9 @@ class _Hashed:
             self._stream.flush()
 
     def close(self) -> None:
-        """Takes no more: when a write fails, NumPy leaves its archive open, and it writes its end when it is freed."""
+        """Discards later writes: after a failed write, NumPy's open archive writes its end when it is freed."""
         self._closed = True
 
     def read(self, _: int = -1) -> bytes:
-        """Not there to be called: by it NumPy tells a stream from the name of a file."""
+        """Is never called: NumPy checks its presence to distinguish a stream from a file name."""
         raise io.UnsupportedOperation("read")

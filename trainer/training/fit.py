@@ -1,8 +1,8 @@
-"""`fit` under a strategy: the loop of Keras for several replicas, over the model's own `train_step`.
+"""`fit` under a strategy: a training loop over several replicas that calls the `train_step` of the model.
 
-Keras 3.12 with TensorFlow 2.16 has one that does not do under every strategy: with `MultiWorkerMirroredStrategy` it
-fails on a batch that is a dict before the first step, and with `MirroredStrategy` and `steps_per_execution` above 1 in
-the first execution, whose variables are made inside the loop. Here all variables exist before anything is compiled.
+The loop of Keras 3.12 with TensorFlow 2.16 fails with two strategies: with `MultiWorkerMirroredStrategy` for a batch
+that is a dict, before the first step; with `MirroredStrategy` and `steps_per_execution` above 1 in the first execution,
+whose variables are created inside the loop. Here all variables exist before anything is compiled.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ def fit(
 ) -> dict[str, list[float]]:
     """Trains a model that was built and compiled in `strategy.scope`.
 
-    `train_step`, the metrics, `steps_per_execution`, `stop_training` and the callbacks mean what they mean to Keras.
-    The logs of a batch, as those of an epoch, are of all replicas.
+    `train_step`, the metrics, `steps_per_execution`, `stop_training` and the callbacks work as in Keras. The logs of
+    batches and of epochs are aggregated over all replicas.
 
     Args:
-      strategy: None for Keras' own loop, which any backend has.
-      model: compiled.
-      data: what `strategy.distribute` returned, endless; without a strategy anything that `model.fit` takes.
-      epochs: their numbers, from 0: `range(first, end)`.
-      steps_per_epoch: global batches of an epoch.
-      validation: figures after an epoch; they come into the logs under `val_` names, between `on_test_begin` and
-        `on_test_end` of the callbacks.
-      callbacks: of Keras.
+      strategy: strategy of the training; None for the loop of Keras, on any backend.
+      model: compiled model.
+      data: endless result of `strategy.distribute`; without a strategy any input of `model.fit`.
+      epochs: epoch numbers, from 0.
+      steps_per_epoch: global batches per epoch.
+      validation: returns the figures of the validation; `fit` calls it after each epoch, between `on_test_begin` and
+        `on_test_end` of the callbacks, and adds the figures to the logs under `val_` names.
+      callbacks: Keras callbacks.
 
     Returns:
-      figure -> its value at the end of each epoch.
+      name of a figure -> its value at the end of each epoch.
 
     Raises:
       OptionError: the optimizer accumulates gradients, under a strategy.
-      FeedlineError: another worker is gone.
+      FeedlineError: another worker of the training has ended.
     """
     if strategy is None:
         first = [_Validate(validation, callbacks)] if validation else []
@@ -64,16 +64,16 @@ def fit(
         )
         return dict(history.history)
     _check_optimizer(model.optimizer)
-    chosen = keras.callbacks.CallbackList(
+    callback_list = keras.callbacks.CallbackList(
         list(callbacks), add_history=True, model=model, epochs=epochs.stop, steps=steps_per_epoch, verbose=0
     )
     try:
         with strategy.scope():
-            return _fit(strategy, model, data, chosen, epochs, steps_per_epoch, validation)
-    except tf.errors.UnavailableError as error:  # what every step of the others ends with, some seconds later
+            return _fit(strategy, model, data, callback_list, epochs, steps_per_epoch, validation)
+    except tf.errors.UnavailableError as error:  # raised by the next step of the other workers, some seconds later
         raise FeedlineError(
-            "another worker of the training is gone, see its log; start all workers again, and they continue from the "
-            "last checkpoint if there is one"
+            "another worker of the training has ended, see its log; start all workers again, and they continue from "
+            "the last checkpoint if there is one"
         ) from error
 
 
@@ -87,7 +87,7 @@ def _fit(
     validation: Validation | None,
 ) -> dict[str, list[float]]:
     make_variables(strategy, model, data.element_spec)
-    execute, even_out = train_function(strategy, model), even_function(strategy, model)
+    execute, average_statistics = train_function(strategy, model), statistics_function(strategy, model)
     batches = iter(data.batches)
     model.stop_training = False
     callbacks.on_train_begin()
@@ -96,12 +96,12 @@ def _fit(
         model.reset_metrics()
         callbacks.on_epoch_begin(epoch)
         logs = _epoch(model, execute, batches, callbacks, steps)
-        even_out()
+        average_statistics()
         if validation:
             callbacks.on_test_begin()
-            found = {f"val_{name}": value for name, value in validation().items()}
-            callbacks.on_test_end(found)
-            logs |= found
+            figures = {f"val_{name}": value for name, value in validation().items()}
+            callbacks.on_test_end(figures)
+            logs |= figures
         callbacks.on_epoch_end(epoch, logs)
         if model.stop_training:
             break
@@ -123,7 +123,7 @@ def _epoch(model: keras.Model, execute: Any, batches: Any, callbacks: keras.call
 
 
 def train_function(strategy: tf.distribute.Strategy, model: keras.Model) -> Any:
-    """Returns the compiled loop: (iterator, number of steps int32) -> the metrics so far, over all replicas."""
+    """Returns the compiled loop: (iterator, steps int32) -> metrics since the epoch began, over all replicas."""
 
     @tf.function(reduce_retracing=True)
     def execute(batches: Any, count: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -135,33 +135,32 @@ def train_function(strategy: tf.distribute.Strategy, model: keras.Model) -> Any:
     return execute
 
 
-def even_function(strategy: tf.distribute.Strategy, model: keras.Model) -> Any:
-    """Returns a function that gives all replicas, of all workers, the mean of what each has observed for itself.
+def statistics_function(strategy: tf.distribute.Strategy, model: keras.Model) -> Any:
+    """Returns a function that averages the moving statistics of batch normalisation over the replicas of all workers.
 
-    Those are the moving mean and variance of batch normalisation, which Keras leaves to each replica. Evaluated as they
-    are, the figures would depend on who evaluates what, and the model of the first replica is what is exported.
+    Keras updates them per replica. Without the average, the figures would depend on the replica that evaluates an
+    image, and the export would hold the statistics of the first replica.
     """
-    observed = [
+    statistics = [
         variable for variable in model.non_trainable_variables if variable.dtype.startswith(("float", "bfloat"))
     ]
 
-    def even_out() -> None:
+    def average() -> None:
         context = tf.distribute.get_replica_context()
-        for variable in observed:
+        for variable in statistics:
             variable.assign(context.all_reduce(tf.distribute.ReduceOp.MEAN, tf.identity(variable)))
 
     @tf.function
     def run() -> None:
-        strategy.run(even_out)
+        strategy.run(average)
 
-    return run if observed else lambda: None
+    return run if statistics else lambda: None
 
 
 def make_variables(strategy: tf.distribute.Strategy, model: keras.Model, element_spec: Any) -> None:
-    """Makes the variables of optimizer and metrics, with a batch of zeros through `test_step`.
+    """Creates the variables of optimizer and metrics, the latter by `test_step` on a batch of zeros.
 
-    What is made while a loop is compiled would have TensorFlow compile it in two versions, and with several replicas
-    that does not run.
+    TensorFlow compiles a loop that creates variables in two versions, which fails with several replicas.
     """
     model.optimizer.build(model.trainable_variables)
     batch = tf.nest.map_structure(_zeros, element_spec)
@@ -173,7 +172,7 @@ def _check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     steps = getattr(optimizer, "inner_optimizer", optimizer).gradient_accumulation_steps
     if steps:
         raise OptionError(
-            f"accumulate_steps is {steps}, which Keras cannot do under a strategy; set it to 1, and take more "
+            f"accumulate_steps is {steps}, which Keras does not support under a strategy; set it to 1, and use more "
             "replicas or a smaller batch_size"
         )
 
@@ -186,7 +185,7 @@ def _zeros(spec: tf.TypeSpec) -> tf.Tensor | tf.RaggedTensor:
 
 
 class _Validate(keras.callbacks.Callback):
-    """Validates where Keras' loop would; comes first, so that all others see the figures."""
+    """Validates at the end of an epoch; it must be the first callback, so that the others get the figures."""
 
     def __init__(self, validation: Validation, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         super().__init__()
@@ -196,8 +195,8 @@ class _Validate(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         for callback in self._callbacks:
             callback.on_test_begin()
-        found = {f"val_{name}": value for name, value in self._validation().items()}
+        figures = {f"val_{name}": value for name, value in self._validation().items()}
         for callback in self._callbacks:
-            callback.on_test_end(found)
+            callback.on_test_end(figures)
         if logs is not None:
-            logs.update(found)
+            logs.update(figures)

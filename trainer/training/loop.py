@@ -1,7 +1,7 @@
-"""The training loop: `keras.Model.fit` on any backend, in as many pieces as resuming and unfreezing need.
+"""The training loop: `keras.Model.fit` on any backend, with one call per segment that resuming and unfreezing need.
 
-Nothing here is TensorFlow's but the input dataset; the steps, their compilation and the devices are Keras'. A request
-to stop is heard at once and obeyed between two steps, when there is something worth keeping.
+Only the input dataset is TensorFlow's; Keras compiles and runs the steps on the devices of its backend. A signal to
+stop takes effect between two steps, after a checkpoint.
 """
 
 from __future__ import annotations
@@ -23,46 +23,46 @@ from beam_jobs.errors import TrainingDiverged
 from trainer.input.position import Position
 from trainer.options import TrainOptions
 from trainer.training import transfer
-from trainer.training.callbacks import Clock, Finite, History, Profile, WaitMeter
-from trainer.training.checkpoint import Checkpoint, Checkpoints, Progress, arrays_of, assign, bytes_of
+from trainer.training.callbacks import Clock, FiniteLoss, History, Profile, WaitMeter
+from trainer.training.checkpoint import Checkpoint, Checkpoints, Progress, assign, count_bytes, to_arrays
 from trainer.training.fit import fit
-from trainer.training.optimizers import Averages, Judge, exported_weights, make_optimizer
-from trainer.training.strategy import host_of, scope
+from trainer.training.optimizers import AverageWeights, BestEpoch, exported_weights, make_optimizer
+from trainer.training.strategy import scope, strategy_host
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption:
-    """Remembers the first signal. A second one takes effect at once: its sender does not want to wait."""
+    """Defers the first signal. A second one takes effect at once."""
 
     def __init__(self) -> None:
         self._number = 0
-        self._before: dict[signal.Signals, Any] = {}
+        self._handlers: dict[signal.Signals, Any] = {}
 
     @property
     def requested(self) -> bool:
-        """Whether a signal came."""
+        """Whether a signal has arrived."""
         return bool(self._number)
 
-    def take(self) -> None:
-        """Takes over the signals that are not ignored."""
+    def install_handlers(self) -> None:
+        """Installs a handler for each signal that is not ignored."""
         for number in _SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._handle)
+                self._handlers[number] = signal.signal(number, self._handle)
 
-    def release(self) -> None:
-        """Gives the signals back to who had them."""
-        for number, handler in self._before.items():
+    def restore_handlers(self) -> None:
+        """Restores the previous handlers."""
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        self._before = {}
+        self._handlers = {}
 
     def deliver(self) -> None:
-        """Lets the signal do what it would have done.
+        """Raises the deferred signal with its previous handler.
 
         Raises:
-          KeyboardInterrupt: the handler of the signal did not end the process.
+          KeyboardInterrupt: that handler did not end the process.
         """
-        self.release()
+        self.restore_handlers()
         signal.raise_signal(self._number)
         raise KeyboardInterrupt
 
@@ -75,14 +75,14 @@ class Interruption:
 
 @contextmanager
 def deferred_signals() -> Iterator[Interruption]:
-    """Defers signals while its block runs; in a thread other than the main one, which gets none, it does nothing."""
+    """Defers signals during its block; does nothing outside the main thread, the only one that receives signals."""
     interruption = Interruption()
     if threading.current_thread() is threading.main_thread():
-        interruption.take()
+        interruption.install_handlers()
     try:
         yield interruption
     finally:
-        interruption.release()
+        interruption.restore_handlers()
 
 
 _JIT = {"auto": "auto", "always": True, "never": False}
@@ -91,23 +91,23 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is trained on what.
+    """A model and its data.
 
     Attributes:
-      model: what `fit` trains; not compiled.
-      core: the part of it that has layers, frozen or not; the model itself, unless it is wrapped.
-      loss: of the model.
-      metrics: makes those of the model. Keras leaves the sums of a metric that it compiles a second time.
-      train: (position, meter) -> endless batches from there on, as `fit` takes them.
-      validate: epoch -> figures of the held-back split; None for no validation.
-      steps: of an epoch.
-      batch_size: images a step, over all hosts.
+      model: model that `fit` trains; not compiled.
+      core: the part of the model whose layers may be frozen; the model itself, unless it is wrapped.
+      loss: loss of the model.
+      metrics: creates the metrics of the model: Keras does not reset the sums of a metric that is compiled again.
+      train: (position, meter) -> endless batches from the position, as `fit` takes them.
+      validate: epoch -> figures of the validation split; None for no validation.
+      steps: steps per epoch.
+      batch_size: images per step, over all hosts.
       epoch_records: images in one pass over the split.
-      log_dir: for TensorBoard; empty for none.
-      checkpoints: where they go; None for none.
-      strategy: who shares the steps; None for one device. The model is built in its scope.
+      log_dir: directory of the logs for TensorBoard; empty for none.
+      checkpoints: storage of the checkpoints; None for none.
+      strategy: strategy in whose scope the model was built; None for one device.
       writes: whether this process writes checkpoints and logs; of several workers, one does.
-      callbacks: more of Keras' callbacks.
+      callbacks: additional Keras callbacks.
     """
 
     model: keras.Model
@@ -131,10 +131,10 @@ class Segment:
     """One call of `fit`.
 
     Attributes:
-      first_step: of the training.
-      epoch: the first, from 0.
+      first_step: first step, counted from the beginning of the training.
+      epoch: first epoch, from 0.
       end: the epoch after the last.
-      steps: of each of its epochs.
+      steps: steps of each of its epochs.
     """
 
     first_step: int
@@ -143,24 +143,24 @@ class Segment:
     steps: int
 
 
-def whole_steps(records: int, options: TrainOptions, batch_size: int) -> tuple[int, TrainOptions]:
-    """Returns the steps of an epoch, and options that fit it.
+def fit_steps(records: int, options: TrainOptions, batch_size: int) -> tuple[int, TrainOptions]:
+    """Returns the steps per epoch, and options whose `steps_per_execution` divides them.
 
-    `fit` runs whole executions only, so an epoch is a multiple of them; what is over comes at the begin of the next.
+    The next epoch begins with the remaining records.
     """
     steps = max(1, records // batch_size)
-    at_once = min(options.steps_per_execution, steps)
-    return steps - steps % at_once, replace(options, steps_per_execution=at_once)
+    execution_steps = min(options.steps_per_execution, steps)
+    return steps - steps % execution_steps, replace(options, steps_per_execution=execution_steps)
 
 
 def segments(step: int, steps: int, options: TrainOptions) -> Iterator[Segment]:
-    """Yields the calls of `fit` that are left after `step` steps.
+    """Yields the remaining calls of `fit` after `step` steps.
 
-    A training that stopped within an epoch has one for the rest of it; one that unfreezes has one before and one after.
+    The rest of an interrupted epoch is one segment; unfreezing divides the other epochs into two.
     """
-    epoch, done = divmod(step, steps)
-    if done:
-        yield Segment(first_step=step, epoch=epoch, end=epoch + 1, steps=steps - done)
+    epoch, epoch_step = divmod(step, steps)
+    if epoch_step:
+        yield Segment(first_step=step, epoch=epoch, end=epoch + 1, steps=steps - epoch_step)
         epoch += 1
     for end in (options.unfreeze_epoch, options.epochs):
         if epoch < end:
@@ -169,37 +169,37 @@ def segments(step: int, steps: int, options: TrainOptions) -> Iterator[Segment]:
 
 
 def train(task: Task, options: TrainOptions) -> Progress:
-    """Trains a model, from its newest checkpoint if there is one, and leaves in it the weights to export.
+    """Trains a model, from its newest checkpoint if there is one, and assigns it the weights to export.
 
-    SIGINT and SIGTERM are obeyed after the step under way, with a checkpoint of it.
+    SIGINT and SIGTERM take effect after the current step and its checkpoint.
 
     Args:
-      task: what is trained on what; `task.steps` is a multiple of `options.steps_per_execution`.
-      options: how.
+      task: model and data; `task.steps` is a multiple of `options.steps_per_execution`.
+      options: options of the training.
 
     Returns:
-      the history, and which epoch was the best.
+      the final state of the training, with the history and the best epoch.
 
     Raises:
       OptionError: the monitored figure does not exist, or the checkpoint is of another model.
-      TrainingDiverged: the loss is not a number any more. Where the best epoch is kept, its weights are left instead,
-        and the progress says so.
-      DiskError: a local disk does not take the checkpoints; known before the first step where it is too small.
+      TrainingDiverged: the loss is NaN or infinite and there is no best epoch to export; with one, its weights are
+        assigned, and `diverged` of the result is set.
+      DiskError: a local disk cannot store the checkpoints; raised before the first step where it is too small.
     """
     with deferred_signals() as interruption, scope(task.strategy):
         return _Training(task, options, interruption).run()
 
 
 def compile_model(task: Task, options: TrainOptions, epoch: int) -> None:
-    """Compiles the model for the epochs from one on: what is frozen then, and the optimizer of that phase."""
+    """Freezes the layers and compiles the model with the optimizer for the phase that an epoch belongs to."""
     phase = options.unfreeze_epoch if options.unfreeze_epoch and epoch >= options.unfreeze_epoch else 0
     if options.frozen:
         unfreeze = options.unfreeze_epoch or options.epochs
-        transfer.for_epoch(task.core, epoch, unfreeze, options.unfreeze_layers)
+        transfer.set_trainable(task.core, epoch, unfreeze, options.unfreeze_layers)
     task.model.compile(
         optimizer=make_optimizer(options, task.steps, phase * task.steps),
         loss=task.loss,
-        # Weighted by the weight column, and by `valid`, which nothing but padding sets.
+        # Weighted by the weight column and by `valid`, which is 0 for padding.
         weighted_metrics=list(task.metrics()),
         jit_compile=_JIT[options.jit],
         steps_per_execution=options.steps_per_execution,
@@ -208,19 +208,19 @@ def compile_model(task: Task, options: TrainOptions, epoch: int) -> None:
 
 
 class _Training:
-    """A training under way."""
+    """The state of `train`."""
 
     def __init__(self, task: Task, options: TrainOptions, interruption: Interruption) -> None:
         self._task = task
         self._options = options
         self._interruption = interruption
         self._meter = WaitMeter()
-        found = task.checkpoints.latest() if task.checkpoints else None
-        self._checkpoint: Checkpoint | None = found
-        self._progress = Progress.from_json(found.state) if found else Progress()
-        best = _group(found, "best") if found else {}
-        self._judge = Judge(self._progress, options, list(best.values()))
-        self._phase = -1  # first epoch of what the model is compiled for
+        checkpoint = task.checkpoints.latest() if task.checkpoints else None
+        self._checkpoint: Checkpoint | None = checkpoint
+        self._progress = Progress.from_json(checkpoint.state) if checkpoint else Progress()
+        best = _group(checkpoint, "best") if checkpoint else {}
+        self._best_epoch = BestEpoch(self._progress, options, list(best.values()))
+        self._phase = -1  # first epoch of the phase that the model is compiled for
 
     def run(self) -> Progress:
         task, progress = self._task, self._progress
@@ -233,15 +233,15 @@ class _Training:
             try:
                 self._fit(segment)
             except TrainingDiverged as error:
-                if not self._judge.best_weights:
+                if not self._best_epoch.best_weights:
                     raise
                 progress.diverged = str(error)
                 break
-        self._leave_weights()
+        self._assign_final_weights()
         return progress
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        """Makes the model what it was: compiled for the epoch of its last step, with all variables."""
+        """Compiles the model for the epoch of the last step and restores all variables."""
         model, progress = self._task.model, self._progress
         self._compile(max(0, progress.step - 1) // self._task.steps)
         assert self._task.checkpoints  # noqa: S101 - the checkpoint is one of them
@@ -262,7 +262,7 @@ class _Training:
         start = Position.after(segment.first_step * task.batch_size, task.epoch_records)
         batches = task.train(start, self._meter)
         if segment.first_step % task.steps and not task.strategy:
-            # Figures of an epoch are of all its steps. Their sums exist only once Keras has seen a batch.
+            # The sums of the metrics, which `_RestoreMetrics` restores, exist only after Keras has evaluated a batch.
             task.model.evaluate(batches, steps=1, verbose=0)
         fit(
             task.strategy,
@@ -275,96 +275,96 @@ class _Training:
         )
 
     def _check_room(self) -> None:
-        """Checks that the checkpoints that are still to be written fit, before a step is made."""
+        """Checks that the disk has room for the remaining checkpoints."""
         task, model, options = self._task, self._task.model, self._options
         if not task.checkpoints or not task.writes:
             return
-        size = bytes_of(_state(model)) + bytes_of(model.optimizer.variables)
-        size += bytes_of(model.weights) if options.keep == "best" else 0
-        left = options.epochs * task.steps - self._progress.step
-        within_epochs = left // options.checkpoint_steps if options.checkpoint_steps else 0
-        task.checkpoints.check_room(size, math.ceil(left / task.steps) + within_epochs)
+        size = count_bytes(_state(model)) + count_bytes(model.optimizer.variables)
+        size += count_bytes(model.weights) if options.keep == "best" else 0
+        remaining_steps = options.epochs * task.steps - self._progress.step
+        within_epochs = remaining_steps // options.checkpoint_steps if options.checkpoint_steps else 0
+        task.checkpoints.check_room(size, math.ceil(remaining_steps / task.steps) + within_epochs)
 
     def _validate(self) -> Mapping[str, float]:
-        assert self._task.validate  # noqa: S101 - or it is not asked
+        assert self._task.validate  # noqa: S101 - `_fit` checks it
         return self._task.validate(self._progress.step // self._task.steps - 1)
 
     def _callbacks(self) -> list[keras.callbacks.Callback]:
-        """In the order in which they need each other: what changes figures, what reads them, what writes them down."""
+        """Returns the callbacks in the order of their data: those that change figures, read them, write them."""
         task, options, progress = self._task, self._options, self._progress
         unfinished, self._checkpoint = self._checkpoint, None  # only the first epoch continues one
-        chosen: list[keras.callbacks.Callback] = [
-            _Metrics(unfinished),
+        callbacks: list[keras.callbacks.Callback] = [
+            _RestoreMetrics(unfinished),
             Clock(progress, self._meter, task.steps * task.batch_size, options),
-            Finite(progress, options.epochs),
+            FiniteLoss(progress, options.epochs),
         ]
         if options.ema:
-            chosen.append(Averages())
+            callbacks.append(AverageWeights())
         if options.keep == "best" or options.patience:
-            chosen.append(self._judge)
-        chosen.append(History(progress))
+            callbacks.append(self._best_epoch)
+        callbacks.append(History(progress))
         if task.log_dir and task.writes:
-            chosen.append(keras.callbacks.TensorBoard(task.log_dir, write_graph=False))
+            callbacks.append(keras.callbacks.TensorBoard(task.log_dir, write_graph=False))
             if options.profile_window:
-                chosen.append(Profile(progress, options.profile_window, task.log_dir))
-        return [*chosen, *task.callbacks, _Saver(self)]
+                callbacks.append(Profile(progress, options.profile_window, task.log_dir))
+        return [*callbacks, *task.callbacks, _SaveCheckpoint(self)]
 
-    def _leave_weights(self) -> None:
+    def _assign_final_weights(self) -> None:
         model = self._task.model
-        best = self._options.keep == "best" and self._judge.best_weights
-        weights = self._judge.best_weights if best else exported_weights(model)
+        best = self._best_epoch.best_weights if self._options.keep == "best" else []
+        weights = best or exported_weights(model)
         for variable, value in zip(model.weights, weights, strict=True):
             variable.assign(value)
 
     @property
-    def is_due(self) -> bool:
-        """Whether the step that has just ended is to be followed by a checkpoint; the last of an epoch never is.
+    def checkpoint_is_due(self) -> bool:
+        """Whether a checkpoint must follow the step that has just ended.
 
-        Its checkpoint comes after the validation, also when someone wants to stop: without, the epoch would be lost.
+        It is False for the last step of an epoch, whose checkpoint follows the validation, also after a signal.
         """
-        every, step = self._options.checkpoint_steps, self._progress.step
-        before = step - self._options.steps_per_execution
-        wanted = self._interruption.requested or bool(every and step // every > before // every)
-        return wanted and step % self._task.steps != 0
+        interval, step = self._options.checkpoint_steps, self._progress.step
+        previous_step = step - self._options.steps_per_execution
+        is_due = self._interruption.requested or bool(interval and step // interval > previous_step // interval)
+        return is_due and step % self._task.steps != 0
 
     def save(self) -> None:
         task, model, step = self._task, self._task.model, self._progress.step
         if not task.checkpoints or not task.writes:
             return
-        arrays = arrays_of(_state(model), "model") | arrays_of(model.optimizer.variables, "optimizer")
-        if step % task.steps and host_of(task.strategy).count == 1:
-            # The sums of several workers are read by all of them together or not at all, and one worker writes.
-            arrays |= arrays_of(model.metrics_variables, "metrics")
-        arrays |= {f"best/{index:05d}": value for index, value in enumerate(self._judge.best_weights)}
+        arrays = to_arrays(_state(model), "model") | to_arrays(model.optimizer.variables, "optimizer")
+        if step % task.steps and strategy_host(task.strategy).count == 1:
+            # Only all workers together can read the sums of their metrics, and one worker writes.
+            arrays |= to_arrays(model.metrics_variables, "metrics")
+        arrays |= {f"best/{index:05d}": value for index, value in enumerate(self._best_epoch.best_weights)}
         position = Position.after(step * task.batch_size, task.epoch_records)
         task.checkpoints.save(step, Checkpoint(arrays=arrays, state=self._progress.to_json(), position=position))
 
-    def obey(self) -> None:
-        """Stops if someone asked for it; a checkpoint of this step is written."""
+    def stop_if_requested(self) -> None:
+        """Delivers a deferred signal."""
         if self._interruption.requested:
             self._interruption.deliver()
 
 
-class _Saver(keras.callbacks.Callback):
-    """Writes checkpoints; comes last, so that they hold what all the others have done."""
+class _SaveCheckpoint(keras.callbacks.Callback):
+    """Writes checkpoints; it must be the last callback, because the others change the state."""
 
     def __init__(self, training: _Training) -> None:
         super().__init__()
         self._training = training
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        if self._training.is_due:
-            _ = self.model  # brings the state of the JAX backend into the variables
+        if self._training.checkpoint_is_due:
+            _ = self.model  # copies the state of the JAX backend into the variables
             self._training.save()
-            self._training.obey()
+            self._training.stop_if_requested()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self._training.save()
-        self._training.obey()
+        self._training.stop_if_requested()
 
 
-class _Metrics(keras.callbacks.Callback):
-    """Continues the sums of the metrics where the checkpoint of an unfinished epoch left them."""
+class _RestoreMetrics(keras.callbacks.Callback):
+    """Restores the sums of the metrics from the checkpoint of an unfinished epoch."""
 
     def __init__(self, checkpoint: Checkpoint | None) -> None:
         super().__init__()
@@ -381,6 +381,6 @@ def _group(checkpoint: Checkpoint, group: str) -> dict[str, np.ndarray]:
 
 
 def _state(model: keras.Model) -> list[keras.Variable]:
-    """Returns weights, statistics and the states of random generators; not metrics and not the optimizer."""
+    """Returns the variables without those of metrics and optimizer: weights, statistics, random generator states."""
     others = {id(variable) for variable in [*model.metrics_variables, *model.optimizer.variables]}
     return [variable for variable in model.variables if id(variable) not in others]

@@ -1,4 +1,4 @@
-"""What a model learns: labels as it compares them, the loss, and the metrics that fit."""
+"""Targets, losses and metrics of a training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MULTI = "multi"
 
 
 def for_keras(classes: int, multi: bool, draws: bool = False) -> Any:
-    """Returns the function that makes what `fit` takes of what `make_dataset` delivers.
+    """Returns the function that converts elements of `make_dataset` into inputs of `keras.Model.fit`.
 
     Examples:
       >>> from trainer import InputOptions, for_keras, make_dataset
@@ -37,19 +37,18 @@ def for_keras(classes: int, multi: bool, draws: bool = False) -> Any:
       draws: whether the model also takes `draw`, for random ops on the device.
 
     Returns:
-      (features, label) -> (images, targets float32[batch, classes]), and the product of `weight` and `valid` as sample
-      weights, float32[batch], where one of them is given;
-      images are uint8[batch, side, side, 3], or a dict of them and `draw`. A label that is no class, such as -1, has
-      targets of zeros.
+      (features, label) -> (images, targets float32[batch, classes]), with a third element where the features have
+      `weight` or `valid`: their product, the sample weights float32[batch]. Images are uint8[batch, side, side, 3], or
+      a dict of them and `draw`. A label that is no class, such as -1, has targets of zeros.
 
     Raises:
-      KeyError: by that function: features without `image`, or, where `draws` asks for it, without `draw`.
+      KeyError: raised by that function: the features have no `image`, or, with `draws`, no `draw`.
     """
 
     def convert(features: Mapping[str, tf.Tensor], label: tf.Tensor) -> tuple[Any, ...]:
         images = {name: features[name] for name in (IMAGE, DRAW)} if draws else features[IMAGE]
-        shares = multi or label.dtype.is_floating  # ops of `train_ops` that mix images have made shares of the labels
-        targets = tf.cast(label, tf.float32) if shares else tf.one_hot(label, classes)
+        has_targets = multi or label.dtype.is_floating  # ops that mix images return the share of each class
+        targets = tf.cast(label, tf.float32) if has_targets else tf.one_hot(label, classes)
         weights = [features[name] for name in (WEIGHT, VALID) if name in features]
         return (images, targets, math.prod(weights, start=1.0)) if weights else (images, targets)
 
@@ -57,13 +56,13 @@ def for_keras(classes: int, multi: bool, draws: bool = False) -> Any:
 
 
 def class_weights(options: TrainOptions, dataset: Manifest, split: str) -> tuple[float, ...] | None:
-    """Returns the weight of each class in the loss, in the order of the labels; None when all are alike.
+    """Returns the weight of each class in the loss, in the order of the labels; None for equal weights.
 
     `balanced` is images / (classes * images of the class) (King and Zeng, 2001), so that the weights of all images of
     the split are 1 on average; a class without an image gets 0.
 
     Raises:
-      OptionError: a class is named that the dataset does not have.
+      OptionError: the dataset does not have a class of the options.
     """
     if not options.class_weights:
         return None
@@ -72,11 +71,11 @@ def class_weights(options: TrainOptions, dataset: Manifest, split: str) -> tuple
         counts = [dataset.split(split).classes.get(label, 0) for label in labels]
         total = sum(counts)
         return tuple(total / (len(labels) * count) if count else 0.0 for count in counts)
-    given = dict(options.class_weights)  # type: ignore[arg-type]
-    for name in given:
+    weights = dict(options.class_weights)  # type: ignore[arg-type]
+    for name in weights:
         if name not in labels:
             raise OptionError(unknown("class", name, labels, "class_weights."))
-    return tuple(float(given.get(label, 1.0)) for label in labels)
+    return tuple(float(weights.get(label, 1.0)) for label in labels)
 
 
 def make_loss(options: TrainOptions, multi: bool, weights: Sequence[float] | None) -> keras.losses.Loss:
@@ -89,10 +88,11 @@ def make_loss(options: TrainOptions, multi: bool, weights: Sequence[float] | Non
 
 
 class WeightedCrossentropy(keras.losses.Loss):
-    """Cross-entropy in which classes count differently.
+    """Cross-entropy with a weight for each class.
 
-    The weight of an image is that of its target, so it is right of mixed targets too; of several labels, every class
-    weighs its own term. `sample_weight` stays free for the weights of images and for padding.
+    With one label, the weight of an image is the mean of the class weights by its targets, which is also correct for
+    mixed targets; with several, each class weight multiplies the term of its class. `sample_weight` remains available
+    for the weights of images and for padding.
     """
 
     def __init__(self, weights: Sequence[float], multi: bool = False, label_smoothing: float = 0.0) -> None:
@@ -118,9 +118,9 @@ class WeightedCrossentropy(keras.losses.Loss):
 def make_metrics(options: TrainOptions, multi: bool, labels: Sequence[str]) -> list[keras.metrics.Metric]:
     """Returns the metrics of a training.
 
-    `accuracy`: images whose likeliest class is right, or of several labels, the share of right yes-or-no answers at
-    0.5. Several labels also have `auc`, the area under the precision-recall curve, averaged over the classes: where
-    most answers are no, accuracy says little.
+    `accuracy`: share of images whose likeliest class is correct; with several labels, share of correct binary
+    predictions at the threshold 0.5. With several labels also `auc`, the area under the precision-recall curve,
+    averaged over the classes: accuracy says little where most labels are negative.
     """
     metrics: list[keras.metrics.Metric] = (
         [
@@ -134,7 +134,7 @@ def make_metrics(options: TrainOptions, multi: bool, labels: Sequence[str]) -> l
 
 
 def figure_names(metrics: Sequence[keras.metrics.Metric]) -> list[str]:
-    """Returns what Keras calls the figures of an epoch: `loss`, and those of the metrics."""
+    """Returns the names of the figures of an epoch in Keras: `loss` and those of the metrics."""
     several = [metric.result() for metric in metrics if isinstance(metric, PerClass)]
     return [
         "loss",
@@ -144,9 +144,9 @@ def figure_names(metrics: Sequence[keras.metrics.Metric]) -> list[str]:
 
 
 class AverageAUC(keras.metrics.AUC):
-    """Area under the precision-recall curve, averaged over the classes that have a positive answer.
+    """Area under the precision-recall curve, averaged over the classes that have a positive image; 0 without any.
 
-    That of a class without one is 0 whatever the model says, so that it would only lower the mean. 0 without any.
+    The area of a class without positive images is always 0, and would only lower the mean.
     """
 
     def __init__(self, classes: int) -> None:
@@ -155,16 +155,16 @@ class AverageAUC(keras.metrics.AUC):
 
     def result(self) -> Any:
         """Returns float32, 0 to 1."""
-        # At the lowest threshold every answer is yes.
+        # Index 0 is the lowest threshold, at which every prediction is positive.
         positives = self.true_positives[0] + self.false_negatives[0]
         present = keras.ops.sum(keras.ops.cast(positives > 0, "float32"))
         return super().result() * (self._classes / keras.ops.maximum(present, 1.0))
 
 
 class PerClass(keras.metrics.Metric):
-    """Recall and precision of every class, as `recall/NAME` and `precision/NAME`; 0 where there is nothing to count.
+    """Recall and precision of every class, as `recall/NAME` and `precision/NAME`; 0 where the denominator is 0.
 
-    Three sums a class, so a thousand classes cost what one does.
+    It has three sums per class, so a thousand classes cost no more time than one.
     """
 
     def __init__(self, labels: Sequence[str], multi: bool = False) -> None:
@@ -174,30 +174,30 @@ class PerClass(keras.metrics.Metric):
         size = (len(self.labels),)
         self.hits = self.add_variable(size, "zeros", name="hits")
         self.actual = self.add_variable(size, "zeros", name="actual")
-        self.answered = self.add_variable(size, "zeros", name="answered")
+        self.predicted = self.add_variable(size, "zeros", name="answered")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Adds a batch: both float32[batch, classes], weights float32[batch]."""
+        """Adds a batch: labels and predictions float32[batch, classes], weights float32[batch]."""
         ops = keras.ops
-        true = self._answers(ops.cast(y_true, "float32"))
-        found = self._answers(ops.cast(y_pred, "float32"))
+        true = self._binarise(ops.cast(y_true, "float32"))
+        predicted = self._binarise(ops.cast(y_pred, "float32"))
         weight = 1.0 if sample_weight is None else ops.expand_dims(ops.cast(sample_weight, "float32"), -1)
-        self.hits.assign_add(ops.sum(true * found * weight, axis=0))
+        self.hits.assign_add(ops.sum(true * predicted * weight, axis=0))
         self.actual.assign_add(ops.sum(true * weight, axis=0))
-        self.answered.assign_add(ops.sum(found * weight, axis=0))
+        self.predicted.assign_add(ops.sum(predicted * weight, axis=0))
 
     def result(self) -> dict[str, Any]:
         """Returns name -> value, 0 to 1."""
         ops = keras.ops
         recall = self.hits / ops.maximum(self.actual, 1e-7)
-        precision = self.hits / ops.maximum(self.answered, 1e-7)
+        precision = self.hits / ops.maximum(self.predicted, 1e-7)
         return {
             f"{name}/{label}": values[index]
             for name, values in (("recall", recall), ("precision", precision))
             for index, label in enumerate(self.labels)
         }
 
-    def _answers(self, scores: Any) -> Any:
+    def _binarise(self, scores: Any) -> Any:
         if self.multi:
             return keras.ops.cast(scores > 0.5, "float32")
         return keras.ops.one_hot(keras.ops.argmax(scores, axis=-1), len(self.labels), dtype="float32")

@@ -1,10 +1,10 @@
-"""Optimizers and schedules by name, and which weights count: the running average, those of the best epoch."""
+"""Optimizers and schedules by name, and the weights to export: running averages, weights of the best epoch."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -18,11 +18,11 @@ from trainer.training.checkpoint import Progress
 Logs = dict[str, float]
 
 
-class Averages(keras.callbacks.Callback):
-    """Validates with the running average of the weights, and trains on with the weights themselves.
+class AverageWeights(keras.callbacks.Callback):
+    """Validates with the running average of the weights, and trains with the weights themselves.
 
-    Keras ends every `fit` by overwriting the weights with their average. A training here may take several: this puts
-    the weights back.
+    Keras overwrites the weights with their average at the end of every `fit`. A training may have several calls, so
+    this callback restores the weights.
     """
 
     def __init__(self) -> None:
@@ -31,33 +31,33 @@ class Averages(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
         """See Keras."""
-        self._weights = trained_values(self.model)
+        self._weights = copy_values(self.model)
         self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
 
     def on_test_end(self, logs: Logs | None = None) -> None:
         """See Keras."""
-        put_back(self.model, self._weights)
+        restore_values(self.model, self._weights)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """See Keras."""
-        self._weights = trained_values(self.model)
+        self._weights = copy_values(self.model)
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """See Keras."""
-        put_back(self.model, self._weights)
+        restore_values(self.model, self._weights)
 
 
 def exported_weights(model: keras.Model) -> list[np.ndarray]:
-    """Returns the weights a model is evaluated and exported with, in the order of `model.weights`."""
+    """Returns the weights for evaluation and export, in the order of `model.weights`."""
     with averaged(model):
         return [np.array(keras.ops.convert_to_numpy(weight)) for weight in model.weights]
 
 
-class Judge(keras.callbacks.Callback):
-    """Compares epochs by the monitored figure: keeps the weights of the best, and stops when none is better any more.
+class BestEpoch(keras.callbacks.Callback):
+    """Compares epochs by the monitored figure: stores the weights of the best, and stops a training without progress.
 
     Attributes:
-      best_weights: of the best epoch, see `exported_weights`; empty when they are not asked for.
+      best_weights: `exported_weights` of the best epoch; empty unless `options.keep` is `best`.
     """
 
     def __init__(self, progress: Progress, options: TrainOptions, best_weights: list[np.ndarray]) -> None:
@@ -70,10 +70,10 @@ class Judge(keras.callbacks.Callback):
         """See Keras.
 
         Raises:
-          OptionError: there is no such figure.
+          OptionError: the monitored figure does not exist.
         """
         progress, options = self._progress, self._options
-        value = monitored(options, logs or {})
+        value = monitored_value(options, logs or {})
         if is_better(value, progress.best, options):
             progress.best, progress.best_epoch, progress.stale = value, epoch, 0
             if options.keep == "best":
@@ -86,16 +86,16 @@ class Judge(keras.callbacks.Callback):
 
 
 def check_monitor(options: TrainOptions, figures: Collection[str]) -> None:
-    """Raises `OptionError` when epochs are to be judged by a figure that is not among those of an epoch."""
+    """Raises `OptionError` if the options need a monitored figure that is not in `figures`."""
     if options.keep == "best" or options.patience:
-        monitored(options, dict.fromkeys(figures, 0.0))
+        monitored_value(options, dict.fromkeys(figures, 0.0))
 
 
-def monitored(options: TrainOptions, logs: Mapping[str, float]) -> float:
-    """Returns the value by which an epoch is judged.
+def monitored_value(options: TrainOptions, logs: Mapping[str, float]) -> float:
+    """Returns the value of the monitored figure.
 
     Raises:
-      OptionError: there is no such figure.
+      OptionError: the figure does not exist.
     """
     worse_end = "_high" if "loss" in options.monitor else "_low"
     name = options.monitor + (worse_end if options.choose_by == "lower_bound" else "")
@@ -105,7 +105,7 @@ def monitored(options: TrainOptions, logs: Mapping[str, float]) -> float:
 
 
 def is_better(value: float, best: float | None, options: TrainOptions) -> bool:
-    """Returns whether a value beats the best so far by more than `min_delta`; NaN never does."""
+    """Returns whether a value is better than the best one by more than `min_delta`; False for NaN."""
     if math.isnan(value):
         return False
     if best is None:
@@ -114,25 +114,13 @@ def is_better(value: float, best: float | None, options: TrainOptions) -> bool:
     return gain > options.min_delta
 
 
-def _momentum(options: TrainOptions) -> dict[str, Any]:
-    return {"momentum": options.momentum}
-
-
-def _nesterov(options: TrainOptions) -> dict[str, Any]:
-    return {"momentum": options.momentum, "nesterov": options.nesterov}
-
-
-def _nothing(_: TrainOptions) -> dict[str, Any]:
-    return {}
-
-
-# Name -> class, and its arguments beside the common ones.
-OPTIMIZERS: dict[str, tuple[type[keras.optimizers.Optimizer], Callable[[TrainOptions], dict[str, Any]]]] = {
-    "adamw": (keras.optimizers.AdamW, _nothing),
-    "sgd": (keras.optimizers.SGD, _nesterov),
-    "rmsprop": (keras.optimizers.RMSprop, _momentum),
-    "lion": (keras.optimizers.Lion, _nothing),
-    "lamb": (keras.optimizers.Lamb, _nothing),
+# Name -> class, and the names of its arguments that are options of the same name, without the common ones.
+OPTIMIZERS: dict[str, tuple[type[keras.optimizers.Optimizer], tuple[str, ...]]] = {
+    "adamw": (keras.optimizers.AdamW, ()),
+    "sgd": (keras.optimizers.SGD, ("momentum", "nesterov")),
+    "rmsprop": (keras.optimizers.RMSprop, ("momentum",)),
+    "lion": (keras.optimizers.Lion, ()),
+    "lamb": (keras.optimizers.Lamb, ()),
 }
 
 
@@ -140,54 +128,51 @@ def make_optimizer(options: TrainOptions, steps_per_epoch: int, first_step: int 
     """Builds the optimizer of a training.
 
     Args:
-      options: of training.
-      steps_per_epoch: batches in one pass.
-      first_step: what its step 0 is in the whole training; above 0 for the optimizer that takes over when a base is
-        unfrozen. Its moments begin at zero, and only its own count of steps corrects them for that.
+      options: options of the training.
+      steps_per_epoch: batches per epoch.
+      first_step: step of the training that is step 0 of the optimizer; above 0 after unfreezing, where a new optimizer
+        begins with moments of zero, which its own count of steps corrects.
     """
-    kind, special = OPTIMIZERS[options.optimizer]
-    more: dict[str, Any] = special(options)
+    optimizer, names = OPTIMIZERS[options.optimizer]
+    arguments: dict[str, Any] = {name: getattr(options, name) for name in names}
     if options.ema:
-        # Keras averages after every batch, also where a batch only adds to a gradient; so the average decays a little
-        # after every batch to have decayed by `ema` after every update.
-        more |= {"use_ema": True, "ema_momentum": options.ema ** (1 / options.accumulate_steps)}
-    return kind(
+        # Keras averages after every batch, also when gradients accumulate; this momentum gives a decay of `ema` for
+        # every update.
+        arguments |= {"use_ema": True, "ema_momentum": options.ema ** (1 / options.accumulate_steps)}
+    return optimizer(
         make_schedule(options, steps_per_epoch, first_step),
         weight_decay=options.weight_decay,
         global_clipnorm=options.clip_norm or None,
         gradient_accumulation_steps=options.accumulate_steps if options.accumulate_steps > 1 else None,
-        **more,
+        **arguments,
     )
 
 
-def make_schedule(options: TrainOptions, steps_per_epoch: int, first_step: int = 0) -> Warmed:
+def make_schedule(options: TrainOptions, steps_per_epoch: int, first_step: int = 0) -> WarmUp:
     """Builds the learning rate as a function of the step: a linear warm-up from zero, then `options.schedule`.
 
     Args:
-      options: of training.
-      steps_per_epoch: batches in one pass.
-      first_step: see `make_optimizer`; above 0, the rate is `unfreeze_factor` times what it would be.
+      options: options of the training.
+      steps_per_epoch: batches per epoch.
+      first_step: see `make_optimizer`; above 0, the rate is multiplied by `unfreeze_factor`.
     """
-    warm = round(options.warmup_epochs * steps_per_epoch)
-    left = max(1, steps_per_epoch * options.epochs - warm)
+    warmup_steps = round(options.warmup_epochs * steps_per_epoch)
+    decay_steps = max(1, steps_per_epoch * options.epochs - warmup_steps)
     peak = options.learning_rate * (options.unfreeze_factor if first_step else 1.0)
     schedules = keras.optimizers.schedules
     after = {
-        "cosine": lambda: schedules.CosineDecay(peak, left),
-        "linear": lambda: schedules.PolynomialDecay(peak, left, end_learning_rate=0.0),
+        "cosine": lambda: schedules.CosineDecay(peak, decay_steps),
+        "linear": lambda: schedules.PolynomialDecay(peak, decay_steps, end_learning_rate=0.0),
         "step": lambda: schedules.ExponentialDecay(
             peak, options.step_epochs * steps_per_epoch, options.step_factor, staircase=True
         ),
         "constant": lambda: schedules.PolynomialDecay(peak, 1, end_learning_rate=peak),
     }[options.schedule]()
-    return Warmed(after, peak=peak, warmup_steps=warm, first_step=first_step)
+    return WarmUp(after, peak=peak, warmup_steps=warmup_steps, first_step=first_step)
 
 
-class Warmed(keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule behind a linear warm-up from zero.
-
-    Drops of the schedule `step` count from the end of the warm-up.
-    """
+class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
+    """A linear warm-up from zero, followed by a schedule whose step 0 is the end of the warm-up."""
 
     def __init__(
         self,
@@ -203,17 +188,15 @@ class Warmed(keras.optimizers.schedules.LearningRateSchedule):
 
     def __call__(self, step: Any) -> Any:
         """Returns the rate of a step, a float32 scalar."""
-        now = keras.ops.cast(step, "float32") + float(self.first_step)
-        warm = self.peak * (now / max(1.0, float(self.warmup_steps)))
-        return keras.ops.where(
-            now < self.warmup_steps, warm, self.after(keras.ops.maximum(now - self.warmup_steps, 0.0))
-        )
+        step = keras.ops.cast(step, "float32") + float(self.first_step)
+        warmup_rate = self.peak * (step / max(1.0, float(self.warmup_steps)))
+        rate = self.after(keras.ops.maximum(step - self.warmup_steps, 0.0))
+        return keras.ops.where(step < self.warmup_steps, warmup_rate, rate)
 
     def get_config(self) -> dict[str, Any]:
         """See Keras."""
-        after = keras.optimizers.schedules.serialize(self.after)
         return {
-            "after": after,
+            "after": keras.optimizers.schedules.serialize(self.after),
             "peak": self.peak,
             "warmup_steps": self.warmup_steps,
             "first_step": self.first_step,
@@ -222,26 +205,26 @@ class Warmed(keras.optimizers.schedules.LearningRateSchedule):
 
 @contextlib.contextmanager
 def averaged(model: keras.Model) -> Iterator[None]:
-    """Gives a model the running averages of its weights for the length of a block; without `ema` they are its own."""
-    # Under float16, Keras wraps the optimizer that updates the weights, to scale the loss.
+    """Assigns a model the running averages of its weights during a block; without `ema` it changes nothing."""
+    # Under float16, Keras wraps the optimizer to scale the loss.
     if not getattr(model.optimizer, "inner_optimizer", model.optimizer).use_ema:
         yield
         return
-    weights = trained_values(model)
-    # The only public way to an average overwrites the weights with it.
+    weights = copy_values(model)
+    # The only public access to the averages overwrites the weights.
     model.optimizer.finalize_variable_values(model.trainable_variables)
     try:
         yield
     finally:
-        put_back(model, weights)
+        restore_values(model, weights)
 
 
-def trained_values(model: keras.Model) -> list[np.ndarray]:
-    """Returns copies of the trainable weights; on a CPU an array of Keras may share the memory of the variable."""
+def copy_values(model: keras.Model) -> list[np.ndarray]:
+    """Returns copies of the trainable weights: on a CPU an array of Keras may share the memory of its variable."""
     return [np.array(keras.ops.convert_to_numpy(variable)) for variable in model.trainable_variables]
 
 
-def put_back(model: keras.Model, values: Sequence[np.ndarray]) -> None:
-    """Sets the trainable weights to what `trained_values` returned."""
+def restore_values(model: keras.Model, values: Sequence[np.ndarray]) -> None:
+    """Assigns the result of `copy_values` to the trainable weights."""
     for variable, value in zip(model.trainable_variables, values, strict=True):
         variable.assign(value)

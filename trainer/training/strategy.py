@@ -1,8 +1,8 @@
 """Training on several devices or machines behind one option: `default`, `mirrored`, `multi_worker`, `tpu`.
 
-Every machine runs one input pipeline for all its replicas. `make_dataset(host=...)` hands it its part of every global
-batch, which is cut here into one piece a replica, so a step sees the same records whatever the number of replicas.
-`TF_CONFIG`, the environment variable that tells a worker who the others are, is checked before TensorFlow reads it.
+Every machine runs one input pipeline for all its replicas. `make_dataset(host=...)` delivers its part of every global
+batch, and this module divides that part among the replicas, so that the records of a step do not depend on the number
+of replicas. The environment variable `TF_CONFIG`, which lists the workers, is checked before TensorFlow reads it.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from trainer.input.position import Host
 
 CLUSTER_VARIABLE = "TF_CONFIG"
 CLUSTER_EXAMPLE = '{"cluster": {"worker": ["10.0.0.1:5000", "10.0.0.2:5000"]}, "task": {"type": "worker", "index": 0}}'
-_TRAINING = ("chief", "worker")  # in this order they are numbered, as TensorFlow does
+_TASK_TYPES = ("chief", "worker")  # in the order in which TensorFlow numbers them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Who trains together.
+    """The place of this process among the workers.
 
     Attributes:
-      host: which of them this process is; host 0 is the chief.
-      address: of this process, `name:port`.
+      host: index of this process, where 0 is the chief, and number of workers.
+      address: address of this process, `name:port`.
     """
 
     host: Host
     address: str
 
 
-def cluster_of_environment() -> Cluster:
-    """Returns the cluster that `TF_CONFIG` describes.
+def read_cluster() -> Cluster:
+    """Returns the cluster of the environment variable `TF_CONFIG`.
 
     Raises:
-      OptionError: it is missing or wrong.
+      OptionError: the variable is missing or wrong.
     """
     text = os.environ.get(CLUSTER_VARIABLE, "")
     if not text:
@@ -54,7 +54,9 @@ def cluster_of_environment() -> Cluster:
     try:
         return parse_cluster(json.loads(text))
     except json.JSONDecodeError as error:
-        raise OptionError(f"{CLUSTER_VARIABLE} is not JSON: {error}; it must be such as {CLUSTER_EXAMPLE}") from error
+        raise OptionError(
+            f"{CLUSTER_VARIABLE} is not JSON: {error}; set it to a value such as {CLUSTER_EXAMPLE}"
+        ) from error
 
 
 def parse_cluster(config: Any) -> Cluster:
@@ -64,17 +66,17 @@ def parse_cluster(config: Any) -> Cluster:
       OptionError: a part is missing or wrong; the message names it.
     """
     tasks, task = _part(config, "cluster"), _part(config, "task")
-    others = sorted(set(tasks) - set(_TRAINING))
-    if others:
+    other_types = sorted(set(tasks) - set(_TASK_TYPES))
+    if other_types:
         raise OptionError(
-            f"cluster of {CLUSTER_VARIABLE} holds {', '.join(others)}; multi_worker takes chief and worker only"
+            f"cluster of {CLUSTER_VARIABLE} holds {', '.join(other_types)}; multi_worker takes chief and worker only"
         )
-    addresses = {kind: _addresses(kind, tasks[kind]) for kind in _TRAINING if kind in tasks}
-    everyone = [address for kind in _TRAINING for address in addresses.get(kind, ())]
-    for address in everyone:
-        if everyone.count(address) > 1:
+    addresses = {kind: _addresses(kind, tasks[kind]) for kind in _TASK_TYPES if kind in tasks}
+    all_addresses = [address for kind in _TASK_TYPES for address in addresses.get(kind, ())]
+    for address in all_addresses:
+        if all_addresses.count(address) > 1:
             raise OptionError(
-                f"cluster of {CLUSTER_VARIABLE} names {address} twice; every worker needs an address of its own"
+                f"cluster of {CLUSTER_VARIABLE} names {address} twice; every worker needs a different address"
             )
     kind, index = task.get("type"), task.get("index")
     if kind not in addresses:
@@ -86,22 +88,22 @@ def parse_cluster(config: Any) -> Cluster:
         raise OptionError(
             f"task.index of {CLUSTER_VARIABLE} is {index!r}; of {count} {kind} it must be 0 to {count - 1}"
         )
-    before = len(addresses.get("chief", ())) if kind == "worker" else 0
-    return Cluster(host=Host(index=before + index, count=len(everyone)), address=addresses[kind][index])
+    first_index = len(addresses.get("chief", ())) if kind == "worker" else 0
+    return Cluster(host=Host(index=first_index + index, count=len(all_addresses)), address=addresses[kind][index])
 
 
 def _part(config: Any, name: str) -> Mapping[str, Any]:
     part = config.get(name) if isinstance(config, Mapping) else None
     if not isinstance(part, Mapping):
-        raise OptionError(f"{CLUSTER_VARIABLE} has no {name}; it must be such as {CLUSTER_EXAMPLE}")
+        raise OptionError(f"{CLUSTER_VARIABLE} has no {name}; set it to a value such as {CLUSTER_EXAMPLE}")
     return part
 
 
 def _addresses(kind: str, values: Any) -> tuple[str, ...]:
     if not isinstance(values, list) or not values or (kind == "chief" and len(values) != 1):
-        wanted = "a list of one address" if kind == "chief" else "a list of addresses"
+        allowed = "a list of one address" if kind == "chief" else "a list of addresses"
         raise OptionError(
-            f"cluster.{kind} of {CLUSTER_VARIABLE} is {values!r}; it must be {wanted}, such as 10.0.0.1:5000"
+            f"cluster.{kind} of {CLUSTER_VARIABLE} is {values!r}; it must be {allowed}, such as 10.0.0.1:5000"
         )
     for value in values:
         match = re.fullmatch(r"\S+:(\d{1,5})", str(value))
@@ -112,17 +114,17 @@ def _addresses(kind: str, values: Any) -> tuple[str, ...]:
     return tuple(values)
 
 
-Make: TypeAlias = Callable[[Host], tf.data.Dataset]
+MakeBatches: TypeAlias = Callable[[Host], tf.data.Dataset]
 STRATEGIES = ("default", "mirrored", "multi_worker", "tpu")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distributed:
-    """The batches of this machine, as a strategy takes them.
+    """The batches of this machine under a strategy.
 
     Attributes:
-      batches: an element is one batch a local replica.
-      element_spec: of the batch of one replica.
+      batches: distributed dataset; an element has one batch for each local replica.
+      element_spec: type specification of the batch of one replica.
     """
 
     batches: tf.distribute.DistributedDataset
@@ -133,8 +135,8 @@ def make_strategy(name: str) -> tf.distribute.Strategy | None:
     """Returns a strategy; None for `default`, one device.
 
     `mirrored` takes all GPUs, or without one all logical CPU devices. `multi_worker` reads the environment variable
-    `TF_CONFIG` and waits until all workers are there. `multi_worker` and `tpu` must come before anything else makes
-    TensorFlow look at its devices.
+    `TF_CONFIG` and waits until all workers have started. Call it for `multi_worker` and `tpu` before TensorFlow
+    initialises its devices.
 
     Examples:
       >>> from trainer import make_strategy
@@ -150,7 +152,7 @@ def make_strategy(name: str) -> tf.distribute.Strategy | None:
       the strategy, in whose scope `fit_job` builds the model; None for one device.
 
     Raises:
-      OptionError: there is no such strategy, `TF_CONFIG` is wrong, or there is no TPU.
+      OptionError: the name is unknown, `TF_CONFIG` is wrong, or there is no TPU.
     """
     if name == "default":
         return None
@@ -158,7 +160,7 @@ def make_strategy(name: str) -> tf.distribute.Strategy | None:
         devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
         return tf.distribute.MirroredStrategy([device.name for device in devices])
     if name == "multi_worker":
-        return _multi_worker(cluster_of_environment())
+        return _multi_worker(read_cluster())
     if name == "tpu":
         return _tpu()
     raise OptionError(unknown("strategy", name, STRATEGIES))
@@ -169,20 +171,20 @@ def scope(strategy: tf.distribute.Strategy | None) -> AbstractContextManager[Any
     return strategy.scope() if strategy else nullcontext()
 
 
-def host_of(strategy: tf.distribute.Strategy | None) -> Host:
-    """Returns which of the machines that read a split together this one is."""
+def strategy_host(strategy: tf.distribute.Strategy | None) -> Host:
+    """Returns the index of this machine and the number of machines that read a split together."""
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return cluster_of_environment().host
+        return read_cluster().host
     return Host()
 
 
 def replicas(strategy: tf.distribute.Strategy | None) -> int:
-    """Returns the replicas on all machines."""
+    """Returns the number of replicas on all machines."""
     return int(strategy.num_replicas_in_sync) if strategy else 1
 
 
-def name_of(strategy: tf.distribute.Strategy | None) -> str:
-    """Returns the name that `make_strategy` takes."""
+def strategy_name(strategy: tf.distribute.Strategy | None) -> str:
+    """Returns the name of a strategy for `make_strategy`."""
     kinds = {
         "multi_worker": tf.distribute.MultiWorkerMirroredStrategy,
         "mirrored": tf.distribute.MirroredStrategy,
@@ -192,74 +194,73 @@ def name_of(strategy: tf.distribute.Strategy | None) -> str:
 
 
 def check_batch(strategy: tf.distribute.Strategy | None, batch_size: int) -> int:
-    """Returns the images of one replica.
+    """Returns the batch size of one replica.
 
     Args:
-      strategy: who shares the batch.
+      strategy: strategy whose replicas share the batch.
       batch_size: images per step, over all replicas.
 
     Raises:
-      OptionError: the replicas cannot share it equally; the message names the nearest sizes they can.
+      OptionError: the size is not divisible by the number of replicas; the message names the nearest ones that are.
     """
     return share_batch(batch_size, replicas(strategy))
 
 
 def share_batch(batch_size: int, count: int) -> int:
-    """Returns the images of each of `count` replicas.
+    """Returns the batch size of each of `count` replicas.
 
     Raises:
       OptionError: see `check_batch`.
     """
-    share, over = divmod(batch_size, count)
-    if not over and share:
+    share, remainder = divmod(batch_size, count)
+    if not remainder and share:
         return share
-    near = [size for size in (share * count, (share + 1) * count) if size]
+    nearest = [size for size in (share * count, (share + 1) * count) if size]
     raise OptionError(
         f"batch_size is {batch_size}; {count} replicas must be able to share it equally; "
-        f"the nearest {'sizes are' if len(near) > 1 else 'size is'} {' and '.join(map(str, near))}"
+        f"the nearest {'sizes are' if len(nearest) > 1 else 'size is'} {' and '.join(map(str, nearest))}"
     )
 
 
 def describe(strategy: tf.distribute.Strategy | None, batch_size: int) -> str:
-    """Returns one line: how many replicas there are and which part of a step each of them sees.
+    """Returns one line with the number of replicas and the batch sizes of all, a host and a replica.
 
     Raises:
-      OptionError: the replicas cannot share the batch equally.
+      OptionError: see `check_batch`.
     """
-    share, count, hosts = check_batch(strategy, batch_size), replicas(strategy), host_of(strategy).count
+    share, count, hosts = check_batch(strategy, batch_size), replicas(strategy), strategy_host(strategy).count
     return (
-        f"strategy {name_of(strategy)}: global batch {batch_size}, per host {batch_size // hosts}, per replica {share} "
-        f"(hosts {hosts}, replicas {count})"
+        f"strategy {strategy_name(strategy)}: global batch {batch_size}, per host {batch_size // hosts}, "
+        f"per replica {share} (hosts {hosts}, replicas {count})"
     )
 
 
-def distribute(strategy: tf.distribute.Strategy | None, make: Make) -> tf.data.Dataset | Distributed:
+def distribute(strategy: tf.distribute.Strategy | None, make: MakeBatches) -> tf.data.Dataset | Distributed:
     """Builds the input of a training, for `fit.fit`.
 
     Args:
-      strategy: who shares the batches.
-      make: host -> the batches of that host, such as `make_dataset(..., host=host)` and `map`s of your own; all
-        batches are of one size.
+      strategy: strategy whose replicas share the batches.
+      make: host -> the batches of that host, all of one size, such as `make_dataset(..., host=host)`.
 
     Returns:
-      without a strategy the dataset, otherwise its distributed form.
+      the dataset of this host; with a strategy, its distributed form.
 
     Raises:
-      OptionError: the replicas of this host cannot share its batches equally.
+      OptionError: the batch size of a host is not divisible by the number of its replicas.
     """
-    host = host_of(strategy)
+    host = strategy_host(strategy)
     dataset = make(host)
     if strategy is None:
         return dataset
-    dataset = _pieces(dataset, replicas(strategy) // host.count)
-    # One pipeline a host, each of whose elements goes to the next replica. `experimental_distribute_dataset` would read
-    # everything on every host, or split by files, and then a step would see other records.
+    dataset = _divide_batches(dataset, replicas(strategy) // host.count)
+    # This takes one pipeline per host and passes its elements to the replicas in turn. With
+    # `experimental_distribute_dataset` every host would read all records, or shard by file, which changes the steps.
     batches = strategy.distribute_datasets_from_function(lambda _: dataset)
     return Distributed(batches=batches, element_spec=dataset.element_spec)
 
 
-def _pieces(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
-    """Cuts every batch into consecutive batches of the same size, one for each replica of this host."""
+def _divide_batches(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
+    """Divides every batch into consecutive batches of the same size, one for each replica of this host."""
     if count == 1:
         return dataset
     size = next(iter(tf.nest.flatten(dataset.element_spec))).shape[0]
@@ -275,7 +276,7 @@ def _multi_worker(cluster: Cluster) -> tf.distribute.Strategy:
         reason = str(error).splitlines()[0]
         raise OptionError(
             f"strategy is multi_worker and worker {cluster.host.index} of {cluster.host.count} at {cluster.address} "
-            f"cannot start: {reason}; its port must be free, and nothing may use TensorFlow before the strategy is made"
+            f"cannot start: {reason}; its port must be free, and nothing may use TensorFlow before make_strategy"
         ) from error
 
 

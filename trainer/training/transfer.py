@@ -1,6 +1,6 @@
-"""Transfer learning: weights from a file, and which layers are trained in which epoch.
+"""Transfer learning: weights from a file, and the layers to train in each epoch.
 
-The head of a model is its last layer with weights; the base is all before it.
+The head of a model is its last layer with weights; the base is all layers before it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,49 +20,49 @@ import numpy as np
 from beam_jobs.errors import OptionError
 
 SUFFIXES = (".weights.h5", ".keras", ".h5")
-# What Keras, h5py and zipfile raise for a file that does not fit or is damaged.
-_UNFIT = (ValueError, TypeError, LookupError, OSError, AttributeError, RuntimeError, zipfile.BadZipFile)
+# Keras, h5py and zipfile raise these for a file that does not fit or is damaged.
+_LOAD_ERRORS = (ValueError, TypeError, LookupError, OSError, AttributeError, RuntimeError, zipfile.BadZipFile)
 
 
 def load_weights(model: keras.Model, path: str) -> None:
-    """Begins with the weights of a file.
+    """Loads initial weights from a file.
 
-    The file may hold the weights of the whole model, in which case a head for other classes stays as it is, or those of
-    the base alone, such as the files of `keras.applications` without top.
+    The file may hold the weights of the complete model, where a head for other classes is skipped, or only those of
+    the base, such as the files of `keras.applications` without top.
 
     Args:
-      model: what is to be trained.
+      model: model to initialise.
       path: `.weights.h5`, `.keras`, or `.h5` of older versions; on any file system that TensorFlow reads.
 
     Raises:
-      OptionError: there is no such file, it is of another kind, or a layer of the base is not in it.
+      OptionError: the file does not exist, is of another format, or has no weights for a layer of the base.
     """
     if not path.endswith(SUFFIXES):
         raise OptionError(f"weights is {path!r}; it must be imagenet or a file that ends in {', '.join(SUFFIXES)}")
-    nested = [layer for layer in model.layers if isinstance(layer, keras.Model)]
-    complaints = []
-    with _local(path) as file:
-        for part, optional in ((model, head(model)), *((base, None) for base in nested)):
-            for by_name in ({}, {"by_name": True}) if _is_legacy(path) else ({},):
-                complaint = _try_load(part, file, optional, by_name)
-                if not complaint:
+    bases = [layer for layer in model.layers if isinstance(layer, keras.Model)]
+    is_legacy = path.endswith(".h5") and not path.endswith(".weights.h5")
+    reason = ""
+    with _local_file(path) as file:
+        for part, optional in ((model, head(model)), *((base, None) for base in bases)):
+            for arguments in ({}, {"by_name": True}) if is_legacy else ({},):
+                reason = _try_load(part, file, optional, arguments)
+                if not reason:
                     return
-                complaints.append(complaint)
-    raise OptionError(f"the weights of {path} do not fit {model.name}: {complaints[-1]}")
+    raise OptionError(f"the weights of {path} do not fit {model.name}: {reason}")
 
 
 def weights_digest(path: str) -> str:
     """Returns the sha256, hex, of a file of weights on any file system that TensorFlow reads; empty without a file.
 
     Raises:
-      OptionError: it cannot be read.
+      OptionError: the file cannot be read.
     """
     import tensorflow as tf
 
     hasher = hashlib.sha256()
     try:
         if not tf.io.gfile.exists(path) or tf.io.gfile.isdir(path):
-            return ""  # `load_weights` refuses it, or finds it on the machine that trains
+            return ""  # `load_weights` raises the error, on the machine that trains
         with tf.io.gfile.GFile(path, "rb") as stream:
             while block := stream.read(1 << 20):
                 hasher.update(block)
@@ -75,7 +75,7 @@ def head(model: keras.Model) -> keras.layers.Layer:
     """Returns the last layer that has weights.
 
     Raises:
-      OptionError: none has.
+      OptionError: no layer has weights.
     """
     layers = [layer for layer in leaves(model) if layer.weights]
     if not layers:
@@ -84,7 +84,7 @@ def head(model: keras.Model) -> keras.layers.Layer:
 
 
 def leaves(model: keras.Model) -> Iterator[keras.layers.Layer]:
-    """Yields the layers of a model in order, those of the models within it included."""
+    """Yields the layers of a model in order, including those of nested models."""
     for layer in model.layers:
         if isinstance(layer, keras.Model):
             yield from leaves(layer)
@@ -93,28 +93,28 @@ def leaves(model: keras.Model) -> Iterator[keras.layers.Layer]:
 
 
 def freeze(model: keras.Model) -> None:
-    """Leaves only the head to training. The statistics of normalisation layers stay as they are.
+    """Makes only the head trainable, and fixes the statistics of normalisation layers.
 
-    Must come before `compile`: Keras fixes what is trained when it compiles.
+    Call it before `compile`, which fixes the list of trainable weights.
     """
-    unfrozen = head(model)
+    head_layer = head(model)
     for layer in leaves(model):
-        layer.trainable = layer is unfrozen
+        layer.trainable = layer is head_layer
 
 
 def unfreeze(model: keras.Model, layers: int = 0) -> None:
-    """Gives the last layers of the base to training, besides the head.
+    """Makes the head and the last layers of the base trainable.
 
-    Batch normalisation stays frozen, that is, with the statistics it came with: those of small batches would undo what
-    the base has learned (Keras guide "Transfer learning and fine-tuning").
+    Batch normalisation stays frozen with its pretrained statistics: statistics of small batches would destroy the
+    features of the base (Keras guide "Transfer learning and fine-tuning").
 
-    Must be followed by `compile` with an optimizer of its own, as a rule at a hundredth to a tenth of the learning
-    rate. It must not take over the state of the one before: Adam with its count of steps but without the moments of the
-    new weights would begin with steps sqrt(0.1^2 / 0.001) = 3.2 times too long.
+    Call `compile` after it with a new optimizer, as a rule at a hundredth to a tenth of the learning rate. Do not reuse
+    the state of the previous optimizer: Adam with its count of steps, but without moments of the new weights, would
+    begin with updates that are sqrt(0.1^2 / 0.001) = 3.2 times too large.
 
     Args:
-      model: the model.
-      layers: how many layers with weights, batch normalisation aside, from the end of the base; 0 means all.
+      model: model to change.
+      layers: number of layers with weights, without batch normalisation, from the end of the base; 0 means all.
 
     Raises:
       OptionError: `layers` is below 0.
@@ -123,16 +123,16 @@ def unfreeze(model: keras.Model, layers: int = 0) -> None:
         raise OptionError(f"layers to unfreeze is {layers}; it must be a whole number of at least 0, 0 for all")
     freeze(model)
     base = [layer for layer in leaves(model) if layer.weights and layer is not head(model)]
-    movable = [layer for layer in base if not isinstance(layer, keras.layers.BatchNormalization)]
-    for layer in movable[-layers:]:
+    candidates = [layer for layer in base if not isinstance(layer, keras.layers.BatchNormalization)]
+    for layer in candidates[-layers:]:
         layer.trainable = True
 
 
-def for_epoch(model: keras.Model, epoch: int, unfreeze_epoch: int, layers: int = 0) -> None:
-    """Sets what is trained in an epoch: `freeze` before `unfreeze_epoch`, from then on `unfreeze`.
+def set_trainable(model: keras.Model, epoch: int, unfreeze_epoch: int, layers: int = 0) -> None:
+    """Applies `freeze` before the epoch `unfreeze_epoch` and `unfreeze` from it on.
 
-    It looks at nothing but the number of the epoch, so a training that resumes gets the layers of one that never
-    stopped, and its optimizer the same variables.
+    The result depends only on the number of the epoch, so a resumed training has the same trainable variables as an
+    uninterrupted one.
     """
     if epoch < unfreeze_epoch:
         freeze(model)
@@ -140,43 +140,36 @@ def for_epoch(model: keras.Model, epoch: int, unfreeze_epoch: int, layers: int =
         unfreeze(model, layers)
 
 
-def _is_legacy(path: str) -> bool:
-    return path.endswith(".h5") and not path.endswith(".weights.h5")
+def _try_load(part: keras.Model, file: str, optional: keras.layers.Layer | None, arguments: dict[str, Any]) -> str:
+    """Loads a file into a model; returns the reason why it does not fit, empty if it does.
 
-
-def _try_load(part: keras.Model, file: str, optional: keras.layers.Layer | None, how: dict[str, Any]) -> str:
-    """Loads a file into a model and returns what is wrong with it, if anything.
-
-    Keras does not tell what it passed over, so everything is made NaN first: what still is was not in the file.
+    Keras does not report skipped layers, so all weights are NaN before the load; those that remain NaN were skipped.
     """
-    before = {id(weight): weight.numpy() for weight in _floats(part.weights)}
-    for weight in _floats(part.weights):
+    # The other weights are states of random generators, which a file need not have.
+    weights = [weight for weight in part.weights if keras.backend.is_float_dtype(weight.dtype)]
+    initial_values = {id(weight): weight.numpy() for weight in weights}
+    for weight in weights:
         weight.assign(np.full(weight.shape, np.nan))
-    complaint = ""
+    reason = ""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # one for each layer that is passed over
-            part.load_weights(file, skip_mismatch=True, **how)
-    except _UNFIT as error:
-        complaint = str(error).splitlines()[0] if str(error) else type(error).__name__
-    missing = [weight for weight in _floats(part.weights) if np.isnan(weight.numpy()).any()]
-    spare = {id(weight) for weight in optional.weights} if optional else set()
-    absent = [weight.path for weight in missing if id(weight) not in spare]
-    if absent:
-        complaint = complaint or f"{len(absent)} weights are absent or of another shape, first {absent[0]}"
-    for weight in missing:
-        weight.assign(before[id(weight)])
-    return complaint
-
-
-def _floats(weights: Sequence[keras.Variable]) -> list[keras.Variable]:
-    # The rest are states of random generators, which no file needs to bring along.
-    return [weight for weight in weights if keras.backend.is_float_dtype(weight.dtype)]
+            warnings.simplefilter("ignore")  # one for each skipped layer
+            part.load_weights(file, skip_mismatch=True, **arguments)
+    except _LOAD_ERRORS as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    skipped = [weight for weight in weights if np.isnan(weight.numpy()).any()]
+    optional_ids = {id(weight) for weight in optional.weights} if optional else set()
+    missing = [weight.path for weight in skipped if id(weight) not in optional_ids]
+    if missing:
+        reason = reason or f"{len(missing)} weights are absent or of another shape, first {missing[0]}"
+    for weight in skipped:
+        weight.assign(initial_values[id(weight)])
+    return reason
 
 
 @contextmanager
-def _local(path: str) -> Iterator[str]:
-    """Gives the file a name that HDF5 can open."""
+def _local_file(path: str) -> Iterator[str]:
+    """Yields the name of a local copy, or the path itself if it is local: HDF5 opens only local files."""
     import tensorflow as tf
 
     if not tf.io.gfile.exists(path):
@@ -185,6 +178,6 @@ def _local(path: str) -> Iterator[str]:
         yield path
         return
     with tempfile.TemporaryDirectory() as folder:
-        copy = os.path.join(folder, os.path.basename(path))
-        tf.io.gfile.copy(path, copy)
-        yield copy
+        local_path = os.path.join(folder, os.path.basename(path))
+        tf.io.gfile.copy(path, local_path)
+        yield local_path

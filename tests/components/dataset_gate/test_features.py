@@ -72,7 +72,7 @@ def test_every_label_of_an_image_counts_and_one_without_labels_is_missing():
     said = ['{"labels": ["a", "b"]}', '{"labels": []}', "", '{"labels": null}']
     found = features(images(annotations=said), "multi", moments=True)["image/class/text"]
     assert values_of(found) == ["a", "b", "(missing)", "(missing)", "(missing)"]
-    assert values_of(found.of(np.array([True, False, False, True]))) == ["a", "b", "(missing)"]
+    assert values_of(found.select(np.array([True, False, False, True]))) == ["a", "b", "(missing)"]
 
 
 def test_names_have_two_spellings():

@@ -177,7 +177,7 @@ def test_the_confusion_shows_the_classes_that_are_most_confused():
 
 
 def test_what_evaluator_measured_goes_before_what_the_page_measures():
-    half = Accuracy.of(0.5, 100)
+    half = Accuracy.from_share(0.5, 100)
     given = Evaluation(overall=half, classes={"a": half})
     found = evaluated(given, predictions([0, 1], [0, 1], [1, 1], 2), ["a", "b"])
     assert (found.overall, found.note) == (half, "")

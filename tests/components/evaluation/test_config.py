@@ -18,7 +18,7 @@ from trainer.evaluation.intervals import wilson
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LABELS = [0, 1] * 20
-DROPPED = "the accuracy 0.9000 is more than evaluate.max_drop 0.04 below that of the model before"
+DROPPED = "the accuracy 0.9000 is more than evaluate.max_drop 0.04 below that of the previous model"
 CHANCE = (
     "the accuracy 0.7750 may be chance: the lower end 0.6250 of its interval is not above 0.6500, the share of the "
     "largest class (evaluate.above_largest_class)"
@@ -83,7 +83,7 @@ def evaluate(options: EvaluateOptions, models: dict[str, Path], dataset: Path, o
 @pytest.mark.parametrize(
     ("options", "compared", "refused"),
     [
-        ({"min_accuracy": 0.91}, False, ["the accuracy 0.9000 is under evaluate.min_accuracy 0.91"]),
+        ({"min_accuracy": 0.91}, False, ["the accuracy 0.9000 is below evaluate.min_accuracy 0.91"]),
         ({"max_drop": 0.04}, False, []),  # nothing to compare with
         ({"min_accuracy": 0.9, "max_drop": 0.05}, True, []),  # exactly what is allowed
         ({"max_drop": 0.04}, True, [DROPPED]),

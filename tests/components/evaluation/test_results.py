@@ -156,7 +156,7 @@ def test_an_evaluation_without_overall_metrics_is_refused(always_first_class, da
     config.CopyFrom(evaluation_config)
     del config.slicing_specs[0]
     path = analyse(always_first_class, dataset, config, tmp_path / "sliced")
-    with pytest.raises(CorruptDataset, match=f"^{re.escape(str(path))} holds no overall metrics; run the Evaluator"):
+    with pytest.raises(CorruptDataset, match=f"^{re.escape(str(path))} has no overall metrics; run the Evaluator"):
         load_evaluation(str(path))
     with pytest.raises(CorruptDataset, match="absent"):
         load_evaluation(str(tmp_path / "absent"))

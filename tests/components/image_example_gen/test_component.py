@@ -45,8 +45,8 @@ def test_a_dataset_to_adopt_crosses_as_its_path_and_no_code_of_ours_makes_it_ano
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "neither options nor a dataset"),
-        ({"options": OPTIONS, "dataset": "dir"}, "both options and the dataset dir"),
+        ({}, "neither options nor dataset"),
+        ({"options": OPTIONS, "dataset": "dir"}, "both options and dataset dir"),
         ({"options": OPTIONS, "span": 1}, r"span is 1, but the source photos has no \{SPAN\}"),
         ({"dataset": "d/{SPAN}", "version": 1}, r"version is 1, but the source d/\{SPAN\} has no \{VERSION\}"),
         ({"dataset": "d/v{VERSION}"}, r"has \{VERSION\} without \{SPAN\}"),

@@ -110,18 +110,18 @@ def source(tmp_path: Path) -> Path:
     return write_images(tmp_path / "photos")
 
 
-def options_of(source: Path | str, out: Path | str = "", **fields) -> IngestOptions:
+def read_options(source: Path | str, out: Path | str = "", **fields) -> IngestOptions:
     given = {"splits": {"train": 0.5, "eval": 0.5}, "seed": 3, "shards": 1, "threads": 1, **fields}
     return IngestOptions(source=str(source), out=str(out), **given)
 
 
 def ingesting(source: Path | str, **pins) -> ImageExampleGen:
-    return ImageExampleGen(options_of(source), **pins)
+    return ImageExampleGen(read_options(source), **pins)
 
 
 def make_dataset(source: Path, out: Path, **fields) -> str:
     """Ingests into `out` and returns the digest."""
-    return ingest.run(options_of(source, out, **fields)).digest
+    return ingest.run(read_options(source, out, **fields)).digest
 
 
 def contents(directory: Path) -> dict[str, tuple[int, int, bytes]]:
@@ -225,7 +225,7 @@ def test_nothing_that_fails_removes_an_adopted_dataset(pipeline, source, tmp_pat
 
 def test_an_ingest_that_fails_leaves_nothing_and_the_next_one_makes_the_same(pipeline, source):
     with pytest.raises(Failed, match="after the work"):
-        pipeline.run(FailingExampleGen(options_of(source)))
+        pipeline.run(FailingExampleGen(read_options(source)))
     assert not list((pipeline.root / "artifacts").rglob("*.tfrecord"))
     assert pipeline.run(ingesting(source)) == "complete"
     (artifact,) = pipeline.artifacts()

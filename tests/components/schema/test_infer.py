@@ -18,7 +18,7 @@ from beam_jobs.dataset import manifest
 from beam_jobs.errors import SourceError
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
 from components.schema import review
-from components.schema.component import infer, infer_from_dataset, seen_ranges
+from components.schema.component import infer, infer_from_dataset, observed_ranges
 from components.statistics import dataset_statistics
 from tests.components.make_tables import EXTRA, ingest_table, write_table
 from tests.make_images import class_folders, jpeg
@@ -153,7 +153,7 @@ def test_every_split_has_a_say(made):
         split: tfdv.generate_statistics_from_dataframe(pd.DataFrame(values), n_jobs=1)
         for split, values in columns.items()
     }
-    assert seen_ranges(counted) == {"image/height": (9, 200_000)}
+    assert observed_ranges(counted) == {"image/height": (9, 200_000)}
     schema = infer(counted, manifest.load(str(made)))
     described = {feature.name: feature for feature in schema.feature}
     assert described["image/height"].int_domain.max == 200_000

@@ -8,7 +8,7 @@ from tensorflow_metadata.proto.v0 import schema_pb2
 
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
 from beam_jobs.stages.publish import described
-from components.schema.component import Real, Values, Whole, describe_known, domains_of
+from components.schema.component import FloatRange, IntRange, TextSet, add_manifest_domains, manifest_domains
 from tests.components.conftest import manifest_of
 
 TWO = manifest_of({"train": {"cat": 3, "dog": 2}})
@@ -36,38 +36,38 @@ def schema_of(text: str) -> schema_pb2.Schema:
 )
 def test_sizes_follow_from_the_limits_and_the_policy(pixels, least, most):
     limits = ImageLimits(min_side_px=10, max_side_px=2000)
-    domains = domains_of(dataset_of(pixels=pixels, limits=limits), {})
-    assert domains["image/height"] == domains["image/width"] == Whole(least=least, most=most)
+    domains = manifest_domains(dataset_of(pixels=pixels, limits=limits), {})
+    assert domains["image/height"] == domains["image/width"] == IntRange(least=least, most=most)
 
 
 def test_what_the_dataset_knows_needs_no_statistics():
-    domains = domains_of(dataset_of(limits=ImageLimits(max_bytes=5000, max_aspect=4)), {})
-    assert domains["image/bytes"] == Whole(least=1, most=5000)
-    assert domains["image/aspect_ratio"] == Real(least=0.25, most=4)
-    assert domains["image/channels"] == Whole(least=1, most=3)
-    assert domains["image/mean_rgb"] == domains["image/brightness"] == Real(least=0, most=255)
-    assert domains["image/var_rgb"] == Real(least=0)
-    assert domains["image/format"] == Values(values=("jpeg", "png"))
-    assert domains["image/class/text"] == domains["image/object/class/text"] == Values(values=("cat", "dog"))
-    assert domains["image/class/label"] == Whole(least=0, most=1, category=True)
-    assert domains["image/object/bbox/xmin"] == Real(least=0, most=1)
-    raw = domains_of(dataset_of(pixels=PixelOptions(policy="raw")), {})
-    assert raw["image/format"] == Values(values=("raw",))
+    domains = manifest_domains(dataset_of(limits=ImageLimits(max_bytes=5000, max_aspect=4)), {})
+    assert domains["image/bytes"] == IntRange(least=1, most=5000)
+    assert domains["image/aspect_ratio"] == FloatRange(least=0.25, most=4)
+    assert domains["image/channels"] == IntRange(least=1, most=3)
+    assert domains["image/mean_rgb"] == domains["image/brightness"] == FloatRange(least=0, most=255)
+    assert domains["image/var_rgb"] == FloatRange(least=0)
+    assert domains["image/format"] == TextSet(values=("jpeg", "png"))
+    assert domains["image/class/text"] == domains["image/object/class/text"] == TextSet(values=("cat", "dog"))
+    assert domains["image/class/label"] == IntRange(least=0, most=1, category=True)
+    assert domains["image/object/bbox/xmin"] == FloatRange(least=0, most=1)
+    raw = manifest_domains(dataset_of(pixels=PixelOptions(policy="raw")), {})
+    assert raw["image/format"] == TextSet(values=("raw",))
 
 
 @pytest.mark.parametrize(
     ("name", "seen", "domain"),
     [
-        ("image/width", (2.0, 50000.0), Whole(least=2, most=50000)),
-        ("image/width", (100.0, 200.0), Whole(least=8, most=32768)),
-        ("image/bytes", (9.0, 1e8), Whole(least=1, most=100_000_000)),
-        ("image/aspect_ratio", (0.01, 30.0), Real(least=0.01, most=30)),
-        ("image/brightness", (-3.0, 300.0), Real(least=0, most=255)),  # no image can be so: the range stays
-        ("image/class/label", (0.0, 7.0), Whole(least=0, most=1, category=True)),
+        ("image/width", (2.0, 50000.0), IntRange(least=2, most=50000)),
+        ("image/width", (100.0, 200.0), IntRange(least=8, most=32768)),
+        ("image/bytes", (9.0, 1e8), IntRange(least=1, most=100_000_000)),
+        ("image/aspect_ratio", (0.01, 30.0), FloatRange(least=0.01, most=30)),
+        ("image/brightness", (-3.0, 300.0), FloatRange(least=0, most=255)),  # no image can be so: the range stays
+        ("image/class/label", (0.0, 7.0), IntRange(least=0, most=1, category=True)),
     ],
 )
 def test_only_sizes_are_widened_to_what_is_there(name, seen, domain):
-    assert domains_of(dataset_of(), {name: seen})[name] == domain
+    assert manifest_domains(dataset_of(), {name: seen})[name] == domain
 
 
 def test_a_description_replaces_what_was_guessed_and_leaves_user_columns_alone():
@@ -84,7 +84,7 @@ def test_a_description_replaces_what_was_guessed_and_leaves_user_columns_alone()
     )
     before = inferred.SerializeToString()
     required = "presence { min_fraction: 1 min_count: 1 }"
-    assert describe_known(inferred, dataset_of(), {}) == schema_of(
+    assert add_manifest_domains(inferred, dataset_of(), {}) == schema_of(
         'feature { name: "image/channels" type: INT int_domain { min: 1 max: 3 }'
         f"shape {{ dim {{ size: 1 }} }} {required} }}"
         'feature { name: "image/class/label" type: INT int_domain { min: 0 max: 1 is_categorical: true }'
@@ -102,7 +102,7 @@ def test_a_description_replaces_what_was_guessed_and_leaves_user_columns_alone()
 
 def test_images_of_many_labels_have_up_to_all_of_them():
     inferred = schema_of('feature { name: "image/class/text" type: BYTES shape { dim { size: 1 } } }')
-    [feature] = describe_known(inferred, dataset_of(label_kind="multi"), {}).feature
+    [feature] = add_manifest_domains(inferred, dataset_of(label_kind="multi"), {}).feature
     assert (feature.value_count.min, feature.value_count.max) == (0, 2)
     assert feature.presence.min_fraction == 1
     assert feature.WhichOneof("shape_type") == "value_count"

@@ -4,7 +4,7 @@ import pytest
 from google.protobuf import text_format
 from tensorflow_metadata.proto.v0 import schema_pb2
 
-from components.schema.review import Row, changes, difference, rows, shown_domain
+from components.schema.review import Row, changes, difference, domain_text, rows
 
 
 def schema_of(*features: str, rest: str = "") -> schema_pb2.Schema:
@@ -63,10 +63,10 @@ def test_what_is_said_of_the_whole_schema_is_a_row_too():
 def test_long_sets_are_cut_in_a_table_and_whole_in_a_row():
     values = tuple(f"class {index}" for index in range(2000))
     row = Row(name="a", domain="set", values=values)
-    assert shown_domain(row).endswith("... (2,000 values)")
-    assert len(shown_domain(row)) < 100
+    assert domain_text(row).endswith("... (2,000 values)")
+    assert len(domain_text(row)) < 100
     assert row.to_json()["values"] == list(values)
-    assert shown_domain(Row(name="a", domain="set", values=("x", "y"))) == "x, y"
+    assert domain_text(Row(name="a", domain="set", values=("x", "y"))) == "x, y"
 
 
 def test_order_is_no_difference():

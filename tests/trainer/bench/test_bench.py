@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tests.trainer.conftest import keys_of
 from trainer.bench import compare, naive_dataset, tutorial_dataset
-from trainer.bench.meter import Cost, Subject, in_turn, of_dataset, sample
-from trainer.bench.stages import names_of, spell, unfused
+from trainer.bench.meter import Cost, Subject, dataset_subject, measure_alternately, sample
+from trainer.bench.stages import op_names, spell, unfuse_crop
 from trainer.input_fn import FOREVER, make_dataset
 from trainer.ops import IMAGE, Decode, DecodeRandomCrop, Flip, RandomCropResize, parse_ops
 from trainer.options import InputOptions
@@ -68,8 +68,8 @@ def test_ops_that_mix_images_run_in_the_baselines_too(shades):
 
 def test_the_baselines_decode_whole_images_and_crop_afterwards():
     ops = (DecodeRandomCrop(side=8, min_area=0.3), Flip())
-    assert unfused(ops) == (Decode(), RandomCropResize(side=8, min_area=0.3), Flip())
-    assert unfused((Decode(), Flip())) == (Decode(), Flip())
+    assert unfuse_crop(ops) == (Decode(), RandomCropResize(side=8, min_area=0.3), Flip())
+    assert unfuse_crop((Decode(), Flip())) == (Decode(), Flip())
 
 
 def test_a_spelled_chain_is_the_same_chain():
@@ -78,16 +78,16 @@ def test_a_spelled_chain_is_the_same_chain():
 
 
 def test_an_op_that_comes_twice_is_numbered_and_a_long_one_cut():
-    assert names_of(parse_ops("decode|resize(8)|resize(8)")) == ["decode", "resize(8) #1", "resize(8) #2"]
+    assert op_names(parse_ops("decode|resize(8)|resize(8)")) == ["decode", "resize(8) #1", "resize(8) #2"]
     long = "normalize((123.25, 117.5, 104.0), std_rgb=(58.25, 57.5, 57.0))"
-    assert names_of(parse_ops(f"decode|resize(8)|{long}"))[-1] == "normalize(...)"
+    assert op_names(parse_ops(f"decode|resize(8)|{long}"))[-1] == "normalize(...)"
 
 
 def test_rate_and_cpu_time_count_what_comes_after_the_warm_up():
     # A clock that moves one second a look. Warm-up of 2 s: looks 0-2, two turns. Then looks 3-11, eight turns.
     clock, cpu = itertools.count().__next__, itertools.count(0, 3).__next__
     sizes = tf.data.Dataset.range(100).map(lambda index: (index, tf.zeros([index + 1])))
-    cost = sample(of_dataset("sizes", sizes), 8.0, lambda: float(clock()), lambda: float(cpu()))
+    cost = sample(dataset_subject("sizes", sizes), 8.0, lambda: float(clock()), lambda: float(cpu()))
     images = sum(range(3, 11))
     assert cost == Cost(rate=images / 8, cpu_us=3 / images * 1e6)
 
@@ -113,7 +113,7 @@ def test_nothing_of_a_measurement_goes_on_behind_it():
             yield np.zeros([1])
 
     dataset = tf.data.Dataset.from_generator(images, output_signature=tf.TensorSpec([1])).prefetch(1_000_000)
-    sample(of_dataset("prefetched", dataset), 0.05)
+    sample(dataset_subject("prefetched", dataset), 0.05)
     count = len(produced)
     threading.Event().wait(0.2)
     assert len(produced) == count > 0
@@ -133,7 +133,9 @@ def test_subjects_take_turns_and_the_median_counts():
         return Subject(name=name, start=start)
 
     told = []
-    costs = in_turn([subject("a", [0.2, 0.01, 0.01]), subject("b", [0.01] * 3)], 0.04, on_sample=told.append)
+    costs = measure_alternately(
+        [subject("a", [0.2, 0.01, 0.01]), subject("b", [0.01] * 3)], 0.04, on_sample=told.append
+    )
     assert order == told == ["a", "b"] * 3
     assert costs["a"].rate > 10 / 0.2 * 2
 

@@ -75,7 +75,7 @@ def test_json_holds_every_figure_under_the_documented_keys():
 
 def test_costs_are_added_up_without_what_comes_behind_the_input_pipeline():
     given = figures({"small_cnn": (210.0, 9e3)})
-    assert given.parts_cpu_us == 60 + 35 + 20 + 590 + 15 + 30
+    assert given.stages_cpu_us == 60 + 35 + 20 + 590 + 15 + 30
     assert Cost(rate=1000.0, cpu_us=1500.0).cores == 1.5
 
 
@@ -137,7 +137,7 @@ def test_the_bars_are_in_proportion_and_the_limit_is_a_line():
 
 
 def test_a_limit_far_beyond_the_bars_is_a_number_only():
-    page = as_page(figures({"limit": (90_000.0, 9.0)}, policy="raw", limit_is="bare read of the same bytes"))
+    page = as_page(figures({"limit": (90_000.0, 9.0)}, policy="raw", limit_description="bare read of the same bytes"))
     assert "<line" not in page
     assert "limit 90,000 images/s: bare read of the same bytes" in page
 

@@ -14,7 +14,7 @@ from tests.trainer.conftest import records_of
 from trainer.bench import baselines
 from trainer.bench.measure import make_removals, measure, prepare
 from trainer.bench.report import as_text
-from trainer.bench.stages import Stages, Variant, assembled, load_pool, open_source
+from trainer.bench.stages import Stages, Variant, assemble, load_pool, open_source
 from trainer.input.parse import KEY
 from trainer.ops import IMAGE
 from trainer.options import InputOptions
@@ -83,13 +83,13 @@ def test_an_image_that_comes_again_draws_anew(photographs):
 
 
 def test_every_op_is_a_stage_of_its_own(photographs):
-    found = [subject.name for subject in stages_of(photographs, train_ops=FUSED).alone()]
+    found = [subject.name for subject in stages_of(photographs, train_ops=FUSED).isolated_subjects()]
     assert found == ["read", "parse", "call", "decode_random_crop(16)", "rotate(10)", "ops of images", "batch"]
 
 
 def test_stored_pixels_are_taken_whole_batches_at_a_time(raw):
     stages = stages_of(raw, train_ops="decode|flip")
-    names = [subject.name for subject in stages.alone()]
+    names = [subject.name for subject in stages.isolated_subjects()]
     assert names == ["read", "parse", "DecodeRaw", "ops of images", "batch", "flip", "ops of batches"]
     assert [removal.name for removal in make_removals(stages.source)][-1] == "whole batches at a time"
 
@@ -99,7 +99,7 @@ def test_every_stage_runs_for_ever_and_counts_images(request, data, chain):
     path = request.getfixturevalue(data)
     stages = stages_of(path, train_ops=chain)
     records = len(stages.pool.serialized)
-    for subject in [*stages.alone(), *stages.together().values()]:
+    for subject in [*stages.isolated_subjects(), *stages.cumulative_subjects()]:
         counts = subject.start()
         seen = list(itertools.islice(counts, 2 * records))
         assert len(seen) == 2 * records, subject.name
@@ -109,7 +109,7 @@ def test_every_stage_runs_for_ever_and_counts_images(request, data, chain):
 
 def test_crops_of_one_image_count_as_images(photographs):
     stages = stages_of(photographs, train_ops="decode|resize(32)|multi_crop(16, 2)")
-    subjects = {subject.name: subject for subject in stages.alone()}
+    subjects = {subject.name: subject for subject in stages.isolated_subjects()}
     outputs = stages.source.choices.crops
     assert outputs > 1
     assert next(subjects["parse"].start()) == 64 * outputs
@@ -118,11 +118,11 @@ def test_crops_of_one_image_count_as_images(photographs):
 
 @pytest.mark.parametrize(
     ("chain", "variant", "dtype"),
-    [(SMALL, Variant(floats=True), tf.float32), (FUSED, Variant(shuffled=5), tf.uint8)],
+    [(SMALL, Variant(floats=True), tf.float32), (FUSED, Variant(shuffle_images=5), tf.uint8)],
 )
 def test_the_pieces_in_a_row_deliver_batches(photographs, chain, variant, dtype):
     source = open_source(str(photographs), "train", options(train_ops=chain))
-    features, label = next(iter(assembled(source, variant)))
+    features, label = next(iter(assemble(source, variant)))
     assert (features[IMAGE].dtype, *features[IMAGE].shape) == (dtype, 8, 16, 16, 3)
     assert label.shape == [8]
 
@@ -188,12 +188,17 @@ def test_a_measurement_has_all_stages_in_order(figures):
     assert [stage.kind for stage in figures.stages] == [
         *("read", "parse", "call", "decode", "augment", "batch", "augment", "transfer", "step"),
     ]
-    assert {stage.name for stage in figures.stages if stage.so_far} == {"read", "parse", "decode", "resize(16)"}
+    assert {stage.name for stage in figures.stages if stage.cumulative_rate} == {
+        "read",
+        "parse",
+        "decode",
+        "resize(16)",
+    }
     assert all(stage.cost.rate > 0 for stage in figures.stages)
 
 
 def test_a_measurement_has_limit_baselines_model_and_ablation(figures):
-    assert figures.limit_is == "bare decode of the same bytes"
+    assert figures.limit_description == "bare decode of the same bytes"
     assert list(figures.baselines) == ["tutorial", "naive"]
     assert figures.trained.rate > 0
     assert [row.name for row in figures.ablation][:2] == ["parallel map", "batched parse"]
@@ -203,7 +208,7 @@ def test_a_measurement_has_limit_baselines_model_and_ablation(figures):
 
 def test_stored_pixels_have_a_bare_read_as_limit(raw):
     bench = prepare(str(raw), "train", options(train_ops="decode|flip"))
-    assert bench.limit_is == "bare read of the same bytes"
+    assert bench.limit_description == "bare read of the same bytes"
 
 
 def test_a_cache_that_decides_itself_is_none_here(photographs):

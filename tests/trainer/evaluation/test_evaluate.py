@@ -95,20 +95,20 @@ def test_a_worker_that_does_not_come_is_named_after_a_bounded_wait(shades, tmp_p
     with pytest.raises(FeedlineError) as caught:
         evaluate(brightness(), lambda host: batches_of(shades, host, 30), plan, step=4, host=Host(index=1, count=3))
     first = tmp_path / "parts" / "step-00000004" / "worker-0-of-3.json"
-    message = f"worker 0, 2 of 3 wrote no evaluation of step 4 within 0.2 s: {first} is not there; "
+    message = f"worker 0, 2 of 3 wrote no evaluation of step 4 within 0.2 s: {first} does not exist; "
     assert str(caught.value).startswith(message)
 
 
 def test_the_part_of_another_training_is_not_taken(tmp_path):
     here, peer = (Exchange(str(tmp_path), Host(index=index, count=2), 1) for index in (0, 1))
     part = {"accuracy": Tally(count=3, total=2.0, squares=0.5)}
-    peer.tell(part, fingerprint(brightness(20.0)))
+    peer.write(part, fingerprint(brightness(20.0)))
     weights = fingerprint(brightness())
-    here.tell(part, weights)
+    here.write(part, weights)
     with pytest.raises(FeedlineError, match=r"worker 1 of 2 .*worker-1-of-2.json is of other weights"):
-        here.all(weights, 0.1)
-    peer.tell(part, weights * (1 + 1e-9))  # the last bit may differ
-    assert here.all(weights, 0.1) == [part, part]
+        here.read_all(weights, 0.1)
+    peer.write(part, weights * (1 + 1e-9))  # the last bit may differ
+    assert here.read_all(weights, 0.1) == [part, part]
 
 
 def test_what_was_told_before_is_forgotten_at_the_start(shades, tmp_path):
@@ -129,7 +129,7 @@ def test_what_was_told_before_is_forgotten_at_the_start(shades, tmp_path):
 
 
 def test_several_hosts_need_a_directory(shades):
-    with pytest.raises(OptionError, match="3 hosts evaluate together; give them a directory"):
+    with pytest.raises(OptionError, match="directory of the plan is empty and 3 hosts evaluate"):
         evaluate(brightness(), lambda host: batches_of(shades, host), host=Host(index=0, count=3))
 
 
@@ -146,7 +146,7 @@ def test_images_without_a_label_cannot_be_evaluated(shades):
 
 
 def test_measures_of_ones_own_and_the_interval_that_chooses(shades):
-    far = Measure(of=lambda labels, outputs: np.abs(outputs[:, 1] - labels), falls=True)
+    far = Measure(function=lambda labels, outputs: np.abs(outputs[:, 1] - labels), lower_is_better=True)
     plan = Plan(measures={**MEASURES, "far": far}, confidence=0.9)
     found = evaluate(brightness(), lambda host: batches_of(shades, host), plan)
     figures = found.figures

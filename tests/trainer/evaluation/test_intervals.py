@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from trainer.evaluation.intervals import Tally, figure, spread, spreads_of, wilson
+from trainer.evaluation.intervals import Tally, figure, spread, validation_spreads, wilson
 
 VALUES = np.array([0.1, 0.7, 0.2, 0.9, 0.4, 0.4, 1.3])
 
 
 def tally_of(right: int, count: int) -> Tally:
-    return Tally.of(np.arange(count) < right)
+    return Tally.from_values(np.arange(count) < right)
 
 
 # Newcombe 1998, Statistics in Medicine 17, 857-872, table I, method 3.
@@ -50,9 +50,11 @@ def test_the_interval_of_none_and_of_all_ends_there():
 
 
 def test_another_mean_has_the_error_of_its_sample():
-    found = figure(Tally.of(VALUES) + Tally.of(np.array([1.0, 0.0])))  # one part of shares makes no share of the whole
+    found = figure(
+        Tally.from_values(VALUES) + Tally.from_values(np.array([1.0, 0.0]))
+    )  # one part of shares makes no share of the whole
     assert (found.method, found.count) == ("normal", 9)
-    found = figure(Tally.of(VALUES))
+    found = figure(Tally.from_values(VALUES))
     error = statistics.stdev(VALUES) / math.sqrt(len(VALUES))
     assert found.value == pytest.approx(statistics.fmean(VALUES))
     assert found.error == pytest.approx(error)
@@ -61,15 +63,15 @@ def test_another_mean_has_the_error_of_its_sample():
 
 
 def test_more_confidence_is_a_wider_interval():
-    found = figure(Tally.of(VALUES), confidence=0.99)
+    found = figure(Tally.from_values(VALUES), confidence=0.99)
     assert found.high - found.value == pytest.approx(2.575829 * found.error, rel=1e-6)
 
 
 def test_the_parts_add_up_to_the_whole():
     whole = Tally()
     for part in np.split(VALUES + 1e6, [2, 2, 5]):  # far from 0, where a plain sum of squares has nothing left
-        whole += Tally.of(part)
-    found, wanted = figure(whole), figure(Tally.of(VALUES + 1e6))
+        whole += Tally.from_values(part)
+    found, wanted = figure(whole), figure(Tally.from_values(VALUES + 1e6))
     assert found.value == pytest.approx(wanted.value, rel=1e-15)
     assert found.error == pytest.approx(wanted.error, rel=1e-6)
     assert found.count == len(VALUES)
@@ -77,9 +79,9 @@ def test_the_parts_add_up_to_the_whole():
 
 def test_an_image_of_weight_two_counts_as_two_images():
     values, weights = np.array([1.0, 0.0, 1.0, 0.5]), np.array([2.0, 2.0, 0.0, 2.0])
-    found, wanted = figure(Tally.of(values, weights)), figure(Tally.of(values[[0, 1, 3]]))
+    found, wanted = figure(Tally.from_values(values, weights)), figure(Tally.from_values(values[[0, 1, 3]]))
     assert (found.value, found.error, found.count) == (wanted.value, pytest.approx(wanted.error), 3)
-    mixed = figure(Tally.of(np.array([1.0, 0.0]), np.array([3.0, 1.0])))
+    mixed = figure(Tally.from_values(np.array([1.0, 0.0]), np.array([3.0, 1.0])))
     assert mixed.value == 0.75
     assert (mixed.low, mixed.high) == wilson(0.75, 16 / 10)  # effective: (3 + 1)^2 / (9 + 1)
 
@@ -87,7 +89,7 @@ def test_an_image_of_weight_two_counts_as_two_images():
 def test_no_image_and_one_image_say_what_they_do_not_know():
     nothing = figure(Tally())
     assert (nothing.count, math.isnan(nothing.value), math.isnan(nothing.low)) == (0, True, True)
-    one = figure(Tally.of(np.array([0.4])))
+    one = figure(Tally.from_values(np.array([0.4])))
     assert (one.value, math.isnan(one.error), math.isnan(one.high)) == (0.4, True, True)
 
 
@@ -100,12 +102,12 @@ def test_repeated_evaluations_have_a_mean_and_a_spread():
 
 def test_the_last_evaluations_of_a_history_have_a_spread():
     history = {"loss": [3.0, 2.0], "val_accuracy": [0.0] * 5 + [0.5, 0.75] * 5, "val_loss": [2.0], "val_auc": []}
-    found = spreads_of(history)
+    found = validation_spreads(history)
     assert found.keys() == {"val_accuracy", "val_loss"}
     assert (found["val_accuracy"].mean, found["val_accuracy"].least, found["val_accuracy"].count) == (0.625, 0.5, 10)
-    assert str(spreads_of(history, last=2)["val_accuracy"]) == (
-        "0.6250 on average, 0.5000 to 0.7500 over the last 2 epochs, which says how the training varied and not "
-        "how sure the figure is"
+    assert str(validation_spreads(history, last=2)["val_accuracy"]) == (
+        "0.6250 on average, 0.5000 to 0.7500 over the last 2 epochs; this is the variation of the training, not "
+        "the uncertainty of the figure"
     )
     assert str(found["val_loss"]) == "2.0000 in 1 epoch"
 

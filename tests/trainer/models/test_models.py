@@ -179,7 +179,7 @@ def test_imagenet_weights_without_a_network_name_the_file_to_fetch(monkeypatch, 
 
 
 def test_imagenet_is_refused_for_a_model_that_has_no_such_weights():
-    with pytest.raises(OptionError, match="weights is imagenet, .*; small_cnn is none"):
+    with pytest.raises(OptionError, match="weights is imagenet, .*; model is small_cnn"):
         build_model("small_cnn", spec(weights="imagenet"))
 
 
@@ -226,7 +226,7 @@ def test_an_own_model_that_does_not_fit_is_refused_before_training(own_module, b
 
 
 def test_an_own_model_that_is_not_there_is_refused_with_what_to_do(own_module, tmp_path, monkeypatch):
-    with pytest.raises(OptionError, match="my_models holds no function build; it must take a ModelSpec"):
+    with pytest.raises(OptionError, match="my_models has no function build; define one that takes a ModelSpec"):
         check_model("my_models.build")
     with pytest.raises(OptionError, match="no_such_package.models cannot be imported: .*PYTHONPATH"):
         check_model("no_such_package.models.build")

@@ -22,8 +22,8 @@ from trainer.training.checkpoint import (
     VARIABLES_NAME,
     Checkpoint,
     Checkpoints,
-    arrays_of,
     assign,
+    to_arrays,
 )
 
 
@@ -99,7 +99,7 @@ def test_of_a_damaged_checkpoint_the_one_before_counts(saved, tmp_path, caplog, 
         path.write_bytes(content)
     with caplog.at_level(logging.WARNING):
         assert saved.latest().state == {"step": 20}
-    assert "checkpoint-00000100 is passed over" in caplog.text
+    assert "checkpoint-00000100 is skipped" in caplog.text
 
 
 def test_a_writer_that_dies_leaves_the_one_before(saved, monkeypatch):
@@ -147,7 +147,7 @@ def dense(units: int, name: str | None = None) -> keras.Model:
 
 def test_variables_take_their_values_back_in_another_model_of_the_same_form():
     first, second = dense(3), dense(3)  # Keras calls their layers dense and dense_1, or any other number
-    assign(second.variables, arrays_of(first.variables, "model"), "model")
+    assign(second.variables, to_arrays(first.variables, "model"), "model")
     for value, wanted in zip(second.get_weights(), first.get_weights(), strict=True):
         np.testing.assert_array_equal(value, wanted)
 
@@ -165,14 +165,14 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(other, mes
         other.build([None, 2])
     before = [np.array(value) for value in other.get_weights()]
     with pytest.raises(OptionError, match=message):
-        assign(other.variables, arrays_of(dense(3).variables, "model"), "model")
+        assign(other.variables, to_arrays(dense(3).variables, "model"), "model")
     for value, wanted in zip(other.get_weights(), before, strict=True):
         np.testing.assert_array_equal(value, wanted)
 
 
 def test_groups_do_not_mix():
     model, optimizer = dense(3), dense(2)
-    arrays = arrays_of(model.variables, "model") | arrays_of(optimizer.variables, "optimizer")
+    arrays = to_arrays(model.variables, "model") | to_arrays(optimizer.variables, "optimizer")
     assert len(arrays) == 4
     assign(optimizer.variables, arrays, "optimizer")
 
@@ -183,5 +183,5 @@ def test_optimizers_take_their_state_back_under_the_names_of_another_version_of_
     for optimizer in (first, second):
         optimizer.build(dense(3).trainable_variables)
     first.iterations.assign(7)
-    assign(second.variables, arrays_of(first.variables, "optimizer"), "optimizer")
+    assign(second.variables, to_arrays(first.variables, "optimizer"), "optimizer")
     assert int(second.iterations) == 7

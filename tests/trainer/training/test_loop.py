@@ -20,7 +20,7 @@ from beam_jobs.errors import DiskError, OptionError, TrainingDiverged
 from trainer.options import TrainOptions
 from trainer.training.callbacks import Profile, epoch_line, timed
 from trainer.training.checkpoint import Checkpoints, Progress
-from trainer.training.loop import Segment, Task, segments, train, whole_steps
+from trainer.training.loop import Segment, Task, fit_steps, segments, train
 from trainer.training.optimizers import is_better
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -137,7 +137,7 @@ def test_what_is_left_of_a_training_is_cut_into_these_calls_of_fit(step, options
     ("records_", "at_once", "expected"), [(100, 1, (12, 1)), (100, 5, (10, 5)), (100, 50, (12, 12)), (5, 3, (1, 1))]
 )
 def test_an_epoch_is_a_multiple_of_the_steps_that_run_at_once(records_, at_once, expected):
-    steps, options = whole_steps(records_, told(steps_per_execution=at_once), 8)
+    steps, options = fit_steps(records_, told(steps_per_execution=at_once), 8)
     assert (steps, options.steps_per_execution) == expected
 
 
@@ -285,7 +285,7 @@ def test_a_training_that_stopped_early_is_not_taken_up_again(tmp_path):
 def test_checkpoints_of_another_model_are_named(tmp_path):
     trained(told(epochs=1), checkpoints=Checkpoints(str(tmp_path)))
     other = keras.Sequential([keras.Input([2]), keras.layers.Dense(2, activation="softmax")])
-    with pytest.raises(OptionError, match=f"is of another model: .*; remove {tmp_path} to start anew$"):
+    with pytest.raises(OptionError, match=f"is of another model: .*; remove {tmp_path} to start from the beginning$"):
         trained(told(epochs=2), checkpoints=Checkpoints(str(tmp_path)), model=other)
 
 

@@ -17,12 +17,12 @@ from trainer.training.strategy import (
     STRATEGIES,
     check_batch,
     distribute,
-    host_of,
     make_strategy,
-    name_of,
     parse_cluster,
     scope,
     share_batch,
+    strategy_host,
+    strategy_name,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -50,8 +50,8 @@ def test_the_option_offers_what_there_is():
 def test_default_is_no_strategy_and_leaves_the_dataset_as_it_is():
     strategy = make_strategy("default")
     assert strategy is None
-    assert name_of(None) == "default"
-    assert host_of(None) == Host()
+    assert strategy_name(None) == "default"
+    assert strategy_host(None) == Host()
     assert check_batch(None, 7) == 7
     with scope(None):
         assert [batch.tolist() for batch in distribute(None, numbers).as_numpy_iterator()] == BATCHES
@@ -59,7 +59,7 @@ def test_default_is_no_strategy_and_leaves_the_dataset_as_it_is():
 
 def test_mirrored_takes_the_one_device_there_is():
     strategy = make_strategy("mirrored")
-    assert (name_of(strategy), strategy.num_replicas_in_sync, host_of(strategy)) == ("mirrored", 1, Host())
+    assert (strategy_name(strategy), strategy.num_replicas_in_sync, strategy_host(strategy)) == ("mirrored", 1, Host())
     assert [batch.numpy().tolist() for batch in distribute(strategy, numbers).batches] == BATCHES
 
 
@@ -90,7 +90,7 @@ def test_gradients_cannot_be_accumulated_under_a_strategy():
     with strategy.scope():
         model = build_model()
         model.compile(keras.optimizers.SGD(gradient_accumulation_steps=3), "sparse_categorical_crossentropy")
-    with pytest.raises(OptionError, match="accumulate_steps is 3, which Keras cannot do under a strategy"):
+    with pytest.raises(OptionError, match="accumulate_steps is 3, which Keras does not support under a strategy"):
         fit(strategy, model, distribute(strategy, numbers), epochs=range(1), steps_per_epoch=1)
 
 
@@ -111,7 +111,7 @@ def test_the_cluster_says_which_host_this_is(value, host, address):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([], "TF_CONFIG has no cluster; it must be such as"),
+        ([], "TF_CONFIG has no cluster; set it to a value such as"),
         ({"cluster": TWO}, "TF_CONFIG has no task"),
         ({"cluster": "a:1", "task": FIRST}, "TF_CONFIG has no cluster"),
         (
@@ -142,7 +142,7 @@ def test_a_wrong_cluster_is_one_line_that_names_the_part(monkeypatch, value, mes
     ("text", "message"),
     [
         ("", "strategy is multi_worker and the environment variable TF_CONFIG is not set; set {"),
-        ("{worker", "TF_CONFIG is not JSON: Expecting property name .*; it must be such as {"),
+        ("{worker", "TF_CONFIG is not JSON: Expecting property name .*; set it to a value such as {"),
     ],
 )
 def test_a_missing_or_broken_tf_config_is_one_line(monkeypatch, text, message):

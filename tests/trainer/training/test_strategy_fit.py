@@ -210,7 +210,7 @@ def test_a_worker_that_is_gone_ends_the_others_with_one_line(tmp_path):
     said = [line for line in (tmp_path / "0.txt").read_text().splitlines() if line.startswith("FeedlineError")]
     assert len(said) == 1
     assert said[0].startswith(
-        "FeedlineError: another worker of the training is gone, see its log; start all workers again"
+        "FeedlineError: another worker of the training has ended, see its log; start all workers again"
     )
 
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from beam_jobs.errors import OptionError
 from trainer.models import ModelSpec, build_model
-from trainer.training.transfer import for_epoch, freeze, head, leaves, load_weights, unfreeze
+from trainer.training.transfer import freeze, head, leaves, load_weights, set_trainable, unfreeze
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -172,7 +172,7 @@ def test_unfreezing_gives_the_last_layers_but_never_batch_normalisation_to_train
 def test_what_is_trained_depends_on_the_epoch_alone(epoch, trained_weights):
     fresh, used = build("small_cnn"), build("small_cnn")
     for earlier in (0, 2, 1, 7):
-        for_epoch(used, earlier, 2, 2)
+        set_trainable(used, earlier, 2, 2)
     for model in (fresh, used):
-        for_epoch(model, epoch, 2, 2)
+        set_trainable(model, epoch, 2, 2)
         assert len(model.trainable_weights) == trained_weights
