@@ -334,7 +334,7 @@ def make_finding(result: Result, limits: GateLimits) -> Finding:
     """Returns the finding of a comparison whose value exceeds its limit."""
     item = result.comparison
     limit = limits.feature_limit(item.kind, item.measure, item.feature)
-    setting = f"gate.max_{item.kind}_{item.measure}, or only {short_name(item.feature)} in gate.{item.kind}_limits"
+    setting = f"gate.max_{item.kind}_{item.measure}, or only gate.{item.kind}_limits of {short_name(item.feature)}"
     return Finding(
         check=item.kind,
         split=item.split,

@@ -1,6 +1,6 @@
-"""Writes one self-contained HTML page about a dataset.
+"""A self-contained HTML page about a dataset.
 
-What it says of the run that made a model is handed in as plain values, so that the page knows nothing of ML Metadata.
+The caller passes the run that trained a model as plain values, so that the page is independent of ML Metadata.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class StepDetail:
-    """One component of a run.
+    """A component in a run.
 
     Attributes:
-      component: its id, such as `Trainer`.
+      component: id of the component, such as `Trainer`.
       state: `complete`, `cached` or `failed`.
-      seconds: it took; of a cached one, of looking it up.
+      seconds: duration, seconds; that of the lookup for a cached component.
     """
 
     component: str
@@ -26,14 +26,14 @@ class StepDetail:
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactDetail:
-    """One artifact and what it came from.
+    """An artifact and its origin.
 
     Attributes:
-      id: its number in ML Metadata.
-      type: such as `Examples`.
-      producer: id of the component that made it.
-      inputs: ids of the artifacts that component read.
-      facts: name -> value of what identifies it, such as `dataset_digest`; never a path of the machine.
+      id: id in ML Metadata.
+      type: type of the artifact, such as `Examples`.
+      producer: id of the component that created it.
+      inputs: ids of the input artifacts of that component.
+      facts: name -> value of identifying properties, such as `dataset_digest`, without local paths.
     """
 
     id: int
@@ -45,11 +45,11 @@ class ArtifactDetail:
 
 @dataclass(frozen=True, kw_only=True)
 class RunDetails:
-    """A run.
+    """A run of a pipeline.
 
     Attributes:
-      steps: in order of execution.
-      artifacts: what the pushed model came from, in order of their making.
+      steps: components in the order of execution.
+      artifacts: artifacts from which the pushed model was created, in the order of creation.
     """
 
     steps: tuple[StepDetail, ...]

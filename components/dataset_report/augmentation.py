@@ -1,4 +1,4 @@
-"""What the model really sees: stored images, and what the trainer's own ops make of them."""
+"""The preview of augmentation: stored images, and the results of the ops of the trainer."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 _MOST_IMAGES = 8
 DRAWS = 6
 _SIDE_PX = 160
-# The ops run in this process, on what a decoder process has decoded before: 24 Mpx are 72 MB, and 288 MB as floats.
+# The ops run in this process, after a decoder process has decoded the image: 24 Mpx are 72 MB, and 288 MB as floats.
 _MOST_PIXELS = 24_000_000
 _ROOM_BYTES = 700_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One image on its way into the model.
+    """An image as input of the model.
 
     Attributes:
-      key: identity, as it is shown.
-      label: its class.
-      stored: as it lies in the dataset.
-      training: what the first epochs see of it.
-      evaluation: what evaluation and serving see.
-      facts: about it.
+      key: key of the image, as display text.
+      label: class of the image.
+      stored: the stored image.
+      training: inputs of the model in the first epochs.
+      evaluation: input of the model in evaluation and serving.
+      facts: names and values about the image.
     """
 
     key: str
@@ -47,14 +47,14 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """The two chains and what they do.
+    """The preview of the two op chains.
 
     Attributes:
-      train_ops: chain of training, spelled out.
-      eval_ops: chain of evaluation.
-      side_px: height and width of what the model sees.
-      examples: a few images of the first split, of as many classes as there are.
-      problem: why there are no examples, or nothing.
+      train_ops: ops of training, as a chain.
+      eval_ops: ops of evaluation, as a chain.
+      side_px: height and width of the inputs of the model, pixels.
+      examples: a few images of the first split, from as many classes as possible.
+      problem: reason for the absence of examples; empty without one.
     """
 
     train_ops: str
@@ -65,14 +65,14 @@ class Augmentation:
 
 
 def augmentation(images: Images, album: Album, input_options: Mapping[str, Any]) -> Augmentation:
-    """Draws a few images as training and evaluation see them.
+    """Draws a few images as inputs of training and evaluation.
 
-    The draws are those of the first epochs: they depend on the key of the image, the seed and the epoch alone, so a
-    training with these options sees exactly these pixels.
+    The random draws are those of the first epochs: they depend only on the key of the image, the seed and the epoch, so
+    that a training with these options has exactly these inputs.
 
     Args:
-      images: of the dataset.
-      album: reads them.
+      images: images of the dataset.
+      album: reader of the images.
       input_options: `InputOptions` as JSON values.
 
     Raises:
@@ -90,8 +90,8 @@ def augmentation(images: Images, album: Album, input_options: Mapping[str, Any])
     examples: list[Example] = []
     problem = ""
     try:
-        train = _pictured(adapt_ops_to_records(parse_ops(options.train_spec), images.dataset))
-        evaluation = _pictured(adapt_ops_to_records(evaluation_ops(options), images.dataset))
+        train = _picture_ops(adapt_ops_to_records(parse_ops(options.train_spec), images.dataset))
+        evaluation = _picture_ops(adapt_ops_to_records(evaluation_ops(options), images.dataset))
         room = Room(_ROOM_BYTES)
         for index in _sample(images):
             example = _example(images, album, index, (train, evaluation, options.seed), room)
@@ -109,14 +109,14 @@ def augmentation(images: Images, album: Album, input_options: Mapping[str, Any])
     )
 
 
-def seen(ops: Sequence[Op], values: Mapping[str, list], seed: int, epoch: int) -> np.ndarray:
-    """Returns what a chain makes of a record: uint8[height, width, 3].
+def apply_chain(ops: Sequence[Op], values: Mapping[str, list], seed: int, epoch: int) -> np.ndarray:
+    """Returns the result of a chain for a record, uint8[height, width, 3].
 
     Args:
-      ops: the chain, which begins at what the records hold.
-      values: the record.
-      seed: of the input options.
-      epoch: number of the pass over the data.
+      ops: ops of the chain, for the content of the records.
+      values: feature name -> values of the record.
+      seed: seed of the input options.
+      epoch: epoch, from 0.
     """
     import tensorflow as tf
 
@@ -133,23 +133,26 @@ def seen(ops: Sequence[Op], values: Mapping[str, list], seed: int, epoch: int) -
         return apply_ops(ops, features, draw)[IMAGE].numpy()
 
 
-def _pictured(ops: Sequence[Op]) -> list[Op]:
-    """Leaves out what one picture cannot show: floats, and what takes a second image."""
+def _picture_ops(ops: Sequence[Op]) -> list[Op]:
+    """Returns the ops whose result is a picture: without conversions to floats and ops that mix images."""
     from trainer.ops import MixingOp, Normalize
 
     return [op for op in ops if not isinstance(op, (MixingOp, Normalize))]
 
 
 def _sample(images: Images) -> list[int]:
-    """Returns rows of the first split, of a class each as long as there are classes."""
+    """Returns rows of the first split, from each class in turn."""
     first = next(iter(images.dataset.splits))
     rows = [int(index) for index in np.flatnonzero(images.splits == first)]
     by_class: dict[tuple[str, ...], list[int]] = {}
     for index in rows:
         by_class.setdefault(images.labels[index], []).append(index)
-    turns = max((len(found) for found in by_class.values()), default=0)
+    largest = max(map(len, by_class.values()), default=0)
     ordered = [
-        found[turn] for turn in range(min(turns, _MOST_IMAGES)) for found in by_class.values() if turn < len(found)
+        members[turn]
+        for turn in range(min(largest, _MOST_IMAGES))
+        for members in by_class.values()
+        if turn < len(members)
     ]
     return sorted(ordered[:_MOST_IMAGES], key=lambda index: (images.labels[index], index))
 
@@ -163,19 +166,16 @@ def _example(
     stored = room.take(album.picture(row, values, _SIDE_PX, _MOST_PIXELS))
     if stored is None or stored.remark:
         return None
-    draws = [room.take(_picture(seen(train, values, seed, epoch))) for epoch in range(DRAWS)]
-    last = room.take(_picture(seen(evaluation, values, seed, 0)))
-    if last is None:
+    inputs = [apply_chain(train, values, seed, epoch) for epoch in range(DRAWS)]
+    training = [room.take(draw_pixels(pixels, _SIDE_PX)) for pixels in inputs]
+    evaluated = room.take(draw_pixels(apply_chain(evaluation, values, seed, 0), _SIDE_PX))
+    if evaluated is None:
         return None
     return Example(
         key=shown.place(row["key"]),
         label=shown.text(", ".join(images.labels[index]), 60),
         stored=stored,
-        training=[draw for draw in draws if draw],
-        evaluation=last,
+        training=[picture for picture in training if picture],
+        evaluation=evaluated,
         facts=images.facts(row),
     )
-
-
-def _picture(pixels: np.ndarray) -> Picture:
-    return draw_pixels(pixels, _SIDE_PX)

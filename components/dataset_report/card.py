@@ -1,7 +1,4 @@
-"""The dataset card, what the gate found, and the run: what identifies a dataset and a model, and what shaped them.
-
-Of the run: how long each component took, and which artifact came from which.
-"""
+"""Sections about the dataset, the verdict of the gate, and the run with its durations and lineage."""
 
 from __future__ import annotations
 
@@ -24,15 +21,15 @@ _MOST_CHARACTERS = 1000  # of a warning, which may name several columns or class
 
 @dataclass(frozen=True, kw_only=True)
 class SplitRow:
-    """One split.
+    """A row of the table of splits.
 
     Attributes:
-      name: of the split.
-      images: in it.
-      share: of all written images, 0-1.
-      classes: that it has images of.
-      shards: files.
-      bytes: of all files.
+      name: name of the split.
+      images: number of images.
+      share: share of all written images, 0-1.
+      classes: number of classes with images.
+      shards: number of shards.
+      bytes: size of all shards, bytes.
     """
 
     name: str
@@ -54,18 +51,18 @@ class Channel:
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """The card.
+    """The dataset card.
 
     Attributes:
-      source: what the dataset was made of.
-      digest: identity of its content.
-      facts: name and value of what a reader asks first.
-      options: name and value of everything that shaped it.
-      versions: package and version that wrote it.
-      splits: one row a split.
-      channels: red, green and blue; empty when they were not measured.
-      channel_split: the split that they describe.
-      warnings: what the ingest warned of.
+      source: source of the images.
+      digest: digest of the content.
+      facts: names and values of the main properties.
+      options: names and values of the options of the ingest.
+      versions: package and version of the software that wrote the dataset.
+      splits: a row for each split.
+      channels: statistics of red, green and blue; empty if not measured.
+      channel_split: split of these statistics.
+      warnings: warnings of the ingest.
     """
 
     source: str
@@ -79,10 +76,10 @@ class Card:
     warnings: Sequence[str]
 
 
-def card(dataset: Manifest, crossing: Sequence[Leak]) -> Card:
-    """Returns the card of a dataset, given the sets of images that lie in several splits of it."""
+def card(dataset: Manifest, leaks: Sequence[Leak]) -> Card:
+    """Returns the card of a dataset; `leaks` are the sets of images in several splits."""
     counts, channels = dataset.counts, dataset.channels
-    warnings = [*dataset.warnings[:_MOST_SPLITS], *([lookup.leak_sentence(crossing)] if crossing else [])]
+    warnings = [*dataset.warnings[:_MOST_SPLITS], *([lookup.leak_sentence(leaks)] if leaks else [])]
     facts = [
         ("Content", dataset.digest),
         ("Labels", f"{LABEL_KINDS[dataset.label_kind]}, {plural(len(dataset.labels), 'class', 'classes')}"),
@@ -99,7 +96,7 @@ def card(dataset: Manifest, crossing: Sequence[Leak]) -> Card:
         source=shown.place(dataset.source, 100),
         digest=dataset.digest,
         facts=[(name, shown.text(value, 400)) for name, value in facts if value],
-        options=[(name, shown.text(value)) for name, value in _flat(dataset.options)],
+        options=[(name, shown.text(value)) for name, value in _flatten(dataset.options)],
         versions=[(shown.text(name), shown.text(value)) for name, value in dataset.producer.items()],
         splits=_splits(dataset),
         channels=[
@@ -127,15 +124,15 @@ def _splits(dataset: Manifest) -> list[SplitRow]:
     ]
 
 
-def _flat(options: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, str]]:
-    """Yields dotted name and text of every option that holds something."""
+def _flatten(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yields dotted name and text of every option that is not empty."""
     for name, value in options.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{where}{name}.")
+            yield from _flatten(value, f"{prefix}{name}.")
         elif name == "splits":
             yield name, ", ".join(f"{split} {share:g}" for split, share in value)
         elif value not in ("", [], None):
-            yield where + name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            yield prefix + name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 _MOST_FINDINGS = 50
@@ -146,17 +143,17 @@ _MEASURES = {"l_infinity": "L-infinity", "jensen_shannon": "Jensen-Shannon"}
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the gate wrote.
+    """The verdict of the gate.
 
     Attributes:
-      only_reports: whether findings let the pipeline go on.
-      findings: crossed limits; of very many the first.
-      findings_left_out: further ones.
-      comparisons: over their limit first, then the largest.
-      comparisons_left_out: further ones.
-      anomalies: split -> anomalous features.
-      limits: name -> what is allowed.
-      notes: what could not be measured, and why.
+      only_reports: whether the pipeline continues after findings.
+      findings: the first exceeded limits.
+      findings_left_out: number of omitted findings.
+      comparisons: comparisons that exceed their limit, then the others, by descending value.
+      comparisons_left_out: number of omitted comparisons.
+      anomalies: split -> number of anomalous features.
+      limits: name -> limit.
+      notes: checks that were not possible, with the reason.
     """
 
     only_reports: bool
@@ -170,7 +167,7 @@ class Verdict:
 
 
 def verdict(values: Mapping[str, Any]) -> Verdict:
-    """Returns the content of a `verdict.json`; what it does not hold is empty."""
+    """Returns the content of a `verdict.json`; missing keys result in empty fields."""
     names = ("check", "split", "feature", "value", "limit", "remedy")
     findings = [
         Finding(**{name: shown.text(item.get(name, ""), _LONGEST) for name in names})
@@ -206,24 +203,24 @@ def _comparison(item: Mapping[str, Any]) -> Comparison:
 
 _MOST_STEPS = 60
 _MOST_ARTIFACTS = 60
-# The drawing, in pixels: a row an artifact, and left of the rows an arc from everything it was made of.
+# The drawing, in pixels: a row for each artifact, and left of the rows an arc from each of its inputs.
 _ROW_HEIGHT = 34
 _ARC_STEP, _ARC_LEAST, _ARC_MOST = 11, 16, 130
-_MOST_LETTERS = 40  # of a name in a row
-_MOST_FACT_LETTERS = 80
-_DIGEST = re.compile(r"\b([0-9a-f]{16})[0-9a-f]{16,}\b")  # its beginning tells it from others; the table has all of it
+_NAME_LENGTH = 40  # characters of a name in a row
+_FACTS_LENGTH = 80
+_DIGEST = re.compile(r"\b([0-9a-f]{16})[0-9a-f]{16,}\b")  # shortened in the drawing; the table has the full digest
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepBar:
-    """One component.
+    """A component in the chart of durations.
 
     Attributes:
-      component: its id.
+      component: id of the component.
       state: `complete`, `cached`, `failed` or another one.
-      seconds: it took.
-      start: where its bar begins, as share of the whole time, 0-1.
-      length: of its bar, as share of the whole time.
+      seconds: duration, seconds.
+      start: start of its bar, as a share of the total duration, 0-1.
+      length: length of its bar, as a share of the total duration, 0-1.
     """
 
     component: str
@@ -235,14 +232,14 @@ class StepBar:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One artifact in the drawing.
+    """An artifact in the drawing.
 
     Attributes:
-      y: middle of its row.
-      title: its type and number.
-      producer: the component that made it.
-      facts: what identifies it.
-      arcs: SVG path of each line from what it was made of.
+      y: middle of its row, pixels.
+      title: type and id.
+      producer: id of the component that created it.
+      facts: identifying properties, as text.
+      arcs: SVG path of the arc from each input.
     """
 
     y: int
@@ -254,13 +251,13 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Lineage:
-    """The drawing.
+    """The drawing of the lineage.
 
     Attributes:
-      nodes: one an artifact, in order of their making.
-      x: where the arcs end and the rows begin.
-      row_height: of a row.
-      height: of the drawing.
+      nodes: artifacts in the order of creation.
+      x: right end of the arcs and left end of the rows, pixels.
+      row_height: height of a row, pixels.
+      height: height of the drawing, pixels.
     """
 
     nodes: Sequence[Node]
@@ -271,15 +268,15 @@ class Lineage:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run.
+    """A run on the page.
 
     Attributes:
-      steps: in order of execution.
-      steps_left_out: further ones.
-      seconds: of all steps.
-      artifacts: in order of their making.
-      artifacts_left_out: further ones.
-      lineage: the drawing of the artifacts.
+      steps: components in the order of execution.
+      steps_left_out: number of omitted components.
+      seconds: duration of all components, seconds.
+      artifacts: artifacts in the order of creation.
+      artifacts_left_out: number of omitted artifacts.
+      lineage: drawing of the artifacts.
     """
 
     steps: Sequence[StepBar]
@@ -291,9 +288,9 @@ class Run:
 
 
 def run_view(details: RunDetails) -> Run:
-    """Returns a run as the page shows it."""
+    """Returns the section of a run."""
     total = sum(max(0.0, step.seconds) for step in details.steps)
-    steps, passed = [], 0.0
+    steps, elapsed = [], 0.0
     for step in details.steps[:_MOST_STEPS]:
         seconds = max(0.0, step.seconds)
         steps.append(
@@ -301,11 +298,11 @@ def run_view(details: RunDetails) -> Run:
                 component=shown.text(step.component, 60),
                 state=shown.text(step.state, 20),
                 seconds=seconds,
-                start=passed / total if total else 0.0,
+                start=elapsed / total if total else 0.0,
                 length=seconds / total if total else 0.0,
             )
         )
-        passed += seconds
+        elapsed += seconds
     artifacts = details.artifacts[:_MOST_ARTIFACTS]
     return Run(
         steps=steps,
@@ -318,23 +315,20 @@ def run_view(details: RunDetails) -> Run:
 
 
 def lineage(artifacts: Sequence[ArtifactDetail]) -> Lineage:
-    """Lays artifacts out in rows, each joined by arcs to what it was made of."""
-    places = {artifact.id: place for place, artifact in enumerate(artifacts)}
+    """Returns the drawing of artifacts in rows, with an arc from each input."""
+    rows = {artifact.id: row for row, artifact in enumerate(artifacts)}
     spans = [
-        abs(places[artifact.id] - places[source])
-        for artifact in artifacts
-        for source in artifact.inputs
-        if source in places
+        abs(rows[artifact.id] - rows[source]) for artifact in artifacts for source in artifact.inputs if source in rows
     ]
-    x = _reach(max(spans, default=0)) + 8
+    x = _arc_width(max(spans, default=0)) + 8
     return Lineage(
         nodes=[
             Node(
-                y=_middle(places[artifact.id]),
-                title=shown.text(f"{artifact.type} {artifact.id}", _MOST_LETTERS),
-                producer=shown.text(artifact.producer, _MOST_LETTERS),
-                facts=shown.text(_facts_line(artifact), _MOST_FACT_LETTERS),
-                arcs=[_arc(x, places[source], places[artifact.id]) for source in artifact.inputs if source in places],
+                y=_middle(rows[artifact.id]),
+                title=shown.text(f"{artifact.type} {artifact.id}", _NAME_LENGTH),
+                producer=shown.text(artifact.producer, _NAME_LENGTH),
+                facts=shown.text(_facts_line(artifact), _FACTS_LENGTH),
+                arcs=[_arc(x, rows[source], rows[artifact.id]) for source in artifact.inputs if source in rows],
             )
             for artifact in artifacts
         ],
@@ -349,15 +343,15 @@ def _facts_line(artifact: ArtifactDetail) -> str:
     return ", ".join(f"{name} {value}" for name, value in facts)
 
 
-def _middle(place: int) -> int:
-    return place * _ROW_HEIGHT + _ROW_HEIGHT // 2
+def _middle(row: int) -> int:
+    return row * _ROW_HEIGHT + _ROW_HEIGHT // 2
 
 
-def _reach(rows: int) -> int:
+def _arc_width(rows: int) -> int:
     return min(_ARC_MOST, _ARC_LEAST + _ARC_STEP * max(0, rows - 1))
 
 
 def _arc(x: int, source: int, target: int) -> str:
-    # A curve reaches three quarters of the way to the points that pull at it.
-    pull = x - _reach(abs(target - source)) * 4 // 3
-    return f"M{x} {_middle(source)}C{pull} {_middle(source)} {pull} {_middle(target)} {x} {_middle(target)}"
+    # The width of a Bezier curve is three quarters of the distance of its control points.
+    control = x - _arc_width(abs(target - source)) * 4 // 3
+    return f"M{x} {_middle(source)}C{control} {_middle(source)} {control} {_middle(target)} {x} {_middle(target)}"

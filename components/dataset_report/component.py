@@ -1,7 +1,4 @@
-"""DatasetReport: one self-contained HTML page about a dataset and the model trained on it.
-
-The executor gathers what the page shows and renders it.
-"""
+"""DatasetReport: a self-contained HTML page about a dataset and the model trained on it."""
 
 from __future__ import annotations
 
@@ -59,9 +56,9 @@ class Executor(base_executor.BaseExecutor):
 
 
 def _uri(input_dict: Artifacts, key: str) -> str:
-    """Returns where an optional input lies; empty when there is none."""
-    found = input_dict.get(key)
-    return artifact_utils.get_single_uri(found) if found else ""
+    """Returns the URI of an optional input; empty without one."""
+    artifacts = input_dict.get(key)
+    return artifact_utils.get_single_uri(artifacts) if artifacts else ""
 
 
 class DatasetReportSpec(types.ComponentSpec):
@@ -82,7 +79,7 @@ class DatasetReportSpec(types.ComponentSpec):
 
 
 class DatasetReport(base_component.BaseComponent):
-    """Writes `report.html`: card, gallery, distributions, rejects, duplicates, and what is known of the model.
+    """Writes `report.html`: card, gallery, distributions, rejects, duplicates, and sections about the model.
 
     Example:
       report = DatasetReport(
@@ -111,12 +108,12 @@ class DatasetReport(base_component.BaseComponent):
 
         Args:
           examples: a Feedline dataset.
-          evaluation: what Evaluator measured on it.
-          verdict: what the gate found.
-          model: trained on it; asked about the held-back split for its worst mistakes.
-          input_options: `InputOptions` as JSON values; shows what the model sees.
-          source: directory that the images came from; shows what was rejected.
-          code: version of the code; another one misses the cache.
+          evaluation: output of Evaluator for a model of the dataset.
+          verdict: output of the gate.
+          model: model trained on the dataset, for the worst mistakes on the evaluation split.
+          input_options: `InputOptions` as JSON values, for the preview of augmentation.
+          source: directory of the source images, for pictures of the rejects.
+          code: version of the code, a part of the cache key.
         """
         values = {
             INPUT_OPTIONS_KEY: "" if input_options is None else json.dumps(input_options, sort_keys=True),

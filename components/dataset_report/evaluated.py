@@ -1,6 +1,6 @@
-"""The model: what it says of the held-back images, where it is most sure of a wrong class, and its measurements.
+"""Sections about the model: predictions on the evaluation split, the worst mistakes, and the figures.
 
-The measurements are those of Evaluator, or those that the page makes itself by asking the model.
+The figures are those of Evaluator, or computed for the page from the predictions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trainer.serving.predict import ExportedModel
 
 
-MOST_IMAGES = 2000  # shown to the model
+MOST_IMAGES = 2000  # in predictions
 _BATCH = 32
 _MOST_MISTAKES = 24
 _SIDE_PX = 200
@@ -34,15 +34,15 @@ _ROOM_BYTES = 600_000
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """What a model says of the first images of a split, in stored order, which is that of a hash.
+    """Predictions of a model for the first n images of a split in stored order, which is that of a hash.
 
     Attributes:
-      split: name.
-      images: in the split; those asked about are the first.
-      rows: of `images.parquet`, int64[asked].
-      true: class indices, int64[asked].
-      predicted: class indices, int64[asked].
-      probabilities: float32[asked, classes].
+      split: name of the split.
+      images: number of images in the split, at least n.
+      rows: rows of `images.parquet`, int64[n].
+      true: true class indices, int64[n].
+      predicted: predicted class indices, int64[n].
+      probabilities: float32[n, classes].
     """
 
     split: str
@@ -54,22 +54,22 @@ class Predictions:
 
     @property
     def certainty(self) -> np.ndarray:
-        """Probability of the predicted class, float32[asked]."""
+        """Probability of the predicted class, float32[n]."""
         return self.probabilities[np.arange(len(self.predicted)), self.predicted]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
-    """One image of which the model is wrong.
+    """An image with a wrong prediction.
 
     Attributes:
-      key: identity, as it is shown.
-      predicted: class that the model predicts.
-      true: class of the image.
-      probability: of the predicted class, 0-1.
-      true_probability: of the class of the image.
-      picture: of it; None when the section is full.
-      facts: about it.
+      key: key of the image, as display text.
+      predicted: predicted class.
+      true: true class.
+      probability: probability of the predicted class, 0-1.
+      true_probability: probability of the true class, 0-1.
+      picture: picture of the image; None if the section is full.
+      facts: names and values about the image.
     """
 
     key: str
@@ -86,40 +86,42 @@ class Mistakes:
     """The worst mistakes.
 
     Attributes:
-      rows: most certain first.
-      wrong: how many images the model is wrong about.
-      asked: how many it was asked about.
-      images: in the split.
-      split: name.
+      rows: mistakes by descending probability.
+      wrong: number of wrong predictions.
+      predicted: number of predictions.
+      images: number of images in the split.
+      split: name of the split.
     """
 
     rows: Sequence[Mistake]
     wrong: int
-    asked: int
+    predicted: int
     images: int
     split: str
 
 
 def predict(images: Images, directory: str, model: str, most: int = MOST_IMAGES) -> Predictions:
-    """Asks a model about the held-back split, the second one if there are several.
+    """Returns predictions for the evaluation split, the second one if there are several.
 
     Args:
-      images: of the dataset.
-      directory: of the dataset.
+      images: images of the dataset.
+      directory: directory of the dataset.
       model: directory of the SavedModel.
-      most: images at most.
+      most: largest number of images.
 
     Raises:
-      OptionError: the model, or the dataset, cannot be used for that.
+      OptionError: the model does not fit the dataset, or the images do not have one label each.
       CorruptDataset: a record is damaged.
     """
     dataset = images.dataset
     if dataset.label_kind != "single":
-        raise OptionError(f"the images have {LABEL_KINDS[dataset.label_kind]}; a model is judged on one label each")
+        raise OptionError(
+            f"the images have {LABEL_KINDS[dataset.label_kind]}; a report with a model needs one label per image"
+        )
     split = list(dataset.splits)[min(1, len(dataset.splits) - 1)]
-    is_asked = images.is_written & (images.splits == split)
+    in_split = images.is_written & (images.splits == split)
     order = np.lexsort((images.numbers("offset"), images.numbers("shard")))
-    rows = order[is_asked[order]][:most]
+    rows = order[in_split[order]][:most]
     loaded = load_model(model)
     _check_labels(loaded.labels, dataset.labels)
     probabilities = np.concatenate(
@@ -127,7 +129,7 @@ def predict(images: Images, directory: str, model: str, most: int = MOST_IMAGES)
     )
     return Predictions(
         split=split,
-        images=int(is_asked.sum()),
+        images=int(in_split.sum()),
         rows=rows,
         true=images.numbers("label_index")[rows],
         predicted=probabilities.argmax(1),
@@ -139,7 +141,7 @@ def load_model(model: str) -> ExportedModel:
     """Loads a model that takes records.
 
     Raises:
-      OptionError: there is no such model, or it was exported by something else.
+      OptionError: the model does not exist, or was not exported by Feedline.
     """
     import tensorflow as tf
 
@@ -150,15 +152,15 @@ def load_model(model: str) -> ExportedModel:
     return predicting.load_model(model)
 
 
-def _check_labels(labels: Sequence[str], wanted: Sequence[str]) -> None:
-    if len(labels) != len(wanted):
+def _check_labels(labels: Sequence[str], expected: Sequence[str]) -> None:
+    if len(labels) != len(expected):
         raise OptionError(
-            f"the model knows {len(labels)} classes, the dataset {len(wanted)}; give the model that was trained on it"
+            f"the model has {len(labels)} classes, the dataset {len(expected)}; give the model that was trained on it"
         )
-    for index, (text, right) in enumerate(zip(labels, wanted, strict=True)):
-        if text != right:
+    for index, (label, expected_label) in enumerate(zip(labels, expected, strict=True)):
+        if label != expected_label:
             raise OptionError(
-                f"class {index} of the model is {text!r}, of the dataset {right!r}; "
+                f"class {index} of the model is {label!r}, of the dataset {expected_label!r}; "
                 "give the model that was trained on it"
             )
 
@@ -175,28 +177,28 @@ def _probabilities(model: ExportedModel, records: Sequence[bytes]) -> np.ndarray
         ) from error
 
 
-def worst(images: Images, album: Album, predictions: Predictions) -> Mistakes:
+def worst_mistakes(images: Images, album: Album, predictions: Predictions) -> Mistakes:
     """Returns the images with the highest probability for a wrong class.
 
     Raises:
       CorruptDataset: a record is damaged.
     """
     wrong = np.flatnonzero(predictions.predicted != predictions.true)
-    certain = predictions.certainty
-    order = wrong[np.argsort(-certain[wrong], kind="stable")][:_MOST_MISTAKES]
+    certainty = predictions.certainty
+    order = wrong[np.argsort(-certainty[wrong], kind="stable")][:_MOST_MISTAKES]
     room = Room(_ROOM_BYTES)
     labels = images.dataset.labels
     rows = []
-    for place in order:
-        row = images.row(int(predictions.rows[place]))
-        true, predicted = int(predictions.true[place]), int(predictions.predicted[place])
+    for index in order:
+        row = images.row(int(predictions.rows[index]))
+        true, predicted = int(predictions.true[index]), int(predictions.predicted[index])
         rows.append(
             Mistake(
                 key=shown.place(row["key"]),
                 predicted=shown.text(labels[predicted], 60),
                 true=shown.text(labels[true], 60),
-                probability=float(certain[place]),
-                true_probability=float(predictions.probabilities[place, true]),
+                probability=float(certainty[index]),
+                true_probability=float(predictions.probabilities[index, true]),
                 picture=album.draw(row, _SIDE_PX, room),
                 facts=images.facts(row),
             )
@@ -204,22 +206,21 @@ def worst(images: Images, album: Album, predictions: Predictions) -> Mistakes:
     return Mistakes(
         rows=rows,
         wrong=len(wrong),
-        asked=len(predictions.predicted),
+        predicted=len(predictions.predicted),
         images=predictions.images,
         split=predictions.split,
     )
 
 
-def _batches(images: Images, directory: str, split: str, most: int) -> Iterator[list[bytes]]:
-    """Yields lists of serialised records, the first `most` of a split in stored order."""
+def _batches(images: Images, directory: str, split: str, count: int) -> Iterator[list[bytes]]:
+    """Yields batches of the first `count` serialised records of a split in stored order."""
     batch: list[bytes] = []
-    left = most
     for path in images.dataset.shard_paths(directory, split):
         with storage.open_read(path) as stream:
             for _, payload in tfrecord.read_records(stream, path):
-                if not left:
+                if not count:
                     break
-                left -= 1
+                count -= 1
                 batch.append(payload)
                 if len(batch) == _BATCH:
                     yield batch
@@ -233,18 +234,18 @@ _MOST_CONFUSED = 20
 _MOST_PAIRS = 12
 _LEVELS = 8  # shades of the heat map
 _MOST_SLICES = 60
-_MOST_COLUMNS = 8  # user columns that were measured by value
+_MOST_COLUMNS = 8  # user columns with figures by value
 _BINS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One cell of the confusion matrix.
+    """A cell of the confusion matrix.
 
     Attributes:
-      images: of the class of the row for which the model predicted the class of the column.
-      share: of the images of the row, 0-1.
-      level: shade, 0 for none up to `_LEVELS`.
+      images: number of images.
+      share: share of the images of the row, 0-1.
+      level: shade, from 0 for no image to `_LEVELS`.
     """
 
     images: int
@@ -254,13 +255,13 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Confusion:
-    """The confusion matrix, of the classes that are most confused.
+    """The confusion matrix of the most confused classes.
 
     Attributes:
-      labels: of rows and columns.
-      rows: true class -> cells, one a predicted class.
-      pairs: true class, predicted class, images and share of the true class; most images first.
-      left_out: further classes.
+      labels: class names of rows and columns.
+      rows: cells by true class (row) and predicted class (column).
+      pairs: true class, predicted class, images and share of the true class, by descending images.
+      left_out: number of omitted classes.
     """
 
     labels: Sequence[str]
@@ -271,13 +272,13 @@ class Confusion:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One bin of the calibration.
+    """A bin in the calibration chart.
 
     Attributes:
-      predicted: mean probability that the model gave, 0-1.
-      right: share of right answers.
-      images: in the bin.
-      radius: of the dot, 2-8.
+      predicted: mean predicted probability, 0-1.
+      right: share of correct predictions, 0-1.
+      images: number of images.
+      radius: radius of the dot, 2-8.
     """
 
     predicted: float
@@ -287,22 +288,22 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluated:
-    """What the page shows of a model.
+class EvaluationView:
+    """The section of the evaluation.
 
     Attributes:
       overall: accuracy over all images.
-      classes: class name -> accuracy; of very many, the worst.
-      classes_left_out: further classes.
-      precision: class name -> share of right answers among the images taken for it; empty when it was not measured.
-      slices: user column -> value -> accuracy; of very many values, the worst.
-      top: share of images whose class is among the five most likely; None when it was not measured.
-      baseline: accuracy of the model blessed before; None when there was none.
-      confusion: None when the pairs were not counted.
-      calibration: one point a bin; empty when it was not measured.
-      ece: expected calibration error, 0-1; None when it was not measured.
-      note: what was measured on, when it was measured for this page.
-      refused: a sentence for each limit that the model missed.
+      classes: class name -> recall of the worst classes.
+      classes_left_out: number of omitted classes.
+      precision: class name -> precision; empty if not measured.
+      slices: user column -> value -> accuracy of the worst values.
+      top: share of images whose class is among the five most likely; None if not measured.
+      baseline: accuracy of the previous blessed model; None without one.
+      confusion: confusion matrix; None if not measured.
+      calibration: a point for each bin; empty if not measured.
+      ece: expected calibration error, 0-1; None if not measured.
+      note: images of the figures, if they were computed for this page.
+      refused: a sentence for each threshold that the model missed.
     """
 
     overall: Accuracy
@@ -319,70 +320,70 @@ class Evaluated:
     refused: Sequence[str] = ()
 
 
-def evaluated(
+def evaluation_view(
     evaluation: Evaluation | None, predictions: Predictions | None, labels: Sequence[str]
-) -> Evaluated | None:
-    """Returns what is known of a model; None when nothing is.
+) -> EvaluationView | None:
+    """Returns the section of the evaluation; None without evaluation and predictions.
 
     Args:
-      evaluation: what Evaluator measured.
-      predictions: what the model predicted for this page; fills in what the evaluation lacks.
+      evaluation: figures of Evaluator.
+      predictions: predictions for this page, for figures that the evaluation lacks.
       labels: class names by index.
     """
-    measured_here = None if predictions is None else measure(predictions, labels)
-    measured = evaluation or measured_here
-    if measured is None:
+    computed = None if predictions is None else measure(predictions, labels)
+    figures = evaluation or computed
+    if figures is None:
         return None
-    worst = sorted(measured.classes.items(), key=lambda item: (item[1].value, item[0]))[:_MOST_ROWS]
-    counts = measured.confusion or (measured_here.confusion if measured_here else None)
-    calibration = measured.calibration or (measured_here.calibration if measured_here else None)
-    return Evaluated(
-        overall=measured.overall,
+    worst = sorted(figures.classes.items(), key=lambda item: (item[1].value, item[0]))[:_MOST_ROWS]
+    counts = figures.confusion or (computed.confusion if computed else None)
+    calibration = figures.calibration or (computed.calibration if computed else None)
+    return EvaluationView(
+        overall=figures.overall,
         classes=dict(sorted(worst)),
-        classes_left_out=len(measured.classes) - len(worst),
-        precision=measured.precision,
-        slices=_slices(measured.slices),
-        top=measured.top_k,
-        baseline=measured.baseline,
+        classes_left_out=len(figures.classes) - len(worst),
+        precision=figures.precision,
+        slices=_slices(figures.slices),
+        top=figures.top_k,
+        baseline=figures.baseline,
         confusion=confusion(counts["labels"], np.asarray(counts["counts"], np.int64)) if counts else None,
         calibration=_points(calibration["bins"]) if calibration else (),
         ece=calibration["ece"] if calibration else None,
-        refused=measured.refused,
+        refused=figures.refused,
         note="" if evaluation or predictions is None else _note(predictions),
     )
 
 
 def measure(predictions: Predictions, labels: Sequence[str]) -> Evaluation:
-    """Returns what Evaluator would measure of these images.
+    """Returns the figures of Evaluator for these images.
 
     Args:
-      predictions: of the model.
+      predictions: predictions of the model.
       labels: class names by index.
     """
-    right = predictions.predicted == predictions.true
+    is_correct = predictions.predicted == predictions.true
     counts = np.zeros((len(labels), len(labels)), np.int64)
     np.add.at(counts, (predictions.true, predictions.predicted), 1)
     diagonal, predicted, true = counts.diagonal(), counts.sum(0), counts.sum(1)
     return Evaluation(
-        overall=_accuracy(right.sum(), len(right)),
+        overall=_accuracy(is_correct.sum(), len(is_correct)),
         classes={labels[index]: _accuracy(diagonal[index], true[index]) for index in np.flatnonzero(true).tolist()},
         precision={label: _accuracy(diagonal[index], predicted[index]) for index, label in enumerate(labels)},
         confusion=Counts(labels=list(labels), counts=counts.tolist()),
-        calibration=_calibration(predictions.certainty, right),
+        calibration=_calibration(predictions.certainty, is_correct),
     )
 
 
 def confusion(labels: Sequence[str], counts: np.ndarray) -> Confusion:
-    """Returns the confusion matrix of the classes that are most confused.
+    """Returns the confusion matrix of the most confused classes.
 
     Args:
-      labels: class names.
-      counts: int64[classes, classes]; row: true class, column: predicted class.
+      labels: class names by index.
+      counts: images by true class (row) and predicted class (column), int64[classes, classes].
     """
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
-    trouble = wrong.sum(0) + wrong.sum(1)
-    confused = np.sort(np.argsort(-trouble, kind="stable")[:_MOST_CONFUSED])
+    mistakes = wrong.sum(0) + wrong.sum(1)
+    confused = np.sort(np.argsort(-mistakes, kind="stable")[:_MOST_CONFUSED])
     totals = counts.sum(1)
     rows, columns = np.nonzero(wrong)
     order = np.lexsort((columns, rows, -wrong[rows, columns]))[:_MOST_PAIRS]
@@ -392,35 +393,35 @@ def confusion(labels: Sequence[str], counts: np.ndarray) -> Confusion:
     ]
     cells = [[_cell(int(counts[row, column]), int(totals[row])) for column in confused] for row in confused]
     return Confusion(
-        labels=[labels[place] for place in confused], rows=cells, pairs=pairs, left_out=len(labels) - len(confused)
+        labels=[labels[index] for index in confused], rows=cells, pairs=pairs, left_out=len(labels) - len(confused)
     )
 
 
-def _accuracy(right: int, images: int) -> Accuracy:
-    return Accuracy.from_share(float(right) / int(images) if images else 0.0, int(images))
+def _accuracy(correct: int, images: int) -> Accuracy:
+    return Accuracy.from_share(float(correct) / int(images) if images else 0.0, int(images))
 
 
-def _calibration(certainty: np.ndarray, right: np.ndarray) -> Calibration:
-    places = np.minimum((certainty * _BINS).astype(np.int64), _BINS - 1)
+def _calibration(certainty: np.ndarray, is_correct: np.ndarray) -> Calibration:
+    indices = np.minimum((certainty * _BINS).astype(np.int64), _BINS - 1)
     bins = []
-    for place in range(_BINS):
-        found = places == place
+    for index in range(_BINS):
+        mask = indices == index
         bins.append(
             Bin(
-                low=place / _BINS,
-                high=(place + 1) / _BINS,
-                mean_predicted=float(certainty[found].mean()) if found.any() else 0.0,
-                share_right=float(right[found].mean()) if found.any() else 0.0,
-                images=int(found.sum()),
+                low=index / _BINS,
+                high=(index + 1) / _BINS,
+                mean_predicted=float(certainty[mask].mean()) if mask.any() else 0.0,
+                share_right=float(is_correct[mask].mean()) if mask.any() else 0.0,
+                images=int(mask.sum()),
             )
         )
     error = sum(item["images"] * abs(item["mean_predicted"] - item["share_right"]) for item in bins)
-    return Calibration(bins=bins, ece=error / max(1, len(right)))
+    return Calibration(bins=bins, ece=error / max(1, len(is_correct)))
 
 
 def _cell(images: int, total: int) -> Cell:
     share = images / total if total else 0.0
-    # Never no shade for a single mistake, which is what one looks for.
+    # At least the first shade, so that a single mistake is visible.
     return Cell(images=images, share=share, level=max(1, round(_LEVELS * share)) if images else 0)
 
 

@@ -1,7 +1,4 @@
-"""Renders the report: what is known of a dataset, its model and its run, gathered section by section.
-
-The templates of the report, and the words they have for numbers and names, are here too.
-"""
+"""Renders the report from its templates, with the sections about a dataset, its model and its run."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from components.dataset_report import RunDetails, shown
 from components.dataset_report.augmentation import augmentation
 from components.dataset_report.card import card, run_view
 from components.dataset_report.card import verdict as verdict_view
-from components.dataset_report.evaluated import evaluated, predict, worst
+from components.dataset_report.evaluated import evaluation_view, predict, worst_mistakes
 from components.dataset_report.gallery import DUPLICATES_ROOM_BYTES, duplicates, gallery, rejects
 from components.dataset_report.histograms import HEIGHT, WIDTH, balance, distributions
 from components.dataset_report.shown import Album, Images, Room
@@ -34,15 +31,6 @@ _FILTERS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def pour(values: Mapping[str, Any]) -> str:
-    """Returns the page.
-
-    Args:
-      values: what the templates name.
-    """
-    return render_page(_TEMPLATES, "page", values, _FILTERS)
-
-
 def render(
     directory: str,
     evaluation: Evaluation | None = None,
@@ -55,21 +43,21 @@ def render(
 ) -> str:
     """Returns the report of a published dataset as one self-contained HTML page of under 10 MB.
 
-    Pictures and rows are samples of bounded size; the page states what is left out. Equal datasets and arguments
-    give equal pages.
+    Pictures and rows are samples of bounded size; the page states how many are omitted. Equal datasets and arguments
+    result in equal pages.
 
     Args:
-      directory: of the dataset.
-      evaluation: what Evaluator measured of a model trained on it.
+      directory: directory of the dataset.
+      evaluation: figures of Evaluator for a model of the dataset.
       verdict: content of the `verdict.json` of the gate.
-      model: directory of a SavedModel trained on the dataset; it is asked about the held-back split.
-      input_options: `InputOptions` as JSON values, for a preview of what the model sees.
-      run: timings and lineage.
-      source: directory that the images came from, to show what was rejected; nothing outside of it is opened.
+      model: directory of a SavedModel trained on the dataset, for predictions on the evaluation split.
+      input_options: `InputOptions` as JSON values, for the preview of augmentation.
+      run: durations and lineage.
+      source: directory of the source images, for pictures of the rejects; no file outside of it is opened.
 
     Raises:
       UsageError: the directory is not a dataset, or the model was not trained on it.
-      CorruptDataset: a file of it is damaged.
+      CorruptDataset: a file of the dataset is damaged.
     """
     dataset = manifest.load(directory)
     images = Images(schemas.read_published(storage.join(directory, manifest.IMAGES_NAME)), dataset)
@@ -78,7 +66,9 @@ def render(
     album = Album(directory, dataset)
     room = Room(DUPLICATES_ROOM_BYTES)
     predictions = predict(images, directory, model) if model else None
-    return pour(
+    return render_page(
+        _TEMPLATES,
+        "page",
         {
             "dataset": dataset,
             "card": card(dataset, lookup.find_leaks(images.table, kinds)),
@@ -91,8 +81,9 @@ def render(
             "exact": duplicates(images, album, "cluster", room),
             "near": duplicates(images, album, "near", room),
             "augmentation": None if input_options is None else augmentation(images, album, input_options),
-            "evaluated": evaluated(evaluation, predictions, dataset.labels),
-            "mistakes": None if predictions is None else worst(images, album, predictions),
+            "evaluation": evaluation_view(evaluation, predictions, dataset.labels),
+            "mistakes": None if predictions is None else worst_mistakes(images, album, predictions),
             "run": None if run is None else run_view(run),
-        }
+        },
+        _FILTERS,
     )

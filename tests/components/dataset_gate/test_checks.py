@@ -32,7 +32,7 @@ def test_every_anomalous_feature_of_a_split_is_a_finding_of_its_own():
     first, second = sorted(check_anomalies(found, GateLimits()), key=lambda finding: finding.feature)
     assert str(first) == (
         "anomaly: height in eval: out of range: 99; allowed: 0 anomalous features a split; "
-        "repair the data, or change the schema if the data is right"
+        "repair the data, or change the schema if the data is correct"
     )
     assert (second.split, second.feature, second.value) == ("eval", "width", "missing")
 

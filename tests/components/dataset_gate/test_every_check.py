@@ -95,7 +95,7 @@ TABLE = [
         "lost class",
         (
             *("missing classes", "train", "image/class/text", "without an image of c"),
-            "an image of every class that the labels name",
+            "an image of every class of the labels",
         ),
     ),
     (

@@ -6,7 +6,7 @@ import pytest
 from beam_jobs.dataset import manifest, schemas
 from beam_jobs.errors import OptionError
 from beam_jobs.options import PixelOptions
-from components.dataset_report.augmentation import DRAWS, augmentation, seen
+from components.dataset_report.augmentation import DRAWS, apply_chain, augmentation
 from components.dataset_report.shown import Album, Images
 from tests.components.dataset_report.page import ingest, pixels
 from tests.make_images import jpeg
@@ -48,7 +48,7 @@ def test_the_preview_is_what_the_trainer_feeds_the_model(tmp_path, pixel_options
             compared = 0
             for features, _ in fed.as_numpy_iterator():
                 values = stored[features["key"][0].decode()]
-                np.testing.assert_array_equal(seen(chain, values, options.seed, epoch), features["image"][0])
+                np.testing.assert_array_equal(apply_chain(chain, values, options.seed, epoch), features["image"][0])
                 compared += 1
             assert compared == 5
 

@@ -9,7 +9,14 @@ from PIL import Image
 from beam_jobs.dataset import manifest, schemas
 from beam_jobs.errors import OptionError
 from beam_jobs.options import PixelOptions
-from components.dataset_report.evaluated import Predictions, confusion, evaluated, measure, predict, worst
+from components.dataset_report.evaluated import (
+    Predictions,
+    confusion,
+    evaluation_view,
+    measure,
+    predict,
+    worst_mistakes,
+)
 from components.dataset_report.shown import Album, Images
 from components.evaluation import Accuracy, Evaluation, load_evaluation
 from tests.components.dataset_report.page import ingest
@@ -81,7 +88,7 @@ def test_answers_stand_beside_the_image_that_was_asked_about(tmp_path, bright_or
 def test_only_so_many_images_are_asked_about(dataset, always_first_class):
     found = predict(images_of(dataset), str(dataset), str(always_first_class), most=3)
     assert (len(found.rows), len(found.predicted)) == (3, 3)
-    assert evaluated(None, found, ["china", "flower"]).note == (
+    assert evaluation_view(None, found, ["china", "flower"]).note == (
         f"Measured for this page on 3 of the {found.images} images of eval."
     )
 
@@ -102,7 +109,7 @@ def test_stored_pixels_are_asked_about_too(tmp_path, always_first_class):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"a/1.png": 1, "b/1.png": 2, "c/1.png": 3}, "the model knows 2 classes, the dataset 3"),
+        ({"a/1.png": 1, "b/1.png": 2, "c/1.png": 3}, "the model has 2 classes, the dataset 3"),
         ({"a/1.png": 1, "b/1.png": 2}, "class 0 of the model is 'china', of the dataset 'a'"),
     ],
 )
@@ -122,14 +129,14 @@ def test_what_is_no_model_of_ours_is_refused(dataset, tmp_path):
 
 def test_the_most_certain_mistakes_come_first(dataset):
     images = images_of(dataset)
-    found = worst(
+    found = worst_mistakes(
         images, Album(str(dataset), images.dataset), predictions([0, 1, 0, 1], [0, 0, 1, 0], [1, 0.6, 0.9, 0.7])
     )
     assert [round(row.probability, 3) for row in found.rows] == [0.9, 0.7, 0.6]
     assert [(row.predicted, row.true) for row in found.rows] == [("flower", "china")] + 2 * [("china", "flower")]
     assert found.rows[0].key == images.row(2)["key"]
     assert found.rows[0].picture is not None
-    assert (found.wrong, found.asked) == (3, 4)
+    assert (found.wrong, found.predicted) == (3, 4)
 
 
 def test_what_the_page_measures_is_what_tfma_measures(dataset, always_first_class, evaluation_dir):
@@ -179,7 +186,7 @@ def test_the_confusion_shows_the_classes_that_are_most_confused():
 def test_what_evaluator_measured_goes_before_what_the_page_measures():
     half = Accuracy.from_share(0.5, 100)
     given = Evaluation(overall=half, classes={"a": half})
-    found = evaluated(given, predictions([0, 1], [0, 1], [1, 1], 2), ["a", "b"])
+    found = evaluation_view(given, predictions([0, 1], [0, 1], [1, 1], 2), ["a", "b"])
     assert (found.overall, found.note) == (half, "")
     assert [cell.images for row in found.confusion.rows for cell in row] == [1, 0, 0, 1]
-    assert evaluated(None, None, ["a"]) is None
+    assert evaluation_view(None, None, ["a"]) is None

@@ -155,8 +155,11 @@ def test_variables_take_their_values_back_in_another_model_of_the_same_form():
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (dense(4), r"dense.kernel has the shape \(2, 3\) there and \(2, 4\) here; remove the checkpoints"),
-        (dense(3, "head"), "has the shape None there and"),
+        (
+            dense(4),
+            r"dense.kernel has the shape \(2, 3\) in the checkpoint and \(2, 4\) in the model; remove the checkpoints",
+        ),
+        (dense(3, "head"), "has the shape None in the checkpoint and"),
         (keras.Sequential([dense(3), keras.layers.Dense(1)]), "is of another model"),
     ],
 )
