@@ -90,8 +90,8 @@ def augmentation(images: Images, album: Album, input_options: Mapping[str, Any])
     examples: list[Example] = []
     problem = ""
     try:
-        train = _pictured(stored_ops(parse_ops(options.train_spec), images.dataset))
-        evaluation = _pictured(stored_ops(evaluation_ops(options), images.dataset))
+        chains = parse_ops(options.train_spec), evaluation_ops(options)
+        train, evaluation = (_pictured(stored_ops(chain, images.dataset)) for chain in chains)
         room = Room(_ROOM_BYTES)
         for index in _sample(images):
             example = _example(images, album, index, (train, evaluation, options.seed), room)

@@ -170,10 +170,10 @@ def conclude(config: PipelineConfig, images: str, say: Say) -> RunSummary:
     dataset = steps["ImageExampleGen"].outputs["examples"]
     rates = bench.compare(dataset, next(iter(manifest.load(dataset).splits)), config.input)
     say("writing the report")
-    page = write_report(config, store, images)
-    summary = dataclasses.replace(collect(steps, rates), report=page, schema_named=bool(config.schema))
+    page = write_report(config, store, steps, images)
+    summary = collect(steps, rates, page, keep_schema(config, steps), is_named=bool(config.schema))
     _restore_push(summary)
-    return dataclasses.replace(summary, schema=keep_schema(config, steps) or summary.schema)
+    return summary
 
 
 def images_dir(config: PipelineConfig) -> str:
@@ -191,8 +191,9 @@ def keep_what_there_is(config: PipelineConfig, images: str, stopped: GateFailed,
 
     store = open_store(config.metadata_path)
     try:
-        keep_schema(config, newest_run(store, config.name))
-        say(f"what the gate found is in {write_report(config, store, images, stopped.verdict)}")
+        steps = newest_run(store, config.name)
+        keep_schema(config, steps)
+        say(f"what the gate found is in {write_report(config, store, steps, images, stopped.verdict)}")
     except (OSError, FeedlineError) as error:  # the findings are worth more than the page about them
         say(f"the report could not be written: {error}")
 
