@@ -15,7 +15,7 @@ from beam_jobs import storage
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import FeedlineError, GateFailed, OptionError
 from beam_jobs.sources.factory import open_source
-from beam_jobs.storage import lock
+from beam_jobs.storage import disk, lock
 from pipeline.config import PipelineConfig
 
 if TYPE_CHECKING:
@@ -48,10 +48,13 @@ def locked(root: str) -> Iterator[None]:
 
 
 def check_free(root: str) -> None:
-    """Raises `OptionError` when another run uses a root. It may be taken a moment later; `locked` tells for sure."""
+    """Raises `OptionError` when another run uses a root, or it cannot be written. It may be taken a moment later."""
     if os.path.isfile(os.path.join(root, LOCK_NAME)):
         with locked(root):
             pass
+    elif refused := disk.refusal(root):
+        remedy = refused.repair or "choose another --root"
+        raise OptionError(f"root {root} cannot be written: {refused.reason}; {remedy}")
 
 
 _SYSTEM_DIR = ".system"  # where TFX keeps what passes between a component and its launcher
