@@ -90,8 +90,8 @@ def augmentation(images: Images, album: Album, input_options: Mapping[str, Any])
     examples: list[Example] = []
     problem = ""
     try:
-        train = _pictured(adapt_ops_to_records(parse_ops(options.train_spec), images.dataset))
-        evaluation = _pictured(adapt_ops_to_records(evaluation_ops(options), images.dataset))
+        chains = parse_ops(options.train_spec), evaluation_ops(options)
+        train, evaluation = (_pictured(adapt_ops_to_records(chain, images.dataset)) for chain in chains)
         room = Room(_ROOM_BYTES)
         for index in _sample(images):
             example = _example(images, album, index, (train, evaluation, options.seed), room)
