@@ -197,7 +197,7 @@ def _of_jpeg(encoded: tf.Tensor, policy: PixelOptions) -> tf.Tensor:
         decoded = decode_rgb(encoded)
         changed = (orientation != 1) | (shape[2] == _CMYK)
         return tf.cond(
-            changed, lambda: _again(upright(decoded, orientation), process.KEPT_QUALITY, False), lambda: decoded
+            changed, lambda: _again(upright(decoded, orientation), process.FULL_SIZE_QUALITY, False), lambda: decoded
         )
 
     def smaller() -> tf.Tensor:

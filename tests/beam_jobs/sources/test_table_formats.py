@@ -109,7 +109,7 @@ def test_labels_may_be_a_list(write, suffix, cell, labels):
         ({"w": 10**400}, "bad_annotation", "line 1: the weight is 10000"),
         ({"image": "\ud800.jpg"}, "name_not_utf8", "line 1: column 'image' holds .*which cannot be stored as UTF-8"),
         ({"note": ["a", "\ud800"]}, "name_not_utf8", "line 1: column 'note' holds "),
-        ({"image": "a\0b"}, "unreadable", "its path has a null character, which no file has"),
+        ({"image": "a\0b"}, "unreadable", "its path has a null character, which paths cannot contain"),
         ({"image": None}, "not_a_file", "line 1: the cell of column 'image' is empty"),
         ({"label": float("nan")}, "no_label", "its label is empty"),
     ],
