@@ -55,7 +55,7 @@ class _Archives(ABC):
     @property
     def base(self) -> str:
         """Directory that the names of archives are relative to."""
-        return containers.base_of(self.path)
+        return containers.base_directory(self.path)
 
     @property
     def label_kind(self) -> str:
@@ -126,7 +126,7 @@ class TarSource(_Archives):
     """Tar archives. A compressed one is unpacked to a temporary file, once per process: `decompress.plain_path`."""
 
     def _packing(self, container: Container) -> str:
-        return decompress.packing_of(containers.head_of(container))
+        return decompress.packing_of(containers.read_head(container))
 
     def _members(self, container: Container, opened: Opened, on_hidden: OnHidden) -> Iterator[Member | Reject]:
         return tar_members(container, opened, on_hidden)

@@ -180,7 +180,7 @@ def test_a_directory_and_a_pipe_are_no_archives(tmp_path):
         SourceError, match=rf"^{tmp_path} is a directory; give a file, or a pattern such as {tmp_path}/\*"
     ):
         TarSource(str(tmp_path), TableColumns()).check()
-    with pytest.raises(SourceError, match=r"pipe.tar is no regular file; give a file"):
+    with pytest.raises(SourceError, match=r"pipe.tar is not a regular file; give a file"):
         TarSource(str(tmp_path / "pipe.tar"), TableColumns()).check()
 
 

@@ -163,7 +163,7 @@ def test_deep_nesting_is_no_json(tmp_path):
     [
         (b'{"image": "1.jpg"}', "has no column 'label' for the label; it has 'image'$"),
         (b"", "has no column 'image' for the image; it has none$"),
-        (b"[1]", r"line 1 holds '\[1\]'; it must hold one object$"),
+        (b"[1]", r"line 1 holds '\[1\]'; it must hold a JSON object$"),
         (b"{", "line 1 is not JSON: "),
         (b"\xff", "cannot be read past line 0: "),
     ],
