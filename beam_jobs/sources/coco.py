@@ -51,7 +51,7 @@ def _image_size(image: Mapping[str, Any]) -> tuple[int, int] | None:
     for side in (height, width):
         if not _is_number(side) or side != int(side) or side < 1:
             raise _bad_object(
-                f"height and width are {height!r:.40} and {width!r:.40}; they must be integers of at least 1"
+                f"height and width are {height!r:.40} and {width!r:.40}; they must be whole numbers above 0"
             )
     return int(height), int(width)  # type: ignore[arg-type]
 

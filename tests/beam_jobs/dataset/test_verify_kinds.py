@@ -101,7 +101,7 @@ WRONG_ANNOTATIONS = {
     "too few pixels": (
         "_raw",
         set_value(record.HEIGHT, 17),
-        r"'.*' has 768 bytes of pixels; its record declares 16x17 pixels of 3 bytes",
+        r"'.*' has 768 bytes of pixels, its record says 16x17 of three each",
     ),
     "pixels that changed": ("_raw", set_value(record.ENCODED, bytes(768)), "the image of '.*' is not the one its"),
 }

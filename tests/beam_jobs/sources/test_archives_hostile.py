@@ -158,10 +158,10 @@ def test_a_tar_cut_short_anywhere_is_refused(tmp_path):
     data = three(tmp_path)
     end = data.rindex(jpeg(3)) + len(jpeg(3))
     end += -end % 512
-    assert "is no tar archive" in tar_error(tmp_path, data[:100])
-    assert "cut short" in tar_error(tmp_path, data[: end - 600])
-    assert "cut short" in tar_error(tmp_path, data[:end])
-    assert "cut short" in tar_error(tmp_path, data[: end + 300])
+    assert "is not a tar archive" in tar_error(tmp_path, data[:100])
+    assert "truncated" in tar_error(tmp_path, data[: end - 600])
+    assert "truncated" in tar_error(tmp_path, data[:end])
+    assert "truncated" in tar_error(tmp_path, data[: end + 300])
     (tmp_path / "x.tar").write_bytes(data[: end + 512])  # the end mark is there
     assert contents(TarSource(str(tmp_path / "x.tar"), TableColumns())) == FOLDERS
 
@@ -294,7 +294,7 @@ def test_headers_mean_what_they_mean_to_tarfile(tmp_path, headers):
 def test_what_is_no_archive_is_refused(tmp_path, data, kind):
     source, _, name = KINDS[kind]
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(SourceError, match=rf"^{tmp_path}/{name} is no {kind} archive, "):
+    with pytest.raises(SourceError, match=rf"^{tmp_path}/{name} is not a {kind} archive, "):
         source(str(tmp_path / name), TableColumns()).check()
 
 

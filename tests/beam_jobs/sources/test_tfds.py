@@ -359,7 +359,7 @@ def test_metadata_that_cannot_be_used_are_refused(copied, name, change, message)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "cannot be read: .*; give the directory of one version of"),
+        (None, "cannot be read: .*; give the directory of a version of"),
         (b"[1]", "is not valid TFDS metadata: .*; prepare it again$"),
         (b"\xff", "is not valid TFDS metadata: .*; prepare it again$"),
         (b"[" * 100_000, "is not valid TFDS metadata: .*; prepare it again$"),

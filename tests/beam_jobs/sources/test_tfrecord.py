@@ -139,8 +139,8 @@ def test_a_feature_of_many_values_makes_many_labels(records, tags, labels):
         ({"image": []}, {}, "bad_member", "feature 'image' holds 0 values; it must hold the bytes of one image file"),
         ({"image": [1, 2]}, {}, "bad_member", "feature 'image' holds 2 values of int; it must hold the bytes of one"),
         ({"image": [b"a", b"b"]}, {}, "bad_member", "feature 'image' holds 2 values of bytes; it must hold the bytes"),
-        ({"w": -1}, {"weight": "w"}, "bad_annotation", "x.tfrecord:1: the weight is -1; it must be a number"),
-        ({"w": []}, {"weight": "w"}, "bad_annotation", "x.tfrecord:1: the weight is None; it must be a number"),
+        ({"w": -1}, {"weight": "w"}, "bad_annotation", "x.tfrecord:1: the weight is -1; it must be a finite number"),
+        ({"w": []}, {"weight": "w"}, "bad_annotation", "x.tfrecord:1: the weight is None; it must be a finite number"),
         ({"e": "x"}, {"extra": ("e",)}, "bad_annotation", "feature 'e' holds str; in the first records it was int"),
     ],
 )
