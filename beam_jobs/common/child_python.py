@@ -39,9 +39,7 @@ def environment(working_directory: bool = True) -> dict[str, str]:
       working_directory: whether `PYTHONPATH` may name the working directory.
     """
     others = {name: value for name, value in os.environ.items() if name != _VARIABLE}
-    directories = [
-        directory for directory in _pythonpath() if working_directory or not _is_working_directory(directory)
-    ]
+    directories = [path for path in _pythonpath() if working_directory or not _is_working_directory(path)]
     return {**others, _VARIABLE: os.pathsep.join(directories)} if directories else others
 
 
@@ -62,9 +60,7 @@ def leave_working_directory() -> None:
 def _filter_path(path: list[str], working_directory: bool) -> list[str]:
     named = working_directory and any(map(_is_working_directory, _pythonpath()))
     keep = named or _is_working_directory(_ROOT)
-    return [
-        directory for directory in path if isinstance(directory, str) and (keep or not _is_working_directory(directory))
-    ]
+    return [item for item in path if isinstance(item, str) and (keep or not _is_working_directory(item))]
 
 
 def _pythonpath() -> list[str]:

@@ -51,9 +51,7 @@ class Parquet:
     def companion_files(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
         """Returns the page of the dataset, whose front matter assigns the files to splits."""
         head = {"configs": [{"config_name": "default", "data_files": [_data_files(split) for split in files]}]}
-        return {
-            "README.md": f"---\n{json.dumps(head, indent=2)}\n---\n".encode()
-        }  # JSON is valid YAML with all texts quoted
+        return {"README.md": f"---\n{json.dumps(head, indent=2)}\n---\n".encode()}  # JSON is valid YAML
 
 
 class _Rows:
@@ -128,16 +126,12 @@ def make_columns(directory: str, dataset: Manifest) -> tuple[Column, ...]:
         columns.append(_value_column(record.WEIGHT, "float32"))
     if record.MASK in features:
         columns.append(
-            _image_column(
-                "mask", lambda sample: _first_value(sample, record.MASK), lambda sample: f"{sample.name}.mask.png"
-            )
+            _image_column("mask", lambda sample: _first(sample, record.MASK), lambda sample: f"{sample.name}.mask.png")
         )
     if any(name.startswith(record.OBJECT_PREFIX) for name in features):
         columns.append(_objects_column(dataset))
-    return (
-        *columns,
-        *(_user_column(name, features[name]) for name in features if name.startswith(record.EXTRA_PREFIX)),
-    )
+    user_columns = (_user_column(*item) for item in features.items() if item[0].startswith(record.EXTRA_PREFIX))
+    return (*columns, *user_columns)
 
 
 def make_schema(columns: tuple[Column, ...]) -> pa.Schema:
@@ -155,21 +149,19 @@ def _image_column(name: str, content: Callable[[Sample], bytes | None], path: Ca
     return Column(name=name, type=_IMAGE_TYPE, feature=_IMAGE, value=cell)
 
 
-def _first_value(sample: Sample, name: str) -> bytes | None:
+def _first(sample: Sample, name: str) -> bytes | None:
     return next(iter(sample.values.get(name, ())), None)
 
 
 def _label_columns(dataset: Manifest) -> Iterator[Column]:
-    class_label = {"_type": "ClassLabel", "names": list(dataset.labels)}
+    label = {"_type": "ClassLabel", "names": list(dataset.labels)}
     if dataset.label_kind == "single":
-        yield Column(
-            name="label", type=pa.int64(), feature=class_label, value=lambda sample: sample.values[record.LABEL][0]
-        )
+        yield Column(name="label", type=pa.int64(), feature=label, value=lambda sample: sample.values[record.LABEL][0])
     if dataset.label_kind == "multi":
         yield Column(
             name="labels",
             type=pa.list_(pa.int64()),
-            feature=_sequence(class_label),
+            feature=_sequence(label),
             value=lambda sample: list(sample.values.get(record.LABEL, ())),
         )
 

@@ -93,7 +93,7 @@ def _make_result(options: ExportOptions, dataset: Manifest, files: Mapping[str, 
 def _export_records(
     options: ExportOptions, dataset: Manifest, splits: Mapping[str, SplitInfo], out: str, watch: Watch
 ) -> Exported:
-    target_format = _make_format(options.to, options.dataset, dataset)
+    target = _make_format(options.to, options.dataset, dataset)
     total_work = Progress(sum(info.records for info in splits.values()), sum(info.bytes for info in splits.values()))
     disk.check_room(_parent_directory(out), total_work.bytes, "the export", kept=False)
     system.local_progress.reset()
@@ -102,17 +102,12 @@ def _export_records(
             files = {
                 name: tuple(
                     _write_split(
-                        target_format,
-                        name,
-                        info,
-                        options,
-                        formats.read_samples(options.dataset, dataset, name),
-                        stage.path,
+                        target, name, info, options, formats.read_samples(options.dataset, dataset, name), stage.path
                     )
                 )
                 for name, info in splits.items()
             }
-        for name, content in target_format.companion_files(files).items():
+        for name, content in target.companion_files(files).items():
             storage.write_bytes(storage.join(stage.path, name), content)
         exported = _make_result(options, dataset, files)
         stage.write_last(EXPORT_NAME, manifest.serialise(exported.to_json()))
@@ -135,20 +130,15 @@ def _make_format(name: str, directory: str, dataset: Manifest) -> Format:
 
 
 def _write_split(
-    target_format: Format,
-    split: str,
-    info: SplitInfo,
-    options: ExportOptions,
-    samples: Iterator[formats.Sample],
-    stage: str,
+    target: Format, split: str, info: SplitInfo, options: ExportOptions, samples: Iterator[formats.Sample], stage: str
 ) -> Iterator[ExportedFile]:
     shard_mb = options.shard_mb
     count = len(info.shards) if shard_mb is None else shards.shard_count(info.bytes, info.records, shard_mb * 1e6)
     for index, group in itertools.groupby(formats.numbered_samples(samples, info, count), key=lambda pair: pair[0]):
-        name = target_format.file_name(split, index, count)
+        name = target.file_name(split, index, count)
         path = storage.join(stage, name)
         records = 0
-        with target_format.open(path) as shard:
+        with target.open(path) as shard:
             for _, sample in group:
                 try:
                     shard.write(sample)

@@ -102,9 +102,7 @@ def _draw_batch(records: Sequence[Mapping[str, list]], roles: FeatureRoles, side
     policy = PixelOptions(policy="resize", fit="inside", side_px=side_px)
     answers = sandbox.examine(list(files.values()), _LIMITS, policy, "basic", processes=1) if files else []
     for index, answer in zip(files, answers, strict=True):
-        drawn[index] = (
-            Picture(remark=str(answer)) if isinstance(answer, BadImage) else _open_picture(answer[0], side_px)
-        )
+        drawn[index] = Picture(remark=str(answer)) if isinstance(answer, BadImage) else _open(answer[0], side_px)
     return [drawn[index] for index in range(len(records))]
 
 
@@ -132,7 +130,7 @@ def _raw_image(data: bytes, values: Mapping[str, list]) -> Image.Image | None:
     return Image.frombytes(mode, (width, height), data) if mode else None
 
 
-def _open_picture(data: bytes, side_px: int) -> Picture:
+def _open(data: bytes, side_px: int) -> Picture:
     """Returns the picture of a file that another process has decoded successfully."""
     try:
         with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
@@ -176,9 +174,7 @@ def half_blocks(image: Image.Image, columns: int, rows: int, true_colour: bool) 
     codes = _true_colour_codes(pixels) if true_colour else _xterm_codes(pixels)
     lines = []
     for upper, lower in zip(codes[::2], codes[1::2], strict=True):
-        cells = (
-            f"\x1b[38;{foreground};48;{background}m{BLOCK}" for foreground, background in zip(upper, lower, strict=True)
-        )
+        cells = (f"\x1b[38;{front};48;{back}m{BLOCK}" for front, back in zip(upper, lower, strict=True))
         lines.append("".join(cells) + _RESET)
     return os.linesep.join(lines)
 

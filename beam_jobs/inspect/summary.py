@@ -165,12 +165,12 @@ class FeatureSummary:
     formats: dict[str, int] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self._distinct_values: set[Any] = set()
+        self._values: set[Any] = set()
 
     @property
     def distinct(self) -> int:
         """Number of distinct first values, 1,001 for more than 1,000; values of more than 256 bytes do not count."""
-        return len(self._distinct_values)
+        return len(self._values)
 
     def add(self, values: list) -> None:
         """Adds the values of a record."""
@@ -185,14 +185,12 @@ class FeatureSummary:
             self._add_bytes(values[0])
         else:
             self._add_numbers(values)
-        if len(self._distinct_values) <= _MAX_DISTINCT and (kind != "bytes" or len(values[0]) <= _MAX_DISTINCT_BYTES):
-            self._distinct_values.add(values[0])
+        if len(self._values) <= _MAX_DISTINCT and (kind != "bytes" or len(values[0]) <= _MAX_DISTINCT_BYTES):
+            self._values.add(values[0])
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON values."""
-        return {name: value for name, value in vars(self).items() if name != "_distinct_values"} | {
-            "distinct": self.distinct
-        }
+        return {name: value for name, value in vars(self).items() if name != "_values"} | {"distinct": self.distinct}
 
     def _add_bytes(self, value: bytes) -> None:
         if _is_text(value):  # the text `BMW` starts like a BMP file
@@ -370,14 +368,8 @@ def size_statistics(lengths: Any) -> dict[str, float]:
     """Returns `min`, `median` and `max` of lengths, an array of int64 or uint64; empty without lengths."""
     import numpy as np
 
-    array_of_lengths = np.asarray(lengths)
-    if not len(array_of_lengths):
-        return {}
-    return {
-        "min": int(array_of_lengths.min()),
-        "median": float(np.median(array_of_lengths)),
-        "max": int(array_of_lengths.max()),
-    }
+    sizes = np.asarray(lengths)
+    return {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())} if len(sizes) else {}
 
 
 def _read_file(facts: FileFacts, summary: FileSummary, shown: int) -> None:

@@ -177,14 +177,12 @@ def view_files(path: str, shown: int) -> View:
     sizes = {file: _size(file) for file in paths}
     unit = f"records in {len(paths):,} files" if len(paths) > 1 else "records"
     total = f"{sum(sizes.values()):,} bytes"
-    file_values = [
-        {**_file_json(file), "file": name_below(file.path, path), "bytes": sizes[file.path]} for file in summary.files
-    ]
+    rows = [{**_file_json(one), "file": name_below(one.path, path), "bytes": sizes[one.path]} for one in summary.files]
     return View(
         headline=f"{summary.records:,} {unit}, {total}, compression {summary.compression}",
         facts=[*_size_facts(summary.sizes), *_remarks(summary), *_role_facts(roles)],
         features=_feature_rows(summary, roles),
-        files=_file_rows(file_values) if len(paths) > 1 else (),
+        files=_file_rows(rows) if len(paths) > 1 else (),
         records=summary.first,
         roles=roles,
         values={
@@ -193,7 +191,7 @@ def view_files(path: str, shown: int) -> View:
             "bytes": sum(sizes.values()),
             "guess": _roles_json(roles),
             "features": {name: file.to_json() for name, file in sorted(summary.features.items())},
-            "files": file_values,
+            "files": rows,
             "first": [_shown_values(values) for values in summary.first],
         },
         errors=summary.errors,

@@ -40,7 +40,7 @@ def with_objects(
       BadImage: an annotation is not valid; the reason is `BAD_ANNOTATION`.
     """
     size = _image_size(image)
-    objects = tuple(_parse_annotation(annotation, names, size) for annotation in annotations)
+    objects = tuple(_make_object(annotation, names, size) for annotation in annotations)
     return replace(others, labels=tuple(sorted({item.label for item in objects})), objects=objects, size=size)
 
 
@@ -61,9 +61,7 @@ def is_id(value: Any) -> TypeGuard[Id]:
     return isinstance(value, (int, str)) and not isinstance(value, bool)
 
 
-def _parse_annotation(
-    annotation: Mapping[str, Any], names: Mapping[Id, str], size: tuple[int, int] | None
-) -> ImageObject:
+def _make_object(annotation: Mapping[str, Any], names: Mapping[Id, str], size: tuple[int, int] | None) -> ImageObject:
     try:
         return _parse_object(annotation, names, size)
     except BadImage as bad:
@@ -269,10 +267,8 @@ def _load(path: str) -> _Document:
         raise SourceError(f"{path} is not JSON: {error}") from error
     for part in ("images", "annotations", "categories"):
         if not isinstance(values, dict) or not isinstance(values.get(part), list):
-            contents = ", ".join(map(repr, values)) if isinstance(values, dict) and values else f"{values!r:.40}"
-            raise SourceError(
-                f"{path} is not COCO instances json: it must have a list {part!r}; it has {contents:.200}"
-            )
+            keys = ", ".join(map(repr, values)) if isinstance(values, dict) and values else f"{values!r:.40}"
+            raise SourceError(f"{path} is not COCO instances json: it must have a list {part!r}; it has {keys:.200}")
     if not values["images"]:
         raise SourceError(f"{path} has no image in 'images'")
     return _Document(values["images"], values["annotations"], _category_names(path, values["categories"]))

@@ -154,15 +154,13 @@ class _CheckedConnection:
     def _resolve(self) -> list[tuple]:
         host = self.host
         try:
-            addresses = socket.getaddrinfo(host, self.port, type=socket.SOCK_STREAM)
+            infos = socket.getaddrinfo(host, self.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             temporary = getattr(error, "errno", None) == socket.EAI_AGAIN
             raise FetchError(f"the host {host} cannot be resolved: {error}", temporary) from error
-        permitted = [entry for entry in addresses if not self._public_only or is_public(str(entry[4][0]))]
+        permitted = [entry for entry in infos if not self._public_only or is_public(str(entry[4][0]))]
         if not permitted:
-            raise BadImage(
-                RejectReason.ADDRESS_REFUSED, f"{host} is at {addresses[0][4][0]}, which is not a public address"
-            )
+            raise BadImage(RejectReason.ADDRESS_REFUSED, f"{host} is at {infos[0][4][0]}, which is not public")
         return permitted
 
 

@@ -18,8 +18,8 @@ _MAX_PAUSE_S = 30.0
 _MAX_RETRY_AFTER_S = 60.0  # for pauses that the server requests
 
 # Query parameters of signed URLs, in lower case.
-_SIGNATURE_PREFIXES = ("x-amz-", "x-goog-")
-_SIGNATURE_PARAMETERS = frozenset({"sig", "signature", "expires"})
+_PREFIXES = ("x-amz-", "x-goog-")
+_SIGNATURE_NAMES = frozenset({"sig", "signature", "expires"})
 _WITH_SIGNATURE = frozenset({"googleaccessid", "awsaccesskeyid", "key-pair-id", "policy"})
 # Common names, which are part of a signature only together with `sig`.
 # Source: https://learn.microsoft.com/rest/api/storageservices/create-service-sas
@@ -48,15 +48,10 @@ def unsigned(uri: str) -> str:
     query, mark, fragment = query.partition("#")
     parts = query.split("&")
     names = [part.partition("=")[0].lower() for part in parts]
-    signature_names = (
-        _SIGNATURE_PARAMETERS
-        | (_WITH_SIG if "sig" in names else set())
-        | (_WITH_SIGNATURE if "signature" in names else set())
-    )
+    secret = set(_SIGNATURE_NAMES)
+    secret |= (_WITH_SIG if "sig" in names else set()) | (_WITH_SIGNATURE if "signature" in names else set())
     remaining = [
-        part
-        for part, name in zip(parts, names, strict=True)
-        if name not in signature_names and not name.startswith(_SIGNATURE_PREFIXES)
+        part for part, name in zip(parts, names, strict=True) if name not in secret and not name.startswith(_PREFIXES)
     ]
     if len(remaining) == len(parts):
         return uri

@@ -143,12 +143,10 @@ def _check_placeholders(pattern: str) -> None:
             raise OptionError(f"the source {pattern} has {{{name}}} twice; it may occur only once")
     if _SPAN not in placeholders:
         raise OptionError(f"the source {pattern} has {{VERSION}} without {{SPAN}}; a version needs a span")
-    for placeholder in _PLACEHOLDER.finditer(pattern):
-        width = (placeholder[2] or ":1")[1:]
+    for match in _PLACEHOLDER.finditer(pattern):
+        width = (match[2] or ":1")[1:]
         if not re.fullmatch("[0-9]{1,2}", width) or not 1 <= int(width) <= _MAX_DIGITS:
-            raise OptionError(
-                f"the source {pattern} has {placeholder[0]}; the width must be from 1 to {_MAX_DIGITS} digits"
-            )
+            raise OptionError(f"the source {pattern} has {match[0]}; the width must be from 1 to {_MAX_DIGITS} digits")
     if re.search(r"\{(SPAN|VERSION)\}\{(SPAN|VERSION)\}", pattern):
         raise OptionError(
             f"the source {pattern} has two numbers without a separator; separate them, as in {{SPAN}}-{{VERSION}}"
@@ -162,16 +160,15 @@ def _parse(pattern: str) -> _Pattern:
     if storage.is_remote(pattern) and first < len(("s3:", "", "bucket")):
         raise OptionError(f"the source {pattern} has {{SPAN}} in the name of its bucket; put it after the bucket")
     stem = "".join(f"{name}/" for name in names[:first])
-    wildcard_indices = [index for index, name in enumerate(names) if _WILDCARD.search(_PLACEHOLDER.sub("", name))]
+    wildcards = [index for index, name in enumerate(names) if _WILDCARD.search(_PLACEHOLDER.sub("", name))]
     # A directory may be named `photos[1]`, so an existing path is not a wildcard.
-    if any(first <= index <= last for index in wildcard_indices) or (
-        wildcard_indices and wildcard_indices[0] < first and not os.path.isdir(stem)
-    ):
+    before_first = wildcards and wildcards[0] < first and not os.path.isdir(stem)
+    if before_first or any(first <= index <= last for index in wildcards):
         raise OptionError(
             f"the source {pattern} has a wildcard before or beside {{SPAN}} or {{VERSION}}; wildcards may only be in "
             "later names of the path, as in photos/{SPAN}/*/*.jpg"
         )
-    end = min((index for index in wildcard_indices if index > last), default=len(names))
+    end = min((index for index in wildcards if index > last), default=len(names))
     rest = pattern.split("/", end)[-1] if end < len(names) else ""
     return _Pattern(stem, tuple(name for name in names[first:end] if name), f"/{rest}" if rest else "")
 
@@ -180,9 +177,7 @@ def _find_matches(pattern: _Pattern) -> Iterator[_Match]:
     """Yields the existing spans and versions, in no order."""
     expression = re.compile("/".join(map(_expression, pattern.names)))
     try:
-        for names in (
-            _remote_names(pattern) if storage.is_remote(pattern.base) else _local_names(pattern.base, pattern.names)
-        ):
+        for names in _remote(pattern) if storage.is_remote(pattern.base) else _local(pattern.base, pattern.names):
             if match := expression.fullmatch("/".join(names)):
                 yield _Match(names, match[_SPAN], match.groupdict().get(_VERSION))
     except OSError as error:
@@ -199,13 +194,13 @@ def _expression(name: str) -> str:
     return "".join(parts) + re.escape(name[end:])
 
 
-def _local_names(directory: str, patterns: Names) -> Iterator[Names]:
+def _local(directory: str, patterns: Names) -> Iterator[Names]:
     """Yields the matching paths below a directory, as names; only directories that match so far are entered."""
     if not patterns:
         yield ()
     elif os.path.isdir(directory):
         for name in _matching_names(directory, patterns[0]):
-            yield from ((name, *subpath) for subpath in _local_names(os.path.join(directory, name), patterns[1:]))
+            yield from ((name, *subpath) for subpath in _local(os.path.join(directory, name), patterns[1:]))
 
 
 def _matching_names(directory: str, pattern: str) -> list[str]:
@@ -214,19 +209,17 @@ def _matching_names(directory: str, pattern: str) -> list[str]:
     return [name for name in os.listdir(directory) if re.fullmatch(_expression(pattern), name)]
 
 
-def _remote_names(pattern: _Pattern) -> Iterable[Names]:
+def _remote(pattern: _Pattern) -> Iterable[Names]:
     # Object stores have no folders: the names of folders are parts of the names of objects.
     return {tuple(path.split("/")[: len(pattern.names)]) for path, _, _ in storage.walk_files(pattern.base)}
 
 
-def _choose(
-    owner: str, kind: str, requested: int | None, matches: list[tuple[str, _Match]]
-) -> tuple[int, list[_Match]]:
+def _choose(owner: str, kind: str, chosen: int | None, matches: list[tuple[str, _Match]]) -> tuple[int, list[_Match]]:
     """Returns the requested number, or the largest one, and its matches."""
     numbers = sorted({int(text) for text, _ in matches}, reverse=True)
-    number = numbers[0] if requested is None else requested
+    number = numbers[0] if chosen is None else chosen
     if number not in numbers:
-        raise SourceError(f"{owner} has no {kind} {requested}; it has {_some(map(str, numbers))}")
+        raise SourceError(f"{owner} has no {kind} {chosen}; it has {_some(map(str, numbers))}")
     texts = sorted({text for text, _ in matches if int(text) == number})
     if len(texts) > 1:
         raise SourceError(f"{owner}: {' and '.join(texts)} both mean {kind} {number}; keep one of them")

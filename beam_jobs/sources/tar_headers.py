@@ -97,11 +97,9 @@ class TarHeaders:
         except tarfile.HeaderError:
             return None
 
-    def _make_member(
-        self, header: tarfile.TarInfo, offset: int, position: int, attributes: dict[str, str]
-    ) -> TarMember:
+    def _make_member(self, header: tarfile.TarInfo, offset: int, start: int, attributes: dict[str, str]) -> TarMember:
         is_sparse = header.type == tarfile.GNUTYPE_SPARSE or _SPARSE in attributes
-        data = self._skip_map(position) if header.type == tarfile.GNUTYPE_SPARSE else position
+        data = self._skip_map(start) if header.type == tarfile.GNUTYPE_SPARSE else start
         size = _parse_size(attributes["size"]) if "size" in attributes else header.size
         has_data = header.isreg() or header.type not in tarfile.SUPPORTED_TYPES
         return TarMember(
