@@ -288,23 +288,23 @@ def _option_error(cls: type, error: ValidationError) -> Exception:
     return OptionError(_invalid_value(fields_by_name[name], fault["loc"][1:], fault["type"], fault["input"]), [name])
 
 
-def _invalid_value(field: OptionField, inside: Sequence[int | str], kind: str, value: Any) -> str:
+def _invalid_value(field: OptionField, position: Sequence[int | str], kind: str, value: Any) -> str:
     """Returns the message about an invalid value.
 
     Args:
       field: the field.
-      inside: position in the value, as reported by pydantic; it includes the members of a union.
+      position: position in the value, as reported by pydantic; it includes the members of a union.
       kind: type of the error, as reported by pydantic.
       value: the invalid part of the value.
     """
     name, hint, annotations = field.name, field.hint, field.annotations
     members = list(map(_split_annotated, typing.get_args(hint))) if typing.get_origin(hint) in _UNIONS else []
     mapping = next((member for member, _ in [*members, (hint, ())] if _is_mapping(member)), None)
-    if inside and inside[-1] == "[key]":
+    if position and position[-1] == "[key]":
         return f"{name} names {shown(value)}; names are text, so write {str(value)!r}"
-    if mapping and len(inside) > bool(members):
-        name, (hint, annotations) = f"{name}.{inside[-1]}", _split_annotated(typing.get_args(mapping)[1])
-    elif inside and typing.get_origin(hint) is tuple and kind == "literal_error":
+    if mapping and len(position) > bool(members):
+        name, (hint, annotations) = f"{name}.{position[-1]}", _split_annotated(typing.get_args(mapping)[1])
+    elif position and typing.get_origin(hint) is tuple and kind == "literal_error":
         hint, annotations = _split_annotated(typing.get_args(hint)[0])
     prefix = _kind(value) if kind.endswith("_type") else ""
     is_free_text = hint is str and not any(isinstance(member, OneOf) for member in annotations)

@@ -49,16 +49,21 @@ def parse_value(text: str, wants_text: bool) -> Any:
 def one_line(value: Any) -> str:
     """Returns a value as a single line of YAML; values of unknown types are written as text."""
     dumped: str = yaml.dump(
-        _plain(value), Dumper=_Dumper, default_flow_style=True, sort_keys=False, allow_unicode=True, width=float("inf")
+        _to_plain_types(value),
+        Dumper=_Dumper,
+        default_flow_style=True,
+        sort_keys=False,
+        allow_unicode=True,
+        width=float("inf"),
     )
     return dumped.removesuffix("...\n").strip()
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_types(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: _to_plain_types(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_to_plain_types(item) for item in value]
     return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
 
 

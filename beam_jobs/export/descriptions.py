@@ -245,11 +245,11 @@ def write_dali_index(
     """
     path = storage.join(directory, manifest.IMAGES_NAME)
     images = schemas.read_published(path, ["split", "shard", "offset"])
-    written: dict[str, tuple[ExportedFile, ...]] = {}
+    index_files: dict[str, tuple[ExportedFile, ...]] = {}
     for split in splits:
         rows = images.filter(pc.equal(images["split"], split))
         shard_indices, offsets = rows["shard"].to_numpy(), rows["offset"].to_numpy()
-        written[split] = ()
+        index_files[split] = ()
         split_shards = dataset.split(split).shards
         for index, shard in enumerate(split_shards):
             starts = np.sort(offsets[shard_indices == index])
@@ -259,8 +259,8 @@ def write_dali_index(
             name = f"{shards.split_dir(split)}/{stem}.idx"
             content = _dali_index(starts, shard.bytes)
             storage.write_bytes(storage.join(out, name), content)
-            written[split] += (ExportedFile(name=name, samples=shard.records, bytes=len(content)),)
-    return written
+            index_files[split] += (ExportedFile(name=name, samples=shard.records, bytes=len(content)),)
+    return index_files
 
 
 def _dali_index(starts: np.ndarray, end: int) -> bytes:

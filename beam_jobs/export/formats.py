@@ -78,7 +78,7 @@ class Sample:
         Image.frombytes("RGB", (width, height), encoded).save(out, "PNG")
         return out.getvalue()
 
-    def plain(self, name: str) -> Any:
+    def text_values(self, name: str) -> Any:
         """Returns the values of a feature, bytes as text: a list, or a single value if the feature has at most one."""
         values = [_text(value) if isinstance(value, bytes) else value for value in self.values.get(name, ())]
         return (values[0] if values else None) if name in _SINGLE else values
@@ -339,7 +339,7 @@ class _Tar:
         yield sample.suffix, sample.image
         if self._single:
             yield "cls", b"%d" % sample.values[record.LABEL][0]
-        features: dict[str, Any] = {name: sample.plain(name) for name in sample.values if name not in _IN_FILES}
+        features: dict[str, Any] = {name: sample.text_values(name) for name in sample.values if name not in _IN_FILES}
         yield "json", json.dumps(features, sort_keys=True, ensure_ascii=False).encode("utf-8", "backslashreplace")
         for mask in sample.values.get(record.MASK, ()):
             yield "mask.png", mask

@@ -137,8 +137,8 @@ def make_columns(directory: str, dataset: Manifest) -> tuple[Column, ...]:
 def make_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """Returns the schema of columns, with the features that `datasets` reads."""
     features = {column.name: column.feature for column in columns}
-    described = json.dumps({"info": {"features": features}}, sort_keys=True)
-    return pa.schema([pa.field(column.name, column.type) for column in columns], {"huggingface": described})
+    metadata = json.dumps({"info": {"features": features}}, sort_keys=True)
+    return pa.schema([pa.field(column.name, column.type) for column in columns], {"huggingface": metadata})
 
 
 def _image_column(name: str, content: Callable[[Sample], bytes | None], path: Callable[[Sample], str]) -> Column:
@@ -177,7 +177,7 @@ def _value_column(name: str, dtype: str, repeated: bool = False) -> Column:
         name=_NAMES.get(name, name.rpartition("/")[2]),
         type=pa.list_(kind) if repeated else kind,
         feature=_sequence(feature) if repeated else feature,
-        value=lambda sample: sample.plain(name),
+        value=lambda sample: sample.text_values(name),
     )
 
 
@@ -188,7 +188,7 @@ def _user_column(name: str, feature: Mapping[str, Any]) -> Column:
         name=name.replace("/", "_", 1),  # `extra_NAME`, because `NAME` may be another column
         type=pa.list_(_ARROW[dtype]),  # a cell may be empty
         feature=_sequence(_value(dtype)),
-        value=lambda sample: [str(value) if dtype == "string" else value for value in sample.plain(name)],
+        value=lambda sample: [str(value) if dtype == "string" else value for value in sample.text_values(name)],
     )
 
 

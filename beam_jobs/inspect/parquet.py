@@ -111,21 +111,21 @@ def _values(cell: pa.Scalar) -> list[Any]:
     """Returns a cell as the values of a feature: none, a number, or all else as a line of text."""
     if not cell.is_valid:
         return []
-    plain = _plain(cell)
-    if isinstance(plain, int | float):
-        return [plain]
-    text = strings.line(str(plain))
+    value = _to_python(cell)
+    if isinstance(value, int | float):
+        return [value]
+    text = strings.line(str(value))
     return [text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"]
 
 
-def _plain(cell: pa.Scalar) -> Any:
+def _to_python(cell: pa.Scalar) -> Any:
     """Returns a cell as a value of Python, cut short before it is made one: a list may hold millions."""
     if not cell.is_valid:
         return None
     if isinstance(cell, pa.StructScalar):
-        return {name: _plain(cell[name]) for name in cell}
+        return {name: _to_python(cell[name]) for name in cell}
     if isinstance(cell, pa.ListScalar | pa.LargeListScalar | pa.FixedSizeListScalar):
-        found = [_plain(cell[place]) for place in range(min(len(cell), _SHOWN_ITEMS))]
-        return [*found, *(["..."] if len(cell) > _SHOWN_ITEMS else [])]
+        items = [_to_python(cell[index]) for index in range(min(len(cell), _SHOWN_ITEMS))]
+        return [*items, *(["..."] if len(cell) > _SHOWN_ITEMS else [])]
     value = cell.as_py()
     return shown_value([value]) if isinstance(value, bytes) else value

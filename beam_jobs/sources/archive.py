@@ -18,7 +18,7 @@ from beam_jobs.errors import BadImage, RejectReason, SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources import containers
 from beam_jobs.sources.base import OnHidden, hidden_part, ignore, scan_reject
-from beam_jobs.sources.containers import Container, Opened
+from beam_jobs.sources.containers import Container, OpenContainer
 from beam_jobs.sources.image_reader import DEFLATE, STORED, Slice, inflate
 from beam_jobs.sources.row_reader import extra_kinds, value_kind
 from beam_jobs.sources.tar_headers import TarHeaders, TarMember
@@ -49,7 +49,7 @@ class _Archives(ABC):
         """Returns the compression of a complete archive; see `Slice.packing`."""
 
     @abstractmethod
-    def _members(self, container: Container, opened: Opened, on_hidden: OnHidden) -> Iterator[Member | Reject]:
+    def _members(self, container: Container, handle: OpenContainer, on_hidden: OnHidden) -> Iterator[Member | Reject]:
         """Yields the files of an archive that are not hidden; raises `SourceError` when it is damaged."""
 
     @property
@@ -90,27 +90,27 @@ class _Archives(ABC):
 
     def _entries(self, kinds: dict[str, type], on_hidden: OnHidden = ignore) -> Iterator[ImageRef | Reject]:
         has_prefix = containers.is_pattern(self.path)
-        for container, opened in self._open_all(on_hidden):
+        for container, handle in self._open_all(on_hidden):
             prefix = f"{container.name}/" if has_prefix else ""
-            reader = SampleReader(columns=self.columns, kinds=kinds, prefix=prefix, mtime_ns=opened.mtime_ns)
+            reader = SampleReader(columns=self.columns, kinds=kinds, prefix=prefix, mtime_ns=handle.mtime_ns)
             on_hidden_member = partial(_report_hidden, prefix, on_hidden)
-            yield from reader.entries(self._read_samples(container, opened, on_hidden_member))
+            yield from reader.entries(self._read_samples(container, handle, on_hidden_member))
 
-    def _open_all(self, on_hidden: OnHidden = ignore) -> Iterator[tuple[Container, Opened]]:
+    def _open_all(self, on_hidden: OnHidden = ignore) -> Iterator[tuple[Container, OpenContainer]]:
         for container in containers.find(self.path, on_hidden):
-            with containers.opened(container, self._packing(container)) as opened:
-                yield container, opened
+            with containers.open_container(container, self._packing(container)) as handle:
+                yield container, handle
 
     def _all_samples(self) -> Iterator[Sample | Reject]:
-        for container, opened in self._open_all():
-            yield from self._read_samples(container, opened)
+        for container, handle in self._open_all():
+            yield from self._read_samples(container, handle)
 
     def _read_samples(
-        self, container: Container, opened: Opened, on_hidden: OnHidden = ignore
+        self, container: Container, handle: OpenContainer, on_hidden: OnHidden = ignore
     ) -> Iterator[Sample | Reject]:
-        members = self._members(container, opened, on_hidden)
+        members = self._members(container, handle, on_hidden)
         try:
-            yield from samples(members, self.columns, partial(_read_sidecar, opened=opened))
+            yield from samples(members, self.columns, partial(_read_sidecar, handle=handle))
         except OSError as error:
             raise SourceError(f"{container.path} cannot be read: {error.strerror or error}") from error
 
@@ -128,8 +128,8 @@ class TarSource(_Archives):
     def _packing(self, container: Container) -> str:
         return decompress.packing_of(containers.read_head(container))
 
-    def _members(self, container: Container, opened: Opened, on_hidden: OnHidden) -> Iterator[Member | Reject]:
-        return tar_members(container, opened, on_hidden)
+    def _members(self, container: Container, handle: OpenContainer, on_hidden: OnHidden) -> Iterator[Member | Reject]:
+        return tar_members(container, handle, on_hidden)
 
 
 class ZipSource(_Archives):
@@ -138,17 +138,17 @@ class ZipSource(_Archives):
     def _packing(self, container: Container) -> str:
         return ""
 
-    def _members(self, container: Container, opened: Opened, on_hidden: OnHidden) -> Iterator[Member | Reject]:
-        return zip_members(container, opened, on_hidden)
+    def _members(self, container: Container, handle: OpenContainer, on_hidden: OnHidden) -> Iterator[Member | Reject]:
+        return zip_members(container, handle, on_hidden)
 
 
 def _report_hidden(prefix: str, on_hidden: OnHidden, path: str) -> None:
     on_hidden(prefix + path)
 
 
-def _read_sidecar(member: Member, opened: Opened) -> bytes:
-    opened.stream.seek(member.slice.offset)
-    data = opened.stream.read(member.slice.length)
+def _read_sidecar(member: Member, handle: OpenContainer) -> bytes:
+    handle.stream.seek(member.slice.offset)
+    data = handle.stream.read(member.slice.length)
     return inflate([data], MAX_SIDECAR_BYTES) if member.slice.method == DEFLATE else data
 
 
@@ -167,15 +167,15 @@ _ZIP_METHODS = {zipfile.ZIP_STORED: STORED, zipfile.ZIP_DEFLATED: DEFLATE}
 _UNIX = 3
 
 
-def tar_members(container: Container, opened: Opened, on_hidden: OnHidden = ignore) -> Iterator[Member | Reject]:
+def tar_members(container: Container, handle: OpenContainer, on_hidden: OnHidden = ignore) -> Iterator[Member | Reject]:
     """Yields the files of a tar archive that are not hidden, header by header.
 
     Raises:
       SourceError: the file is not a tar archive, damaged or truncated; the message gives the offset.
     """
-    headers = TarHeaders(opened.stream)
+    headers = TarHeaders(handle.stream)
     offset = 0
-    while member := _next_tar_member(headers, offset, container, opened):
+    while member := _next_tar_member(headers, offset, container, handle):
         offset = member.end
         if member.kind == tarfile.DIRTYPE:
             continue
@@ -184,20 +184,20 @@ def tar_members(container: Container, opened: Opened, on_hidden: OnHidden = igno
             if hidden := hidden_part(name.split("/")):
                 on_hidden(hidden)
             else:
-                yield _tar_member(member, name, container, opened)
+                yield _tar_member(member, name, container, handle)
         except BadImage as bad:
             yield scan_reject(member.name, member.name, bad.reason, bad.detail)
-    _check_tar_end(offset, container, opened)
+    _check_tar_end(offset, container, handle)
 
 
-def zip_members(container: Container, opened: Opened, on_hidden: OnHidden = ignore) -> Iterator[Member | Reject]:
+def zip_members(container: Container, handle: OpenContainer, on_hidden: OnHidden = ignore) -> Iterator[Member | Reject]:
     """Yields the files of a zip archive that are not hidden.
 
     Raises:
       SourceError: the file is not a zip archive, or its directory is damaged.
     """
     used_ranges: list[tuple[int, int]] = []
-    for info in _zip_infos(container, opened):
+    for info in _zip_infos(container, handle):
         raw_name = _zip_name(info)
         if raw_name.endswith("/"):
             continue
@@ -206,7 +206,7 @@ def zip_members(container: Container, opened: Opened, on_hidden: OnHidden = igno
             if hidden := hidden_part(name.split("/")):
                 on_hidden(hidden)
             else:
-                member = _zip_member(info, name, container, opened)
+                member = _zip_member(info, name, container, handle)
                 _check_overlap(info.header_offset, member.slice, used_ranges)
                 yield member
         except BadImage as bad:
@@ -229,7 +229,7 @@ class _BoundedStream:
         return self._stream.read(self._limit if length is None else length)
 
 
-def _next_tar_member(headers: TarHeaders, offset: int, container: Container, opened: Opened) -> TarMember | None:
+def _next_tar_member(headers: TarHeaders, offset: int, container: Container, handle: OpenContainer) -> TarMember | None:
     """Returns the member whose headers start at an offset; None when no header starts there, as at the end."""
     try:
         member = headers.member(offset)
@@ -239,17 +239,17 @@ def _next_tar_member(headers: TarHeaders, offset: int, container: Container, ope
         return None
     if member.size < 0:
         raise SourceError(f"{container.path} is damaged at byte {offset}: a member of {member.size} bytes")
-    if member.end > member.data and member.data + member.size > opened.bytes:
+    if member.end > member.data and member.data + member.size > handle.bytes:
         raise SourceError(
-            f"{container.path} is truncated: it ends at byte {opened.bytes}, inside the member at byte {offset}"
+            f"{container.path} is truncated: it ends at byte {handle.bytes}, inside the member at byte {offset}"
         )
     return member
 
 
-def _tar_member(member: TarMember, name: str, container: Container, opened: Opened) -> Member:
+def _tar_member(member: TarMember, name: str, container: Container, handle: OpenContainer) -> Member:
     if member.is_sparse or member.kind not in tarfile.REGULAR_TYPES:
         raise BadImage(RejectReason.BAD_MEMBER, f"it is {_describe_tar_kind(member)}, not a regular file")
-    part = Slice(method=STORED, offset=member.data, length=member.size, path=container.name, packing=opened.packing)
+    part = Slice(method=STORED, offset=member.data, length=member.size, path=container.name, packing=handle.packing)
     return Member(name=name, slice=part, bytes=member.size)
 
 
@@ -259,9 +259,9 @@ def _describe_tar_kind(member: TarMember) -> str:
     return "a sparse file" if member.is_sparse else "a device, a pipe or of unknown type"
 
 
-def _check_tar_end(offset: int, container: Container, opened: Opened) -> None:
+def _check_tar_end(offset: int, container: Container, handle: OpenContainer) -> None:
     """Raises `SourceError` unless a valid end of the archive starts at the offset."""
-    stream = opened.stream
+    stream = handle.stream
     stream.seek(offset)
     block = stream.read(_TAR_BLOCK_BYTES)
     if not offset and (len(block) < _TAR_BLOCK_BYTES or any(block)):
@@ -269,7 +269,7 @@ def _check_tar_end(offset: int, container: Container, opened: Opened) -> None:
             f"{container.path} is not a tar archive, plain or compressed by gzip, bzip2 or xz: it starts with no header"
         )
     if len(block) < _TAR_BLOCK_BYTES:
-        raise SourceError(f"{container.path} is truncated: it ends at byte {opened.bytes} without an end mark")
+        raise SourceError(f"{container.path} is truncated: it ends at byte {handle.bytes} without an end mark")
     if any(block):
         raise SourceError(f"{container.path} is damaged at byte {offset}: no header of a member starts there")
     while block := stream.read(_BLOCK_BYTES):
@@ -280,23 +280,23 @@ def _check_tar_end(offset: int, container: Container, opened: Opened) -> None:
             )
 
 
-def _zip_infos(container: Container, opened: Opened) -> list[zipfile.ZipInfo]:
+def _zip_infos(container: Container, handle: OpenContainer) -> list[zipfile.ZipInfo]:
     try:
-        directory: BinaryIO = _BoundedStream(opened.stream, _MAX_ZIP_DIRECTORY_BYTES)  # type: ignore[assignment]
+        directory: BinaryIO = _BoundedStream(handle.stream, _MAX_ZIP_DIRECTORY_BYTES)  # type: ignore[assignment]
         infos = zipfile.ZipFile(directory).infolist()
     # Forged directories raise exceptions of any type: struct errors, unknown versions, names that are not text.
     except Exception as error:
         raise SourceError(f"{container.path} is not a zip archive, or damaged: {error}") from error
-    claimed = _zip_count(opened)
+    claimed = _zip_count(handle)
     if claimed not in (len(infos) & 0xFFFF, _ZIP64_COUNT):  # zipfile does not compare the two
         raise SourceError(f"{container.path} is damaged: its directory has {len(infos)} members and claims {claimed}")
     return infos
 
 
-def _zip_count(opened: Opened) -> int:
+def _zip_count(handle: OpenContainer) -> int:
     """Returns the number of members that the end of an archive declares, modulo 65536."""
-    opened.stream.seek(max(0, opened.bytes - _ZIP_END.size - 0xFFFF))
-    tail = opened.stream.read()
+    handle.stream.seek(max(0, handle.bytes - _ZIP_END.size - 0xFFFF))
+    tail = handle.stream.read()
     return _ZIP_END.unpack_from(tail, tail.rindex(b"PK\5\6", 0, len(tail) - _ZIP_END.size + 4))[0]
 
 
@@ -322,7 +322,7 @@ def _check_overlap(start: int, part: Slice, used_ranges: list[tuple[int, int]]) 
     used_ranges.insert(index, (start, end))
 
 
-def _zip_member(info: zipfile.ZipInfo, name: str, container: Container, opened: Opened) -> Member:
+def _zip_member(info: zipfile.ZipInfo, name: str, container: Container, handle: OpenContainer) -> Member:
     if info.flag_bits & _ZIP_ENCRYPTED:
         raise BadImage(RejectReason.BAD_MEMBER, "it is encrypted")
     mode = info.external_attr >> 16 if info.create_system == _UNIX else 0
@@ -333,20 +333,20 @@ def _zip_member(info: zipfile.ZipInfo, name: str, container: Container, opened: 
         raise BadImage(RejectReason.BAD_MEMBER, detail)
     part = Slice(
         method=_ZIP_METHODS[info.compress_type],
-        offset=_zip_data_offset(info, opened),
+        offset=_zip_data_offset(info, handle),
         length=info.compress_size,
         path=container.name,
     )
     return Member(name=name, slice=part, bytes=info.file_size)
 
 
-def _zip_data_offset(info: zipfile.ZipInfo, opened: Opened) -> int:
-    opened.stream.seek(info.header_offset)
-    header = opened.stream.read(_ZIP_LOCAL.size)
+def _zip_data_offset(info: zipfile.ZipInfo, handle: OpenContainer) -> int:
+    handle.stream.seek(info.header_offset)
+    header = handle.stream.read(_ZIP_LOCAL.size)
     if len(header) < _ZIP_LOCAL.size or not header.startswith(_ZIP_SIGNATURE):
         raise BadImage(RejectReason.BAD_MEMBER, f"its header is missing at byte {info.header_offset}")
     _, name_length, extra_length = _ZIP_LOCAL.unpack(header)
     offset = info.header_offset + _ZIP_LOCAL.size + name_length + extra_length
-    if offset + info.compress_size > opened.bytes:
+    if offset + info.compress_size > handle.bytes:
         raise BadImage(RejectReason.BAD_MEMBER, f"it claims {info.compress_size} bytes from byte {offset} on")
     return offset

@@ -33,8 +33,8 @@ def scan_reject(key: str, path: str, reason: RejectReason, detail: str) -> Rejec
 
 
 def _short(name: str) -> str:
-    shown = printable(name)
-    return shown if len(shown) <= MAX_NAME_BYTES else f"{shown[:_SHOWN_CHARACTERS]}... ({len(shown)} characters)"
+    text = printable(name)
+    return text if len(text) <= MAX_NAME_BYTES else f"{text[:_SHOWN_CHARACTERS]}... ({len(text)} characters)"
 
 
 def regular_file(path: str) -> os.stat_result:

@@ -86,18 +86,18 @@ def _matching_files(root: str, pattern: Pattern, on_hidden: OnHidden) -> Iterato
         if entry is None:
             levels.pop()
             continue
-        directory, below, state, (name, is_dir, is_link) = entry
+        directory, prefix, state, (name, is_dir, is_link) = entry
         path = f"{directory}/{name}"
-        if is_dir and (inside := pattern.enter(state, name)):
-            levels.append(_list_names(path, root, f"{below}{name}/", inside, visited))
+        if is_dir and (next_state := pattern.enter(state, name)):
+            levels.append(_list_names(path, root, f"{prefix}{name}/", next_state, visited))
         elif not is_dir and pattern.holds(state, name):
-            yield path, below + name, is_link
+            yield path, prefix + name, is_link
         elif pattern.hides(state, name, folder=is_dir):
-            on_hidden(below + name + "/" * is_dir)
+            on_hidden(prefix + name + "/" * is_dir)
 
 
 def _list_names(
-    directory: str, root: str, below: str, state: State, visited: set[tuple[int, int, State]]
+    directory: str, root: str, prefix: str, state: State, visited: set[tuple[int, int, State]]
 ) -> Iterator[tuple[str, str, State, tuple[str, bool, bool]]]:
     check_enterable(directory, root)
     try:
@@ -110,7 +110,7 @@ def _list_names(
     except OSError as error:  # it changed after the check
         raise _unreadable(directory, error) from error
     for name in names:
-        yield directory, below, state, name
+        yield directory, prefix, state, name
 
 
 def is_dir(entry: os.DirEntry) -> bool:

@@ -43,7 +43,7 @@ class Container:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened:
+class OpenContainer:
     """An open container.
 
     Attributes:
@@ -164,7 +164,7 @@ def braced(pattern: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def opened(container: Container, packing: str) -> Iterator[Opened]:
+def open_container(container: Container, packing: str) -> Iterator[OpenContainer]:
     """Opens a container, unpacked.
 
     Args:
@@ -182,7 +182,7 @@ def opened(container: Container, packing: str) -> Iterator[Opened]:
         raise _unreadable(container.path, error) from error
     with stream:
         unpacked = os.stat(path).st_size if packing else size
-        yield Opened(stream=stream, bytes=unpacked, packing=packing, mtime_ns=mtime_ns)
+        yield OpenContainer(stream=stream, bytes=unpacked, packing=packing, mtime_ns=mtime_ns)
 
 
 def read_head(container: Container, length: int = 10) -> bytes:

@@ -26,7 +26,7 @@ _SHOWN_BUCKETS = 5
 _SHOWN_CHARACTERS = 80
 
 
-def bucket_of(path: str) -> str:
+def parse_bucket(path: str) -> str:
     """Returns the bucket of a path, such as `s3://photos`; empty for a path that needs no credentials."""
     match = _BUCKET.match(path)
     return match[0].lower() if match else ""
@@ -39,9 +39,9 @@ def allowed_buckets(options: IngestOptions) -> frozenset[str]:
       OptionError: a value of `allow_buckets` is not a bucket.
     """
     for bucket in options.allow_buckets:
-        if bucket_of(bucket) != bucket.rstrip("/").lower() or bucket.endswith("://"):
+        if parse_bucket(bucket) != bucket.rstrip("/").lower() or bucket.endswith("://"):
             raise OptionError(f"allow_buckets holds {bucket!r}; write it as s3://NAME or gs://NAME")
-    return frozenset(map(bucket_of, (options.source, options.out, *options.allow_buckets))) - {""}
+    return frozenset(map(parse_bucket, (options.source, options.out, *options.allow_buckets))) - {""}
 
 
 def refuse_other_buckets(
@@ -61,16 +61,16 @@ def refuse_other_buckets(
     for entry in entries:
         if isinstance(entry, ImageRef):
             mask = entry.annotations.mask if entry.annotations else None
-            others |= {bucket_of(uri) for uri in (entry.uri, mask or "") if "://" in uri} - buckets - {""}
+            others |= {parse_bucket(uri) for uri in (entry.uri, mask or "") if "://" in uri} - buckets - {""}
         if not others:
             yield entry
     if others:
         names = [strings.line(name[:_SHOWN_CHARACTERS]) for name in sorted(others)]
-        listed = ", ".join(names[:_SHOWN_BUCKETS]) + (
+        examples = ", ".join(names[:_SHOWN_BUCKETS]) + (
             f" and {len(names) - _SHOWN_BUCKETS} more" if len(names) > _SHOWN_BUCKETS else ""
         )
         raise SourceError(
-            f"{table} names images in other buckets, which would be read with your credentials: {listed}; "
+            f"{table} names images in other buckets, which would be read with your credentials: {examples}; "
             f"to allow that, give --allow-bucket {names[0]} (setting ingest.allow_buckets), once for each of them"
         )
 
@@ -218,7 +218,7 @@ class _Column:
     """
 
     kind: type = int
-    whole: bool = True
+    is_int: bool = True
     float32: bool = True
     float64: bool = True
 
@@ -228,7 +228,7 @@ class _Column:
             return
         for item in value if isinstance(value, list) else [value]:
             number = kind(item) if isinstance(item, str) else item
-            self.whole = self.whole and is_whole(number)
+            self.is_int = self.is_int and is_whole(number)
             self.float32 = self.float32 and fits_float32(number)
             self.float64 = self.float64 and (isinstance(number, float) or float(number) == number)
 
@@ -236,7 +236,7 @@ class _Column:
     def narrowest(self) -> type:
         if self.kind is not float or self.float32:
             return self.kind
-        return int if self.whole else float if self.float64 else str
+        return int if self.is_int else float if self.float64 else str
 
 
 def value_kind(value: Any) -> type:

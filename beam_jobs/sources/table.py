@@ -109,7 +109,7 @@ class Table(ABC):
         yield from refuse_other_buckets(self._entries(), self.path, self.buckets)
 
     def _entries(self) -> Iterator[ImageRef | Reject]:
-        kinds = extra_kinds((row for _, row in self.rows()), self.columns.extra, self._kind_of)
+        kinds = extra_kinds((row for _, row in self.rows()), self.columns.extra, self._cell_kind)
         reader = RowReader(columns=self.columns, base=self.base, kinds=kinds)
         for number, row in self.rows():
             yield reader.entry(row, f"{self.unit} {number}", self._fault(row))
@@ -118,7 +118,7 @@ class Table(ABC):
         """Returns the fault of a complete row; empty when it has none."""
         return ""
 
-    def _kind_of(self, value: Any) -> type:
+    def _cell_kind(self, value: Any) -> type:
         try:
             return value_kind(value)
         except SourceError as error:
@@ -157,7 +157,7 @@ class CsvTable(Table):
             first = next(lines(stream, self.path), "")
         if _EXCEL.match(first):
             raise SourceError(f"{self.path} begins with {first.strip()!r}, which only Excel reads; remove that line")
-        return delimiter_of(first, self.columns.image)
+        return detect_delimiter(first, self.columns.image)
 
     def _check_quotes(self, row: Row, first: int, last: int) -> None:
         if line := swallowed_row(row, self.columns.image, self.base, self._delimiter):
@@ -182,11 +182,11 @@ class CsvTable(Table):
         delimiter = DELIMITERS[self._delimiter]
         return f"the row has {cells} cells, the header {names}; quote cells that hold {delimiter}"
 
-    def _kind_of(self, value: Any) -> type:
+    def _cell_kind(self, value: Any) -> type:
         # A cell with a leading zero or an underscore is a code, not a number.
         cell = value.strip()
         if _INTEGER.fullmatch(cell):
-            return super()._kind_of(int(cell))
+            return super()._cell_kind(int(cell))
         return float if NUMBER.fullmatch(cell) else str
 
 
@@ -297,7 +297,7 @@ def lines(stream: io.TextIOBase, path: str) -> Iterator[str]:
         yield line
 
 
-def delimiter_of(header: str, column: str) -> str:
+def detect_delimiter(header: str, column: str) -> str:
     """Returns the delimiter of a table: the one with which the header has a column, else the one that gives most cells.
 
     Args:

@@ -50,7 +50,7 @@ class TfdsSource(ExampleSource):
                 f"convert it with `tfds convert_format --dataset_version_dir={self.path} --out_file_format={_FORMAT}`"
             )
         try:
-            return [file for split in info["splits"] for file in self._files_of(split, info["name"])]
+            return [file for split in info["splits"] for file in self._shard_files(split, info["name"])]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise self._damaged_error(_INFO, error) from error
 
@@ -62,7 +62,7 @@ class TfdsSource(ExampleSource):
         by_file = bool(columns.split) and columns.split not in observed
         return layout_of(self.path, columns, observed, split_of_file=by_file, names=names)
 
-    def _files_of(self, split: Mapping[str, Any], dataset: str) -> Iterator[ExampleFile]:
+    def _shard_files(self, split: Mapping[str, Any], dataset: str) -> Iterator[ExampleFile]:
         lengths = [int(length) for length in split.get("shardLengths", ())]
         digits = max(5, len(str(len(lengths))))
         for index, length in enumerate(lengths):

@@ -19,7 +19,7 @@ from beam_jobs.errors import BadImage, CorruptDataset, RejectReason, SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources import containers
 from beam_jobs.sources.base import OnHidden, ignore, scan_reject
-from beam_jobs.sources.containers import NO_FILES, Container, Opened
+from beam_jobs.sources.containers import NO_FILES, Container, OpenContainer
 from beam_jobs.sources.image_reader import EXAMPLE, Slice
 from beam_jobs.sources.row_reader import RowReader
 from beam_jobs.storage import decompress
@@ -225,23 +225,23 @@ class ExampleSource(ABC):
 
 def _read_features(files: Iterable[ExampleFile]) -> Iterator[Features]:
     for file in files:
-        with _opened(file) as opened:
-            for _, payload in _payloads(file, opened):
+        with _open_file(file) as handle:
+            for _, payload in _payloads(file, handle):
                 with contextlib.suppress(BadImage):
                     yield _features(payload)
 
 
 def _entries(file: ExampleFile, layout: Layout) -> Iterator[ImageRef | Reject]:
     rows = RowReader(columns=replace(layout.columns, image=URI), base=NO_FILES, kinds=layout.kinds)
-    with _opened(file) as opened:
-        for index, (offset, payload) in enumerate(_payloads(file, opened)):
+    with _open_file(file) as handle:
+        for index, (offset, payload) in enumerate(_payloads(file, handle)):
             part = Slice(
                 method=EXAMPLE,
                 offset=offset + _FRAME_HEAD_BYTES,
                 length=len(payload),
                 path=file.container.name,
                 feature=layout.columns.image,
-                packing=opened.packing,
+                packing=handle.packing,
             )
             uri = f"{file.container.name}:{index}"
             try:
@@ -251,7 +251,7 @@ def _entries(file: ExampleFile, layout: Layout) -> Iterator[ImageRef | Reject]:
             except BadImage as bad:
                 entry = scan_reject(uri, uri, bad.reason, bad.detail)
             if isinstance(entry, ImageRef):
-                entry = replace(entry, uri=uri, slice=part.text, bytes=size, mtime_ns=opened.mtime_ns)
+                entry = replace(entry, uri=uri, slice=part.text, bytes=size, mtime_ns=handle.mtime_ns)
             yield entry
 
 
@@ -265,16 +265,16 @@ def _features(payload: bytes) -> Features:
 
 
 @contextlib.contextmanager
-def _opened(file: ExampleFile) -> Iterator[Opened]:
-    with containers.opened(file.container, _packing(file.container)) as opened:
-        yield opened
+def _open_file(file: ExampleFile) -> Iterator[OpenContainer]:
+    with containers.open_container(file.container, _packing(file.container)) as handle:
+        yield handle
 
 
-def _payloads(file: ExampleFile, opened: Opened) -> Iterator[tuple[int, bytes]]:
+def _payloads(file: ExampleFile, handle: OpenContainer) -> Iterator[tuple[int, bytes]]:
     """Yields offset and payload of the records of a file."""
     path, count = file.container.path, 0
     try:
-        for offset, payload in tfrecord.read_records(opened.stream, path, _record_bytes(path, opened)):
+        for offset, payload in tfrecord.read_records(handle.stream, path, _record_bytes(path, handle)):
             count += 1
             yield offset, payload
     except CorruptDataset as error:
@@ -286,9 +286,9 @@ def _payloads(file: ExampleFile, opened: Opened) -> Iterator[tuple[int, bytes]]:
         raise SourceError(f"{path} holds {count} records, but its metadata declare {file.records}; prepare it again")
 
 
-def _record_bytes(path: str, opened: Opened) -> int:
+def _record_bytes(path: str, handle: OpenContainer) -> int:
     """Returns the maximum size of a record, in bytes; a few compressed bytes may unpack to a huge record of zeros."""
-    if not opened.packing:
+    if not handle.packing:
         return tfrecord.MAX_RECORD_BYTES
     return min(tfrecord.MAX_RECORD_BYTES, _PACKED_BYTES + _PACKED_RATIO * storage.size(path))
 
@@ -299,9 +299,9 @@ def _packing(container: Container) -> str:
     if not packing:
         return ""
     # The length at the start of a record may look like a magic number; but then the checksum of the length is correct.
-    with containers.opened(container, "") as opened:
+    with containers.open_container(container, "") as handle:
         try:
-            next(tfrecord.read_records(opened.stream, container.path), None)
+            next(tfrecord.read_records(handle.stream, container.path), None)
         except CorruptDataset:
             return packing
     return ""

@@ -9,7 +9,7 @@ from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
 from beam_jobs.runners.local import Options as LocalEngine
 from beam_jobs.sources.factory import open_source, source_fingerprint
-from beam_jobs.sources.row_reader import allowed_buckets, bucket_of
+from beam_jobs.sources.row_reader import allowed_buckets, parse_bucket
 from beam_jobs.stages.dry_run import estimate
 from tests.beam_jobs import s3_server
 from tests.make_images import png
@@ -30,7 +30,7 @@ def options(source: object, **more) -> IngestOptions:
     ],
 )
 def test_the_bucket_of_a_path(path, bucket):
-    assert bucket_of(path) == bucket
+    assert parse_bucket(path) == bucket
 
 
 @pytest.mark.parametrize("bucket", ["photos", "s3://", "s3://photos/cat"])
