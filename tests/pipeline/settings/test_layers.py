@@ -122,7 +122,7 @@ def test_a_file_with_an_unknown_key_is_named(config):
 
 def test_a_key_that_stands_twice_is_named_with_its_line(config):
     Path("twice.yaml").write_text("train: {epochs: 3}\nroot: w\ntrain: {seed: 4}\n")
-    with pytest.raises(OptionError, match="twice.yaml is not YAML: 'train' stands here twice .* line 3"):
+    with pytest.raises(OptionError, match="twice.yaml is not YAML: the key 'train' is a duplicate.* line 3"):
         gather("twice.yaml", {}, (), {})
 
 
