@@ -18,6 +18,7 @@ from pydantic.dataclasses import dataclass as options
 from beam_jobs import storage
 from beam_jobs.common import yaml_text
 from beam_jobs.common.settings import STRICT, Options, fields, from_mapping, not_a_section
+from beam_jobs.dataset.schemas import check_column
 from beam_jobs.errors import OptionError
 from beam_jobs.options import LOCAL_BEAM_ARGS, IngestOptions
 from beam_jobs.sources import spans
@@ -59,12 +60,16 @@ class DataShape:
       extra: names of the user columns, without `extra/`.
       facts: `all` or `basic`.
       is_weighted: whether records hold the weight of their image.
+      raw_side_px: height and width of stored pixels; None where files are stored.
+      label_kind: of an adopted dataset, one of `types.LABEL_KINDS`; of an ingest its source tells, and it is empty.
     """
 
     splits: tuple[str, ...]
     extra: tuple[str, ...]
     facts: str
-    is_weighted: bool = False
+    is_weighted: bool
+    raw_side_px: int | None
+    label_kind: str
 
 
 @options(frozen=True, kw_only=True, config=STRICT)
@@ -112,8 +117,14 @@ class PipelineConfig(Options):
         if self.schema and not os.path.isfile(self.schema):
             self._check_new_schema()
         spans.check(self.pattern, self.span, self.version)
+        if self.train.strategy == "multi_worker":
+            raise OptionError(
+                "train.strategy is multi_worker, and a pipeline runs in one process; start `trainer.job.fit` on every "
+                "worker, on a dataset that `ingest` made",
+                ["train.strategy"],
+            )
         if self.ingest:
-            self.data()  # one split is one too few
+            self.data()  # an adopted dataset is looked at when it is used
 
     @property
     def pattern(self) -> str:
@@ -155,30 +166,37 @@ class PipelineConfig(Options):
         """Returns the shape of the data. Of an ingest the options tell it, so that its source need not be reachable.
 
         Raises:
-          UsageError: there are too few splits, or the dataset to adopt cannot be used.
+          UsageError: settings do not fit the data, or the dataset to adopt cannot be used.
           CorruptDataset: that dataset is damaged.
         """
         if self.ingest:
-            options = self.ingest
-            shape = DataShape(
-                splits=tuple(options.splits),
-                extra=tuple(options.columns.extra),
-                facts=options.facts,
-                is_weighted=bool(options.columns.weight),
-            )
+            splits, options, label_kind = tuple(self.ingest.splits), self.ingest.to_json(), ""
         else:
             dataset = check_dataset(self.resolved_source())
-            shape = DataShape(
-                splits=tuple(dataset.splits),
-                extra=tuple(dataset.options["columns"]["extra"]),
-                facts=dataset.options["facts"],
-                is_weighted=bool(dataset.options["columns"]["weight"]),
-            )
-        if len(shape.splits) < 2:
-            raise OptionError(
-                f"splits names only {shape.splits[0]}; a model is evaluated on the second, as in train=0.9,eval=0.1"
-            )
+            splits, options, label_kind = tuple(dataset.splits), dict(dataset.options), dataset.label_kind
+        columns, pixels = options["columns"], options["pixels"]
+        shape = DataShape(
+            splits=splits,
+            extra=tuple(columns["extra"]),
+            facts=options["facts"],
+            is_weighted=bool(columns["weight"]),
+            raw_side_px=pixels["side_px"] if pixels["policy"] == "raw" else None,
+            label_kind=label_kind,
+        )
+        self._check_fits(shape)
         return shape
+
+    def _check_fits(self, data: DataShape) -> None:
+        if len(data.splits) < 2:
+            raise OptionError(
+                f"splits names only {data.splits[0]}; a model is evaluated on the second, as in train=0.9,eval=0.1"
+            )
+        if data.facts != "all":
+            raise OptionError("facts is basic; statistics and normalisation need the facts of all")
+        for name in self.input.columns:
+            check_column(name, data.extra, "input.columns")
+        self.transform.check(data.extra)
+        self.evaluate.check(data.extra)
 
     @property
     def metadata_path(self) -> str:

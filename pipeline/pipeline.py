@@ -81,8 +81,6 @@ def create_pipeline(config: PipelineConfig, baselines: Baselines | None = None) 
     """
     artifacts.register_store_files()
     data = config.data()
-    config.transform.check(data.extra)
-    config.evaluate.check(data.extra)
     code = code_version()
     prepared = _prepare(config, data, code, baselines)
     return tfx.dsl.Pipeline(

@@ -1,7 +1,7 @@
-"""What every part uses and no part owns: processes, threads, text, settings and pages.
+"""Code that all packages share: processes, threads, text, settings and pages.
 
-`lazy_names` makes the public names of a package load their module when they are first asked for: a program that needs
-one name of a package pays for the libraries of that name alone.
+With `lazy_names`, the public names of a package load their module at the first access: a program that uses one name of
+a package loads only the libraries of that name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def places(modules: Mapping[str, Sequence[str]], aliases: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
-    """Returns module and name there, by the public name; see `lazy_names`."""
+    """Returns public name -> module and the name in that module; see `lazy_names`."""
     return {name: (module, name) for module, names in modules.items() for name in names} | dict(aliases)
 
 
@@ -22,23 +22,23 @@ def lazy_names(
     """Returns `__getattr__` and `__dir__` of a package.
 
     Args:
-      package: `globals()` of the package, where loaded names are kept.
-      modules: Public names by the module, relative to the package, that holds them.
-      aliases: Module and name there, by the public name, where the two differ.
+      package: `globals()` of the package, to which loaded names are added.
+      modules: module, relative to the package -> its public names.
+      aliases: public name -> module and the name in that module, where the names differ.
     """
-    found = places(modules, aliases)
-    name_of_package = package["__name__"]
+    public_names = places(modules, aliases)
+    package_name = package["__name__"]
 
     def get(name: str) -> object:
-        """Loads a public name when it is first asked for."""
-        if name not in found:
-            raise AttributeError(f"module {name_of_package!r} has no attribute {name!r}")
-        module, attribute = found[name]
-        package[name] = value = getattr(importlib.import_module(f"{name_of_package}.{module}"), attribute)
+        """Loads a public name at the first access."""
+        if name not in public_names:
+            raise AttributeError(f"module {package_name!r} has no attribute {name!r}")
+        module, attribute = public_names[name]
+        package[name] = value = getattr(importlib.import_module(f"{package_name}.{module}"), attribute)
         return value
 
     def names() -> list[str]:
-        """Returns the public names, loaded or not, and what else is there."""
+        """Returns the public names, loaded or not, and all other names of the package."""
         return sorted({*package, *package["__all__"]})
 
     return get, names

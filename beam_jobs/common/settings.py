@@ -1,7 +1,7 @@
-"""Options as dataclasses: the annotations of a field hold its type, its range and its place on the command line.
+"""Options as dataclasses: the annotations of a field define its type, its range and its command-line option.
 
-Checks, JSON, settings files, the command line and the pages about all of them are made from these annotations, and from
-the docstring of the class, which says what each field means. A new option is one line of each, in one file.
+Checks, JSON, settings files, the command line and their reference pages are generated from these annotations and from
+the docstring of the class, which describes each field. A new option takes one line of each, in a single file.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ AboveZero: TypeAlias = Annotated[float, Gt(0)]
 T = TypeVar("T")
 O = TypeVar("O", bound="Options")  # noqa: E741 - as T, for options
 
-_UNIONS = (types.UnionType, typing.Union)  # `|` makes the one of classes, the other of annotated types
-_SHOWN = 120  # characters of a value in an error; a whole section would hide the rest of the message
+_UNIONS = (types.UnionType, typing.Union)  # the types of `|` of classes, and of `|` of annotated types
+_SHOWN = 120  # characters of a value in an error; a long value would hide the rest of the message
 _PLAIN = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", types.NoneType: "null"}
 _MANY = {str: "texts", int: "whole numbers", float: "numbers"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Field:
-    """What an annotation says of a field besides its type.
+    """The properties of a field besides its type, given as an annotation.
 
     Attributes:
-      option: its name on the command line; empty is `--` and the name of the field, None is no option.
-      heading: of the part of the help that the option stands in; of a section, that of all its fields.
-      prefix, suffix: of a section, what its fields have on the command line before and after their names.
-      metavar: stands for the value in the help.
-      needs: another field of the same class, and the values of it with which this one does something.
-      scope: what it decides: which `bytes` are written, or nothing of a `run` but where and how the work is done; of a
-        `dataset` it is kept and decides no bytes.
-      append: whether images that are added to a dataset must have the `same`, the dataset's is `kept` where none is
-        given, or each addition is `free`.
-      in_pipeline: whether a pipeline has a use for it.
+      option: name of the command-line option; empty is `--` and the name of the field, None is no option.
+      heading: heading of the option in the help; for a section, the heading of all its fields.
+      prefix, suffix: for a section, text before and after the names of its fields on the command line.
+      metavar: placeholder of the value in the help.
+      needs: another field of the same class, and its values for which this field has an effect.
+      scope: effect of the field: `bytes`, it changes the bytes of the dataset; `dataset`, it is stored with the dataset
+        and changes no bytes; `run`, it only changes where and how a run works.
+      append: rule for adding images to a dataset: `same`, the value must be that of the dataset; `kept`, the default is
+        the value of the dataset; `free`, every addition may have another value.
+      in_pipeline: whether the field is used in a pipeline.
     """
 
     option: str | None = ""
@@ -70,33 +70,33 @@ class Field:
 
 @dataclasses.dataclass(frozen=True)
 class OneOf:
-    """The texts that a field may be."""
+    """The texts that a field allows."""
 
     names: tuple[str, ...]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        """Returns the check."""
+        """Returns the pydantic schema of the check."""
         return handler.generate_schema(Literal[self.names])
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Options:
-    """Base of all options; immutable and checked when they are made.
+    """Base of all options; immutable, and checked in the constructor.
 
     Raises:
-      OptionError: a value is not allowed; the message names it and what is allowed.
+      OptionError: a value is not allowed; the message gives the value and the allowed values.
     """
 
     @model_validator(mode="wrap")
     @classmethod
-    def _explained(cls, values: Any, handler: Callable[[Any], Any]) -> Any:
+    def _convert_errors(cls, values: Any, handler: Callable[[Any], Any]) -> Any:
         try:
             return handler(values)
         except ValidationError as error:
-            raise _explanation(cls, error) from None
+            raise _option_error(cls, error) from None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain JSON values; `from_json` takes them back."""
+        """Returns plain JSON values, as `from_json` reads them."""
         values: dict[str, Any] = _adapter(cast(Any, type(self))).dump_python(self, mode="json")
         return values
 
@@ -116,7 +116,7 @@ def _adapter(cls: Any) -> TypeAdapter[Any]:
 
 
 def from_mapping(cls: type[T], values: Any, where: str) -> T:
-    """Builds options from a mapping as a settings file has it, sections included.
+    """Returns options from a mapping of a settings file, sections included.
 
     Args:
       cls: class of the options.
@@ -125,34 +125,34 @@ def from_mapping(cls: type[T], values: Any, where: str) -> T:
 
     Raises:
       OptionError: a key is unknown, missing or of the wrong type, or its value is not allowed; `keys` holds the dotted
-        keys of the settings that it is about.
+        keys of the settings at fault.
     """
     if not isinstance(values, Mapping):
         raise not_a_section(where, values)
-    known = fields(cls)
+    fields_by_name = fields(cls)
     for key in values:
-        if key not in known:
-            message = unknown("setting", key, known, f"{where}." if where else "")
+        if key not in fields_by_name:
+            message = unknown("setting", key, fields_by_name, f"{where}." if where else "")
             raise OptionError(message, [_dotted(where, key)])
-    for name, field in known.items():
+    for name, field in fields_by_name.items():
         if field.is_required and name not in values:
             raise OptionError(f"{_dotted(where, name)} is missing; it has no default", [])
-    given = {name: _plain(known[name], value, _dotted(where, name)) for name, value in values.items()}
+    arguments = {name: _to_python(fields_by_name[name], value, _dotted(where, name)) for name, value in values.items()}
     try:
-        return cls(**given)
+        return cls(**arguments)
     except OptionError as error:
-        keys = error.keys or _blamed(cls, given, str(error).removeprefix(f"{where}."))
+        keys = error.keys or _find_invalid(cls, arguments, str(error).removeprefix(f"{where}."))
         message = f"{where}.{error}" if error.keys and where and not where.startswith("-") else str(error)
         raise OptionError(message, [_dotted(where, name) for name in keys]) from error
 
 
 def not_a_section(where: str, value: Any) -> OptionError:
-    """Returns the error for a value where a mapping of settings has to be."""
+    """Returns the error for a value that must be a mapping of settings."""
     return OptionError(f"{where} is {_kind(value)}{shown(value)}; it must be a mapping of settings", [where])
 
 
 def shown(value: Any) -> str:
-    """Returns a value as it is written in YAML, on one line, shortened and without secrets."""
+    """Returns a value as a single line of YAML, shortened and without secrets."""
     from beam_jobs.common.yaml_text import one_line
 
     if value is None:
@@ -162,15 +162,15 @@ def shown(value: Any) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Described:
+class OptionField:
     """A field of options.
 
     Attributes:
-      name: as in the class.
-      hint: its type, without annotations.
-      annotations: `Field`, `OneOf` and ranges.
-      default: a fresh copy of it; `dataclasses.MISSING` where a value must be given.
-      section: the class where the field is a section of its own.
+      name: name of the field in the class.
+      hint: type of the field, without annotations.
+      annotations: the annotations: `Field`, `OneOf` and ranges.
+      default: a new copy of the default; `dataclasses.MISSING` when a value is required.
+      section: class of the section when the field is one.
     """
 
     name: str
@@ -181,29 +181,29 @@ class Described:
 
     @property
     def is_required(self) -> bool:
-        """Whether a value must be given."""
+        """Whether a value is required."""
         return self.default is dataclasses.MISSING
 
     @property
     def field(self) -> Field:
-        """What the annotation says besides the type."""
+        """The `Field` annotation."""
         return next((one for one in self.annotations if isinstance(one, Field)), Field())
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The texts that are allowed, where they are listed."""
+        """The allowed texts; empty when other texts are allowed, too."""
         return next((one.names for one in self.annotations if isinstance(one, OneOf)), ())
 
 
-def fields(cls: type) -> dict[str, Described]:
-    """Returns name -> field of a class of options, in their order."""
+def fields(cls: type) -> dict[str, OptionField]:
+    """Returns name -> field of a class of options, in order."""
     hints = _hints(cls)
-    return {item.name: _described(item, hints[item.name]) for item in dataclasses.fields(cls)}
+    return {item.name: _option_field(item, hints[item.name]) for item in dataclasses.fields(cls)}
 
 
 @functools.cache
 def meanings(cls: type) -> dict[str, str]:
-    """Returns field -> its meaning, from the docstring of its class, or of the base that it is inherited from."""
+    """Returns field name -> description, from the docstring of the class, or of the base class that defines it."""
     text = inspect.cleandoc(cls.__doc__ or "")
     block = re.search(r"^Attributes:\n((?:  .*\n?)+)", text, re.MULTILINE)
     items = re.findall(r"^  (\w+): ((?:.+\n?)(?:    .+\n?)*)", block[1] if block else "", re.MULTILINE)
@@ -212,21 +212,21 @@ def meanings(cls: type) -> dict[str, str]:
 
 
 def allowed(hint: Any, annotations: tuple[Any, ...] = ()) -> str:
-    """Returns what may stand for a type with its range, such as `a whole number of at least 1`."""
+    """Returns a description of the allowed values of a type, such as `a whole number of at least 1`."""
     if typing.get_origin(hint) in _UNIONS:
-        return " or ".join(allowed(*_bare(member)) for member in typing.get_args(hint))
+        return " or ".join(allowed(*_split_annotated(member)) for member in typing.get_args(hint))
     if typing.get_origin(hint) is Annotated:
-        return allowed(*_bare(hint))
+        return allowed(*_split_annotated(hint))
     for one in annotations:
         if isinstance(one, OneOf):
             names = [name for name in one.names if name]
             return f"one of {', '.join(names)}" if len(names) > 1 else names[0]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
-        return f"a list of {_MANY[_bare(arguments[0])[0]]}, as [a, b]"
+        return f"a list of {_MANY[_split_annotated(arguments[0])[0]]}, as [a, b]"
     if origin is not None:
         example = "{a: b}" if arguments[1] is str else "{a: 1, b: 2}"
-        return f"a mapping of names to {_MANY[_bare(arguments[1])[0]]}, as {example}"
+        return f"a mapping of names to {_MANY[_split_annotated(arguments[1])[0]]}, as {example}"
     return _range(_PLAIN[hint], {type(one): one for one in annotations})
 
 
@@ -247,69 +247,69 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls, include_extras=True)
 
 
-def _bare(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Returns a type without its annotations, and these."""
+def _split_annotated(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Returns a type without its annotations, and the annotations."""
     return (hint.__origin__, hint.__metadata__) if typing.get_origin(hint) is Annotated else (hint, ())
 
 
-def _described(item: dataclasses.Field[Any], hint: Any) -> Described:
-    bare, annotations = _bare(hint)
-    members = typing.get_args(bare) if typing.get_origin(bare) in _UNIONS else (bare,)
-    sections = [one for one in members if isinstance(one, type) and dataclasses.is_dataclass(one)]
-    return Described(
+def _option_field(item: dataclasses.Field[Any], hint: Any) -> OptionField:
+    field_type, annotations = _split_annotated(hint)
+    members = typing.get_args(field_type) if typing.get_origin(field_type) in _UNIONS else (field_type,)
+    sections = [member for member in members if isinstance(member, type) and dataclasses.is_dataclass(member)]
+    return OptionField(
         name=item.name,
-        hint=bare,
+        hint=field_type,
         annotations=annotations,
         default=item.default if item.default_factory is dataclasses.MISSING else item.default_factory(),
         section=sections[0] if sections else None,
     )
 
 
-def _plain(field: Described, value: Any, where: str) -> Any:
-    """Returns a value of a settings file as a class of options takes it."""
+def _to_python(field: OptionField, value: Any, where: str) -> Any:
+    """Converts a value of a settings file for the constructor of its class."""
     if field.section and not (value is None and field.default is None):
         return from_mapping(field.section, value, where)
     return tuple(value) if isinstance(value, list) else value
 
 
-def _explanation(cls: type, error: ValidationError) -> Exception:
-    """Returns the error of a class of options for what pydantic found first."""
+def _option_error(cls: type, error: ValidationError) -> Exception:
+    """Converts the first error of pydantic to an error of the options."""
     errors = error.errors(include_url=False)
-    place = str(errors[0]["loc"][0])
-    # Of the members of a union, the one that the value came furthest with is meant.
-    first = max((one for one in errors if str(one["loc"][0]) == place), key=lambda one: len(one["loc"]))
-    known = fields(cls)
-    if any(isinstance(one["loc"][0], int) for one in errors):
+    name = str(errors[0]["loc"][0])
+    # Of the members of a union, report the one whose check got deepest into the value.
+    fault = max((item for item in errors if str(item["loc"][0]) == name), key=lambda item: len(item["loc"]))
+    fields_by_name = fields(cls)
+    if any(isinstance(item["loc"][0], int) for item in errors):
         return TypeError(f"{cls.__name__} takes its options by name")
-    if place not in known:
-        return OptionError(unknown("setting", place, known), [place])
-    if first["type"].startswith("missing"):
-        return OptionError(f"{place} is missing; it has no default", [])
-    return OptionError(_refusal(known[place], first["loc"][1:], first["type"], first["input"]), [place])
+    if name not in fields_by_name:
+        return OptionError(unknown("setting", name, fields_by_name), [name])
+    if fault["type"].startswith("missing"):
+        return OptionError(f"{name} is missing; it has no default", [])
+    return OptionError(_invalid_value(fields_by_name[name], fault["loc"][1:], fault["type"], fault["input"]), [name])
 
 
-def _refusal(field: Described, inside: Sequence[int | str], kind: str, value: Any) -> str:
-    """Returns what is wrong with a value.
+def _invalid_value(field: OptionField, position: Sequence[int | str], kind: str, value: Any) -> str:
+    """Returns the message about an invalid value.
 
     Args:
-      field: that it is given for.
-      inside: where in the value, as pydantic has it; the members of a union are named, too.
-      kind: of the error, as pydantic has it.
-      value: the part that is refused.
+      field: the field.
+      position: position in the value, as reported by pydantic; it includes the members of a union.
+      kind: type of the error, as reported by pydantic.
+      value: the invalid part of the value.
     """
     name, hint, annotations = field.name, field.hint, field.annotations
-    members = [_bare(one) for one in (typing.get_args(hint) if typing.get_origin(hint) in _UNIONS else ())]
-    mapping = next((one for one, _ in [*members, (hint, ())] if _is_mapping(one)), None)
-    if inside and inside[-1] == "[key]":
+    members = list(map(_split_annotated, typing.get_args(hint))) if typing.get_origin(hint) in _UNIONS else []
+    mapping = next((member for member, _ in [*members, (hint, ())] if _is_mapping(member)), None)
+    if position and position[-1] == "[key]":
         return f"{name} names {shown(value)}; names are text, so write {str(value)!r}"
-    if mapping and len(inside) > bool(members):
-        name, (hint, annotations) = f"{name}.{inside[-1]}", _bare(typing.get_args(mapping)[1])
-    elif inside and typing.get_origin(hint) is tuple and kind == "literal_error":
-        hint, annotations = _bare(typing.get_args(hint)[0])
-    written = _kind(value) if kind.endswith("_type") else ""
-    is_free_text = hint is str and not any(isinstance(one, OneOf) for one in annotations)
+    if mapping and len(position) > bool(members):
+        name, (hint, annotations) = f"{name}.{position[-1]}", _split_annotated(typing.get_args(mapping)[1])
+    elif position and typing.get_origin(hint) is tuple and kind == "literal_error":
+        hint, annotations = _split_annotated(typing.get_args(hint)[0])
+    prefix = _kind(value) if kind.endswith("_type") else ""
+    is_free_text = hint is str and not any(isinstance(member, OneOf) for member in annotations)
     quotes = "; put it in quotes" if is_free_text and isinstance(value, (bool, int, float)) else ""
-    return f"{name} is {written}{shown(value)}; it must be {allowed(hint, annotations)}{quotes}"
+    return f"{name} is {prefix}{shown(value)}; it must be {allowed(hint, annotations)}{quotes}"
 
 
 def _is_mapping(hint: Any) -> bool:
@@ -318,30 +318,31 @@ def _is_mapping(hint: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    """Returns what a value is, in the words of a settings file; a number or nothing needs none."""
+    """Returns the kind of a value, in terms of a settings file; empty for numbers and nothing."""
     kinds = ((str, "the text "), ((list, tuple), "the list "), (Mapping, "the mapping "))
     return next((kind for types_, kind in kinds if isinstance(value, types_)), "")
 
 
-def _blamed(cls: type, given: Mapping[str, Any], message: str) -> list[str]:
-    """Returns the names of the settings that keep options from being made.
+def _find_invalid(cls: type, arguments: Mapping[str, Any], message: str) -> list[str]:
+    """Returns the names of the settings that make options invalid.
 
-    That is the one the message begins with, also as a field of one of the values; else those without which they are.
+    That is the name at the start of the message, which may be a field of a section; else every setting without which
+    the options are valid.
     """
     word = re.match(r"(?:the )?(\w*)", message)
-    named = word[1] if word else ""
-    if named in given:
-        return [named]
-    for name, value in given.items():
-        if dataclasses.is_dataclass(value) and named in {item.name for item in dataclasses.fields(value)}:
-            return [f"{name}.{named}"]
+    first_name = word[1] if word else ""
+    if first_name in arguments:
+        return [first_name]
+    for name, value in arguments.items():
+        if dataclasses.is_dataclass(value) and first_name in {item.name for item in dataclasses.fields(value)}:
+            return [f"{name}.{first_name}"]
     optional = {name for name, field in fields(cls).items() if not field.is_required}
-    return [name for name in given if name in optional and _can_be_made(cls, given, name)]
+    return [name for name in arguments if name in optional and _is_valid_without(cls, arguments, name)]
 
 
-def _can_be_made(cls: type, given: Mapping[str, Any], without: str) -> bool:
+def _is_valid_without(cls: type, arguments: Mapping[str, Any], omitted: str) -> bool:
     try:
-        cls(**{name: value for name, value in given.items() if name != without})
+        cls(**{name: value for name, value in arguments.items() if name != omitted})
     except OptionError:
         return False
     return True

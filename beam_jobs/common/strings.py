@@ -1,7 +1,7 @@
-"""Text for a terminal, a log or a page: controls made visible, secrets left out, names suggested, words counted.
+"""Text for a terminal, a log or a page: control characters escaped, secrets hidden, names suggested, words counted.
 
-A file may be named so that a terminal that shows the name changes its title, clears the screen or answers as if
-somebody typed. So what a user reads passes through here, and every control of it appears as an escape: `\\x1b`.
+A terminal that prints a file name may change its title, clear the screen or answer as if somebody typed. So all text
+for users is passed through this module, which shows control characters as escapes such as `\\x1b`.
 """
 
 from __future__ import annotations
@@ -134,28 +134,28 @@ _WORDS = (
     r"(?:password|passwd|pwd|secret|token|credentials?|signature|sig|authorization"
     r"|api[-_]?key|access[-_]?key(?:[-_]?id)?|private[-_]?key|account[-_]?key)"
 )
-# A whole word of a name, so that `max_tokens` and `design` are none.
+# A complete word of a name, so that `max_tokens` and `design` do not match.
 _SECRET_NAME = rf"(?:[\w.-]*[_.-]|(?:AWS|GOOG)?){_WORDS}(?:[_.-][\w.-]*)?"
 _IS_SECRET_NAME = re.compile(rf"-*{_SECRET_NAME}", re.IGNORECASE)
 _USER = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^/?#\s@:]*:)[^/?#\s]*(?=@)", re.IGNORECASE)
-_GIVEN = re.compile(rf"(?P<before>(?<![\w.-])-*{_SECRET_NAME}\s*=\s*)[^&\s,;]+", re.IGNORECASE)
+_ASSIGNMENT = re.compile(rf"(?P<before>(?<![\w.-])-*{_SECRET_NAME}\s*=\s*)[^&\s,;]+", re.IGNORECASE)
 
 
 def hide_secrets(value: T) -> T:
-    """Returns a value with `***` where it holds a password of a URL, or what stands behind the name of a secret.
+    """Returns a value with `***` for the passwords of URLs and the values of secrets.
 
     Args:
-      value: text, and lists and mappings of such; anything else is returned as it is. In a list, what follows a flag
-        such as `--password` is hidden too.
+      value: text, or lists and mappings of text; anything else is returned unchanged. In a list, the item after a flag
+        such as `--password` is hidden, too.
     """
     result: Any = value
     if isinstance(value, str):
-        result = _GIVEN.sub(rf"\g<before>{HIDDEN}", _USER.sub(rf"\g<before>{HIDDEN}", value))
+        result = _ASSIGNMENT.sub(rf"\g<before>{HIDDEN}", _USER.sub(rf"\g<before>{HIDDEN}", value))
     elif isinstance(value, Mapping):
         result = {name: HIDDEN if _is_secret(name, item) else hide_secrets(item) for name, item in value.items()}
     elif isinstance(value, Sequence) and not isinstance(value, bytes):
-        before = [None, *value]
-        hidden = [HIDDEN if _is_flag(flag) else hide_secrets(item) for flag, item in zip(before, value, strict=False)]
+        previous = [None, *value]
+        hidden = [HIDDEN if _is_flag(flag) else hide_secrets(item) for flag, item in zip(previous, value, strict=False)]
         result = tuple(hidden) if isinstance(value, tuple) else hidden
     return result
 

@@ -1,6 +1,6 @@
-"""The machine, or the container that this is: cores, memory, processes, threads, and what ended processes left behind.
+"""The machine or container: cores, memory, processes, threads, and temporary directories that are always removed.
 
-The thread pool keeps order and bounds what is in flight. Decoders release the GIL, so threads scale here.
+The thread pool keeps the order of items and limits those in flight. Decoders release the GIL, so threads scale.
 """
 
 from __future__ import annotations
@@ -21,115 +21,115 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-_SAME_START_S = 2.0  # the clock of processes is coarser than that of the system
+_START_TOLERANCE_S = 2.0  # start times of processes have a coarser clock than the system
 
 
 def cores() -> int:
-    """Returns how many cores this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_bytes(group: str = "/sys/fs/cgroup") -> int:
-    """Returns the memory that is free here: of the machine, or of the container, which may have less.
+    """Returns the free memory of the machine, or of the container if that has less, in bytes.
 
     Args:
-      group: directory of the cgroup, version 2, that this process sees as its own.
+      group: directory of the cgroup, version 2, of this process.
     """
-    import psutil  # here and below: a command line that only starts has no use for it
+    import psutil  # here and below: a command line that only starts does not need it
 
     free = psutil.virtual_memory().available
     try:
-        most, used = (int(_text(group, name)) for name in ("memory.max", "memory.current"))
-        # Files in the page cache count as used, and yet give way.
-        state = dict(line.split() for line in _text(group, "memory.stat").splitlines())
-        cached = sum(int(state.get(name, "0")) for name in ("inactive_file", "active_file"))
-        return min(free, max(0, most - used + cached))
+        limit, used = (int(_read_text(group, name)) for name in ("memory.max", "memory.current"))
+        # Files in the page cache count as used, but the kernel frees them when memory is needed.
+        statistics = dict(line.split() for line in _read_text(group, "memory.stat").splitlines())
+        cached = sum(int(statistics.get(name, "0")) for name in ("inactive_file", "active_file"))
+        return min(free, max(0, limit - used + cached))
     except (OSError, ValueError):  # no such group, or no limit
         return free
 
 
 def identity() -> str:
-    """Returns what tells this machine, since it was started, and this container from others: process numbers are of it.
+    """Returns an identifier of this boot of the machine and this container, within which process ids are unique.
 
     Raises:
       OSError: the system has no /proc.
     """
-    return f"{_text('/proc/sys/kernel/random', 'boot_id').strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
+    return f"{_read_text('/proc/sys/kernel/random', 'boot_id').strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
 
 
-def lives(process: int, since: float) -> bool:
-    """Returns whether a process that ran at a time is still there; one that got its number later is not it.
+def is_running(process: int, since: float) -> bool:
+    """Returns whether a process still runs; another process that has the same id later does not count.
 
     Args:
-      process: its number on this machine.
-      since: seconds since the epoch.
+      process: process id on this machine.
+      since: a time at which the process ran, in seconds since the epoch.
     """
     import psutil
 
     try:
-        there = psutil.Process(process)
-        return there.status() != psutil.STATUS_ZOMBIE and there.create_time() <= since + _SAME_START_S
+        candidate = psutil.Process(process)
+        return candidate.status() != psutil.STATUS_ZOMBIE and candidate.create_time() <= since + _START_TOLERANCE_S
     except psutil.Error:
         return False
 
 
-def _text(group: str, name: str) -> str:
+def _read_text(group: str, name: str) -> str:
     with open(os.path.join(group, name), encoding="ascii") as stream:
         return stream.read()
 
 
 _PREFIX = "feedline-copies-"
-_YOUNG_S = 60.0  # a directory may have been made and not yet locked
+_MIN_AGE_S = 60.0  # a younger directory may not be locked yet
 
 
 def temporary_directory() -> str:
-    """Returns a new directory, which is removed when this process ends, or by another one if it is killed.
+    """Returns a new directory, which this process removes at its end, or a later process if this one is killed.
 
-    A process that it forks shares the directory, and does not remove it.
+    A forked process shares the directory and does not remove it.
 
     Raises:
-      OSError: there is no place for it.
+      OSError: the directory cannot be created.
     """
-    _sweep(tempfile.gettempdir())
+    _remove_all_stale(tempfile.gettempdir())
     directory = tempfile.mkdtemp(prefix=_PREFIX)
-    _lock(directory)  # for as long as this process is there: the descriptor is never closed
+    _lock(directory)  # the descriptor stays open until this process ends
     atexit.register(_remove, os.getpid(), directory)
     return directory
 
 
-def _sweep(parent: str) -> None:
-    """Removes what processes of this user left behind; what cannot be removed is left alone."""
+def _remove_all_stale(parent: str) -> None:
+    """Removes the directories that killed processes of this user left behind, as far as possible."""
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
             if entry.name.startswith(_PREFIX):
                 with contextlib.suppress(OSError):
-                    _remove_if_left(entry)
+                    _remove_if_stale(entry)
 
 
-def _remove_if_left(entry: os.DirEntry[str]) -> None:
+def _remove_if_stale(entry: os.DirEntry[str]) -> None:
     status = entry.stat(follow_symlinks=False)
-    if status.st_uid != os.getuid() or time.time() - status.st_mtime < _YOUNG_S:
+    if status.st_uid != os.getuid() or time.time() - status.st_mtime < _MIN_AGE_S:
         return
-    number = _lock(entry.path)
+    descriptor = _lock(entry.path)
     try:
         shutil.rmtree(entry.path, ignore_errors=True)
     finally:
-        os.close(number)
+        os.close(descriptor)
 
 
 def _lock(directory: str) -> int:
-    """Returns a descriptor that holds the lock.
+    """Locks a directory; returns the descriptor that holds the lock.
 
     Raises:
-      OSError: another process has it, or this is no directory.
+      OSError: another process has locked it, or it is not a directory.
     """
-    number = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        os.close(number)
+        os.close(descriptor)
         raise
-    return number
+    return descriptor
 
 
 def _remove(process: int, directory: str) -> None:
@@ -152,37 +152,37 @@ def map_ordered(
 
 
 def map_chunks(function: Callable[[list[T]], Iterable[R]], items: Iterable[T], threads: int, chunk: int) -> Iterator[R]:
-    """Yields what `function(some items)` gives, in the order of the items, computed by `threads` threads.
+    """Yields the results of a function of chunks, in the order of the items, computed by `threads` threads.
 
-    At most `2 x threads` chunks are in flight, so memory is bounded by them and not by the length of `items`. The first
-    exception is raised at its place in the order; what is in flight is then finished, nothing new is started. Ctrl-C
-    does not wait for what is in flight: it may be a download.
+    At most `2 x threads` chunks are in flight, which limits the memory for any length of `items`. The first exception
+    is raised in order, after the results before it; chunks in flight are finished then, and no more are started.
+    Ctrl-C does not wait for chunks in flight, which may be downloads.
 
     Args:
-      function: computes the results of some items, one each, in their order.
-      items: what to compute them of.
-      threads: threads that compute.
-      chunk: items handed over at a time; see `chunk_of`.
+      function: function of a chunk that returns a result for each item, in their order.
+      items: the items.
+      threads: number of threads.
+      chunk: number of items in a chunk; see `chunk_size`.
 
     Raises:
-      RuntimeError: the function gave more or fewer results than it was given items.
+      RuntimeError: the function returns more or fewer results than items.
     """
     stream = iter(items)
-    if threads == 1:  # no other thread to hand anything to
-        while some := list(itertools.islice(stream, chunk)):
-            yield from _one_each(function, some)
+    if threads == 1:  # compute in this thread
+        while batch := list(itertools.islice(stream, chunk)):
+            yield from _checked_results(function, batch)
         return
     pending: deque[tuple[list[R], Future[None]]] = deque()
     pool = ThreadPoolExecutor(threads, thread_name_prefix="feedline")
     wait = True
     try:
-        while some := list(itertools.islice(stream, chunk)):
-            done: list[R] = []
-            pending.append((done, pool.submit(_fill, done, function, some)))
+        while batch := list(itertools.islice(stream, chunk)):
+            results: list[R] = []
+            pending.append((results, pool.submit(_fill, results, function, batch)))
             if len(pending) >= 2 * threads or pending[0][1].done():
-                yield from _finished(*pending.popleft())
+                yield from _yield_results(*pending.popleft())
         while pending:
-            yield from _finished(*pending.popleft())
+            yield from _yield_results(*pending.popleft())
     except KeyboardInterrupt:
         wait = False
         raise
@@ -190,41 +190,41 @@ def map_chunks(function: Callable[[list[T]], Iterable[R]], items: Iterable[T], t
         pool.shutdown(wait=wait, cancel_futures=not wait)
 
 
-def chunk_of(mean_bytes: float) -> int:
-    """Returns how many images to hand over at a time; small ones go in lots, for each time costs tens of microseconds.
+def chunk_size(mean_bytes: float) -> int:
+    """Returns the number of images in a chunk: several small ones, because a chunk costs tens of microseconds.
 
     Args:
-      mean_bytes: mean size of an image; 0 when none has a byte.
+      mean_bytes: mean size of an image, in bytes; 0 when all are empty.
     """
     return max(1, min(_CHUNK_ITEMS, int(_CHUNK_BYTES / mean_bytes))) if mean_bytes > 0 else 1
 
 
-def lots(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Groups what was read one by one, to be handed over like the chunks of `chunk_of`: by what each really weighs.
+def chunks_by_size(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yields the items in chunks as large as those of `chunk_size`, by the actual size of each item, in their order.
 
     Args:
-      items: in their order, which stays.
-      size_of: returns the bytes of an item.
+      items: the items.
+      size_of: function that returns the size of an item, in bytes.
     """
-    lot: list[T] = []
+    chunk: list[T] = []
     size = 0
     for item in items:
-        lot.append(item)
+        chunk.append(item)
         size += size_of(item)
-        if len(lot) == _CHUNK_ITEMS or size >= _CHUNK_BYTES:
-            yield lot
-            lot, size = [], 0
-    if lot:
-        yield lot
+        if len(chunk) == _CHUNK_ITEMS or size >= _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
-def _fill(done: list[R], function: Callable[[list[T]], Iterable[R]], items: list[T]) -> None:
-    for result in _one_each(function, items):
-        done.append(result)  # noqa: PERF402 - what came before an exception must stay
+def _fill(results: list[R], function: Callable[[list[T]], Iterable[R]], items: list[T]) -> None:
+    for result in _checked_results(function, items):
+        results.append(result)  # noqa: PERF402 - the results before an exception are used
 
 
-def _one_each(function: Callable[[list[T]], Iterable[R]], items: list[T]) -> Iterator[R]:
-    """Yields the results; fewer than there are items would be images lost in silence."""
+def _checked_results(function: Callable[[list[T]], Iterable[R]], items: list[T]) -> Iterator[R]:
+    """Yields the results; fewer results than items would mean images that are lost silently."""
     count = 0
     for result in function(items):
         yield result
@@ -233,22 +233,22 @@ def _one_each(function: Callable[[list[T]], Iterable[R]], items: list[T]) -> Ite
         raise RuntimeError(f"{count} results of {len(items)} items")
 
 
-def _finished(done: list[R], filling: Future[None]) -> Iterator[R]:
-    """Yields what a chunk gave, and raises what broke it off after what came before."""
-    error = filling.exception()  # waits for the end of it
-    yield from done
+def _yield_results(results: list[R], filling: Future[None]) -> Iterator[R]:
+    """Yields the results of a chunk, then raises its exception if it has one."""
+    error = filling.exception()  # waits for the end of the chunk
+    yield from results
     if error:
         raise error
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What was done since the last reset.
+    """The work since the last reset.
 
     Attributes:
-      images: examined or written, rejects included.
-      bytes: read of them.
-      rejects: images rejected.
+      images: number of images that were examined or written, rejects included.
+      bytes: number of bytes that were read of them.
+      rejects: number of rejects.
     """
 
     images: int = 0
@@ -256,7 +256,7 @@ class Progress:
     rejects: int = 0
 
     def __add__(self, other: Progress) -> Progress:
-        """Returns both together."""
+        """Returns the sum."""
         return Progress(self.images + other.images, self.bytes + other.bytes, self.rejects + other.rejects)
 
 
@@ -266,16 +266,16 @@ class _Meter:
         self._progress = Progress()
 
     def add(self, done: Progress) -> None:
-        """Counts finished work; from any thread."""
+        """Adds finished work. Thread-safe."""
         with self._lock:
             self._progress += done
 
     def read(self) -> Progress:
-        """Returns what was done since the last reset."""
+        """Returns the work since the last reset."""
         return self._progress
 
     def reset(self) -> None:
-        """Starts again at nothing."""
+        """Sets all counts to 0."""
         with self._lock:
             self._progress = Progress()
 

@@ -1,6 +1,6 @@
-"""YAML as its readers expect it: a key stands once in a mapping, `1e-3` is a number and `off` is a word.
+"""YAML without surprises: a key may occur only once in a mapping, `1e-3` is a number and `off` is a word.
 
-Its size is bounded, and so is what its aliases come to: ten lines of aliases of aliases can mean a billion values.
+Its size is limited, also with aliases expanded: ten lines of aliases of aliases can expand to a billion values.
 """
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ from typing import Any, TextIO
 
 import yaml
 
-MAX_LETTERS = 1 << 20
-MAX_VALUES = 100_000  # with every alias in full
+MAX_CHARACTERS = 1 << 20
+MAX_VALUES = 100_000  # with aliases expanded
 MAX_DEPTH = 64
 
 
 def parse(text: str | TextIO) -> Any:
-    """Returns the one document in a text.
+    """Returns the value of the document in a text.
 
     Raises:
-      yaml.YAMLError: it is not YAML, a mapping names a key twice, or it is larger or deeper than the limits.
+      yaml.YAMLError: the text is not YAML, a mapping has a key twice, or the document exceeds a limit.
     """
-    read = text if isinstance(text, str) else text.read(MAX_LETTERS + 1)
-    if len(read) > MAX_LETTERS:
-        raise yaml.YAMLError(f"it has more than {MAX_LETTERS:,} letters")
+    content = text if isinstance(text, str) else text.read(MAX_CHARACTERS + 1)
+    if len(content) > MAX_CHARACTERS:
+        raise yaml.YAMLError(f"it has more than {MAX_CHARACTERS:,} characters")
     try:
-        return yaml.load(read, Loader=_Loader)  # noqa: S506 - a safe loader, see below
+        return yaml.load(content, Loader=_Loader)  # noqa: S506 - a safe loader, see below
     except RecursionError:
         raise yaml.YAMLError(_TOO_DEEP) from None
 
 
 def parse_value(text: str, wants_text: bool) -> Any:
-    """Returns the value of one setting.
+    """Returns the value of a setting.
 
     Args:
-      text: as it was typed.
-      wants_text: the setting is text, so that a number stays the text that it was typed as.
+      text: the value as typed.
+      wants_text: whether the setting is text, so that a number stays the text as typed.
 
     Raises:
-      yaml.YAMLError: it is not YAML.
+      yaml.YAMLError: the text is not YAML.
     """
     value = parse(text)
     is_plain = not isinstance(value, (str, list, dict)) and (value is not None or not text.strip())
@@ -47,18 +47,23 @@ def parse_value(text: str, wants_text: bool) -> Any:
 
 
 def one_line(value: Any) -> str:
-    """Returns a value as YAML on one line; what YAML has no word for is written as text."""
+    """Returns a value as a single line of YAML; values of unknown types are written as text."""
     dumped: str = yaml.dump(
-        _plain(value), Dumper=_Dumper, default_flow_style=True, sort_keys=False, allow_unicode=True, width=float("inf")
+        _to_plain_types(value),
+        Dumper=_Dumper,
+        default_flow_style=True,
+        sort_keys=False,
+        allow_unicode=True,
+        width=float("inf"),
     )
     return dumped.removesuffix("...\n").strip()
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_types(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: _to_plain_types(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_to_plain_types(item) for item in value]
     return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
 
 
@@ -78,7 +83,7 @@ _TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 class _Loader(yaml.SafeLoader):
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
-        self._sizes: dict[int, tuple[int, int]] = {}  # of each node that is whole: values in it, and depth
+        self._sizes: dict[int, tuple[int, int]] = {}  # id of each complete node -> number of values, depth
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         is_alias = self.check_event(yaml.AliasEvent)
@@ -89,9 +94,9 @@ class _Loader(yaml.SafeLoader):
             return node
         children = node.value if isinstance(node, yaml.CollectionNode) else ()
         parts = [
-            self._sizes[id(one)] for child in children for one in (child if isinstance(child, tuple) else (child,))
+            self._sizes[id(part)] for child in children for part in (child if isinstance(child, tuple) else (child,))
         ]
-        values, depth = 1 + sum(size for size, _ in parts), 1 + max((deep for _, deep in parts), default=0)
+        values, depth = 1 + sum(size for size, _ in parts), 1 + max((part_depth for _, part_depth in parts), default=0)
         if values > MAX_VALUES or depth > MAX_DEPTH:
             message = _TOO_DEEP if depth > MAX_DEPTH else f"with its aliases it has more than {MAX_VALUES:,} values"
             raise yaml.composer.ComposerError(None, None, message, node.start_mark)
@@ -99,17 +104,18 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                # PyYAML keeps the last one, and the author of the first would never know.
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands here twice", key.start_mark)
-            seen.add(str(key.value))
+            if isinstance(key, yaml.ScalarNode) and key.value in keys:
+                # PyYAML would silently use the last value.
+                message = f"the key {key.value!r} is a duplicate"
+                raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
+            keys.add(str(key.value))
         return super().construct_mapping(node, deep)
 
 
-# PyYAML follows YAML 1.1, in which `off` is false and a number with an exponent needs a point. Here, as in YAML 1.2,
-# they mean what they say: `near_duplicates: off`, `learning_rate: 1e-3`.
+# PyYAML follows YAML 1.1, in which `off` is false and a number with an exponent needs a point. As in YAML 1.2, `off` is
+# text here and `1e-3` a number: `near_duplicates: off`, `learning_rate: 1e-3`.
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()

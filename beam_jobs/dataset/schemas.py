@@ -233,10 +233,11 @@ def check_column(name: str, known: Collection[str], where: str) -> None:
     if name in known:
         return
     if known:
-        raise OptionError(f"{where}: {unknown('user column', name, sorted(known))}")
+        raise OptionError(f"{where}: {unknown('user column', name, sorted(known))}", [where])
     plain = name.removeprefix(record.EXTRA_PREFIX)
     raise OptionError(
-        f"{where}: there is no user column {name!r}, the images have none; name it in ingest.columns.extra: [{plain}]"
+        f"{where}: there is no user column {name!r}, the images have none; name it in ingest.columns.extra: [{plain}]",
+        [where],
     )
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from beam_jobs import storage
-from beam_jobs.common.system import lots, map_ordered
+from beam_jobs.common.system import chunks_by_size, map_ordered
 from beam_jobs.dataset import lookup, manifest, record, schemas, shards, tfrecord
 from beam_jobs.dataset.manifest import Manifest, Shard
 from beam_jobs.errors import BadImage, CorruptDataset
@@ -303,7 +303,7 @@ def _check_shard(
             found = _records(stream, path, rows or [])
             sizes = partial(sandbox.sizes, limits=STORED_LIMITS, processes=threads)
             lot = partial(_seen, dataset=dataset, sizes=sizes)
-            checked = itertools.chain.from_iterable(map_ordered(lot, lots(found, _size), threads))
+            checked = itertools.chain.from_iterable(map_ordered(lot, chunks_by_size(found, _size), threads))
             count, last, whole = 0, -1, True
             for one, seen in checked:
                 last = one.number

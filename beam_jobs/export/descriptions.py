@@ -1,8 +1,8 @@
-"""What is written about a dataset that is not copied: Croissant, and an index for NVIDIA DALI.
+"""Exports that describe a dataset without copying it: Croissant metadata, and an index for NVIDIA DALI.
 
-Croissant 1.1 is JSON-LD that search engines and `mlcroissant` read: `croissant.json` names the files of the dataset,
-their sha256 and the columns of `images.parquet`. The index beside each TFRecord shard has a line a record with its
-offset and its size in bytes.
+Croissant 1.1 is JSON-LD that search engines and `mlcroissant` read: `croissant.json` lists the files of the dataset
+with their sha256, and the columns of `images.parquet`. The DALI index of a TFRecord shard has a line per record with
+its offset and its size in bytes.
 """
 
 from __future__ import annotations
@@ -80,25 +80,25 @@ _CONTEXT: dict[str, Any] = {
 
 
 def write_croissant(directory: str, dataset: Manifest, out: str, about: About) -> None:
-    """Writes `croissant.json` into the dataset itself, or into a directory of its own that points to the dataset.
+    """Writes `croissant.json` into the dataset itself, or into another directory with a reference to the dataset.
 
     Args:
-      directory: of the dataset.
-      dataset: its manifest.
+      directory: directory of the dataset.
+      dataset: manifest of the dataset.
       out: the same directory, or a new or empty one.
-      about: what the owner says of it.
+      about: metadata that the owner provides.
 
     Raises:
-      OptionError: `out` is another directory that holds something, or a store, and the dataset is local.
+      OptionError: `out` is another directory that is not empty, or is remote while the dataset is local.
       CorruptDataset: a file of the dataset cannot be read.
-      OSError: it cannot be written.
+      OSError: the file cannot be written.
     """
-    if _same(directory, out):
+    if _is_same_directory(directory, out):
         content = manifest.serialise(describe(directory, dataset, "", about))
         storage.write_bytes(storage.join(out, CROISSANT_NAME), content)
         return
     if storage.is_remote(out) and not storage.is_remote(directory):
-        raise OptionError(f"out is {out!r}, from where {directory!r} cannot be read; export into the dataset itself")
+        raise OptionError(f"out is {out!r}, but the dataset {directory!r} is local; export into the dataset itself")
     path = staging.check(out)
     base = directory if storage.is_remote(directory) else os.path.relpath(os.path.realpath(directory), path)
     content = manifest.serialise(describe(directory, dataset, base, about))
@@ -107,13 +107,13 @@ def write_croissant(directory: str, dataset: Manifest, out: str, about: About) -
 
 
 def describe(directory: str, dataset: Manifest, base: str, about: About) -> dict[str, Any]:
-    """Returns the JSON-LD.
+    """Returns the Croissant metadata of a dataset as JSON-LD.
 
     Args:
-      directory: of the dataset; its `dataset.json` is hashed.
-      dataset: its manifest.
-      base: where the dataset lies as seen from the file; empty for the same directory.
-      about: what the owner says of it.
+      directory: directory of the dataset, whose `dataset.json` is hashed.
+      dataset: manifest of the dataset.
+      base: path of the dataset relative to `croissant.json`; empty for the same directory.
+      about: metadata that the owner provides.
     """
     counts = ", ".join(f"{info.records} of {name}" for name, info in dataset.splits.items())
     return {
@@ -129,19 +129,19 @@ def describe(directory: str, dataset: Manifest, base: str, about: About) -> dict
     }
 
 
-def _same(directory: str, out: str) -> bool:
+def _is_same_directory(directory: str, out: str) -> bool:
     if storage.is_remote(directory) or storage.is_remote(out):
         return directory.rstrip("/") == out.rstrip("/")
     return os.path.realpath(directory) == os.path.realpath(out)
 
 
 def _files(directory: str, dataset: Manifest, base: str) -> list[dict[str, Any]]:
-    beside = (manifest.MANIFEST_NAME, *manifest.TABLE_NAMES)
-    found = [_file(name, *_digest(storage.join(directory, name)), base) for name in beside]
+    names = (manifest.MANIFEST_NAME, *manifest.TABLE_NAMES)
+    entries = [_file(name, *_digest(storage.join(directory, name)), base) for name in names]
     for split, info in dataset.splits.items():
         folder = shards.split_dir(split)
-        found += [_file(f"{folder}/{shard.name}", shard.bytes, shard.sha256, base) for shard in info.shards]
-    return found
+        entries += [_file(f"{folder}/{shard.name}", shard.bytes, shard.sha256, base) for shard in info.shards]
+    return entries
 
 
 def _digest(path: str) -> tuple[int, str]:
@@ -164,36 +164,36 @@ def _file(name: str, size: int, sha256: str, base: str) -> dict[str, Any]:
 
 
 def _images(dataset: Manifest) -> dict[str, Any]:
-    dropped = "a copy that was left out has an empty split and the shard -1" if dataset.counts.dropped else ""
-    points = {"split": f"{_SPLITS_ID}/name"}
+    note = "a copy that was left out has an empty split and the shard -1" if dataset.counts.dropped else ""
+    references = {"split": f"{_SPLITS_ID}/name"}
     if dataset.label_kind == "single":
-        points["label"] = f"{_LABELS_ID}/name"
-    fields = [_column(field, points.get(field.name, "")) for field in schemas.IMAGES]
+        references["label"] = f"{_LABELS_ID}/name"
+    fields = [_column(field, references.get(field.name, "")) for field in schemas.IMAGES]
     return {
         "@type": "cr:RecordSet",
         "@id": _IMAGES_ID,
         "name": _IMAGES_ID,
-        "description": "; ".join(filter(None, [f"A row an image, of {manifest.IMAGES_NAME}", dropped])),
+        "description": "; ".join(filter(None, [f"A row an image, of {manifest.IMAGES_NAME}", note])),
         "key": {"@id": f"{_IMAGES_ID}/key"},
         "field": fields,
     }
 
 
-def _column(field: pa.Field, points_to: str) -> dict[str, Any]:
+def _column(field: pa.Field, reference: str) -> dict[str, Any]:
     repeated = pa.types.is_list(field.type)
     kind = field.type.value_type if repeated else field.type
-    described = {
+    entry = {
         "@type": "cr:Field",
         "@id": f"{_IMAGES_ID}/{field.name}",
         "name": field.name,
-        "dataType": next(name for is_of, name in _DATA_TYPES if is_of(kind)),
+        "dataType": next(name for is_type, name in _DATA_TYPES if is_type(kind)),
         "source": {"fileObject": {"@id": manifest.IMAGES_NAME}, "extract": {"column": field.name}},
     }
     if repeated:
-        described |= {"isArray": True, "arrayShape": "3"}
-    if points_to:
-        described["references"] = {"field": {"@id": points_to}}
-    return described
+        entry |= {"isArray": True, "arrayShape": "3"}
+    if reference:
+        entry["references"] = {"field": {"@id": reference}}
+    return entry
 
 
 def _splits(dataset: Manifest) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def _labels(dataset: Manifest) -> dict[str, Any]:
 
 
 def _inline(name: str, kind: str, fields: dict[str, str], data: list[dict[str, Any]]) -> dict[str, Any]:
-    described = [
+    entries = [
         {"@type": "cr:Field", "@id": f"{name}/{field}", "name": field, "dataType": data_type}
         for field, data_type in fields.items()
     ]
@@ -221,7 +221,7 @@ def _inline(name: str, kind: str, fields: dict[str, str], data: list[dict[str, A
         "name": name,
         "dataType": kind,
         "key": {"@id": f"{name}/name"},
-        "field": described,
+        "field": entries,
         "data": data,
     }
 
@@ -229,41 +229,41 @@ def _inline(name: str, kind: str, fields: dict[str, str], data: list[dict[str, A
 def write_dali_index(
     directory: str, dataset: Manifest, splits: tuple[str, ...], out: str
 ) -> dict[str, tuple[ExportedFile, ...]]:
-    """Writes the index of every shard; no shard is opened, for `images.parquet` knows where its records begin.
+    """Writes the index of every shard from the offsets in `images.parquet`; no shard is opened.
 
     Args:
-      directory: of the dataset.
-      dataset: its manifest.
-      splits: to write the indices of.
-      out: directory to write `Split-NAME/data-00000-of-00001.idx` in.
+      directory: directory of the dataset.
+      dataset: manifest of the dataset.
+      splits: the splits to write indices of.
+      out: directory for the indices, `Split-NAME/data-00000-of-00001.idx`.
 
     Returns:
-      split -> its indices.
+      split -> its index files.
 
     Raises:
-      CorruptDataset: `images.parquet` is damaged, or is not of these shards.
+      CorruptDataset: `images.parquet` is damaged, or does not match the shards.
     """
     path = storage.join(directory, manifest.IMAGES_NAME)
     images = schemas.read_published(path, ["split", "shard", "offset"])
-    written: dict[str, tuple[ExportedFile, ...]] = {}
+    index_files: dict[str, tuple[ExportedFile, ...]] = {}
     for split in splits:
         rows = images.filter(pc.equal(images["split"], split))
-        places, offsets = rows["shard"].to_numpy(), rows["offset"].to_numpy()
-        written[split] = ()
-        listed = dataset.split(split).shards
-        for number, shard in enumerate(listed):
-            starts = np.sort(offsets[places == number])
+        shard_indices, offsets = rows["shard"].to_numpy(), rows["offset"].to_numpy()
+        index_files[split] = ()
+        split_shards = dataset.split(split).shards
+        for index, shard in enumerate(split_shards):
+            starts = np.sort(offsets[shard_indices == index])
             if len(starts) != shard.records:
                 raise CorruptDataset(f"{path} has {len(starts)} rows for {shard.name}, which holds {shard.records}")
-            stem = os.path.splitext(shards.shard_name(number, len(listed)))[0]
+            stem = os.path.splitext(shards.shard_name(index, len(split_shards)))[0]
             name = f"{shards.split_dir(split)}/{stem}.idx"
             content = _dali_index(starts, shard.bytes)
             storage.write_bytes(storage.join(out, name), content)
-            written[split] += (ExportedFile(name=name, samples=shard.records, bytes=len(content)),)
-    return written
+            index_files[split] += (ExportedFile(name=name, samples=shard.records, bytes=len(content)),)
+    return index_files
 
 
 def _dali_index(starts: np.ndarray, end: int) -> bytes:
-    """Returns the lines: a record ends where the next one begins, the last one at the end of the file."""
+    """Returns the lines of an index: a record ends where the next one starts, the last one at the end of the file."""
     sizes = np.diff(starts, append=end)
     return "".join(f"{start} {size}\n" for start, size in zip(starts, sizes, strict=True)).encode()

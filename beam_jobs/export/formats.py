@@ -1,4 +1,4 @@
-"""What is exported, the records of a dataset one by one and in which file each goes, and the formats that copy them.
+"""The samples of an export, their distribution to files, and the formats ArrayRecord and WebDataset.
 
 ArrayRecord: the same serialised Examples in files with random access, as Grain and TFDS read them.
 WebDataset: tar files of `NAME.jpg` or `NAME.png`, `NAME.cls` and `NAME.json`; equal datasets give equal bytes.
@@ -32,16 +32,16 @@ _SUFFIXES = {b"jpeg": "jpg", b"png": "png", b"raw": "png"}
 
 
 class Sample:
-    """One record; only the fields that are asked for are decoded.
+    """A record, whose properties are decoded at the first access.
 
     Attributes:
       payload: the serialised Example.
-      place: shard and offset of it.
+      position: shard and offset of the record, for errors.
     """
 
-    def __init__(self, payload: bytes, place: str) -> None:
+    def __init__(self, payload: bytes, position: str) -> None:
         self.payload = payload
-        self.place = place
+        self.position = position
 
     @functools.cached_property
     def values(self) -> Mapping[str, list]:
@@ -55,31 +55,31 @@ class Sample:
 
     @functools.cached_property
     def name(self) -> str:
-        """A file name for it, without its ending; see `safe_name`."""
+        """File name of the sample without its suffix; see `safe_name`."""
         return safe_name(self.key)
 
     @functools.cached_property
     def suffix(self) -> str:
-        """Ending of the file of the image: `jpg` or `png`."""
+        """Suffix of the image file: `jpg` or `png`."""
         return _SUFFIXES[self.values[record.FORMAT][0]]
 
     @functools.cached_property
     def image(self) -> bytes:
-        """The image as a file; raw pixels become a PNG, which loses nothing."""
-        (found,) = self.values[record.ENCODED]
+        """The image as a file; raw pixels become a PNG, without loss."""
+        (encoded,) = self.values[record.ENCODED]
         if self.values[record.FORMAT] != [b"raw"]:
-            return found
+            return encoded
         from PIL import Image
 
         height, width = self.values[record.HEIGHT][0], self.values[record.WIDTH][0]
-        if len(found) != height * width * 3:
-            raise CorruptDataset(f"{self.key!r} has {len(found)} bytes of pixels, its record says {width}x{height}")
+        if len(encoded) != height * width * 3:
+            raise CorruptDataset(f"{self.key!r} has {len(encoded)} bytes of pixels, its record says {width}x{height}")
         out = io.BytesIO()
-        Image.frombytes("RGB", (width, height), found).save(out, "PNG")
+        Image.frombytes("RGB", (width, height), encoded).save(out, "PNG")
         return out.getvalue()
 
-    def plain(self, name: str) -> Any:
-        """Returns the values of a feature, text for bytes: a list, or the one value of what has never more than one."""
+    def text_values(self, name: str) -> Any:
+        """Returns the values of a feature, bytes as text: a list, or a single value if the feature has at most one."""
         values = [_text(value) if isinstance(value, bytes) else value for value in self.values.get(name, ())]
         return (values[0] if values else None) if name in _SINGLE else values
 
@@ -93,13 +93,11 @@ _SINGLE |= {record.WEIGHT}
 
 
 def read_samples(directory: str, dataset: Manifest, split: str) -> Iterator[Sample]:
-    """Yields the samples of a split in the order of its shards, every checksum verified, also that of each image.
-
-    One is in memory at a time.
+    """Yields the samples of a split in the order of its shards, one in memory at a time; verifies every checksum.
 
     Raises:
-      CorruptDataset: a shard cannot be read, is damaged, or holds more or fewer records than `dataset.json` says, or
-        something else than images of a dataset.
+      CorruptDataset: a shard cannot be read, is damaged, differs in its number of records from `dataset.json`, or holds
+        records that are not images of a dataset.
     """
     for path, shard in zip(dataset.shard_paths(directory, split), dataset.split(split).shards, strict=True):
         count = 0
@@ -118,54 +116,54 @@ def read_samples(directory: str, dataset: Manifest, split: str) -> Iterator[Samp
 
 
 def corrupt_sample(sample: Sample, problem: str) -> CorruptDataset:
-    """Returns the error about a sample that is not what an ingest writes."""
-    return CorruptDataset(f"{sample.place} is no record of a dataset: {problem}; write the dataset again")
+    """Returns the error about a sample that no ingest writes."""
+    return CorruptDataset(f"{sample.position} is not a record of a dataset: {problem}; write the dataset again")
 
 
 def _sample_problem(sample: Sample) -> str:
-    """Returns what is wrong with a record, short of decoding its image; empty for nothing."""
+    """Returns the fault of a record, without decoding its image; empty when it has none."""
     from google.protobuf.message import DecodeError
 
     try:
-        if wrong := record.type_problem(sample.values):
-            return wrong
-        found, (encoded,) = sample.values[record.FORMAT][0], sample.values[record.ENCODED]
-        if found not in _SUFFIXES:
-            return f"its image is {found!r:.40}; known are jpeg, png and raw"
+        if problem := record.type_problem(sample.values):
+            return problem
+        image_format, (encoded,) = sample.values[record.FORMAT][0], sample.values[record.ENCODED]
+        if image_format not in _SUFFIXES:
+            return f"its image is {image_format!r:.40}; it must be jpeg, png or raw"
         if hashlib.sha256(encoded).hexdigest() != sample.values[record.SHA256][0].decode():
-            return f"the image of {sample.key!r} is not the one its sha256 was taken of"
+            return f"the image of {sample.key!r} does not match its sha256"
     except (DecodeError, LookupError, ValueError) as error:
         return repr(error)
     return ""
 
 
 def numbered_samples(samples: Iterator[Sample], info: SplitInfo, count: int) -> Iterator[tuple[int, Sample]]:
-    """Yields (file, sample) with the files in order, of nearly equal bytes; none is empty.
+    """Yields (file index, sample), in order; the files have nearly equal bytes and none is empty.
 
-    The arithmetic of `shards.cut`, for samples whose sizes are not known yet.
+    Uses the arithmetic of `shards.cut`, for samples whose sizes are not known in advance.
 
     Args:
-      samples: of the split, in order.
-      info: how many there are, and their bytes.
-      count: number of files, at most one a sample.
+      samples: the samples of the split, in order.
+      info: number of samples and their total bytes.
+      count: number of files, at most one per sample.
     """
-    file = in_file = seen = 0
+    file = in_file = total_bytes = 0
     for position, sample in enumerate(samples):
         must_close = info.records - position <= count - file - 1
-        if file < count - 1 and in_file and (must_close or seen * count >= info.bytes * (file + 1)):
+        if file < count - 1 and in_file and (must_close or total_bytes * count >= info.bytes * (file + 1)):
             file, in_file = file + 1, 0
         yield file, sample
         in_file += 1
-        seen += len(sample.payload) + tfrecord.OVERHEAD
+        total_bytes += len(sample.payload) + tfrecord.OVERHEAD
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedFile:
-    """One file of an export.
+    """A file of an export.
 
     Attributes:
-      name: relative to the export.
-      samples: records in it.
+      name: path relative to the export.
+      samples: number of records.
       bytes: size of the file.
     """
 
@@ -175,41 +173,43 @@ class ExportedFile:
 
 
 class Shard(Protocol):
-    """A file that is being written."""
+    """An open file of an export."""
 
     def write(self, sample: Sample) -> None:
-        """Takes one sample."""
+        """Adds a sample."""
 
 
 class Format(Protocol):
-    """A format; made of the directory of a dataset and its manifest."""
+    """A format; its constructor takes the directory and the manifest of a dataset."""
 
     def file_name(self, split: str, index: int, count: int) -> str:
         """Returns the name of file `index` of `count`, relative to the export."""
 
     def open(self, path: str) -> AbstractContextManager[Shard]:
-        """Writes a file that is complete under its name when the block ends, or not there."""
+        """Opens a file for writing; it appears under its name when the block has succeeded."""
 
-    def beside(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
-        """Returns name -> content of the small files that readers of the format look for; `files` by split."""
+    def companion_files(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
+        """Returns name -> content of the metadata files of the format; `files` by split."""
 
 
-_GROUPED = "group_size:1"  # a record is read on its own; groups compress better, and images do not compress
+_OPTIONS = (
+    "group_size:1"  # records are read one by one; larger groups only help compression, but images do not compress
+)
 
 
 class ArrayRecord:
-    """`SPLIT-00000-of-00002.array_record`, ..., and what TFDS wants to open them by their directory."""
+    """Files `SPLIT-00000-of-00002.array_record`, ..., and the metadata with which TFDS opens their directory."""
 
     def __init__(self, directory: str, dataset: Manifest) -> None:
-        """Imports the package.
+        """Imports the package `array_record`.
 
         Raises:
-          OptionError: it is not installed.
+          OptionError: the package is not installed.
         """
         self._module = _array_record_module()
         self._directory = directory
         self._splits = tuple(dataset.splits)
-        self._beside = tuple(name for name in tfds_metadata.NAMES if name in dataset.tables)
+        self._metadata_names = tuple(name for name in tfds_metadata.NAMES if name in dataset.tables)
 
     def file_name(self, split: str, index: int, count: int) -> str:
         """Returns the name of a file."""
@@ -217,8 +217,8 @@ class ArrayRecord:
 
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[_ArrayRecordWriter]:
-        """Writes a file that is complete under its name when the block ends, or not there."""
-        if storage.is_remote(path):  # the package writes local files alone
+        """See `Format`."""
+        if storage.is_remote(path):  # the package only writes local files
             with tempfile.TemporaryDirectory() as folder:
                 scratch = os.path.join(folder, "part")
                 with self._open(scratch) as writer:
@@ -235,24 +235,24 @@ class ArrayRecord:
 
     @contextlib.contextmanager
     def _open(self, path: str) -> Iterator[_ArrayRecordWriter]:
-        writer = self._module.ArrayRecordWriter(path, _GROUPED)
+        writer = self._module.ArrayRecordWriter(path, _OPTIONS)
         try:
             yield _ArrayRecordWriter(writer)
         finally:
-            writer.close()  # what it lacks after an error goes with the whole export
+            writer.close()  # after an error, the incomplete file is removed with the export
 
-    def beside(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
-        """Returns the files of TFDS beside the dataset, turned to what was written."""
-        files_of_tfds = {name: self._read(name) for name in self._beside}
+    def companion_files(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
+        """Returns the TFDS metadata of the dataset, adapted to the exported files."""
+        metadata = {name: self._read(name) for name in self._metadata_names}
         try:
-            info = storage.parse_json(files_of_tfds[tfds_metadata.INFO_NAME])
-            called = {split: entry["name"] for split, entry in zip(self._splits, info["splits"], strict=True)}
+            info = storage.parse_json(metadata[tfds_metadata.INFO_NAME])
+            tfds_names = {split: entry["name"] for split, entry in zip(self._splits, info["splits"], strict=True)}
         except (KeyError, TypeError, ValueError) as error:
             path = storage.join(self._directory, tfds_metadata.INFO_NAME)
             raise CorruptDataset(f"{path} cannot be used: {error!r}; write the dataset again") from error
         info["fileFormat"] = "array_record"
-        info["splits"] = [_split(called[split], split, written) for split, written in files.items()]
-        return {**files_of_tfds, tfds_metadata.INFO_NAME: manifest.serialise(info)}
+        info["splits"] = [_split_info(tfds_names[split], split, split_files) for split, split_files in files.items()]
+        return {**metadata, tfds_metadata.INFO_NAME: manifest.serialise(info)}
 
     def _read(self, name: str) -> bytes:
         path = storage.join(self._directory, name)
@@ -268,11 +268,11 @@ class _ArrayRecordWriter:
         self._writer = writer
 
     def write(self, sample: Sample) -> None:
-        """Adds the record of a sample as it is."""
+        """Adds the record of a sample, unchanged."""
         self._writer.write(sample.payload)
 
 
-def _split(name: str, split: str, files: tuple[ExportedFile, ...]) -> dict[str, Any]:
+def _split_info(name: str, split: str, files: tuple[ExportedFile, ...]) -> dict[str, Any]:
     return {
         "name": name,
         "filepathTemplate": f"{split}-{{SHARD_X_OF_Y}}.array_record",
@@ -293,10 +293,10 @@ _IN_FILES = (record.ENCODED, record.MASK, OBJECT_MASK)
 
 
 class WebDataset:
-    """`SPLIT-000000.tar`, ...: a sample is the run of members that share a name up to its first dot.
+    """Files `SPLIT-000000.tar`, ...: a sample consists of consecutive members with the same name up to its first dot.
 
-    `NAME.cls` is the number of the class, where images have one label. `NAME.json` has every feature of the record
-    under its name, but for images: a class mask is `NAME.mask.png`, that of an object `NAME.object-00000.png`.
+    `NAME.cls` is the index of the class, if images have a single label. `NAME.json` has every feature of the record
+    except images: a class mask is `NAME.mask.png`, the mask of an object `NAME.object-00000.png`.
     """
 
     def __init__(self, directory: str, dataset: Manifest) -> None:
@@ -308,15 +308,15 @@ class WebDataset:
 
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[_Tar]:
-        """Writes a file that is complete under its name when the block ends, or not there."""
+        """See `Format`."""
         with (
             storage.atomic_writer(path) as stream,
             tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar,
         ):
             yield _Tar(tar, self._single)
 
-    def beside(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
-        """Returns no files: readers get the names of the tar files as arguments."""
+    def companion_files(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
+        """Returns no files: readers take the names of the tar files as arguments."""
         return {}
 
 
@@ -327,22 +327,22 @@ class _Tar:
 
     def write(self, sample: Sample) -> None:
         """Adds the members of a sample."""
-        for ending, content in self._members(sample):
-            # Owner, rights and time are those of every member, so that the bytes depend on the dataset alone.
-            member = tarfile.TarInfo(f"{sample.name}.{ending}")
+        for suffix, content in self._members(sample):
+            # Owner, permissions and time are constant, so that the bytes depend only on the dataset.
+            member = tarfile.TarInfo(f"{sample.name}.{suffix}")
             member.size = len(content)
             member.mode = 0o644
             self._tar.addfile(member, io.BytesIO(content))
-        self._tar.getmembers().clear()  # it keeps a list of all that it wrote
+        self._tar.getmembers().clear()  # otherwise the list of all members fills the memory
 
     def _members(self, sample: Sample) -> Iterator[tuple[str, bytes]]:
         yield sample.suffix, sample.image
         if self._single:
             yield "cls", b"%d" % sample.values[record.LABEL][0]
-        described: dict[str, Any] = {name: sample.plain(name) for name in sample.values if name not in _IN_FILES}
-        yield "json", json.dumps(described, sort_keys=True, ensure_ascii=False).encode("utf-8", "backslashreplace")
+        features: dict[str, Any] = {name: sample.text_values(name) for name in sample.values if name not in _IN_FILES}
+        yield "json", json.dumps(features, sort_keys=True, ensure_ascii=False).encode("utf-8", "backslashreplace")
         for mask in sample.values.get(record.MASK, ()):
             yield "mask.png", mask
-        for number, mask in enumerate(sample.values.get(OBJECT_MASK, ())):
+        for index, mask in enumerate(sample.values.get(OBJECT_MASK, ())):
             if mask:  # an object may have none
-                yield f"object-{number:05d}.png", mask
+                yield f"object-{index:05d}.png", mask

@@ -1,4 +1,4 @@
-"""Options of an export, checked when they are made; names of files; what a description says about a dataset."""
+"""Options of an export, checked in the constructor; file names; and the owner's description of a dataset."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _SPDX_PAGE = "https://spdx.org/licenses/{}.html"
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """Who made a dataset and what one may do with it; empty is unknown, and left out.
+    """The creators and the licence of a dataset; empty values are unknown and left out.
 
     Attributes:
       license: URL of the licence, or its SPDX identifier, such as `CC-BY-4.0`.
-      creators: names of the people who made it.
-      organizations: names of the organisations that made it.
-      citation: how to cite it, best as BibTeX.
-      url: its page on the web.
-      date_published: day on which it was published, as `2026-01-31`.
+      creators: names of the people who made the dataset.
+      organizations: names of the organisations that made the dataset.
+      citation: citation of the dataset, preferably as BibTeX.
+      url: web page of the dataset.
+      date_published: day of publication, as `2026-01-31`.
 
     Raises:
-      OptionError: a value is not of that form; the message names it and what is allowed.
+      OptionError: a value is not allowed; the message gives the value and what is allowed.
     """
 
     license: str = ""
@@ -42,44 +42,44 @@ class About:
         if self.license:
             _license_url(self.license)
         if self.url and not _URL.fullmatch(self.url):
-            raise OptionError(f"url is {self.url!r}; it must begin with https:// or http:// and hold no blank")
+            raise OptionError(f"url is {self.url!r}; it must begin with https:// or http:// and have no space")
         if not all(name.strip() for name in (*self.creators, *self.organizations)):
             raise OptionError("a creator is empty; name one, or leave it out")
         if self.date_published:
             _check_day(self.date_published)
 
     def to_jsonld(self) -> dict[str, Any]:
-        """Returns the properties that are known, as schema.org and Croissant name them."""
-        found = {
+        """Returns the known properties under their names in schema.org and Croissant."""
+        properties = {
             "license": _license_url(self.license) if self.license else "",
-            "creator": [*_named("sc:Person", self.creators), *_named("sc:Organization", self.organizations)],
+            "creator": [*_agents("sc:Person", self.creators), *_agents("sc:Organization", self.organizations)],
             "citeAs": self.citation,
             "url": self.url,
             "datePublished": self.date_published,
         }
-        return {name: value for name, value in found.items() if value}
+        return {name: value for name, value in properties.items() if value}
 
 
-def _named(kind: str, names: tuple[str, ...]) -> list[dict[str, str]]:
+def _agents(kind: str, names: tuple[str, ...]) -> list[dict[str, str]]:
     return [{"@type": kind, "name": name} for name in names]
 
 
 def _license_url(name: str) -> str:
-    """Returns the URL of a licence; that of an SPDX identifier is its page there."""
+    """Returns the URL of a licence; for an SPDX identifier, its page at spdx.org."""
     if _URL.fullmatch(name):
         return name
     from packaging import licenses
 
     try:
-        found = str(licenses.canonicalize_license_expression(name))
+        identifier = str(licenses.canonicalize_license_expression(name))
     except licenses.InvalidLicenseExpression:
-        found = ""
-    if not found or " " in found or found.startswith("LicenseRef-"):
+        identifier = ""
+    if not identifier or " " in identifier or identifier.startswith("LicenseRef-"):
         raise OptionError(
-            f"license is {name!r}; it must be the URL of a licence, or one SPDX identifier of "
+            f"license is {name!r}; it must be the URL of a licence, or an SPDX identifier of "
             "https://spdx.org/licenses, such as CC-BY-4.0"
         )
-    return _SPDX_PAGE.format(found)
+    return _SPDX_PAGE.format(identifier)
 
 
 def _check_day(text: str) -> None:
@@ -90,26 +90,26 @@ def _check_day(text: str) -> None:
 
 
 STREAMED = ("webdataset", "array_record", "parquet")
-DESCRIBED = ("croissant", "dali")  # small files about the dataset; its records stay where they are
+DESCRIBED = ("croissant", "dali")  # small files about the dataset, without its records
 FORMATS = (*STREAMED, *DESCRIBED)
 
-_LEAST_MB = 0.001
+_MIN_SHARD_MB = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """One export: of what, to which format, where to.
+    """Options of an export.
 
     Attributes:
       dataset: directory of a published dataset, local or remote.
-      to: one of `FORMATS`.
-      out: directory that becomes the export, new or empty, local or remote; of `croissant` also the dataset itself.
-      splits: splits to export, in this order; all when empty. Croissant describes all of them.
-      shard_mb: aimed size of a file in MB (1e6 bytes) of records; None makes as many files as the dataset has shards.
-      about: what Croissant metadata says besides; of `croissant` alone.
+      to: format, one of `FORMATS`.
+      out: directory of the export, new or empty, local or remote; for `croissant` also the dataset itself.
+      splits: splits to export, in this order; empty means all. Croissant always describes all splits.
+      shard_mb: target size of a file in MB (1e6 bytes) of records; None makes as many files as the dataset has shards.
+      about: additional metadata, for `croissant` only.
 
     Raises:
-      OptionError: a value is not allowed; the message names it and what is.
+      OptionError: a value is not allowed; the message gives the value and what is allowed.
     """
 
     dataset: str
@@ -122,43 +122,39 @@ class ExportOptions:
     def __post_init__(self) -> None:
         errors.check_choice("to", self.to, FORMATS)
         if self.shard_mb is not None:
-            errors.check_at_least("shard_mb", self.shard_mb, _LEAST_MB)
+            errors.check_at_least("shard_mb", self.shard_mb, _MIN_SHARD_MB)
             if self.to in DESCRIBED:
                 raise OptionError(f"shard_mb is of no use to {self.to}, which copies no records; leave it out")
         if self.splits and self.to == "croissant":
-            raise OptionError("splits are of no use to croissant, which describes the whole dataset; leave them out")
+            raise OptionError("splits are of no use to croissant, which describes the complete dataset; leave them out")
         if self.about != About() and self.to != "croissant":
-            given = next(name for name, value in vars(self.about).items() if value)
-            raise OptionError(f"{given} is of no use to {self.to}, which has no place for it; leave it out")
-        twice = [name for place, name in enumerate(self.splits) if name in self.splits[:place]]
-        if twice:
-            raise OptionError(f"the split {twice[0]!r} is named twice; name each once")
+            option = next(name for name, value in vars(self.about).items() if value)
+            raise OptionError(f"{option} is of no use to {self.to}, which does not store it; leave it out")
+        duplicates = [name for index, name in enumerate(self.splits) if name in self.splits[:index]]
+        if duplicates:
+            raise OptionError(f"the split {duplicates[0]!r} is given twice; give each split once")
 
 
-MAX_CHARACTERS = 80  # with its ending it fits into the 100 of the oldest tar header
+MAX_CHARACTERS = 80  # with its suffix a name fits into the 100 characters of the oldest tar header
 
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_-]*"
 _PLAIN = re.compile(rf"({_PART}(?:/{_PART})*)\.(jpg|jpeg|png|bmp|gif|webp|tif|tiff)")
-# What the other rules make; a plain name must never look like it.
-_MADE = re.compile(r".*(_(jpeg|png|bmp|gif|webp|tif|tiff)|-[0-9a-f]{16})")
-# Devices of Windows, which cannot be unpacked there.
+# Names that the rules for unsafe keys produce; a key of this form is not used as a name.
+_GENERATED = re.compile(r".*(_(jpeg|png|bmp|gif|webp|tif|tiff)|-[0-9a-f]{16})")
+# Device names of Windows, where files cannot have these names.
 _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)", re.IGNORECASE)
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 _HASH_DIGITS = 16
 
 
 def safe_name(key: str) -> str:
-    """Returns a relative path without dots, of at most `MAX_CHARACTERS` ASCII characters; two keys never share one."""
-    found = _PLAIN.fullmatch(key)
-    if found and not _made(found[1]) and not any(map(_DEVICES.fullmatch, found[1].split("/"))):
-        name = found[1] if found[2] == "jpg" else f"{found[1]}_{found[2]}"
+    """Returns a unique relative path for a key, without dots, of at most `MAX_CHARACTERS` ASCII characters."""
+    match = _PLAIN.fullmatch(key)
+    if match and not _GENERATED.fullmatch(match[1]) and not any(map(_DEVICES.fullmatch, match[1].split("/"))):
+        name = match[1] if match[2] == "jpg" else f"{match[1]}_{match[2]}"
         if len(name) <= MAX_CHARACTERS:
             return name
     parts = (_UNSAFE.sub("_", part).strip("_-") for part in re.split(r"[/\\]", key))
-    harmless = "_".join(filter(None, parts))[: MAX_CHARACTERS - _HASH_DIGITS - 1]
+    readable = "_".join(filter(None, parts))[: MAX_CHARACTERS - _HASH_DIGITS - 1]
     digest = hashlib.sha256(key.encode()).hexdigest()[:_HASH_DIGITS]
-    return f"{harmless or 'image'}-{digest}"
-
-
-def _made(stem: str) -> bool:
-    return bool(_MADE.fullmatch(stem))
+    return f"{readable or 'image'}-{digest}"

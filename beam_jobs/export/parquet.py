@@ -1,4 +1,4 @@
-"""Parquet: a row an image with the image in it, and the metadata that Hugging Face `datasets` asks for."""
+"""Parquet export: a row per image, including the image, and the metadata that Hugging Face `datasets` reads."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.export.formats import ExportedFile, Sample
 
-# A row group is in memory when it is written, and again when it is read: whichever comes first ends it.
+# Limits of a row group, which is completely in memory when it is written and when it is read.
 ROW_GROUP_IMAGES = 100
 ROW_GROUP_BYTES = 16 << 20
 
 
 class Parquet:
-    """`data/SPLIT-00000-of-00002.parquet`, ..., and a `README.md` that names the splits, as the Hub has them."""
+    """Files `data/SPLIT-00000-of-00002.parquet`, ..., and a `README.md` that lists the splits, as on the Hub."""
 
     def __init__(self, directory: str, dataset: Manifest) -> None:
-        """Finds out what columns the records make.
+        """Reads the features of the dataset.
 
         Raises:
-          CorruptDataset: the description of the features beside the dataset cannot be read.
+          CorruptDataset: `features.json` of the dataset cannot be read.
         """
-        self._columns = columns_of(directory, dataset)
-        self._schema = schema_of(self._columns)
+        self._columns = make_columns(directory, dataset)
+        self._schema = make_schema(self._columns)
 
     def file_name(self, split: str, index: int, count: int) -> str:
         """Returns the name of a file."""
@@ -40,18 +40,18 @@ class Parquet:
 
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[_Rows]:
-        """Writes a file that is complete under its name when the block ends, or not there."""
-        # Images do not shrink, and the rest is small beside them.
-        kept = {"compression": "none", "use_dictionary": False}
-        with storage.atomic_writer(path) as stream, pq.ParquetWriter(stream, self._schema, **kept) as writer:
+        """Opens a file for writing; it appears under its name when the block has succeeded."""
+        # Images do not compress, and the other columns are small.
+        settings = {"compression": "none", "use_dictionary": False}
+        with storage.atomic_writer(path) as stream, pq.ParquetWriter(stream, self._schema, **settings) as writer:
             rows = _Rows(writer, self._schema, self._columns)
             yield rows
             rows.flush()
 
-    def beside(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
-        """Returns the page of the dataset, whose head says which files are which split."""
+    def companion_files(self, files: Mapping[str, tuple[ExportedFile, ...]]) -> dict[str, bytes]:
+        """Returns the page of the dataset, whose front matter assigns the files to splits."""
         head = {"configs": [{"config_name": "default", "data_files": [_data_files(split) for split in files]}]}
-        return {"README.md": f"---\n{json.dumps(head, indent=2)}\n---\n".encode()}  # JSON is YAML, and quotes itself
+        return {"README.md": f"---\n{json.dumps(head, indent=2)}\n---\n".encode()}  # JSON is valid YAML
 
 
 class _Rows:
@@ -63,25 +63,25 @@ class _Rows:
         self._bytes = 0
 
     def write(self, sample: Sample) -> None:
-        """Takes one row."""
+        """Adds a row."""
         self._rows.append({column.name: column.value(sample) for column in self._columns})
         self._bytes += len(sample.payload)
         if len(self._rows) >= ROW_GROUP_IMAGES or self._bytes >= ROW_GROUP_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Writes a row group of what was taken."""
+        """Writes the added rows as a row group."""
         if self._rows:
             self._writer.write_table(pa.Table.from_pylist(self._rows, self._schema))
         self._rows, self._bytes = [], 0
 
 
 def _data_files(split: str) -> dict[str, str]:
-    # `all` is every split together to `datasets`, as it is to TFDS.
+    # For `datasets` and TFDS, `all` means the union of all splits.
     return {"split": "all_images" if split == "all" else split, "path": f"data/{split}-*.parquet"}
 
 
-# Names of columns, for features whose own name is too long or says what it is to this project alone.
+# Names of columns for features whose own name is too long or specific to Feedline.
 _NAMES = {record.FILENAME: "key", record.SHA256: "sha256"}
 _IMAGE_TYPE = pa.struct({"bytes": pa.binary(), "path": pa.string()}.items())
 _IMAGE = {"_type": "Image"}
@@ -96,13 +96,13 @@ _ARROW = {"float32": pa.float32(), "int64": pa.int64(), "string": pa.string(), "
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column.
+    """A column.
 
     Attributes:
-      name: of the column.
-      type: in Arrow.
-      feature: what `datasets` calls the type.
-      value: takes a sample and returns its cell.
+      name: name of the column.
+      type: type in Arrow.
+      feature: type in `datasets`.
+      value: function that returns the cell of a sample.
     """
 
     name: str
@@ -111,39 +111,40 @@ class Column:
     value: Callable[[Sample], Any]
 
 
-def columns_of(directory: str, dataset: Manifest) -> tuple[Column, ...]:
+def make_columns(directory: str, dataset: Manifest) -> tuple[Column, ...]:
     """Returns the columns of a dataset: the image, its labels, then its facts, annotations and user columns.
 
     Raises:
-      CorruptDataset: the description of the features beside the dataset cannot be read.
+      CorruptDataset: `features.json` of the dataset cannot be read.
     """
-    known = _features(directory)
-    columns = [_image("image", lambda sample: sample.image, lambda sample: f"{sample.name}.{sample.suffix}")]
-    columns += _labels(dataset)
-    plain = [name for name in record.FEATURES if name not in (record.ENCODED, record.LABEL, record.TEXT)]
-    columns += [_fact(name) for name in plain if name in known]
-    if record.WEIGHT in known:
-        columns.append(_plain(record.WEIGHT, "float32"))
-    if record.MASK in known:
+    features = _read_features(directory)
+    columns = [_image_column("image", lambda sample: sample.image, lambda sample: f"{sample.name}.{sample.suffix}")]
+    columns += _label_columns(dataset)
+    fact_names = [name for name in record.FEATURES if name not in (record.ENCODED, record.LABEL, record.TEXT)]
+    columns += [_fact_column(name) for name in fact_names if name in features]
+    if record.WEIGHT in features:
+        columns.append(_value_column(record.WEIGHT, "float32"))
+    if record.MASK in features:
         columns.append(
-            _image("mask", lambda sample: _first(sample, record.MASK), lambda sample: f"{sample.name}.mask.png")
+            _image_column("mask", lambda sample: _first(sample, record.MASK), lambda sample: f"{sample.name}.mask.png")
         )
-    if any(name.startswith(record.OBJECT_PREFIX) for name in known):
-        columns.append(_objects(dataset))
-    return (*columns, *(_user(name, known[name]) for name in known if name.startswith(record.EXTRA_PREFIX)))
+    if any(name.startswith(record.OBJECT_PREFIX) for name in features):
+        columns.append(_objects_column(dataset))
+    user_columns = (_user_column(*item) for item in features.items() if item[0].startswith(record.EXTRA_PREFIX))
+    return (*columns, *user_columns)
 
 
-def schema_of(columns: tuple[Column, ...]) -> pa.Schema:
-    """Returns the schema of columns, with the features that `datasets` looks for."""
+def make_schema(columns: tuple[Column, ...]) -> pa.Schema:
+    """Returns the schema of columns, with the features that `datasets` reads."""
     features = {column.name: column.feature for column in columns}
-    described = json.dumps({"info": {"features": features}}, sort_keys=True)
-    return pa.schema([pa.field(column.name, column.type) for column in columns], {"huggingface": described})
+    metadata = json.dumps({"info": {"features": features}}, sort_keys=True)
+    return pa.schema([pa.field(column.name, column.type) for column in columns], {"huggingface": metadata})
 
 
-def _image(name: str, content: Callable[[Sample], bytes | None], path: Callable[[Sample], str]) -> Column:
+def _image_column(name: str, content: Callable[[Sample], bytes | None], path: Callable[[Sample], str]) -> Column:
     def cell(sample: Sample) -> dict[str, Any] | None:
-        found = content(sample)
-        return {"bytes": found, "path": path(sample)} if found else None
+        encoded = content(sample)
+        return {"bytes": encoded, "path": path(sample)} if encoded else None
 
     return Column(name=name, type=_IMAGE_TYPE, feature=_IMAGE, value=cell)
 
@@ -152,46 +153,46 @@ def _first(sample: Sample, name: str) -> bytes | None:
     return next(iter(sample.values.get(name, ())), None)
 
 
-def _labels(dataset: Manifest) -> Iterator[Column]:
-    named = {"_type": "ClassLabel", "names": list(dataset.labels)}
+def _label_columns(dataset: Manifest) -> Iterator[Column]:
+    label = {"_type": "ClassLabel", "names": list(dataset.labels)}
     if dataset.label_kind == "single":
-        yield Column(name="label", type=pa.int64(), feature=named, value=lambda sample: sample.values[record.LABEL][0])
+        yield Column(name="label", type=pa.int64(), feature=label, value=lambda sample: sample.values[record.LABEL][0])
     if dataset.label_kind == "multi":
         yield Column(
             name="labels",
             type=pa.list_(pa.int64()),
-            feature=_sequence(named),
+            feature=_sequence(label),
             value=lambda sample: list(sample.values.get(record.LABEL, ())),
         )
 
 
-def _fact(name: str) -> Column:
+def _fact_column(name: str) -> Column:
     dtype, shape = record.FEATURES[name]
-    return _plain(name, dtype, repeated=bool(shape))
+    return _value_column(name, dtype, repeated=bool(shape))
 
 
-def _plain(name: str, dtype: str, repeated: bool = False) -> Column:
+def _value_column(name: str, dtype: str, repeated: bool = False) -> Column:
     kind, feature = _ARROW[dtype], _value(dtype)
     return Column(
         name=_NAMES.get(name, name.rpartition("/")[2]),
         type=pa.list_(kind) if repeated else kind,
         feature=_sequence(feature) if repeated else feature,
-        value=lambda sample: sample.plain(name),
+        value=lambda sample: sample.text_values(name),
     )
 
 
-def _user(name: str, feature: Mapping[str, Any]) -> Column:
+def _user_column(name: str, feature: Mapping[str, Any]) -> Column:
     inner = feature["sequence"]["feature"]
     dtype = inner["tensor"]["dtype"] if "tensor" in inner else "string"
     return Column(
-        name=name.replace("/", "_", 1),  # `extra_NAME`: it may be called like a column above
+        name=name.replace("/", "_", 1),  # `extra_NAME`, because `NAME` may be another column
         type=pa.list_(_ARROW[dtype]),  # a cell may be empty
         feature=_sequence(_value(dtype)),
-        value=lambda sample: [str(one) if dtype == "string" else one for one in sample.plain(name)],
+        value=lambda sample: [str(value) if dtype == "string" else value for value in sample.text_values(name)],
     )
 
 
-def _objects(dataset: Manifest) -> Column:
+def _objects_column(dataset: Manifest) -> Column:
     names = {part: part.rpartition("/")[2] for part in _OBJECT_PARTS}
     features: dict[str, Any] = {names[part]: _sequence(_value(dtype)) for part, dtype in _OBJECT_PARTS.items()}
     features["label"] = _sequence({"_type": "ClassLabel", "names": list(dataset.labels)})
@@ -211,18 +212,18 @@ def _sequence(feature: Mapping[str, Any]) -> dict[str, Any]:
     return {"_type": "Sequence", "feature": dict(feature)}
 
 
-def _features(directory: str) -> dict[str, dict[str, Any]]:
-    """Returns record feature -> what `features.json` says of it."""
+def _read_features(directory: str) -> dict[str, dict[str, Any]]:
+    """Returns record feature -> its entry in `features.json`."""
     path = storage.join(directory, tfds_metadata.FEATURES_NAME)
     try:
-        return dict(_flat(storage.read_json(path), ""))
+        return dict(_flatten(storage.read_json(path), ""))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptDataset(f"{path} cannot be read: {error}; write the dataset again") from error
 
 
-def _flat(feature: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _flatten(feature: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, inner in feature["featuresDict"]["features"].items():
         if "featuresDict" in inner:
-            yield from _flat(inner, f"{prefix}{name}/")
+            yield from _flatten(inner, f"{prefix}{name}/")
         else:
             yield f"{prefix}{name}", inner

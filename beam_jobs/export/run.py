@@ -1,4 +1,4 @@
-"""Export: a published dataset, all of it or some splits, to another format; memory holds a few records at a time."""
+"""Export of a published dataset, or some of its splits, to another format, with a few records in memory at a time."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from beam_jobs.export.options import STREAMED, ExportOptions
 from beam_jobs.export.staging import EXPORT_NAME
 from beam_jobs.storage import disk
 
-# Shows how far it is: takes the stage, what it will have done, and how to ask what it has; see `jobs.Watch`.
+# Shows the progress of a stage, given its name, the total work and a function that returns the work done so far.
 Watch = Callable[[str, Progress, Callable[[], Progress]], AbstractContextManager[object]]
 
 
-def _unwatched(*_: object) -> AbstractContextManager[object]:
+def _no_watch(*_: object) -> AbstractContextManager[object]:
     return contextlib.nullcontext()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was exported.
+    """The result of an export.
 
     Attributes:
       format: one of `options.FORMATS`.
-      digest: of the dataset.
+      digest: digest of the dataset.
       labels: class names; the index is the label.
-      splits: split -> the files of it; of `croissant` none.
+      splits: split -> its files; empty for `croissant`.
     """
 
     format: str
@@ -51,74 +51,74 @@ class Exported:
         return {"format": self.format, "digest": self.digest, "labels": list(self.labels), "splits": splits}
 
 
-def export(options: ExportOptions, watch: Watch = _unwatched) -> Exported:
-    """Exports a dataset. Whatever goes wrong, `out` holds a whole export or is as it was.
+def export(options: ExportOptions, watch: Watch = _no_watch) -> Exported:
+    """Exports a dataset. After an error, `out` is unchanged; it never holds an incomplete export.
 
     Args:
-      options: what, to which format, where to.
-      watch: shows how far it is.
+      options: the dataset, the format and the output.
+      watch: shows the progress.
 
     Raises:
-      SourceError: there is no published dataset.
-      OptionError: it has no such split, `out` cannot be used, or a package is missing.
+      SourceError: the dataset does not exist.
+      OptionError: the dataset does not have a split, `out` cannot be used, or a package is missing.
       CorruptDataset: a shard or a table is damaged.
-      DiskError: the disk takes no more.
-      FeedlineError: a store takes no more.
+      DiskError: the disk is full or not writable.
+      FeedlineError: an object store cannot be written.
     """
     dataset = manifest.load(options.dataset)
-    chosen = {name: dataset.split(name) for name in options.splits or dataset.splits}
+    splits = {name: dataset.split(name) for name in options.splits or dataset.splits}
     if options.to == "croissant":
         with disk.explained("exporting", options.out, kept=False):
             descriptions.write_croissant(options.dataset, dataset, options.out, options.about)
-        return _exported(options, dataset, {})
+        return _make_result(options, dataset, {})
     out = staging.check(options.out)
-    with disk.explained("exporting", _parent(out), kept=False):
+    with disk.explained("exporting", _parent_directory(out), kept=False):
         if options.to in STREAMED:
-            return _stream(options, dataset, chosen, out, watch)
+            return _export_records(options, dataset, splits, out, watch)
         with staging.staged(out) as stage:
-            return _exported(
-                options, dataset, descriptions.write_dali_index(options.dataset, dataset, tuple(chosen), stage.path)
+            return _make_result(
+                options, dataset, descriptions.write_dali_index(options.dataset, dataset, tuple(splits), stage.path)
             )
 
 
-def _parent(out: str) -> str:
-    """Returns the directory that the export is built in; a store is one place."""
+def _parent_directory(out: str) -> str:
+    """Returns the directory in which the export is built; for an object store, the output itself."""
     return out if storage.is_remote(out) else os.path.dirname(out)
 
 
-def _exported(options: ExportOptions, dataset: Manifest, files: Mapping[str, tuple[ExportedFile, ...]]) -> Exported:
+def _make_result(options: ExportOptions, dataset: Manifest, files: Mapping[str, tuple[ExportedFile, ...]]) -> Exported:
     return Exported(format=options.to, digest=dataset.digest, labels=dataset.labels, splits=files)
 
 
-def _stream(
-    options: ExportOptions, dataset: Manifest, chosen: Mapping[str, SplitInfo], out: str, watch: Watch
+def _export_records(
+    options: ExportOptions, dataset: Manifest, splits: Mapping[str, SplitInfo], out: str, watch: Watch
 ) -> Exported:
-    form = _format(options.to, options.dataset, dataset)
-    total = Progress(sum(info.records for info in chosen.values()), sum(info.bytes for info in chosen.values()))
-    disk.check_room(_parent(out), total.bytes, "the export", kept=False)
+    target = _make_format(options.to, options.dataset, dataset)
+    total_work = Progress(sum(info.records for info in splits.values()), sum(info.bytes for info in splits.values()))
+    disk.check_room(_parent_directory(out), total_work.bytes, "the export", kept=False)
     system.local_progress.reset()
     with staging.staged(out) as stage:
-        with watch("exporting", total, system.local_progress.read):
+        with watch("exporting", total_work, system.local_progress.read):
             files = {
                 name: tuple(
                     _write_split(
-                        form, name, info, options, formats.read_samples(options.dataset, dataset, name), stage.path
+                        target, name, info, options, formats.read_samples(options.dataset, dataset, name), stage.path
                     )
                 )
-                for name, info in chosen.items()
+                for name, info in splits.items()
             }
-        for name, content in form.beside(files).items():
+        for name, content in target.companion_files(files).items():
             storage.write_bytes(storage.join(stage.path, name), content)
-        exported = _exported(options, dataset, files)
+        exported = _make_result(options, dataset, files)
         stage.write_last(EXPORT_NAME, manifest.serialise(exported.to_json()))
     return exported
 
 
-def _format(name: str, directory: str, dataset: Manifest) -> Format:
-    """Returns a format; of all of them, its libraries alone are imported.
+def _make_format(name: str, directory: str, dataset: Manifest) -> Format:
+    """Returns a format; only its own libraries are imported.
 
     Raises:
-      OptionError: a package that it needs is not installed.
+      OptionError: a required package is not installed.
     """
     if name == "webdataset":
         return formats.WebDataset(directory, dataset)
@@ -130,20 +130,20 @@ def _format(name: str, directory: str, dataset: Manifest) -> Format:
 
 
 def _write_split(
-    form: Format, split: str, info: SplitInfo, options: ExportOptions, found: Iterator[formats.Sample], stage: str
+    target: Format, split: str, info: SplitInfo, options: ExportOptions, samples: Iterator[formats.Sample], stage: str
 ) -> Iterator[ExportedFile]:
-    size = options.shard_mb
-    count = len(info.shards) if size is None else shards.shard_count(info.bytes, info.records, size * 1e6)
-    for index, group in itertools.groupby(formats.numbered_samples(found, info, count), key=lambda pair: pair[0]):
-        name = form.file_name(split, index, count)
+    shard_mb = options.shard_mb
+    count = len(info.shards) if shard_mb is None else shards.shard_count(info.bytes, info.records, shard_mb * 1e6)
+    for index, group in itertools.groupby(formats.numbered_samples(samples, info, count), key=lambda pair: pair[0]):
+        name = target.file_name(split, index, count)
         path = storage.join(stage, name)
-        written = 0
-        with form.open(path) as shard:
+        records = 0
+        with target.open(path) as shard:
             for _, sample in group:
                 try:
                     shard.write(sample)
-                except (LookupError, TypeError, ValueError) as error:  # it lacks a feature, or has another in its place
+                except (LookupError, TypeError, ValueError) as error:  # a feature is missing or of another type
                     raise formats.corrupt_sample(sample, repr(error)) from error
-                written += 1
+                records += 1
                 system.local_progress.add(Progress(1, len(sample.payload), 0))
-        yield ExportedFile(name=name, samples=written, bytes=storage.size(path))
+        yield ExportedFile(name=name, samples=records, bytes=storage.size(path))

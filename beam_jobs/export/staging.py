@@ -1,9 +1,9 @@
-"""Where an export is built: in a directory beside the one it is for, which it becomes by one rename when it is whole.
+"""Staging of an export: it is built in a directory beside the output and renamed to the output when it is complete.
 
-For an export to `DIR/NAME` that is `DIR/.NAME.feedline-export`; `DIR/.NAME.feedline-export-lock` keeps others away.
-An export that is killed leaves both behind, and nothing at `DIR/NAME`; the next export there begins anew. An object
-store renames no directories: the files appear one by one, `export.json` last, and as long as it is not whole,
-`NAME/.feedline-export` says so.
+An export to `DIR/NAME` is built in `DIR/.NAME.feedline-export`, locked by `DIR/.NAME.feedline-export-lock`. A killed
+export leaves both behind, and nothing at `DIR/NAME`; the next export to it starts again. Object stores cannot rename
+directories: files appear one by one, `export.json` last, and the mark `NAME/.feedline-export` exists while the export
+is incomplete.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MARK = ".feedline-export"
 
 
 def check_remote(out: str) -> str:
-    """Returns the URL of a place that an export may go to, without a slash at its end.
+    """Returns the URL of a remote output without a final slash.
 
     Raises:
-      OptionError: it holds something that no unfinished export left, or cannot be listed.
+      OptionError: the output holds files that are not of an unfinished export, or cannot be listed.
     """
     url = out.rstrip("/")
     try:
@@ -40,15 +40,15 @@ def check_remote(out: str) -> str:
 
 
 @contextlib.contextmanager
-def claimed_remote(url: str) -> Iterator[bytes]:
-    """Yields what is in the mark of this export; without one there is nothing there, or a whole export.
+def mark_remote(url: str) -> Iterator[bytes]:
+    """Writes the mark of a remote export, removes it after a complete export, and yields its content.
 
     Args:
-      url: what `check_remote` returned.
+      url: URL of the output, as `check_remote` returns it.
 
     Raises:
-      OptionError: nothing can be written there.
-      FeedlineError: it could not be written to the end, or another export began there meanwhile.
+      OptionError: the output cannot be written.
+      FeedlineError: the export could not be completed, or another export to the same output has started.
     """
     token = uuid.uuid4().hex.encode()
     try:
@@ -58,25 +58,25 @@ def claimed_remote(url: str) -> Iterator[bytes]:
         raise OptionError(f"out is {url!r}, which cannot be written: {error.strerror or error}") from error
     try:
         yield token
-        check_ours(url, token)
+        check_mark(url, token)
         storage.remove(storage.join(url, MARK))
     except BaseException as error:
         with contextlib.suppress(OSError):
-            if _remote_mark(url) == token:
+            if _read_mark(url) == token:
                 _clear_remote(url)
-        if isinstance(error, OSError):  # what cannot be read has its own error
+        if isinstance(error, OSError):  # an error of writing: reading the dataset raises other types
             reason = error.strerror or error
             raise FeedlineError(f"{url} cannot be written: {reason}; run the same command again") from error
         raise
 
 
-def check_ours(url: str, token: bytes) -> None:
-    """Raises `FeedlineError` unless the mark is that of this export: a store has no locks."""
-    if _remote_mark(url) != token:
-        raise FeedlineError(f"another export to {url!r} began meanwhile; wait for its end, or name another directory")
+def check_mark(url: str, token: bytes) -> None:
+    """Raises `FeedlineError` if another export has written the mark; object stores have no locks."""
+    if _read_mark(url) != token:
+        raise FeedlineError(f"another export to {url!r} has started; wait for its end, or name another directory")
 
 
-def _remote_mark(url: str) -> bytes:
+def _read_mark(url: str) -> bytes:
     try:
         return storage.read_bytes(storage.join(url, MARK))
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def _remote_mark(url: str) -> bytes:
 
 
 def _clear_remote(url: str) -> None:
-    """Removes what an unfinished export wrote; the mark goes last, so that it may be killed here, too."""
+    """Removes the files of an unfinished export; the mark last, so that this may be interrupted, too."""
     for name in [name for name, _, _ in storage.walk_files(url) if name != MARK]:
         storage.remove(storage.join(url, name))
     storage.remove(storage.join(url, MARK))
@@ -92,32 +92,32 @@ def _clear_remote(url: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Where the files of an export are written.
+    """The directory in which an export is built.
 
     Attributes:
-      path: directory, local or remote.
-      token: of a remote one, what tells it from another export to the same place.
+      path: path of the directory, local or remote.
+      token: identifier of a remote export, the content of its mark; empty for a local one.
     """
 
     path: str
     token: bytes = b""
 
     def write_last(self, name: str, data: bytes) -> None:
-        """Writes the file that says that the export is whole.
+        """Writes the file that marks the export as complete.
 
         Raises:
-          FeedlineError: another export to the same place began meanwhile.
+          FeedlineError: another export to the same output has started.
         """
         if self.token:
-            check_ours(self.path, self.token)
+            check_mark(self.path, self.token)
         storage.write_bytes(storage.join(self.path, name), data)
 
 
 def check(out: str) -> str:
-    """Returns the absolute path, or the URL, of a directory that an export may become.
+    """Returns the absolute path, or the URL, of the output of an export.
 
     Raises:
-      OptionError: it holds something, or cannot be made.
+      OptionError: the output is not a new or empty directory, or cannot be written.
     """
     if storage.is_remote(out):
         return check_remote(out)
@@ -128,26 +128,26 @@ def check(out: str) -> str:
         raise OptionError(f"out is {out!r}, which holds files; name a new or empty directory")
     if os.path.ismount(path):
         raise OptionError(f"out is {out!r}, where a disk is mounted; name a directory on it")
-    refused = disk.refusal(os.path.dirname(path))
-    if refused:
-        remedy = refused.repair or "name another directory"
-        raise OptionError(f"out is {out!r}, which cannot be written: {refused.reason}; {remedy}")
+    refusal = disk.refusal(os.path.dirname(path))
+    if refusal:
+        advice = refusal.repair or "name another directory"
+        raise OptionError(f"out is {out!r}, which cannot be written: {refusal.reason}; {advice}")
     return path
 
 
 @contextlib.contextmanager
 def staged(out: str) -> Iterator[Stage]:
-    """Yields an empty directory that takes the place of `out` when the block ends well, and goes when it does not.
+    """Yields an empty directory that is renamed to `out` when the block succeeds, and removed when it fails.
 
     Args:
-      out: what `check` returned.
+      out: path or URL of the output, as `check` returns it.
 
     Raises:
-      OptionError: another export is being written there, something appeared there meanwhile, or it takes no files.
-      FeedlineError: a store takes no more.
+      OptionError: another export to `out` is running, `out` has been created meanwhile, or cannot be written.
+      FeedlineError: an object store cannot be written.
     """
     if storage.is_remote(out):
-        with claimed_remote(out) as token:
+        with mark_remote(out) as token:
             yield Stage(path=out, token=token)
         return
     folder, name = os.path.split(out)
@@ -171,6 +171,8 @@ def staged(out: str) -> Iterator[Stage]:
 
 def _publish(stage: str, out: str) -> None:
     try:
-        storage.rename(stage, out)  # takes the place of an empty directory, and of nothing else
+        storage.rename(stage, out)  # replaces only an empty directory
     except OSError as error:
-        raise OptionError(f"out is {out!r}, which cannot be taken: {error.strerror}; name a new directory") from error
+        raise OptionError(
+            f"out is {out!r}, which cannot be replaced: {error.strerror}; name a new directory"
+        ) from error

@@ -1,1 +1,1 @@
-"""What is done with one image: its header, its pixels, its masks, and the processes that decode it."""
+"""The processing of a single image: header, pixels, masks, and the processes that decode it."""

@@ -1,8 +1,8 @@
-"""Annotated objects and class masks of an image: checked against it, then moved to where its pixels go. Pure functions.
+"""Annotated objects and class masks: checked against their image, then resized and cropped like it. Pure functions.
 
-`check_annotations` refuses everything that `record_objects` could not write, so that an image that was accepted can be
-written. A class mask may be any lossless file of class indices; what is stored is a one-channel PNG. It holds numbers,
-not colours. So nothing here scales, blends, converts or interpolates it: a value is kept, or the mask is refused.
+`check_annotations` rejects everything that `record_objects` cannot write, so every accepted image can be written. A
+class mask is read from any lossless file of class indices and stored as a one-channel PNG. Its values are numbers, not
+colours: nothing here scales, blends, converts or interpolates them. A value stays as it is, or the mask is rejected.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from beam_jobs.types import Annotations, ImageObject, RecordObject
 
 _MASK_FORMATS = ("png", "tiff", "bmp")
 _INTEGERS = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # Pillow's modes of more than 8 bits
-_GREYS = {2: 85, 4: 17}  # bits a pixel of a grey PNG -> what Pillow multiplies its values by
+_GREYS = {2: 85, 4: 17}  # bits per pixel of a grey PNG -> the factor by which Pillow multiplies its values
 _TIFF_BITS, _TIFF_COMPRESSION, _TIFF_PHOTOMETRIC = 258, 259, 262  # TIFF 6.0
 _TIFF_JPEG = (6, 7)
 _TIFF_WHITE_IS_ZERO = 0
@@ -39,25 +39,25 @@ BINARY_OR_IGNORED = (
 
 
 def normalise_mask(data: bytes, geometry: Geometry, limits: ImageLimits) -> tuple[bytes, tuple[int, ...]]:
-    """Checks a mask, moves it through the geometry of its image, and makes it what training reads. Deterministic.
+    """Checks a mask, resizes and crops it like its image, and encodes it for training. Deterministic.
 
     Args:
-      data: the file as read: PNG, TIFF or BMP, of the size of the upright source image. A palette means its indices.
-      geometry: what becomes of the image.
-      limits: how many pixels are decoded, and which class indices there are.
+      data: a PNG, TIFF or BMP file of the size of the upright source image. Of a palette image the indices are read.
+      geometry: the resize and crop of the image.
+      limits: the largest number of pixels, and the class indices that are allowed.
 
     Returns:
-      an 8-bit PNG of one channel, of the size of the stored image, `data` itself when it already is that; and the
+      an 8-bit PNG of one channel, of the size of the stored image, or `data` itself when it needs no change; and the
       class indices that occur in `data`, 0-255, ascending.
 
     Raises:
-      BadImage: it is no mask of this image; the reason is `BAD_MASK`.
+      BadImage: `data` is not a mask of this image; the reason is `BAD_MASK`.
     """
     try:
         header = _gate_mask(data, geometry, limits.max_pixels)
         plain = _is_plain(header)
-        # What is stored untouched has to pass the trainer's own decoder.
-        pixels = decode_checked(data)[..., 0] if plain else _indices(data, header)
+        # A mask that is stored unchanged must be readable by the trainer's own decoder.
+        pixels = decode_checked(data)[..., 0] if plain else _decode_indices(data, header)
         values = _mask_values(pixels)
         _check_classes(values, limits)
     except BadImage as bad:
@@ -70,10 +70,10 @@ def move_mask(pixels: np.ndarray, geometry: Geometry) -> np.ndarray:
 
     Args:
       pixels: [height, width] of `geometry.source`.
-      geometry: what becomes of the image.
+      geometry: the resize and crop of the image.
 
     Returns:
-      [height, width] of `geometry.stored`; `pixels` itself when nothing moves.
+      [height, width] of `geometry.stored`; `pixels` itself when the geometry changes nothing.
     """
     if geometry.is_identity:
         return pixels
@@ -89,18 +89,18 @@ def encode_mask(pixels: np.ndarray) -> bytes:
       pixels: uint8[height, width].
     """
     out = io.BytesIO()
-    # Runs are all there is to find in a mask: smaller than the default and a third faster.
+    # A mask consists of runs of equal values: run-length coding is smaller than the default and a third faster.
     Image.fromarray(pixels).save(out, "PNG", compress_type=zlib.Z_RLE)
     return out.getvalue()
 
 
 def _nearest_values(source: int, resized: int, start: int, count: int) -> np.ndarray:
-    # The source pixel under the centre of each pixel, in whole numbers, so that no rounding depends on a machine.
+    # The source pixel under the centre of each pixel, in integers, so that the result is the same on every machine.
     return (2 * np.arange(start, start + count, dtype=np.int64) + 1) * source // (2 * resized)
 
 
 def _gate_mask(data: bytes, geometry: Geometry, max_pixels: int) -> Header:
-    """Judges a mask by its header, before anything is decoded."""
+    """Checks a mask by its header, before anything is decoded."""
     header = read_header(data)
     if header.format not in _MASK_FORMATS:
         raise _bad_mask(
@@ -117,10 +117,10 @@ def _gate_mask(data: bytes, geometry: Geometry, max_pixels: int) -> Header:
 
 
 def _mask_values(pixels: np.ndarray) -> tuple[int, ...]:
-    seen = np.zeros(256, bool)
-    for row in pixels:  # all at once, the indices would take eight times the memory of the mask
-        seen[row] = True
-    return tuple(np.flatnonzero(seen).tolist())
+    occurs = np.zeros(256, bool)
+    for row in pixels:  # indexing with all rows at once would take eight times the memory of the mask
+        occurs[row] = True
+    return tuple(np.flatnonzero(occurs).tolist())
 
 
 def _check_classes(values: Sequence[int], limits: ImageLimits) -> None:
@@ -128,45 +128,45 @@ def _check_classes(values: Sequence[int], limits: ImageLimits) -> None:
         return
     undeclared = [value for value in values if value >= limits.mask_classes and value != limits.mask_ignore]
     if undeclared:
-        shown = ", ".join(map(str, undeclared[:_SHOWN_VALUES])) + ", ..." * (len(undeclared) > _SHOWN_VALUES)
+        examples = ", ".join(map(str, undeclared[:_SHOWN_VALUES])) + ", ..." * (len(undeclared) > _SHOWN_VALUES)
         advice = f"; {BINARY_OR_IGNORED}" if undeclared == [_WHITE] else ""
         raise _bad_mask(
-            f"it holds {shown}; mask_classes {limits.mask_classes} allows 0 to {limits.mask_classes - 1}{advice}"
+            f"it holds {examples}; mask_classes {limits.mask_classes} allows 0 to {limits.mask_classes - 1}{advice}"
         )
 
 
 def _is_plain(header: Header) -> bool:
-    kind = (header.format, header.mode, header.bit_depth, header.orientation)
-    return kind == ("png", "L", 8, UPRIGHT) and not header.has_alpha
+    properties = (header.format, header.mode, header.bit_depth, header.orientation)
+    return properties == ("png", "L", 8, UPRIGHT) and not header.has_alpha
 
 
-def _indices(data: bytes, header: Header) -> np.ndarray:
-    """Decodes the values as they are written in the file, upright: uint8[height, width]."""
+def _decode_indices(data: bytes, header: Header) -> np.ndarray:
+    """Decodes the values of the file, upright, without any conversion: uint8[height, width]."""
     try:
         with open_image(data, header.format) as image:
             if header.format == "tiff":
                 _check_tiff(image)
             image.load()
-            # Only an orientation that the gate has seen: it has judged the size by it.
+            # Only the orientation that the header check has read, because that check has compared the size.
             upright = image if header.orientation == UPRIGHT else ImageOps.exif_transpose(image)
             values = np.asarray(upright)
     except BadImage:
         raise
-    except Exception as error:  # Pillow's decoders raise whatever they run into
+    except Exception as error:  # Pillow's decoders raise exceptions of any type
         raise _bad_mask(f"the {header.format} file cannot be decoded: {error}") from error
     if values.ndim == 3:
         values = _one_channel(values, header)
     elif header.mode in _INTEGERS:
         _check_range(values)
     elif header.mode not in ("1", "L", "P"):
-        raise _bad_mask(f"pixels of mode {header.mode}; masks hold class indices, whole numbers from 0 to 255")
+        raise _bad_mask(f"pixels of mode {header.mode}; masks hold class indices, integers from 0 to 255")
     elif header.mode == "L" and header.format == "png":
         values = values // _GREYS.get(header.bit_depth, 1)
     return values.astype(np.uint8)
 
 
 def _one_channel(values: np.ndarray, header: Header) -> np.ndarray:
-    """Takes class indices that some tool wrote into every channel apart."""
+    """Returns class indices that are written identically into every colour channel."""
     colours, has_alpha = {"LA": (1, True), "RGB": (3, False), "RGBA": (3, True)}.get(header.mode, (0, False))
     if not colours or header.bit_depth == 16:
         raise _bad_mask(f"{header.bit_depth}-bit pixels of mode {header.mode}; masks hold class indices, not colours")
@@ -175,8 +175,8 @@ def _one_channel(values: np.ndarray, header: Header) -> np.ndarray:
     first = values[..., 0]
     if not all(np.array_equal(first, values[..., channel]) for channel in range(1, colours)):
         row, column = np.argwhere((values[..., :colours] != first[..., None]).any(axis=-1))[0]
-        found = tuple(values[row, column, :colours].tolist())
-        raise _bad_mask(f"row {row}, column {column} has the colour {found}; masks hold class indices, not colours")
+        colour = tuple(values[row, column, :colours].tolist())
+        raise _bad_mask(f"row {row}, column {column} has the colour {colour}; masks hold class indices, not colours")
     return first
 
 
@@ -187,7 +187,7 @@ def _check_range(values: np.ndarray) -> None:
 
 
 def _check_tiff(image: Image.Image) -> None:
-    """Refuses what Pillow would invert or scale, or what is not stored exactly."""
+    """Rejects files whose values Pillow would invert or scale, or that are compressed with loss."""
     tags = image.tag_v2  # type: ignore[attr-defined]
     if tags.get(_TIFF_COMPRESSION) in _TIFF_JPEG:
         raise _bad_mask("a tiff file with JPEG inside; masks must be stored without loss")
@@ -195,22 +195,22 @@ def _check_tiff(image: Image.Image) -> None:
         raise _bad_mask("a tiff file in which 0 means white, so its values are inverted; write it as PNG")
     bits = tags.get(_TIFF_BITS, (1,))[0]
     if bits not in (1, 8, 16, 32):
-        raise _bad_mask(f"a tiff file of {bits} bits a pixel; write it as PNG")
+        raise _bad_mask(f"a tiff file of {bits} bits per pixel; write it as PNG")
 
 
 def _bad_mask(detail: str) -> BadImage:
     return BadImage(RejectReason.BAD_MASK, detail)
 
 
-_OUTSIDE_PX = 1.0  # tools disagree on whether a pixel ends at its number or one further
-_LEAST_SHARE = 1e-6  # of a side; thinner boxes shrink to nothing as the float32 shares of a record
-_MAX_OUTLINE_PX = 1_000_000  # rasterising takes about 100 bytes a pixel of outline
-# Of one image, together. The masks are drawn when its record is written, at 15 s for 1e9 pixels of masks and 0.3 s for
+_OUTSIDE_PX = 1.0  # tools disagree on whether a box includes its last pixel
+_LEAST_SHARE = 1e-6  # of a side; thinner boxes have no extent in the float32 coordinates of a record
+_MAX_OUTLINE_PX = 1_000_000  # rasterising takes about 100 bytes per pixel of outline
+# The total of an image. The masks are drawn when its record is written, at 15 s for 1e9 pixels of masks and 0.3 s for
 # 1e6 pixels of outline on a busy machine, so an image stays below the minute that a decoder may take.
 MAX_DRAWN_PX = 2_000_000_000
 _MAX_OUTLINES_PX = 20_000_000
 _MAX_NAMES_BYTES = 16 << 20
-_COUNT_BITS = 40  # of a number in a compressed string; no image has so many pixels
+_COUNT_BITS = 40  # of a number in a compressed string; no image has 2**40 pixels
 
 Box = tuple[float, float, float, float]
 Size = tuple[int, int]
@@ -220,25 +220,25 @@ def check_annotations(annotations: Annotations, height: int, width: int) -> None
     """Checks the annotations of an image against the image.
 
     Args:
-      annotations: what the source says.
+      annotations: the annotations of the source.
       height: rows of the upright image, in pixels.
-      width: columns of it.
+      width: columns of the upright image, in pixels.
 
     Raises:
-      BadImage: they cannot both be right; the reason is `BAD_ANNOTATION`.
+      BadImage: the annotations contradict the image or exceed a limit; the reason is `BAD_ANNOTATION`.
     """
     size = (height, width)
     if annotations.size is not None and tuple(annotations.size) != size:
         expected = f"the annotations are of an image of {annotations.size[1]}x{annotations.size[0]} pixels"
-        turned = " (it is turned by its EXIF orientation)" if tuple(annotations.size)[::-1] == size else ""
-        raise BadImage(RejectReason.BAD_ANNOTATION, f"{expected}; this one has {width}x{height}{turned}")
+        hint = " (it is turned by its EXIF orientation)" if tuple(annotations.size)[::-1] == size else ""
+        raise BadImage(RejectReason.BAD_ANNOTATION, f"{expected}; this one has {width}x{height}{hint}")
     objects = annotations.objects or ()
     if fault := _cost_fault(objects, size):
         raise BadImage(RejectReason.BAD_ANNOTATION, fault)
-    for number, item in enumerate(objects):
+    for index, item in enumerate(objects):
         fault = box_fault(item.bbox, size) or _segmentation_fault(item.segmentation, size)
         if fault:
-            raise BadImage(RejectReason.BAD_ANNOTATION, f"object {number} ({item.label}): {fault}")
+            raise BadImage(RejectReason.BAD_ANNOTATION, f"object {index} ({item.label}): {fault}")
     outlines = sum(_outlines_length(item.segmentation) for item in objects)
     if outlines > _MAX_OUTLINES_PX:
         detail = f"the outlines of its objects are {outlines:.0f} pixels long; {_MAX_OUTLINES_PX} are allowed"
@@ -246,61 +246,62 @@ def check_annotations(annotations: Annotations, height: int, width: int) -> None
 
 
 def _cost_fault(objects: Sequence[ImageObject], size: Size) -> str:
-    """Returns which limit the objects of an image are over, together; empty when they are not."""
-    drawn = sum(bool(item.segmentation) for item in objects)
-    if drawn * size[0] * size[1] > MAX_DRAWN_PX:
+    """Returns the limit that all objects of an image together exceed; empty when they exceed none."""
+    segmentations = sum(bool(item.segmentation) for item in objects)
+    drawn_px = segmentations * size[0] * size[1]
+    if drawn_px > MAX_DRAWN_PX:
         return (
-            f"{drawn} segmentations of {size[1]}x{size[0]} pixels are {drawn * size[0] * size[1]} pixels of masks; "
+            f"{segmentations} segmentations of {size[1]}x{size[0]} pixels are {drawn_px} pixels of masks; "
             f"{MAX_DRAWN_PX} are allowed"
         )
-    names = sum(len(item.label.encode()) for item in objects)
-    if names > _MAX_NAMES_BYTES:
-        return f"the class names of {len(objects)} objects have {names} bytes; {_MAX_NAMES_BYTES} are allowed"
+    name_bytes = sum(len(item.label.encode()) for item in objects)
+    if name_bytes > _MAX_NAMES_BYTES:
+        return f"the class names of {len(objects)} objects have {name_bytes} bytes; {_MAX_NAMES_BYTES} are allowed"
     return ""
 
 
 def box_fault(bbox: Box, size: Size | None) -> str:
-    """Returns what is wrong with a box, with the value and the limit; empty when nothing is.
+    """Returns the fault of a box, with the value and the limit; empty when the box is valid.
 
     Args:
       bbox: xmin, ymin, xmax, ymax in pixels.
-      size: height and width of the image; None while it is not known.
+      size: height and width of the image, in pixels; None when it is unknown.
     """
     xmin, ymin, xmax, ymax = bbox
-    shown = f"the box from ({xmin:g}, {ymin:g}) to ({xmax:g}, {ymax:g})"
+    description = f"the box from ({xmin:g}, {ymin:g}) to ({xmax:g}, {ymax:g})"
     if not all(map(math.isfinite, bbox)):
-        return f"{shown} is not finite"
+        return f"{description} is not finite"
     if xmax <= xmin or ymax <= ymin:
-        return f"{shown} has no area"
+        return f"{description} has no area"
     if size is None:
         return ""
     height, width = size
     outside = max(-xmin, -ymin, xmax - width, ymax - height)
     if outside > _OUTSIDE_PX:
-        return f"{shown} leaves the image of {width}x{height} pixels by {outside:g}; {_OUTSIDE_PX:g} is allowed"
-    left, top, right, bottom = _clipped(bbox, size)
+        return f"{description} leaves the image of {width}x{height} pixels by {outside:g}; {_OUTSIDE_PX:g} is allowed"
+    left, top, right, bottom = _clip(bbox, size)
     if right - left < width * _LEAST_SHARE or bottom - top < height * _LEAST_SHARE:
-        return f"{shown} has no area inside the image of {width}x{height} pixels"
+        return f"{description} has no area inside the image of {width}x{height} pixels"
     return ""
 
 
 def record_objects(
     annotations: Annotations, geometry: Geometry, indices: Mapping[str, int]
 ) -> tuple[RecordObject, ...]:
-    """Returns the objects as they are written, in the order of the source.
+    """Returns the objects of an image for its record, in the order of the source.
 
-    Boxes are clipped to the image. An object whose box lies wholly outside a crop is left out; one that lies partly
-    inside is clipped. Segmentations are rasterised at the size of the source and follow the image to the nearest pixel.
+    Boxes are clipped to the stored image; an object whose box lies completely outside a crop is left out. Segmentations
+    are rasterised at the size of the source, then resized to the nearest pixel and cropped like the image.
 
     Args:
-      annotations: what the source says; `check_annotations` has passed.
-      geometry: what becomes of the image.
+      annotations: annotations that `check_annotations` accepts.
+      geometry: the resize and crop of the image.
       indices: class name -> class index.
 
     Raises:
       KeyError: a class name has no index.
     """
-    objects = ((item, _stored_box(item.bbox, geometry)) for item in annotations.objects or ())
+    objects = ((item, _transform_box(item.bbox, geometry)) for item in annotations.objects or ())
     return tuple(
         RecordObject(
             label=indices[item.label],
@@ -315,21 +316,21 @@ def record_objects(
     )
 
 
-def _stored_box(bbox: Box, geometry: Geometry) -> Box | None:
-    """Returns ymin, xmin, ymax, xmax as shares of the stored image; None when nothing of the box is left."""
-    left, top, right, bottom = _clipped(bbox, geometry.source)
-    ymin, ymax = (_share(value, 0, geometry.top, geometry) for value in (top, bottom))
-    xmin, xmax = (_share(value, 1, geometry.left, geometry) for value in (left, right))
-    # Half the limit of `check_annotations`, so that rounding leaves out nothing that was accepted: only a crop does.
+def _transform_box(bbox: Box, geometry: Geometry) -> Box | None:
+    """Returns ymin, xmin, ymax, xmax relative to the stored image, 0-1; None when the box lies outside of it."""
+    left, top, right, bottom = _clip(bbox, geometry.source)
+    ymin, ymax = (_relative_position(value, 0, geometry.top, geometry) for value in (top, bottom))
+    xmin, xmax = (_relative_position(value, 1, geometry.left, geometry) for value in (left, right))
+    # Half the limit of `check_annotations`, so that only a crop leaves out an accepted box, and never rounding.
     return None if min(ymax - ymin, xmax - xmin) < _LEAST_SHARE / 2 else (ymin, xmin, ymax, xmax)
 
 
-def _share(value: float, axis: int, start: int, geometry: Geometry) -> float:
+def _relative_position(value: float, axis: int, start: int, geometry: Geometry) -> float:
     moved = value * geometry.resized[axis] / geometry.source[axis] - start
     return min(max(moved / geometry.stored[axis], 0.0), 1.0)
 
 
-def _clipped(bbox: Box, size: Size) -> Box:
+def _clip(bbox: Box, size: Size) -> Box:
     xmin, ymin, xmax, ymax = bbox
     return max(xmin, 0.0), max(ymin, 0.0), min(xmax, size[1]), min(ymax, size[0])
 
@@ -337,13 +338,13 @@ def _clipped(bbox: Box, size: Size) -> Box:
 def _mask(item: ImageObject, geometry: Geometry) -> bytes:
     if not item.segmentation:
         return b""
-    return encode_mask(move_mask(_raster(item.segmentation, geometry.source), geometry))
+    return encode_mask(move_mask(_rasterise(item.segmentation, geometry.source), geometry))
 
 
-def _raster(segmentation: Any, size: Size) -> np.ndarray:
+def _rasterise(segmentation: Any, size: Size) -> np.ndarray:
     """Returns uint8[height, width], 1 inside."""
     if isinstance(segmentation, Mapping):
-        counts = list(_counts(segmentation["counts"]))
+        counts = list(_run_lengths(segmentation["counts"]))
         values = (np.arange(len(counts)) & 1).astype(np.uint8)
         return np.repeat(values, counts).reshape(size[1], size[0]).T  # runs go down the columns
     from pycocotools import mask as coco_mask
@@ -353,7 +354,7 @@ def _raster(segmentation: Any, size: Size) -> np.ndarray:
 
 
 def _segmentation_fault(segmentation: Any, size: Size) -> str:
-    """Returns what is wrong with a segmentation; empty when nothing is, or there is none."""
+    """Returns the fault of a segmentation; empty when it is valid, or there is none."""
     if not segmentation:
         return ""
     if isinstance(segmentation, Mapping):
@@ -366,7 +367,7 @@ def _segmentation_fault(segmentation: Any, size: Size) -> str:
         return fault
     length = _outlines_length(segmentation)
     if length > _MAX_OUTLINE_PX:
-        return f"the outlines are {length:.0f} pixels long; {_MAX_OUTLINE_PX} is allowed"
+        return f"the outlines are {length:.0f} pixels long; {_MAX_OUTLINE_PX} are allowed"
     return ""
 
 
@@ -374,13 +375,13 @@ def _outline_fault(outline: Any, size: Size) -> str:
     if not isinstance(outline, Sequence) or isinstance(outline, str):
         return f"a polygon is {outline!r:.40}; it must be a list of x, y, x, y, ..."
     if len(outline) < 6 or len(outline) % 2:
-        return f"a polygon has {len(outline)} numbers; it must have pairs of x and y, three at least"
+        return f"a polygon has {len(outline)} numbers; it must have at least three pairs of x and y"
     for position, value in enumerate(outline):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return f"a polygon holds {value!r:.40}; it must hold numbers"
         side = size[1 - position % 2]
         if not -_OUTSIDE_PX <= value <= side + _OUTSIDE_PX:  # NaN is in no range
-            return f"a polygon has {'xy'[position % 2]} = {value!r:.40}; 0 to {side} is allowed, and 1 beyond"
+            return f"a polygon has {'xy'[position % 2]} = {value!r:.40}; it must be from -1 to {side + 1}"
     return ""
 
 
@@ -396,48 +397,50 @@ def _outline_length(outline: Sequence[float]) -> float:
 
 def _runs_fault(segmentation: Mapping[str, Any], size: Size) -> str:
     height, width = size
-    size_of_runs = segmentation.get("size")
-    if not isinstance(size_of_runs, Sequence) or list(size_of_runs) != [height, width]:
-        return f"the run-length encoding is of size {size_of_runs!r:.40}; the image has {[height, width]}"
+    encoded_size = segmentation.get("size")
+    if not isinstance(encoded_size, Sequence) or list(encoded_size) != [height, width]:
+        return f"the run-length encoding is of size {encoded_size!r:.40}; the image has {[height, width]}"
     total = 0
     try:
-        for count in _counts(segmentation.get("counts")):
+        for count in _run_lengths(segmentation.get("counts")):
             total += count
             if count < 0 or total > height * width:
                 return f"the run-length encoding has a run of {count} up to pixel {total} of {height * width}"
     except (TypeError, ValueError) as error:
         return f"the run-length encoding cannot be read: {error}"
-    # The decoder of pycocotools would fill up with whatever its memory holds.
+    # The decoder of pycocotools would fill the rest with uninitialised memory.
     return "" if total == height * width else f"the runs cover {total} pixels; the image has {height * width}"
 
 
-def _counts(counts: Any) -> Iterator[int]:
+def _run_lengths(counts: Any) -> Iterator[int]:
     """Yields the run lengths, zeros first, of a list or of a compressed string.
 
-    The string has six bits a character, from `0` on: five of the number, lowest first, and whether more follow; from
-    the fourth number on it is the difference to the last but one. Source: `rleFrString` of the COCO API.
+    A character of the string holds six bits, counted from `0`: five bits of the number, lowest first, and one that is
+    set when more follow. From the fourth number on, the string holds the difference to the number before the previous
+    one. Source: `rleFrString` of the COCO API.
 
     Raises:
-      TypeError, ValueError: they are neither.
+      TypeError: `counts` is neither a list of integers nor a string.
+      ValueError: the string cannot be decompressed.
     """
     if isinstance(counts, (list, tuple)):
         for count in counts:
             if isinstance(count, bool) or not isinstance(count, int):
-                raise TypeError(f"a run of {count!r:.40}; it must be a whole number")
+                raise TypeError(f"a run of {count!r:.40}; it must be an integer")
             yield count
         return
     if not isinstance(counts, str):
         raise TypeError(f"its counts are {counts!r:.40}; they must be a list or a string")
-    yield from _decompressed(counts)
+    yield from _decompress_run_lengths(counts)
 
 
-def _decompressed(text: str) -> Iterator[int]:
-    last = [0, 0]
-    value = shift = found = 0
+def _decompress_run_lengths(text: str) -> Iterator[int]:
+    previous = [0, 0]
+    value = shift = numbers = 0
     for character in text:
         bits = ord(character) - 48
         if not 0 <= bits < 64:
-            raise ValueError(f"{character!r} is not one of its characters")
+            raise ValueError(f"{character!r} is not allowed in a compressed string")
         value |= (bits & 31) << shift
         shift += 5
         if shift > _COUNT_BITS:
@@ -446,9 +449,9 @@ def _decompressed(text: str) -> Iterator[int]:
             continue
         if bits & 16:
             value -= 1 << shift
-        value += last[0] if found > 2 else 0
-        last = [last[1], value]
-        found += 1
+        value += previous[0] if numbers > 2 else 0
+        previous = [previous[1], value]
+        numbers += 1
         yield value
         value = shift = 0
     if shift:

@@ -1,4 +1,4 @@
-"""The decoder of training and serving. The ingest uses it too, so that no accepted record can fail there."""
+"""The decoder of training and serving. The ingest uses it too, so that training can decode every accepted record."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 def decode_rgb(encoded: tf.Tensor | bytes, ratio: int = 1) -> tf.Tensor:
-    """Decodes as training and serving do; the kernel reads JPEG and PNG by their magic bytes.
+    """Decodes a JPEG or PNG file as training and serving do; the kernel detects the format by its magic bytes.
 
     Args:
       encoded: string scalar, a JPEG or PNG file.
-      ratio: divides height and width of a JPEG, rounding up: 1, 2, 4 or 8.
+      ratio: divisor of height and width of a JPEG, which are rounded up: 1, 2, 4 or 8.
 
     Returns:
       uint8[height, width, 3], sRGB, 0-255.
 
     Raises:
-      tf.errors.InvalidArgumentError: it cannot be decoded.
+      tf.errors.InvalidArgumentError: the file cannot be decoded.
     """
     import tensorflow as tf
 
@@ -36,9 +36,9 @@ def decode_checked(encoded: bytes, ratio: int = 1) -> np.ndarray:
     """Decodes like `decode_rgb`, into an array.
 
     Raises:
-      BadImage: it cannot be decoded.
+      BadImage: the file cannot be decoded.
     """
-    return _checked(lambda: decode_rgb(encoded, ratio))
+    return _decode_array(lambda: decode_rgb(encoded, ratio))
 
 
 def decode_alpha(encoded: bytes) -> np.ndarray:
@@ -48,14 +48,14 @@ def decode_alpha(encoded: bytes) -> np.ndarray:
       uint8[height, width, 4]: RGB, and alpha, which is 255 where the image is opaque.
 
     Raises:
-      BadImage: it cannot be decoded.
+      BadImage: the file cannot be decoded.
     """
     import tensorflow as tf
 
-    return _checked(lambda: tf.io.decode_png(encoded, channels=4))
+    return _decode_array(lambda: tf.io.decode_png(encoded, channels=4))
 
 
-def _checked(decode: Callable[[], tf.Tensor]) -> np.ndarray:
+def _decode_array(decode: Callable[[], tf.Tensor]) -> np.ndarray:
     import tensorflow as tf
 
     try:

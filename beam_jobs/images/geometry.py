@@ -1,4 +1,4 @@
-"""Where the pixels of a source image end up in the stored one: a resize, then a crop. Pure arithmetic."""
+"""The mapping from a source image to the stored image: a resize, then a crop. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Geometry:
     Attributes:
       source: height and width of the upright source image, in pixels.
       resized: height and width after the resize.
-      top: rows cut off above, after the resize.
-      left: columns cut off on the left, after the resize.
+      top: number of rows cut off at the top, after the resize.
+      left: number of columns cut off on the left, after the resize.
       stored: height and width of the stored image.
     """
 
@@ -27,33 +27,33 @@ class Geometry:
 
     @property
     def is_identity(self) -> bool:
-        """Whether every pixel stays where it is."""
+        """Whether the stored image has the pixels of the source image, unchanged."""
         return self.source == self.resized == self.stored
 
 
 def geometry(pixels: PixelOptions, height: int, width: int) -> Geometry:
-    """Returns what the policy does to an upright image of a size.
+    """Returns the geometry that a policy gives an upright image.
 
-    `resize` never enlarges; `raw` does, because its images have one size: it resizes the short side to `side_px` and
-    keeps the centre.
+    `resize` never enlarges. `raw` stores all images in the same size and may enlarge: it resizes the short side to
+    `side_px` and crops to the centre.
 
     Args:
       pixels: the policy.
       height: rows of the upright image, in pixels, at least 1.
-      width: columns of it, at least 1.
+      width: columns of the upright image, in pixels, at least 1.
     """
     source = (height, width)
     if pixels.policy == "raw":
         side = pixels.side_px
-        resized = _scaled(source, side / min(source))
+        resized = _scale(source, side / min(source))
         top, left = (resized[0] - side) // 2, (resized[1] - side) // 2
         return Geometry(source=source, resized=resized, top=top, left=left, stored=(side, side))
     resized = source
     if pixels.policy == "resize":
-        ruling = min(source) if pixels.fit == "short" else max(source)
-        resized = _scaled(source, min(1.0, pixels.side_px / ruling))
+        fitted_side = min(source) if pixels.fit == "short" else max(source)
+        resized = _scale(source, min(1.0, pixels.side_px / fitted_side))
     return Geometry(source=source, resized=resized, top=0, left=0, stored=resized)
 
 
-def _scaled(size: tuple[int, int], factor: float) -> tuple[int, int]:
+def _scale(size: tuple[int, int], factor: float) -> tuple[int, int]:
     return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))

@@ -1,14 +1,13 @@
-"""What each file format says of itself, read in time and memory bounded by the file. Nothing is decoded here.
+"""Readers of the headers of image files, in time and memory bounded by the file size. Nothing is decoded here.
 
-Libraries follow every tag, chunk and comment of a file, some of them in time that grows with the square of it. So the
-structure of JPEG (ITU T.81, annex B) and PNG (third edition) is read here and nowhere else; that of TIFF (6.0), GIF
-(89a) and extended WebP (Container Specification) is walked before Pillow may see it.
+Libraries read every tag, chunk and comment of a file, some of them in quadratic time. So only this module reads the
+structure of JPEG (ITU T.81, annex B) and PNG (third edition); it walks through TIFF (6.0), GIF (89a) and extended WebP
+(Container Specification) before Pillow opens them.
 
-Of a TIFF, Pillow reads the value of every tag, whether it needs it or not: a thousand tags that each claim the whole
-file fill the memory a thousand times. Fractions it makes one by one, 80,000 a second. libtiff makes room for a whole
-tile before it reads one. Of a GIF, Pillow takes one step for each of up to 25 million sub-blocks, and joins those of a
-comment in quadratic time. To open an animated WebP, it asks for two canvases of four bytes a pixel, whatever size the
-file claims.
+Pillow reads the value of every tag of a TIFF: a thousand tags that each claim the complete file fill the memory a
+thousand times. It parses 80,000 fractions per second. libtiff allocates a complete tile before it reads one. Pillow
+takes one step for each of up to 25 million sub-blocks of a GIF, and joins those of a comment in quadratic time. To open
+an animated WebP, it allocates two canvases of four bytes per pixel, of any size that the file claims.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ UPRIGHT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What the first bytes of an image promise.
+    """The properties of an image that its header declares.
 
     Attributes:
       format: one of `jpeg png gif bmp tiff webp`, from the magic bytes.
       height: rows, in pixels, as stored (before EXIF rotation).
-      width: columns, in pixels.
+      width: columns, in pixels, as stored.
       mode: Pillow mode, such as `RGB`, `CMYK` or `P`.
       orientation: EXIF orientation, 1-8; 1 is upright.
-      frames: 1 unless animated; 2 where nothing short of a walk through the file would tell how many more.
+      frames: number of frames; 2 when there are several and counting them would mean reading the complete file.
       has_alpha: whether some pixels may be transparent.
-      bit_depth: bits a channel.
-      progressive: whether a JPEG is progressive, or coded in another way that needs less than two bits a block.
-      scans: passes over the pixels of a JPEG.
+      bit_depth: bits per channel.
+      progressive: whether a JPEG is progressive, or has another coding that needs less than two bits per block.
+      scans: number of scans of a JPEG.
     """
 
     format: str
@@ -77,40 +76,39 @@ _TIFF_SIZES = {
 }  # TIFF type -> bytes
 _TIFF_SHORT = 3
 _FRACTIONS = (5, 10)
-_MAX_FRACTIONS = 4096  # all tags that hold some, GPS included, need a few dozen
-_TIFF_ENTRY = 12  # bytes; the last 4 hold the value, or where it is when it is longer
+_MAX_FRACTIONS = 4096  # all standard tags of fractions, GPS included, need a few dozen
+_TIFF_ENTRY = 12  # bytes; the last 4 hold the value, or its offset when it is longer
 _TIFF_DIRECTORIES = frozenset({34665, 34853, 40965})  # EXIF, GPS, interoperability: Pillow reads them as well
 _TILE_SIDES = frozenset({322, 323})
 _MAX_TILE_SIDE = 4096  # tiles are a few hundred pixels wide; one of this size is 64 MB at four channels
 
 
 def check_tiff(data: bytes) -> None:
-    """Walks the first directory and those that it names.
+    """Checks the first directory of a TIFF and its subdirectories.
 
     Raises:
-      BadImage: its tags claim more bytes than the file has or more fractions than it needs, or its tiles are larger
-        than anybody writes them.
+      BadImage: the tags claim more bytes than the file has, or more than 4096 fractions, or a tile is too large.
     """
     order = "<" if data.startswith(b"II") else ">"
-    room, fractions = len(data), _MAX_FRACTIONS
-    waiting = [int.from_bytes(data[4:8], "little" if order == "<" else "big")]
-    while waiting:
-        for tag, kind, count, value in _tiff_entries(data, waiting.pop(), order):
+    remaining_bytes, remaining_fractions = len(data), _MAX_FRACTIONS
+    offsets = [int.from_bytes(data[4:8], "little" if order == "<" else "big")]
+    while offsets:
+        for tag, kind, count, value in _tiff_entries(data, offsets.pop(), order):
             size = _TIFF_SIZES.get(kind, 0) * count
-            room -= _TIFF_ENTRY + (size if size > 4 else 0)
-            fractions -= count if kind in _FRACTIONS else 0
-            if room < 0:
-                raise bad_header("tiff", f"its tags claim more than the {len(data)} bytes that it has")
-            if fractions < 0:
-                raise bad_header("tiff", f"its tags hold over {_MAX_FRACTIONS} fractions")
+            remaining_bytes -= _TIFF_ENTRY + (size if size > 4 else 0)
+            remaining_fractions -= count if kind in _FRACTIONS else 0
+            if remaining_bytes < 0:
+                raise bad_header("tiff", f"its tags claim more than the {len(data)} bytes of the file")
+            if remaining_fractions < 0:
+                raise bad_header("tiff", f"its tags hold more than {_MAX_FRACTIONS} fractions")
             if tag in _TILE_SIDES and value > _MAX_TILE_SIDE:
                 raise bad_header("tiff", f"tiles with a side of {value} pixels; up to {_MAX_TILE_SIDE} are decoded")
             if tag in _TIFF_DIRECTORIES:
-                waiting.append(value)
+                offsets.append(value)
 
 
 def _tiff_entries(data: bytes, start: int, order: str) -> Iterator[tuple[int, int, int, int]]:
-    """Yields tag, type, how many values, and the value when it is a single number, of a directory."""
+    """Yields the entries of a directory: tag, type, number of values, and the value when it is a single number."""
     count = struct.unpack_from(order + "H", data, start)[0] if start + 2 <= len(data) else 0
     for position in range(start + 2, min(start + 2 + _TIFF_ENTRY * count, len(data) - _TIFF_ENTRY + 1), _TIFF_ENTRY):
         tag, kind, values = struct.unpack_from(order + "HHI", data, position)
@@ -125,12 +123,12 @@ _EXIF_BYTE_ORDERS = {b"II*\x00": "<", b"MM\x00*": ">"}
 
 
 def exif_orientation(block: bytes) -> int:
-    """Returns the orientation, 1-8, that an EXIF block holds; 1 when it holds none or is broken.
+    """Returns the orientation, 1-8, of an EXIF block; 1 when it holds none or is broken.
 
-    Only the first directory is looked at, and no value in it but this one.
+    Only this value of the first directory is read.
 
     Args:
-      block: the block, from its byte order mark on.
+      block: the EXIF block, starting with its byte order mark.
     """
     order = _EXIF_BYTE_ORDERS.get(block[:4])
     if order is None:
@@ -142,56 +140,56 @@ def exif_orientation(block: bytes) -> int:
             tag, kind, _, value = struct.unpack_from(order + "HHIH", block, position)
             if tag == ORIENTATION_TAG:
                 return value if kind == EXIF_SHORT and 1 <= value <= 8 else UPRIGHT
-    except struct.error:  # it ends too early; a broken EXIF block does not make a broken image
+    except struct.error:  # the block is truncated; a broken EXIF block does not make a broken image
         pass
     return UPRIGHT
 
 
-# A 50 MB file whose profile fills whole segments has 800; hostile ones have as many as bytes.
+# A 50 MB file whose profile fills complete segments has 800; a hostile file has nearly one per byte.
 _MAX_SEGMENTS = 4096
 _JPEG_FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 _JPEG_SEQUENTIAL = frozenset({0xC0, 0xC1})  # with Huffman codes
-_JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD9)})  # TEM, RSTn, SOI: no length follows
+_JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD9)})  # TEM, RSTn, SOI: markers without a length
 _EOI, _SOS, _APP1 = 0xD9, 0xDA, 0xE1
 _JPEG_MODES = {1: "L", 3: "RGB", 4: "CMYK"}
 _JPEG_COMPONENTS = {mode: count for count, mode in _JPEG_MODES.items()}
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xff]")
-_MARKER_AFTER_SCAN = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # a scan may hold stuffed bytes and restarts
+_MARKER_AFTER_SCAN = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # a scan may contain stuffed bytes and restarts
 
 
 def read_jpeg(data: bytes) -> Header:
     """Reads the segments of a JPEG up to its first scan, and counts its scans.
 
     Raises:
-      BadImage: there is no such header, or it has other than 8 bits a sample or 1, 3 or 4 components.
+      BadImage: the header is missing or broken, or does not declare 8 bits per sample and 1, 3 or 4 components.
     """
     frame: Header | None = None
     orientation = UPRIGHT
-    seen_exif = False
+    has_exif = False
     position = 2
     for _ in range(_MAX_SEGMENTS):
         marker, position, end = _jpeg_segment(data, position)
         if marker in _JPEG_FRAMES:
             frame = _jpeg_frame(data[position:end], marker)
-        elif marker == _APP1 and not seen_exif and data.startswith(EXIF_PREFIX, position):
-            orientation, seen_exif = exif_orientation(data[position + len(EXIF_PREFIX) : end]), True
+        elif marker == _APP1 and not has_exif and data.startswith(EXIF_PREFIX, position):
+            orientation, has_exif = exif_orientation(data[position + len(EXIF_PREFIX) : end]), True
         elif marker == _SOS:
             if frame is None:
-                raise bad_header("jpeg", "the scan comes before the frame header")
+                raise bad_header("jpeg", "its first scan precedes the frame header")
             scans = (
                 _jpeg_scans(data, position) if frame.progressive or data[position] < _JPEG_COMPONENTS[frame.mode] else 1
             )
             return replace(frame, orientation=orientation, scans=scans)
         position = end
-    raise bad_header("jpeg", f"over {_MAX_SEGMENTS} segments before the first scan")
+    raise bad_header("jpeg", f"more than {_MAX_SEGMENTS} segments before the first scan")
 
 
 def _jpeg_segment(data: bytes, position: int) -> tuple[int, int, int]:
-    """Returns the next marker and where its payload starts and ends; bytes before it are skipped, as decoders do."""
-    found = _JPEG_MARKER.search(data, position)
-    if found is None or found.end() + 2 > len(data):
+    """Returns the next marker, and start and end of its payload; bytes before it are skipped, as decoders do."""
+    match = _JPEG_MARKER.search(data, position)
+    if match is None or match.end() + 2 > len(data):
         raise bad_header("jpeg", f"it ends at {len(data)} bytes, before its first scan")
-    start = found.end()
+    start = match.end()
     marker = data[start - 1]
     if marker in _JPEG_BARE:
         return marker, start, start
@@ -208,7 +206,7 @@ def _jpeg_frame(payload: bytes, marker: int) -> Header:
     precision, components = payload[0], payload[5]
     height, width = payload[1] << 8 | payload[2], payload[3] << 8 | payload[4]
     if precision != 8:
-        raise bad_header("jpeg", f"{precision} bits a sample; 8 can be decoded")
+        raise bad_header("jpeg", f"{precision} bits per sample; 8 can be decoded")
     if components not in _JPEG_MODES:
         raise bad_header("jpeg", f"{components} components; 1, 3 and 4 can be decoded")
     if not height or not width:
@@ -223,22 +221,22 @@ def _jpeg_frame(payload: bytes, marker: int) -> Header:
 
 
 def _jpeg_scans(data: bytes, position: int) -> int:
-    """Returns how many scans a frame has, from the first one on, whose payload is at `position`."""
+    """Returns the number of scans of a frame; the payload of the first one is at `position`."""
     scans = 1
     for _ in range(_MAX_SEGMENTS):
-        found = _MARKER_AFTER_SCAN.search(data, position)
-        # What comes after the end, other pictures or a film, does not count.
-        if found is None or data[found.end() - 1] == _EOI:
+        match = _MARKER_AFTER_SCAN.search(data, position)
+        # Data after the end of the image, such as other images or a video, does not count.
+        if match is None or data[match.end() - 1] == _EOI:
             return scans
-        scans += data[found.end() - 1] == _SOS
-        position = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
-    raise bad_header("jpeg", f"over {_MAX_SEGMENTS} segments between its scans")
+        scans += data[match.end() - 1] == _SOS
+        position = match.end() + int.from_bytes(data[match.end() : match.end() + 2], "big")
+    raise bad_header("jpeg", f"more than {_MAX_SEGMENTS} segments between its scans")
 
 
 _PNG_START = 8  # magic bytes
 _PNG_FRAME = 12  # bytes of a chunk around its data: length, type, checksum
-_MAX_CHUNKS = 65_536  # 50 MB in chunks of 800 bytes; encoders write them by the 8192
-# Colour type -> Pillow mode of 8 bits, and depths allowed.
+_MAX_CHUNKS = 65_536  # 50 MB in chunks of 800 bytes; encoders write chunks of 8192
+# Colour type -> Pillow mode of 8 bits, and the allowed bit depths.
 _PNG_KINDS = {
     0: ("L", (1, 2, 4, 8, 16)),
     2: ("RGB", (8, 16)),
@@ -249,12 +247,12 @@ _PNG_KINDS = {
 _PNG_DEEP_GREYS = {1: "1", 16: "I;16"}
 _DEFLATED = (b"zTXt", b"iTXt", b"iCCP")
 _MAX_INFLATED = 8 << 20  # bytes that a decoder inflates although no pixel depends on them
-_CERTAINLY_LESS = _MAX_INFLATED // 1032  # deflated; the most that deflate can save, see the zlib technical notes
+_ALWAYS_ALLOWED = _MAX_INFLATED // 1032  # deflated bytes; 1032 is the largest ratio, see the zlib technical notes
 
 
 @dataclass
-class _PngSeen:
-    """What a walk through the chunks has met."""
+class _PngChunks:
+    """The properties that the chunks between the header and the pixels of a PNG declare."""
 
     frames: int = 1
     transparent: bool = False
@@ -269,32 +267,32 @@ class _PngSeen:
         elif kind == b"eXIf":
             self.orientation = exif_orientation(data[start : start + length])
         elif kind in _DEFLATED:
-            self.deflated.append(_deflated(kind, data[start : start + length]))
+            self.deflated.append(_deflated_part(kind, data[start : start + length]))
 
 
 def read_png(data: bytes) -> Header:
     """Reads the chunks of a PNG.
 
     Raises:
-      BadImage: the first one is no image header, there are too many of them, or they inflate to too much.
+      BadImage: the first chunk is not an image header, there are too many chunks, or they inflate to too many bytes.
     """
     height, width, depth, mode = _png_header(data)
-    seen = _walk_png(data)
-    _check_inflated(seen.deflated)
+    chunks = _read_png_chunks(data)
+    _check_inflated(chunks.deflated)
     return Header(
         format="png",
         height=height,
         width=width,
         mode=mode,
-        orientation=seen.orientation,
-        frames=seen.frames,
-        has_alpha=seen.transparent or mode in ("LA", "RGBA"),
+        orientation=chunks.orientation,
+        frames=chunks.frames,
+        has_alpha=chunks.transparent or mode in ("LA", "RGBA"),
         bit_depth=depth,
     )
 
 
 def _png_header(data: bytes) -> tuple[int, int, int, str]:
-    """Returns height, width, bits a sample and mode."""
+    """Returns height, width, bits per sample and mode."""
     if len(data) < _PNG_START + _PNG_FRAME + 13:
         raise bad_header("png", f"it ends at {len(data)} bytes, within its header")
     length, kind, width, height, depth, colour = struct.unpack_from(">I4sIIBB", data, _PNG_START)
@@ -302,31 +300,31 @@ def _png_header(data: bytes) -> tuple[int, int, int, str]:
         raise bad_header("png", f"it starts with {length} bytes of {kind!r}, not with 13 of IHDR")
     mode, depths = _PNG_KINDS.get(colour, ("", ()))
     if depth not in depths:
-        raise bad_header("png", f"colour type {colour} with {depth} bits a sample")
+        raise bad_header("png", f"colour type {colour} with {depth} bits per sample")
     if not height or not width:
         raise bad_header("png", f"{width}x{height} pixels")
     return height, width, depth, _PNG_DEEP_GREYS.get(depth, mode) if mode == "L" else mode
 
 
-def _walk_png(data: bytes) -> _PngSeen:
-    seen = _PngSeen()
+def _read_png_chunks(data: bytes) -> _PngChunks:
+    chunks = _PngChunks()
     position = _PNG_START
     for _ in range(_MAX_CHUNKS):
         if position + 8 > len(data):
-            return seen  # without its last chunk; whether it can be decoded is for the decoder to say
+            return chunks  # the last chunk is missing; the decoder decides whether the image can be decoded
         length, kind = struct.unpack_from(">I4s", data, position)
         if kind == b"IEND":
-            return seen
+            return chunks
         if kind != b"IDAT":
-            if position + _PNG_FRAME + length > len(data):  # the decoder would make room for it before it looks
+            if position + _PNG_FRAME + length > len(data):  # the decoder would allocate it before it checks the length
                 raise bad_header("png", f"a chunk of {length} bytes at byte {position}, of {len(data)}")
-            seen.note(kind, data, position + 8, length)
+            chunks.note(kind, data, position + 8, length)
         position += _PNG_FRAME + length
-    raise bad_header("png", f"over {_MAX_CHUNKS} chunks")
+    raise bad_header("png", f"more than {_MAX_CHUNKS} chunks")
 
 
-def _deflated(kind: bytes, chunk: bytes) -> bytes:
-    """Returns what is compressed of a text or a profile: what follows its name and other words."""
+def _deflated_part(kind: bytes, chunk: bytes) -> bytes:
+    """Returns the compressed part of a text or a profile, which follows its name and flags."""
     rest = chunk.partition(b"\x00")[2]
     if kind == b"iTXt":
         return rest[2:].split(b"\x00", 2)[-1] if rest[:1] == b"\x01" else b""
@@ -334,39 +332,39 @@ def _deflated(kind: bytes, chunk: bytes) -> bytes:
 
 
 def _check_inflated(deflated: list[bytes]) -> None:
-    if sum(map(len, deflated)) <= _CERTAINLY_LESS:
+    if sum(map(len, deflated)) <= _ALWAYS_ALLOWED:
         return
-    room = _MAX_INFLATED
+    remaining_bytes = _MAX_INFLATED
     for part in deflated:
-        with contextlib.suppress(zlib.error):  # nor can the decoder inflate it; it passes over such a chunk
-            room -= len(zlib.decompressobj().decompress(part, room + 1))
-        if room < 0:
-            raise bad_header("png", f"its texts and profiles inflate to over {_MAX_INFLATED} bytes")
+        with contextlib.suppress(zlib.error):  # the decoder cannot inflate it either and skips the chunk
+            remaining_bytes -= len(zlib.decompressobj().decompress(part, remaining_bytes + 1))
+        if remaining_bytes < 0:
+            raise bad_header("png", f"its texts and profiles inflate to more than {_MAX_INFLATED} bytes")
 
 
 _GIF_SCREEN = 13  # magic bytes and logical screen descriptor
 _GIF_IMAGE, _GIF_EXTENSION, _GIF_END = 0x2C, 0x21, 0x3B
-_MAX_GIF_STEPS = 4096  # from image to image: 1 MB of comments and profiles
-_MAX_GIF_IMAGE_STEPS = 250_000  # through an image: 50 MB in full sub-blocks are 206,000
+_MAX_GIF_STEPS = 4096  # between two images: 1 MB of comments and profiles
+_MAX_GIF_IMAGE_STEPS = 250_000  # in an image: 50 MB in full sub-blocks are 206,000
 
 
 def is_animated_gif(data: bytes) -> bool:
-    """Returns whether a second image follows the first; False as well when the file ends before that is known.
+    """Returns whether a second image follows the first; False when the file ends before the second image.
 
     Raises:
-      BadImage: there are more blocks than an honest file has.
+      BadImage: there are more blocks than allowed.
     """
-    walk = _GifWalk(data)
-    walk.skip_colours(_GIF_SCREEN - 3, _GIF_SCREEN)
-    if walk.next_image():
-        walk.skip_colours(walk.position + 8, walk.position + 9)
-        walk.skip_blocks(walk.position + 1, _MAX_GIF_IMAGE_STEPS)  # 1: how many bits the first codes have
-        return walk.next_image()
+    reader = _GifReader(data)
+    reader.skip_colours(_GIF_SCREEN - 3, _GIF_SCREEN)
+    if reader.next_image():
+        reader.skip_colours(reader.position + 8, reader.position + 9)
+        reader.skip_blocks(reader.position + 1, _MAX_GIF_IMAGE_STEPS)  # 1: the byte of the initial code size
+        return reader.next_image()
     return False
 
 
-class _GifWalk:
-    """A place in a GIF that only moves forward, in a limited number of steps."""
+class _GifReader:
+    """A position in a GIF that only moves forward, in a limited number of steps."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -374,12 +372,12 @@ class _GifWalk:
         self.position = 0
 
     def skip_colours(self, flags: int, position: int) -> None:
-        """Moves behind the colour table at `position`, if the byte at `flags` says that there is one."""
+        """Moves behind the colour table at `position`, if the byte at offset `flags` declares one."""
         packed = self._data[flags] if flags < len(self._data) else 0
         self.position = position + (3 << (packed & 7) + 1 if packed & 0x80 else 0)
 
     def next_image(self) -> bool:
-        """Moves behind the mark of the next image; returns whether there is one."""
+        """Moves behind the separator of the next image; returns whether there is one."""
         self._steps = 0
         while self.position < len(self._data) and self._data[self.position] != _GIF_END:
             kind = self._data[self.position]
@@ -403,20 +401,20 @@ class _GifWalk:
     def _step(self, limit: int) -> None:
         self._steps += 1
         if self._steps > limit:
-            raise bad_header("gif", f"over {limit} blocks before the next image")
+            raise bad_header("gif", f"more than {limit} blocks before the next image")
 
 
 _WEBP_CHUNK, _WEBP_WIDTH, _WEBP_HEIGHT, _WEBP_END = 12, 24, 27, 30
 
 
 def check_webp(data: bytes, max_pixels: int) -> None:
-    """Checks the size of the canvas.
+    """Checks the canvas size of an extended WebP.
 
     Raises:
-      BadImage: it has more pixels than any limit allows.
+      BadImage: the canvas has more than `max_pixels` pixels.
     """
     if data[_WEBP_CHUNK : _WEBP_CHUNK + 4] != b"VP8X" or len(data) < _WEBP_END:
         return
-    width, height = (1 + int.from_bytes(data[at : at + 3], "little") for at in (_WEBP_WIDTH, _WEBP_HEIGHT))
+    width, height = (1 + int.from_bytes(data[offset : offset + 3], "little") for offset in (_WEBP_WIDTH, _WEBP_HEIGHT))
     if width * height > max_pixels:
-        raise BadImage(RejectReason.TOO_LARGE, f"{width}x{height} pixels; {max_pixels} is the most there can be")
+        raise BadImage(RejectReason.TOO_LARGE, f"{width}x{height} pixels; at most {max_pixels} are allowed")

@@ -1,6 +1,6 @@
-"""What the first bytes of an image say, and whether it may be decoded at all. Pure functions.
+"""The header of an image, and the check whether the image may be decoded. Pure functions.
 
-Decoding is what a hostile file wants, so the header is read and judged first.
+Hostile files attack decoders, so the header is read and checked first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from beam_jobs.options import PILLOW_MAX_PIXELS, ImageLimits
 
 __all__ = ["UPRIGHT", "Header", "gate", "open_image", "read_header", "sniff"]
 
-# Magic bytes -> (our name, Pillow's name). Anything else is refused before a parser sees it.
+# Magic bytes, our name, Pillow's name. Any other file is rejected before a parser reads it.
 _MAGIC = (
     (b"\xff\xd8\xff", "jpeg", "JPEG"),
     (b"\x89PNG\r\n\x1a\n", "png", "PNG"),
@@ -27,7 +27,7 @@ _MAGIC = (
     (b"MM\x00*", "tiff", "TIFF"),
     (b"RIFF", "webp", "WEBP"),
 )
-# Offset and magic bytes -> images that others read: phones make the first, and their owners wonder.
+# Offset, magic bytes and name of formats that are not read; phones write the first.
 _FOREIGN = (
     (4, b"ftyphei", "HEIC"),
     (4, b"ftyphev", "HEIC"),
@@ -42,74 +42,75 @@ _FOREIGN = (
 )
 _PILLOW_NAME = {ours: theirs for _, ours, theirs in _MAGIC}
 
-# A baseline JPEG spends at least two bits (DC and EOB code) on each 8x8 block: fewer bytes prove a lying header.
+# A baseline JPEG needs at least two bits (DC and EOB code) for each 8x8 block: fewer bytes prove a false header.
 _JPEG_MIN_BYTES_PER_PIXEL = 1 / 256
 _DEFLATE_MAX_RATIO = 1032  # zlib technical notes, "maximum compression factor"
-_MAX_SCANS = 100  # encoders write a dozen; each costs a pass over all pixels, and a hostile file ten bytes
-_ANIMATED_WEBP_SHARE = 3  # Pillow holds four canvases of four bytes a pixel, three times what any other image takes
+_MAX_SCANS = 100  # encoders write a dozen; a scan of ten bytes costs a pass over all pixels
+_ANIMATED_WEBP_FACTOR = 3  # Pillow holds four canvases of four bytes per pixel, three times the memory of other images
 
 _TIFF_ORIENTATION, _TIFF_BITS, _TIFF_SAMPLE_FORMAT = 274, 258, 339
 _SIGNED = 2
 
 
 def sniff(data: bytes) -> str:
-    """Returns the format the magic bytes name.
+    """Returns the format that the magic bytes identify.
 
     Raises:
-      BadImage: no supported format starts like this.
+      BadImage: the file is empty or of no supported format.
     """
     if not data:
         raise BadImage(RejectReason.EMPTY_FILE, "the file has 0 bytes")
     for magic, name, _ in _MAGIC:
         if data.startswith(magic) and (name != "webp" or data[8:12] == b"WEBP"):
             return name
-    known = ", ".join(_PILLOW_NAME)
-    if foreign := next((name for place, magic, name in _FOREIGN if data.startswith(magic, place)), ""):
-        raise BadImage(RejectReason.NOT_AN_IMAGE, f"it is {foreign}, which is not read; convert it to one of {known}")
-    raise BadImage(RejectReason.NOT_AN_IMAGE, f"it starts with {data[:8]!r}; known are {known}")
+    supported = ", ".join(_PILLOW_NAME)
+    if foreign := next((name for offset, magic, name in _FOREIGN if data.startswith(magic, offset)), ""):
+        detail = f"it is {foreign}, which is not supported; convert it to one of {supported}"
+        raise BadImage(RejectReason.NOT_AN_IMAGE, detail)
+    raise BadImage(RejectReason.NOT_AN_IMAGE, f"it starts with {data[:8]!r}; supported formats are {supported}")
 
 
 def gate(data: bytes, limits: ImageLimits) -> Header:
-    """Judges an image by its header, without decoding it.
+    """Checks an image by its header, without decoding it.
 
     Raises:
-      BadImage: the format is unknown, the header is broken, or a limit is crossed.
+      BadImage: the format is unknown, the header is broken, or a limit is exceeded.
     """
     if len(data) > limits.max_bytes:
         raise BadImage(RejectReason.TOO_MANY_BYTES, f"{len(data)} bytes; max_bytes is {limits.max_bytes}")
     header = read_header(data)
-    described = f"{header.width}x{header.height} pixels"
-    _check_size(header, described, limits)
+    size = f"{header.width}x{header.height} pixels"
+    _check_size(header, size, limits)
     if header.scans > _MAX_SCANS:
-        raise BadImage(RejectReason.TOO_LARGE, f"{described} in {header.scans} scans; {_MAX_SCANS} are decoded")
+        raise BadImage(RejectReason.TOO_LARGE, f"{size} in {header.scans} scans; {_MAX_SCANS} are decoded")
     if header.mode == "F" or (header.mode == "I" and header.format != "png"):
-        raise BadImage(RejectReason.UNKNOWN_RANGE, f"pixels of mode {header.mode}: nothing says which value is white")
-    if len(data) < _least_bytes(header):
-        raise BadImage(RejectReason.FORGED_SIZE, f"{described} cannot fit in {len(data)} bytes of {header.format}")
+        raise BadImage(RejectReason.UNKNOWN_RANGE, f"pixels of mode {header.mode}: the value of white is unknown")
+    if len(data) < _min_bytes(header):
+        raise BadImage(RejectReason.FORGED_SIZE, f"{size} cannot fit in {len(data)} bytes of {header.format}")
     return header
 
 
-def _check_size(header: Header, described: str, limits: ImageLimits) -> None:
+def _check_size(header: Header, size: str, limits: ImageLimits) -> None:
     short, long = sorted((header.height, header.width))
     if short < limits.min_side_px:
-        raise BadImage(RejectReason.TOO_SMALL, f"{described}; min_side_px is {limits.min_side_px}")
+        raise BadImage(RejectReason.TOO_SMALL, f"{size}; min_side_px is {limits.min_side_px}")
     if long > limits.max_side_px or short * long > limits.max_pixels:
         raise BadImage(
             RejectReason.TOO_LARGE,
-            f"{described}; max_side_px is {limits.max_side_px}, max_pixels is {limits.max_pixels}",
+            f"{size}; max_side_px is {limits.max_side_px}, max_pixels is {limits.max_pixels}",
         )
-    if header.format == "webp" and header.frames > 1 and short * long > limits.max_pixels // _ANIMATED_WEBP_SHARE:
+    if header.format == "webp" and header.frames > 1 and short * long > limits.max_pixels // _ANIMATED_WEBP_FACTOR:
         raise BadImage(
             RejectReason.TOO_LARGE,
-            f"{described} of an animated webp; {limits.max_pixels // _ANIMATED_WEBP_SHARE}, a third of max_pixels, "
+            f"{size} of an animated webp; {limits.max_pixels // _ANIMATED_WEBP_FACTOR}, a third of max_pixels, "
             "are decoded",
         )
     if long > short * limits.max_aspect:
-        raise BadImage(RejectReason.BAD_ASPECT, f"{described}; max_aspect is {limits.max_aspect:g}")
+        raise BadImage(RejectReason.BAD_ASPECT, f"{size}; max_aspect is {limits.max_aspect:g}")
 
 
 def read_header(data: bytes) -> Header:
-    """Reads the header, in time and memory bounded by the file: JPEG and PNG here, the rest with Pillow.
+    """Reads the header, in time and memory bounded by the file size; other formats than JPEG and PNG with Pillow.
 
     Raises:
       BadImage: the format is unknown or the header is broken.
@@ -125,15 +126,15 @@ def read_header(data: bytes) -> Header:
         raise BadImage(RejectReason.TOO_LARGE, str(error)) from error
     except BadImage:
         raise
-    except UnidentifiedImageError as error:  # its text holds a memory address, another one in every run
+    except UnidentifiedImageError as error:  # its text holds a memory address, which differs in every run
         raise bad_header(name, "the header cannot be parsed") from error
-    # Pillow's parsers raise whatever their arithmetic runs into on broken headers, SyntaxError included.
+    # Pillow's parsers raise exceptions of any type on broken headers, SyntaxError included.
     except Exception as error:
         raise bad_header(name, str(error)) from error
 
 
 def open_image(data: bytes, name: str) -> Image.Image:
-    """Opens an image with Pillow, restricted to the parser of the one format the magic bytes name."""
+    """Opens an image with Pillow, restricted to the parser of the format that the magic bytes identify."""
     return Image.open(io.BytesIO(data), formats=(_PILLOW_NAME[name],))
 
 
@@ -151,7 +152,7 @@ def _pillow_header(data: bytes, name: str) -> Header:
             height=image.height,
             width=image.width,
             mode=image.mode,
-            # Pillow's own way to the orientation reads every tag, however often it claims the whole file.
+            # Pillow itself would read every tag to get the orientation, even tags that each claim the complete file.
             orientation=header_formats.exif_orientation(
                 image.info.get("exif", b"").removeprefix(header_formats.EXIF_PREFIX)
             ),
@@ -164,7 +165,7 @@ def _tiff_header(image: Image.Image) -> Header:
     tags = image.tag_v2  # type: ignore[attr-defined]
     orientation = tags.get(_TIFF_ORIENTATION)
     orientation = orientation if orientation in range(1, 9) else UPRIGHT
-    # Pillow turns a TIFF by itself, and gives the size it will have then.
+    # Pillow turns a TIFF by itself and reports its size after that.
     height, width = (image.width, image.height) if orientation >= 5 else (image.height, image.width)
     signed = _SIGNED in tags.get(_TIFF_SAMPLE_FORMAT, ())
     return Header(
@@ -179,7 +180,7 @@ def _tiff_header(image: Image.Image) -> Header:
     )
 
 
-def _least_bytes(header: Header) -> float:
+def _min_bytes(header: Header) -> float:
     pixels = header.height * header.width
     if header.format == "jpeg" and not header.progressive:
         return pixels * _JPEG_MIN_BYTES_PER_PIXEL

@@ -1,6 +1,6 @@
-"""Images made plain, upright, 8 bit, grey or RGB, where the trainer's decoder could not read them; and their resize.
+"""Conversion to upright 8-bit grey or RGB of images that the trainer's decoder cannot read as they are, and the resize.
 
-A resize is a decode that is scaled inside the JPEG transform, then one resize to the exact size.
+A resize consists of a decode that is scaled inside the JPEG transform, and a resize to the exact size.
 """
 
 from __future__ import annotations
@@ -19,57 +19,57 @@ from beam_jobs.images.geometry import Geometry
 from beam_jobs.images.headers import UPRIGHT, Header, open_image
 
 STORED_FORMATS = ("jpeg", "png")  # what the trainer's decoder reads on every code path
-_LOSSY = ("jpeg", "webp")  # re-encoding these as PNG would multiply their size for nothing
+_LOSSY = ("jpeg", "webp")  # PNG would multiply the size of these without any gain
 _GREYS = ("1", "L", "LA", "I;16")
-# EXIF orientation -> flip left to right first, then quarter turns clockwise. EXIF 2.32, tag 0x0112.
+# EXIF orientation -> whether to flip left to right first, then quarter turns clockwise. EXIF 2.32, tag 0x0112.
 _TURNS = {2: (True, 0), 3: (False, 2), 4: (True, 2), 5: (True, 3), 6: (False, 1), 7: (True, 1), 8: (False, 3)}
 _ROTATIONS = {1: cv2.ROTATE_90_CLOCKWISE, 2: cv2.ROTATE_180, 3: cv2.ROTATE_90_COUNTERCLOCKWISE}
-_BAND = 1 << 18  # pixels made plain at a time, so that of every intermediate image only a strip exists
+_BAND = 1 << 18  # pixels converted at a time, so that intermediate images are small
 _BMP_CODING = 30  # byte of the header
 _RUNS = (1, 2)  # RLE8, RLE4
 _TIFF_PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0
 
 
 def reasons(data: bytes, header: Header) -> tuple[str, ...]:
-    """Returns why an image cannot be stored as it is; empty when it can.
+    """Returns the reasons why an image cannot be stored as it is; empty when it can.
 
     Raises:
-      BadImage: transparency has to be looked for, and the image cannot be decoded.
+      BadImage: the image may be transparent and cannot be decoded.
     """
-    found = []
+    names = []
     if header.format not in STORED_FORMATS:
-        found.append("format")
+        names.append("format")
     if header.orientation != UPRIGHT:
-        found.append("exif_orientation")
+        names.append("exif_orientation")
     if header.mode in ("CMYK", "LAB", "YCbCr"):
-        found.append("colour_space")
+        names.append("colour_space")
     if header.bit_depth > 8:
-        found.append("sixteen_bit")
+        names.append("sixteen_bit")
     if header.frames > 1:
-        found.append("animated")
-    if header.has_alpha and (found or not _opaque(data)):
-        found.append("alpha")
-    return tuple(found)
+        names.append("animated")
+    if header.has_alpha and (names or decode_alpha(data)[..., 3].min() < 255):
+        names.append("alpha")
+    return tuple(names)
 
 
 def plain_pixels(data: bytes, header: Header) -> np.ndarray:
     """Decodes any supported image: first frame, upright, transparency over white.
 
-    JPEG and PNG go through the trainer's decoder: no other decoder promises to agree with it about colours and damage.
+    The trainer's decoder reads JPEG and PNG, because another decoder may differ in colours and in what it accepts.
 
     Returns:
       uint8[height, width] for grey images, uint8[height, width, 3] for all others.
 
     Raises:
-      BadImage: it cannot be decoded.
+      BadImage: the image cannot be decoded.
     """
     if header.format == "jpeg" or (header.format == "png" and not header.has_alpha):
         return upright(grey_or_rgb(decode_checked(data), header), header.orientation)
     if header.format == "png":
         pixels = decode_alpha(data)
-        return upright(_on_white(pixels[..., ::3] if header.mode in _GREYS else pixels), header.orientation)
+        return upright(_blend_on_white(pixels[..., ::3] if header.mode in _GREYS else pixels), header.orientation)
     with _decoder_errors(header):
-        return (_with_cv2 if _is_for_cv2(data, header) else _with_pillow)(data, header)
+        return (_decode_with_cv2 if _needs_cv2(data, header) else _decode_with_pillow)(data, header)
 
 
 def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
@@ -86,7 +86,7 @@ def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def grey_or_rgb(pixels: np.ndarray, header: Header) -> np.ndarray:
-    """Returns uint8[height, width] of the decoded RGB when the file was grey, the pixels themselves when not."""
+    """Returns one channel of the decoded RGB, uint8[height, width], when the file is grey; else the pixels as given."""
     return np.ascontiguousarray(pixels[..., 0]) if header.mode in _GREYS else pixels
 
 
@@ -95,8 +95,8 @@ def encode(pixels: np.ndarray, source_format: str, quality: int, subsample: bool
 
     Args:
       pixels: uint8[height, width] or uint8[height, width, 3].
-      source_format: format of the file they were read from.
-      quality: of JPEG, 1-100.
+      source_format: format of the source file.
+      quality: quality of a JPEG, 1-100.
       subsample: whether a JPEG stores its chroma at half the resolution (4:2:0).
     """
     if source_format in _LOSSY:
@@ -114,19 +114,15 @@ def _encode_jpeg(pixels: np.ndarray, quality: int, subsample: bool) -> bytes:
     return encoded.tobytes()
 
 
-def _opaque(data: bytes) -> bool:
-    return decode_alpha(data)[..., 3].min() == 255
+def _needs_cv2(data: bytes, header: Header) -> bool:
+    """Returns whether OpenCV decodes an image as Pillow does at a much lower cost.
 
-
-def _is_for_cv2(data: bytes, header: Header) -> bool:
-    """Whether OpenCV decodes an image as Pillow does, but with much less.
-
-    Of a still WebP Pillow keeps four copies. A BMP of runs it decodes in Python, 4 MB a second.
+    Pillow holds four copies of a still WebP and decodes a run-length encoded BMP in Python, at 4 MB per second.
     """
     return (header.format == "webp" and header.frames == 1) or (header.format == "bmp" and data[_BMP_CODING] in _RUNS)
 
 
-def _with_cv2(data: bytes, header: Header) -> np.ndarray:
+def _decode_with_cv2(data: bytes, header: Header) -> np.ndarray:
     pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED | cv2.IMREAD_IGNORE_ORIENTATION)
     if pixels is None:
         raise BadImage(RejectReason.UNDECODABLE, f"{header.format}: the pixels cannot be decoded")
@@ -134,47 +130,49 @@ def _with_cv2(data: bytes, header: Header) -> np.ndarray:
         return pixels
     has_alpha = pixels.shape[2] == 4
     cv2.cvtColor(pixels, cv2.COLOR_BGRA2RGBA if has_alpha else cv2.COLOR_BGR2RGB, dst=pixels)
-    return upright(_on_white(pixels) if has_alpha else pixels, header.orientation)
+    return upright(_blend_on_white(pixels) if has_alpha else pixels, header.orientation)
 
 
-def _with_pillow(data: bytes, header: Header) -> np.ndarray:
+def _decode_with_pillow(data: bytes, header: Header) -> np.ndarray:
     with open_image(data, header.format) as image:
         tags = getattr(image, "tag_v2", {})
         inverted = header.bit_depth > 8 and tags.get(_TIFF_PHOTOMETRIC) == _WHITE_IS_ZERO
         image.load()
         has_alpha = image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info
         if image.mode.startswith("I"):
-            pixels = _in_bands(image, (), lambda band: _eight_bits(band, header.bit_depth, inverted))
+            pixels = _map_bands(image, (), lambda band: _to_eight_bits(band, header.bit_depth, inverted))
         elif image.mode == "LA":
-            pixels = _in_bands(image, (), lambda band: _on_white(np.asarray(band)))
+            pixels = _map_bands(image, (), lambda band: _blend_on_white(np.asarray(band)))
         elif has_alpha:
-            pixels = _in_bands(image, (3,), lambda band: _on_white(np.asarray(band.convert("RGBA"))))
+            pixels = _map_bands(image, (3,), lambda band: _blend_on_white(np.asarray(band.convert("RGBA"))))
         elif image.mode in ("1", "L"):
-            pixels = _in_bands(image, (), lambda band: np.asarray(band.convert("L")))
+            pixels = _map_bands(image, (), lambda band: np.asarray(band.convert("L")))
         else:
-            pixels = _in_bands(image, (3,), lambda band: np.asarray(band.convert("RGB")))
+            pixels = _map_bands(image, (3,), lambda band: np.asarray(band.convert("RGB")))
     # Pillow has turned a TIFF already.
     return pixels if header.format == "tiff" else upright(pixels, header.orientation)
 
 
-def _in_bands(image: Image.Image, channels: tuple[int, ...], plain: Callable[[Image.Image], np.ndarray]) -> np.ndarray:
-    """Returns the pixels of an image, each strip of it made plain on its own."""
+def _map_bands(
+    image: Image.Image, channels: tuple[int, ...], convert: Callable[[Image.Image], np.ndarray]
+) -> np.ndarray:
+    """Returns the pixels of an image, converted one strip of rows at a time."""
     pixels = np.empty((image.height, image.width, *channels), np.uint8)
     rows = max(1, _BAND // image.width)
     for top in range(0, image.height, rows):
         bottom = min(top + rows, image.height)
-        pixels[top:bottom] = plain(image.crop((0, top, image.width, bottom)))
+        pixels[top:bottom] = convert(image.crop((0, top, image.width, bottom)))
     return pixels
 
 
-def _eight_bits(band: Image.Image, bits: int, inverted: bool) -> np.ndarray:
+def _to_eight_bits(band: Image.Image, bits: int, inverted: bool) -> np.ndarray:
     """Scales 12 or 16 bits to 8; Pillow's own conversion clips instead."""
     values = (np.asarray(band) >> (bits - 8)).astype(np.uint8)
     return 255 - values if inverted else values
 
 
-def _on_white(pixels: np.ndarray) -> np.ndarray:
-    """Returns grey or RGB of pixels whose last channel is alpha, laid on white."""
+def _blend_on_white(pixels: np.ndarray) -> np.ndarray:
+    """Returns grey or RGB pixels, blended over white by their last channel, which is alpha."""
     colours = np.empty((*pixels.shape[:2], pixels.shape[2] - 1), np.uint8)
     rows = max(1, _BAND // pixels.shape[1])
     for top in range(0, len(pixels), rows):
@@ -190,38 +188,38 @@ def _decoder_errors(header: Header) -> Iterator[None]:
         yield
     except BadImage:
         raise
-    except Exception as error:  # decoders raise whatever they run into
+    except Exception as error:  # decoders raise exceptions of any type
         raise BadImage(RejectReason.UNDECODABLE, f"{header.format}: {error}") from error
 
 
-_RATIOS = (8, 4, 2)  # what the decoder can divide height and width by at no cost
+_RATIOS = (8, 4, 2)  # the divisors of height and width that the decoder applies at no cost
 
 
 def upright_size(header: Header) -> tuple[int, int]:
-    """Returns height and width of the image once it is turned upright."""
+    """Returns height and width of the upright image, in pixels."""
     turned = header.orientation >= 5
     return (header.width, header.height) if turned else (header.height, header.width)
 
 
-def decode_ratio(room: float) -> int:
-    """Returns what a decode of a JPEG may divide height and width by: 1, 2, 4 or 8, at most `room`."""
-    return next((ratio for ratio in _RATIOS if room >= ratio), 1)
+def decode_ratio(limit: float) -> int:
+    """Returns the largest divisor of height and width, 1, 2, 4 or 8, of a JPEG decode that is at most `limit`."""
+    return next((ratio for ratio in _RATIOS if limit >= ratio), 1)
 
 
 def resized_pixels(data: bytes, header: Header, reasons: tuple[str, ...], plan: Geometry) -> np.ndarray:
-    """Decodes an image and moves it, upright, to where the geometry says.
+    """Decodes an image, turns it upright, and resizes and crops it.
 
-    A JPEG is decoded by the trainer's decoder at 1/2, 1/4 or 1/8 of its size where that is still enough, which
-    filters out what the smaller image cannot show and costs less than a whole decode.
+    The trainer's decoder reads a JPEG at 1/2, 1/4 or 1/8 of its size when that is at least the resized size. This
+    filters out detail that the smaller image cannot show and costs less than a full decode.
 
     Returns:
-      uint8[height, width] for grey images, uint8[height, width, 3] for all others, of the size that is stored.
+      the stored image: uint8[height, width] for grey images, uint8[height, width, 3] for all others.
 
     Raises:
-      BadImage: it cannot be decoded.
+      BadImage: the image cannot be decoded.
     """
     if header.format == "jpeg":
-        pixels = _resized_jpeg(data, header, plan)
+        pixels = _decode_resized_jpeg(data, header, plan)
     elif reasons:
         pixels = _resize(plain_pixels(data, header), plan.source, plan.resized)
     else:
@@ -230,10 +228,10 @@ def resized_pixels(data: bytes, header: Header, reasons: tuple[str, ...], plan: 
     return np.ascontiguousarray(pixels[plan.top : plan.top + rows, plan.left : plan.left + columns])
 
 
-def _resized_jpeg(data: bytes, header: Header, plan: Geometry) -> np.ndarray:
-    ratio = decode_ratio(min(size / wanted for size, wanted in zip(plan.source, plan.resized, strict=True)))
+def _decode_resized_jpeg(data: bytes, header: Header, plan: Geometry) -> np.ndarray:
+    ratio = decode_ratio(min(size / target for size, target in zip(plan.source, plan.resized, strict=True)))
     pixels = grey_or_rgb(decode_checked(data, ratio), header)
-    # What the decoder rounds up lies at the end of the rows as stored, so they are resized before they are turned.
+    # Rounding up adds pixels at the end of the rows as stored, so the rows are resized before they are turned.
     size = plan.resized[::-1] if header.orientation >= 5 else plan.resized
     pixels = _resize(pixels, (header.height / ratio, header.width / ratio), size)
     return upright(pixels, header.orientation)
@@ -242,23 +240,23 @@ def _resized_jpeg(data: bytes, header: Header, plan: Geometry) -> np.ndarray:
 def _resize(pixels: np.ndarray, covered: tuple[float, float], size: tuple[int, int]) -> np.ndarray:
     """Returns the pixels resized.
 
-    The mean of all that an output pixel covers where that is two input pixels or more. Below it is bilinear: there the
-    exact mean takes four times as long, and brings a photograph nearer to the best by up to 2.4 of 255 levels.
+    A reduction by two or more averages the input pixels that an output pixel covers. Any other resize is bilinear: the
+    exact mean takes four times as long and improves a photograph by at most 2.4 of 255 levels.
 
     Args:
       pixels: uint8[height, width] or uint8[height, width, 3].
-      covered: rows and columns of it that the image takes up, which need not be whole.
-      size: height and width to return.
+      covered: rows and columns that the image takes up in `pixels`; may be fractions.
+      size: height and width of the result, in pixels.
     """
-    factors = [wanted / room for wanted, room in zip(size, covered, strict=True)]
+    factors = [target / extent for target, extent in zip(size, covered, strict=True)]
     if pixels.shape[:2] == size and factors == [1, 1]:
         return pixels
-    kind = cv2.INTER_AREA if max(factors) <= 0.5 else cv2.INTER_LINEAR
-    # Given factors instead of a size, OpenCV lets the last row and column reach over the edge of the image.
-    resized = cv2.resize(pixels, None, fx=factors[1], fy=factors[0], interpolation=kind)
+    interpolation = cv2.INTER_AREA if max(factors) <= 0.5 else cv2.INTER_LINEAR
+    # With factors instead of a size, OpenCV lets the last row and column extend over the edge of the image.
+    resized = cv2.resize(pixels, None, fx=factors[1], fy=factors[0], interpolation=interpolation)
     return resized[: size[0], : size[1]]
 
 
 def as_rgb(pixels: np.ndarray) -> np.ndarray:
-    """Returns uint8[height, width, 3] of grey or coloured pixels."""
+    """Returns grey or RGB pixels as uint8[height, width, 3]."""
     return pixels if pixels.ndim == 3 else cv2.cvtColor(pixels, cv2.COLOR_GRAY2RGB)

@@ -1,9 +1,8 @@
-"""One image at a time: bytes -> checked, upright, trainer-readable bytes and what is known of them. Pure functions.
+"""Conversion of the bytes of an image to checked, upright, trainer-readable bytes and facts about them. Pure functions.
 
-The order matters. The header is read and judged first, because decoding is what a hostile file wants; then the image is
-normalised if the trainer's decoder could not read it or would read it wrongly; then what will be stored is
-decoded once with that very decoder, so that no accepted record can fail in training. Of its pixels a perceptual hash
-and the moments of each channel are measured.
+The order matters. The header is checked first, because hostile files attack decoders. Then the image is normalised if
+the trainer's decoder cannot read it correctly. Last, that decoder decodes the bytes to store, so that training can
+decode every accepted record; the perceptual hash and the moments of each channel are computed from these pixels.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Triple = tuple[float, float, float]
 
 
 def moments_and_dhash(pixels: np.ndarray) -> tuple[Triple, Triple, int]:
-    """Returns what `moments` and `difference_hash` return, at the cost of one pass over the channels.
+    """Returns the results of `moments` and `difference_hash`, at the cost of splitting the channels once.
 
     Args:
       pixels: uint8[height, width, 3].
@@ -38,7 +37,7 @@ def moments_and_dhash(pixels: np.ndarray) -> tuple[Triple, Triple, int]:
 
 
 def moments(pixels: np.ndarray) -> tuple[Triple, Triple]:
-    """Returns mean and population variance of each channel; a plane at a time costs half of all at once.
+    """Returns mean and population variance of each channel, in levels of 0-255.
 
     Args:
       pixels: uint8[height, width, 3].
@@ -49,10 +48,10 @@ def moments(pixels: np.ndarray) -> tuple[Triple, Triple]:
 def difference_hash(pixels: np.ndarray) -> int:
     """Returns the 64-bit difference hash of an image as a signed integer.
 
-    Each bit says whether green grows from one cell to the next in an 8 x 9 grid, so scale, compression and
-    brightness hardly change it. Source: N. Krawetz, "Kind of Like That" (2013). Green stands for brightness, of which
-    it is six tenths. Pixels are sampled before they are averaged: half the size or a quality of 30 then moves 1.3 bits
-    in the mean instead of 0.6, at a thirtieth of the cost.
+    A bit is set when green increases from one cell to the next in a row of an 8 x 9 grid, so scale, compression and
+    brightness hardly change the hash. Source: N. Krawetz, "Kind of Like That" (2013). Green makes up six tenths of
+    brightness. Pixels are sampled before they are averaged: half the size or a JPEG quality of 30 then changes 1.3 bits
+    on average instead of 0.6, at a thirtieth of the cost.
 
     Args:
       pixels: uint8[height, width, 3].
@@ -61,20 +60,20 @@ def difference_hash(pixels: np.ndarray) -> int:
 
 
 def _moments(planes: Sequence[np.ndarray]) -> tuple[Triple, Triple]:
-    red, green, blue = (cv2.meanStdDev(plane) for plane in planes)
+    red, green, blue = (cv2.meanStdDev(plane) for plane in planes)  # takes half the time of all channels at once
     mean = (red[0].item(), green[0].item(), blue[0].item())
     return mean, (red[1].item() ** 2, green[1].item() ** 2, blue[1].item() ** 2)
 
 
 def _dhash(green: np.ndarray) -> int:
-    sampled = cv2.resize(green, (72, 64), interpolation=cv2.INTER_LINEAR)  # 64 samples a cell
+    sampled = cv2.resize(green, (72, 64), interpolation=cv2.INTER_LINEAR)  # 64 samples per cell
     cells = cv2.resize(sampled, (9, 8), interpolation=cv2.INTER_AREA)
     bits = np.packbits(cells[:, 1:] > cells[:, :-1])
     return int.from_bytes(bits.tobytes(), "big", signed=True)
 
 
-KEPT_QUALITY = 95  # of images re-encoded at full size; with 4:4:4 chroma the loss stays under what training can see
-_HASHED_SIDE = 64  # pixels; of a smaller decode the perceptual hash would miss half of the near duplicates
+FULL_SIZE_QUALITY = 95  # of images re-encoded at full size; with 4:4:4 chroma the loss does not affect training
+_HASHED_SIDE = 64  # pixels; with a smaller decode the perceptual hash would miss half of the near duplicates
 _UNKNOWN = (0.0, 0.0, 0.0)
 
 
@@ -84,16 +83,16 @@ def examine(
     """Checks, normalises and measures one image. Deterministic.
 
     Args:
-      data: the file as read.
-      limits: what an image may be.
-      pixels: what becomes of the pixels; `copy` when None.
+      data: the bytes of the source file.
+      limits: limits of bytes, pixels and sides.
+      pixels: the policy for the stored pixels; None is `copy`.
       facts: `all`, or `basic` for no moments.
 
     Returns:
       the bytes to store (`data` itself when they need no change) and the facts about them.
 
     Raises:
-      BadImage: it cannot be used; the reason says why.
+      BadImage: the image is rejected, for the reason it holds.
     """
     header = gate(data, limits)
     reasons = normalise.reasons(data, header)
@@ -106,18 +105,17 @@ def examine(
 def _examine_copy(data: bytes, header: Header, reasons: tuple[str, ...], facts: str) -> tuple[bytes, ImageFacts]:
     encoded = data
     if reasons:
-        encoded = normalise.encode(normalise.plain_pixels(data, header), header.format, KEPT_QUALITY)
+        encoded = normalise.encode(normalise.plain_pixels(data, header), header.format, FULL_SIZE_QUALITY)
     stored = read_header(encoded) if reasons else header
     pixels = decode_checked(encoded, _check_ratio(stored, facts))
-    known = _facts(data, encoded, stored, pixels, facts)
-    return encoded, dataclasses.replace(known, source_format=header.format, normalised="+".join(reasons))
+    image_facts = _measure(data, encoded, stored, pixels, facts)
+    return encoded, dataclasses.replace(image_facts, source_format=header.format, normalised="+".join(reasons))
 
 
 def _check_ratio(stored: Header, facts: str) -> int:
-    """Returns what the decode that checks an image may divide its sides by, where its moments are not needed.
+    """Returns the divisor of height and width for the decode that checks an image; 1 when moments are needed.
 
-    A smaller decode accepts and rejects the same files: it too reads the entropy-coded data, all that can be damaged,
-    to its end.
+    A smaller decode accepts and rejects the same files, because it also reads the entropy-coded data to the end.
     """
     if facts == "all" or stored.format != "jpeg":
         return 1
@@ -135,8 +133,8 @@ def _examine_resized(
         colours = np.ascontiguousarray(pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, axis=2))
         stored = Header(format="raw", height=plan.stored[0], width=plan.stored[1], mode="RGB")
         encoded = colours.tobytes()
-        known = _facts(data, encoded, stored, colours, facts)
-        return encoded, _resized(known, header, (*reasons, "raw"))
+        image_facts = _measure(data, encoded, stored, colours, facts)
+        return encoded, _add_source_facts(image_facts, header, (*reasons, "raw"))
     encoded = normalise.encode(pixels, header.format, policy.quality, subsample=True)
     stored = Header(
         format="jpeg" if encoded.startswith(b"\xff\xd8") else "png",
@@ -144,12 +142,12 @@ def _examine_resized(
         width=plan.stored[1],
         mode="L" if pixels.ndim == 2 else "RGB",
     )
-    # Nothing but our own encoder stands between these pixels and the trainer, so only their statistics need a decode.
-    seen = decode_checked(encoded) if facts == "all" else normalise.as_rgb(pixels)
-    return encoded, _resized(_facts(data, encoded, stored, seen, facts), header, (*reasons, "resized"))
+    # Our own encoder has written these pixels, so only their statistics need a decode.
+    decoded = decode_checked(encoded) if facts == "all" else normalise.as_rgb(pixels)
+    return encoded, _add_source_facts(_measure(data, encoded, stored, decoded, facts), header, (*reasons, "resized"))
 
 
-def _resized(facts: ImageFacts, header: Header, reasons: tuple[str, ...]) -> ImageFacts:
+def _add_source_facts(facts: ImageFacts, header: Header, reasons: tuple[str, ...]) -> ImageFacts:
     height, width = normalise.upright_size(header)
     return dataclasses.replace(
         facts,
@@ -160,8 +158,8 @@ def _resized(facts: ImageFacts, header: Header, reasons: tuple[str, ...]) -> Ima
     )
 
 
-def _facts(data: bytes, encoded: bytes, stored: Header, pixels: np.ndarray, facts: str) -> ImageFacts:
-    if facts == "all":
+def _measure(data: bytes, encoded: bytes, stored: Header, pixels: np.ndarray, scope: str) -> ImageFacts:
+    if scope == "all":
         mean, variance, dhash = moments_and_dhash(pixels)
     else:
         mean, variance, dhash = _UNKNOWN, _UNKNOWN, difference_hash(pixels)

@@ -1,4 +1,4 @@
-"""Look inside: any TFRecord file, and one image of a dataset by its key."""
+"""Inspection of any TFRecord file, and of an image of a dataset by its key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Parquet table, as the rejects of an ingest are: its columns and its first rows."""
+"""A Parquet table, such as the rejects of an ingest: its columns and its first rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError)
 
 
 def is_parquet(path: str) -> bool:
-    """Returns whether a file begins like one of Parquet; False also when it cannot be read."""
+    """Returns whether a file starts with the magic bytes of Parquet; False also when it cannot be read."""
     try:
         with storage.open_read(path) as stream:
             return bool(stream.read(len(_MAGIC)) == _MAGIC)
@@ -36,71 +36,71 @@ def is_parquet(path: str) -> bool:
 
 
 def view_table(path: str, shown: int) -> View:
-    """Looks at a Parquet file.
+    """Returns the view of a Parquet file.
 
     Args:
-      path: of it.
-      shown: how many of the first rows to show.
+      path: path of the file.
+      shown: number of first rows to show.
 
     Raises:
-      CorruptDataset: it cannot be read.
+      CorruptDataset: the file cannot be read.
     """
     try:
         with storage.open_read(path) as stream:
             table = pq.ParquetFile(stream)
             rows, schema = table.metadata.num_rows, table.schema_arrow
-            reasons = _reasons(stream) if schema.equals(REJECTS) else {}
-            first = _first(stream, shown)
+            reasons = _count_reasons(stream) if schema.equals(REJECTS) else {}
+            first_rows = _first_rows(stream, shown)
         size = storage.size(path)
     except _UNREADABLE as error:
         raise CorruptDataset(f"{path} cannot be read as Parquet: {' '.join(str(error).split())}") from error
-    columns = list(zip(_names(schema), map(str, schema.types), strict=True))
+    columns = list(zip(_column_names(schema), map(str, schema.types), strict=True))
     return View(
         headline=f"{plural(rows, 'row')}, {size:,} bytes, Parquet",
         facts=[("reasons", ", ".join(f"{count:,} {reason}" for reason, count in reasons.items()))] if reasons else [],
         features=columns,
         feature_columns=COLUMNS,
-        records=first,
+        records=first_rows,
         values={
             "path": path,
             "rows": rows,
             "bytes": size,
             "columns": dict(columns),
             "reasons": reasons,
-            "first": [{name: shown_value(found) for name, found in row.items()} for row in first],
+            "first": [{name: shown_value(values) for name, values in row.items()} for row in first_rows],
         },
     )
 
 
-def _names(schema: pa.Schema) -> list[str]:
-    """Returns the names of all columns; Parquet allows one name twice, the second is shown as `name (2)`."""
+def _column_names(schema: pa.Schema) -> list[str]:
+    """Returns the names of all columns; the second column with the same name is shown as `name (2)`."""
     names: dict[str, None] = {}
     for name in schema.names:
-        alike, shown = 1, name
+        number, shown = 1, name
         while shown in names:
-            alike += 1
-            shown = f"{name} ({alike})"
+            number += 1
+            shown = f"{name} ({number})"
         names[shown] = None
     return list(names)
 
 
-def _reasons(stream: BinaryIO) -> dict[str, int]:
-    """Returns reason -> rejects, the most frequent first."""
+def _count_reasons(stream: BinaryIO) -> dict[str, int]:
+    """Returns reason -> number of rejects, the most frequent first."""
     counts: Counter[str] = Counter()
     for batch in parquet.batches(stream, ["reason"]):
-        counts.update({str(one["values"]): one["counts"] for one in batch.column(0).value_counts().to_pylist()})
+        counts.update({str(count["values"]): count["counts"] for count in batch.column(0).value_counts().to_pylist()})
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _first(stream: BinaryIO, shown: int) -> list[dict[str, list[Any]]]:
+def _first_rows(stream: BinaryIO, shown: int) -> list[dict[str, list[Any]]]:
     rows: list[dict[str, list[Any]]] = []
     if not shown:
         return rows
     for batch in parquet.batches(stream, rows=min(shown, _BATCH_ROWS, parquet.batch_rows(stream))):
-        names, count = _names(batch.schema), min(batch.num_rows, shown - len(rows))
+        names, count = _column_names(batch.schema), min(batch.num_rows, shown - len(rows))
         rows += (
-            {name: _values(column[place]) for name, column in zip(names, batch.columns, strict=True)}
-            for place in range(count)
+            {name: _values(column[index]) for name, column in zip(names, batch.columns, strict=True)}
+            for index in range(count)
         )
         if len(rows) == shown:
             break
@@ -111,21 +111,21 @@ def _values(cell: pa.Scalar) -> list[Any]:
     """Returns a cell as the values of a feature: none, a number, or all else as a line of text."""
     if not cell.is_valid:
         return []
-    plain = _plain(cell)
-    if isinstance(plain, int | float):
-        return [plain]
-    text = strings.line(str(plain))
+    value = _to_python(cell)
+    if isinstance(value, int | float):
+        return [value]
+    text = strings.line(str(value))
     return [text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"]
 
 
-def _plain(cell: pa.Scalar) -> Any:
+def _to_python(cell: pa.Scalar) -> Any:
     """Returns a cell as a value of Python, cut short before it is made one: a list may hold millions."""
     if not cell.is_valid:
         return None
     if isinstance(cell, pa.StructScalar):
-        return {name: _plain(cell[name]) for name in cell}
+        return {name: _to_python(cell[name]) for name in cell}
     if isinstance(cell, pa.ListScalar | pa.LargeListScalar | pa.FixedSizeListScalar):
-        found = [_plain(cell[place]) for place in range(min(len(cell), _SHOWN_ITEMS))]
-        return [*found, *(["..."] if len(cell) > _SHOWN_ITEMS else [])]
+        items = [_to_python(cell[index]) for index in range(min(len(cell), _SHOWN_ITEMS))]
+        return [*items, *(["..."] if len(cell) > _SHOWN_ITEMS else [])]
     value = cell.as_py()
     return shown_value([value]) if isinstance(value, bytes) else value

@@ -1,8 +1,8 @@
-"""The images of foreign records, as far as it is safe to look at them, and how they are drawn with characters.
+"""The images of foreign records, decoded safely, and their display in a terminal.
 
-The header is judged first, and decoding happens in a process of its own with bounded time and memory, as in the ingest:
-what a hostile file does there costs its own picture and a remark. The upper half block shows two pixels, one in its own
-colour and one behind it.
+As in the ingest, the header is checked first, and decoding runs in a separate process with limited time and memory, so
+that a hostile file only costs its own picture. In a terminal, an upper half block shows two pixels: one in the
+foreground colour and one in the background colour.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from beam_jobs.images import headers, sandbox
 from beam_jobs.inspect.summary import FeatureRoles
 from beam_jobs.options import ImageLimits, PixelOptions
 
-# Looser than the ingest where that costs nothing, tighter where it costs time: somebody waits before a terminal.
+# Looser than the ingest where that is cheap; a shorter time, because a user waits for the result.
 _LIMITS = ImageLimits(min_side_px=1, max_aspect=10_000.0, max_bytes=64 << 20, max_seconds=10.0)
-_AT_A_TIME = 16  # images sent to a decoder together
+_BATCH_IMAGES = 16  # sent to a decoder together
 _CHANNELS = {"RGB": 3, "L": 1}
 _SUFFIXES = {"jpeg": "jpg"}
 
@@ -32,11 +32,11 @@ NO_IMAGE = "no image"
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """What can be seen of a record.
+    """The picture of a record.
 
     Attributes:
-      image: in RGB, small; None when it cannot or must not be decoded.
-      remark: why there is none.
+      image: a small image in RGB; None when the record has none that can be decoded.
+      remark: the reason why `image` is None; else empty.
     """
 
     image: Image.Image | None = None
@@ -44,20 +44,20 @@ class Picture:
 
 
 def image_file(values: Mapping[str, list], roles: FeatureRoles) -> tuple[str, bytes]:
-    """Returns the image of a record as a file, undecoded; bare pixels become a PNG.
+    """Returns the image of a record as a file, undecoded; raw pixels become a PNG.
 
     Args:
-      values: the record.
-      roles: of its features.
+      values: feature name -> values of the record.
+      roles: roles of the features.
 
     Returns:
-      the suffix that fits its content, and its bytes.
+      the file suffix for the content, and the bytes.
 
     Raises:
-      BadImage: it has none.
+      BadImage: the record has no image.
     """
     data = image_bytes(values, roles)
-    pixels = _bare(data, values)
+    pixels = _raw_image(data, values)
     if pixels is not None:
         out = io.BytesIO()
         pixels.save(out, "png")
@@ -67,60 +67,60 @@ def image_file(values: Mapping[str, list], roles: FeatureRoles) -> tuple[str, by
 
 
 def image_bytes(values: Mapping[str, list], roles: FeatureRoles) -> bytes:
-    """Returns what a record holds in the feature of the image; of several images the first.
+    """Returns the bytes in the image feature of a record; for several images, the first.
 
     Raises:
-      BadImage: that is nothing, or no bytes.
+      BadImage: the record has no image, or a value that is not bytes.
     """
-    found = next((values[name] for name in roles.image if values.get(name)), None)
-    if not found or not isinstance(found[0], bytes):
+    images = next((values[name] for name in roles.image if values.get(name)), None)
+    if not images or not isinstance(images[0], bytes):
         raise BadImage(RejectReason.NOT_AN_IMAGE, NO_IMAGE)
-    return found[0]
+    return images[0]
 
 
 def pictures(records: Sequence[Mapping[str, list]], roles: FeatureRoles, side_px: int) -> Iterator[Picture]:
-    """Yields what can be seen of each record.
+    """Yields the picture of each record.
 
     Args:
-      records: feature name -> values.
-      roles: of their features.
-      side_px: long side of a picture at most; smaller ones keep their size.
+      records: feature name -> values of each record.
+      roles: roles of the features.
+      side_px: maximum of the long side, in pixels; smaller images keep their size.
     """
-    for start in range(0, len(records), _AT_A_TIME):
-        yield from _some(records[start : start + _AT_A_TIME], roles, side_px)
+    for start in range(0, len(records), _BATCH_IMAGES):
+        yield from _draw_batch(records[start : start + _BATCH_IMAGES], roles, side_px)
 
 
-def _some(records: Sequence[Mapping[str, list]], roles: FeatureRoles, side_px: int) -> list[Picture]:
-    found: dict[int, Picture] = {}
+def _draw_batch(records: Sequence[Mapping[str, list]], roles: FeatureRoles, side_px: int) -> list[Picture]:
+    drawn: dict[int, Picture] = {}
     files: dict[int, bytes] = {}
-    for place, values in enumerate(records):
-        one = _undecoded(values, roles, side_px)
-        if isinstance(one, Picture):
-            found[place] = one
+    for index, values in enumerate(records):
+        content = _file_or_picture(values, roles, side_px)
+        if isinstance(content, Picture):
+            drawn[index] = content
         else:
-            files[place] = one
+            files[index] = content
     policy = PixelOptions(policy="resize", fit="inside", side_px=side_px)
     answers = sandbox.examine(list(files.values()), _LIMITS, policy, "basic", processes=1) if files else []
-    for place, answer in zip(files, answers, strict=True):
-        found[place] = Picture(remark=str(answer)) if isinstance(answer, BadImage) else _opened(answer[0], side_px)
-    return [found[place] for place in range(len(records))]
+    for index, answer in zip(files, answers, strict=True):
+        drawn[index] = Picture(remark=str(answer)) if isinstance(answer, BadImage) else _open(answer[0], side_px)
+    return [drawn[index] for index in range(len(records))]
 
 
-def _undecoded(values: Mapping[str, list], roles: FeatureRoles, side_px: int) -> Picture | bytes:
-    """Returns the file that is to be decoded; a picture where there is nothing to decode."""
+def _file_or_picture(values: Mapping[str, list], roles: FeatureRoles, side_px: int) -> Picture | bytes:
+    """Returns the file to decode, or the picture of a record without one."""
     try:
         data = image_bytes(values, roles)
-        pixels = _bare(data, values)
+        pixels = _raw_image(data, values)
         if pixels is not None:
-            return _small(pixels, side_px)
+            return _shrink(pixels, side_px)
         headers.sniff(data)
     except BadImage as bad:
         return Picture(remark=bad.detail)
     return data
 
 
-def _bare(data: bytes, values: Mapping[str, list]) -> Image.Image | None:
-    """Returns the image of bare pixels; None for anything else. Sizes must fit the bytes before any is read."""
+def _raw_image(data: bytes, values: Mapping[str, list]) -> Image.Image | None:
+    """Returns the image of raw pixels; None for anything else, and for sizes that do not match the number of bytes."""
     if values.get(record.FORMAT) != [b"raw"]:
         return None
     height, width = ((values.get(side) or [0])[0] for side in (record.HEIGHT, record.WIDTH))
@@ -130,16 +130,16 @@ def _bare(data: bytes, values: Mapping[str, list]) -> Image.Image | None:
     return Image.frombytes(mode, (width, height), data) if mode else None
 
 
-def _opened(data: bytes, side_px: int) -> Picture:
-    """Returns the picture of a file that was decoded once, in another process."""
+def _open(data: bytes, side_px: int) -> Picture:
+    """Returns the picture of a file that another process has decoded successfully."""
     try:
         with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
-            return _small(image, side_px)
-    except Exception as error:  # noqa: BLE001 - Pillow need not like what TensorFlow could decode
+            return _shrink(image, side_px)
+    except Exception as error:  # noqa: BLE001 - Pillow may reject a file that TensorFlow decodes
         return Picture(remark=f"undecodable: {error}")
 
 
-def _small(image: Image.Image, side_px: int) -> Picture:
+def _shrink(image: Image.Image, side_px: int) -> Picture:
     small = image.convert("RGB")
     small.thumbnail((side_px, side_px))
     return Picture(image=small)
@@ -153,42 +153,42 @@ _GREYS = np.arange(8, 239, 10)  # levels of the colours 232 to 255
 
 
 def half_blocks(image: Image.Image, columns: int, rows: int, true_colour: bool) -> str:
-    """Returns the lines that show an image.
+    """Returns an image as lines of text for a terminal whose characters are twice as high as wide.
 
     Args:
-      image: in RGB.
-      columns: characters that are there in a line.
-      rows: lines that are there.
-      true_colour: whether the terminal takes colours of 24 bits; otherwise the nearest of the 256 of xterm are used.
+      image: an image in RGB.
+      columns: characters per line that are available.
+      rows: lines that are available.
+      true_colour: whether the terminal supports 24-bit colours; otherwise the nearest 256 colours of xterm are used.
 
     Returns:
-      lines, each ending in the colours of the terminal. A character is taken to be twice as high as wide.
+      the lines; each resets the colours at its end.
     """
     factor = min(columns / image.width, 2 * rows / image.height)
     if factor > 1:
-        factor = int(factor)  # so that all pixels are enlarged alike
+        factor = int(factor)  # enlarge all pixels equally
     width, height = max(1, round(image.width * factor)), max(1, round(image.height * factor))
     pixels = np.asarray(image.resize((width, height), Image.Resampling.BOX if factor < 1 else Image.Resampling.NEAREST))
     if height % 2:
-        pixels = np.concatenate([pixels, pixels[-1:]])  # the last line shows it twice
-    codes = _true_colour(pixels) if true_colour else _nearest_colour(pixels)
+        pixels = np.concatenate([pixels, pixels[-1:]])  # the last line of text shows this row twice
+    codes = _true_colour_codes(pixels) if true_colour else _xterm_codes(pixels)
     lines = []
     for upper, lower in zip(codes[::2], codes[1::2], strict=True):
-        cells = (f"\x1b[38;{one};48;{other}m{BLOCK}" for one, other in zip(upper, lower, strict=True))
+        cells = (f"\x1b[38;{front};48;{back}m{BLOCK}" for front, back in zip(upper, lower, strict=True))
         lines.append("".join(cells) + _RESET)
     return os.linesep.join(lines)
 
 
-def _true_colour(pixels: np.ndarray) -> list[list[str]]:
+def _true_colour_codes(pixels: np.ndarray) -> list[list[str]]:
     return [[f"2;{red};{green};{blue}" for red, green, blue in row] for row in pixels.tolist()]
 
 
-def _nearest_colour(pixels: np.ndarray) -> list[list[str]]:
+def _xterm_codes(pixels: np.ndarray) -> list[list[str]]:
     return [[f"5;{number}" for number in row] for row in nearest_256(pixels).tolist()]
 
 
 def nearest_256(pixels: np.ndarray) -> np.ndarray:
-    """Returns the nearest of the 256 colours of xterm, of its cube and its greys.
+    """Returns the nearest colours in the cube and the greys of the 256 colours of xterm.
 
     Args:
       pixels: uint8[..., 3], RGB.
@@ -201,5 +201,5 @@ def nearest_256(pixels: np.ndarray) -> np.ndarray:
     cube = _CUBE[steps]
     greys = np.abs(values.mean(-1)[..., None] - _GREYS).argmin(-1)
     grey = _GREYS[greys][..., None]
-    closer = ((values - grey) ** 2).sum(-1) < ((values - cube) ** 2).sum(-1)
-    return np.where(closer, 232 + greys, 16 + steps @ np.array([36, 6, 1]))
+    grey_is_nearer = ((values - grey) ** 2).sum(-1) < ((values - cube) ** 2).sum(-1)
+    return np.where(grey_is_nearer, 232 + greys, 16 + steps @ np.array([36, 6, 1]))

@@ -1,7 +1,7 @@
 """The records of any TFRecord file, compressed or not, read in bounded memory.
 
-A record that is longer than `LOOKED_BYTES` is checked and counted like any other, and never read whole into memory:
-what a foreign file claims, or unpacks to, must not take the memory of the machine.
+A record longer than `MAX_PAYLOAD_BYTES` is checked and counted like any other, but its payload is not kept in memory:
+sizes that a foreign file claims, or unpacks to, must not exhaust the memory.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from beam_jobs.dataset import tfrecord
 from beam_jobs.errors import CorruptDataset, SourceError
 from beam_jobs.storage import decompress
 
-LOOKED_BYTES = 64 << 20
+MAX_PAYLOAD_BYTES = 64 << 20
 
 _BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Found:
-    """One record.
+class Record:
+    """A record.
 
     Attributes:
-      offset: where it begins, in bytes of the unpacked file.
-      length: bytes of its payload.
-      payload: it; None when it is longer than `LOOKED_BYTES`.
+      offset: start of the record, in bytes of the unpacked file.
+      length: size of the payload, in bytes.
+      payload: the payload; None when it is longer than `MAX_PAYLOAD_BYTES`.
     """
 
     offset: int
@@ -40,48 +40,48 @@ class Found:
 
 
 @contextmanager
-def opened(path: str) -> Iterator[tuple[Iterator[Found], str]]:
+def open_records(path: str) -> Iterator[tuple[Iterator[Record], str]]:
     """Opens a TFRecord file.
 
     Args:
-      path: of the file, local or remote.
+      path: path of the file, local or remote.
 
     Yields:
-      its records, both checksums of each verified, and how it is compressed: `none`, `gzip` or `zlib`. Reading on
-      raises `CorruptDataset` where the file is damaged, with the offset, and `SourceError` where it cannot be read.
+      the records, with both checksums of each verified, and the compression: `none`, `gzip` or `zlib`. Iterating raises
+      `CorruptDataset` where the file is damaged, with the offset, and `SourceError` where it cannot be read.
 
     Raises:
-      SourceError: it cannot be opened.
+      SourceError: the file cannot be opened.
     """
     try:
         with storage.open_read(path) as stream:
-            compression = _compression(stream.read(tfrecord.HEADER))
+            compression = _detect_compression(stream.read(tfrecord.HEADER))
             stream.seek(0)
-            plain: BinaryIO = stream
+            unpacked: BinaryIO = stream
             if compression != "none":
-                plain = decompress.unpacked(stream, compression)
-                if isinstance(plain, io.RawIOBase):
-                    plain = io.BufferedReader(plain, _BLOCK_BYTES)
-            yield _records(plain, path), compression
+                unpacked = decompress.unpacked(stream, compression)
+                if isinstance(unpacked, io.RawIOBase):
+                    unpacked = io.BufferedReader(unpacked, _BLOCK_BYTES)
+            yield _read_records(unpacked, path), compression
     except OSError as error:
         raise _unreadable(path, error) from error
 
 
 def is_tfrecord(path: str) -> bool:
-    """Returns whether a file begins like one of TFRecord; False also when it cannot be read, or is empty."""
+    """Returns whether a file starts with a valid TFRecord record; False also when it cannot be read, or is empty."""
     try:
-        with opened(path) as (found, _):
-            return next(found, None) is not None
+        with open_records(path) as (records, _):
+            return next(records, None) is not None
     except (CorruptDataset, SourceError):
         return False
 
 
-def _records(stream: BinaryIO, path: str) -> Iterator[Found]:
+def _read_records(stream: BinaryIO, path: str) -> Iterator[Record]:
     offset = 0
     try:
         while head := stream.read(tfrecord.HEAD.size):
-            length = _length(head, path, offset)
-            yield Found(offset, length, _payload(stream, path, offset, length))
+            length = _parse_length(head, path, offset)
+            yield Record(offset, length, _read_payload(stream, path, offset, length))
             offset += length + tfrecord.OVERHEAD
     except decompress.DAMAGED as error:
         reason = str(error).rstrip(".")
@@ -90,44 +90,42 @@ def _records(stream: BinaryIO, path: str) -> Iterator[Found]:
         raise _unreadable(path, error) from error
 
 
-def _length(head: bytes, path: str, offset: int) -> int:
+def _parse_length(head: bytes, path: str, offset: int) -> int:
     if len(head) < tfrecord.HEAD.size:
-        perhaps = "" if offset else "; it is cut off, or no TFRecord file"
-        raise CorruptDataset(
-            f"{path} ends inside the record at offset {offset}: {len(head)} of 12 header bytes{perhaps}"
-        )
+        hint = "" if offset else "; it is truncated, or not a TFRecord file"
+        raise CorruptDataset(f"{path} ends inside the record at offset {offset}: {len(head)} of 12 header bytes{hint}")
     if not tfrecord.begins_record(head):
-        raise CorruptDataset(f"{path} has a corrupt length at offset {offset}; it is damaged, or no TFRecord file")
+        raise CorruptDataset(f"{path} has a corrupt length at offset {offset}; it is damaged, or not a TFRecord file")
     return int(tfrecord.HEAD.unpack(head)[0])
 
 
-def _payload(stream: BinaryIO, path: str, offset: int, length: int) -> bytes | None:
-    kept: list[bytes] = []
-    crc = left = 0
-    # In blocks, also what is kept: a forged length must not allocate what the file does not have.
-    for left in range(length, 0, -_BLOCK_BYTES):
-        block = stream.read(min(left, _BLOCK_BYTES))
+def _read_payload(stream: BinaryIO, path: str, offset: int, length: int) -> bytes | None:
+    blocks: list[bytes] = []
+    crc = remaining = 0
+    # In blocks, because a forged length must not allocate more than the file has.
+    for remaining in range(length, 0, -_BLOCK_BYTES):
+        block = stream.read(min(remaining, _BLOCK_BYTES))
         crc = google_crc32c.extend(crc, block)
-        if length <= LOOKED_BYTES:
-            kept.append(block)
-        if len(block) < min(left, _BLOCK_BYTES):
-            raise _torn(path, offset, length - left + len(block), length)
+        if length <= MAX_PAYLOAD_BYTES:
+            blocks.append(block)
+        if len(block) < min(remaining, _BLOCK_BYTES):
+            raise _truncated(path, offset, length - remaining + len(block), length)
     tail = stream.read(tfrecord.TAIL.size)
     if len(tail) < tfrecord.TAIL.size:
-        raise _torn(path, offset, length + len(tail), length)
+        raise _truncated(path, offset, length + len(tail), length)
     if tfrecord.TAIL.unpack(tail)[0] != tfrecord.masked(crc):
         raise CorruptDataset(f"{path} has a corrupt record at offset {offset}; it is damaged")
-    return b"".join(kept) if length <= LOOKED_BYTES else None
+    return b"".join(blocks) if length <= MAX_PAYLOAD_BYTES else None
 
 
-def _torn(path: str, offset: int, found: int, length: int) -> CorruptDataset:
+def _truncated(path: str, offset: int, size: int, length: int) -> CorruptDataset:
     return CorruptDataset(
-        f"{path} ends inside the record at offset {offset}: {found} of {length + tfrecord.TAIL.size} bytes"
+        f"{path} ends inside the record at offset {offset}: {size} of {length + tfrecord.TAIL.size} bytes"
     )
 
 
-def _compression(head: bytes) -> str:
-    # A record starts with its length, which may look like anything; but then its checksum is right.
+def _detect_compression(head: bytes) -> str:
+    # The length at the start of a record may look like a magic number; but then the checksum of the length is correct.
     if tfrecord.begins_record(head):
         return "none"
     if head.startswith(b"\x1f\x8b"):

@@ -1,7 +1,6 @@
-"""What TFRecord files hold: counts, sizes and what is seen under each name, from one pass over every record.
+"""Summaries of TFRecord files: counts, sizes, and the types and values of each feature, from a pass over all records.
 
-Also how the values of a feature are shown, and the names that well-known writers of image records give to features: a
-table, and no guess beyond it.
+Also the display of the values of a feature, and a table of the feature names of well-known writers of image records.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 from beam_jobs.dataset import record
 from beam_jobs.errors import BadImage, CorruptDataset, FeedlineError, SourceError
 from beam_jobs.images.headers import sniff
-from beam_jobs.inspect.records import opened
+from beam_jobs.inspect.records import open_records
 
 _SHOWN_CHARACTERS = 48
 _SHOWN_NAME = 120
@@ -49,14 +48,14 @@ def _shown_bytes(value: bytes) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureRoles:
-    """Which features of records hold the image, its class and its identity.
+    """The features of records that hold the image, its class and its identity.
 
     Attributes:
-      looks_like: who writes records with these names; empty when the names are unknown.
-      image: features that hold the encoded image, or its bare pixels.
-      labels: features that hold the class, as a number or as a name.
-      keys: features that hold the identity of the image.
-      marks: features that tell these records from others with the same `image`.
+      looks_like: the known writer of records with these names; empty for unknown names.
+      image: features of the encoded image, or its raw pixels.
+      labels: features of the class, as a number or as a name.
+      keys: features of the identity of the image.
+      marks: features that distinguish these records from others with the same `image`.
     """
 
     looks_like: str = ""
@@ -65,7 +64,7 @@ class FeatureRoles:
     keys: tuple[str, ...] = ()
     marks: frozenset[str] = frozenset()
 
-    def of(self, feature: str) -> str:
+    def role_of(self, feature: str) -> str:
         """Returns `image`, `label` or `key`; empty for a feature without a role."""
         roles = {"image": self.image, "label": self.labels, "key": self.keys}
         return next((role for role, names in roles.items() if feature in names), "")
@@ -73,7 +72,7 @@ class FeatureRoles:
 
 _OBJECT_LABELS = (record.OBJECT_LABEL, record.OBJECT_TEXT)
 
-# The first row counts that has an image and all of its marks among the features of a file.
+# The first entry applies whose image and marks are all among the features of a file.
 KNOWN_ROLES = (
     FeatureRoles(
         looks_like="Feedline",
@@ -111,16 +110,16 @@ KNOWN_ROLES = (
 )
 
 
-def roles_of(features: Collection[str]) -> FeatureRoles:
-    """Returns the row of the table that fits, reduced to the features that are there; an empty one when none fits.
+def detect_roles(features: Collection[str]) -> FeatureRoles:
+    """Returns the matching entry of `KNOWN_ROLES`, with only the existing features; an empty one when none matches.
 
     Args:
       features: names of all features of the records.
     """
-    for known in KNOWN_ROLES:
-        image, labels, keys = (_present_features(names, features) for names in (known.image, known.labels, known.keys))
-        if image and known.marks <= set(features):
-            return replace(known, image=image, labels=labels, keys=keys)
+    for entry in KNOWN_ROLES:
+        image, labels, keys = (_present_features(names, features) for names in (entry.image, entry.labels, entry.keys))
+        if image and entry.marks <= set(features):
+            return replace(entry, image=image, labels=labels, keys=keys)
     return FeatureRoles()
 
 
@@ -128,18 +127,18 @@ def _present_features(names: tuple[str, ...], features: Collection[str]) -> tupl
     return tuple(name for name in names if name in features)
 
 
-_MOST_DISTINCT = 1000  # values of a feature that are counted apart
+_MAX_DISTINCT = 1000  # distinct values of a feature that are counted
 
-_KEPT_BYTES = 256 << 20  # of the records that are kept to be shown
-_MOST_NAMES = 2000  # of features; a file that has a new one in every record must not fill the memory
-_TEXT_BYTES = 4096  # of a value that may be text
-_DISTINCT_BYTES = 256  # of a value that is remembered
+_MAX_SHOWN_BYTES = 256 << 20  # of the records that are kept to be shown
+_MAX_NAMES = 2000  # of features; a file with new names in every record must not fill the memory
+_MAX_TEXT_BYTES = 4096  # of a value that may be text
+_MAX_DISTINCT_BYTES = 256  # of a value that is counted as distinct
 _KINDS = {int: "int64", float: "float", bytes: "bytes"}
 
 
 @dataclass(kw_only=True)
 class FeatureSummary:
-    """What the records of a file, or of several, hold under one name.
+    """Summary of a feature of the records of one or several files.
 
     Examples:
       >>> from beam_jobs import summarise_file
@@ -148,13 +147,13 @@ class FeatureSummary:
       FeatureSummary(kind='float', records=..., least=3, most=3)
 
     Attributes:
-      kind: `int64`, `float` or `bytes`; `none` while every value list was empty, `mixed` for several.
-      records: records that have it.
-      least: shortest list of values.
-      most: longest list of values.
-      low: smallest finite number; None without any.
-      high: largest finite number.
-      formats: image format -> records whose first value begins like a file of it.
+      kind: `int64`, `float` or `bytes`; `none` when all value lists are empty, `mixed` for several types.
+      records: number of records with the feature.
+      least: number of values in the shortest list.
+      most: number of values in the longest list.
+      low: smallest finite number; None when there is none.
+      high: largest finite number; None when there is none.
+      formats: image format -> number of records whose first value starts with its magic bytes.
     """
 
     kind: str = "none"
@@ -166,15 +165,15 @@ class FeatureSummary:
     formats: dict[str, int] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self._seen: set[Any] = set()
+        self._values: set[Any] = set()
 
     @property
     def distinct(self) -> int:
-        """Different first values, 1,001 for more than 1,000; those of many bytes do not count."""
-        return len(self._seen)
+        """Number of distinct first values, 1,001 for more than 1,000; values of more than 256 bytes do not count."""
+        return len(self._values)
 
     def add(self, values: list) -> None:
-        """Counts the values of one record."""
+        """Adds the values of a record."""
         self.least = min(self.least, len(values)) if self.records else len(values)
         self.most = max(self.most, len(values))
         self.records += 1
@@ -186,15 +185,15 @@ class FeatureSummary:
             self._add_bytes(values[0])
         else:
             self._add_numbers(values)
-        if len(self._seen) <= _MOST_DISTINCT and (kind != "bytes" or len(values[0]) <= _DISTINCT_BYTES):
-            self._seen.add(values[0])
+        if len(self._values) <= _MAX_DISTINCT and (kind != "bytes" or len(values[0]) <= _MAX_DISTINCT_BYTES):
+            self._values.add(values[0])
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON values."""
-        return {name: value for name, value in vars(self).items() if name != "_seen"} | {"distinct": self.distinct}
+        return {name: value for name, value in vars(self).items() if name != "_values"} | {"distinct": self.distinct}
 
     def _add_bytes(self, value: bytes) -> None:
-        if _is_text(value):  # BMW is a car, and no BMP file
+        if _is_text(value):  # the text `BMW` starts like a BMP file
             return
         try:
             name = sniff(value)
@@ -212,14 +211,14 @@ class FeatureSummary:
 
 @dataclass(kw_only=True)
 class FileFacts:
-    """What one file holds.
+    """Counts of a file.
 
     Attributes:
-      path: of the file.
+      path: path of the file.
       compression: `none`, `gzip` or `zlib`.
-      records: number of records, up to where it is damaged.
-      payload_bytes: bytes of the records, unpacked and without their framing.
-      error: why it was not read to its end; None when it was.
+      records: number of records, in a damaged file those before the damage.
+      payload_bytes: size of the records, unpacked and without their framing.
+      error: the error that ended the reading of the file; None when it was read completely.
     """
 
     path: str
@@ -231,7 +230,7 @@ class FileFacts:
 
 @dataclass(kw_only=True)
 class FileSummary:
-    """What a TFRecord file, or several of them together, hold.
+    """Summary of one or several TFRecord files.
 
     Examples:
       >>> from beam_jobs import summarise_file
@@ -240,12 +239,12 @@ class FileSummary:
       (64, 'none', [0])
 
     Attributes:
-      files: each of them.
-      features: name -> summary, of the records that are `tf.train.Example`; of 2,000 names at most.
-      first: the first records, each feature name -> values.
-      unreadable: records that are no Example.
-      long: records too long to be looked into.
-      left_out: records that were to be shown, and are not because those before take 256 MiB.
+      files: counts of each file.
+      features: name -> summary, for records that are `tf.train.Example`; at most 2,000 names.
+      first: the first records, each as feature name -> values.
+      unreadable: number of records that are not an Example.
+      long: number of records that are too long to be parsed.
+      left_out: number of requested records that are missing in `first`, because the records before take 256 MiB.
     """
 
     files: list[FileFacts] = field(default_factory=list)
@@ -257,11 +256,11 @@ class FileSummary:
 
     def __post_init__(self) -> None:
         self._lengths = array("Q")
-        self._kept = 0
+        self._first_bytes = 0
 
     @property
     def path(self) -> str:
-        """The path of the first file; empty without any."""
+        """The path of the first file; empty when there is none."""
         return self.files[0].path if self.files else ""
 
     @property
@@ -271,49 +270,49 @@ class FileSummary:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of the records, unpacked and without their framing."""
+        """Size of the records in bytes, unpacked and without their framing."""
         return sum(file.payload_bytes for file in self.files)
 
     @property
     def compression(self) -> str:
-        """How the files are compressed; several ways are joined by `, `."""
+        """Compression of the files; different ones are joined by `, `."""
         return ", ".join(sorted({file.compression for file in self.files}))
 
     @property
     def errors(self) -> list[FeedlineError]:
-        """Why files were not read to their end."""
+        """The errors of files that were not read completely."""
         return [file.error for file in self.files if file.error]
 
     @property
     def sizes(self) -> dict[str, float]:
-        """`min`, `median` and `max` bytes of a record; empty without any."""
-        return sizes_of(self._lengths)
+        """`min`, `median` and `max` size of a record, in bytes; empty without records."""
+        return size_statistics(self._lengths)
 
     def add(self, values: dict[str, list], length: int, shown: int) -> None:
-        """Counts one record.
+        """Adds a record.
 
         Args:
-          values: its features.
-          length: bytes of it.
-          shown: how many of the first records to keep.
+          values: feature name -> values.
+          length: size of the record, in bytes.
+          shown: number of first records to keep.
         """
-        for name, found in values.items():
-            if name in self.features or len(self.features) < _MOST_NAMES:
-                self.features.setdefault(name, FeatureSummary()).add(found)
+        for name, feature_values in values.items():
+            if name in self.features or len(self.features) < _MAX_NAMES:
+                self.features.setdefault(name, FeatureSummary()).add(feature_values)
         if len(self.first) + self.left_out < shown:
-            if self._kept + length > _KEPT_BYTES or self.left_out:
+            if self._first_bytes + length > _MAX_SHOWN_BYTES or self.left_out:
                 self.left_out += 1
             else:
-                self._kept += length
+                self._first_bytes += length
                 self.first.append(values)
 
     def add_length(self, length: int) -> None:
-        """Counts the bytes of one record."""
+        """Adds the size of a record, in bytes."""
         self._lengths.append(length)
 
 
 def summarise_file(path: str, shown: int = 5) -> FileSummary:
-    """Reads a TFRecord file from end to end, ours or not, compressed or not.
+    """Reads any TFRecord file completely, compressed or not.
 
     Examples:
       >>> from beam_jobs import summarise_file
@@ -321,15 +320,15 @@ def summarise_file(path: str, shown: int = 5) -> FileSummary:
       ['image', 'label']
 
     Args:
-      path: of the file.
-      shown: how many of the first records to keep.
+      path: path of the file.
+      shown: number of first records to keep.
 
     Returns:
       compression, counts, every feature of the records with its type and lengths, and the first records.
 
     Raises:
       SourceError: the file cannot be opened.
-      CorruptDataset: it is not a TFRecord file, or a checksum in it is wrong.
+      CorruptDataset: the file is not a TFRecord file, or a checksum is wrong.
     """
     summary = summarise([path], shown)
     if summary.errors:
@@ -338,18 +337,18 @@ def summarise_file(path: str, shown: int = 5) -> FileSummary:
 
 
 def summarise(paths: Iterable[str], shown: int = 5) -> FileSummary:
-    """Reads TFRecord files from end to end; one that is damaged up to there, which its `error` says.
+    """Reads TFRecord files completely; a damaged file up to the damage, with its `error` set.
 
     Args:
-      paths: of the files.
-      shown: how many of the first records to keep.
+      paths: paths of the files.
+      shown: number of first records to keep.
     """
     summary = FileSummary()
     for path in paths:
         facts = FileFacts(path=path)
         summary.files.append(facts)
         try:
-            _read(facts, summary, shown)
+            _read_file(facts, summary, shown)
         except (CorruptDataset, SourceError) as error:
             facts.error = error
     return summary
@@ -357,7 +356,7 @@ def summarise(paths: Iterable[str], shown: int = 5) -> FileSummary:
 
 def _is_text(value: bytes) -> bool:
     """Returns whether bytes are a short text in UTF-8."""
-    if not value or len(value) > _TEXT_BYTES:
+    if not value or len(value) > _MAX_TEXT_BYTES:
         return False
     try:
         return value.decode().replace("\n", "").replace("\t", "").isprintable()
@@ -365,30 +364,28 @@ def _is_text(value: bytes) -> bool:
         return False
 
 
-def sizes_of(lengths: Any) -> dict[str, float]:
-    """Returns `min`, `median` and `max` of lengths, an array of int64 or uint64; empty without any."""
+def size_statistics(lengths: Any) -> dict[str, float]:
+    """Returns `min`, `median` and `max` of lengths, an array of int64 or uint64; empty without lengths."""
     import numpy as np
 
-    found = np.asarray(lengths)
-    if not len(found):
-        return {}
-    return {"min": int(found.min()), "median": float(np.median(found)), "max": int(found.max())}
+    sizes = np.asarray(lengths)
+    return {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())} if len(sizes) else {}
 
 
-def _read(facts: FileFacts, summary: FileSummary, shown: int) -> None:
+def _read_file(facts: FileFacts, summary: FileSummary, shown: int) -> None:
     from google.protobuf.message import DecodeError
 
-    with opened(facts.path) as (found, facts.compression):
-        for one in found:
+    with open_records(facts.path) as (records, facts.compression):
+        for item in records:
             facts.records += 1
-            facts.payload_bytes += one.length
-            summary.add_length(one.length)
-            if one.payload is None:
+            facts.payload_bytes += item.length
+            summary.add_length(item.length)
+            if item.payload is None:
                 summary.long += 1
                 continue
             try:
-                values = record.decode(one.payload)
+                values = record.decode(item.payload)
             except DecodeError:
-                summary.unreadable += 1  # records may hold anything; only Examples can be looked into
+                summary.unreadable += 1  # records may hold anything; only Examples can be parsed
                 continue
-            summary.add(values, one.length, shown)
+            summary.add(values, item.length, shown)

@@ -1,4 +1,4 @@
-"""What is shown of a path, and which files it stands for: the same on a terminal and as JSON."""
+"""The view of a path, for a terminal and as JSON, and the files that belong to the path."""
 
 from __future__ import annotations
 
@@ -18,55 +18,55 @@ from beam_jobs.inspect.summary import (
     FeatureRoles,
     FeatureSummary,
     FileSummary,
-    roles_of,
+    detect_roles,
     shown_name,
     shown_value,
-    sizes_of,
+    size_statistics,
     summarise,
 )
 from beam_jobs.sources import containers
 
-_MARK = "tfrecord"  # in the names of nearly all such files
-_TRIED = 50  # files without the mark, until a directory is taken for one of something else
+_MARK = "tfrecord"  # in the names of nearly all TFRecord files
+_MAX_TRIED = 50  # files without the mark that are opened to find out whether a directory holds TFRecord files
 
 
 def find_files(path: str) -> list[str]:
-    """Returns the TFRecord files that a path stands for, in the order of their names.
+    """Returns the TFRecord files of a path, sorted by name.
 
-    Below a directory those count whose name holds `tfrecord`, or all when there is none such; files and directories
-    whose name begins with `.` or `_` are passed over.
+    Below a directory, the files with `tfrecord` in their name are returned, or all files when there is none; names that
+    start with `.` or `_` are skipped.
 
     Args:
-      path: of a file or a directory, or a pattern.
+      path: path of a file or a directory, or a pattern.
 
     Raises:
-      SourceError: there is none, or it cannot be listed.
+      SourceError: there is no such file, or the directory cannot be listed.
     """
     if containers.is_pattern(path):
         return [container.path for container in containers.find(path)]
     try:
         if not (os.path.isdir(path) or (storage.is_remote(path) and not storage.exists(path))):
             return [path]
-        found = _remote(path) if storage.is_remote(path) else [one.path for one in containers.below(path)]
+        files = _remote_files(path) if storage.is_remote(path) else [file.path for file in containers.below(path)]
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
-    marked = [one for one in found if _MARK in os.path.basename(one).lower()]
-    if not marked and not any(map(is_tfrecord, found[:_TRIED])):
+    marked_files = [file for file in files if _MARK in os.path.basename(file).lower()]
+    if not marked_files and not any(map(is_tfrecord, files[:_MAX_TRIED])):
         raise SourceError(f"{path} holds neither dataset.json nor a TFRecord file; name such a file")
-    return marked or found
+    return marked_files or files
 
 
 def name_below(file: str, path: str) -> str:
-    """Returns what to call a file that `find_files` found: relative to the directory that was given."""
+    """Returns the name of a file of `find_files`, relative to the path that was searched."""
     return file.removeprefix(path.rstrip("/") + "/") if file != path else os.path.basename(file)
 
 
-def _remote(path: str) -> list[str]:
+def _remote_files(path: str) -> list[str]:
     names = sorted(name for name, _, _ in storage.walk_files(path))
-    found = [storage.join(path, name) for name in names if not any(p[:1] in "._" for p in name.split("/") if p)]
-    if not found:
+    files = [storage.join(path, name) for name in names if not any(p[:1] in "._" for p in name.split("/") if p)]
+    if not files:
         raise SourceError(f"{path} cannot be read: there is no such file, and none below it")
-    return found
+    return files
 
 
 FEATURE_COLUMNS = ("feature", "kind", "values", "records", "holds")
@@ -77,19 +77,19 @@ _SHOWN_FILES = 20
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What is shown of a path.
+    """The view of a path.
 
     Attributes:
-      headline: counts in a line; empty where `facts` say them.
-      facts: name and value of what is known of the whole.
-      features: what is known of each feature, as text, under `feature_columns`; empty for none.
-      feature_columns: what the parts of `features` are.
-      features_of: what `features` were seen in; empty for all of it.
-      files: name, records, bytes and compression of each file, as text; empty for one file.
-      records: those that are shown, feature name -> values.
-      roles: of the features.
-      values: all of it as plain JSON values.
-      errors: why files were not read to their end.
+      headline: counts in a line; empty when `facts` hold them.
+      facts: name and value of each fact about the complete path.
+      features: a row of text for each feature, with the columns `feature_columns`.
+      feature_columns: names of the columns of `features`.
+      features_of: names of the files in which `features` were found; empty for all files.
+      files: name, records, bytes and compression of each file, as text; empty for a single file.
+      records: the records to show, each as feature name -> values.
+      roles: roles of the features.
+      values: the view as plain JSON values.
+      errors: the errors of files that were not read completely.
     """
 
     headline: str = ""
@@ -105,31 +105,31 @@ class View:
 
 
 def view_key(directory: str, key: str) -> View:
-    """Looks at one image of a dataset; raises what `find_record` does."""
+    """Returns the view of an image of a dataset; raises the errors of `find_record`."""
     row, values = find_record(directory, key)
-    place = f"{row['split']} shard {row['shard']} offset {row['offset']:,}"
-    plain = {"row": row, "features": _shown(values)}
-    return View(headline=place, records=[values], roles=roles_of(values), values=plain)
+    position = f"{row['split']} shard {row['shard']} offset {row['offset']:,}"
+    json_values = {"row": row, "features": _shown_values(values)}
+    return View(headline=position, records=[values], roles=detect_roles(values), values=json_values)
 
 
 def view_dataset(directory: str, shown: int) -> View:
-    """Looks at a published dataset: what its manifest says, and the features of as many shards as have the records.
+    """Returns the view of a published dataset: its manifest, and the features of the shards with the first records.
 
     Args:
-      directory: of the dataset.
-      shown: how many of the first records to show.
+      directory: directory of the dataset.
+      shown: number of first records to show.
 
     Raises:
       SourceError: the directory is not a dataset.
-      CorruptDataset: `dataset.json` or `images.parquet` is damaged, or not one of the records is sound.
+      CorruptDataset: `dataset.json` or `images.parquet` is damaged, or all records are damaged.
     """
     dataset = manifest.load(directory)
-    sizes = sizes_of(record_lengths(directory, dataset))
+    sizes = size_statistics(record_lengths(directory, dataset))
     paths = list(_first_shards(directory, dataset, shown))
     summary = summarise(paths, shown)
     if summary.errors and not summary.records:
         raise summary.errors[0]
-    roles = roles_of(summary.features)
+    roles = detect_roles(summary.features)
     facts = [("digest", dataset.digest), ("classes", listed(dataset.labels))]
     for name, info in dataset.splits.items():
         facts.append(
@@ -148,7 +148,7 @@ def view_dataset(directory: str, shown: int) -> View:
 
 
 def _first_shards(directory: str, dataset: Manifest, shown: int) -> Iterator[str]:
-    """Yields the first shard, and more until there are so many records."""
+    """Yields shards until they hold the number of records, at least one."""
     records = 0
     for name, split in dataset.splits.items():
         for path, shard in zip(dataset.shard_paths(directory, name), split.shards, strict=True):
@@ -159,47 +159,47 @@ def _first_shards(directory: str, dataset: Manifest, shown: int) -> Iterator[str
 
 
 def view_files(path: str, shown: int) -> View:
-    """Looks at a TFRecord file, or all that a directory or a pattern stands for.
+    """Returns the view of a TFRecord file, or of all files of a directory or a pattern.
 
     Args:
-      path: of them.
-      shown: how many of the first records to show.
+      path: path of a file or a directory, or a pattern.
+      shown: number of first records to show.
 
     Raises:
-      SourceError: there is none, or none can be read.
-      CorruptDataset: not one sound record is in them, and one is damaged.
+      SourceError: there is no file, or no file can be read.
+      CorruptDataset: a file is damaged, and no file has an intact record.
     """
     paths = find_files(path)
     summary = summarise(paths, shown)
     if summary.errors and not summary.records:
         raise summary.errors[0]
-    roles = roles_of(summary.features)
-    size = {one: _size(one) for one in paths}
-    many = f"records in {len(paths):,} files" if len(paths) > 1 else "records"
-    total = f"{sum(size.values()):,} bytes"
-    plain = [{**_file_json(one), "file": name_below(one.path, path), "bytes": size[one.path]} for one in summary.files]
+    roles = detect_roles(summary.features)
+    sizes = {file: _size(file) for file in paths}
+    unit = f"records in {len(paths):,} files" if len(paths) > 1 else "records"
+    total = f"{sum(sizes.values()):,} bytes"
+    rows = [{**_file_json(one), "file": name_below(one.path, path), "bytes": sizes[one.path]} for one in summary.files]
     return View(
-        headline=f"{summary.records:,} {many}, {total}, compression {summary.compression}",
+        headline=f"{summary.records:,} {unit}, {total}, compression {summary.compression}",
         facts=[*_size_facts(summary.sizes), *_remarks(summary), *_role_facts(roles)],
         features=_feature_rows(summary, roles),
-        files=_file_rows(plain) if len(paths) > 1 else (),
+        files=_file_rows(rows) if len(paths) > 1 else (),
         records=summary.first,
         roles=roles,
         values={
             "path": path,
             **_totals(summary),
-            "bytes": sum(size.values()),
+            "bytes": sum(sizes.values()),
             "guess": _roles_json(roles),
-            "features": {name: one.to_json() for name, one in sorted(summary.features.items())},
-            "files": plain,
-            "first": [_shown(values) for values in summary.first],
+            "features": {name: file.to_json() for name, file in sorted(summary.features.items())},
+            "files": rows,
+            "first": [_shown_values(values) for values in summary.first],
         },
         errors=summary.errors,
     )
 
 
 def damage(view: View) -> CorruptDataset | None:
-    """Returns the one line about files that were not read to their end; None when all were."""
+    """Returns the error, of one line, about files that were not read completely; None when all were."""
     if not view.errors:
         return None
     more = f"; and {len(view.errors) - 1} more files are damaged" if len(view.errors) > 1 else ""
@@ -221,7 +221,7 @@ def _totals(summary: FileSummary) -> Mapping[str, Any]:
 def _size(path: str) -> int:
     try:
         return storage.size(path)
-    except OSError:  # it was there when it was read
+    except OSError:  # it was removed after it was read
         return 0
 
 
@@ -234,11 +234,11 @@ def _size_facts(sizes: Mapping[str, float]) -> list[tuple[str, str]]:
 def _remarks(summary: FileSummary) -> list[tuple[str, str]]:
     remarks = []
     if summary.unreadable:
-        remarks.append(f"{summary.unreadable:,} records are no tf.train.Example")
+        remarks.append(f"{summary.unreadable:,} records are not tf.train.Example")
     if summary.long:
         remarks.append(f"{summary.long:,} records are over 64 MiB and were only checked")
     if summary.left_out:
-        remarks.append(f"{summary.left_out:,} records are not shown: those before take 256 MiB")
+        remarks.append(f"{summary.left_out:,} records are not shown: the records before them take 256 MiB")
     return [("remark", line) for line in remarks]
 
 
@@ -250,35 +250,35 @@ def _role_facts(roles: FeatureRoles) -> list[tuple[str, str]]:
 
 def _feature_rows(summary: FileSummary, roles: FeatureRoles) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for name, one in sorted(summary.features.items()):
-        lengths = str(one.least) if one.least == one.most else f"{one.least}-{one.most}"
-        holds = ", ".join(filter(None, (roles.of(name), *_seen(one))))
-        rows.append((shown_name(name), one.kind, lengths, f"{one.records:,}", holds))
+    for name, feature in sorted(summary.features.items()):
+        lengths = str(feature.least) if feature.least == feature.most else f"{feature.least}-{feature.most}"
+        holds = ", ".join(filter(None, (roles.role_of(name), *_ranges_and_formats(feature))))
+        rows.append((shown_name(name), feature.kind, lengths, f"{feature.records:,}", holds))
     return rows
 
 
-def _seen(one: FeatureSummary) -> Iterator[str]:
+def _ranges_and_formats(feature: FeatureSummary) -> Iterator[str]:
     """Yields the range of the numbers of a feature, and the image formats of its bytes."""
-    if one.low is not None:
-        yield f"{one.low:.6g}" if one.low == one.high else f"{one.low:.6g} to {one.high:.6g}"
-    yield from (f"{count:,} {name}" for name, count in sorted(one.formats.items()))
+    if feature.low is not None:
+        yield f"{feature.low:.6g}" if feature.low == feature.high else f"{feature.low:.6g} to {feature.high:.6g}"
+    yield from (f"{count:,} {name}" for name, count in sorted(feature.formats.items()))
 
 
 def _file_rows(files: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    # Damaged ones first to be shown, each where it belongs.
-    damaged = [place for place, one in enumerate(files) if one["error"]][:_SHOWN_FILES]
-    others = [place for place, one in enumerate(files) if not one["error"]][: _SHOWN_FILES - len(damaged)]
+    # Damaged files have precedence, in the order of all files.
+    damaged = [index for index, file in enumerate(files) if file["error"]][:_SHOWN_FILES]
+    others = [index for index, file in enumerate(files) if not file["error"]][: _SHOWN_FILES - len(damaged)]
     rows: list[tuple[str, ...]] = []
-    for place in sorted(damaged + others):
-        one = files[place]
-        state = "damaged" if one["error"] else one["compression"]
-        rows.append((one["file"], f"{one['records']:,}", f"{one['bytes']:,}", state))
-    left = len(files) - len(rows)
-    return [*rows, (f"and {left:,} more", "", "", "")] if left else rows
+    for index in sorted(damaged + others):
+        file = files[index]
+        state = "damaged" if file["error"] else file["compression"]
+        rows.append((file["file"], f"{file['records']:,}", f"{file['bytes']:,}", state))
+    omitted = len(files) - len(rows)
+    return [*rows, (f"and {omitted:,} more", "", "", "")] if omitted else rows
 
 
-def _file_json(one: Any) -> dict[str, Any]:
-    return {**vars(one), "error": str(one.error) if one.error else ""}
+def _file_json(facts: Any) -> dict[str, Any]:
+    return {**vars(facts), "error": str(facts.error) if facts.error else ""}
 
 
 def _roles_json(roles: FeatureRoles) -> dict[str, Any]:
@@ -286,5 +286,5 @@ def _roles_json(roles: FeatureRoles) -> dict[str, Any]:
     return {"looks_like": roles.looks_like, "image": image, "labels": list(roles.labels), "key": key}
 
 
-def _shown(values: Mapping[str, list]) -> dict[str, str]:
-    return {name: shown_value(found) for name, found in sorted(values.items())}
+def _shown_values(values: Mapping[str, list]) -> dict[str, str]:
+    return {name: shown_value(feature_values) for name, feature_values in sorted(values.items())}

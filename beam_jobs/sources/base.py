@@ -1,6 +1,6 @@
-"""What sources share: turning a directory entry, a path or a URL into a reference or a reject; and hidden names.
+"""Functions that all sources share: references and rejects of paths and URLs, and hidden names.
 
-Hidden names are what file managers, archivers and version control leave behind: passed over, but counted and named.
+File managers, archivers and version control leave hidden files behind: they are skipped, but counted and reported.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ from beam_jobs import storage
 from beam_jobs.errors import BadImage, RejectReason
 from beam_jobs.types import ImageRef, Reject
 
-MAX_NAME_BYTES = 4096  # of a path, URL, key, label, group or split: what Linux allows for a path
-_SHOWN_CHARACTERS = 200  # of a longer one
+MAX_NAME_BYTES = 4096  # of a path, URL, key, label, group or split: the limit of Linux for a path
+_SHOWN_CHARACTERS = 200  # of a name above that limit
 
 
 def printable(name: str) -> str:
-    """Returns a file name fit for tables and terminals; what is not UTF-8 appears as escapes."""
+    """Returns a file name for tables and terminals; bytes that are not UTF-8 are escaped."""
     try:
         raw = os.fsencode(name)
-    except UnicodeEncodeError:  # half a surrogate pair, out of JSON: no file name of this system has one
+    except UnicodeEncodeError:  # half a surrogate pair from JSON, which no file name of this system contains
         raw = name.encode("utf-8", "backslashreplace")
     return raw.decode("utf-8", "backslashreplace")
 
 
 def scan_reject(key: str, path: str, reason: RejectReason, detail: str) -> Reject:
-    """Returns a reject of the scan stage; of a key or path of more than `MAX_NAME_BYTES` it has the beginning."""
+    """Returns a reject of the scan stage; a key or path of more than `MAX_NAME_BYTES` is shortened."""
     return Reject(key=_short(key), uri=_short(path), stage="scan", reason=reason.value, detail=detail)
 
 
 def _short(name: str) -> str:
-    shown = printable(name)
-    return shown if len(shown) <= MAX_NAME_BYTES else f"{shown[:_SHOWN_CHARACTERS]}... ({len(shown)} characters)"
+    text = printable(name)
+    return text if len(text) <= MAX_NAME_BYTES else f"{text[:_SHOWN_CHARACTERS]}... ({len(text)} characters)"
 
 
 def regular_file(path: str) -> os.stat_result:
-    """Returns the status of a local file, which is not opened.
+    """Returns the status of a local file without opening it.
 
     Raises:
-      BadImage: it is missing, or is no regular file.
-      OSError: it may be there, see `storage.is_no_file`; what reads it later says more.
+      BadImage: the file is missing, or is not a regular file.
+      OSError: the file may exist, see `storage.is_no_file`; reading it later gives a more specific error.
     """
     try:
         status = os.stat(path)
     except ValueError as error:
-        raise BadImage(RejectReason.UNREADABLE, "its path has a null character, which no file has") from error
+        raise BadImage(RejectReason.UNREADABLE, "its path has a null character, which paths cannot contain") from error
     except OSError as error:
         if not storage.is_no_file(error):
             raise
@@ -58,17 +58,17 @@ def regular_file(path: str) -> os.stat_result:
 
 
 def reference(path: str, ref: ImageRef, link_root: str = "", label_kind: str = "single") -> ImageRef | Reject:
-    """Completes a reference with size and time, or rejects what must not be opened.
+    """Adds size and time to a reference, or rejects a file that must not be opened.
 
     Args:
-      path: the file; a remote one or a URL is not looked at.
+      path: path or URL of the file; only local files are examined.
       ref: the reference without size and time.
-      link_root: resolved directory that a link may not leave; empty lets links lead anywhere.
-      label_kind: what the source says of the class, one of `types.LABEL_KINDS`; `single` needs a label.
+      link_root: resolved directory that a link may not leave; empty allows any target.
+      label_kind: kind of the labels of the source, one of `types.LABEL_KINDS`; `single` requires a label.
 
     Returns:
-      the completed reference, or a reject for a missing, special or outside file; the reference as it is where the
-      file cannot be looked at now.
+      the completed reference, or a reject for a missing, special or outside file; `ref` itself when the file cannot be
+      examined now.
     """
     if printable(ref.key) != ref.key:
         return scan_reject(ref.key, ref.uri, RejectReason.NAME_NOT_UTF8, "rename it; keys are stored as UTF-8")
@@ -77,7 +77,7 @@ def reference(path: str, ref: ImageRef, link_root: str = "", label_kind: str = "
     if storage.is_remote(path):
         return ref
     if link_root and leaves(path, link_root):
-        return scan_reject(ref.key, ref.uri, RejectReason.OUTSIDE_ROOT, "the link leads out of the source folder")
+        return scan_reject(ref.key, ref.uri, RejectReason.OUTSIDE_ROOT, "the link points outside the source folder")
     try:
         status = regular_file(path)
     except BadImage as bad:
@@ -88,26 +88,26 @@ def reference(path: str, ref: ImageRef, link_root: str = "", label_kind: str = "
 
 
 def leaves(path: str, root: str) -> bool:
-    """Returns whether a path is a link that resolves to a place outside the (resolved) root."""
+    """Returns whether a path is a link that resolves to a path outside the (resolved) root."""
     return os.path.islink(path) and os.path.commonpath([os.path.realpath(path), root]) != root
 
 
 _LITTER = ("Thumbs.db", "desktop.ini", "__MACOSX")  # left by file managers and archivers, never data
 _HIDDEN_EXAMPLES = 5
 
-OnHidden = Callable[[str], None]  # takes the path of a hidden name below the base of its source; a folder ends in `/`
+OnHidden = Callable[[str], None]  # called with a hidden path, relative to the base of its source; a folder ends in `/`
 
 
 def is_hidden(name: str) -> bool:
-    """Returns whether a file or directory is passed over unless it is asked for by name."""
+    """Returns whether a file or directory is skipped unless a pattern names it explicitly."""
     return name.startswith(".") or name in _LITTER
 
 
 def hidden_part(names: Sequence[str]) -> str:
-    """Returns the start of a path up to its first hidden name, a folder with `/`; empty when it has none.
+    """Returns a path up to its first hidden name, with `/` after a folder; empty when no name is hidden.
 
     Args:
-      names: of the folders of the path, then of the file.
+      names: the parts of the path: folders, then the file.
     """
     for depth, name in enumerate(names, 1):
         if is_hidden(name):
@@ -116,15 +116,15 @@ def hidden_part(names: Sequence[str]) -> str:
 
 
 def ignore(path: str) -> None:
-    """Takes a hidden name that is of no interest."""
+    """Ignores a hidden path."""
 
 
 class HiddenNames:
-    """Counts hidden names; a folder counts once, whatever it holds.
+    """Counts hidden names; a folder counts once for all files in it.
 
     Attributes:
-      count: of different folders, and of files outside of them.
-      examples: the first paths, one for each last name such as `.DS_Store`; at most five.
+      count: number of different folders, and of files outside of them.
+      examples: the first paths, one for each name such as `.DS_Store`; at most five.
     """
 
     def __init__(self) -> None:
@@ -133,15 +133,15 @@ class HiddenNames:
         self._folders: set[int] = set()
 
     def add(self, path: str) -> None:
-        """Takes a path, of a folder as often as there are files in it."""
+        """Counts a path; the path of a folder may be passed once for each file in it."""
         if path.endswith("/"):
-            if hash(path) in self._folders:  # a few bytes each, where archives may have any number of them
+            if hash(path) in self._folders:  # hashes need little memory; archives may have any number of folders
                 return
             self._folders.add(hash(path))
         self.count += 1
-        shown = printable(path)
-        if len(self.examples) < _HIDDEN_EXAMPLES and _last_part(shown) not in map(_last_part, self.examples):
-            self.examples.append(shown)
+        example = printable(path)
+        if len(self.examples) < _HIDDEN_EXAMPLES and _last_part(example) not in map(_last_part, self.examples):
+            self.examples.append(example)
 
 
 def _last_part(path: str) -> str:

@@ -1,6 +1,6 @@
-"""Class folders, `ROOT/CLASS/**/image`, and patterns: the first folder is the class, the path the key.
+"""Class folders, `ROOT/CLASS/**/image`, and patterns: the first folder is the class, the path is the key.
 
-A directory tree or an object store is walked along a pattern: a fixed order, one directory in memory at a time.
+A directory tree or an object store is walked along a pattern, in a fixed order, with one directory in memory at a time.
 """
 
 from __future__ import annotations
@@ -17,49 +17,48 @@ from beam_jobs.sources.base import OnHidden, ignore, is_hidden, leaves, printabl
 from beam_jobs.sources.containers import EVERYTHING, WILDCARD, Pattern, State
 from beam_jobs.types import ImageRef, Reject
 
-_LOOKED_AT = 10_000  # rejects; a source that begins with more of them is judged by `max_reject_ratio`
+_MAX_CHECKED = 10_000  # rejects; when a source starts with more of them, `max_reject_ratio` decides
 _NO_NAMES = frozenset({"", ".", ".."})
 
 
 def walk_entries(
     base: str, pattern: Pattern, label_kind: str, on_hidden: OnHidden = ignore
 ) -> Iterator[ImageRef | Reject]:
-    """Yields a reference or a reject a matching file; the first folder below the base is its class.
+    """Yields a reference or a reject for each matching file; the first folder below the base is its class.
 
-    Local links are followed as long as they stay inside the base, and a directory is entered once however many links
-    lead to it.
+    Local links are followed if they stay inside the base. A directory is entered only once.
 
     Args:
       base: directory, local or remote, that keys and uris are relative to.
-      pattern: which files.
-      label_kind: `single`, or `none` when the folders are no classes.
-      on_hidden: takes what would match were it not hidden; no hidden folder is entered.
+      pattern: pattern of the files.
+      label_kind: `single`, or `none` when the folders are not classes.
+      on_hidden: called with each path that would match if it were not hidden; hidden folders are not entered.
 
     Raises:
       SourceError: a directory cannot be entered or listed.
     """
-    found = _walk_remote if storage.is_remote(base) else _walk_local
-    return found(base, pattern, label_kind, on_hidden)
+    walk = _walk_remote if storage.is_remote(base) else _walk_local
+    return walk(base, pattern, label_kind, on_hidden)
 
 
-def first_usable(found: Iterator[ImageRef | Reject]) -> tuple[bool, Reject | None]:
+def first_usable(entries: Iterator[ImageRef | Reject]) -> tuple[bool, Reject | None]:
     """Returns whether one of the first entries is a reference, and the first reject before it."""
-    first = None
-    for number, entry in enumerate(found):
-        if isinstance(entry, ImageRef) or number >= _LOOKED_AT:
-            return True, first
-        first = first or entry
-    return False, first
+    reject = None
+    for number, entry in enumerate(entries):
+        if isinstance(entry, ImageRef) or number >= _MAX_CHECKED:
+            return True, reject
+        reject = reject or entry
+    return False, reject
 
 
 def check_enterable(directory: str, root: str) -> None:
-    """Looks at a directory before it is walked: passed over as one reject, it could stand for a whole class.
+    """Checks a directory before it is walked; an error, not a reject, because it may hold a complete class.
 
     Raises:
-      SourceError: it is a link out of the (resolved) root, or cannot be read.
+      SourceError: the directory is a link out of the (resolved) root, or cannot be read.
     """
     if leaves(directory, root):
-        raise SourceError(f"{printable(directory)} is a link that leads out of the source; put the images inside it")
+        raise SourceError(f"{printable(directory)} is a link that points outside the source; put the images inside it")
     try:
         os.scandir(directory).close()
     except OSError as error:
@@ -72,50 +71,50 @@ def _unreadable(directory: str, error: OSError) -> SourceError:
 
 def _walk_local(base: str, pattern: Pattern, label_kind: str, on_hidden: OnHidden) -> Iterator[ImageRef | Reject]:
     root = os.path.realpath(base)
-    for path, key, is_link in _files_in(root, pattern, on_hidden):
+    for path, key, is_link in _matching_files(root, pattern, on_hidden):
         yield reference(path, _reference(key, label_kind), root if is_link else "", label_kind)
 
 
-def _files_in(root: str, pattern: Pattern, on_hidden: OnHidden) -> Iterator[tuple[str, str, bool]]:
-    """Yields path, key and whether it is a link, of every matching file."""
-    seen: set[tuple[int, int, State]] = set()
-    # A stack, for a tree may be deeper than functions may call one another.
-    levels = [_names_in(root, root, "", pattern.start(), seen)]
+def _matching_files(root: str, pattern: Pattern, on_hidden: OnHidden) -> Iterator[tuple[str, str, bool]]:
+    """Yields path and key of every matching file, and whether it is a link."""
+    visited: set[tuple[int, int, State]] = set()
+    # A stack, because a tree may be deeper than the recursion limit.
+    levels = [_list_names(root, root, "", pattern.start(), visited)]
     while levels:
-        found = next(levels[-1], None)
-        if found is None:
+        entry = next(levels[-1], None)
+        if entry is None:
             levels.pop()
             continue
-        directory, below, state, (name, is_dir, is_link) = found
+        directory, prefix, state, (name, is_dir, is_link) = entry
         path = f"{directory}/{name}"
-        if is_dir and (inside := pattern.enter(state, name)):
-            levels.append(_names_in(path, root, f"{below}{name}/", inside, seen))
+        if is_dir and (next_state := pattern.enter(state, name)):
+            levels.append(_list_names(path, root, f"{prefix}{name}/", next_state, visited))
         elif not is_dir and pattern.holds(state, name):
-            yield path, below + name, is_link
+            yield path, prefix + name, is_link
         elif pattern.hides(state, name, folder=is_dir):
-            on_hidden(below + name + "/" * is_dir)
+            on_hidden(prefix + name + "/" * is_dir)
 
 
-def _names_in(
-    directory: str, root: str, below: str, state: State, seen: set[tuple[int, int, State]]
+def _list_names(
+    directory: str, root: str, prefix: str, state: State, visited: set[tuple[int, int, State]]
 ) -> Iterator[tuple[str, str, State, tuple[str, bool, bool]]]:
     check_enterable(directory, root)
     try:
         status = os.stat(directory)
-        if (status.st_dev, status.st_ino, state) in seen:
-            return  # a link leads back here: the images are already in
-        seen.add((status.st_dev, status.st_ino, state))
-        with os.scandir(directory) as found:
-            names = sorted((entry.name, is_dir(entry), entry.is_symlink()) for entry in found)
-    except OSError as error:  # it was there a moment ago
+        if (status.st_dev, status.st_ino, state) in visited:
+            return  # a link leads to a directory that has been listed
+        visited.add((status.st_dev, status.st_ino, state))
+        with os.scandir(directory) as entries:
+            names = sorted((entry.name, is_dir(entry), entry.is_symlink()) for entry in entries)
+    except OSError as error:  # it changed after the check
         raise _unreadable(directory, error) from error
     for name in names:
-        yield directory, below, state, name
+        yield directory, prefix, state, name
 
 
 def is_dir(entry: os.DirEntry) -> bool:
     """Returns whether an entry is a directory, or a link to one."""
-    with contextlib.suppress(OSError):  # a link that leads to itself, for one
+    with contextlib.suppress(OSError):  # such as a link to itself
         return entry.is_dir()
     return False
 
@@ -131,8 +130,8 @@ def _walk_remote(base: str, pattern: Pattern, label_kind: str, on_hidden: OnHidd
                 if hidden := pattern.hidden_part(names[:-1], names[-1]):
                     on_hidden(hidden)
                 continue
-            if len(names) < len(parts):  # stores know no folders; joined to the base it would mean another place
-                detail = "its name has an empty part, or . or .. for one; rename it"
+            if len(names) < len(parts):  # joined to the base, it would name another object
+                detail = "its name has a part that is empty, . or ..; rename it"
                 yield scan_reject(key, key, RejectReason.OUTSIDE_ROOT, detail)
                 continue
             ref = _reference(key, label_kind, size, mtime_ns)
@@ -143,7 +142,7 @@ def _walk_remote(base: str, pattern: Pattern, label_kind: str, on_hidden: OnHidd
 
 def _reference(key: str, label_kind: str, size: int = 0, mtime_ns: int = 0) -> ImageRef:
     label, separator, _ = key.partition("/")
-    # The uri is relative, so that a dataset does not depend on, or tell, where the source lay.
+    # The uri is relative, so that a dataset neither depends on nor contains the path of the source.
     return ImageRef(
         key=key,
         uri=key,
@@ -153,15 +152,15 @@ def _reference(key: str, label_kind: str, size: int = 0, mtime_ns: int = 0) -> I
     )
 
 
-_WANTED = "it must hold one folder a class, with the images in them"
+_REQUIREMENT = "it must hold one folder per class, with the images in them"
 
 
 @dataclass(frozen=True)
 class ClassFolders:
-    """A directory tree, local or in an object store; every file is a reference, a reject or hidden.
+    """A directory tree, local or in an object store; each file yields a reference or a reject unless it is hidden.
 
     Attributes:
-      root: directory of the class folders; of object stores, what their names begin with, such as `s3://bucket/photos`.
+      root: directory of the class folders; for object stores, the common prefix, such as `s3://bucket/photos`.
     """
 
     root: str
@@ -173,11 +172,11 @@ class ClassFolders:
 
     @property
     def label_kind(self) -> str:
-        """Every image has one class, its folder."""
+        """Kind of the labels: every image has one class, its folder."""
         return "single"
 
     def check(self) -> None:
-        """Raises `SourceError` unless there is at least one class folder with a file in it, and each can be entered."""
+        """Raises `SourceError` unless a class folder holds a file, and all class folders can be entered."""
         if storage.is_remote(self.root):
             self._check_remote()
             return
@@ -187,16 +186,16 @@ class ClassFolders:
             raise SourceError(f"{self.root} cannot be read: {os.strerror(error.errno or 0)}") from error
         classes = [entry for entry in entries if _is_class(entry)]
         if not classes:
-            found = "no visible folder" if entries else "nothing"
-            raise SourceError(f"{self.root} holds {found}; {_WANTED}")
+            contents = "no visible folder" if entries else "nothing"
+            raise SourceError(f"{self.root} holds {contents}; {_REQUIREMENT}")
         root = os.path.realpath(self.root)
         for entry in classes:
             check_enterable(entry.path, root)
         if not any(isinstance(entry, ImageRef) for entry in self.entries()):
-            raise SourceError(f"{self.root} has {len(classes)} class folders and no file in any; put the images there")
+            raise SourceError(f"{self.root} has {len(classes)} class folders and all are empty; put the images there")
 
     def entries(self, on_hidden: OnHidden = ignore) -> Iterator[ImageRef | Reject]:
-        """Yields a reference or a reject a file that is not hidden.
+        """Yields a reference or a reject for each file that is not hidden.
 
         Raises:
           SourceError: a directory cannot be entered or listed.
@@ -204,20 +203,20 @@ class ClassFolders:
         return walk_entries(self.root, EVERYTHING, self.label_kind, on_hidden)
 
     def classes(self) -> tuple[str, ...]:
-        """Returns the names of the class folders, those without an image too; object stores have no such folders."""
+        """Returns the names of the class folders, also of empty ones; nothing for object stores, which have none."""
         if storage.is_remote(self.root):
             return ()
         try:
             with os.scandir(self.root) as entries:
                 return tuple(sorted(printable(entry.name) for entry in entries if _is_class(entry)))
-        except OSError:  # gone since it was checked; reading the images raises it
+        except OSError:  # it changed after the check; reading the images raises the error
             return ()
 
     def _check_remote(self) -> None:
         usable, reject = first_usable(self.entries())
         if not usable:
-            found = "files in no folder only" if reject else "nothing"
-            raise SourceError(f"{self.root} holds {found}; {_WANTED}")
+            contents = "only files outside of folders" if reject else "nothing"
+            raise SourceError(f"{self.root} holds {contents}; {_REQUIREMENT}")
 
 
 def _is_class(entry: os.DirEntry) -> bool:
@@ -226,14 +225,14 @@ def _is_class(entry: os.DirEntry) -> bool:
 
 @dataclass(frozen=True)
 class GlobSource:
-    """The files that a pattern matches; those that are hidden are passed over unless their part begins with a dot.
+    """The files that a pattern matches; hidden ones are skipped unless their part of the pattern starts with a dot.
 
-    The base is what stands before the first part that is a pattern. Key and uri are relative to it, and the first
-    folder below it is the class.
+    The base consists of the parts before the first wildcard. Key and uri are relative to it, and the first folder below
+    it is the class.
 
     Attributes:
       path: the pattern.
-      columns: with an empty `label` the folders are no classes.
+      columns: the columns; with an empty `label` the folders are not classes.
     """
 
     path: str
@@ -247,13 +246,13 @@ class GlobSource:
 
     @property
     def label_kind(self) -> str:
-        """One class an image, its folder, or none."""
+        """Kind of the labels: one class per image, its folder, or none."""
         return "single" if self.columns.label else "none"
 
     def check(self) -> None:
-        """Raises `SourceError` unless there is at least one file that matches and can be used."""
+        """Raises `SourceError` unless the pattern matches a usable file."""
         if not WILDCARD.search(self.path):
-            raise SourceError(f"{self.path} is no pattern; write * for the names that differ, as in photos/*/*.jpg")
+            raise SourceError(f"{self.path} is not a pattern; write * for names that differ, as in photos/*/*.jpg")
         if storage.is_remote(self.path) and not storage.is_remote(self.base):
             raise SourceError(f"{self.path} has a pattern for a bucket; name the bucket")
         if not storage.is_remote(self.base) and not os.path.isdir(self.base):
@@ -265,18 +264,18 @@ class GlobSource:
             raise SourceError(f"{self.path} matches no file; correct the pattern")
         first = f"{reject.uri}: {reject.reason} ({reject.detail})"
         raise SourceError(
-            f"{self.path} matches only files that cannot be used, the first {first}. The class is the first folder "
+            f"{self.path} matches no usable file; the first is {first}. The class is the first folder "
             "below the part without wildcards, as in photos/*/*.jpg"
         )
 
     def entries(self, on_hidden: OnHidden = ignore) -> Iterator[ImageRef | Reject]:
-        """Yields a reference or a reject a matching file.
+        """Yields a reference or a reject for each matching file.
 
         Raises:
           SourceError: a directory cannot be entered or listed.
         """
-        below = self.path[self._fixed.rfind("/") + 1 :]
-        return walk_entries(self.base, Pattern.parse(below), self.label_kind, on_hidden)
+        relative_pattern = self.path[self._fixed.rfind("/") + 1 :]
+        return walk_entries(self.base, Pattern.parse(relative_pattern), self.label_kind, on_hidden)
 
     @property
     def _fixed(self) -> str:

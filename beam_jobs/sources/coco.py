@@ -1,4 +1,4 @@
-"""COCO instances json: images, boxes, crowds and segmentations in one file, the pictures in a folder near it."""
+"""COCO instances json: a file of images, boxes, crowds and segmentations, with the image files in a folder near it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from beam_jobs.types import Annotations, ImageObject, ImageRef, Reject
 
 Id = int | str
 
-_HUGE = 3e38  # what the float32 numbers of a record can hold
+_MAX_FLOAT32 = 3e38  # a record holds numbers as float32
 
 
 def with_objects(
@@ -31,16 +31,16 @@ def with_objects(
     """Adds the objects of an image to its other annotations.
 
     Args:
-      image: its object in the json.
-      annotations: its annotations, in order.
+      image: the json object of the image.
+      annotations: the json objects of its annotations, in order.
       names: category id -> class name.
       others: annotations of the image without objects.
 
     Raises:
-      BadImage: they cannot be right; the reason is `BAD_ANNOTATION`.
+      BadImage: an annotation is not valid; the reason is `BAD_ANNOTATION`.
     """
     size = _image_size(image)
-    objects = tuple(_object(annotation, names, size) for annotation in annotations)
+    objects = tuple(_make_object(annotation, names, size) for annotation in annotations)
     return replace(others, labels=tuple(sorted({item.label for item in objects})), objects=objects, size=size)
 
 
@@ -57,18 +57,18 @@ def _image_size(image: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def is_id(value: Any) -> TypeGuard[Id]:
-    """Returns whether a value can be an id: a number or text, hashable and with an order of its own."""
+    """Returns whether a value can be an id: an integer or text."""
     return isinstance(value, (int, str)) and not isinstance(value, bool)
 
 
-def _object(annotation: Mapping[str, Any], names: Mapping[Id, str], size: tuple[int, int] | None) -> ImageObject:
+def _make_object(annotation: Mapping[str, Any], names: Mapping[Id, str], size: tuple[int, int] | None) -> ImageObject:
     try:
-        return _plain_object(annotation, names, size)
+        return _parse_object(annotation, names, size)
     except BadImage as bad:
         raise BadImage(bad.reason, f"annotation {annotation.get('id')!r:.40}: {bad.detail}") from bad
 
 
-def _plain_object(annotation: Mapping[str, Any], names: Mapping[Id, str], size: tuple[int, int] | None) -> ImageObject:
+def _parse_object(annotation: Mapping[str, Any], names: Mapping[Id, str], size: tuple[int, int] | None) -> ImageObject:
     category = annotation.get("category_id")
     if not is_id(category) or category not in names:
         raise _bad_object(f"category_id is {category!r:.40}; no category has that id")
@@ -84,12 +84,12 @@ def _plain_object(annotation: Mapping[str, Any], names: Mapping[Id, str], size: 
         raise _bad_object(f"area is {area!r:.40}; it must be a finite number of at least 0")
     if crowd not in (0, 1):
         raise _bad_object(f"iscrowd is {crowd!r:.40}; it must be 0 or 1")
-    segmentation = _segmentation(annotation.get("segmentation"))
+    segmentation = _parse_segmentation(annotation.get("segmentation"))
     return ImageObject(label=names[category], bbox=box, crowd=bool(crowd), area=float(area), segmentation=segmentation)
 
 
-def _segmentation(value: Any) -> Any:
-    """Returns a segmentation without anything that does not belong to it; whether it fits the image is seen later."""
+def _parse_segmentation(value: Any) -> Any:
+    """Returns a segmentation without other fields; `check_annotations` compares it with the image later."""
     if not value:
         return None
     if isinstance(value, dict):
@@ -107,7 +107,7 @@ def _is_numbers(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _HUGE
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _MAX_FLOAT32
 
 
 def _bad_object(detail: str) -> BadImage:
@@ -117,25 +117,25 @@ def _bad_object(detail: str) -> BadImage:
 _NAME = "file_name"
 _URL = "coco_url"
 _IMAGE_COLUMNS = ("image", _NAME, _URL)  # the first is the default of the options
-_PROBES = 16  # images that are looked for: any of them may be missing
+_PROBES = 16  # images that are searched for, because any of them may be missing
 
 _ByImage = dict[Id, list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
 class CocoSource:
-    """The images of a COCO instances json and what it says of them.
+    """The images of a COCO instances json, with their annotations.
 
     The key and uri of an image is its `file_name`. Group, split, weight, mask and extra columns are fields of the image
-    objects. Categories of one name are one class.
+    objects. Categories with the same name are the same class.
 
-    The json is parsed as a whole, once, which takes six times its size in memory: 2.8 GB for the largest of COCO 2017.
-    It is let go when the last entry is out.
+    The json is parsed once and completely, which takes six times its size in memory: 2.8 GB for the largest file of
+    COCO 2017. The memory is released after the last entry.
 
     Attributes:
-      path: of the json, local or remote.
-      columns: which fields to read; `image="coco_url"` fetches the images that are not on disk.
-      buckets: that images and masks may lie in, see `buckets.allowed`.
+      path: path of the json, local or remote.
+      columns: the fields by role; `image="coco_url"` fetches the images that are not on disk.
+      buckets: the buckets that images and masks may lie in, see `row_reader.allowed_buckets`.
     """
 
     path: str
@@ -144,58 +144,58 @@ class CocoSource:
 
     @property
     def label_kind(self) -> str:
-        """An image has the names of the categories of its objects."""
+        """Kind of the labels: the categories of the objects of an image."""
         return "multi"
 
     @cached_property
     def base(self) -> str:
-        """Folder of the images: the first around the json that holds one of them.
+        """Folder of the images: the first folder near the json that holds one of them.
 
         Raises:
-          SourceError: none does, or the json cannot be read.
+          SourceError: no folder holds one, or the json cannot be read.
         """
-        named = (image.get(_NAME) for image in self._document.images if isinstance(image, dict))
-        names = list(itertools.islice((name for name in named if isinstance(name, str)), _PROBES))
-        folders = list(dict.fromkeys(_folders(self.path)))
+        values = (image.get(_NAME) for image in self._document.images if isinstance(image, dict))
+        names = list(itertools.islice((name for name in values if isinstance(name, str)), _PROBES))
+        folders = list(dict.fromkeys(_candidate_folders(self.path)))
         for name in names:
             for folder in folders:
                 if storage.is_remote(name) or storage.exists(storage.join(folder, name)):
                     return folder
         if self.columns.image == _URL:
             return folders[0]
-        shown = ", ".join(map(repr, names[:2])) or "none"
-        where = ", ".join(folders)
+        examples = ", ".join(map(repr, names[:2])) or "none"
+        searched = ", ".join(folders)
         raise SourceError(
-            f"{self.path} names images ({shown}, ...) that are in none of {where}; put them in one of these"
+            f"{self.path} names images ({examples}, ...) that are not in {searched}; put them in one of these folders"
         )
 
     def check(self) -> None:
-        """Raises `SourceError` unless the json is one of COCO instances, has the named fields, and images are found."""
+        """Raises `SourceError` unless the file is COCO instances json, has the named fields, and images exist."""
         if self.columns.image not in _IMAGE_COLUMNS:
             allowed = f"{_NAME}, or {_URL} to fetch the images that are not on disk"
             raise SourceError(f"the image column is {self.columns.image!r}; of a COCO json it must be {allowed}")
         if self.columns.labels:
             raise SourceError(
-                f"the labels column is {self.columns.labels!r}; the labels of a COCO json are its categories"
+                f"the labels column is {self.columns.labels!r}; it must be empty: the labels are the categories"
             )
         for role, column in self._row_columns.named().items():
             if not any(isinstance(image, dict) and column in image for image in self._document.images):
                 raise SourceError(f"{self.path} has no image with a field {column!r} for the {role}")
-        _ = self.base  # looked for now, before anything is written
+        _ = self.base  # raises `SourceError` now, before anything is written
 
     def entries(self, on_hidden: OnHidden = ignore) -> Iterator[ImageRef | Reject]:
-        """Yields the images in the order of the json, then the annotations that belong to none, as rejects.
+        """Yields the images in the order of the json, then a reject for each annotation without an image.
 
         Raises:
-          SourceError: an extra column holds what no record can hold, or images lie in other buckets.
+          SourceError: an extra column holds values that a record cannot hold, or images lie in other buckets.
         """
         yield from refuse_other_buckets(self._entries(), self.path, self.buckets)
 
     def _entries(self) -> Iterator[ImageRef | Reject]:
         base, document = self.base, self._document
-        vars(self).pop("_document")  # from here on only this generator holds it
+        vars(self).pop("_document")  # from here on only this generator refers to it
         rows = (image for image in document.images if isinstance(image, dict))
-        kinds = extra_kinds(rows, self.columns.extra, self._kind_of)
+        kinds = extra_kinds(rows, self.columns.extra, self._value_kind)
         reader = RowReader(columns=self._row_columns, base=base, kinds=kinds)
         by_image: _ByImage = {
             image["id"]: [] for image in document.images if isinstance(image, dict) and is_id(image.get("id"))
@@ -215,21 +215,21 @@ class CocoSource:
     def _row_columns(self) -> TableColumns:
         return replace(self.columns, image=_NAME, key=self.columns.key or _NAME, label="", labels="")
 
-    def _kind_of(self, value: Any) -> type:
+    def _value_kind(self, value: Any) -> type:
         try:
             return value_kind(value)
         except SourceError as error:
             raise SourceError(f"{self.path}: {error}") from error
 
     def _entry(
-        self, image: Any, place: str, reader: RowReader, by_image: _ByImage, names: Mapping[Id, str]
+        self, image: Any, name: str, reader: RowReader, by_image: _ByImage, names: Mapping[Id, str]
     ) -> ImageRef | Reject:
         if not isinstance(image, dict) or not is_id(image.get("id")):
             detail = f"it is {image!r:.60}; it must be an object with an id"
-            return scan_reject(place, place, RejectReason.BAD_ANNOTATION, detail)
-        entry = self._reader_of(image, reader).entry(image, place)
+            return scan_reject(name, name, RejectReason.BAD_ANNOTATION, detail)
+        entry = self._choose_reader(image, reader).entry(image, name)
         if image["id"] not in by_image:
-            detail = f"the id {image['id']!r} was that of an image before"
+            detail = f"an earlier image has the id {image['id']!r}, too"
             return scan_reject(entry.key, entry.uri, RejectReason.DUPLICATE_KEY, detail)
         annotations = by_image.pop(image["id"])
         if isinstance(entry, Reject):
@@ -241,7 +241,7 @@ class CocoSource:
         except BadImage as bad:
             return scan_reject(entry.key, entry.uri, bad.reason, bad.detail)
 
-    def _reader_of(self, image: Mapping[str, Any], reader: RowReader) -> RowReader:
+    def _choose_reader(self, image: Mapping[str, Any], reader: RowReader) -> RowReader:
         if self.columns.image != _URL or not http_fetch.is_url(str(image.get(_URL))):
             return reader
         name = image.get(_NAME)
@@ -267,8 +267,8 @@ def _load(path: str) -> _Document:
         raise SourceError(f"{path} is not JSON: {error}") from error
     for part in ("images", "annotations", "categories"):
         if not isinstance(values, dict) or not isinstance(values.get(part), list):
-            found = ", ".join(map(repr, values)) if isinstance(values, dict) and values else f"{values!r:.40}"
-            raise SourceError(f"{path} is not COCO instances json: it needs a list {part!r}, found is {found:.200}")
+            keys = ", ".join(map(repr, values)) if isinstance(values, dict) and values else f"{values!r:.40}"
+            raise SourceError(f"{path} is not COCO instances json: it must have a list {part!r}; it has {keys:.200}")
     if not values["images"]:
         raise SourceError(f"{path} has no image in 'images'")
     return _Document(values["images"], values["annotations"], _category_names(path, values["categories"]))
@@ -281,43 +281,43 @@ def _category_names(path: str, categories: list[Any]) -> dict[Id, str]:
         if not isinstance(name, str) or not name.strip() or not is_id(category.get("id")) or printable(name) != name:
             raise SourceError(f"{path} has the category {category!r:.60}; it must have an id and a name")
         if len(name.encode()) > MAX_NAME_BYTES:
-            shown = f"the category {category['id']!r:.40} with a name of {len(name.encode())} bytes"
-            raise SourceError(f"{path} has {shown}; {MAX_NAME_BYTES} are allowed")
+            description = f"the category {category['id']!r:.40} with a name of {len(name.encode())} bytes"
+            raise SourceError(f"{path} has {description}; {MAX_NAME_BYTES} are allowed")
         if category["id"] in names:
             raise SourceError(f"{path} has two categories with the id {category['id']!r}")
         names[category["id"]] = name.strip()
     return names
 
 
-def _folders(path: str) -> Iterator[str]:
-    """Yields where the images of a json may be, in the order in which they are looked for."""
+def _candidate_folders(path: str) -> Iterator[str]:
+    """Yields the folders in which the images of a json may lie, in the order of the search."""
     name = os.path.splitext(path.rpartition("/")[2])[0].removeprefix("instances_")
     if storage.is_remote(path):
         folder = path.rpartition("/")[0]
-        above = folder.rpartition("/")[0]
-        parent = folder if above.endswith("/") else above  # a bucket lies in nothing
+        grandparent = folder.rpartition("/")[0]
+        parent = folder if grandparent.endswith("/") else grandparent  # a bucket has no parent
     else:
         folder = os.path.dirname(path) or "."
         parent = os.path.join(folder, "..")
     yield folder
     yield parent
-    for below in (name, "images", f"images/{name}"):
-        yield storage.join(parent, below)
-        yield storage.join(folder, below)
+    for subfolder in (name, "images", f"images/{name}"):
+        yield storage.join(parent, subfolder)
+        yield storage.join(folder, subfolder)
 
 
 def _group(annotations: list[Any], by_image: _ByImage) -> None:
-    """Sorts annotations to their images, and those of an image by their id."""
+    """Adds annotations to the lists of their images, and sorts each list by id."""
     for annotation in annotations:
         image_id = annotation.get("image_id") if isinstance(annotation, dict) else None
         if is_id(image_id) and image_id in by_image:
             by_image[image_id].append(annotation)
-    for own in by_image.values():
-        own.sort(key=_order)
+    for image_annotations in by_image.values():
+        image_annotations.sort(key=_sort_key)
 
 
 def _orphans(annotations: list[Any], image_ids: frozenset[Id]) -> Iterator[tuple[str, str]]:
-    """Yields what to call each annotation that belongs to no image, and why it does not."""
+    """Yields name and fault of each annotation without an image."""
     for number, annotation in enumerate(annotations, 1):
         image_id = annotation.get("image_id") if isinstance(annotation, dict) else None
         if not is_id(image_id) or image_id not in image_ids:
@@ -325,7 +325,7 @@ def _orphans(annotations: list[Any], image_ids: frozenset[Id]) -> Iterator[tuple
             yield f"{name:.40}", f"its image_id is {image_id!r:.40}; no image has that id"
 
 
-def _order(annotation: Mapping[str, Any]) -> tuple[int, int, str]:
+def _sort_key(annotation: Mapping[str, Any]) -> tuple[int, int, str]:
     name = annotation.get("id")
     if not is_id(name):
         return 2, 0, ""

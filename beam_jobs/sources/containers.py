@@ -1,4 +1,4 @@
-"""Files that hold many images: finding them by path, pattern or directory, and opening them unpacked."""
+"""Container files, which hold many images: search by path, pattern or directory, and opening them unpacked."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from beam_jobs.errors import SourceError
 from beam_jobs.sources.base import OnHidden, ignore, is_hidden, printable
 from beam_jobs.storage import decompress
 
-# As a base it stands for what has no file of its own, so that it is not looked for.
+# Base of images that are not separate files, so that sources do not search for such files.
 NO_FILES = "container://"
 
 _MAX_BRACED = 1_000_000
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 WILDCARD = re.compile(r"[*?\[{]")
-_HIDDEN = (".", "_")  # `_SUCCESS` and the like lie beside the files of a job
+_HIDDEN = (".", "_")  # a Beam or Spark job writes `_SUCCESS` and similar files beside its output
 
 
 @dataclass(frozen=True, kw_only=True)
 class Container:
-    """One file that holds images.
+    """A file that holds images.
 
     Attributes:
-      path: what opens it.
-      name: relative to the base of the source, with `/`.
+      path: path of the file, local or remote.
+      name: path relative to the base of the source, with `/`.
     """
 
     path: str
@@ -43,14 +43,14 @@ class Container:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened:
-    """A container that is open.
+class OpenContainer:
+    """An open container.
 
     Attributes:
-      stream: seekable, of the unpacked bytes.
-      bytes: how many those are.
-      packing: how the file itself is compressed; see `Slice.packing`.
-      mtime_ns: modification time of the file.
+      stream: seekable stream of the unpacked bytes.
+      bytes: size of the unpacked bytes.
+      packing: compression of the file; see `Slice.packing`.
+      mtime_ns: modification time of the file, in nanoseconds since the epoch.
     """
 
     stream: BinaryIO
@@ -60,18 +60,18 @@ class Opened:
 
 
 def is_pattern(path: str) -> bool:
-    """Returns whether a path stands for many; a file whose name only looks like a pattern is one file."""
+    """Returns whether a path is a pattern, and not an existing file whose name looks like one."""
     return bool(WILDCARD.search(path)) and (storage.is_remote(path) or not os.path.lexists(path))
 
 
 def is_directory(path: str) -> bool:
-    """Returns whether a path is a directory; of object stores, which have none, whether no file has that name."""
+    """Returns whether a path is a directory; in object stores, which have none, whether no file has that name."""
     if is_pattern(path):
         return False
     return not storage.exists(path) if storage.is_remote(path) else os.path.isdir(path)
 
 
-def base_of(path: str) -> str:
+def base_directory(path: str) -> str:
     """Returns the directory that the names of a path or pattern are relative to."""
     fixed = path[: WILDCARD.search(path).start()] if is_pattern(path) else path  # type: ignore[union-attr]
     directory, separator, _ = fixed.rpartition("/")
@@ -84,15 +84,15 @@ def find(path: str, on_hidden: OnHidden = ignore) -> list[Container]:
     Patterns know `*`, `?`, `[ab]`, `**` for any depth, and the braces of `{000..012}` and `{train,val}`.
 
     Args:
-      path: of a file, or a pattern.
-      on_hidden: takes what the pattern would match, or enter, were it not hidden.
+      path: path of a file, or a pattern.
+      on_hidden: called with each path that the pattern would match, or enter, if it were not hidden.
 
     Raises:
-      SourceError: one that is named is missing, or the pattern matches none.
+      SourceError: a file is missing, or the pattern matches none.
     """
     if not is_pattern(path):
-        return [container_at(path, base_of(path))]
-    base = base_of(path)
+        return [container_at(path, base_directory(path))]
+    base = base_directory(path)
     found: set[str] = set()
     hidden: set[str] = set()
     for pattern in braced(path):
@@ -111,11 +111,11 @@ def container_at(path: str, base: str) -> Container:
     """Returns a file as a container.
 
     Args:
-      path: of the file; a remote one is not looked at.
+      path: path of the file; only local files are examined.
       base: directory that its name is relative to.
 
     Raises:
-      SourceError: it is missing or no regular file, or its name is not UTF-8.
+      SourceError: the file is missing or not a regular file, or its name is not UTF-8.
     """
     name = _relative(path, base)
     if printable(name) != name:
@@ -126,14 +126,14 @@ def container_at(path: str, base: str) -> Container:
 
 
 def below(directory: str, on_hidden: OnHidden = ignore) -> list[Container]:
-    """Returns all files below a directory, sorted; those whose name begins with `.` or `_` are passed over.
+    """Returns all files below a directory, sorted; names that start with `.` or `_` are skipped.
 
     Args:
-      directory: local or remote.
-      on_hidden: takes what is passed over.
+      directory: path of the directory, local or remote.
+      on_hidden: called with each path that is skipped.
 
     Raises:
-      SourceError: there is none.
+      SourceError: the directory holds no such file.
     """
     hidden: set[str] = set()
     try:
@@ -147,10 +147,10 @@ def below(directory: str, on_hidden: OnHidden = ignore) -> list[Container]:
 
 
 def braced(pattern: str) -> list[str]:
-    """Returns what the braces of a pattern stand for: `{08..11}` counts, padded as written; `{a,b}` lists.
+    """Returns a pattern with its braces expanded: `{08..11}` is a range, padded as written; `{a,b}` a list.
 
     Raises:
-      SourceError: they stand for more than a million paths.
+      SourceError: the braces expand to more than a million paths.
     """
     parts = _BRACES.split(pattern)  # literal, inside of the innermost braces, literal, ...
     if len(parts) == 1:
@@ -164,15 +164,15 @@ def braced(pattern: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def opened(container: Container, packing: str) -> Iterator[Opened]:
+def open_container(container: Container, packing: str) -> Iterator[OpenContainer]:
     """Opens a container, unpacked.
 
     Args:
       container: the file.
-      packing: how it is compressed; see `Slice.packing`.
+      packing: compression of the file; see `Slice.packing`.
 
     Raises:
-      SourceError: it cannot be read or unpacked.
+      SourceError: the file cannot be read or unpacked.
     """
     try:
         size, mtime_ns = decompress.stamp(container.path)
@@ -182,14 +182,14 @@ def opened(container: Container, packing: str) -> Iterator[Opened]:
         raise _unreadable(container.path, error) from error
     with stream:
         unpacked = os.stat(path).st_size if packing else size
-        yield Opened(stream=stream, bytes=unpacked, packing=packing, mtime_ns=mtime_ns)
+        yield OpenContainer(stream=stream, bytes=unpacked, packing=packing, mtime_ns=mtime_ns)
 
 
-def head_of(container: Container, length: int = 10) -> bytes:
-    """Returns the first bytes of a file.
+def read_head(container: Container, length: int = 10) -> bytes:
+    """Returns the first `length` bytes of a file.
 
     Raises:
-      SourceError: it cannot be read.
+      SourceError: the file cannot be read.
     """
     try:
         with storage.open_read(container.path) as stream:
@@ -220,7 +220,7 @@ def _report(hidden: set[str], base: str, on_hidden: OnHidden) -> None:
 
 
 def _matches(pattern: str, on_hidden: OnHidden) -> Iterator[str]:
-    base = base_of(pattern)
+    base = base_directory(pattern)
     below = pattern.removeprefix("./") if base == "." else pattern.removeprefix(base).lstrip("/")
     return _walk(base, below.split("/"), on_hidden)
 
@@ -229,7 +229,7 @@ def _walk(directory: str, parts: list[str], on_hidden: OnHidden) -> Iterator[str
     part, *rest = parts
     if part == "**":
         yield from _walk(directory, rest or ["*"], on_hidden)
-        for folder in _dirs_in(directory, on_hidden):
+        for folder in _subdirectories(directory, on_hidden):
             yield from _walk(folder, parts, on_hidden)
         return
     for name in storage.list_dirs(directory) if rest else storage.list_files(directory):
@@ -250,12 +250,12 @@ def _files_below(directory: str, on_hidden: OnHidden) -> Iterator[str]:
             on_hidden(storage.join(directory, name))
         else:
             yield storage.join(directory, name)
-    for folder in _dirs_in(directory, on_hidden):
+    for folder in _subdirectories(directory, on_hidden):
         yield from _files_below(folder, on_hidden)
 
 
-def _dirs_in(directory: str, on_hidden: OnHidden) -> Iterator[str]:
-    """Yields the directories to go down into; a link could lead back up."""
+def _subdirectories(directory: str, on_hidden: OnHidden) -> Iterator[str]:
+    """Yields the visible subdirectories; links are skipped, because they may lead back to a parent directory."""
     for name in storage.list_dirs(directory):
         path = storage.join(directory, name)
         if name.startswith(_HIDDEN):
@@ -270,7 +270,7 @@ def _check_regular(path: str) -> None:
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
     if not stat.S_ISREG(mode):
-        kind = "a directory" if stat.S_ISDIR(mode) else "no regular file"
+        kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
         raise SourceError(f"{path} is {kind}; give a file, or a pattern such as {path.rstrip('/')}/*.tar")
 
 
@@ -283,52 +283,52 @@ State = frozenset[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Pattern:
-    """A pattern of paths below a directory, followed one name at a time.
+    """A pattern of paths below a directory, matched name by name.
 
-    On the way down a state says how far each alternative has been matched; a tree is then walked once, and only where a
-    match can still lie. Hidden names match only a part that begins with a dot, too.
+    A state holds the position in each alternative that matches so far; so a tree is walked once, and only directories
+    that may contain a match are entered. Hidden names match only parts that start with a dot.
 
     Attributes:
-      alternatives: the names of each, in order.
+      alternatives: the parts of each expansion of the braces.
     """
 
     alternatives: tuple[tuple[str, ...], ...]
 
     @classmethod
     def parse(cls, text: str) -> Pattern:
-        """Reads a pattern relative to the directory; one that ends in a slash or `**` means all files there.
+        """Parses a pattern relative to the directory; a final slash or `**` matches all files there.
 
         Raises:
-          SourceError: the braces stand for too many.
+          SourceError: the braces expand to too many paths.
         """
         return cls(tuple(_parts(alternative) for alternative in braced(text)))
 
     def start(self) -> State:
         """Returns the state in the directory itself."""
-        return self._with_depths({(which, 0) for which in range(len(self.alternatives))})
+        return self._skip_double_stars({(alternative, 0) for alternative in range(len(self.alternatives))})
 
     def enter(self, state: State, folder: str) -> State:
-        """Returns the state in a folder of a directory; an empty one when nothing below can match."""
-        reached = set()
-        for which, index in state:
-            part = self.alternatives[which][index]
+        """Returns the state in a subfolder; empty when nothing below it can match."""
+        next_state = set()
+        for alternative, index in state:
+            part = self.alternatives[alternative][index]
             if part == "**":
                 if not is_hidden(folder):
-                    reached.add((which, index))
-            elif index + 1 < len(self.alternatives[which]) and _fits(folder, part):
-                reached.add((which, index + 1))
-        return self._with_depths(reached)
+                    next_state.add((alternative, index))
+            elif index + 1 < len(self.alternatives[alternative]) and _fits(folder, part):
+                next_state.add((alternative, index + 1))
+        return self._skip_double_stars(next_state)
 
     def holds(self, state: State, name: str) -> bool:
-        """Returns whether a file of a directory matches."""
-        for which, index in state:
-            parts = self.alternatives[which]
+        """Returns whether a file of the directory matches."""
+        for alternative, index in state:
+            parts = self.alternatives[alternative]
             if index + 1 == len(parts) and _fits(name, parts[index]):
                 return True
         return False
 
     def matches(self, folders: list[str], name: str) -> bool:
-        """Returns whether a file at the end of a path matches."""
+        """Returns whether a file matches, given the folders of its path."""
         state = self.start()
         for folder in folders:
             state = self.enter(state, folder)
@@ -337,32 +337,31 @@ class Pattern:
         return self.holds(state, name)
 
     def hides(self, state: State, name: str, *, folder: bool) -> bool:
-        """Returns whether a name of a directory would match, or a folder be entered, were it not hidden."""
-        for which, index in state if is_hidden(name) else ():
-            part, is_last = self.alternatives[which][index], index + 1 == len(self.alternatives[which])
+        """Returns whether a file would match, or a folder be entered, if its name were not hidden."""
+        for alternative, index in state if is_hidden(name) else ():
+            part, is_last = self.alternatives[alternative][index], index + 1 == len(self.alternatives[alternative])
             if (folder and part == "**") or (folder != is_last and _matches_pattern(name, part)):
                 return True
         return False
 
     def hidden_part(self, folders: list[str], name: str) -> str:
-        """Returns the start of a path up to the hidden name without which it might match, a folder with `/`.
-
-        Empty for a path that matches, or that does not for another reason.
-        """
+        """Returns a path up to the hidden name that prevents a match, a folder with `/`; empty for other paths."""
         state = self.start()
         for depth, folder in enumerate(folders, 1):
-            inside = self.enter(state, folder)
-            if not inside:
+            next_state = self.enter(state, folder)
+            if not next_state:
                 return "/".join([*folders[:depth], ""]) if self.hides(state, folder, folder=True) else ""
-            state = inside
-        shown = self.holds(state, name) or not self.hides(state, name, folder=False)
-        return "" if shown else "/".join([*folders, name])
+            state = next_state
+        is_visible = self.holds(state, name) or not self.hides(state, name, folder=False)
+        return "" if is_visible else "/".join([*folders, name])
 
-    def _with_depths(self, state: set[tuple[int, int]]) -> State:
-        """Adds what is reached where `**` stands for no folder at all; `**` is never the last part."""
-        last = state
-        while last := {(which, index + 1) for which, index in last if self.alternatives[which][index] == "**"}:
-            state |= last
+    def _skip_double_stars(self, state: set[tuple[int, int]]) -> State:
+        """Adds the states in which `**` matches no folder; `**` is never the last part."""
+        added = state
+        while added := {
+            (alternative, index + 1) for alternative, index in added if self.alternatives[alternative][index] == "**"
+        }:
+            state |= added
         return frozenset(state)
 
 

@@ -1,7 +1,6 @@
-"""Which source reads what the options name. A source yields an `ImageRef` or a `Reject` an image, and holds nothing.
+"""The source that the options name, and its fingerprint. A source yields an `ImageRef` or a `Reject` for each image.
 
-The fingerprint is the identity of a source: keys, labels and content. Neither names alone nor times tell whether images
-changed.
+The fingerprint identifies a source by keys, labels and content: names and times do not show whether images changed.
 """
 
 from __future__ import annotations
@@ -52,24 +51,24 @@ class Source(Protocol):
 
     @property
     def base(self) -> str:
-        """What relative uris are relative to."""
+        """Directory of relative uris."""
 
     @property
     def label_kind(self) -> str:
-        """What it says of the class of an image, one of `types.LABEL_KINDS`."""
+        """Kind of the labels, one of `types.LABEL_KINDS`."""
 
     def check(self) -> None:
-        """Looks at the source cheaply, before anything is written.
+        """Checks the source quickly, before anything is written.
 
         Raises:
-          SourceError: it cannot be ingested as it stands.
+          SourceError: the source cannot be ingested.
         """
 
     def entries(self, on_hidden: OnHidden = ignore) -> Iterator[ImageRef | Reject]:
         """Yields every image in a fixed order, so that the same source gives the same work units.
 
         Args:
-          on_hidden: takes the names that are passed over because they are hidden.
+          on_hidden: called with each path that is skipped because it is hidden.
         """
 
 
@@ -82,20 +81,20 @@ _KINDS: dict[str, Callable[[str, TableColumns], Source]] = {
     "tfds": TfdsSource,
 }
 
-# Their rows name images that may lie anywhere.
-_NAMING: dict[str, type[Table] | type[CocoSource]] = {**TABLES, "coco": CocoSource}
+# The rows of these name images by path or URL, in any directory or bucket.
+_TABLE_KINDS: dict[str, type[Table] | type[CocoSource]] = {**TABLES, "coco": CocoSource}
 
 
 def open_source(options: IngestOptions) -> Source:
     """Returns the source that the options name, checked.
 
     Raises:
-      SourceError: there is no such source, or it cannot be ingested as it stands.
+      SourceError: the source does not exist or cannot be ingested.
     """
     kind = options.source_kind if options.source_kind != "auto" else guess_kind(options.source)
     _check_columns(kind, options)
-    if kind in _NAMING:
-        source: Source = _NAMING[kind](options.source, options.columns, row_reader.allowed_buckets(options))
+    if kind in _TABLE_KINDS:
+        source: Source = _TABLE_KINDS[kind](options.source, options.columns, row_reader.allowed_buckets(options))
     else:
         source = _KINDS[kind](options.source, options.columns)
     source.check()
@@ -103,40 +102,40 @@ def open_source(options: IngestOptions) -> Source:
 
 
 def _check_columns(kind: str, options: IngestOptions) -> None:
-    """Raises `OptionError` for columns that a source without any would pass over in silence."""
+    """Raises `OptionError` for columns that a source without columns would ignore silently."""
     if kind not in ("folder", "glob"):
         return
-    given, usual = vars(options.columns), vars(TableColumns())
-    named = [name for name in given if given[name] != usual[name] and (kind, name) != ("glob", "label")]
-    if named:
+    values, defaults = vars(options.columns), vars(TableColumns())
+    changed = [name for name in values if values[name] != defaults[name] and (kind, name) != ("glob", "label")]
+    if changed:
         raise OptionError(
-            f"columns.{named[0]} is {given[named[0]]!r}, but {options.source} is a {kind} and has no columns"
+            f"columns.{changed[0]} is {values[changed[0]]!r}, but {options.source} is a {kind} and has no columns"
         )
 
 
 def guess_kind(path: str) -> str:
-    """Returns what kind of source a path is, by what is there and by its name.
+    """Returns the kind of a source, detected by its name and by what the path is on disk.
 
     Raises:
-      SourceError: there is nothing, or it is not a source.
+      SourceError: the path does not exist, or is not a source.
     """
     if os.path.isdir(path):
         return "tfds" if os.path.isfile(os.path.join(path, "features.json")) else "folder"
-    known = _by_suffix(path)
-    if known and (storage.is_remote(path) or os.path.isfile(path) or any(sign in path for sign in _GLOB)):
-        return known
+    kind = _kind_by_suffix(path)
+    if kind and (storage.is_remote(path) or os.path.isfile(path) or any(sign in path for sign in _GLOB)):
+        return kind
     if any(sign in path for sign in _GLOB):
         return "glob"
     if storage.is_remote(path):
         return "folder"
-    wanted = f"a folder with one sub-folder a class, a glob, or a file that ends in {', '.join(_SUFFIXES)}"
+    expected = f"a folder with one sub-folder per class, a glob, or a file that ends in {', '.join(_SUFFIXES)}"
     if not os.path.isfile(path):
-        raise SourceError(f"{path} does not exist; give {wanted}")
-    raise SourceError(f"{path} is not a source; give {wanted}")
+        raise SourceError(f"{path} does not exist; give {expected}")
+    raise SourceError(f"{path} is not a source; give {expected}")
 
 
-def _by_suffix(path: str) -> str:
-    """Returns the kind that the end of a name stands for; empty for none. `-00000-of-00016` counts for nothing."""
+def _kind_by_suffix(path: str) -> str:
+    """Returns the kind for the suffix of a name, without `-00000-of-00016`; empty for an unknown suffix."""
     name = path.rpartition("/")[2].lower()
     stem = name.partition("-of-")[0].rpartition("-")[0] if "-of-" in name else name
     for suffix, kind in _SUFFIXES.items():
@@ -145,19 +144,19 @@ def _by_suffix(path: str) -> str:
     return ""
 
 
-# Touching a file changes nothing; the content hash covers its size; where it lies in an archive says nothing of it.
-_TIMES = ("mtime_ns", "bytes", "slice")
+# Not part of the fingerprint: time, size (the content hash covers it) and position in an archive.
+_IGNORED_COLUMNS = ("mtime_ns", "bytes", "slice")
 
 
 def source_fingerprint(options: IngestOptions) -> str:
-    """Returns the sha256, in hex, of everything a source says and holds.
+    """Returns the sha256, in hex, of the entries and image files of a source.
 
-    Every file is read once, which costs a small part of what decoding it would. Moving an image to another class,
-    renaming it, or editing it under an unchanged size and time each give another fingerprint; touching it does not.
+    Every file is read once, which costs a small part of decoding it. Moving an image to another class, renaming it, or
+    editing it with unchanged size and time changes the fingerprint; a new modification time does not.
 
     Raises:
       SourceError: the source cannot be ingested.
-      Unreadable: an image may be there and cannot be read, unless `unreadable` is `reject`.
+      Unreadable: an image may exist and cannot be read, unless `unreadable` is `reject`.
     """
     source = open_source(options)
     hasher = hashlib.sha256()
@@ -170,10 +169,10 @@ def source_fingerprint(options: IngestOptions) -> str:
 
 
 def dataset_fingerprint(dataset: Manifest) -> str:
-    """Returns the sha256, in hex, of everything the manifest of a published dataset says.
+    """Returns the sha256, in hex, of the manifest of a published dataset.
 
-    That is the digest of its shards, and what the digest leaves out but gates and reports read: rejects, tables and
-    options. Where the dataset lies and when its files were written is no part of it.
+    It covers the digest of the shards, and what gates and reports read besides them: rejects, tables and options. It
+    does not depend on the path of the dataset or the times of its files.
     """
     return dataset.to_json()["checksum"]
 
@@ -181,7 +180,7 @@ def dataset_fingerprint(dataset: Manifest) -> str:
 def _describe(entry: ImageRef | Reject, reader: Reader, rejecting: bool) -> bytes:
     if isinstance(entry, Reject):
         return json.dumps(schemas.reject_row(entry), sort_keys=True).encode()
-    row = {name: value for name, value in schemas.ref_row(entry).items() if name not in _TIMES}
+    row = {name: value for name, value in schemas.ref_row(entry).items() if name not in _IGNORED_COLUMNS}
     try:
         data = reader.read(entry.uri, entry.slice)
         mask = reader.read(entry.annotations.mask) if entry.annotations and entry.annotations.mask else b""

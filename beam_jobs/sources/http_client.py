@@ -1,7 +1,4 @@
-"""One attempt at an image on a web server: redirects followed by hand, the body bounded, every failure named.
-
-And to whom a connection may lead, and how long an answer may take.
-"""
+"""A single attempt to fetch an image from a web server, with checked addresses, redirects, limits and deadlines."""
 
 from __future__ import annotations
 
@@ -31,48 +28,48 @@ from urllib3.util.ssl_ import create_urllib3_context
 from beam_jobs.errors import BadImage, RejectReason
 from beam_jobs.options import HttpOptions
 
-PATIENCE = 10  # time-outs after which the whole of an answer must be here
-_HOSTS_KEPT = 32  # hosts to which idle connections are kept; with 8 each they stay far below the limit on open files
-_MAX_ADDRESSES = 4  # of one host that are tried: each may take a whole time-out
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")  # IPv4 addresses as networks of IPv6 alone see them
-_UNICAST = ipaddress.ip_network("2000::/3")  # all of IPv6 that is given out to the open internet
-# Special ones that `ipaddress` takes for open, in some of its versions: clouds tell secrets at two of them.
+PATIENCE = 10  # timeouts within which a response must be complete
+_MAX_HOSTS = 32  # with idle connections; with 8 connections each they stay far below the limit of open files
+_MAX_ADDRESSES = 4  # of a host that are tried: each may take a full timeout
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")  # IPv4 addresses in networks with IPv6 only
+_UNICAST = ipaddress.ip_network("2000::/3")  # all public IPv6 addresses
+# Special networks that some versions of `ipaddress` report as global; clouds provide secrets at two of them.
 _SPECIAL = tuple(
     ipaddress.ip_network(text)
     for text in ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32", "2001::/23", "3fff::/20", "5f00::/16")
 )
-_CHATTY = ("connection", "connectionpool", "response")  # modules of urllib3 that log what servers say
+_LOGGING_MODULES = ("connection", "connectionpool", "response")  # modules of urllib3 that log contents of responses
 
 
-class Failed(Exception):
-    """An attempt to fetch something came to nothing.
+class FetchError(Exception):
+    """An attempt to fetch a file has failed.
 
     Attributes:
-      passing: whether another attempt may fare better.
-      wait_s: seconds to wait before it, as the server asks; None when it does not say.
+      temporary: whether another attempt may succeed.
+      retry_after_s: seconds to wait before it, as the server requests; None when it does not.
     """
 
-    def __init__(self, detail: str, passing: bool, wait_s: float | None = None) -> None:
+    def __init__(self, detail: str, temporary: bool, retry_after_s: float | None = None) -> None:
         super().__init__(detail)
-        self.passing = passing
-        self.wait_s = wait_s
+        self.temporary = temporary
+        self.retry_after_s = retry_after_s
 
 
 def is_public(address: str) -> bool:
-    """Returns whether an IP address is one of the open internet.
+    """Returns whether an IP address is public.
 
-    Loopback, link-local, private, shared, multicast, reserved and unspecified ones are not, nor those at which clouds
-    keep services for their machines. An IPv4 address inside an IPv6 one is taken for itself.
+    Loopback, link-local, private, shared, multicast, reserved and unspecified addresses are not public, nor the
+    addresses of cloud metadata services. An IPv4 address embedded in an IPv6 address is checked as an IPv4 address.
     """
-    found = ipaddress.ip_address(address)
-    if isinstance(found, ipaddress.IPv6Address):
-        inner = found.ipv4_mapped or found.sixtofour
-        if found in _NAT64:
-            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
-        if not inner:
-            return found.is_global and found in _UNICAST and not _is_special(found)
-        found = inner
-    return found.is_global and not found.is_multicast and not _is_special(found)
+    parsed = ipaddress.ip_address(address)
+    if isinstance(parsed, ipaddress.IPv6Address):
+        embedded = parsed.ipv4_mapped or parsed.sixtofour
+        if parsed in _NAT64:
+            embedded = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF)
+        if not embedded:
+            return parsed.is_global and parsed in _UNICAST and not _is_special(parsed)
+        parsed = embedded
+    return parsed.is_global and not parsed.is_multicast and not _is_special(parsed)
 
 
 def _is_special(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
@@ -80,19 +77,19 @@ def _is_special(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 
 def make_manager(options: HttpOptions) -> PoolManager:
-    """Returns a pool of connections that checks certificates and addresses and asks no proxy."""
-    for module in _CHATTY:  # whole URLs, headers and certificates, with secrets and controls in them
+    """Returns a connection pool that checks certificates and addresses and uses no proxy."""
+    for module in _LOGGING_MODULES:  # their messages hold URLs and headers, with secrets and control characters
         logging.getLogger(f"urllib3.{module}").setLevel(logging.CRITICAL)
-    # Not the context of the standard library: only with its own does urllib3 check the names of hosts that are numbers.
+    # Not the context of the standard library: with that, urllib3 does not check certificates of hosts given as numbers.
     context = create_urllib3_context(cert_reqs=ssl.CERT_REQUIRED)
     context.load_default_certs()
-    with contextlib.suppress(ImportError):  # small containers have no certificates of their own
+    with contextlib.suppress(ImportError):  # small containers have no system certificates
         import certifi
 
         context.load_verify_locations(certifi.where())
     context.sslsocket_class = _TlsSocket
     manager = PoolManager(
-        _HOSTS_KEPT, maxsize=options.per_host, block=False, ssl_context=context, cert_reqs=ssl.CERT_REQUIRED
+        _MAX_HOSTS, maxsize=options.per_host, block=False, ssl_context=context, cert_reqs=ssl.CERT_REQUIRED
     )
     manager.pool_classes_by_scheme = {
         "http": partial(_HttpPool, public_only=not options.allow_private),
@@ -102,7 +99,7 @@ def make_manager(options: HttpOptions) -> PoolManager:
 
 
 class _Socket(socket.socket):
-    """A socket whose reads end at a deadline. A time-out alone begins anew with every byte that drips in."""
+    """A socket whose reads end at a deadline. A timeout alone restarts with every byte that arrives."""
 
     deadline = math.inf
 
@@ -113,13 +110,13 @@ class _Socket(socket.socket):
 
 
 class _TlsSocket(_Socket, ssl.SSLSocket):
-    """The same under TLS; the context makes it of the plain one."""
+    """The same with TLS; the SSL context creates it from a plain socket."""
 
 
-class _Guarded:
-    """A connection that resolves the name of its host once, checks the addresses and leads to one of those.
+class _CheckedConnection:
+    """A connection that resolves its host name once, checks the addresses and connects to one of them.
 
-    A name that is checked and then looked up again may lead to another address the second time.
+    A second look-up after the check could return another address.
     """
 
     host: str
@@ -134,14 +131,14 @@ class _Guarded:
     def request(self, *args: Any, **kwargs: Any) -> None:
         try:
             super().request(*args, **kwargs)  # type: ignore[misc]
-        finally:  # an answer is also read after a request that broke off
+        finally:  # a response is also read after a request that failed
             if isinstance(self.sock, _Socket):
                 self.sock.deadline = time.monotonic() + PATIENCE * self.timeout
 
     def _new_conn(self) -> socket.socket:
-        # The one step of urllib3 that looks up and connects; 1.26 and 2 call it under this name.
-        last: OSError | None = None
-        for family, kind, protocol, _, address in self._addresses()[:_MAX_ADDRESSES]:
+        # The only step of urllib3 that resolves and connects; 1.26 and 2 call it by this name.
+        cause: OSError | None = None
+        for family, kind, protocol, _, address in self._resolve()[:_MAX_ADDRESSES]:
             sock = _Socket(family, kind, protocol)
             try:
                 sock.settimeout(self.timeout)
@@ -149,29 +146,29 @@ class _Guarded:
                 sock.connect(address)
             except OSError as error:
                 sock.close()
-                last = error
+                cause = error
             else:
                 return sock
-        raise Failed(f"{self.host} cannot be reached: {last}", passing=True) from last
+        raise FetchError(f"{self.host} cannot be reached: {cause}", temporary=True) from cause
 
-    def _addresses(self) -> list[tuple]:
+    def _resolve(self) -> list[tuple]:
         host = self.host
         try:
-            found = socket.getaddrinfo(host, self.port, type=socket.SOCK_STREAM)
+            infos = socket.getaddrinfo(host, self.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            passing = getattr(error, "errno", None) == socket.EAI_AGAIN
-            raise Failed(f"{host} is no known host: {error}", passing) from error
-        permitted = [entry for entry in found if not self._public_only or is_public(str(entry[4][0]))]
+            temporary = getattr(error, "errno", None) == socket.EAI_AGAIN
+            raise FetchError(f"the host {host} cannot be resolved: {error}", temporary) from error
+        permitted = [entry for entry in infos if not self._public_only or is_public(str(entry[4][0]))]
         if not permitted:
-            raise BadImage(RejectReason.ADDRESS_REFUSED, f"{host} is at {found[0][4][0]}, which is no public address")
+            raise BadImage(RejectReason.ADDRESS_REFUSED, f"{host} is at {infos[0][4][0]}, which is not public")
         return permitted
 
 
-class _HttpConnection(_Guarded, HTTPConnection):
+class _HttpConnection(_CheckedConnection, HTTPConnection):
     pass
 
 
-class _HttpsConnection(_Guarded, HTTPSConnection):
+class _HttpsConnection(_CheckedConnection, HTTPSConnection):
     pass
 
 
@@ -184,27 +181,27 @@ class _HttpsPool(HTTPSConnectionPool):
 
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_PASSING = frozenset({429, 500, 502, 503, 504})
+_TEMPORARY = frozenset({429, 500, 502, 503, 504})
 _MAX_REDIRECTS = 5
 _PIECE_BYTES = 1 << 16
-_NO_URL = "it is, or leads to, no valid URL"
-_LONGEST_HOST = 255
-_LONGEST_TEXT = 80  # of what servers choose and people read
+_NO_URL = "the URL, or a redirect, is not valid"
+_MAX_HOST = 255  # characters
+_MAX_TEXT = 80  # characters of a text from a server in a message
 
-_making = threading.Lock()
+_client_lock = threading.Lock()
 
 
-def attempt(url: str, options: HttpOptions, limit: int) -> bytes | Failed:
-    """Returns the first `limit` bytes behind a URL, redirects followed, or why this attempt came to nothing.
+def attempt(url: str, options: HttpOptions, limit: int) -> bytes | FetchError:
+    """Returns the first `limit` bytes of a URL, after redirects, or the error of this attempt.
 
     Raises:
       BadImage: an address, scheme or redirect is refused.
     """
-    with _making:  # two clients would let twice the requests to a host
+    with _client_lock:  # two clients would allow twice the requests to a host
         client = _client(options)
     try:
         return client.get(url, limit)
-    except Failed as failed:
+    except FetchError as failed:
         return failed
 
 
@@ -214,30 +211,30 @@ def _client(options: HttpOptions) -> _Client:
 
 
 class _Client:
-    """What the attempts with the same options share: the connections and the gates of the hosts."""
+    """The connections and request limits that all attempts with the same options share."""
 
     def __init__(self, options: HttpOptions) -> None:
         self._options = options
         self._timeout = Timeout(connect=options.timeout_s, read=options.timeout_s)
         self._manager = make_manager(options)
-        self._gates = _Gates(options.per_host)
+        self._semaphores = _HostLimits(options.per_host)
         self._agent = f"feedline/{metadata.version('feedline')}"
 
     def get(self, url: str, limit: int) -> bytes:
         for _ in range(_MAX_REDIRECTS + 1):
-            body, onward = self._ask(url, limit)
-            if not onward:
+            body, location = self._request(url, limit)
+            if not location:
                 return body
-            url = _onward(url, onward)
+            url = _join(url, location)
         raise BadImage(RejectReason.ADDRESS_REFUSED, f"over {_MAX_REDIRECTS} redirects")
 
-    def _ask(self, url: str, limit: int) -> tuple[bytes, str]:
-        """Returns the body, or where a redirect leads; the other is empty."""
+    def _request(self, url: str, limit: int) -> tuple[bytes, str]:
+        """Returns the body, or the location of a redirect; the other one is empty."""
         target = _parse_url(url)
         headers = {"User-Agent": self._agent, "Accept-Encoding": "identity"}
         if target.auth:
             headers["Authorization"] = f"Basic {base64.b64encode(unquote_to_bytes(target.auth)).decode()}"
-        with self._gates.enter(target.host), _named_failures(target.host, self._options.timeout_s):
+        with self._semaphores.enter(target.host), _convert_errors(target.host, self._options.timeout_s):
             response = self._manager.urlopen(
                 "GET",
                 url,
@@ -250,102 +247,102 @@ class _Client:
                 enforce_content_length=True,
             )
             try:
-                return _answer(response, target.host, limit)
+                return _read_response(response, target.host, limit)
             finally:
-                response.close()  # one that was read to its end has already given its connection back
+                response.close()  # a response that was read to its end has already returned its connection
 
 
-class _Gates:
-    """Bounds the requests to one host at a time.
+class _HostLimits:
+    """Limits the number of requests to a host at a time.
 
-    The pools of urllib3 can do it while the hosts are few. Of many it forgets those pools that were used least lately,
-    and with them who waits there.
+    The pools of urllib3 can do it only for few hosts: with many, it drops the least recently used pools, and with them
+    the requests that wait there.
     """
 
     def __init__(self, width: int) -> None:
         self._width = width
         self._lock = threading.Lock()
-        self._gates: dict[str, threading.Semaphore] = {}
+        self._semaphores: dict[str, threading.Semaphore] = {}
         self._users: Counter[str] = Counter()
 
     @contextlib.contextmanager
     def enter(self, host: str) -> Iterator[None]:
         with self._lock:
-            gate = self._gates.setdefault(host, threading.Semaphore(self._width))
+            semaphore = self._semaphores.setdefault(host, threading.Semaphore(self._width))
             self._users[host] += 1
         try:
-            with gate:
+            with semaphore:
                 yield
         finally:
             with self._lock:
                 self._users[host] -= 1
-                if not self._users[host]:  # a list of a million hosts must not leave a million gates
-                    del self._gates[host], self._users[host]
+                if not self._users[host]:  # a list of a million hosts must not leave a million semaphores
+                    del self._semaphores[host], self._users[host]
 
 
 def _parse_url(url: str) -> Url:
     try:
         target = parse_url(url)
     except exceptions.HTTPError as error:
-        raise Failed(_NO_URL, passing=False) from error
+        raise FetchError(_NO_URL, temporary=False) from error
     if target.scheme and target.scheme not in ("http", "https"):
-        detail = f"{_line(target.scheme)}:// is not fetched, only http:// and https:// are"
+        detail = f"{_line(target.scheme)}:// is not allowed; only http:// and https:// are fetched"
         raise BadImage(RejectReason.ADDRESS_REFUSED, detail)
     host = target.host or ""
-    if not target.scheme or not 0 < len(host) < _LONGEST_HOST or not host.isprintable():
-        raise Failed(_NO_URL, passing=False)
+    if not target.scheme or not 0 < len(host) < _MAX_HOST or not host.isprintable():
+        raise FetchError(_NO_URL, temporary=False)
     return target
 
 
-def _onward(url: str, location: str) -> str:
+def _join(url: str, location: str) -> str:
     try:
         return urljoin(url, location)
     except ValueError as error:
-        raise Failed(_NO_URL, passing=False) from error
+        raise FetchError(_NO_URL, temporary=False) from error
 
 
-def _answer(response: Any, host: str, limit: int) -> tuple[bytes, str]:
-    onward = response.headers.get("Location", "")
-    if response.status in _REDIRECTS and onward:
-        return b"", onward
+def _read_response(response: Any, host: str, limit: int) -> tuple[bytes, str]:
+    location = response.headers.get("Location", "")
+    if response.status in _REDIRECTS and location:
+        return b"", location
     if not 200 <= response.status < 300:
-        raise Failed(f"{host} answers {response.status}", response.status in _PASSING, _wait_s(response))
+        raise FetchError(f"{host} answers {response.status}", response.status in _TEMPORARY, _retry_after_s(response))
     pieces = []
-    left = limit
-    while left and (piece := response.read(min(left, _PIECE_BYTES))):
+    remaining = limit
+    while remaining and (piece := response.read(min(remaining, _PIECE_BYTES))):
         pieces.append(piece)
-        left -= len(piece)
+        remaining -= len(piece)
     return b"".join(pieces), ""
 
 
 def _line(text: object) -> str:
-    """Returns what a server may have chosen as something to print."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(text).strip()[:_LONGEST_TEXT])
+    """Returns a text from a server in printable characters, shortened."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(text).strip()[:_MAX_TEXT])
 
 
-def _wait_s(response: Any) -> float | None:
+def _retry_after_s(response: Any) -> float | None:
     try:
         return Retry().get_retry_after(response)
-    except (exceptions.InvalidHeader, ValueError, OverflowError):  # also numbers of 5,000 digits, and their years
+    except (exceptions.InvalidHeader, ValueError, OverflowError):  # also numbers of 5,000 digits
         return None
 
 
 @contextlib.contextmanager
-def _named_failures(host: str, timeout_s: float) -> Iterator[None]:
-    """Says in words of our own what broke: those of urllib3 hold the whole URL, with the passwords in it."""
+def _convert_errors(host: str, timeout_s: float) -> Iterator[None]:
+    """Replaces the errors of urllib3, whose messages hold the complete URL, with its passwords."""
     try:
         yield
     except exceptions.TimeoutError as error:
-        detail = f"{host} was silent for {timeout_s:g} s, or not through in {PATIENCE * timeout_s:g} s"
-        raise Failed(detail, passing=True) from error
+        detail = f"{host} was silent for {timeout_s:g} s, or its response took more than {PATIENCE * timeout_s:g} s"
+        raise FetchError(detail, temporary=True) from error
     except exceptions.SSLError as error:
         cause = error.args[0] if error.args else error
-        untrusted = isinstance(cause, ValueError)  # so are the errors of certificates, of Python as of urllib3
+        untrusted = isinstance(cause, ValueError)  # the type of certificate errors, of Python and urllib3
         detail = getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or str(cause)
-        raise Failed(f"no safe connection to {host}: {detail}", passing=not untrusted) from error
+        raise FetchError(f"no safe connection to {host}: {detail}", temporary=not untrusted) from error
     except exceptions.HTTPError as error:
         cause = error.args[-1] if error.args else error
         if isinstance(error, exceptions.LocationValueError) or isinstance(cause, InvalidURL):
-            raise Failed(_NO_URL, passing=False) from error
-        passing = isinstance(error, (exceptions.ProtocolError, exceptions.ClosedPoolError))
-        raise Failed(f"the connection to {host} broke: {_line(cause)}", passing) from error
+            raise FetchError(_NO_URL, temporary=False) from error
+        temporary = isinstance(error, (exceptions.ProtocolError, exceptions.ClosedPoolError))
+        raise FetchError(f"the connection to {host} broke: {_line(cause)}", temporary) from error

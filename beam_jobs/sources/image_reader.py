@@ -1,4 +1,4 @@
-"""Reading one image, wherever it lies: a file, local or remote, a web server, or a slice of a container.
+"""Reading the bytes of an image from a file, local or remote, a web server, or a slice of a container.
 
 A container is a tar or zip archive, a TFRecord file, or a spool of the ingest itself.
 """
@@ -19,22 +19,22 @@ from beam_jobs.storage import decompress
 
 STORED = "stored"  # the bytes as they are
 DEFLATE = "deflate"  # a compressed member of a zip archive
-EXAMPLE = "example"  # a record of a TFRecord file; the image is a feature of it
-SPOOL = "spool"  # bytes that the ingest keeps between its stages; the path is relative to the work directory
+EXAMPLE = "example"  # a record of a TFRecord file; one of its features holds the image
+SPOOL = "spool"  # bytes that the ingest stores between its stages; the path is relative to the work directory
 METHODS = (STORED, DEFLATE, EXAMPLE, SPOOL)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """A run of bytes in a container.
+    """A byte range of a container.
 
     Attributes:
-      method: how the bytes become an image, one of `METHODS`.
-      offset: where the run begins, in bytes of the unpacked container.
-      length: bytes of the run.
-      path: of the container, absolute or relative to the source.
-      feature: of `example`, the name of the feature that holds the image.
-      packing: how the container as a whole is compressed, one of `plain.PACKINGS`; empty when it is not.
+      method: encoding of the image in the range, one of `METHODS`.
+      offset: start of the range, in bytes of the unpacked container.
+      length: size of the range, in bytes.
+      path: path of the container, absolute or relative to the source.
+      feature: name of the feature that holds the image, for `example`.
+      packing: compression of the complete container, one of `decompress.PACKINGS`; empty for none.
     """
 
     method: str
@@ -46,49 +46,49 @@ class Slice:
 
     @property
     def text(self) -> str:
-        """The slice as one piece of text, for tables; `parse` takes it back."""
-        how = f"{self.method}+{self.packing}" if self.packing else self.method
-        return f"{how}:{self.offset}:{self.length}:{len(self.feature)}:{self.feature}{self.path}"
+        """The slice as text, for tables; `parse` reads it."""
+        encoding = f"{self.method}+{self.packing}" if self.packing else self.method
+        return f"{encoding}:{self.offset}:{self.length}:{len(self.feature)}:{self.feature}{self.path}"
 
     @classmethod
     def parse(cls, text: str) -> Slice:
-        """Reads `text` back.
+        """Returns the slice of a `text`.
 
         Raises:
-          ValueError: it is not the text of a slice.
+          ValueError: `text` is not the text of a slice.
         """
-        how, offset, length, feature_length, rest = text.split(":", 4)
-        method, _, packing = how.partition("+")
+        encoding, offset, length, feature_length, rest = text.split(":", 4)
+        method, _, packing = encoding.partition("+")
         if method not in METHODS:
             raise ValueError(f"{text!r:.80} is not the text of a slice")
-        cut = int(feature_length)
+        feature_end = int(feature_length)
         return cls(
             method=method,
             offset=int(offset),
             length=int(length),
-            feature=rest[:cut],
-            path=rest[cut:],
+            feature=rest[:feature_end],
+            path=rest[feature_end:],
             packing=packing,
         )
 
 
 _BLOCK_BYTES = 1 << 20  # compressed bytes in memory at a time; most members have fewer
-_WAITING = 32  # threads for web servers and object stores: each answer takes tens of milliseconds, of no core of ours
+_REMOTE_THREADS = 32  # for web servers and object stores: a response takes tens of milliseconds and no CPU time
 
 
-class EndsEarly(OSError):
-    """A file is shorter than what names a place in it."""
+class TruncatedFile(OSError):
+    """A file ends before the byte range that is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """Reads images; small and picklable, for every worker needs one.
+    """Reads images; small and picklable, because every worker needs one.
 
     Attributes:
-      base: what relative uris and the paths of slices are relative to.
-      max_bytes: largest image, in bytes; one byte more is read of a larger one, so that the gate sees it.
+      base: directory of relative uris and of the paths of slices.
+      max_bytes: largest image, in bytes; of a larger one, `max_bytes` + 1 bytes are read, so that it is rejected.
       work: directory of the spools of the ingest.
-      http: how images are fetched from web servers.
+      http: options for web servers.
     """
 
     base: str
@@ -97,83 +97,83 @@ class Reader:
     http: HttpOptions = field(default_factory=HttpOptions)
 
     def read(self, uri: str, slice_text: str = "") -> bytes:
-        """Returns the bytes of an image, `max_bytes` + 1 of them at most.
+        """Returns the bytes of an image, at most `max_bytes` + 1.
 
         Args:
-          uri: of the image.
-          slice_text: `Slice.text` when it lies in a container.
+          uri: uri of the image.
+          slice_text: `Slice.text` when the image lies in a container.
 
         Raises:
-          BadImage: there is no such image, or its container does not hold it.
-          Unreadable: it may be there; see `storage.is_no_file`.
-          SourceError: it lies in a compressed container that cannot be unpacked here; see `plain.plain_path`.
+          BadImage: the image does not exist, or its container does not hold it.
+          Unreadable: the image may exist and cannot be read; see `storage.is_no_file`.
+          SourceError: the compressed container cannot be unpacked on this machine; see `decompress.plain_path`.
         """
         try:
             if slice_text:
                 return self._read_slice(Slice.parse(slice_text))
             if http_fetch.is_url(uri):
                 return http_fetch.fetch(uri, self.http, self.max_bytes + 1)
-            return storage.read_range(_below(self.base, uri), 0, self.max_bytes + 1)
+            return storage.read_range(_join(self.base, uri), 0, self.max_bytes + 1)
         except OSError as error:
             cause = error.strerror or str(error)
-            if isinstance(error, EndsEarly) or storage.is_no_file(error):
+            if isinstance(error, TruncatedFile) or storage.is_no_file(error):
                 raise BadImage(RejectReason.UNREADABLE, cause) from error
             raise Unreadable(cause) from error
 
     def threads(self, rows: Iterable[Mapping[str, Any]], cores: int) -> int:
-        """Returns how many threads should read images: as many as there are cores, or more to wait for servers.
+        """Returns the number of threads to read images with: the number of cores, or more for images on servers.
 
         Args:
-          rows: with the `uri` and `slice` of every image.
-          cores: threads that compute.
+          rows: rows with the `uri` and `slice` of each image.
+          cores: number of threads that compute.
         """
-        return max(cores, _WAITING) if self.is_far(rows) else cores
+        return max(cores, _REMOTE_THREADS) if self.any_remote(rows) else cores
 
-    def is_far(self, rows: Iterable[Mapping[str, Any]]) -> bool:
-        """Returns whether a server has to be waited for; see `threads`."""
-        return any(self._is_far(row["uri"], row["slice"]) for row in rows)
+    def any_remote(self, rows: Iterable[Mapping[str, Any]]) -> bool:
+        """Returns whether one of the images lies on a server; see `threads`."""
+        return any(self._is_remote(row["uri"], row["slice"]) for row in rows)
 
-    def _is_far(self, uri: str, slice_text: str) -> bool:
+    def _is_remote(self, uri: str, slice_text: str) -> bool:
         if not slice_text:
-            return http_fetch.is_url(uri) or storage.is_remote(_below(self.base, uri))
-        return storage.is_remote(self._container(Slice.parse(slice_text)))
+            return http_fetch.is_url(uri) or storage.is_remote(_join(self.base, uri))
+        return storage.is_remote(self._container_path(Slice.parse(slice_text)))
 
-    def _container(self, piece: Slice) -> str:
-        return _below(self.work if piece.method == SPOOL else self.base, piece.path)
+    def _container_path(self, part: Slice) -> str:
+        return _join(self.work if part.method == SPOOL else self.base, part.path)
 
-    def _read_slice(self, piece: Slice) -> bytes:
-        path = self._container(piece)
-        if piece.packing:
-            path = decompress.plain_path(path, piece.packing, fresh=False)
+    def _read_slice(self, part: Slice) -> bytes:
+        path = self._container_path(part)
+        if part.packing:
+            path = decompress.plain_path(path, part.packing, fresh=False)
         limit = self.max_bytes + 1
-        if piece.method == EXAMPLE:
-            return _feature(read_at(path, piece.offset, piece.length), piece.feature)[:limit]
-        if piece.method == DEFLATE:
-            return inflate(_blocks(path, piece.offset, piece.length), limit)
-        if piece.method == SPOOL:  # what was made of an image may be larger than what images may be
-            return read_at(path, piece.offset, piece.length)
-        return read_at(path, piece.offset, min(piece.length, limit))
+        if part.method == EXAMPLE:
+            return _image_feature(read_at(path, part.offset, part.length), part.feature)[:limit]
+        if part.method == DEFLATE:
+            return inflate(_read_blocks(path, part.offset, part.length), limit)
+        if part.method == SPOOL:  # a converted image may be larger than the limit for source images
+            return read_at(path, part.offset, part.length)
+        return read_at(path, part.offset, min(part.length, limit))
 
 
 def read_at(path: str, offset: int, length: int) -> bytes:
-    """Returns a run of bytes of a file, local or remote.
+    """Returns a byte range of a file, local or remote.
 
     Raises:
-      EndsEarly: it has no such bytes.
-      OSError: it cannot be read.
+      TruncatedFile: the file ends before the end of the range.
+      OSError: the file cannot be read.
     """
-    data = storage.read_range(path, offset, length) if length else b""  # stores take an empty range for the whole
+    data = storage.read_range(path, offset, length) if length else b""  # stores read an empty range as the full file
     if len(data) < length:
-        # Without the path: the text is kept in `rejects.parquet`, which must not tell where the source lay.
-        raise EndsEarly(f"it ends at {offset + len(data)}, {length} bytes from {offset} are wanted")
+        # Without the path: the text is written to `rejects.parquet`, which must not contain the path of the source.
+        raise TruncatedFile(f"it ends at byte {offset + len(data)}; {length} bytes from byte {offset} are needed")
     return data
 
 
 def inflate(blocks: Iterable[bytes], limit: int) -> bytes:
-    """Returns what a raw deflate stream unpacks to, `limit` bytes of it at most; it may claim to hold anything.
+    """Returns at most `limit` decompressed bytes of a raw deflate stream.
 
     Raises:
-      BadImage: it is damaged or ends too early.
+      BadImage: the stream is damaged or truncated.
     """
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     data = b""
@@ -187,22 +187,22 @@ def inflate(blocks: Iterable[bytes], limit: int) -> bytes:
     raise BadImage(RejectReason.BAD_MEMBER, f"the compressed member is damaged: it ends after {len(data)} bytes")
 
 
-def _blocks(path: str, offset: int, length: int) -> Iterator[bytes]:
+def _read_blocks(path: str, offset: int, length: int) -> Iterator[bytes]:
     for start in range(0, length, _BLOCK_BYTES):
         yield read_at(path, offset + start, min(_BLOCK_BYTES, length - start))
 
 
-def _below(base: str, path: str) -> str:
+def _join(base: str, path: str) -> str:
     return path if storage.is_remote(path) else storage.join(base, path)
 
 
-def _feature(payload: bytes, name: str) -> bytes:
+def _image_feature(payload: bytes, name: str) -> bytes:
     from google.protobuf.message import DecodeError
 
     try:
         values = record.decode(payload).get(name)
     except DecodeError as error:
-        raise BadImage(RejectReason.BAD_MEMBER, "the record is no tf.train.Example") from error
+        raise BadImage(RejectReason.BAD_MEMBER, "the record is not a tf.train.Example") from error
     if not values or not isinstance(values[0], bytes):
-        raise BadImage(RejectReason.BAD_MEMBER, f"the record has no bytes under {name!r}")
+        raise BadImage(RejectReason.BAD_MEMBER, f"the feature {name!r} of the record holds no bytes")
     return values[0]

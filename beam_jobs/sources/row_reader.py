@@ -1,6 +1,6 @@
-"""Rows: column -> cell, from a table or anything that can be read like one, made into references.
+"""References from rows, column -> cell, of tables and other sources; and the buckets that a table may name.
 
-And which buckets a table may name: its cells may be a stranger's, the credentials that read them are the user's.
+The buckets are limited because a table may come from a stranger, while images are read with the user's credentials.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from beam_jobs.sources import http_fetch
 from beam_jobs.sources.base import MAX_NAME_BYTES, reference, regular_file, scan_reject
 from beam_jobs.types import EXTRA_TYPES, Annotations, ExtraValue, ImageRef, Reject
 
-# Filesystems that Beam reaches with credentials; others do not exist for the reader, or need none.
+# Filesystems for which Beam uses credentials; the reader does not support others, or they need none.
 _BUCKET = re.compile(r"(s3|gs|azfs|hdfs)://[^/]*", re.IGNORECASE)
 _SHOWN_BUCKETS = 5
 _SHOWN_CHARACTERS = 80
 
 
-def bucket_of(path: str) -> str:
-    """Returns the bucket that a path lies in, such as `s3://photos`; empty for a path that needs no credentials."""
-    found = _BUCKET.match(path)
-    return found[0].lower() if found else ""
+def parse_bucket(path: str) -> str:
+    """Returns the bucket of a path, such as `s3://photos`; empty for a path that needs no credentials."""
+    match = _BUCKET.match(path)
+    return match[0].lower() if match else ""
 
 
 def allowed_buckets(options: IngestOptions) -> frozenset[str]:
-    """Returns the buckets that a table may name: its own, that of the output, and those of `allow_buckets`.
+    """Returns the buckets that a table may name: its own, that of the output, and `allow_buckets`.
 
     Raises:
-      OptionError: an allowed bucket is none.
+      OptionError: a value of `allow_buckets` is not a bucket.
     """
     for bucket in options.allow_buckets:
-        if bucket_of(bucket) != bucket.rstrip("/").lower() or bucket.endswith("://"):
+        if parse_bucket(bucket) != bucket.rstrip("/").lower() or bucket.endswith("://"):
             raise OptionError(f"allow_buckets holds {bucket!r}; write it as s3://NAME or gs://NAME")
-    return frozenset(map(bucket_of, (options.source, options.out, *options.allow_buckets))) - {""}
+    return frozenset(map(parse_bucket, (options.source, options.out, *options.allow_buckets))) - {""}
 
 
 def refuse_other_buckets(
@@ -50,46 +50,46 @@ def refuse_other_buckets(
     """Yields the entries of a table up to the first that lies in another bucket.
 
     Args:
-      entries: of the table; nothing that they name was read.
+      entries: the entries of the table, before an image is read.
       table: path of the table.
-      buckets: that it may name, see `allowed_buckets`.
+      buckets: the buckets that the table may name, see `allowed_buckets`.
 
     Raises:
-      SourceError: it names other buckets; the message lists them.
+      SourceError: the table names other buckets; the message lists them.
     """
     others: set[str] = set()
     for entry in entries:
         if isinstance(entry, ImageRef):
             mask = entry.annotations.mask if entry.annotations else None
-            others |= {bucket_of(uri) for uri in (entry.uri, mask or "") if "://" in uri} - buckets - {""}
+            others |= {parse_bucket(uri) for uri in (entry.uri, mask or "") if "://" in uri} - buckets - {""}
         if not others:
             yield entry
     if others:
         names = [strings.line(name[:_SHOWN_CHARACTERS]) for name in sorted(others)]
         raise SourceError(
             f"{table} names images in other buckets, which would be read with your credentials: "
-            f"{strings.some(names, _SHOWN_BUCKETS)}; where that is meant, give --allow-bucket {names[0]} "
+            f"{strings.some(names, _SHOWN_BUCKETS)}; to allow that, give --allow-bucket {names[0]} "
             "(setting ingest.allow_buckets), once for each of them"
         )
 
 
 NUMBER = re.compile(r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _NUMBER_BYTES = 8
-_LARGEST_FLOAT32 = 3.4028234e38  # what a record can hold
+_MAX_FLOAT32 = 3.4028234e38  # a record holds numbers as float32
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowReader:
-    """Turns rows into references.
+    """Converts rows to references.
 
-    Paths are absolute or relative to `base`. They are the user's own word, so they may lead anywhere; files elsewhere
-    than on local disks are not looked at.
+    Paths are absolute or relative to `base`. The user provides them, so they may point anywhere; only local files are
+    examined.
 
     Attributes:
-      columns: which column holds what.
-      base: directory that relative paths start from.
+      columns: column names by role.
+      base: directory of relative paths.
       kinds: type of each extra column; see `extra_kinds`.
     """
 
@@ -97,26 +97,26 @@ class RowReader:
     base: str
     kinds: Mapping[str, type] = field(default_factory=dict)
 
-    def entry(self, row: Row, place: str, fault: str = "") -> ImageRef | Reject:
-        """Returns the image of a row, or why it cannot be used.
+    def entry(self, row: Row, row_name: str, fault: str = "") -> ImageRef | Reject:
+        """Returns the reference or the reject of a row.
 
         Args:
           row: column -> text, number, list or None.
-          place: what to call the row, such as `line 7`.
-          fault: what is wrong with the row as a whole.
+          row_name: name of the row in errors, such as `line 7`.
+          fault: fault of the complete row; empty when it has none.
         """
         columns = self.columns
-        key, uri = place, ""
+        key, uri = row_name, ""
         try:
             uri = _cell(row, columns.image)
-            key = http_fetch.unsigned(_cell(row, columns.key) or uri or place)
+            key = http_fetch.unsigned(_cell(row, columns.key) or uri or row_name)
             if fault:
                 raise BadImage(RejectReason.BAD_ANNOTATION, fault)
             if not uri:
                 raise BadImage(RejectReason.NOT_A_FILE, f"the cell of column {columns.image!r} is empty")
             return self._reference(row, key, uri)
         except BadImage as bad:
-            return scan_reject(key, http_fetch.unsigned(uri) or place, bad.reason, f"{place}: {bad.detail}")
+            return scan_reject(key, http_fetch.unsigned(uri) or row_name, bad.reason, f"{row_name}: {bad.detail}")
 
     def _reference(self, row: Row, key: str, uri: str) -> ImageRef | Reject:
         columns = self.columns
@@ -138,17 +138,17 @@ class RowReader:
             },
             annotations=None if annotations == Annotations() else annotations,
         )
-        checked = reference(self._path(uri), ref, label_kind=columns.label_kind)
-        if annotations.mask is None or isinstance(checked, Reject):
-            return checked
+        ref_or_reject = reference(self._path(uri), ref, label_kind=columns.label_kind)
+        if annotations.mask is None or isinstance(ref_or_reject, Reject):
+            return ref_or_reject
         # A changed mask has to be examined again like a changed image.
-        return replace(checked, mtime_ns=max(checked.mtime_ns, self._mask_time(annotations.mask)))
+        return replace(ref_or_reject, mtime_ns=max(ref_or_reject.mtime_ns, self._mask_time(annotations.mask)))
 
     def _labels(self, row: Row) -> tuple[str, ...]:
         value = row.get(self.columns.labels)
         cells = value.split(self.columns.label_separator) if isinstance(value, str) else value
         self._check_bytes(value, self.columns.labels)
-        names = (_plain(item, self.columns.labels) for item in (cells if isinstance(cells, list) else [cells]))
+        names = (_to_text(item, self.columns.labels) for item in (cells if isinstance(cells, list) else [cells]))
         return tuple(sorted({name for name in names if name}))
 
     def _mask(self, row: Row) -> str:
@@ -165,22 +165,22 @@ class RowReader:
             return regular_file(path).st_mtime_ns
         except BadImage as bad:
             raise BadImage(bad.reason, f"mask {uri}: {bad.detail}") from bad
-        except OSError:  # the examination reads it
+        except OSError:  # the examination reads the mask and reports the error
             return 0
 
     def _extra(self, row: Row, name: str, kind: type) -> ExtraValue:
         value = row[name]
         self._check_bytes(value, name)
         if isinstance(value, list):
-            return [_converted(item, name, kind) for item in value]
-        return _converted(value, name, kind)
+            return [_convert(item, name, kind) for item in value]
+        return _convert(value, name, kind)
 
     def _check_bytes(self, value: Any, column: str) -> None:
         """Raises `BadImage` when the cell of an extra column, or of labels, is longer than allowed."""
         items = value if isinstance(value, list) else [value]
-        found = sum(len(item.encode("utf-8", "replace")) if isinstance(item, str) else _NUMBER_BYTES for item in items)
-        if found > (allowed := self.columns.max_value_bytes):
-            detail = f"column {column!r} holds {found} bytes; {allowed} are allowed (max_value_bytes)"
+        size = sum(len(item.encode("utf-8", "replace")) if isinstance(item, str) else _NUMBER_BYTES for item in items)
+        if size > (limit := self.columns.max_value_bytes):
+            detail = f"column {column!r} holds {size} bytes; {limit} are allowed (max_value_bytes)"
             raise BadImage(RejectReason.BAD_ANNOTATION, detail)
 
     def _path(self, uri: str) -> str:
@@ -188,15 +188,15 @@ class RowReader:
 
 
 def extra_kinds(rows: Iterable[Row], names: Iterable[str], kind_of: Callable[[Any], type]) -> dict[str, type]:
-    """Returns the narrowest of int, float and text that fits all cells of each extra column.
+    """Returns the narrowest of int, float and text that holds all cells of each extra column.
 
-    A record holds a float as float32. So whole numbers with a point, such as `123456701.0`, are int when a float32
-    would change one of the column, and whole numbers that not even a float64 holds are text beside fractions.
+    A record holds a float as float32. So integers with a decimal point, such as `123456701.0`, are int when float32
+    would change one of them, and a column of fractions and integers that float64 would change is text.
 
     Args:
-      rows: all of them, in a pass of their own.
-      names: of the extra columns.
-      kind_of: type of a cell that is not empty, such as `value_kind`.
+      rows: all rows of the source; they are consumed.
+      names: names of the extra columns.
+      kind_of: function that returns the type of a cell that is not empty, such as `value_kind`.
     """
     columns = {name: _Column() for name in names}
     if not columns:
@@ -210,13 +210,13 @@ def extra_kinds(rows: Iterable[Row], names: Iterable[str], kind_of: Callable[[An
 
 @dataclass
 class _Column:
-    """What the cells of an extra column have in common: type, and whether whole numbers, float32 and float64 hold all.
+    """The common type of the cells of an extra column, and whether int, float32 and float64 hold all of them exactly.
 
-    A missing number, NaN in a cell of its own, counts for the type alone.
+    A missing number, a cell of NaN, only affects the type.
     """
 
     kind: type = int
-    whole: bool = True
+    is_int: bool = True
     float32: bool = True
     float64: bool = True
 
@@ -226,7 +226,7 @@ class _Column:
             return
         for item in value if isinstance(value, list) else [value]:
             number = kind(item) if isinstance(item, str) else item
-            self.whole = self.whole and is_whole(number)
+            self.is_int = self.is_int and is_whole(number)
             self.float32 = self.float32 and fits_float32(number)
             self.float64 = self.float64 and (isinstance(number, float) or float(number) == number)
 
@@ -234,14 +234,14 @@ class _Column:
     def narrowest(self) -> type:
         if self.kind is not float or self.float32:
             return self.kind
-        return int if self.whole else float if self.float64 else str
+        return int if self.is_int else float if self.float64 else str
 
 
 def value_kind(value: Any) -> type:
-    """Returns int, float or str, whichever holds a number, a text, or every item of a list.
+    """Returns the type of a value, int, float or str; for a list, the type that holds every item.
 
     Raises:
-      SourceError: it is something else.
+      SourceError: the value is not a number, a text or a list of them.
     """
     if isinstance(value, list) and not any(isinstance(item, list) for item in value):
         return max((value_kind(item) for item in value), key=EXTRA_TYPES.index)
@@ -253,24 +253,24 @@ def value_kind(value: Any) -> type:
 
 
 def _cell(row: Row, column: str) -> str:
-    return _plain(row.get(column), column) if column else ""
+    return _to_text(row.get(column), column) if column else ""
 
 
-def _plain(value: Any, column: str) -> str:
-    """Returns one value as text; empty for None and NaN, which is how missing values look."""
+def _to_text(value: Any, column: str) -> str:
+    """Returns a value as text; empty for the missing values None and NaN."""
     if value is None or _is_missing_number(value):
         return ""
     if isinstance(value, (list, dict, tuple, bytes)):
-        detail = f"column {column!r} holds {value!r:.60}; it must hold one text or number"
+        detail = f"column {column!r} holds {value!r:.60}; it must hold a single text or number"
         raise BadImage(RejectReason.BAD_ANNOTATION, detail)
-    text = _utf8(str(value), column).strip()
+    text = _check_utf8(str(value), column).strip()
     if (length := len(text.encode())) > MAX_NAME_BYTES:
         detail = f"column {column!r} holds {length} bytes, {text[:60]!r}...; {MAX_NAME_BYTES} are allowed"
         raise BadImage(RejectReason.BAD_ANNOTATION, detail)
     return text
 
 
-def _utf8(text: str, column: str) -> str:
+def _check_utf8(text: str, column: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -281,14 +281,14 @@ def _utf8(text: str, column: str) -> str:
 
 def _weight(row: Row, column: str) -> float:
     value = row.get(column)
-    text = value.strip() if isinstance(value, str) else value
-    if isinstance(text, str) and NUMBER.fullmatch(text):
-        text = float(text)
-    # NaN is not between anything; a larger number would be infinite in a record.
-    if isinstance(text, bool) or not isinstance(text, (int, float)) or not 0 <= text <= _LARGEST_FLOAT32:
-        detail = f"the weight is {value!r:.60}; it must be a number of at least 0, and finite"
+    number = value.strip() if isinstance(value, str) else value
+    if isinstance(number, str) and NUMBER.fullmatch(number):
+        number = float(number)
+    # The range also excludes NaN, and numbers that would be infinite in a record.
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= _MAX_FLOAT32:
+        detail = f"the weight is {value!r:.60}; it must be a finite number of at least 0"
         raise BadImage(RejectReason.BAD_ANNOTATION, detail)
-    return float(text)
+    return float(number)
 
 
 def _is_empty(value: Any) -> bool:
@@ -300,28 +300,28 @@ def _is_missing_number(value: Any) -> bool:
 
 
 def _has_value(value: Any, kind: type) -> bool:
-    """Returns whether a cell goes into the record; whole numbers have no NaN, which is then a missing one."""
+    """Returns whether a cell goes into the record; in a column of int, NaN is a missing value."""
     return not (_is_empty(value) or (kind is int and _is_missing_number(value)))
 
 
-def _converted(value: Any, name: str, kind: type) -> Any:
+def _convert(value: Any, name: str, kind: type) -> Any:
     try:
-        plain = value.strip() if isinstance(value, str) else value
-        converted: Any = _whole(plain) if kind is int else kind(plain)
+        stripped = value.strip() if isinstance(value, str) else value
+        converted: Any = _to_int(stripped) if kind is int else kind(stripped)
     except (ValueError, OverflowError) as error:
-        detail = f"column {name!r} holds {value!r:.60}, all else in it is {kind.__name__}; was the table changed?"
+        detail = f"column {name!r} holds {value!r:.60}, other cells hold {kind.__name__}; has the table changed?"
         raise BadImage(RejectReason.BAD_ANNOTATION, detail) from error
-    return _utf8(converted, name) if kind is str else converted
+    return _check_utf8(converted, name) if kind is str else converted
 
 
-def _whole(value: Any) -> int:
-    """Returns a whole number, which may be written with a point.
+def _to_int(value: Any) -> int:
+    """Returns an integer, which may be written with a decimal point.
 
     Raises:
-      ValueError: it is none.
+      ValueError: the value is not an integer.
     """
     if isinstance(value, str):
         value = int(value) if value.lstrip("-").isdecimal() else float(value)
     if isinstance(value, float) and not value.is_integer():
-        raise ValueError(f"{value!r} is no whole number")
+        raise ValueError(f"{value!r} is not an integer")
     return int(value)

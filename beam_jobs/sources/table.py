@@ -1,4 +1,4 @@
-"""Tables: one row an image, columns named by the options. CSV, JSON lines and Parquet, streamed, local or remote."""
+"""Tables with a row per image and columns that the options name: CSV, JSON lines and Parquet, local or remote."""
 
 from __future__ import annotations
 
@@ -27,30 +27,29 @@ from beam_jobs.storage import parquet
 from beam_jobs.types import ImageRef, Reject
 
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
-_EXCEL = re.compile(r"sep=.?\s*$", re.IGNORECASE)  # tells it what parts the cells
+_EXCEL = re.compile(r"sep=.?\s*$", re.IGNORECASE)  # sets the delimiter in Excel
 _QUOTE = "a quote is not closed, or should be written twice"
-_MORE = "\0"  # where the csv module puts cells beyond the header; it lets no name hold this
+_EXTRA_CELLS = "\0"  # key for cells beyond the header; the csv module allows no such column name
 
 
 @dataclass(frozen=True)
 class Table(ABC):
     """A table of images.
 
-    Image and mask paths are absolute, URLs, or relative to the table. They are the user's own word, so they may lead
-    anywhere. An extra column gets the narrowest of int, float and text that fits all of its cells, found in a pass of
-    its own.
+    Image and mask paths are absolute, URLs, or relative to the table. The user provides them, so they may point
+    anywhere. A first pass over the rows determines the types of extra columns; see `row_reader.extra_kinds`.
 
     Attributes:
-      path: of the table.
-      columns: which column holds what.
-      buckets: that cells may name, see `buckets.allowed`.
+      path: path of the table.
+      columns: column names by role.
+      buckets: the buckets that cells may name, see `row_reader.allowed_buckets`.
     """
 
     path: str
     columns: TableColumns
     buckets: Set[str] = frozenset()
 
-    unit: ClassVar[str] = "line"  # what the numbers of `rows` count
+    unit: ClassVar[str] = "line"  # unit of the numbers of `rows`
 
     @abstractmethod
     def header(self) -> list[str]:
@@ -65,22 +64,22 @@ class Table(ABC):
         """Yields the number of each row, from 1, and column -> cell: text, a number, a list of one of them, or None.
 
         Raises:
-          SourceError: the table breaks off half way, with the place.
+          SourceError: the table is damaged or truncated; the message gives the position.
         """
 
     @property
     def base(self) -> str:
-        """Directory that relative image paths start from."""
+        """Directory of relative image paths."""
         return os.path.dirname(self.path) or "."
 
     @property
     def label_kind(self) -> str:
-        """What the named columns say of the class of an image."""
+        """Kind of the labels, by the named columns."""
         return self.columns.label_kind
 
     @property
     def kind(self) -> str:
-        """What the format is called in errors."""
+        """Name of the format in errors."""
         return type(self).__name__.removesuffix("Table").upper()
 
     def check(self) -> None:
@@ -88,38 +87,38 @@ class Table(ABC):
         try:
             header = self.header()
         except (OSError, ValueError, csv.Error, pa.ArrowException) as error:
-            raise SourceError(f"{self.path} cannot be read as a {self.kind} table: {_told(error)}") from error
-        named = self.columns.named()
+            raise SourceError(f"{self.path} cannot be read as a {self.kind} table: {_one_line(error)}") from error
+        names_by_role = self.columns.named()
         counts = Counter(header)
-        twice = sorted(name for name in set(named.values()) if counts[name] > 1)
-        if twice:
-            raise SourceError(f"{self.path} has the column {twice[0]!r} more than once; rename all but one")
-        for role, column in named.items():
+        duplicates = sorted(name for name in set(names_by_role.values()) if counts[name] > 1)
+        if duplicates:
+            raise SourceError(f"{self.path} has the column {duplicates[0]!r} more than once; rename all but one")
+        for role, column in names_by_role.items():
             if column not in header:
-                known = ", ".join(map(repr, header)) or "none"
-                raise SourceError(f"{self.path} has no column {column!r} for the {role}; it has {known:.1000}")
+                names = ", ".join(map(repr, header)) or "none"
+                raise SourceError(f"{self.path} has no column {column!r} for the {role}; it has {names:.1000}")
         if next(self.rows(), None) is None:
-            raise SourceError(f"{self.path} has columns and no row; add one row an image")
+            raise SourceError(f"{self.path} has columns and no row; add one row per image")
 
     def entries(self, on_hidden: OnHidden = ignore) -> Iterator[ImageRef | Reject]:
-        """Yields a reference or a reject a row; none is hidden.
+        """Yields a reference or a reject for each row; none is hidden.
 
         Raises:
-          SourceError: the table breaks off half way, with the place, or names images in other buckets.
+          SourceError: the table is damaged or truncated, with the position, or names images in other buckets.
         """
         yield from refuse_other_buckets(self._entries(), self.path, self.buckets)
 
     def _entries(self) -> Iterator[ImageRef | Reject]:
-        kinds = extra_kinds((row for _, row in self.rows()), self.columns.extra, self._kind_of)
+        kinds = extra_kinds((row for _, row in self.rows()), self.columns.extra, self._cell_kind)
         reader = RowReader(columns=self.columns, base=self.base, kinds=kinds)
         for number, row in self.rows():
             yield reader.entry(row, f"{self.unit} {number}", self._fault(row))
 
     def _fault(self, row: Row) -> str:
-        """Returns what is wrong with a row as a whole; empty when nothing is."""
+        """Returns the fault of a complete row; empty when it has none."""
         return ""
 
-    def _kind_of(self, value: Any) -> type:
+    def _cell_kind(self, value: Any) -> type:
         try:
             return value_kind(value)
         except SourceError as error:
@@ -127,9 +126,9 @@ class Table(ABC):
 
 
 class CsvTable(Table):
-    """A UTF-8 CSV file with a header row, its cells parted by commas, semicolons or tabs.
+    """A UTF-8 CSV file with a header row, delimited by commas, semicolons or tabs.
 
-    A byte order mark and quoted cells are fine.
+    A byte order mark and quoted cells are supported.
     """
 
     def header(self) -> list[str]:
@@ -138,7 +137,7 @@ class CsvTable(Table):
             return list(self._reader(stream).fieldnames or [])
 
     def rows(self) -> Iterator[tuple[int, Row]]:
-        """See `Table`; the number is that of the last line of a row."""
+        """See `Table`; the number counts the last line of a row."""
         last = 0
         with self._open() as stream:
             try:
@@ -150,49 +149,49 @@ class CsvTable(Table):
                     last = reader.line_num
                     yield last, row
             except (UnicodeDecodeError, csv.Error, OSError) as error:
-                raise SourceError(f"{self.path} cannot be read past line {last}: {_told(error)}") from error
+                raise SourceError(f"{self.path} cannot be read past line {last}: {_one_line(error)}") from error
 
     @functools.cached_property
     def _delimiter(self) -> str:
         with self._open() as stream:
             first = next(lines(stream, self.path), "")
         if _EXCEL.match(first):
-            raise SourceError(f"{self.path} begins with {first.strip()!r}, which is for Excel alone; remove that line")
-        return delimiter_of(first, self.columns.image)
+            raise SourceError(f"{self.path} begins with {first.strip()!r}, which only Excel reads; remove that line")
+        return detect_delimiter(first, self.columns.image)
 
     def _check_quotes(self, row: Row, first: int, last: int) -> None:
         if line := swallowed_row(row, self.columns.image, self.base, self._delimiter):
-            where = f"{self.path} has a cell between the lines {first} and {last}"
-            raise SourceError(f"{where} that holds the row {line[:60]!r}; {_QUOTE}")
+            cell = f"{self.path} has a cell between the lines {first} and {last}"
+            raise SourceError(f"{cell} that contains the row {line[:60]!r}; {_QUOTE}")
 
     def _reader(self, stream: io.TextIOBase) -> csv.DictReader:
-        # Strict: otherwise a quote that is never closed takes the rest of the table into its cell.
+        # Strict: otherwise the cell of an unclosed quote contains the rest of the table.
         return csv.DictReader(
-            _without_nul(lines(stream, self.path)), restkey=_MORE, delimiter=self._delimiter, strict=True
+            _without_nul(lines(stream, self.path)), restkey=_EXTRA_CELLS, delimiter=self._delimiter, strict=True
         )
 
     def _open(self) -> io.TextIOWrapper:
         return io.TextIOWrapper(storage.open_read(self.path), encoding="utf-8-sig", newline="")
 
     def _fault(self, row: Row) -> str:
-        # Which cell is missing or too many is unknown, so each of them may be in the wrong column.
-        names = len(row) - (_MORE in row)
-        cells = names + len(row.get(_MORE, ())) - sum(value is None for value in row.values())
+        # It is unknown which cell is missing or surplus, so each of them may be in the wrong column.
+        names = len(row) - (_EXTRA_CELLS in row)
+        cells = names + len(row.get(_EXTRA_CELLS, ())) - sum(value is None for value in row.values())
         if cells == names:
             return ""
         delimiter = DELIMITERS[self._delimiter]
         return f"the row has {cells} cells, the header {names}; quote cells that hold {delimiter}"
 
-    def _kind_of(self, value: Any) -> type:
-        # A leading zero or an underscore makes a code of it, not a number.
+    def _cell_kind(self, value: Any) -> type:
+        # A cell with a leading zero or an underscore is a code, not a number.
         cell = value.strip()
         if _INTEGER.fullmatch(cell):
-            return super()._kind_of(int(cell))
+            return super()._cell_kind(int(cell))
         return float if NUMBER.fullmatch(cell) else str
 
 
 class JsonlTable(Table):
-    """A UTF-8 file with one JSON object a line; its columns are the names of the first object."""
+    """A UTF-8 file with a JSON object per line; its columns are the names of the first object."""
 
     def header(self) -> list[str]:
         """See `Table`."""
@@ -206,22 +205,22 @@ class JsonlTable(Table):
             try:
                 for number, line in enumerate(lines(stream, self.path), 1):
                     if line.strip():
-                        yield number, self._object(line, number)
+                        yield number, self._parse_object(line, number)
             except (UnicodeDecodeError, OSError) as error:
-                raise SourceError(f"{self.path} cannot be read past line {number}: {_told(error)}") from error
+                raise SourceError(f"{self.path} cannot be read past line {number}: {_one_line(error)}") from error
 
-    def _object(self, line: str, number: int) -> Row:
+    def _parse_object(self, line: str, number: int) -> Row:
         try:
             values = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise SourceError(f"{self.path} line {number} is not JSON: {error}") from error
         if not isinstance(values, dict):
-            raise SourceError(f"{self.path} line {number} holds {line.strip()[:40]!r}; it must hold one object")
+            raise SourceError(f"{self.path} line {number} holds {line.strip()[:40]!r}; it must hold a JSON object")
         return values
 
 
 class ParquetTable(Table):
-    """A Parquet file; only the named columns are read, as many rows at a time as memory allows."""
+    """A Parquet file; only the named columns are read, in batches of limited memory."""
 
     unit: ClassVar[str] = "row"
 
@@ -239,9 +238,9 @@ class ParquetTable(Table):
                     for row in batch.to_pylist():
                         number += 1
                         yield number, row
-        # Arrow does not look at values until they are made Python's: text may not be UTF-8, times of no calendar.
+        # Arrow checks values when it converts them to Python: text may not be UTF-8, times may be out of range.
         except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-            raise SourceError(f"{self.path} cannot be read past row {number}: {_told(error)}") from error
+            raise SourceError(f"{self.path} cannot be read past row {number}: {_one_line(error)}") from error
 
     @property
     def _names(self) -> list[str]:
@@ -254,21 +253,21 @@ class ParquetTable(Table):
 
 
 def _without_nul(text: Iterator[str]) -> Iterator[str]:
-    """Yields the lines; from Python 3.11 the csv module takes one with a null character, which is no text."""
+    """Yields the lines; from Python 3.11 on, the csv module accepts null characters, which are not text."""
     for line in text:
         if "\0" in line:
             raise csv.Error("line contains NUL")
         yield line
 
 
-def _told(error: Exception) -> str:
-    """Returns what an error says in one line, of which Arrow takes several."""
-    remedy = ""
+def _one_line(error: Exception) -> str:
+    """Returns the message of an error as a single line, with advice; messages of Arrow have several."""
+    advice = ""
     if isinstance(error, UnicodeDecodeError):
-        remedy = "; save it as UTF-8"
+        advice = "; save it as UTF-8"
     elif isinstance(error, csv.Error) and "NUL" not in str(error):
-        remedy = f"; {_QUOTE}"
-    return " ".join(str(error).split()) + remedy
+        advice = f"; {_QUOTE}"
+    return " ".join(str(error).split()) + advice
 
 
 TABLES: dict[str, type[Table]] = {"csv": CsvTable, "jsonl": JsonlTable, "parquet": ParquetTable}
@@ -282,78 +281,76 @@ def lines(stream: io.TextIOBase, path: str) -> Iterator[str]:
     """Yields the lines of a table, one in memory at a time.
 
     Args:
-      stream: its text.
-      path: of the table, for errors.
+      stream: text of the table.
+      path: path of the table, for errors.
 
     Raises:
-      SourceError: a line is too long to be one; it is not read to its end.
+      SourceError: a line is longer than allowed; it is not read to its end.
     """
     number = 0
     while line := stream.readline(_MAX_LINE + 1):
         number += 1
         if len(line) > _MAX_LINE:
             raise SourceError(
-                f"{path} line {number} has more than {_MAX_LINE} characters; it is no table, or its lines are not ended"
+                f"{path} line {number} has more than {_MAX_LINE} characters; end each row of a table with a line end"
             )
         yield line
 
 
-def delimiter_of(header: str, column: str) -> str:
-    """Returns what parts the cells of a table, by its first line.
-
-    It is the one of `DELIMITERS` with which the line has the column; without such a one, that which parts it most.
+def detect_delimiter(header: str, column: str) -> str:
+    """Returns the delimiter of a table: the one with which the header has a column, else the one that gives most cells.
 
     Args:
-      header: the line.
-      column: that the table has to have.
+      header: first line of the table.
+      column: name of a column that the table must have.
     """
-    cells = {mark: _cells(header, mark) for mark in DELIMITERS}
+    cells = {mark: _split_cells(header, mark) for mark in DELIMITERS}
     return next((mark for mark in DELIMITERS if column in cells[mark]), max(cells, key=lambda mark: len(cells[mark])))
 
 
 def swallowed_row(row: Mapping[str, Any], column: str, base: str, delimiter: str) -> str:
-    """Returns the first line inside a quoted cell that is a row of its own, or begins one; empty when there is none.
+    """Returns the first line inside a quoted cell that is, or starts, another row; empty when there is none.
 
-    A quote that is not closed reaches to the next one, and the images of the rows between them would be lost without a
-    word. Texts of several lines are fine; a line that names an image where rows do is none of a text.
+    An unclosed quote extends to the next quote, and the images of the rows between them would be lost silently. A cell
+    may have several lines, but a line with an image in the image column is a row.
 
     Args:
       row: column -> cell; cells beyond the header are a list.
-      column: the image column.
-      base: directory that the paths of images are relative to.
-      delimiter: what parts the cells of the table.
+      column: name of the image column.
+      base: directory of relative image paths.
+      delimiter: delimiter of the table.
     """
-    place = list(row).index(column)
+    image_index = list(row).index(column)
     for text in row.values():
         for line in text.splitlines()[1:] if isinstance(text, str) else ():
-            cells = _cells(line, delimiter)
-            if len(cells) >= min(2, len(row)) and _names_image(cells, place, base):
+            cells = _split_cells(line, delimiter)
+            if len(cells) >= min(2, len(row)) and _names_image(cells, image_index, base):
                 return line
-    return _second_row(row, place, base, delimiter)
+    return _second_row(row, image_index, base, delimiter)
 
 
-def _second_row(row: Mapping[str, Any], place: int, base: str, delimiter: str) -> str:
-    """Returns the last line of a cell that parts what was read as one row into two whole ones."""
-    beyond = [cell for cells in row.values() if isinstance(cells, list) for cell in cells]
-    named = [cell for cell in row.values() if isinstance(cell, str)]
-    width, cells = len(row) - bool(beyond), [*named, *beyond]
-    for number, text in enumerate(cells):
+def _second_row(row: Mapping[str, Any], image_index: int, base: str, delimiter: str) -> str:
+    """Returns the last line of a cell whose line end splits the row into two complete rows; empty for no such cell."""
+    extra_cells = [cell for cells in row.values() if isinstance(cells, list) for cell in cells]
+    named_cells = [cell for cell in row.values() if isinstance(cell, str)]
+    width, cells = len(row) - bool(extra_cells), [*named_cells, *extra_cells]
+    for index, text in enumerate(cells):
         first, *_, last = text.splitlines() if "\n" in text.strip() else ("", "")
-        # Neither holds a quoted cell: its quotes would have ended this one.
-        both = ([*cells[:number], *first.split(delimiter)], [*last.split(delimiter), *cells[number + 1 :]])
-        if all(len(one) == width and _names_image(one, place, base) for one in both):
+        # Neither row has a quoted cell, whose quotes would have ended this cell.
+        rows = ([*cells[:index], *first.split(delimiter)], [*last.split(delimiter), *cells[index + 1 :]])
+        if all(len(candidate) == width and _names_image(candidate, image_index, base) for candidate in rows):
             return last
     return ""
 
 
-def _cells(line: str, delimiter: str) -> list[str]:
+def _split_cells(line: str, delimiter: str) -> list[str]:
     try:
         return next(csv.reader([line], delimiter=delimiter), [])
-    except csv.Error:  # reading the table raises it, with the place
+    except csv.Error:  # reading the table raises it, with the line number
         return []
 
 
-def _names_image(cells: list[str], place: int, base: str) -> bool:
-    path = cells[place].strip(' "') if len(cells) > place else ""
+def _names_image(cells: list[str], image_index: int, base: str) -> bool:
+    path = cells[image_index].strip(' "') if len(cells) > image_index else ""
     suffix = path.rpartition(".")[2].lower()
     return suffix in IMAGE_SUFFIXES or (bool(path) and os.path.isfile(storage.join(base, path)))

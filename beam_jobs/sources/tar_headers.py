@@ -1,8 +1,8 @@
-"""The headers of a tar archive, one member after the other. Each has a bound, and no member costs another one.
+"""The headers of a tar archive, read member by member in bounded memory; a bad member does not affect the others.
 
-`tarfile` parses single blocks here, no more: for one member it reads names, attributes and sparse maps of any size, and
-it copies the attributes that are for all members to each. Sources of the format: POSIX.1-2001, "pax Interchange
-Format", and the GNU tar manual, "Basic Tar Format".
+`tarfile` parses only single blocks here: for a member it reads names, attributes and sparse maps of any size, and it
+copies global attributes to every member. Sources of the format: POSIX.1-2001, "pax Interchange Format", and the GNU tar
+manual, "Basic Tar Format".
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-# Of all headers of one member together, as much as Linux allows for its attributes.
+# Total of all headers of a member: the limit of Linux for the attributes of a file.
 MAX_BYTES = 64 << 10
 MAX_ATTRIBUTES = 1000
 
-_EXTENDED = (482, 504)  # where a sparse header, and a block that goes on with its map, say whether another one follows
+_EXTENDED = (482, 504)  # offset of the flag "another block of the map follows", in a sparse header and in such a block
 _LENGTH_DIGITS = 20
 _SPARSE = "GNU.sparse."
 
 
 @dataclass(frozen=True, kw_only=True)
 class TarMember:
-    """What the headers of a member say.
+    """A member of a tar archive, as its headers declare it.
 
     Attributes:
-      name: as written; what is not UTF-8 are surrogates.
+      name: name as written; bytes that are not UTF-8 are surrogates.
       kind: type flag, such as `tarfile.REGTYPE`.
-      is_sparse: whether the bytes are those of a file with holes.
-      offset: byte of the archive at which its headers begin.
-      data: byte at which its bytes begin.
-      size: how many those are; negative ones are forged.
-      end: byte at which the next header may begin.
+      is_sparse: whether the member is a sparse file.
+      offset: offset of its headers in the archive, in bytes.
+      data: offset of its data, in bytes.
+      size: size of its data, in bytes; negative in a forged header.
+      end: offset of the next header, in bytes.
     """
 
     name: str
@@ -49,57 +49,57 @@ class TarHeaders:
     """Reads the headers of an archive.
 
     Attributes:
-      stream: seekable, of the unpacked bytes.
-      everywhere: attributes of all members that follow, of the few that are used.
+      stream: seekable stream of the unpacked bytes.
+      global_attributes: the attributes that apply to all following members, as far as they are used.
     """
 
     stream: BinaryIO
-    everywhere: dict[str, str] = field(default_factory=dict)
+    global_attributes: dict[str, str] = field(default_factory=dict)
 
     def member(self, offset: int) -> TarMember | None:
-        """Returns the member whose headers begin at a byte; None where no header does.
+        """Returns the member whose headers start at an offset; None when no header starts there.
 
         Raises:
           ValueError: the headers are damaged, or larger than allowed.
           OSError: the archive cannot be read.
         """
-        own: dict[str, str] = {}
-        place = offset
-        while header := self._block(place):
-            place += tarfile.BLOCKSIZE
+        attributes: dict[str, str] = {}
+        position = offset
+        while header := self._read_block(position):
+            position += tarfile.BLOCKSIZE
             if header.type not in (*_NAMES, *_ATTRIBUTES):
-                return self._member(header, offset, place, {**self.everywhere, **own})
-            length = place + header.size - offset
+                return self._make_member(header, offset, position, {**self.global_attributes, **attributes})
+            length = position + header.size - offset
             if header.size < 0 or length > MAX_BYTES:
                 raise ValueError(
                     f"a header claims {header.size} bytes; {MAX_BYTES} are allowed for those of one member"
                 )
             content = self.stream.read(header.size)
             if header.type in _NAMES:
-                found = {_NAMES[header.type]: _text(content.partition(b"\0")[0])}
+                new_attributes = {_NAMES[header.type]: _decode(content.partition(b"\0")[0])}
             else:
-                found = dict(_attributes(content))
-            # The first of two counts, as it does for tarfile; what is for all members is for want of an own one.
+                new_attributes = dict(_parse_attributes(content))
+            # The first of two equal names applies, as in tarfile; global attributes apply where a member has none.
             if header.type == tarfile.XGLTYPE:
-                self.everywhere.update(found)
+                self.global_attributes.update(new_attributes)
             else:
-                own = {**found, **own}
-            place += _padded(header.size)
-        if place > offset:
-            raise ValueError("a header of names or attributes has no member after it")
+                attributes = {**new_attributes, **attributes}
+            position += _pad(header.size)
+        if position > offset:
+            raise ValueError("no member follows a header of names or attributes")
         return None
 
-    def _block(self, place: int) -> tarfile.TarInfo | None:
-        self.stream.seek(place)
+    def _read_block(self, position: int) -> tarfile.TarInfo | None:
+        self.stream.seek(position)
         try:
             return tarfile.TarInfo.frombuf(self.stream.read(tarfile.BLOCKSIZE), "utf-8", "surrogateescape")
         except tarfile.HeaderError:
             return None
 
-    def _member(self, header: tarfile.TarInfo, offset: int, place: int, attributes: dict[str, str]) -> TarMember:
+    def _make_member(self, header: tarfile.TarInfo, offset: int, start: int, attributes: dict[str, str]) -> TarMember:
         is_sparse = header.type == tarfile.GNUTYPE_SPARSE or _SPARSE in attributes
-        data = self._after_map(place) if header.type == tarfile.GNUTYPE_SPARSE else place
-        size = _size(attributes["size"]) if "size" in attributes else header.size
+        data = self._skip_map(start) if header.type == tarfile.GNUTYPE_SPARSE else start
+        size = _parse_size(attributes["size"]) if "size" in attributes else header.size
         has_data = header.isreg() or header.type not in tarfile.SUPPORTED_TYPES
         return TarMember(
             name=attributes.get("path", header.name),
@@ -108,56 +108,56 @@ class TarHeaders:
             offset=offset,
             data=data,
             size=size,
-            end=data + (_padded(size) if has_data else 0),
+            end=data + (_pad(size) if has_data else 0),
         )
 
-    def _after_map(self, place: int) -> int:
-        """Returns where the map of a sparse file ends; it is passed over block by block."""
-        self.stream.seek(place - tarfile.BLOCKSIZE)
+    def _skip_map(self, position: int) -> int:
+        """Returns the offset of the end of a sparse map, which is skipped block by block."""
+        self.stream.seek(position - tarfile.BLOCKSIZE)
         flag = _EXTENDED[0]
         while len(block := self.stream.read(tarfile.BLOCKSIZE)) == tarfile.BLOCKSIZE and block[flag]:
-            place += tarfile.BLOCKSIZE
+            position += tarfile.BLOCKSIZE
             flag = _EXTENDED[1]
-        return place
+        return position
 
 
-# Type of a header -> the attribute it stands for.
+# Type of a header -> the attribute that it holds.
 _NAMES = {tarfile.GNUTYPE_LONGNAME: "path", tarfile.GNUTYPE_LONGLINK: "linkpath"}
 _ATTRIBUTES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 
 
-def _attributes(content: bytes) -> Iterator[tuple[str, str]]:
-    """Yields the attributes that are used, out of records such as `17 path=cat/a.jpg` and a line feed.
+def _parse_attributes(content: bytes) -> Iterator[tuple[str, str]]:
+    """Yields the attributes that are used; each is a record such as `17 path=cat/a.jpg` and a line feed.
 
     Raises:
-      ValueError: they are damaged, or more than allowed.
+      ValueError: a record is damaged, or there are more than allowed.
     """
-    place = count = 0
-    while place < len(content) and content[place]:
-        digits = content[place : place + _LENGTH_DIGITS].partition(b" ")[0]
+    position = count = 0
+    while position < len(content) and content[position]:
+        digits = content[position : position + _LENGTH_DIGITS].partition(b" ")[0]
         length = int(digits) if digits.isdigit() else 0
         count += 1
-        if not len(digits) + 2 < length <= len(content) - place or count > MAX_ATTRIBUTES:
+        if not len(digits) + 2 < length <= len(content) - position or count > MAX_ATTRIBUTES:
             raise ValueError(f"attribute {count} of a header is damaged, or more than the {MAX_ATTRIBUTES} allowed")
-        key, _, value = content[place + len(digits) + 1 : place + length - 1].partition(b"=")
-        place += length
+        key, _, value = content[position + len(digits) + 1 : position + length - 1].partition(b"=")
+        position += length
         if key.startswith(_SPARSE.encode()):
             yield _SPARSE, ""
         if key in (b"path", b"GNU.sparse.name"):
-            yield "path", _text(value.rstrip(b"/"))
+            yield "path", _decode(value.rstrip(b"/"))
         elif key == b"size":
-            yield "size", _text(value)
+            yield "size", _decode(value)
 
 
-def _size(text: str) -> int:
+def _parse_size(text: str) -> int:
     if not text.isdecimal() or len(text) > _LENGTH_DIGITS:
         raise ValueError(f"the size of a member is {text!r:.40}")
     return int(text)
 
 
-def _text(raw: bytes) -> str:
+def _decode(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
-def _padded(size: int) -> int:
+def _pad(size: int) -> int:
     return size + -size % tarfile.BLOCKSIZE

@@ -1,4 +1,4 @@
-"""A dataset prepared by TensorFlow Datasets, read without that package: its metadata are two JSON files."""
+"""Datasets prepared by TensorFlow Datasets, read without that package: their metadata are two JSON files."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from beam_jobs.sources.containers import container_at
 from beam_jobs.sources.tfrecord import DEFAULTS, ExampleFile, ExampleSource, Layout, layout_of
 
 _INFO, _FEATURES = "dataset_info.json", "features.json"
-_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"  # when the metadata name none
+_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"  # default for metadata without a template
 _FORMAT = "tfrecord"
-_CUSTOMARY = {"image": record.ENCODED, "label": record.LABEL}  # by role; datasets of our own have them
+_CUSTOMARY = {"image": record.ENCODED, "label": record.LABEL}  # by role; Feedline's own datasets have them
 _IMAGE, _CLASS, _CLASSES, _OTHER = "Image", "ClassLabel", "Sequence of ClassLabel", "other"
 
 
 class TfdsSource(ExampleSource):
-    """A prepared dataset: the directory of one version, such as `mnist/3.0.1`, that holds `dataset_info.json`.
+    """A prepared dataset: the directory of a version, such as `mnist/3.0.1`, that holds `dataset_info.json`.
 
     Where the columns `image` and `label` are not features, the image is `image/encoded`, else the only feature of type
     Image; the label is `image/class/label`, else the only feature of type ClassLabel, else the only sequence of them. A
-    sequence makes the dataset multi-label. Names of nested features are joined by `/`. The splits count when the split
-    column is named, whatever it is called.
+    sequence makes the dataset multi-label. Names of nested features are joined by `/`. The splits of the dataset are
+    used when a split column is named that is not a feature.
     """
 
     @property
@@ -37,37 +37,37 @@ class TfdsSource(ExampleSource):
 
     @property
     def label_kind(self) -> str:
-        """What the features say of the class of an image."""
+        """Kind of the labels, by the features."""
         return self._columns(self._kinds()).label_kind
 
     def files(self, on_hidden: OnHidden = ignore) -> list[ExampleFile]:
         """See `ExampleSource`."""
-        info = self._json(_INFO)
-        found = info.get("fileFormat", _FORMAT)
-        if found != _FORMAT:
+        info = self._read_json(_INFO)
+        file_format = info.get("fileFormat", _FORMAT)
+        if file_format != _FORMAT:
             raise SourceError(
-                f"{self.path} is stored as {found}; prepare it again with `tfds build --file_format={_FORMAT}`, or "
+                f"{self.path} has the format {file_format}; prepare it with `tfds build --file_format={_FORMAT}`, or "
                 f"convert it with `tfds convert_format --dataset_version_dir={self.path} --out_file_format={_FORMAT}`"
             )
         try:
-            return [file for split in info["splits"] for file in self._files_of(split, info["name"])]
+            return [file for split in info["splits"] for file in self._shard_files(split, info["name"])]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise self._damaged(_INFO, error) from error
+            raise self._damaged_error(_INFO, error) from error
 
     def layout(self, observed: Mapping[str, type | None]) -> Layout:
         """See `ExampleSource`."""
         kinds = self._kinds()
-        names = {name: self._names(name) for name, kind in kinds.items() if kind in (_CLASS, _CLASSES)}
+        names = {name: self._class_names(name) for name, kind in kinds.items() if kind in (_CLASS, _CLASSES)}
         columns = self._columns(kinds)
         by_file = bool(columns.split) and columns.split not in observed
         return layout_of(self.path, columns, observed, split_of_file=by_file, names=names)
 
-    def _files_of(self, split: Mapping[str, Any], dataset: str) -> Iterator[ExampleFile]:
+    def _shard_files(self, split: Mapping[str, Any], dataset: str) -> Iterator[ExampleFile]:
         lengths = [int(length) for length in split.get("shardLengths", ())]
         digits = max(5, len(str(len(lengths))))
         for index, length in enumerate(lengths):
             if not length:
-                continue  # of an empty shard there is no file
+                continue  # an empty shard has no file
             shard, count = f"{index:0{digits}}", f"{len(lengths):0{digits}}"
             name = split.get("filepathTemplate", _TEMPLATE)
             for variable, value in (
@@ -85,87 +85,89 @@ class TfdsSource(ExampleSource):
             yield ExampleFile(container=container, split=split["name"], records=length)
 
     def _columns(self, kinds: Mapping[str, str]) -> TableColumns:
-        """Returns the columns with the features in place of the defaults that are not there."""
+        """Returns the columns, with features instead of the defaults that the dataset does not have."""
         columns = self.columns
         if columns.image == DEFAULTS.image and columns.image not in kinds:
-            columns = replace(columns, image=self._only(kinds, _IMAGE, "image"))
+            columns = replace(columns, image=self._only_feature(kinds, _IMAGE, "image"))
         if columns.label_kind != "single" or columns.label != DEFAULTS.label:
             return columns
         label = columns.label
         if label not in kinds:
-            label = self._only(kinds, _CLASS if _CLASS in kinds.values() else _CLASSES, "label")
+            label = self._only_feature(kinds, _CLASS if _CLASS in kinds.values() else _CLASSES, "label")
         return replace(columns, labels=label) if kinds[label] == _CLASSES else replace(columns, label=label)
 
-    def _only(self, kinds: Mapping[str, str], wanted: str, role: str) -> str:
-        found = [name for name, kind in kinds.items() if kind == wanted]
-        if _CUSTOMARY[role] in found:
+    def _only_feature(self, kinds: Mapping[str, str], feature_type: str, role: str) -> str:
+        names = [name for name, kind in kinds.items() if kind == feature_type]
+        if _CUSTOMARY[role] in names:
             return _CUSTOMARY[role]
-        if len(found) != 1:
-            known = ", ".join(map(repr, found or kinds)) or "none"
-            many = f"{len(found)} features of type {wanted}" if found else f"no feature of type {wanted}"
-            raise SourceError(f"{self.path} has {many} and none called {role!r}; name the {role} column, of {known}")
-        return found[0]
+        if len(names) != 1:
+            candidates = ", ".join(map(repr, names or kinds)) or "none"
+            count = f"{len(names)} features of type {feature_type}" if names else f"no feature of type {feature_type}"
+            raise SourceError(
+                f"{self.path} has {count} and none named {role!r}; name the {role} column, one of {candidates}"
+            )
+        return names[0]
 
     def _kinds(self) -> dict[str, str]:
         try:
-            return dict(_flat(self._json(_FEATURES), ""))
+            return dict(_flatten(self._read_json(_FEATURES), ""))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise self._damaged(_FEATURES, error) from error
+            raise self._damaged_error(_FEATURES, error) from error
 
-    def _names(self, feature: str) -> tuple[str, ...]:
+    def _class_names(self, feature: str) -> tuple[str, ...]:
         path = storage.join(self.path, feature.replace("/", "-") + ".labels.txt")
         if not storage.exists(path):
-            return ()  # declared by its number of classes
+            return ()  # the feature declares only its number of classes
         try:
             lines = storage.read_at_most(path, storage.MAX_JSON_BYTES).decode().split("\n")
         except (OSError, ValueError) as error:
             raise SourceError(f"{path} cannot be read: {error}; prepare the dataset again") from error
         return tuple(line.strip() for line in lines if line.strip())
 
-    def _json(self, name: str) -> dict[str, Any]:
+    def _read_json(self, name: str) -> dict[str, Any]:
         path = storage.join(self.path, name)
         try:
             values = storage.read_json(path)
         except OSError as error:
             raise SourceError(
-                f"{path} cannot be read: {error.strerror or error}; give the directory of one version of a prepared "
+                f"{path} cannot be read: {error.strerror or error}; give the directory of a version of a prepared "
                 "dataset, such as mnist/3.0.1"
             ) from error
         except ValueError as error:
-            raise self._damaged(name, error) from error
+            raise self._damaged_error(name, error) from error
         if not isinstance(values, dict):
-            raise self._damaged(name, "it holds no object")
+            raise self._damaged_error(name, "it holds no object")
         return values
 
-    def _damaged(self, name: str, error: object) -> SourceError:
+    def _damaged_error(self, name: str, error: object) -> SourceError:
         reason = repr(error) if isinstance(error, KeyError) else str(error)
-        return SourceError(f"{storage.join(self.path, name)} is not what TFDS writes: {reason}; prepare it again")
+        return SourceError(f"{storage.join(self.path, name)} is not valid TFDS metadata: {reason}; prepare it again")
 
 
-def _flat(feature: Mapping[str, Any], name: str) -> Iterator[tuple[str, str]]:
-    """Yields name and kind of every feature, those of dictionaries joined by `/`."""
+def _flatten(feature: Mapping[str, Any], name: str) -> Iterator[tuple[str, str]]:
+    """Yields name and kind of every feature; the names of nested features are joined by `/`."""
     children = _children(feature)
     if children is None:
-        yield name, _kind(feature)
+        yield name, _feature_kind(feature)
         return
     for child, inner in sorted(children.items()):
-        yield from _flat(inner, f"{name}/{child}" if name else child)
+        yield from _flatten(inner, f"{name}/{child}" if name else child)
 
 
-def _kind(feature: Mapping[str, Any]) -> str:
-    kind = _class_of(feature)
+def _feature_kind(feature: Mapping[str, Any]) -> str:
+    kind = _class_name(feature)
     if kind == "Sequence":
         inner = feature["sequence"]["feature"] if "sequence" in feature else feature["content"]["feature"]
-        return _CLASSES if _class_of(inner) == _CLASS else _OTHER
+        return _CLASSES if _class_name(inner) == _CLASS else _OTHER
     return kind if kind in (_IMAGE, _CLASS) else _OTHER
 
 
 def _children(feature: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    if _class_of(feature) != "FeaturesDict":
+    if _class_name(feature) != "FeaturesDict":
         return None
     # Datasets prepared before 2022 nest `type` and `content`.
     return feature["featuresDict"]["features"] if "featuresDict" in feature else feature["content"]
 
 
-def _class_of(feature: Mapping[str, Any]) -> str:
+def _class_name(feature: Mapping[str, Any]) -> str:
     return (feature["pythonClassName"] if "pythonClassName" in feature else feature["type"]).rpartition(".")[2]

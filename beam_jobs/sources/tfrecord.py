@@ -1,6 +1,6 @@
-"""TFRecord files that are there already, of `tf.train.Example` with an encoded image in each.
+"""Existing TFRecord files of `tf.train.Example`, with an encoded image in each record.
 
-A layout says which feature of an example holds what; its features are read as the cells of a row.
+A layout assigns features to roles such as image and label; the features are read as the cells of a row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from beam_jobs.errors import BadImage, CorruptDataset, RejectReason, SourceError
 from beam_jobs.options import TableColumns
 from beam_jobs.sources import containers
 from beam_jobs.sources.base import OnHidden, ignore, scan_reject
-from beam_jobs.sources.containers import NO_FILES, Container, Opened
+from beam_jobs.sources.containers import NO_FILES, Container, OpenContainer
 from beam_jobs.sources.image_reader import EXAMPLE, Slice
 from beam_jobs.sources.row_reader import RowReader
 from beam_jobs.storage import decompress
@@ -27,10 +27,10 @@ from beam_jobs.types import ExtraValue, ImageRef, Reject
 
 DEFAULTS = TableColumns()
 
-# Columns of our own; no feature of a user has such a name.
+# Internal columns, with names that no feature of a user has.
 URI, SPLIT = "\0uri", "\0split"
 
-_NO_CLASS = -1  # what TFDS writes for an image whose class is not known
+_NO_CLASS = -1  # label of TFDS for an unknown class
 
 Features = Mapping[str, list]
 Observed = Mapping[str, type | None]  # type of the values of each feature; None for those that never had any
@@ -141,19 +141,19 @@ def _class_name(value: Any, name: str, names: tuple[str, ...]) -> Any:
     return names[value]
 
 
-_OBSERVED_RECORDS = 100  # a feature that none of the first so many has is taken for a misspelt one
-# Of a record in a compressed file; images pack to little less than they have.
+_OBSERVED_RECORDS = 100  # a feature that is in none of these first records is reported as missing
+# Limits for a record in a compressed file; images hardly compress.
 _PACKED_BYTES, _PACKED_RATIO = 32 << 20, 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleFile:
-    """One TFRecord file of a source.
+    """A TFRecord file of a source.
 
     Attributes:
       container: the file.
-      split: that its place or its metadata name; empty for none.
-      records: how many it must hold; -1 when nothing says so.
+      split: split named by its directory or by metadata; empty for none.
+      records: number of records by metadata; -1 when unknown.
     """
 
     container: Container
@@ -166,8 +166,8 @@ class ExampleSource(ABC):
     """TFRecord files of `tf.train.Example`.
 
     Attributes:
-      path: where they are.
-      columns: which feature holds what.
+      path: path or pattern of the files, or their directory.
+      columns: feature names by role.
     """
 
     path: str
@@ -184,28 +184,28 @@ class ExampleSource(ABC):
 
     @abstractmethod
     def layout(self, observed: Observed) -> Layout:
-        """Returns what the features are, given those of the first records.
+        """Returns the layout, given the features of the first records.
 
         Raises:
-          SourceError: a feature that is named is not there.
+          SourceError: a named feature is missing.
         """
 
     @property
     def label_kind(self) -> str:
-        """What the columns say of the class of an image."""
+        """Kind of the labels, by the columns."""
         return self.columns.label_kind
 
     def check(self) -> None:
-        """Raises `SourceError` unless there is a record and every named feature is in the first ones."""
+        """Raises `SourceError` unless there is a record, and the first records have every named feature."""
         if self.columns.mask:
-            raise SourceError(f"{self.path} holds records, which can name no mask; list image and mask in a table")
+            raise SourceError(f"{self.path} holds records, which cannot name masks; list image and mask in a table")
         self._layout(self.files())
 
     def entries(self, on_hidden: OnHidden = ignore) -> Iterator[ImageRef | Reject]:
-        """Yields a reference or a reject a record; every record is read once, its checksums verified.
+        """Yields a reference or a reject for each record; every record is read once and its checksums are verified.
 
         Raises:
-          SourceError: a file is missing, damaged or cut short, with the place.
+          SourceError: a file is missing, damaged or truncated; the message gives the offset.
         """
         files = self.files(on_hidden)
         layout = self._layout(files)
@@ -214,33 +214,33 @@ class ExampleSource(ABC):
 
     def _layout(self, files: list[ExampleFile]) -> Layout:
         observed: dict[str, type | None] = {}
-        for features in itertools.islice(_all_features(files), _OBSERVED_RECORDS):
+        for features in itertools.islice(_read_features(files), _OBSERVED_RECORDS):
             for name, values in features.items():
                 observed[name] = observed.get(name) or (type(values[0]) if values else None)
         if not observed:
-            raise SourceError(f"{self.path} holds no record of tf.train.Example; it must hold one an image")
+            raise SourceError(f"{self.path} holds no record of tf.train.Example; it must hold one per image")
         return self.layout(observed)
 
 
-def _all_features(files: Iterable[ExampleFile]) -> Iterator[Features]:
+def _read_features(files: Iterable[ExampleFile]) -> Iterator[Features]:
     for file in files:
-        with _opened(file) as opened:
-            for _, payload in _payloads(file, opened):
+        with _open_file(file) as handle:
+            for _, payload in _payloads(file, handle):
                 with contextlib.suppress(BadImage):
                     yield _features(payload)
 
 
 def _entries(file: ExampleFile, layout: Layout) -> Iterator[ImageRef | Reject]:
     rows = RowReader(columns=replace(layout.columns, image=URI), base=NO_FILES, kinds=layout.kinds)
-    with _opened(file) as opened:
-        for index, (offset, payload) in enumerate(_payloads(file, opened)):
-            place = Slice(
+    with _open_file(file) as handle:
+        for index, (offset, payload) in enumerate(_payloads(file, handle)):
+            part = Slice(
                 method=EXAMPLE,
                 offset=offset + tfrecord.HEADER,
                 length=len(payload),
                 path=file.container.name,
                 feature=layout.columns.image,
-                packing=opened.packing,
+                packing=handle.packing,
             )
             uri = f"{file.container.name}:{index}"
             try:
@@ -250,7 +250,7 @@ def _entries(file: ExampleFile, layout: Layout) -> Iterator[ImageRef | Reject]:
             except BadImage as bad:
                 entry = scan_reject(uri, uri, bad.reason, bad.detail)
             if isinstance(entry, ImageRef):
-                entry = replace(entry, uri=uri, slice=place.text, bytes=size, mtime_ns=opened.mtime_ns)
+                entry = replace(entry, uri=uri, slice=part.text, bytes=size, mtime_ns=handle.mtime_ns)
             yield entry
 
 
@@ -260,47 +260,47 @@ def _features(payload: bytes) -> Features:
     try:
         return record.decode(payload)
     except DecodeError as error:
-        raise BadImage(RejectReason.BAD_MEMBER, "the record is no tf.train.Example") from error
+        raise BadImage(RejectReason.BAD_MEMBER, "the record is not a tf.train.Example") from error
 
 
 @contextlib.contextmanager
-def _opened(file: ExampleFile) -> Iterator[Opened]:
-    with containers.opened(file.container, _packing(file.container)) as opened:
-        yield opened
+def _open_file(file: ExampleFile) -> Iterator[OpenContainer]:
+    with containers.open_container(file.container, _packing(file.container)) as handle:
+        yield handle
 
 
-def _payloads(file: ExampleFile, opened: Opened) -> Iterator[tuple[int, bytes]]:
+def _payloads(file: ExampleFile, handle: OpenContainer) -> Iterator[tuple[int, bytes]]:
     """Yields offset and payload of the records of a file."""
     path, count = file.container.path, 0
     try:
-        for offset, payload in tfrecord.read_records(opened.stream, path, _record_bytes(path, opened)):
+        for offset, payload in tfrecord.read_records(handle.stream, path, _record_bytes(path, handle)):
             count += 1
             yield offset, payload
     except CorruptDataset as error:
-        what = str(error).partition(";")[0]
-        raise SourceError(f"{what}; it is damaged, or no TFRecord file. Repair it or take it away") from error
+        detail = str(error).partition(";")[0]
+        raise SourceError(f"{detail}; it is damaged, or not a TFRecord file. Repair or remove it") from error
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
     if file.records not in (-1, count):
-        raise SourceError(f"{path} holds {count} records, its dataset says {file.records}; prepare it again")
+        raise SourceError(f"{path} holds {count} records, but its metadata declare {file.records}; prepare it again")
 
 
-def _record_bytes(path: str, opened: Opened) -> int:
-    """Returns how long a record may be: one of zeros would unpack from next to nothing."""
-    if not opened.packing:
+def _record_bytes(path: str, handle: OpenContainer) -> int:
+    """Returns the maximum size of a record, in bytes; a few compressed bytes may unpack to a huge record of zeros."""
+    if not handle.packing:
         return tfrecord.MAX_RECORD_BYTES
     return min(tfrecord.MAX_RECORD_BYTES, _PACKED_BYTES + _PACKED_RATIO * storage.size(path))
 
 
 def _packing(container: Container) -> str:
-    head = containers.head_of(container)
+    head = containers.read_head(container)
     packing = decompress.packing_of(head) or (decompress.ZLIB if decompress.is_zlib(head) else "")
     if not packing:
         return ""
-    # A record starts with its length, which may look like anything; but then its checksum is right.
-    with containers.opened(container, "") as opened:
+    # The length at the start of a record may look like a magic number; but then the checksum of the length is correct.
+    with containers.open_container(container, "") as handle:
         try:
-            next(tfrecord.read_records(opened.stream, container.path), None)
+            next(tfrecord.read_records(handle.stream, container.path), None)
         except CorruptDataset:
             return packing
     return ""
@@ -310,27 +310,27 @@ _SPLIT_DIRECTORY = re.compile(r"(?:^|/)Split-([^/]+)/")  # of TFX `Examples`
 
 
 class TfrecordSource(ExampleSource):
-    """TFRecord files: one, those that a pattern matches, or all below a directory; plain, or of gzip or zlib.
+    """TFRecord files, plain or compressed by gzip or zlib: a file, all that match a pattern, or all below a directory.
 
-    Below a directory all files count whose name holds `tfrecord`, or all when there is none such. Where the columns
-    `image` and `label` are not features, the customary `image/encoded`, `image/class/text` and `image/class/label` are
-    taken; the key is `image/filename` when there is one, else `FILE:INDEX`. A split column `split` that is no feature
-    stands for the `Split-NAME` directories of TFX.
+    Below a directory, the files with `tfrecord` in their name are read, or all files when there is none. Where the
+    columns `image` and `label` are not features, the customary `image/encoded`, `image/class/text` and
+    `image/class/label` are used; the key is `image/filename` if it is a feature, else `FILE:INDEX`. A split column
+    `split` that is not a feature stands for the `Split-NAME` directories of TFX.
     """
 
     @property
     def base(self) -> str:
-        """The directory, or the one that the names of files are relative to."""
-        return self.path if containers.is_directory(self.path) else containers.base_of(self.path)
+        """Directory that the names of files are relative to."""
+        return self.path if containers.is_directory(self.path) else containers.base_directory(self.path)
 
     def files(self, on_hidden: OnHidden = ignore) -> list[ExampleFile]:
         """See `ExampleSource`."""
         if containers.is_directory(self.path):
-            found = containers.below(self.path, on_hidden)
-            found = [container for container in found if "tfrecord" in container.name.lower()] or found
+            files = containers.below(self.path, on_hidden)
+            files = [container for container in files if "tfrecord" in container.name.lower()] or files
         else:
-            found = containers.find(self.path, on_hidden)
-        return [ExampleFile(container=container, split=_split_of(container.name)) for container in found]
+            files = containers.find(self.path, on_hidden)
+        return [ExampleFile(container=container, split=_parse_split(container.name)) for container in files]
 
     def layout(self, observed: Mapping[str, type | None]) -> Layout:
         """See `ExampleSource`."""
@@ -338,6 +338,6 @@ class TfrecordSource(ExampleSource):
         return layout_of(self.path, self.columns, observed, split_of_file=by_file)
 
 
-def _split_of(name: str) -> str:
-    found = _SPLIT_DIRECTORY.search(name)
-    return found[1] if found else ""
+def _parse_split(name: str) -> str:
+    match = _SPLIT_DIRECTORY.search(name)
+    return match[1] if match else ""

@@ -1,8 +1,8 @@
-"""Members of an archive made into references: images in class folders, and samples as WebDataset lays them out.
+"""References to the members of an archive: images in class folders, and samples in the layout of WebDataset.
 
-A sample is a run of members that share their name up to the first dot of the last part: `000.jpg`, `000.cls`,
-`000.json`, `000.txt`. Columns are the fields of the object in its `.json`, and `cls` and `txt`, the text of those.
-The class is in the label column; unless another one is named, in `label`, else in `cls`, else it is the first folder.
+A sample consists of consecutive members that share their name up to the first dot of the last part: `000.jpg`,
+`000.cls`, `000.json`, `000.txt`. Its columns are the fields of the object in `.json`, and `cls` and `txt`, the text of
+these files. The class is the label column; with the default, that is `label`, else `cls`, else the first folder.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from beam_jobs.sources.image_reader import Slice
 from beam_jobs.sources.row_reader import RowReader
 from beam_jobs.types import ImageRef, Reject
 
-# What the sniffer of `images` knows, by the names such files go by.
+# The usual suffixes of the formats that `images.headers.sniff` detects.
 IMAGE_SUFFIXES = frozenset(["jpg", "jpeg", "jpe", "jfif", "png", "gif", "bmp", "dib", "tif", "tiff", "webp"])
 
-MAX_SIDECAR_BYTES = 16 << 20  # of a `.json` with outlines; the rest takes a few bytes
+MAX_SIDECAR_BYTES = 16 << 20  # enough for a `.json` with outlines
 
-# WebDataset samples have a handful of members. In class folders `cat/my.1.jpg`, `cat/my.2.jpg` and so on look like one
-# sample without end, which must not gather in memory.
+# WebDataset samples have a few members. Files of class folders such as `cat/my.1.jpg` and `cat/my.2.jpg` look like a
+# single sample of any length, which must not fill the memory.
 _MAX_SAMPLE_MEMBERS = 1000
 
 _DEFAULT_LABEL = TableColumns().label
@@ -36,43 +36,43 @@ _URI = "\0uri"  # no JSON of a user has a field of that name
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One file of an archive.
+    """A file of an archive.
 
     Attributes:
-      name: in the archive, with `/`.
-      place: where its bytes lie.
-      bytes: its size, as the archive claims it.
+      name: path in the archive, with `/`.
+      slice: byte range of its data.
+      bytes: size that the archive declares, unpacked.
     """
 
     name: str
-    place: Slice
+    slice: Slice
     bytes: int
 
     @property
     def stem(self) -> str:
-        """What the members of a sample share."""
+        """The part of the name that the members of a sample share."""
         folder, slash, last = self.name.rpartition("/")
         return folder + slash + last.partition(".")[0]
 
     @property
     def suffix(self) -> str:
-        """What tells the members of a sample apart, in lower case, such as `jpg` or `left.jpg`."""
+        """The rest of the name, in lower case, such as `jpg` or `left.jpg`."""
         return self.name.rpartition("/")[2].partition(".")[2].lower()
 
     @property
     def is_image(self) -> bool:
-        """Whether its name says that it is an image."""
+        """Whether the suffix is that of an image."""
         return self.suffix.rpartition(".")[2] in IMAGE_SUFFIXES
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Images that belong together and the facts about them.
+    """Images that belong together, and their metadata.
 
     Attributes:
       images: the members that are images.
       row: column -> value.
-      fault: what is wrong with these facts; empty when nothing is.
+      fault: the fault of the metadata; empty when they are valid.
     """
 
     images: tuple[Member, ...]
@@ -81,10 +81,10 @@ class Sample:
 
 
 def clean_name(name: str) -> str:
-    """Returns the name of a member without needless parts.
+    """Returns the name of a member without empty parts and `.`.
 
     Raises:
-      BadImage: the name leads out of where the archive would be unpacked, is not UTF-8, or longer than allowed.
+      BadImage: the name points outside the archive, is not UTF-8, or is longer than allowed.
     """
     if len(name) > MAX_NAME_BYTES:
         raise BadImage(RejectReason.BAD_MEMBER, f"its name has {len(name)} characters; {MAX_NAME_BYTES} are allowed")
@@ -92,19 +92,19 @@ def clean_name(name: str) -> str:
         raise BadImage(RejectReason.NAME_NOT_UTF8, "rename it; keys are stored as UTF-8")
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/") or ".." in parts or not parts:
-        raise BadImage(RejectReason.BAD_MEMBER, "its name leads out of the archive, or nowhere")
+        raise BadImage(RejectReason.BAD_MEMBER, "its name is empty or points outside the archive")
     return "/".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleReader:
-    """Turns the members of one archive into references.
+    """Converts the samples of an archive to references.
 
     Attributes:
-      columns: which field of a `.json` holds what.
-      kinds: type of each extra column; see `rows.extra_kinds`.
-      prefix: goes before the names of members to make keys; empty for a source of one archive.
-      mtime_ns: modification time of the archive.
+      columns: the fields of `.json` files by role.
+      kinds: type of each extra column; see `row_reader.extra_kinds`.
+      prefix: prefix of the keys, before the names of members; empty for a source of one archive.
+      mtime_ns: modification time of the archive, in nanoseconds since the epoch.
     """
 
     columns: TableColumns
@@ -113,64 +113,66 @@ class SampleReader:
     mtime_ns: int = 0
 
     def entries(self, samples: Iterable[Sample | Reject]) -> Iterator[ImageRef | Reject]:
-        """Yields a reference or a reject an image.
+        """Yields a reference or a reject for each image.
 
-        Digests of the keys, about 100 bytes each, are kept to find those that come again; the first is taken. Those of
-        other archives are left to the plan.
+        Digests of the keys, about 100 bytes each, are stored to reject duplicates within the archive; the plan finds
+        duplicates across archives.
         """
         rows = RowReader(columns=replace(self.columns, image=_URI), base=NO_FILES, kinds=self.kinds)
-        seen: set[bytes] = set()
+        key_digests: set[bytes] = set()
         for sample in samples:
             if isinstance(sample, Reject):
                 yield replace(sample, key=self.prefix + sample.key, uri=self.prefix + sample.uri)
                 continue
             for member in sample.images:
-                yield self._entry(member, sample, rows, seen)
+                yield self._entry(member, sample, rows, key_digests)
 
-    def _entry(self, member: Member, sample: Sample, rows: RowReader, seen: set[bytes]) -> ImageRef | Reject:
+    def _entry(self, member: Member, sample: Sample, rows: RowReader, key_digests: set[bytes]) -> ImageRef | Reject:
         uri = self.prefix + member.name
         entry = rows.entry({**sample.row, _URI: uri}, member.name, sample.fault)
         if isinstance(entry, Reject):
             return entry
         digest = hashlib.blake2b(entry.key.encode(), digest_size=16).digest()
-        if digest in seen:
-            detail = f"{entry.key!r} is there a second time; the first is taken"
+        if digest in key_digests:
+            detail = f"the archive has {entry.key!r} twice; the first is used"
             return scan_reject(entry.key, uri, RejectReason.DUPLICATE_KEY, detail)
-        seen.add(digest)
-        return replace(entry, uri=uri, slice=member.place.text, bytes=member.bytes, mtime_ns=self.mtime_ns)
+        key_digests.add(digest)
+        return replace(entry, uri=uri, slice=member.slice.text, bytes=member.bytes, mtime_ns=self.mtime_ns)
 
 
 def samples(
     members: Iterable[Member | Reject], columns: TableColumns, read: Callable[[Member], bytes]
 ) -> Iterator[Sample | Reject]:
-    """Yields the samples of an archive, one in memory at a time, and a reject for each member that is in none.
+    """Yields the samples of an archive, one in memory at a time, and a reject for each member without an image.
 
     Args:
-      members: in the order of the archive; rejects pass through.
-      columns: which field of a `.json` holds what.
-      read: returns the bytes of a member; raises `BadImage` when it cannot.
+      members: the members in the order of the archive; rejects are passed on.
+      columns: the fields of `.json` files by role.
+      read: function that returns the bytes of a member; raises `BadImage` when it cannot.
     """
-    run: list[Member] = []
+    sample: list[Member] = []
     for member in members:
         if isinstance(member, Reject):
             yield member
             continue
-        if run and (member.stem != run[0].stem or len(run) == _MAX_SAMPLE_MEMBERS):
-            yield from _sample(run, columns, read)
-            run = []
-        run.append(member)
-    if run:
-        yield from _sample(run, columns, read)
+        if sample and (member.stem != sample[0].stem or len(sample) == _MAX_SAMPLE_MEMBERS):
+            yield from _make_samples(sample, columns, read)
+            sample = []
+        sample.append(member)
+    if sample:
+        yield from _make_samples(sample, columns, read)
 
 
-def _sample(run: list[Member], columns: TableColumns, read: Callable[[Member], bytes]) -> Iterator[Sample | Reject]:
-    images = tuple(member for member in run if member.is_image)
+def _make_samples(
+    members: list[Member], columns: TableColumns, read: Callable[[Member], bytes]
+) -> Iterator[Sample | Reject]:
+    images = tuple(member for member in members if member.is_image)
     if not images:
         detail = "its name has no image suffix, and no image shares the name"
-        yield from (scan_reject(member.name, member.name, RejectReason.NOT_AN_IMAGE, detail) for member in run)
+        yield from (scan_reject(member.name, member.name, RejectReason.NOT_AN_IMAGE, detail) for member in members)
         return
     try:
-        row = _row({member.suffix: member for member in reversed(run)}, columns, read)
+        row = _read_row({member.suffix: member for member in reversed(members)}, columns, read)
     except BadImage as bad:
         yield Sample(images=images, row={}, fault=bad.detail)
         return
@@ -179,21 +181,21 @@ def _sample(run: list[Member], columns: TableColumns, read: Callable[[Member], b
     yield Sample(images=images, row=row)
 
 
-def _row(sidecars: Mapping[str, Member], columns: TableColumns, read: Callable[[Member], bytes]) -> dict[str, Any]:
-    """Returns what the sidecars say, by column."""
+def _read_row(sidecars: Mapping[str, Member], columns: TableColumns, read: Callable[[Member], bytes]) -> dict[str, Any]:
+    """Returns the values of the sidecar files by column."""
     if len(sidecars) == 1:
         return {}
-    wanted = set(columns.named().values()) - {columns.image}
-    row = _object(_text(sidecars["json"], read)) if "json" in sidecars and wanted else {}
+    used_columns = set(columns.named().values()) - {columns.image}
+    row = _parse_object(_read_text(sidecars["json"], read)) if "json" in sidecars and used_columns else {}
     if columns.label == _DEFAULT_LABEL:
-        wanted.add("cls")
+        used_columns.add("cls")
     for name in ("cls", "txt"):
-        if name in sidecars and name in wanted and name not in row:
-            row[name] = _text(sidecars[name], read)
+        if name in sidecars and name in used_columns and name not in row:
+            row[name] = _read_text(sidecars[name], read)
     return row
 
 
-def _object(text: str) -> dict[str, Any]:
+def _parse_object(text: str) -> dict[str, Any]:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -203,8 +205,8 @@ def _object(text: str) -> dict[str, Any]:
     return values
 
 
-def _text(sidecar: Member, read: Callable[[Member], bytes]) -> str:
-    size = max(sidecar.bytes, sidecar.place.length)
+def _read_text(sidecar: Member, read: Callable[[Member], bytes]) -> str:
+    size = max(sidecar.bytes, sidecar.slice.length)
     if size > MAX_SIDECAR_BYTES:
         detail = f"its .{sidecar.suffix} has {size} bytes; {MAX_SIDECAR_BYTES} are allowed"
         raise BadImage(RejectReason.BAD_ANNOTATION, detail)

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import google_crc32c
 
 from beam_jobs import storage
-from beam_jobs.common.system import Progress, chunk_of, local_progress, lots, map_chunks, map_ordered
+from beam_jobs.common.system import Progress, chunk_size, chunks_by_size, local_progress, map_chunks, map_ordered
 from beam_jobs.dataset import schemas
 from beam_jobs.errors import BadImage, Fault, RejectReason, Unreadable
 from beam_jobs.images import sandbox
@@ -280,9 +280,9 @@ def _verdicts(bucket: Bucket, task: ExamineTask, faults: list[Fault]) -> Iterato
 def _outcomes(bucket: Bucket, task: ExamineTask) -> Iterator[_Outcome]:
     rows = schemas.read(bucket.path).to_pylist()
     refs = map(schemas.ref_of, rows)
-    if task.reader.is_far(rows):
+    if task.reader.any_remote(rows):
         return _from_servers(refs, task.reader.threads(rows, task.threads), task)
-    chunk = chunk_of(sum(row["bytes"] for row in rows) / max(1, len(rows)))
+    chunk = chunk_size(sum(row["bytes"] for row in rows) / max(1, len(rows)))
     return map_chunks(partial(_from_disk, task=task), refs, task.threads, chunk)
 
 
@@ -297,7 +297,7 @@ def _from_servers(refs: Iterable[ImageRef], waiting: int, task: ExamineTask) -> 
     """
     fetched = map_ordered(partial(_read, task=task), refs, waiting)
     try:
-        for outcomes in map_ordered(partial(_examine_all, task=task), lots(fetched, _size), task.threads):
+        for outcomes in map_ordered(partial(_examine_all, task=task), chunks_by_size(fetched, _size), task.threads):
             yield from outcomes
     except KeyboardInterrupt as stop:
         fetched.throw(stop)  # or it would be closed, and wait for what it fetches

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from beam_jobs import storage
-from beam_jobs.common.system import Progress, chunk_of, local_progress, map_ordered
+from beam_jobs.common.system import Progress, chunk_size, local_progress, map_ordered
 from beam_jobs.dataset import record, schemas, shards, tfrecord
 from beam_jobs.errors import BadImage, DataError, Fault, FeedlineError, SourceChanged, Unreadable
 from beam_jobs.images.annotations import record_objects
@@ -280,7 +280,7 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
         return False
     table = schemas.read(shard.plan_path)
     rows = table.to_pylist()
-    chunk = chunk_of(pc.mean(table["bytes"]).as_py())
+    chunk = chunk_size(pc.mean(table["bytes"]).as_py())
     encode = partial(_record_pieces, task=task, indices={name: index for index, name in enumerate(task.labels)})
     offsets = []
     threads = task.reader.threads(rows, max(1, task.threads - 1))  # the sink is the other one

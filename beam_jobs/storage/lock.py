@@ -58,7 +58,7 @@ class Owner:
         if self.machine != system.identity():
             return False
         released = self.process == os.getpid() and self.token not in _owned
-        return released or not system.lives(self.process, self.since)
+        return released or not system.is_running(self.process, self.since)
 
     def to_bytes(self) -> bytes:
         """Returns the content of the file or object."""

@@ -10,7 +10,7 @@ import click
 import yaml
 
 from beam_jobs.common import yaml_text
-from beam_jobs.common.settings import Described, fields, from_mapping, not_a_section
+from beam_jobs.common.settings import OptionField, fields, from_mapping, not_a_section
 from beam_jobs.errors import OptionError
 from beam_jobs.runners import ENGINES, Engine, options_of
 from beam_jobs.storage import is_remote, join
@@ -61,7 +61,7 @@ def engine_of(runner: str | None, assignments: Sequence[str], section: Mapping[s
     return from_mapping(options, settings | given, "engine" if settings else "--runner-option")
 
 
-def _parsed(assignment: str, known: Mapping[str, Described]) -> tuple[str, Any]:
+def _parsed(assignment: str, known: Mapping[str, OptionField]) -> tuple[str, Any]:
     key, separator, value = assignment.partition("=")
     if not separator or not key:
         raise OptionError(f"--runner-option is {assignment!r}; write it as parallelism=4")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 import beam_jobs.options
-from beam_jobs.common.settings import Described, Field, fields, meanings
+from beam_jobs.common.settings import Field, OptionField, fields, meanings
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions, parse_splits
 from pipeline.cli.click_groups import GENERAL, Option
@@ -65,7 +65,7 @@ class Leaf:
     heading: str
     metavar: str
     meaning: str
-    described: Described
+    described: OptionField
 
     @property
     def parameter(self) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 import click
 
 from beam_jobs.common import settings
-from beam_jobs.common.settings import Described, fields, meanings
+from beam_jobs.common.settings import OptionField, fields, meanings
 from beam_jobs.common.yaml_text import one_line
 from pipeline.cli import cli, common
 from pipeline.cli.click_groups import GENERAL, summary
@@ -254,14 +254,14 @@ def _spelled_out(text: str, cls: type) -> str:
     return re.sub(r"`([A-Z_]+)`", values, text.replace("None", "`null`"))
 
 
-def _setting_type(item: Described) -> str:
+def _setting_type(item: OptionField) -> str:
     """Returns what may stand for a setting, its range included, such as `whole number of at least 1`."""
     text = settings.allowed(item.hint, item.annotations)
     text = re.sub(r"\ba (?=\w)|, as .*", "", text)
     return f"number {text}" if text.startswith(("between", "from")) else text
 
 
-def _setting_default(item: Described) -> str:
+def _setting_default(item: OptionField) -> str:
     return "none: must be given" if item.is_required else f"`{one_line(item.default)}`"
 
 

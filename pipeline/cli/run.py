@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -22,9 +22,6 @@ from pipeline.cli.common import (
 )
 from pipeline.cli.ingest_options import check_useful, ingest_options, ingest_settings
 from pipeline.cli.init import CONFIG_NAME
-
-if TYPE_CHECKING:
-    from pipeline.settings.layers import Settings
 
 
 @click.command("run", cls=Command)
@@ -76,19 +73,23 @@ def command(
       feedline run --config pipeline.yaml --show-config
     """
     from pipeline.runners import local
-    from pipeline.settings.layers import gather
+    from pipeline.settings.layers import gather, listing, listing_text
 
     settings = gather(config_path, _given(values), assignments, options=option_names(context.command, values))
     if "root" not in settings.values:
         raise OptionError(f"--root is missing; give it, or name it in the --config file{_hint(config_path)}")
     if not settings.values.keys() & {"ingest", "dataset"}:
         raise OptionError("--images is missing; give it or a --dataset, or name one in the --config file")
+    config = settings.build()
     if show_config:
-        _show(settings, as_json)
+        listed = listing(settings, config)
+        if as_json:
+            print_json(listed)
+        else:
+            click.echo(listing_text(listed))
         return
     if "engine" in settings.values:
         say(f"engine ({settings.layer('engine')}) is left out: `run` does all its work in this process")
-    config = settings.build()
     if config.ingest:
         check_useful(values, config.ingest)
     with settings.explained():
@@ -109,15 +110,6 @@ def _hint(config_path: str | None) -> str:
     if config_path:
         return ""
     return f", as in -c {CONFIG_NAME}" if os.path.isfile(CONFIG_NAME) else f"; `{program()} init` writes one"
-
-
-def _show(settings: Settings, as_json: bool) -> None:
-    from pipeline.settings import layers
-
-    if as_json:
-        print_json(layers.listing_json(settings))
-    else:
-        click.echo(layers.listing_text(settings))
 
 
 _PLACES = {
@@ -150,11 +142,8 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def option_names(command: click.Command, values: Mapping[str, Any]) -> dict[str, str]:
     """Returns dotted key -> option, such as `train.epochs` -> `--epochs`, of all options that set one."""
-    from pipeline.settings.layers import gather
+    from pipeline.settings.layers import leaves
 
     names = {parameter.name: parameter.opts[0] for parameter in command.params}
-    found = {}
-    for option, value in values.items():
-        for key in gather(None, _given({option: value}), (), {}).origin:
-            found[key] = names[option]
-    return found
+    places = ((option, path) for option, value in values.items() for path, _ in leaves((), _given({option: value})))
+    return {".".join(path): names[option] for option, path in places}

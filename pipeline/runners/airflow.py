@@ -157,8 +157,8 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - the n
     if config.schema and not config.schema_is_reviewed:  # a file that comes between two runs would change the tasks
         hints.append(f"schema {config.schema} is not there: the DAG infers one, review it and compile again")
         values.pop("schema")
-        config = configuration.build(values)
-    _check_settings(config)
+        config = dataclasses.replace(config, schema="")
+    local.check_training(config, local.preflight(config))
     text = _FILE.format(
         name=config.name,
         code=_code(),
@@ -221,16 +221,6 @@ def _check_names(config: PipelineConfig, out: str) -> None:
         raise OptionError(
             f"root is {config.root!r}; the tasks share a SQLite file in it, name a directory that every worker has"
         )
-
-
-def _check_settings(config: PipelineConfig) -> None:
-    """Checks what `feedline run` checks before it starts."""
-    local.preflight(config)
-    from trainer.input_fn import check_options
-    from trainer.models import check_model
-
-    check_options(config.input, local.raw_side(config))
-    check_model(config.train.model)
 
 
 def _steps(config: PipelineConfig) -> dict[str, list[str]]:

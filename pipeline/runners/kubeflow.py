@@ -24,7 +24,6 @@ from beam_jobs.storage import disk
 from components.dataset_gate.limits import GateLimits
 from pipeline import config as configuration
 from pipeline.config import PipelineConfig
-from pipeline.runners import local
 from pipeline.runners.kubeflow_container import COMMAND, TYPES
 
 if TYPE_CHECKING:
@@ -170,7 +169,6 @@ def _check(config: PipelineConfig, options: KubeflowOptions, root: str) -> None:
             f"evaluate.max_drop is {config.evaluate.max_drop}, and on Kubeflow no blessed model is looked up; name it "
             "as kubeflow.baseline_model, or leave out evaluate.max_drop"
         )
-    local.check_settings(config, config.data())
 
 
 def _job(config: PipelineConfig, options: KubeflowOptions, root: str) -> dict[str, Any]:

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 from beam_jobs import storage
 from beam_jobs.common import strings
 from beam_jobs.common.strings import WARNING
-from beam_jobs.dataset import manifest
-from beam_jobs.dataset.schemas import check_column
 from beam_jobs.errors import GateFailed, OptionError
 from beam_jobs.sources.factory import open_source
 from beam_jobs.storage import disk
@@ -30,8 +28,8 @@ LOG_NAME = "run.log"
 _BAD_RECORD = "Not a valid TFRecord"  # how Beam begins what it says of one
 
 
-def preflight(config: PipelineConfig) -> None:
-    """Checks what can be checked before anything is written or imported at length.
+def preflight(config: PipelineConfig) -> DataShape:
+    """Checks what can be checked before anything is written or imported at length, and returns the shape of the data.
 
     Raises:
       UsageError: the source, the root or an option cannot be used.
@@ -39,39 +37,31 @@ def preflight(config: PipelineConfig) -> None:
     if storage.is_remote(config.root):
         raise OptionError(f"root is {config.root!r}; the local runner needs a local directory")
     data, found = config.data(), config.resolved_source()
-    kind = _label_kind(config, found)
+    options = config.ingest and dataclasses.replace(config.ingest, source=found)
+    kind = open_source(options).label_kind if options else data.label_kind
     if kind != "single":
         raise OptionError(
             f"the images have {LABEL_KINDS[kind]}; a model is trained on one label each, `ingest` takes all"
         )
-    check_settings(config, data)
     source, root = os.path.realpath(found), os.path.realpath(config.root)
     if os.path.isdir(source) and os.path.commonpath([source, root]) == source:
         raise OptionError(f"root {config.root} lies inside {config.pattern}, which a run must not change")
-    there = root
-    while not os.path.lexists(there):
-        there = os.path.dirname(there)
-    if not os.path.isdir(there):
+    if not os.path.isdir(there := disk.nearest(root)):
         raise OptionError(f"root {config.root}: {there} is a file; root must be a directory, new or of earlier runs")
+    return data
 
 
-def check_settings(config: PipelineConfig, data: DataShape) -> None:
-    """Checks what does not depend on where the pipeline runs.
+def check_training(config: PipelineConfig, data: DataShape) -> None:
+    """Checks input and model, for which TensorFlow is loaded.
 
     Raises:
-      OptionError: settings do not fit each other or the data.
+      OptionError: an operation does not fit the stored pixels, or there is no such model.
     """
-    if data.facts != "all":
-        raise OptionError("facts is basic; statistics and normalisation need the facts of all")
-    if config.train.strategy == "multi_worker":
-        raise OptionError(
-            "train.strategy is multi_worker, and a pipeline runs in one process; start `trainer.job.fit` on every "
-            "worker, on a dataset that `ingest` made"
-        )
-    for name in config.input.columns:
-        check_column(name, data.extra, "input.columns")
-    config.transform.check(data.extra)
-    config.evaluate.check(data.extra)
+    from trainer.input_fn import check_options
+    from trainer.models import check_model
+
+    check_options(config.input, data.raw_side_px)
+    check_model(config.train.model)
 
 
 def run(config: PipelineConfig, say: Say) -> RunSummary:
@@ -88,7 +78,7 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
       UsageError: the request is wrong; nothing was written.
       DataError: the images failed a check; what had passed before is kept and cached.
     """
-    preflight(config)
+    data = preflight(config)
     if config.schema and not config.schema_is_reviewed:
         say(f"schema {config.schema} is not there: it will be inferred and written, for you to review")
     check_free(config.root)  # before what takes long
@@ -96,14 +86,10 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
     from tfx.orchestration.local.local_dag_runner import LocalDagRunner
 
     from pipeline.pipeline import create_pipeline
-    from trainer.input_fn import check_options
-    from trainer.models import check_model
 
-    check_options(config.input, raw_side(config))
-    check_model(config.train.model)
+    check_training(config, data)
     pipeline = create_pipeline(config)
     images = images_dir(config)  # before the run: a newer span may have come when it ends
-    _make_root(config.root)
     log = os.path.join(config.root, LOG_NAME)
     with disk.explained("running the pipeline", config.root), alone(config), _logging_to(log, say):
         try:
@@ -119,28 +105,6 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
             raise unreadable(config.dataset or "the dataset", error) from error
         signals.check()
         return conclude(config, images, say)
-
-
-def raw_side(config: PipelineConfig) -> int | None:
-    """Returns the height and width of stored pixels; None where files are stored."""
-    if config.ingest:
-        pixels = dataclasses.asdict(config.ingest.pixels)
-    else:
-        pixels = dict(manifest.load(config.resolved_source()).options["pixels"])
-    return pixels["side_px"] if pixels["policy"] == "raw" else None
-
-
-def _label_kind(config: PipelineConfig, source: str) -> str:
-    if config.ingest:
-        return open_source(dataclasses.replace(config.ingest, source=source)).label_kind
-    return manifest.load(source).label_kind
-
-
-def _make_root(root: str) -> None:
-    try:
-        os.makedirs(root, exist_ok=True)
-    except OSError as error:
-        raise OptionError(f"root {root} cannot be made: {error.strerror}") from error
 
 
 class _LogFile(logging.FileHandler):

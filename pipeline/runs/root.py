@@ -15,7 +15,7 @@ from beam_jobs import storage
 from beam_jobs.dataset import manifest
 from beam_jobs.errors import FeedlineError, GateFailed, OptionError
 from beam_jobs.sources.factory import open_source
-from beam_jobs.storage import lock
+from beam_jobs.storage import disk, lock
 from pipeline.config import PipelineConfig
 
 if TYPE_CHECKING:
@@ -48,10 +48,13 @@ def locked(root: str) -> Iterator[None]:
 
 
 def check_free(root: str) -> None:
-    """Raises `OptionError` when another run uses a root. It may be taken a moment later; `locked` tells for sure."""
+    """Raises `OptionError` when another run uses a root, or it cannot be written. It may be taken a moment later."""
     if os.path.isfile(os.path.join(root, LOCK_NAME)):
         with locked(root):
             pass
+    elif refused := disk.refusal(root):
+        remedy = refused.repair or "choose another --root"
+        raise OptionError(f"root {root} cannot be written: {refused.reason}; {remedy}")
 
 
 _SYSTEM_DIR = ".system"  # where TFX keeps what passes between a component and its launcher
@@ -170,10 +173,10 @@ def conclude(config: PipelineConfig, images: str, say: Say) -> RunSummary:
     dataset = steps["ImageExampleGen"].outputs["examples"]
     rates = bench.compare(dataset, next(iter(manifest.load(dataset).splits)), config.input)
     say("writing the report")
-    page = write_report(config, store, images)
-    summary = dataclasses.replace(collect(steps, rates), report=page, schema_named=bool(config.schema))
+    page = write_report(config, store, steps, images)
+    summary = collect(steps, rates, page, keep_schema(config, steps), is_named=bool(config.schema))
     _restore_push(summary)
-    return dataclasses.replace(summary, schema=keep_schema(config, steps) or summary.schema)
+    return summary
 
 
 def images_dir(config: PipelineConfig) -> str:
@@ -191,8 +194,9 @@ def keep_what_there_is(config: PipelineConfig, images: str, stopped: GateFailed,
 
     store = open_store(config.metadata_path)
     try:
-        keep_schema(config, newest_run(store, config.name))
-        say(f"what the gate found is in {write_report(config, store, images, stopped.verdict)}")
+        steps = newest_run(store, config.name)
+        keep_schema(config, steps)
+        say(f"what the gate found is in {write_report(config, store, steps, images, stopped.verdict)}")
     except (OSError, FeedlineError) as error:  # the findings are worth more than the page about them
         say(f"the report could not be written: {error}")
 

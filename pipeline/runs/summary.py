@@ -26,7 +26,7 @@ from components.evaluation import Accuracy, load_evaluation
 from components.previous_span.resolver import NODE_ID as PREVIOUS_SPAN
 from pipeline.config import PipelineConfig
 from pipeline.runs.dataset_lines import aligned, dataset_lines
-from pipeline.runs.history import Step, newest_run
+from pipeline.runs.history import Step
 from pipeline.runs.lineage import run_details
 from trainer.bench import Rates
 from trainer.run_fn import HISTORY_NAME
@@ -86,12 +86,15 @@ class RunSummary:
         }
 
 
-def collect(steps: Mapping[str, Step], rates: Rates) -> RunSummary:
+def collect(steps: Mapping[str, Step], rates: Rates, report: str, schema: str, is_named: bool) -> RunSummary:
     """Gathers the summary of a finished run.
 
     Args:
       steps: component -> step, from `history.newest_run`.
       rates: measured on its dataset.
+      report: path of its page.
+      schema: path of the copy of an inferred schema; empty when it was not inferred.
+      is_named: whether the configuration names the file of the schema.
     """
     judged = os.path.join(steps["DatasetGate"].outputs["verdict"], VERDICT_NAME)
     verdict = json.loads(storage.read_bytes(judged))
@@ -114,10 +117,10 @@ def collect(steps: Mapping[str, Step], rates: Rates) -> RunSummary:
         blessed=blessed,
         refused=(*refused, *evaluation.refused),
         model_dir=pushed,
-        report=os.path.join(steps["DatasetReport"].outputs["report"], REPORT_NAME),
-        schema=os.path.join(schema_step.outputs["schema"], "schema.pbtxt"),
+        report=report,
+        schema=schema or os.path.join(schema_step.outputs["schema"], "schema.pbtxt"),
         schema_inferred="InferredSchema" in steps,
-        schema_named=False,
+        schema_named=is_named,
         steps=steps,
         rates=rates,
         input_wait=_input_wait(steps),
@@ -184,20 +187,24 @@ _SERVING = "Format-Serving"
 
 
 def write_report(
-    config: PipelineConfig, store: MetadataStore, source: str, verdict: Mapping[str, Any] | None = None
+    config: PipelineConfig,
+    store: MetadataStore,
+    steps: Mapping[str, Step],
+    source: str,
+    verdict: Mapping[str, Any] | None = None,
 ) -> str:
     """Writes `report.html` into the root, about as much of the newest run as there is.
 
     Args:
       config: of the pipeline.
       store: its database.
+      steps: component -> step of that run.
       source: where the images came from, to show what was rejected.
       verdict: of a gate that stopped the run; the one it left behind when None.
 
     Returns:
       the path of the page, empty when the run did not come to a dataset.
     """
-    steps = newest_run(store, config.name)
     dataset = _report_output(steps, "ImageExampleGen", "examples")
     if not dataset:
         return ""

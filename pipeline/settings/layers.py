@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -118,7 +117,7 @@ def gather(
     """
     settings = Settings()
     if config_path:
-        for path, value in _leaves((), configuration.load(config_path)):
+        for path, value in leaves((), configuration.load(config_path)):
             _put(settings, path, value, f"file {config_path}")
     completed = False
     for path, value, layer in _overrides(
@@ -139,23 +138,23 @@ def _overrides(
 ) -> Iterator[tuple[Place, Any, str]]:
     """Yields place, value and layer of every setting above the file, in the order in which they win."""
     for name, path, given in _of_environment(environ):
-        for place, value in _leaves(path, given):
+        for place, value in leaves(path, given):
             yield place, value, f"environment {name}"
-    for path, value in _leaves((), values):
+    for path, value in leaves((), values):
         option = options.get(".".join(path))
         yield path, value, f"option {option}" if option else "command line"
     for path, given in map(_assignment, assignments):
-        for place, value in _leaves(path, given):
+        for place, value in leaves(path, given):
             yield place, value, "option --set"
 
 
-def _leaves(path: Place, value: Any) -> Iterator[tuple[Place, Any]]:
+def leaves(path: Place, value: Any) -> Iterator[tuple[Place, Any]]:
     """Yields every setting in a value. A mapping that is itself the value of a setting, such as splits, stays whole."""
     if not is_section(".".join(path)) or not isinstance(value, Mapping):
         yield path, value
         return
     for name, below in value.items():
-        yield from _leaves((*path, str(name)), below)
+        yield from leaves((*path, str(name)), below)
 
 
 def _put(settings: Settings, path: Place, value: Any, layer: str) -> None:
@@ -248,70 +247,39 @@ def _value(path: Place, text: str, where: str) -> Any:
         raise OptionError(f"{where} is {text!r}, which is not a YAML value") from error
 
 
-_COMMENT_COLUMN = 48
-
-
-def listing_text(settings: Settings) -> str:
-    """Returns YAML with a comment behind each value: `default`, `file NAME`, `environment NAME` or `option NAME`.
+def listing(settings: Settings, config: PipelineConfig) -> dict[str, Any]:
+    """Returns the whole configuration as plain JSON values: nested `settings`, and their `origin` by dotted key.
 
     Secrets are left out, see `strings.hide_secrets`.
 
-    Raises:
-      OptionError: the settings are no configuration.
+    Args:
+      settings: of all layers.
+      config: what they come to.
     """
-    return strings.lines(_listing_lines(_nested(settings), settings.origin, ""))
+    values = config.to_json()
+    if config.ingest:
+        values["ingest"] = {name: values["ingest"][name] for name in names("ingest")}
+    else:
+        del values["ingest"]
+    values |= {name: settings.values[name] for name in TARGET_SECTIONS if name in settings.values}
+    keys = [".".join(path) for path, _ in leaves((), values)]
+    return {"settings": hide_secrets(values), "origin": {key: settings.origin.get(key, "default") for key in keys}}
 
 
-def listing_json(settings: Settings) -> dict[str, Any]:
-    """Returns the same as plain JSON values: nested `settings`, and `origin` by dotted key.
-
-    Raises:
-      OptionError: the settings are no configuration.
-    """
-    values = _nested(settings)
-    return {
-        "settings": values,
-        "origin": {key: settings.origin.get(key, "default") for key in _listed_keys(values, "")},
-    }
+def listing_text(listed: Mapping[str, Any]) -> str:
+    """Returns a `listing` as YAML with a comment behind each value, which is its origin."""
+    return strings.lines(_listing_lines(listed["settings"], listed["origin"], ""))
 
 
-class _Section(dict[str, Any]):
-    """A mapping of settings, unlike one that is the value of a setting."""
+_COMMENT_COLUMN = 48
 
 
-def _nested(settings: Settings) -> _Section:
-    config = settings.build()
-    targets = {
-        name: _Section(hide_secrets(settings.values[name])) for name in TARGET_SECTIONS if name in settings.values
-    }
-    return _Section(_listed_section(config, ""), **targets)
-
-
-def _listed_section(options: Any, where: str) -> _Section:
-    found = _Section()
-    for name in names(where):
-        value = getattr(options, name, None)
-        if dataclasses.is_dataclass(value):
-            found[name] = _listed_section(value, f"{where}.{name}" if where else name)
-        elif hasattr(options, name) and not (name == "ingest" and value is None):
-            found[name] = hide_secrets(list(value) if isinstance(value, tuple) else value)
-    return found
-
-
-def _listed_keys(values: _Section, where: str) -> Iterator[str]:
-    for name, value in values.items():
-        if isinstance(value, _Section):
-            yield from _listed_keys(value, f"{where}{name}.")
-        else:
-            yield f"{where}{name}"
-
-
-def _listing_lines(values: _Section, origin: Mapping[str, str], where: str) -> Iterator[str]:
+def _listing_lines(values: Mapping[str, Any], origin: Mapping[str, str], where: str) -> Iterator[str]:
     indent = "  " * where.count(".")
     for name, value in values.items():
-        if isinstance(value, _Section):
+        if f"{where}{name}" in origin:
+            line = f"{indent}{name}: {one_line(value)}"
+            yield f"{line:<{_COMMENT_COLUMN}}  # {origin[f'{where}{name}']}"
+        else:
             yield f"{indent}{name}:"
             yield from _listing_lines(value, origin, f"{where}{name}.")
-        else:
-            line = f"{indent}{name}: {one_line(value)}"
-            yield f"{line:<{_COMMENT_COLUMN}}  # {origin.get(f'{where}{name}', 'default')}"

@@ -6,7 +6,7 @@ are killed, into FOLDER/0, FOLDER/1, ..., each run again after it. What it saw i
 A moment is a number: of the files opened and renamed so far in the source and the output. An audit hook of the
 interpreter counts them, so nothing of the ingest is replaced, and any write, rename or read can be the last. All
 processes are forked from one that has imported everything and done nothing. They decode as ever, in processes that are
-forked from one nursery: each would start its own, and spend ten seconds on the import of TensorFlow.
+forked from one fork server: each would start its own, and spend ten seconds on the import of TensorFlow.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def options_of(source: str, out: Path) -> IngestOptions:
 
 
 def share_decoders() -> int:
-    """Has all processes that are forked from now on take their decoders from one nursery; returns its process id."""
-    nursery = pool._Nursery()
+    """Has all processes that are forked from now on share a fork server of decoders; returns its process id."""
+    fork_server = pool._ForkServer()
 
     def inherit() -> None:
-        sandbox._pool._nursery = nursery
+        sandbox._pool._fork_server = fork_server
 
     os.register_at_fork(after_in_child=inherit)
-    return nursery._process.pid
+    return fork_server._process.pid
 
 
 def in_a_child(work: Callable[[], object]) -> int | None:

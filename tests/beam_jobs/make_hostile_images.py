@@ -184,7 +184,7 @@ def raw_png(
 
     Args:
       samples: [height, width] or [height, width, channels], each below 2^depth.
-      depth: bits a sample.
+      depth: bits per sample.
       colour: colour type of the format: 0 grey, 2 RGB, 3 palette, 4 grey and alpha, 6 RGBA.
       before: chunks to put before the pixels, PLTE and tRNS included.
       after: chunks to put after them.

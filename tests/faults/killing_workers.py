@@ -114,7 +114,7 @@ def workers(kind: str) -> list[int]:
     """Returns the process ids of the workers of this process."""
     found = sandbox._pool
     if kind == "nursery":
-        return [found._nursery._process.pid] if found._nursery else []
+        return [found._fork_server._process.pid] if found._fork_server else []
     return [one.pid for one in (*found._idle, *found._busy)]
 
 

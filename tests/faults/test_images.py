@@ -128,7 +128,7 @@ def test_bombs_forged_headers_and_all_other_hostile_files_at_once(fault, tmp_pat
     row.tried("good images between them", lost=not set(GOOD) <= kept)
     if not found.hang:
         limits = [decoder.rlimit(psutil.RLIMIT_AS)[0] for decoder in own_decoders()]
-        start = psutil.Process(sandbox._pool._nursery._process.pid).memory_info().vms
+        start = psutil.Process(sandbox._pool._fork_server._process.pid).memory_info().vms
         right = bool(limits) and all(abs(limit - start - MEMORY_BYTES) < 64 << 20 for limit in limits)
         row.tried(f"limits of {limits} where they start with {start}", wrong=not right)
 

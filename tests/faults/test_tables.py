@@ -315,7 +315,7 @@ def test_what_is_no_coco_json(fault, ingests: Worker, folder: Path):
     whole = json.dumps(_coco())
     broken = ["", "{", "[" * 200_000, '{"images": ' + "[" * 200_000, whole[: len(whole) // 2], whole + "}", "\0" * 99]
     texts = dict.fromkeys(broken, "t.json is not JSON: ")
-    texts |= dict.fromkeys(["[]", "null"], "t.json is not COCO instances json: it needs a list 'images'")
+    texts |= dict.fromkeys(["[]", "null"], "t.json is not COCO instances json: it must have a list 'images'")
     for part in _FIELDS:
         for value in (None, {}, "x", 7):
             texts[json.dumps({**_coco(), part: value})] = f"it needs a list {part!r}"

@@ -103,7 +103,7 @@ def test_wrong_settings_are_named(settings, message):
     [
         ("a: [", "is not YAML"),
         ("- a", "must hold a mapping"),
-        ("a: " + "x" * (1 << 20), "is not YAML: it has more than 1,048,576 letters"),
+        ("a: " + "x" * (1 << 20), "is not YAML: it has more than 1,048,576 characters"),
     ],
 )
 def test_a_broken_file_is_one_line(tmp_path, text, message):

@@ -68,10 +68,9 @@ def test_limits_reach_the_gate_whole(make, config):
     assert GateLimits.from_json(json.loads(text)) == limits
 
 
-def test_columns_that_do_not_exist_are_named_before_anything_runs(make, config):
-    wrong = PipelineConfig(root=config.root, ingest=config.ingest, evaluate=EvaluateOptions(slice_by=("camera",)))
+def test_columns_that_do_not_exist_are_named_when_the_configuration_is_made(config):
     with pytest.raises(OptionError, match="evaluate.slice_by: there is no user column 'camera'"):
-        make(wrong)
+        PipelineConfig(root=config.root, ingest=config.ingest, evaluate=EvaluateOptions(slice_by=("camera",)))
 
 
 def test_changed_code_of_the_model_and_changed_weights_miss_the_cache_of_the_trainer(

@@ -16,11 +16,13 @@ from typing import Any
 import tensorflow as tf
 
 from beam_jobs import storage
+from beam_jobs.common.settings import from_mapping
 from beam_jobs.dataset import manifest, record, schemas
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import FeedlineError
 from beam_jobs.ingest import run
-from tests.settings.table import config_of
+from beam_jobs.options import IngestOptions
+from tests.settings.table import nested_of
 
 
 @contextlib.contextmanager
@@ -125,8 +127,7 @@ class Ingests:
         return self._made[name]
 
     def _ingest(self, settings: Mapping[str, Any], out: Path) -> Published:
-        options = config_of({"root": "unused", **settings}).ingest
-        assert options
+        options = from_mapping(IngestOptions, {"out": str(out), **nested_of(settings)["ingest"]}, "ingest")
         lines: list[str] = []
         buckets: list[int] = []
 
@@ -138,7 +139,7 @@ class Ingests:
         error = ""
         with threads_started() as started:
             try:
-                run(dataclasses.replace(options, out=str(out)), report=report)
+                run(options, report=report)
             except FeedlineError as failure:
                 error = type(failure).__name__
         return Published(

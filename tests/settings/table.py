@@ -95,6 +95,11 @@ def missing(rows: Sequence[Row], file: str) -> set[str]:
 
 def config_of(settings: Mapping[str, Any]) -> PipelineConfig:
     """Returns the configuration of settings by dotted key, built as `feedline run` builds it from a file."""
+    return build(nested_of(settings))
+
+
+def nested_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings by dotted key as a file has them."""
     nested: dict[str, Any] = {}
     for key, value in settings.items():
         *path, name = key.split(".")
@@ -102,7 +107,7 @@ def config_of(settings: Mapping[str, Any]) -> PipelineConfig:
         for part in path:
             node = node.setdefault(part, {})
         node[name] = value
-    return build(nested)
+    return nested
 
 
 def uncovered() -> set[str]:

@@ -71,7 +71,7 @@ def transformed(found: Mapping[str, Any]) -> Any:
 
 SPANS = {"ingest.source": "spans/span-{SPAN}", "ingest.splits": {"train": 0.5, "eval": 0.5}}
 VERSIONS = {**SPANS, "ingest.source": "versions/span-{SPAN}/version-{VERSION}"}
-INGEST = {"ingest.source": "photos"}
+INGEST = {"ingest.source": "photos", "ingest.columns.extra": ["price", "camera"]}
 PASSES_BEFORE = (True, False)
 
 ROWS = [

@@ -86,7 +86,7 @@ def test_croissant_points_to_the_bucket(said, refused, bucket, dataset):
     assert storage.exists(urls[0])
     code, line = refused("export", dataset, "--to", "croissant", "--out", f"{bucket.url}/lost")
     assert code == 2
-    assert "cannot be read; export into the dataset itself" in line
+    assert "is local; export into the dataset itself" in line
 
 
 def test_an_export_takes_no_place_that_holds_files(refused, bucket, dataset):
@@ -156,7 +156,7 @@ def test_of_two_exports_to_one_place_the_later_one_stays(bucket):
             staging.check_ours(url, later)
             storage.write_bytes(f"{url}/{staging.EXPORT_NAME}", b"{}")
 
-    with pytest.raises(FeedlineError, match="another export to .* began meanwhile"):
+    with pytest.raises(FeedlineError, match="another export to .* has started"):
         both()
     assert bucket.names("out") == ["a", staging.EXPORT_NAME]
 

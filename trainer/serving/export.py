@@ -198,7 +198,7 @@ def _decode_jpeg(encoded: tf.Tensor, policy: PixelOptions) -> tf.Tensor:
         decoded = decode_rgb(encoded)
 
         def recompress() -> tf.Tensor:
-            return _recompress(turn_upright(decoded, orientation), process.KEPT_QUALITY, False)
+            return _recompress(turn_upright(decoded, orientation), process.FULL_SIZE_QUALITY, False)
 
         return tf.cond((orientation != 1) | (shape[2] == _CMYK), recompress, lambda: decoded)
 

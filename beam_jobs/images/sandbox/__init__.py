@@ -1,8 +1,8 @@
-"""Images examined in processes of their own, so that a decoder that crashes, hangs or eats memory costs one image.
+"""Decoding in separate processes, so that a decoder that crashes, hangs or fills the memory costs only one image.
 
-The threads of the ingest read; decoders decode, one for each thread that computes. A decoder that dies is replaced and
-what it worked on is tried again, alone; an image that ends its decoder each time is rejected, and so is one that takes
-more than its time.
+The threads of the ingest read files; decoder processes decode them, one for each thread that computes. When a decoder
+dies, it is replaced and its images are sent again, one by one. An image that ends its decoder each time is rejected,
+and so is an image that takes too long.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 from beam_jobs.common import child_python
 from beam_jobs.errors import BadImage, RejectReason
 from beam_jobs.images.geometry import Geometry
-from beam_jobs.images.sandbox.pool import Died, Pool, TooSlow
+from beam_jobs.images.sandbox.pool import DecoderDied, Pool, TooSlow
 from beam_jobs.images.thumbnail import Thumbnail, ThumbnailOptions
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.types import ImageFacts
 
-_CRASHES = 3  # attempts that an image has; a machine out of memory can crash what is innocent
-_OTHERS = 20  # that it has where the decoder ended of something for which it need not be the reason
+_MAX_CRASHES = 3  # attempts for an image; a machine that runs out of memory crashes decoders of valid images, too
+_MAX_INTERRUPTIONS = 20  # attempts for an image whose decoder ended for a reason that may not be the image
 
 _pool = Pool()
 
@@ -33,23 +33,22 @@ def examine(
     """Examines images as `process.examine` does, in another process.
 
     Args:
-      images: files as read.
-      limits: what an image may be, and how long it may take.
-      pixels: what becomes of the pixels.
+      images: the bytes of the source files.
+      limits: limits of bytes, pixels, sides and seconds.
+      pixels: the policy for the stored pixels.
       facts: `all` or `basic`.
-      processes: how many decoders may work at a time, for all threads together.
+      processes: maximum number of decoders at work, for all threads together.
 
     Returns:
-      for each image the bytes to store (the very object when they need no change) and the facts, or why it cannot be
-      used.
+      for each image the bytes to store (the same object when they need no change) and the facts, or the error.
     """
-    asked = {
+    header = {
         "do": "image",
         "limits": dataclasses.asdict(limits),
         "pixels": dataclasses.asdict(pixels),
         "facts": facts,
     }
-    return _Request(_pool, asked, limits.max_seconds, processes, _examined).answers(images)
+    return _Request(_pool, header, limits.max_seconds, processes, _read_examination).answer_all(images)
 
 
 def normalise_mask(
@@ -58,36 +57,36 @@ def normalise_mask(
     """Checks and moves a mask as `annotations.normalise_mask` does, in another process.
 
     Raises:
-      BadImage: it is no mask of this image, or takes too long.
+      BadImage: `data` is not a mask of this image, or takes too long.
     """
-    asked = {"do": "mask", "geometry": dataclasses.asdict(geometry), "limits": dataclasses.asdict(limits)}
-    request = _Request(_pool, asked, limits.max_seconds, processes, _normalised)
-    (answer,) = request.answers([data])
+    header = {"do": "mask", "geometry": dataclasses.asdict(geometry), "limits": dataclasses.asdict(limits)}
+    request = _Request(_pool, header, limits.max_seconds, processes, _read_mask)
+    (answer,) = request.answer_all([data])
     if isinstance(answer, BadImage):
         raise answer
     return answer
 
 
-def _normalised(data: bytes, answer: dict[str, Any], changed: bytes | None) -> tuple[bytes, tuple[int, ...]]:
-    return changed or data, tuple(map(int, answer["values"]))
+def _read_mask(data: bytes, answer: dict[str, Any], new_bytes: bytes | None) -> tuple[bytes, tuple[int, ...]]:
+    return new_bytes or data, tuple(map(int, answer["values"]))
 
 
 def thumbnail(data: bytes, limits: ImageLimits, options: ThumbnailOptions, processes: int = 1) -> Thumbnail:
     """Draws an image as `thumbnail.draw` does, in another process.
 
     Raises:
-      BadImage: it is over a limit, it cannot be decoded, or it takes too long.
+      BadImage: the image is over a limit, cannot be decoded, or takes too long.
     """
-    asked = {"do": "thumbnail", "limits": dataclasses.asdict(limits), "options": dataclasses.asdict(options)}
-    (answer,) = _Request(_pool, asked, limits.max_seconds, processes, _drawn).answers([data])
+    header = {"do": "thumbnail", "limits": dataclasses.asdict(limits), "options": dataclasses.asdict(options)}
+    (answer,) = _Request(_pool, header, limits.max_seconds, processes, _read_thumbnail).answer_all([data])
     if isinstance(answer, BadImage):
         raise answer
     return answer
 
 
-def _drawn(_: bytes, answer: dict[str, Any], encoded: bytes | None) -> Thumbnail:
+def _read_thumbnail(_: bytes, answer: dict[str, Any], encoded: bytes | None) -> Thumbnail:
     if encoded is None:
-        raise ValueError("a picture without bytes")
+        raise ValueError("a thumbnail without bytes")
     return Thumbnail(encoded=encoded, width=int(answer["width"]), height=int(answer["height"]))
 
 
@@ -95,28 +94,28 @@ def sizes(images: Sequence[bytes], limits: ImageLimits, processes: int) -> list[
     """Decodes stored JPEG and PNG files as training does, in another process.
 
     Args:
-      images: the files.
-      limits: what an image may be, and how long it may take.
-      processes: how many decoders may work at a time, for all threads together.
+      images: the bytes of the files.
+      limits: limits of bytes, pixels, sides and seconds.
+      processes: maximum number of decoders at work, for all threads together.
 
     Returns:
-      for each file height and width of its pixels, or why it cannot be decoded.
+      height and width of each file, in pixels, or the error.
     """
-    asked = {"do": "size", "limits": dataclasses.asdict(limits)}
-    return _Request(_pool, asked, limits.max_seconds, processes, _size).answers(images)
+    header = {"do": "size", "limits": dataclasses.asdict(limits)}
+    return _Request(_pool, header, limits.max_seconds, processes, _read_size).answer_all(images)
 
 
-def _size(_: bytes, answer: dict[str, Any], __: bytes | None) -> tuple[int, int]:
+def _read_size(_: bytes, answer: dict[str, Any], __: bytes | None) -> tuple[int, int]:
     return int(answer["height"]), int(answer["width"])
 
 
 def stop() -> None:
-    """Ends all decoders, also those that work; a call that waits for one, and each later call, raises `Closed`."""
+    """Ends all decoders, also busy ones; a call that waits for one, and each later call, raises `PoolClosed`."""
     _pool.close()
 
 
 def close() -> None:
-    """Ends all decoders, also those that work; later calls start new ones."""
+    """Ends all decoders, also busy ones; later calls start new ones."""
     global _pool
     old, _pool = _pool, Pool()
     old.close()
@@ -124,88 +123,88 @@ def close() -> None:
 
 @dataclass(frozen=True)
 class _Request:
-    """What decoders are asked.
+    """A request to the decoders.
 
     Attributes:
-      pool: of the decoders.
-      asked: the header of the question.
-      seconds: of computing time an image may take.
-      processes: decoders that may work at a time.
-      read: turns an image, the facts about it and its new bytes, if it needs any, into a result.
+      pool: the decoders.
+      header: the header of the request, in JSON values.
+      seconds: limit of computing time for an image.
+      processes: maximum number of decoders at work.
+      read: function of the bytes of an image, its answer and its new bytes (None: no change) that returns the result.
     """
 
     pool: Pool
-    asked: dict[str, Any]
+    header: dict[str, Any]
     seconds: float
     processes: int
     read: Callable[[bytes, dict[str, Any], bytes | None], Any]
 
-    def answers(self, images: Sequence[bytes]) -> list[Any]:
-        """Returns a result each; after the first trouble each goes alone, so that it is known whose trouble it is."""
-        found: list[Any] = []
+    def answer_all(self, images: Sequence[bytes]) -> list[Any]:
+        """Returns a result for each image; after a failure they are sent one by one, to identify the image at fault."""
+        results: list[Any] = []
         try:
-            self._ask(images, found)
-        except (Died, TooSlow):
-            found.extend(self._alone(data) for data in images[len(found) :])
-        return found
+            self._ask(images, results)
+        except (DecoderDied, TooSlow):
+            results.extend(self._answer_one(data) for data in images[len(results) :])
+        return results
 
-    def _alone(self, data: bytes) -> Any:
-        crashes = others = 0
+    def _answer_one(self, data: bytes) -> Any:
+        crashes = interruptions = 0
         while True:
-            found: list[Any] = []
+            results: list[Any] = []
             try:
-                self._ask([data], found)
-                return found[0]
+                self._ask([data], results)
+                return results[0]
             except TooSlow as slow:
                 return BadImage(RejectReason.TOO_SLOW, str(slow))
-            except Died as died:
-                others += died.blameless
-                crashes += not died.blameless
-                if crashes == _CRASHES or others == _OTHERS:
-                    return _crash(f"{died}, {crashes + others} times")
+            except DecoderDied as died:
+                interruptions += died.interrupted
+                crashes += not died.interrupted
+                if crashes == _MAX_CRASHES or interruptions == _MAX_INTERRUPTIONS:
+                    return _crash(f"{died}, {crashes + interruptions} times")
 
-    def _ask(self, images: Sequence[bytes], found: list[Any]) -> None:
-        """Has one decoder answer; what it has answered is in `found`, also when it dies of a later image."""
+    def _ask(self, images: Sequence[bytes], results: list[Any]) -> None:
+        """Sends images to a decoder and appends its answers to `results`, also when it dies at a later image."""
         with self.pool.decoder(self.processes) as decoder:
-            decoder.ask(self.asked, images)
-            while len(found) < len(images):
+            decoder.ask(self.header, images)
+            while len(results) < len(images):
                 header, bodies = decoder.answer(self.seconds)
                 try:
-                    found += self._read_all(images[len(found) :], header["answers"], bodies)
+                    results += self._read_all(images[len(results) :], header["answers"], bodies)
                 except (AttributeError, KeyError, StopIteration, TypeError, ValueError) as error:
-                    raise Died("it answered nonsense") from error
+                    raise DecoderDied("it sent an invalid answer") from error
 
     def _read_all(self, images: Sequence[bytes], answers: list[dict[str, Any]], bodies: list[bytes]) -> list[Any]:
         if not 0 < len(answers) <= len(images):
-            raise ValueError("another number of answers than of images")
-        rest = iter(bodies)
-        found = []
+            raise ValueError(f"{len(answers)} answers for {len(images)} images")
+        remaining_bodies = iter(bodies)
+        results = []
         for data, answer in zip(images, answers, strict=False):
-            changed = next(rest) if answer["changed"] else None
+            new_bytes = next(remaining_bodies) if answer["changed"] else None
             if "bad" in answer:
                 reason, detail = answer["bad"]
-                found.append(BadImage(RejectReason(reason), detail))
+                results.append(BadImage(RejectReason(reason), detail))
             else:
-                found.append(_crash(answer["crash"]) if "crash" in answer else self.read(data, answer, changed))
-        return found
+                results.append(_crash(answer["crash"]) if "crash" in answer else self.read(data, answer, new_bytes))
+        return results
 
 
-def _examined(data: bytes, answer: dict[str, Any], changed: bytes | None) -> tuple[bytes, ImageFacts]:
+def _read_examination(data: bytes, answer: dict[str, Any], new_bytes: bytes | None) -> tuple[bytes, ImageFacts]:
     values = answer["facts"]
     means = {name: tuple(values[name]) for name in ("mean_rgb", "var_rgb")}  # JSON has no tuples
-    return data if changed is None else changed, ImageFacts(**{**values, **means})
+    return data if new_bytes is None else new_bytes, ImageFacts(**{**values, **means})
 
 
 def _crash(cause: str) -> BadImage:
     return BadImage(RejectReason.DECODER_CRASHED, f"the decoder broke down: {cause}")
 
 
-def _forget() -> None:
+def _replace_pool() -> None:
     global _pool  # noqa: PLW0603
     _pool = Pool()
 
 
 # A forked process must not talk to the decoders of its parent; sockets and processes stay with the parent.
-os.register_at_fork(after_in_child=_forget)
-# An image that takes long must not hold up the end of the process.
+os.register_at_fork(after_in_child=_replace_pool)
+# An image that takes long must not delay the end of the process.
 child_python.stops.append(stop)

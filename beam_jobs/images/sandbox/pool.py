@@ -1,7 +1,7 @@
 """The decoders of this process: started when they are needed, replaced when they die, ended when they hang.
 
-They and this process send each other a header of JSON, then bodies of bytes. Nothing is unpickled: a decoder that a
-hostile image has taken over can answer nonsense, and no more than that.
+A message in either direction consists of a JSON header and binary bodies. Nothing is unpickled: a decoder that a
+hostile image has taken over can only send wrong answers.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from beam_jobs.common import child_python
 from beam_jobs.errors import FeedlineError
 
 _FRAME_SIZE = struct.Struct("<I")  # of the header
-_BODIES = "bodies"  # key of the header: the sizes of what comes after it
-_MOST_BYTES = 1 << 30  # of one body; 64 megapixels are a fifth of it
-_SEND_PAUSES = 60  # in the middle of a frame; the other side is swapped out, or stopped
+_BODIES = "bodies"  # key of the header: the sizes of the bodies, in bytes
+_MAX_BYTES = 1 << 30  # of a header or a body; 64 megapixels are a fifth of it
+_MAX_PAUSES = 60  # time-outs in the middle of a frame; the peer may be swapped out or stopped
 
 
-class Gone(Exception):
-    """The other side has ended, or has broken off in the middle of a frame."""
+class PeerClosed(Exception):
+    """The peer has ended, or has stopped in the middle of a frame."""
 
 
-class Nonsense(Gone):
-    """The other side has sent what is no frame, and may still be there."""
+class InvalidFrame(PeerClosed):
+    """The peer has sent data that is not a frame, and may still run."""
 
 
-class Silent(Exception):
-    """The other side has sent nothing for as long as the socket waits."""
+class ReceiveTimeout(Exception):
+    """The peer has sent nothing within the timeout of the socket."""
 
 
-def wait_at_most(connection: socket.socket, seconds: float) -> None:
-    """Sets how long `receive` waits for a frame to begin, and `receive` and `send` for each part of one to go on."""
-    whole = int(seconds)
-    # Not `settimeout`, which makes the socket non-blocking: MSG_WAITALL would not wait any more.
-    timeval = struct.pack("@ll", whole, max(0 if whole else 1, int((seconds - whole) * 1e6)))
+def set_timeout(connection: socket.socket, seconds: float) -> None:
+    """Sets how long `receive` waits for the start of a frame, and `receive` and `send` for progress within a frame."""
+    full_seconds = int(seconds)
+    # Not `settimeout`, which makes the socket non-blocking: MSG_WAITALL would no longer wait.
+    timeval = struct.pack("@ll", full_seconds, max(0 if full_seconds else 1, int((seconds - full_seconds) * 1e6)))
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         connection.setsockopt(socket.SOL_SOCKET, option, timeval)
 
@@ -56,11 +56,11 @@ def send(connection: socket.socket, header: dict[str, Any], *bodies: bytes) -> N
     """Sends a frame.
 
     Raises:
-      Gone: the other side has closed the connection, or has stopped and taken nothing for long.
+      PeerClosed: the peer has closed the connection or does not read.
     """
     text = json.dumps({**header, _BODIES: [len(body) for body in bodies]}).encode()
     parts = [memoryview(part) for part in (_FRAME_SIZE.pack(len(text)) + text, *bodies)]
-    while parts:  # nothing is joined: a copy of all images would cost as much as sending them
+    while parts:  # nothing is joined: copying all images would cost as much as sending them
         sent = _send_some(connection, parts)
         while parts and sent >= len(parts[0]):
             sent -= len(parts.pop(0))
@@ -69,37 +69,37 @@ def send(connection: socket.socket, header: dict[str, Any], *bodies: bytes) -> N
 
 
 def _send_some(connection: socket.socket, parts: list[memoryview]) -> int:
-    """Sends as many bytes as there is room for, and returns how many those were."""
+    """Sends as many bytes as the socket accepts, and returns their number."""
     try:
-        for _ in range(_SEND_PAUSES):
-            with contextlib.suppress(BlockingIOError):  # the time that the socket waits is over
+        for _ in range(_MAX_PAUSES):
+            with contextlib.suppress(BlockingIOError):  # the timeout of the socket
                 return connection.sendmsg(parts)
     except OSError as error:
-        raise Gone(str(error)) from error
-    raise Gone("it takes nothing")
+        raise PeerClosed(str(error)) from error
+    raise PeerClosed("it does not read")
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
     """Returns the next frame: its header and its bodies.
 
     Raises:
-      Silent: none has begun in time.
-      Nonsense: what has come is none.
-      Gone: there will be none, or not all of it.
+      ReceiveTimeout: no frame has started in time.
+      InvalidFrame: the data is not a frame.
+      PeerClosed: the peer has ended before or within the frame.
     """
     (size,) = _FRAME_SIZE.unpack(_receive_exactly(connection, _FRAME_SIZE.size, may_wait=False))
     try:
         header = json.loads(_receive_exactly(connection, size, may_wait=True))
         sizes = [int(size) for size in header.pop(_BODIES)]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise Nonsense("nonsense") from error
+        raise InvalidFrame("invalid header") from error
     return header, [_receive_exactly(connection, size, may_wait=True) for size in sizes]
 
 
 def _receive_exactly(connection: socket.socket, size: int, may_wait: bool) -> bytes:
-    """Returns so many bytes; inside a frame, the time the socket waits is given again and again."""
-    if size > _MOST_BYTES:
-        raise Nonsense(f"nonsense: {size:,} bytes")
+    """Returns exactly `size` bytes; within a frame, it waits for up to 60 timeouts of the socket."""
+    if size > _MAX_BYTES:
+        raise InvalidFrame(f"invalid size: {size:,} bytes; {_MAX_BYTES:,} are allowed")
     data = b""
     pauses = 0
     while len(data) < size:
@@ -108,50 +108,50 @@ def _receive_exactly(connection: socket.socket, size: int, may_wait: bool) -> by
         except BlockingIOError as error:
             pauses += 1
             if not data and not may_wait:
-                raise Silent from error
-            if pauses > _SEND_PAUSES:
-                raise Gone("broken off") from error
+                raise ReceiveTimeout from error
+            if pauses > _MAX_PAUSES:
+                raise PeerClosed("the frame is truncated") from error
             continue
         except OSError as error:
-            raise Gone(str(error)) from error
+            raise PeerClosed(str(error)) from error
         if not part:
-            raise Gone("broken off" if data else "the end")
+            raise PeerClosed("the frame is truncated" if data else "the connection is closed")
         data = data + part if data else part
     return data
 
 
-_STARTING_S = 300.0  # importing TensorFlow, on a machine that is busy with other things
-_LOOK_S = 1.0
-_PATIENCE = 10  # times the limit, by the clock: a machine that swaps or is busy is not the fault of the image
-_ENDING_S = 10.0  # from the end of a decoder to the word of the nursery
-_STATUS_BYTES = 4  # `nursery.STATUS`, which is not imported: this process needs no TensorFlow
+_STARTING_S = 300.0  # for the import of TensorFlow, on a busy machine
+_POLL_S = 1.0
+_CLOCK_FACTOR = 10  # clock time per computing time: a machine that swaps or is busy is not the fault of the image
+_ENDING_S = 10.0  # from the end of a decoder to the status that the fork server sends
+_STATUS_BYTES = 4  # the size of `worker.STATUS`, which is not imported: this process needs no TensorFlow
 _ENDED = "it was ended"
 _IDLE = "exit code 0"
-_BLAMELESS = (_ENDED, _IDLE, "SIGKILL", "SIGTERM")
-# What TensorFlow and Keras import when they find it takes half of the time of a start, and no decoder needs it.
+_INTERRUPTIONS = (_ENDED, _IDLE, "SIGKILL", "SIGTERM")
+# Packages that TensorFlow and Keras import if installed: they take half of the start time, and no decoder needs them.
 NOT_IMPORTED = ("keras", "jax", "matplotlib", "sklearn")
 _MAIN = f"sys.modules.update(dict.fromkeys({NOT_IMPORTED})); from beam_jobs.images.sandbox.worker import main; main()"
 
 
-class Died(Exception):
-    """The decoder has ended; the message says of what.
+class DecoderDied(Exception):
+    """The decoder has ended; the message is the cause.
 
     Attributes:
-      blameless: whether what it worked on need not be the reason: it was ended from outside, which the kernel does too
-        when memory runs out, or it ended by itself because there had been no work for long.
+      interrupted: whether the image need not be the cause: the decoder was ended from outside, as the kernel does when
+        memory runs out, or ended by itself after a time without work.
     """
 
     def __init__(self, cause: str) -> None:
         super().__init__(cause)
-        self.blameless = cause in _BLAMELESS
+        self.interrupted = cause in _INTERRUPTIONS
 
 
 class TooSlow(Exception):
-    """The decoder took more than its time; the message says which, and its limit."""
+    """The decoder exceeded a time limit; the message holds the time and the limit."""
 
 
-class Closed(FeedlineError):
-    """The pool was closed and gives no more answers."""
+class PoolClosed(FeedlineError):
+    """The pool is closed and returns no more answers."""
 
 
 class Decoder:
@@ -160,194 +160,194 @@ class Decoder:
     def __init__(self, connection: socket.socket, status: int, pid: int) -> None:
         self._connection = connection
         self._status = status
-        self._ended = b""  # what the nursery says of its end
+        self._exit_status = b""  # as the fork server sends it
         self.pid = pid
-        wait_at_most(connection, _LOOK_S)
+        set_timeout(connection, _POLL_S)
 
     @property
-    def is_there(self) -> bool:
-        """Whether it still is; one that had no work for long has ended."""
+    def is_running(self) -> bool:
+        """Whether the decoder still runs; it ends by itself after a time without work."""
         try:
             return bool(self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except BlockingIOError:
-            return True  # it has nothing to say
+            return True  # the connection is open and has no data
         except OSError:
             return False
 
     def ask(self, header: dict[str, Any], files: Sequence[bytes]) -> None:
-        """Sends it work.
+        """Sends a request.
 
         Raises:
-          Died: it is not there any more.
+          DecoderDied: the decoder has ended.
         """
         try:
             send(self._connection, header, *files)
-        except Gone as error:
-            raise Died(self._cause()) from error
+        except PeerClosed as error:
+            raise DecoderDied(self._cause()) from error
 
     def answer(self, seconds: float) -> tuple[dict[str, Any], list[bytes]]:
-        """Returns its next answer.
+        """Returns the next answer.
 
         Args:
-          seconds: of computing time that it may take; by the clock it may take ten times as many.
+          seconds: limit of computing time; the limit of clock time is ten times as long.
 
         Raises:
-          Died: it has ended without one.
-          TooSlow: its time is up.
+          DecoderDied: the decoder has ended without an answer.
+          TooSlow: the decoder exceeds a limit.
         """
-        started, computed = time.monotonic(), self._computed()
-        while (answer := self._next()) is None:
-            if self._computed() - computed >= seconds:
+        start, start_cpu_s = time.monotonic(), self._cpu_seconds()
+        while (answer := self._receive()) is None:
+            if self._cpu_seconds() - start_cpu_s >= seconds:
                 raise TooSlow(f"it took more than {seconds:g} s; max_seconds is {seconds:g}")
-            if time.monotonic() - started > _PATIENCE * seconds:
-                waited = f"it gave no answer for {_PATIENCE * seconds:g} s of the clock"
-                raise TooSlow(f"{waited}; max_seconds is {seconds:g} s of computing time")
+            if time.monotonic() - start > _CLOCK_FACTOR * seconds:
+                cause = f"it gave no answer for {_CLOCK_FACTOR * seconds:g} s of the clock"
+                raise TooSlow(f"{cause}; max_seconds is {seconds:g} s of computing time")
         return answer
 
     def kill(self) -> None:
-        """Ends it, whatever it does."""
-        if self._has_ended():  # its number may belong to another process by now
+        """Kills the process, also while it works."""
+        if self._has_ended():  # its process id may belong to another process by now
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Ends it, and gives back what it has here."""
+        """Kills the process and closes its descriptors in this process."""
         self._connection.close()
         self.kill()
         os.close(self._status)
 
-    def _next(self) -> tuple[dict[str, Any], list[bytes]] | None:
+    def _receive(self) -> tuple[dict[str, Any], list[bytes]] | None:
         try:
             return receive(self._connection)
-        except Nonsense as error:
-            raise Died("it answered nonsense") from error
-        except Gone as error:
-            raise Died(self._cause()) from error
-        except Silent:
+        except InvalidFrame as error:
+            raise DecoderDied("it sent an invalid answer") from error
+        except PeerClosed as error:
+            raise DecoderDied(self._cause()) from error
+        except ReceiveTimeout:
             return None
 
-    def _computed(self) -> float:
+    def _cpu_seconds(self) -> float:
         try:
             times = psutil.Process(self.pid).cpu_times()
-        except psutil.Error:  # it has ended, and the next look will see it
+        except psutil.Error:  # it has ended, as the next call of `_receive` will detect
             return 0.0
         return times.user + times.system
 
     def _has_ended(self, seconds: float = 0.0) -> bool:
-        """Whether the nursery says, within so many seconds, how it ended."""
-        look = select.poll()
-        look.register(self._status, select.POLLIN)
-        if not self._ended and look.poll(seconds * 1000):
-            self._ended = os.read(self._status, _STATUS_BYTES)
-        return len(self._ended) == _STATUS_BYTES
+        """Returns whether the fork server sends the exit status within some seconds."""
+        poll = select.poll()
+        poll.register(self._status, select.POLLIN)
+        if not self._exit_status and poll.poll(seconds * 1000):
+            self._exit_status = os.read(self._status, _STATUS_BYTES)
+        return len(self._exit_status) == _STATUS_BYTES
 
     def _cause(self) -> str:
-        """Returns what it died of; the nursery knows, unless it died too, or one of them is stopped."""
+        """Returns the cause of the end; unknown if the fork server has died too, or one of them is stopped."""
         if not self._has_ended(_ENDING_S):
             return _ENDED
-        status = int.from_bytes(self._ended, "little", signed=True)
+        status = int.from_bytes(self._exit_status, "little", signed=True)
         if os.WIFSIGNALED(status):
             return signal.Signals(os.WTERMSIG(status)).name
         return f"exit code {os.waitstatus_to_exitcode(status)}"
 
 
 class Pool:
-    """Decoders by the number; threads that find none idle wait for one."""
+    """A pool of decoders; threads wait while all are busy."""
 
     def __init__(self) -> None:
         self._change = threading.Condition()
         self._idle: list[Decoder] = []
         self._busy: set[Decoder] = set()
-        self._taken = 0
+        self._in_use = 0
         self._closed = False
-        self._nursery: _Nursery | None = None
+        self._fork_server: _ForkServer | None = None
 
     @contextlib.contextmanager
-    def decoder(self, most: int) -> Iterator[Decoder]:
-        """Lends a decoder; one that died or was too slow, or whose answers were not all taken, is ended.
+    def decoder(self, limit: int) -> Iterator[Decoder]:
+        """Provides a decoder; it is ended if the caller leaves the context with an exception.
 
         Args:
-          most: how many may work at a time.
+          limit: maximum number of decoders in use.
         """
-        one = self._take(most)
-        whole = False
+        decoder = self._acquire(limit)
+        succeeded = False
         try:
-            yield one
-            whole = True
+            yield decoder
+            succeeded = True
         finally:
-            self._give_back(one, whole)
+            self._release(decoder, succeeded)
 
     def close(self) -> None:
-        """Ends all of them, also those that work; threads that wait for answers get `Closed`."""
+        """Ends all decoders, also busy ones; threads that wait for answers get `PoolClosed`."""
         with self._change:
             self._closed = True
-            for one in (*self._idle, *self._busy):
-                one.kill()
-            if self._nursery:
-                self._nursery.close()
+            for decoder in (*self._idle, *self._busy):
+                decoder.kill()
+            if self._fork_server:
+                self._fork_server.close()
             self._change.notify_all()
 
-    def _take(self, most: int) -> Decoder:
+    def _acquire(self, limit: int) -> Decoder:
         with self._change:
-            self._change.wait_for(lambda: self._closed or self._taken < most)
+            self._change.wait_for(lambda: self._closed or self._in_use < limit)
             self._check_open()
-            self._taken += 1
+            self._in_use += 1
             while self._idle:
-                one = self._idle.pop()
-                if one.is_there:
-                    self._busy.add(one)
-                    return one
-                one.end()
+                decoder = self._idle.pop()
+                if decoder.is_running:
+                    self._busy.add(decoder)
+                    return decoder
+                decoder.end()
         try:
-            one = self._start()
+            decoder = self._start()
         except BaseException:
             with self._change:
-                self._taken -= 1
+                self._in_use -= 1
                 self._change.notify()
             raise
         with self._change:
-            self._busy.add(one)
-        return one
+            self._busy.add(decoder)
+        return decoder
 
-    def _give_back(self, one: Decoder, whole: bool) -> None:
+    def _release(self, decoder: Decoder, succeeded: bool) -> None:
         with self._change:
-            self._taken -= 1
-            self._busy.discard(one)
-            if whole and not self._closed:
-                self._idle.append(one)
+            self._in_use -= 1
+            self._busy.discard(decoder)
+            if succeeded and not self._closed:
+                self._idle.append(decoder)
             else:
-                one.end()
+                decoder.end()
             self._change.notify()
             self._check_open()
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed("the ingest was stopped")
+            raise PoolClosed("the ingest was stopped")
 
     def _start(self) -> Decoder:
-        for _ in range(2):  # a nursery that had no work for long has ended, so the first time may fail
+        for _ in range(2):  # the first attempt may fail: a fork server ends by itself after a time without work
             with self._change:
                 self._check_open()
-                if self._nursery is None:
-                    self._nursery = _Nursery()
-                nursery = self._nursery
-            with contextlib.suppress(Gone):
-                return nursery.start()
+                if self._fork_server is None:
+                    self._fork_server = _ForkServer()
+                fork_server = self._fork_server
+            with contextlib.suppress(PeerClosed):
+                return fork_server.start()
             with self._change:
-                if self._nursery is nursery:
-                    self._nursery = None
-            trouble = nursery.trouble()
-            nursery.close()
-        raise FeedlineError(f"the processes that decode images do not start: {trouble}")
+                if self._fork_server is fork_server:
+                    self._fork_server = None
+            cause = fork_server.last_error()
+            fork_server.close()
+        raise FeedlineError(f"the processes that decode images do not start: {cause}")
 
 
-class _Nursery:
-    """The process of `nursery`, seen from here."""
+class _ForkServer:
+    """The fork server of `worker`: a child process from which the decoders are forked."""
 
     def __init__(self) -> None:
-        self._control, theirs = _connected()
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - read when it ends without a word
+        self._control, theirs = _socket_pair()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process fails
         self._sending = threading.Lock()
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
@@ -368,9 +368,9 @@ class _Nursery:
         """Returns a new decoder.
 
         Raises:
-          Gone: the nursery has ended.
+          PeerClosed: the fork server has ended.
         """
-        ours, theirs = _connected()
+        ours, theirs = _socket_pair()
         status, write_end = os.pipe()
         try:
             with theirs, self._sending:
@@ -378,20 +378,20 @@ class _Nursery:
         except OSError as error:
             os.close(status)
             ours.close()
-            raise Gone(str(error)) from error
+            raise PeerClosed(str(error)) from error
         finally:
             os.close(write_end)
-        wait_at_most(ours, _STARTING_S)
+        set_timeout(ours, _STARTING_S)
         try:
             pid = receive(ours)[0]["pid"]
-        except (Gone, Silent) as error:
+        except (PeerClosed, ReceiveTimeout) as error:
             os.close(status)
             ours.close()
-            raise Gone(str(error)) from error
+            raise PeerClosed(str(error)) from error
         return Decoder(ours, status, pid)
 
-    def trouble(self) -> str:
-        """Returns the last line that it wrote to standard error before it ended."""
+    def last_error(self) -> str:
+        """Returns the last line of standard error after the end of the process."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
         self._stderr.seek(0)
@@ -399,18 +399,18 @@ class _Nursery:
         return lines[-1][:300] if lines else f"exit code {self._process.returncode}"
 
     def close(self) -> None:
-        """Ends it, and with it the decoders."""
+        """Ends the process and the decoders."""
         self._control.close()
         self._process.kill()
         self._process.wait()
 
 
-def _connected() -> tuple[socket.socket, socket.socket]:
-    """Returns two sockets that wait, whatever `socket.setdefaulttimeout` says; the client of Google's stores calls it.
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Returns two blocking sockets; the client of Google Cloud Storage calls `socket.setdefaulttimeout`.
 
-    With a time-out a socket does not block, and that it does not is passed on to the process that gets it.
+    A socket with a timeout is non-blocking, also in the process that inherits it.
     """
     pair = socket.socketpair()
-    for one in pair:
-        one.setblocking(True)
+    for end in pair:
+        end.setblocking(True)
     return pair

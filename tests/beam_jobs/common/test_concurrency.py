@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from beam_jobs.common.system import Progress, chunk_of, local_progress, lots, map_chunks, map_ordered
+from beam_jobs.common.system import Progress, chunk_size, chunks_by_size, local_progress, map_chunks, map_ordered
 
 
 @pytest.mark.parametrize(("threads", "chunk"), [(1, 1), (2, 3), (7, 100)])
@@ -103,7 +103,7 @@ def test_an_exception_of_the_source_is_passed_on():
     [(0, 1), (65_536, 16), (65_537, 15), (50e6, 1)],
 )
 def test_small_images_go_in_lots_of_a_megabyte_at_most(mean_bytes, images):
-    assert chunk_of(mean_bytes) == images
+    assert chunk_size(mean_bytes) == images
 
 
 def test_who_presses_ctrl_c_does_not_wait_for_what_is_under_way():
@@ -132,14 +132,14 @@ def test_who_presses_ctrl_c_does_not_wait_for_what_is_under_way():
     [([0] * 40, [16, 16, 8]), ([1 << 20, 5, 1 << 30, 1 << 19, 1 << 19, 7], [1, 2, 2, 1])],
 )
 def test_lots_are_bounded_in_number_and_weight(sizes, expected):
-    found = list(lots(enumerate(sizes), lambda item: item[1]))
+    found = list(chunks_by_size(enumerate(sizes), lambda item: item[1]))
     assert [len(lot) for lot in found] == expected
     assert [item for lot in found for item in lot] == list(enumerate(sizes))
 
 
 def test_a_lot_is_handed_over_before_the_next_item_is_read():
     read = []
-    first = next(lots((read.append(n) or n for n in range(100)), lambda _: 1 << 20))
+    first = next(chunks_by_size((read.append(n) or n for n in range(100)), lambda _: 1 << 20))
     assert (first, read) == ([0], [0])
 
 

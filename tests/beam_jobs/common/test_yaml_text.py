@@ -21,7 +21,7 @@ CHAIN = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1,
         ("[" * 65 + "]" * 65, "it is nested more than 64 deep"),
         ("[" * 100_000, "it is nested more than 64 deep"),
         ("a: &a [*a]", "it holds an alias of itself"),
-        ("a" * ((1 << 20) + 1), "it has more than 1,048,576 letters"),
+        ("a" * ((1 << 20) + 1), "it has more than 1,048,576 characters"),
     ],
     ids=["laughs", "merges", "chain", "deep", "very deep", "itself", "long"],
 )

@@ -26,11 +26,11 @@ def test_a_licence_becomes_its_url(given, url):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"license": "CC-BY"}, "license is 'CC-BY'; it must be the URL of a licence, or one SPDX identifier"),
+        ({"license": "CC-BY"}, "license is 'CC-BY'; it must be the URL of a licence, or an SPDX identifier"),
         ({"license": "MIT OR Apache-2.0"}, "license is 'MIT OR Apache-2.0'"),
         ({"license": "javascript:alert(1)"}, "license is 'javascript:alert"),
         ({"url": "example.org"}, "url is 'example.org'; it must begin with https:// or http://"),
-        ({"url": "https://a b"}, "hold no blank"),
+        ({"url": "https://a b"}, "have no space"),
         ({"creators": ("Ada", " ")}, "a creator is empty"),
         ({"organizations": ("",)}, "a creator is empty"),
         ({"date_published": "31.1.2026"}, "date_published is '31.1.2026'; it must be a day, such as 2026-01-31"),

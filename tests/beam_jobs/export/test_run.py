@@ -172,7 +172,7 @@ def test_two_exports_to_one_place_do_not_meet(tmp_path):
 
 def test_what_appears_at_the_place_meanwhile_is_kept(tmp_path):
     out = staging.check(str(tmp_path / "out"))
-    with pytest.raises(OptionError, match="which cannot be taken: Directory not empty"), staging.staged(out):
+    with pytest.raises(OptionError, match="which cannot be replaced: Directory not empty"), staging.staged(out):
         storage.write_bytes(os.path.join(out, "mine"), b"1")
     assert os.listdir(tmp_path) == ["out"]
 
@@ -241,8 +241,8 @@ def two_images(features):
 
 
 FORGED = {
-    "another format": (bytes_of("image/format", b"webp"), "its image is b'webp'; known are jpeg, png and raw"),
-    "another image": (bytes_of("image/encoded", b"x"), "is not the one its sha256 was taken of"),
+    "another format": (bytes_of("image/format", b"webp"), "its image is b'webp'; it must be jpeg, png or raw"),
+    "another image": (bytes_of("image/encoded", b"x"), "does not match its sha256"),
     "two images": (two_images, "ValueError"),
     "no key": (lambda features: features.pop("image/filename"), "KeyError"),
     "no label": (lambda features: features.pop("image/class/label"), "KeyError"),
@@ -259,7 +259,7 @@ def test_a_record_that_no_ingest_writes_is_named_with_its_place(dataset, tmp_pat
     change, message = FORGED[name]
     path = rewrite(dataset, change)
     with pytest.raises(
-        CorruptDataset, match=rf"{re.escape(path)} at offset 0 is no record of a dataset: .*({message})"
+        CorruptDataset, match=rf"{re.escape(path)} at offset 0 is not a record of a dataset: .*({message})"
     ):
         run(dataset, to, tmp_path / "out")
     assert sorted(os.listdir(tmp_path)) == ["dataset"]

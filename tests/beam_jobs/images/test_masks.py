@@ -104,7 +104,7 @@ def test_every_way_to_write_class_indices_keeps_every_index(data, expected):
     ("data", "detail"),
     [
         (b"", "mask: the file has 0 bytes"),
-        (b"no image at all", "mask: it starts with b'no image'; known are jpeg"),
+        (b"no image at all", "mask: it starts with b'no image'; supported formats are jpeg"),
         (
             encode_image(grey(CLASSES), "JPEG"),
             "mask: it is a jpeg file; masks are read from png, tiff, bmp, which keep",

@@ -6,14 +6,14 @@ import pytest
 
 from beam_jobs.dataset import record, tfrecord
 from beam_jobs.inspect import FeatureSummary, summarise_file
-from beam_jobs.inspect.summary import FeatureRoles, roles_of
+from beam_jobs.inspect.summary import FeatureRoles, detect_roles
 from beam_jobs.inspect.view import view_files
 from tests.make_images import jpeg, png
 
 
 def test_a_dataset_of_ours_is_known_by_its_features(dataset):
     shard = str(dataset / "Split-train" / "data-00000-of-00002.tfrecord")
-    roles = roles_of(summarise_file(shard).features)
+    roles = detect_roles(summarise_file(shard).features)
     assert roles.looks_like == "Feedline"
     assert (roles.image, roles.labels, roles.keys) == (
         (record.ENCODED,),
@@ -43,18 +43,18 @@ def test_a_dataset_of_ours_is_known_by_its_features(dataset):
     ],
 )
 def test_well_known_layouts_are_known_by_their_names(features, looks_like, image, labels, keys):
-    roles = roles_of(features)
+    roles = detect_roles(features)
     assert (roles.looks_like, *map(list, (roles.image, roles.labels, roles.keys))) == (looks_like, image, labels, keys)
 
 
 @pytest.mark.parametrize("features", [[], ["label", "file_name"], ["image/encoded_mask"]])
 def test_nothing_beyond_the_table_is_guessed(features):
-    assert roles_of(features) == FeatureRoles()
+    assert detect_roles(features) == FeatureRoles()
 
 
 def test_a_feature_has_its_role():
-    roles = roles_of(["jpg", "cls", "__key__", "json"])
-    assert [roles.of(name) for name in ("jpg", "cls", "__key__", "json")] == ["image", "label", "key", ""]
+    roles = detect_roles(["jpg", "cls", "__key__", "json"])
+    assert [roles.role_of(name) for name in ("jpg", "cls", "__key__", "json")] == ["image", "label", "key", ""]
 
 
 # --- what is seen of their values

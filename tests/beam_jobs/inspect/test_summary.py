@@ -18,7 +18,7 @@ from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 from beam_jobs.ingest import run
 from beam_jobs.inspect import find_record, shown_value, summarise, summarise_file
 from beam_jobs.inspect.parquet import view_table
-from beam_jobs.inspect.records import LOOKED_BYTES
+from beam_jobs.inspect.records import MAX_PAYLOAD_BYTES
 from beam_jobs.options import IngestOptions
 from tests.make_images import class_folders, flipped, jpeg
 
@@ -69,7 +69,7 @@ def test_records_that_are_no_examples_are_counted(tmp_path):
     ("content", "message"),
     [
         (b"not records at all", "corrupt length at offset 0"),
-        (b"hi\n", "offset 0: 3 of 12 header bytes; it is cut off, or no TFRecord file$"),
+        (b"hi\n", "offset 0: 3 of 12 header bytes; it is truncated, or not a TFRecord file$"),
         (b"\x1f\x8b broken", "cannot be unpacked"),
     ],
 )
@@ -219,7 +219,7 @@ def masked(data: bytes) -> bytes:
 
 def test_a_record_that_unpacks_to_much_is_checked_and_not_held(tmp_path):
     path = tmp_path / "bomb"
-    huge = bytes(LOOKED_BYTES + 1)
+    huge = bytes(MAX_PAYLOAD_BYTES + 1)
     path.write_bytes(gzip.compress(framed(RECORDS[0], huge, RECORDS[1])))
     size = len(huge)
     del huge

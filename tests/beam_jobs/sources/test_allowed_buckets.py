@@ -9,7 +9,7 @@ from beam_jobs.ingest import run
 from beam_jobs.options import IngestOptions, TableColumns
 from beam_jobs.runners.local import Options as LocalEngine
 from beam_jobs.sources.factory import open_source, source_fingerprint
-from beam_jobs.sources.row_reader import allowed_buckets, bucket_of
+from beam_jobs.sources.row_reader import allowed_buckets, parse_bucket
 from beam_jobs.stages.dry_run import estimate
 from tests.beam_jobs import s3_server
 from tests.make_images import png
@@ -30,7 +30,7 @@ def options(source: object, **more) -> IngestOptions:
     ],
 )
 def test_the_bucket_of_a_path(path, bucket):
-    assert bucket_of(path) == bucket
+    assert parse_bucket(path) == bucket
 
 
 @pytest.mark.parametrize("bucket", ["photos", "s3://", "s3://photos/cat"])
@@ -62,7 +62,7 @@ def test_buckets_that_were_not_allowed_are_listed_and_nothing_is_read(table, tmp
     given = options(path, columns=MASKS, allow_buckets=("gs://mine/",))
     message = (
         r"table.jsonl names images in other buckets, which would be read with your credentials: s3://masks\\x1b\[2j, "
-        r"s3://other0, s3://other1, s3://other2, s3://other3 and 5 more; where that is meant, give --allow-bucket "
+        r"s3://other0, s3://other1, s3://other2, s3://other3 and 5 more; to allow that, give --allow-bucket "
         r"s3://masks\S+ \(setting ingest.allow_buckets\), once for each of them$"
     )
     for call in (run, source_fingerprint, lambda given: estimate(given, LocalEngine())):

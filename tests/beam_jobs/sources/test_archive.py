@@ -180,7 +180,7 @@ def test_a_directory_and_a_pipe_are_no_archives(tmp_path):
         SourceError, match=rf"^{tmp_path} is a directory; give a file, or a pattern such as {tmp_path}/\*"
     ):
         TarSource(str(tmp_path), TableColumns()).check()
-    with pytest.raises(SourceError, match=r"pipe.tar is no regular file; give a file"):
+    with pytest.raises(SourceError, match=r"pipe.tar is not a regular file; give a file"):
         TarSource(str(tmp_path / "pipe.tar"), TableColumns()).check()
 
 
@@ -222,7 +222,9 @@ def test_a_compressed_archive_cut_short_is_refused(tmp_path):
 
 def test_a_compressed_file_without_an_archive_in_it_is_refused(tmp_path):
     (tmp_path / "x.tar.gz").write_bytes(gzip.compress(b"text"))
-    with pytest.raises(SourceError, match=r"x\.tar\.gz is no tar archive, plain or of gzip, bzip2 or xz: "):
+    with pytest.raises(
+        SourceError, match=r"x\.tar\.gz is not a tar archive, plain or compressed by gzip, bzip2 or xz: "
+    ):
         TarSource(str(tmp_path / "x.tar.gz"), TableColumns()).check()
 
 
@@ -232,15 +234,15 @@ def test_a_compressed_file_without_an_archive_in_it_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("files", "columns", "message"),
     [
-        ({".DS_Store": b"x"}, {}, "holds no file; it must hold images$"),
-        ({"a.txt": b"x"}, {}, r"holds no image that can be used; the first is a\.txt: not_an_image \(its name has no"),
-        ({"a.jpg": b"x"}, {}, r"holds no image that can be used; the first is a\.jpg: no_label \("),
+        ({".DS_Store": b"x"}, {}, "is empty; it must hold images$"),
+        ({"a.txt": b"x"}, {}, r"holds no usable image; the first is a\.txt: not_an_image \(its name has no"),
+        ({"a.jpg": b"x"}, {}, r"holds no usable image; the first is a\.jpg: no_label \("),
         ({"a.jpg": b"x", "a.json": b'{"x": 1}'}, {"group": "y"}, "has no 'y' for the group; .* have 'label', 'x'$"),
         ({"cat/a.jpg": b"x"}, {"extra": ("txt",)}, "has no 'txt' for the extra txt; its first samples have 'label'$"),
         (
             {"cat/a.jpg": b"x"},
             {"mask": "seg"},
-            "is an archive, which can name no mask; list image and mask in a table$",
+            "is an archive, which cannot name masks; list image and mask in a table$",
         ),
     ],
 )

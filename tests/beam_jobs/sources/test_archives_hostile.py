@@ -62,7 +62,7 @@ def test_links_devices_and_sparse_files_are_bad_members(tmp_path, fields, kind):
         add(archive, "cat/b.jpg", jpeg(2))
     bad, _, good = TarSource(str(tmp_path / "x.tar"), TableColumns()).entries()  # what is not looked into comes first
     assert (bad.key, bad.reason) == ("cat/link.jpg", "bad_member")
-    assert bad.detail == f"it is {kind}, not a file with bytes of its own"
+    assert bad.detail == f"it is {kind}, not a regular file"
     assert good.key == "cat/b.jpg"
 
 
@@ -118,9 +118,9 @@ def patched(path: Path, central: int, value: bytes) -> Path:
     ("central", "value", "detail"),
     [
         (8, b"\x01\x00", "it is encrypted"),
-        (10, struct.pack("<H", 93), "it is compressed by method 93; only stored and deflated members are read"),
+        (10, struct.pack("<H", 93), "it is compressed by method 93; only stored and deflated members can be read"),
         (20, struct.pack("<I", 1 << 31), f"it claims {1 << 31} bytes from byte "),
-        (42, struct.pack("<I", 3), "no member starts at byte 3, where it should"),
+        (42, struct.pack("<I", 3), "its header is missing at byte 3"),
     ],
 )
 def test_zip_members_that_cannot_be_read_are_bad_members(tmp_path, central, value, detail):
@@ -158,10 +158,10 @@ def test_a_tar_cut_short_anywhere_is_refused(tmp_path):
     data = three(tmp_path)
     end = data.rindex(jpeg(3)) + len(jpeg(3))
     end += -end % 512
-    assert "is no tar archive" in tar_error(tmp_path, data[:100])
-    assert "cut short" in tar_error(tmp_path, data[: end - 600])
-    assert "cut short" in tar_error(tmp_path, data[:end])
-    assert "cut short" in tar_error(tmp_path, data[: end + 300])
+    assert "is not a tar archive" in tar_error(tmp_path, data[:100])
+    assert "truncated" in tar_error(tmp_path, data[: end - 600])
+    assert "truncated" in tar_error(tmp_path, data[:end])
+    assert "truncated" in tar_error(tmp_path, data[: end + 300])
     (tmp_path / "x.tar").write_bytes(data[: end + 512])  # the end mark is there
     assert contents(TarSource(str(tmp_path / "x.tar"), TableColumns())) == FOLDERS
 
@@ -172,9 +172,9 @@ def test_the_place_of_the_damage_is_named(tmp_path):
     data[second + 5] ^= 0xFF
     assert tar_error(tmp_path, data) == f"is damaged at byte {second}: no header of a member starts there"
     data = three(tmp_path)
-    assert tar_error(tmp_path, data[:600]) == "is cut short: it ends at byte 600, inside the member at byte 0"
-    assert tar_error(tmp_path, data[:second]) == f"is cut short: it ends at byte {second} without an end mark"
-    assert "goes on after its end mark at byte " in tar_error(tmp_path, data + data)
+    assert tar_error(tmp_path, data[:600]) == "is truncated: it ends at byte 600, inside the member at byte 0"
+    assert tar_error(tmp_path, data[:second]) == f"is truncated: it ends at byte {second} without an end mark"
+    assert "has data after its end mark at byte " in tar_error(tmp_path, data + data)
 
 
 def header_with(size_field: bytes, kind: bytes = b"0") -> bytes:
@@ -202,7 +202,7 @@ def test_forged_sizes_neither_hang_nor_allocate(tmp_path, forged):
     assert tar_error(tmp_path, forged + bytes(1024))
     good = header_with(b"00000000000\0")
     message = tar_error(tmp_path, good + forged + bytes(1024))
-    assert message.startswith(("is damaged at byte 512: ", "is cut short: it ends at byte "))
+    assert message.startswith(("is damaged at byte 512: ", "is truncated: it ends at byte "))
 
 
 GOOD = member("cat/a.jpg", jpeg())
@@ -214,7 +214,7 @@ def test_the_map_of_a_sparse_member_is_passed_over_and_not_kept_in_memory(tmp_pa
     bad, good = TarSource(str(tmp_path / "x.tar"), TableColumns()).entries()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert (bad.reason, bad.detail) == ("bad_member", "it is a sparse file, not a file with bytes of its own")
+    assert (bad.reason, bad.detail) == ("bad_member", "it is a sparse file, not a regular file")
     assert good.key == "cat/a.jpg"
     assert peak < 4 << 20  # the map itself has 20 MB
 
@@ -254,7 +254,7 @@ def test_attributes_of_all_members_are_not_kept_unless_they_are_used(tmp_path):
     headers = tar_headers.TarHeaders(stream)
     first = headers.member(0)
     assert (first.name, headers.member(first.end).name) == ("dog/b.jpg", "dog/b.jpg")
-    assert headers.everywhere == {"path": "dog/b.jpg"}
+    assert headers.global_attributes == {"path": "dog/b.jpg"}
 
 
 @pytest.mark.parametrize("content", [b"x", b"3 path=x\n", b"99 path=x\n", b"-9 path=x\n", b"9" * 600])
@@ -294,7 +294,7 @@ def test_headers_mean_what_they_mean_to_tarfile(tmp_path, headers):
 def test_what_is_no_archive_is_refused(tmp_path, data, kind):
     source, _, name = KINDS[kind]
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(SourceError, match=rf"^{tmp_path}/{name} is no {kind} archive, "):
+    with pytest.raises(SourceError, match=rf"^{tmp_path}/{name} is not a {kind} archive, "):
         source(str(tmp_path / name), TableColumns()).check()
 
 
@@ -314,7 +314,7 @@ MARKS = [(b"PK\1\2", 0), (b"PK\1\2", 1), (b"PK\5\6", 0)]
 def test_a_damaged_zip_directory_is_refused(tmp_path, damage):
     path = make_zip(tmp_path / "x.zip", FOLDERS)
     damage(path)
-    with pytest.raises(SourceError, match=r"x\.zip is no zip archive, or damaged: "):
+    with pytest.raises(SourceError, match=r"x\.zip is not a zip archive, or damaged: "):
         list(ZipSource(str(path), TableColumns()).entries())
 
 
@@ -337,7 +337,7 @@ def test_zip_members_that_share_bytes_are_taken_once(tmp_path, within):
     data[second + 42 : second + 46] = struct.pack("<L", data.index(b"PK\3\4", within))
     path.write_bytes(data)
     found = [(entry.key, getattr(entry, "detail", "")) for entry in ZipSource(str(path), TableColumns()).entries()]
-    shared = "its bytes are those of another member, too"
+    shared = "it shares its bytes with another member"
     assert sorted(found) == [("cat/a.jpg", shared), ("cat/b.png", ""), ("cat/x.jpg", ""), ("dog/deep/c.JPEG", "")]
 
 
@@ -345,7 +345,7 @@ def test_a_zip_directory_too_large_to_hold_is_not_read(tmp_path, monkeypatch):
     source = ZipSource(str(make_zip(tmp_path / "x.zip", FOLDERS)), TableColumns())
     assert len(list(source.entries())) == 3
     monkeypatch.setattr(archive_members, "_MAX_ZIP_DIRECTORY_BYTES", 100)
-    with pytest.raises(SourceError, match=r"x\.zip is no zip archive, or damaged: a header claims \d+ bytes$"):
+    with pytest.raises(SourceError, match=r"x\.zip is not a zip archive, or damaged: a header claims \d+ bytes$"):
         list(source.entries())
 
 

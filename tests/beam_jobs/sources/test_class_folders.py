@@ -75,7 +75,7 @@ def test_a_folder_that_leads_out_of_the_root_stops_everything(tmp_path, place):
     # As one reject it could stand for a whole class and stay under every limit.
     make(tmp_path, "root/cat/a.jpg", "secret/key.jpg")
     (tmp_path / "root" / place).symlink_to(tmp_path / "secret")
-    message = f"root/{place} is a link that leads out of the source"
+    message = f"root/{place} is a link that points outside the source"
     with pytest.raises(SourceError, match=message):
         found_in(tmp_path / "root")
     if place == "dog":  # a class folder is refused before anything is read
@@ -139,9 +139,9 @@ def test_a_name_that_is_not_utf8_is_rejected_under_a_printable_one(tmp_path):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ([], "holds nothing; it must hold one folder a class, with the images in them$"),
-        ([".git/x"], "holds no visible folder; it must hold one folder a class"),
-        (["cat/.hidden"], "has 1 class folders and no file in any; put the images there$"),
+        ([], "holds nothing; it must hold one folder per class, with the images in them$"),
+        ([".git/x"], "holds no visible folder; it must hold one folder per class"),
+        (["cat/.hidden"], "has 1 class folders and all are empty; put the images there$"),
     ],
 )
 def test_a_folder_without_images_in_classes_is_no_source(tmp_path, names, message):
@@ -172,6 +172,7 @@ def test_a_folder_is_guessed_and_starts_where_it_lies(tmp_path):
 def test_what_is_neither_folder_nor_table_is_refused(tmp_path, name, message):
     make(tmp_path, "cat/a.jpg")
     with pytest.raises(
-        SourceError, match=f"^{tmp_path}/{name} {message} with one sub-folder a class, a glob, or a file that ends in "
+        SourceError,
+        match=f"^{tmp_path}/{name} {message} with one sub-folder per class, a glob, or a file that ends in ",
     ):
         open_source(make_options(source=str(tmp_path / name)))

@@ -182,7 +182,7 @@ def test_the_folder_of_the_images_is_found(tmp_path, place):
     [([image(4), image(5)], r"'4\.jpg', '5\.jpg', \.\.\."), ([image(file_name=1)], r"none, \.\.\.")],
 )
 def test_a_json_without_its_images_is_refused_with_where_they_were_looked_for(coco, tmp_path, images, named):
-    with pytest.raises(SourceError, match=rf"names images \({named}\) that are in none of ") as caught:
+    with pytest.raises(SourceError, match=rf"names images \({named}\) that are not in ") as caught:
         list(coco(document(images)).entries())
     assert f"{tmp_path}, {tmp_path}/.., {tmp_path}/../val2017, {tmp_path}/val2017, " in str(caught.value)
 
@@ -199,9 +199,9 @@ def test_a_json_and_its_images_may_lie_in_an_object_store(coco, tmp_path):
 
 @pytest.mark.parametrize("path", ["gs://bucket/a.json", "gs://bucket/x/a.json"])
 def test_a_bucket_lies_in_nothing(path):
-    from beam_jobs.sources.coco import _folders
+    from beam_jobs.sources.coco import _candidate_folders
 
-    assert all(folder == "gs://bucket" or folder.startswith("gs://bucket/") for folder in _folders(path))
+    assert all(folder == "gs://bucket" or folder.startswith("gs://bucket/") for folder in _candidate_folders(path))
 
 
 def test_images_that_are_not_on_disk_are_fetched_on_demand(coco):
@@ -297,7 +297,7 @@ def test_an_id_that_is_there_twice_rejects_the_second(coco):
     first, reject, third = coco(document(images, [annotation()])).entries()
     assert (first.key, len(first.annotations.objects), third.key) == ("1.jpg", 1, "3.jpg")
     assert (reject.key, reject.reason) == ("2.jpg", "duplicate_key")
-    assert reject.detail == "the id 1 was that of an image before"
+    assert reject.detail == "an earlier image has the id 1, too"
 
 
 def test_annotations_of_no_image_are_rejected_one_by_one(coco):
@@ -317,9 +317,9 @@ def test_annotations_of_no_image_are_rejected_one_by_one(coco):
     ("content", "message"),
     [
         ("[" * 100_000, "is not JSON: "),
-        ("[]", r"is not COCO instances json: it needs a list 'images', found is \[\]$"),
-        ({**document(), "annotations": {}}, "it needs a list 'annotations', found is 'info', 'images', "),
-        ({"images": [], "annotations": []}, "it needs a list 'categories', found is 'images', 'annotations'$"),
+        ("[]", r"is not COCO instances json: it must have a list 'images'; it has \[\]$"),
+        ({**document(), "annotations": {}}, "it must have a list 'annotations'; it has 'info', 'images', "),
+        ({"images": [], "annotations": []}, "it must have a list 'categories'; it has 'images', 'annotations'$"),
         (document([]), "has no image in 'images'$"),
         (document(categories=["dog"]), "has the category 'dog'; it must have an id and a name$"),
         (document(categories=[{"id": 1}]), r"has the category {'id': 1}; it must have an id and a name$"),
@@ -352,7 +352,7 @@ def test_bytes_that_are_no_text_and_files_that_are_not_there_are_refused(tmp_pat
     ("columns", "message"),
     [
         ({"image": "flickr_url"}, "the image column is 'flickr_url'; of a COCO json it must be file_name, or coco_url"),
-        ({"labels": "tags"}, "the labels column is 'tags'; the labels of a COCO json are its categories"),
+        ({"labels": "tags"}, "the labels column is 'tags'; it must be empty: the labels are the categories"),
     ],
 )
 def test_columns_that_a_coco_json_cannot_have_are_refused(coco, columns, message):

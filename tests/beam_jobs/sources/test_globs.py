@@ -128,7 +128,7 @@ def test_links_may_not_leave_the_base(tmp_path):
     assert found_by(f"{tmp_path}/top/*/*.jpg") == [("cat/a.jpg", "cat"), ("cat/file.jpg", "! outside_root")]
     (tmp_path / "top" / "dog").symlink_to(tmp_path / "secret")
     assert found_by(f"{tmp_path}/top/c*/a.jpg") == [("cat/a.jpg", "cat")]
-    with pytest.raises(SourceError, match="top/dog is a link that leads out of the source"):
+    with pytest.raises(SourceError, match="top/dog is a link that points outside the source"):
         found_by(f"{tmp_path}/top/*/*.jpg")
 
 
@@ -155,8 +155,8 @@ def test_a_tree_may_be_deeper_than_functions_can_call_one_another(tmp_path, monk
     [
         ("*/*.gif", "matches no file; correct the pattern$"),
         ("none/*/*.jpg", "matches nothing: there is no directory .*/none$"),
-        ("cat/*.jpg", r"matches only files that cannot be used, the first a.jpg: no_label .* as in photos/\*/\*.jpg$"),
-        ("cat/a.jpg", r"is no pattern; write \* for the names that differ"),
+        ("cat/*.jpg", r"matches no usable file; the first is a.jpg: no_label .* as in photos/\*/\*.jpg$"),
+        ("cat/a.jpg", r"is not a pattern; write \* for names that differ"),
     ],
 )
 def test_a_pattern_that_gives_no_image_is_no_source(tmp_path, pattern, message):

@@ -33,7 +33,7 @@ def test_a_redirect_to_another_scheme_is_refused(server, where):
     server.pages["/x"] = status(302, Location=where)
     reason, detail = failure(server, "/x")
     assert reason == RejectReason.ADDRESS_REFUSED
-    assert detail.endswith("is not fetched, only http:// and https:// are")
+    assert detail.endswith("is not allowed; only http:// and https:// are fetched")
 
 
 @pytest.mark.parametrize("where", [{}, {"Location": "http://[::1"}, {"Location": "http://x:99999/"}], ids=str)
@@ -49,7 +49,7 @@ def test_a_redirect_to_nowhere_is_a_failure(server, where):
     ["localhost", "[::1]", "2130706433", "0x7f.1", "[::ffff:127.0.0.1]", "169.254.169.254"],
 )
 def test_addresses_that_are_not_public_are_refused_unasked(server, host):
-    with pytest.raises(BadImage, match="^address_refused: .* is at .*, which is no public address$"):
+    with pytest.raises(BadImage, match="^address_refused: .* is at .*, which is not public$"):
         http_fetch.fetch(f"http://{host}:{server.server_port}/a.jpg", HttpOptions(timeout_s=0.2, retries=3), 1)
     assert not server.seen
 
@@ -94,7 +94,7 @@ def test_a_redirect_from_a_public_to_a_private_address_is_refused(server):
     assert fetch(server, "/a.jpg", allow_private=False) == DATA
     assert failure(server, "/x", allow_private=False) == (
         RejectReason.ADDRESS_REFUSED,
-        "127.0.0.2 is at 127.0.0.2, which is no public address",
+        "127.0.0.2 is at 127.0.0.2, which is not public",
     )
     assert server.seen["/a.jpg"] == 1
 

@@ -74,8 +74,8 @@ def test_a_container_that_ends_too_early_is_unreadable(base):
     put(base, DATA)
     reason, detail = refusal(Reader(base=base, max_bytes=10**6), text("stored", len(DATA) - 3, 4))
     assert reason == "unreadable"
-    assert detail.endswith(f"it ends at {len(DATA)}, 4 bytes from {len(DATA) - 3} are wanted")
-    with pytest.raises(OSError, match="are wanted"):
+    assert detail.endswith(f"it ends at byte {len(DATA)}; 4 bytes from byte {len(DATA) - 3} are needed")
+    with pytest.raises(OSError, match="are needed"):
         read_at(storage.join(base, "box"), len(DATA) + 9, 1)
 
 
@@ -146,10 +146,10 @@ def test_the_feature_of_an_example_is_read(base):
 @pytest.mark.parametrize(
     ("payload", "detail"),
     [
-        (example(other=("bytes", [b"x"])), "the record has no bytes under 'image'"),
-        (example(image=("bytes", [])), "the record has no bytes under 'image'"),
-        (example(image=("int64", [1, 2])), "the record has no bytes under 'image'"),
-        (b"\xff\xff", "the record is no tf.train.Example"),
+        (example(other=("bytes", [b"x"])), "the feature 'image' of the record holds no bytes"),
+        (example(image=("bytes", [])), "the feature 'image' of the record holds no bytes"),
+        (example(image=("int64", [1, 2])), "the feature 'image' of the record holds no bytes"),
+        (b"\xff\xff", "the record is not a tf.train.Example"),
     ],
 )
 def test_an_example_without_the_feature_is_a_bad_member(tmp_path, payload, detail):

@@ -98,8 +98,8 @@ def test_a_name_that_leads_up_is_rejected(bucket):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (("d/a.jpg",), "holds files in no folder only; it must hold one folder a class"),
-        (("d/.git/x",), "holds nothing; it must hold one folder a class"),
+        (("d/a.jpg",), "holds only files outside of folders; it must hold one folder per class"),
+        (("d/.git/x",), "holds nothing; it must hold one folder per class"),
     ],
 )
 def test_a_store_without_class_folders_is_no_source(store, names, message):

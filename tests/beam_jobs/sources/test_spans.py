@@ -96,7 +96,7 @@ def test_what_is_not_there_or_there_twice_is_said_in_one_line(name, scheme, tmp_
         ("p/v{VERSION}", (), "has {VERSION} without {SPAN}"),
         ("p/{SPAN}/{SPAN:2}", (), "has {SPAN} twice"),
         ("p/{SPAN}/{VERSION}-{VERSION}", (), "has {VERSION} twice"),
-        ("p/{SPAN}{VERSION}", (), "does not say where one number ends"),
+        ("p/{SPAN}{VERSION}", (), "has two numbers without a separator"),
         ("p/{SPAN:0}", (), r"has {SPAN:0}; the width must be from 1 to 18 digits"),
         ("p/{SPAN:19}", (), "has {SPAN:19}; the width"),
         ("*/{SPAN}", (), "has a wildcard before or beside"),

@@ -176,7 +176,7 @@ def test_a_weight_is_a_number(table, cell, weight):
 def test_what_is_no_weight_is_rejected(table, cell):
     (reject,) = table(f"image,label,w\n1.jpg,cat,{cell}\n", weight="w").entries()
     assert (reject.key, reject.reason) == ("1.jpg", "bad_annotation")
-    assert reject.detail == f"line 2: the weight is {cell!r}; it must be a number of at least 0, and finite"
+    assert reject.detail == f"line 2: the weight is {cell!r}; it must be a finite number of at least 0"
 
 
 def test_a_mask_is_a_path_like_that_of_the_image_and_its_change_is_one_of_the_image(table, tmp_path):
@@ -244,9 +244,9 @@ def test_a_path_may_be_absolute_or_a_link_and_lead_anywhere(table, tmp_path):
         ("path,label\n1.jpg,cat\n", "has no column 'image' for the image; it has 'path', 'label'$"),
         ("image\n1.jpg\n", "has no column 'label' for the label; it has 'image'$"),
         ("", "has no column 'image' for the image; it has none$"),
-        ("image,label\n", "has columns and no row; add one row an image$"),
+        ("image,label\n", "has columns and no row; add one row per image$"),
         (b"image,label\n\xff,cat\n", "cannot be read as a CSV table: .*0xff.*; save it as UTF-8$"),
-        ("sep=;\r\nimage;label\r\n1.jpg;cat\r\n", "begins with 'sep=;', which is for Excel alone; remove that line$"),
+        ("sep=;\r\nimage;label\r\n1.jpg;cat\r\n", "begins with 'sep=;', which only Excel reads; remove that line$"),
         ("file;kind\n1.jpg;cat\n", "has no column 'image' for the image; it has 'file', 'kind'$"),
         ("image,label\n1.jpg,\0\n", "cannot be read past line 1: .*NUL"),
     ],
@@ -347,7 +347,7 @@ def test_a_cell_that_is_no_longer_of_its_type_rejects_its_row(table, cell):
     reader = RowReader(columns=source.columns, base=source.base, kinds={"age": int})
     (reject,) = (reader.entry(row, f"line {number}") for number, row in source.rows())
     assert (reject.key, reject.reason) == ("1.jpg", "bad_annotation")
-    assert f"{cell!r}, all else in it is int" in reject.detail
+    assert f"{cell!r}, other cells hold int" in reject.detail
 
 
 def test_a_csv_file_is_guessed_by_its_name_and_starts_where_it_lies(table, tmp_path):

@@ -109,7 +109,7 @@ def test_labels_may_be_a_list(write, suffix, cell, labels):
         ({"w": 10**400}, "bad_annotation", "line 1: the weight is 10000"),
         ({"image": "\ud800.jpg"}, "name_not_utf8", "line 1: column 'image' holds .*which cannot be stored as UTF-8"),
         ({"note": ["a", "\ud800"]}, "name_not_utf8", "line 1: column 'note' holds "),
-        ({"image": "a\0b"}, "unreadable", "its path has a null character, which no file has"),
+        ({"image": "a\0b"}, "unreadable", "its path has a null character, which paths cannot contain"),
         ({"image": None}, "not_a_file", "line 1: the cell of column 'image' is empty"),
         ({"label": float("nan")}, "no_label", "its label is empty"),
     ],
@@ -163,7 +163,7 @@ def test_deep_nesting_is_no_json(tmp_path):
     [
         (b'{"image": "1.jpg"}', "has no column 'label' for the label; it has 'image'$"),
         (b"", "has no column 'image' for the image; it has none$"),
-        (b"[1]", r"line 1 holds '\[1\]'; it must hold one object$"),
+        (b"[1]", r"line 1 holds '\[1\]'; it must hold a JSON object$"),
         (b"{", "line 1 is not JSON: "),
         (b"\xff", "cannot be read past line 0: "),
     ],

@@ -312,15 +312,19 @@ def set_to(name, value):
         (
             "dataset_info.json",
             set_to("fileFormat", "array_record"),
-            "is stored as array_record; prepare it again with `tfds build --file_format=tfrecord`, or convert it with",
+            "has the format array_record; prepare it with `tfds build --file_format=tfrecord`, or convert it with",
         ),
-        ("dataset_info.json", lambda v: v.pop("splits"), "dataset_info.json is not what TFDS writes: KeyError"),
-        ("dataset_info.json", set_to("splits", [1]), "dataset_info.json is not what TFDS writes: 'int' object has no"),
+        ("dataset_info.json", lambda v: v.pop("splits"), "dataset_info.json is not valid TFDS metadata: KeyError"),
+        (
+            "dataset_info.json",
+            set_to("splits", [1]),
+            "dataset_info.json is not valid TFDS metadata: 'int' object has no",
+        ),
         ("dataset_info.json", set_to("splits", []), "holds no record of tf.train.Example"),
         (
             "dataset_info.json",
             lambda v: v["splits"][0].update(filepathTemplate="../{SPLIT}"),
-            "dataset_info.json is not what TFDS writes: a shard is called '../train'; prepare it again$",
+            "dataset_info.json is not valid TFDS metadata: a shard is called '../train'; prepare it again$",
         ),
         (
             "dataset_info.json",
@@ -330,19 +334,19 @@ def set_to(name, value):
         (
             "dataset_info.json",
             lambda v: v["splits"][0].update(shardLengths=["9", "9"]),
-            r"pets-train.tfrecord-00000-of-00002 holds \d records, its dataset says 9; prepare it again$",
+            r"pets-train.tfrecord-00000-of-00002 holds \d records, but its metadata declare 9; prepare it again$",
         ),
-        ("features.json", lambda v: v.clear(), "features.json is not what TFDS writes: KeyError"),
-        ("features.json", set_to("featuresDict", {"features": {"x": 3}}), "features.json is not what TFDS writes: "),
+        ("features.json", lambda v: v.clear(), "features.json is not valid TFDS metadata: KeyError"),
+        ("features.json", set_to("featuresDict", {"features": {"x": 3}}), "features.json is not valid TFDS metadata: "),
         (
             "features.json",
             without("image", "meta"),
-            "has no feature of type Image and none called 'image'; name the image column, of 'digit', 'label', ",
+            "has no feature of type Image and none named 'image'; name the image column, one of 'digit', 'label', ",
         ),
         (
             "features.json",
             without("label"),
-            "has 2 features of type ClassLabel and none called 'label'; name the label column, of 'digit', 'meta/",
+            "has 2 features of type ClassLabel and none named 'label'; name the label column, one of 'digit', 'meta/",
         ),
     ],
 )
@@ -355,10 +359,10 @@ def test_metadata_that_cannot_be_used_are_refused(copied, name, change, message)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "cannot be read: .*; give the directory of one version of"),
-        (b"[1]", "is not what TFDS writes: .*; prepare it again$"),
-        (b"\xff", "is not what TFDS writes: .*; prepare it again$"),
-        (b"[" * 100_000, "is not what TFDS writes: .*; prepare it again$"),
+        (None, "cannot be read: .*; give the directory of a version of"),
+        (b"[1]", "is not valid TFDS metadata: .*; prepare it again$"),
+        (b"\xff", "is not valid TFDS metadata: .*; prepare it again$"),
+        (b"[" * 100_000, "is not valid TFDS metadata: .*; prepare it again$"),
     ],
     ids=["gone", "no object", "no text", "deep"],
 )
@@ -381,5 +385,7 @@ def test_metadata_of_more_than_64_mebibytes_are_not_read(copied):
     source = TfdsSource(str(copied), TableColumns())
     with open(f"{source.path}/features.json", "ab") as stream:
         stream.write(b" " * (64 << 20))
-    with pytest.raises(SourceError, match="features.json is not what TFDS writes: it has more than 67,108,864 bytes"):
+    with pytest.raises(
+        SourceError, match="features.json is not valid TFDS metadata: it has more than 67,108,864 bytes"
+    ):
         source.check()

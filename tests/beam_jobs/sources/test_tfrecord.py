@@ -139,8 +139,8 @@ def test_a_feature_of_many_values_makes_many_labels(records, tags, labels):
         ({"image": []}, {}, "bad_member", "feature 'image' holds 0 values; it must hold the bytes of one image file"),
         ({"image": [1, 2]}, {}, "bad_member", "feature 'image' holds 2 values of int; it must hold the bytes of one"),
         ({"image": [b"a", b"b"]}, {}, "bad_member", "feature 'image' holds 2 values of bytes; it must hold the bytes"),
-        ({"w": -1}, {"weight": "w"}, "bad_annotation", "x.tfrecord:1: the weight is -1; it must be a number"),
-        ({"w": []}, {"weight": "w"}, "bad_annotation", "x.tfrecord:1: the weight is None; it must be a number"),
+        ({"w": -1}, {"weight": "w"}, "bad_annotation", "x.tfrecord:1: the weight is -1; it must be a finite number"),
+        ({"w": []}, {"weight": "w"}, "bad_annotation", "x.tfrecord:1: the weight is None; it must be a finite number"),
         ({"e": "x"}, {"extra": ("e",)}, "bad_annotation", "feature 'e' holds str; in the first records it was int"),
     ],
 )
@@ -286,7 +286,7 @@ def broken(tmp_path: Path, data: bytes) -> str:
 def test_a_damaged_file_is_refused_with_the_offset(tmp_path):
     first, second = example(image=jpeg(1), label="a"), example(image=jpeg(2), label="a")
     data, place = framed([first, second]), len(first) + 16
-    remedy = "it is damaged, or no TFRecord file. Repair it or take it away"
+    remedy = "it is damaged, or not a TFRecord file. Repair or remove it"
     assert broken(tmp_path, flipped(data, place + 50)) == f"has a corrupt record at offset {place}; {remedy}"
     assert broken(tmp_path, flipped(data, place)) == f"has a corrupt length at offset {place}; {remedy}"
     assert broken(tmp_path, data[:-1]).startswith(f"ends inside the record at offset {place}: ")
@@ -310,7 +310,7 @@ def test_a_damaged_file_is_refused_with_the_offset(tmp_path):
         ({"image": b"x", "label": 1}, {"group": "y"}, "has no feature 'y' for the group; "),
         ({"image": b"x", "label": 1}, {"split": "split"}, "has no feature 'split' for the split; "),
         ({"image": b"x", "label": 1}, {"extra": ("y",)}, "has no feature 'y' for the extra y; "),
-        ({"image": b"x", "label": 1}, {"mask": "image"}, "holds records, which can name no mask; list image and mask"),
+        ({"image": b"x", "label": 1}, {"mask": "image"}, "holds records, which cannot name masks; list image and mask"),
     ],
 )
 def test_a_feature_that_is_not_there_is_named(records, features, columns, message):
@@ -331,10 +331,10 @@ def test_a_feature_that_only_some_records_have_is_there(records):
         (
             "empty",
             lambda path: path.write_bytes(b""),
-            "holds no record of tf.train.Example; it must hold one an image$",
+            "holds no record of tf.train.Example; it must hold one per image$",
         ),
         ("d", lambda path: path.mkdir(), "holds no file; give a directory of TFRecord files$"),
-        ("pipe", os.mkfifo, "is no regular file; give a file, or a pattern"),
+        ("pipe", os.mkfifo, "is not a regular file; give a file, or a pattern"),
         ("x*", lambda path: None, "matches no file; correct the pattern$"),
     ],
 )

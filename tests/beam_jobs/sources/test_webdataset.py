@@ -126,7 +126,7 @@ def test_members_of_a_sample_share_a_folder_and_follow_one_another(tar, files, f
         ("json", b"[1]", {}, "0.jpg: its .json holds '[1]'; it must hold one object"),
         ("json", b"[" * 100_000, {}, "0.jpg: its .json is not JSON: maximum recursion depth"),
         ("cls", b"\xff", {}, "0.jpg: its .cls is not UTF-8: "),
-        ("json", b'{"w": -1}', {"weight": "w"}, "0.jpg: the weight is -1; it must be a number of at least 0"),
+        ("json", b'{"w": -1}', {"weight": "w"}, "0.jpg: the weight is -1; it must be a finite number of at least 0"),
     ],
 )
 def test_a_sample_of_which_something_wrong_is_said_is_rejected(tar, sidecar, data, columns, detail):

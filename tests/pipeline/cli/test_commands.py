@@ -39,7 +39,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 WRONG = [
-    ("ingest empty --out o", "empty holds nothing; it must hold one folder a class"),
+    ("ingest empty --out o", "empty holds nothing; it must hold one folder per class"),
     ("ingest wrong.yaml --out o", "wrong.yaml is not a source; give a folder"),
     ("ingest table.csv --out o", "table.csv has no column 'image' for the image; it has 'file', 'kind'"),
     ("ingest photos --out o --shard-size 3", "'--shard-size'; did you mean --shards? see `feedline ingest --help`"),

@@ -8,9 +8,9 @@ from beam_jobs import ingest
 from beam_jobs.errors import CorruptDataset, OptionError, SourceError
 from beam_jobs.options import IngestOptions
 from pipeline.config import build
-from pipeline.runners.local import _logging_to, _make_root, preflight, run
+from pipeline.runners.local import _logging_to, preflight, run
 from pipeline.runs.history import Step
-from pipeline.runs.root import images_dir, keep_schema
+from pipeline.runs.root import check_free, images_dir, keep_schema
 from tests.make_images import class_folders
 
 
@@ -71,9 +71,9 @@ def test_a_record_that_beam_cannot_read_is_damage_of_the_dataset(tmp_path):
     assert not (tmp_path / "work" / "serving").exists()
 
 
-def test_a_root_that_cannot_be_made_is_named():
-    with pytest.raises(OptionError, match="^root /proc/nowhere cannot be made: "):
-        _make_root("/proc/nowhere")
+def test_a_root_that_cannot_be_written_is_named():
+    with pytest.raises(OptionError, match="^root /proc/nowhere cannot be written: /proc cannot be .*; choose another"):
+        check_free("/proc/nowhere")
 
 
 def test_log_lines_go_to_the_file_progress_to_the_user_and_logging_is_put_back(tmp_path, capfd):

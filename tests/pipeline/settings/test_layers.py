@@ -12,7 +12,7 @@ import yaml
 from beam_jobs.errors import OptionError
 from pipeline.cli import execute
 from pipeline.config import build
-from pipeline.settings.layers import Settings, gather, listing_json, listing_text
+from pipeline.settings.layers import Settings, gather, listing, listing_text
 from tests.make_images import class_folders
 
 FILE = {"root": "work", "ingest": {"source": "photos", "splits": {"train": 8, "eval": 2}}, "train": {"epochs": 5}}
@@ -50,7 +50,7 @@ def test_without_a_file_nothing_is_set():
     ("name", "value", "key", "read"),
     [
         ("FEEDLINE_TRAIN__LEARNING_RATE", "1e-3", ("train", "learning_rate"), 0.001),
-        ("FEEDLINE_INPUT__COLUMNS", "[age, city]", ("input", "columns"), ("age", "city")),
+        ("FEEDLINE_INGEST__ALLOW_BUCKETS", "[a, b]", ("ingest", "allow_buckets"), ("a", "b")),
         ("FEEDLINE_EVALUATE__MAX_DROP", "null", ("evaluate", "max_drop"), None),
         ("FEEDLINE_INGEST__SPLITS__TEST", "1", ("ingest", "splits"), {"train": 8, "eval": 2, "test": 1}),
     ],
@@ -122,7 +122,7 @@ def test_a_file_with_an_unknown_key_is_named(config):
 
 def test_a_key_that_stands_twice_is_named_with_its_line(config):
     Path("twice.yaml").write_text("train: {epochs: 3}\nroot: w\ntrain: {seed: 4}\n")
-    with pytest.raises(OptionError, match="twice.yaml is not YAML: 'train' stands here twice .* line 3"):
+    with pytest.raises(OptionError, match="twice.yaml is not YAML: the key 'train' is a duplicate.* line 3"):
         gather("twice.yaml", {}, (), {})
 
 
@@ -270,7 +270,8 @@ def test_the_text_names_every_value_with_its_layer_and_is_the_same_configuration
         {"FEEDLINE_TRAIN__LEARNING_RATE": "1e-3"},
         {"ingest.near_duplicates": "--near-duplicates"},
     )
-    shown = listing_text(settings)
+    listed = listing(settings, settings.build())
+    shown = listing_text(listed)
     assert build(yaml.safe_load(shown)) == settings.build()
     assert yaml.safe_load(shown)["kubeflow"] == {"image": "feedline:1"}
     assert "  labels: {a: b}  " in shown
@@ -282,7 +283,7 @@ def test_the_text_names_every_value_with_its_layer_and_is_the_same_configuration
     assert layers["drift_limits {brightness: 0.2}"] == "option --set"
     assert layers["optimizer adamw"] == "default"
     assert f"root {os.path.abspath('work')}" in layers
-    assert sum("  # " in line for line in shown.splitlines()) == len(listing_json(settings)["origin"])
+    assert sum("  # " in line for line in shown.splitlines()) == len(listed["origin"])
     assert not {"out", "overwrite", "append"} & yaml.safe_load(shown)["ingest"].keys()
 
 
@@ -305,7 +306,8 @@ def test_secrets_are_not_shown(config, capsys, more):
 
 
 def test_an_adopted_dataset_shows_no_ingest(config):
-    shown = yaml.safe_load(listing_text(gather(None, {"root": "w", "dataset": "d"}, (), {})))
+    settings = gather(None, {"root": "w", "dataset": "d"}, (), {})
+    shown = yaml.safe_load(listing_text(listing(settings, settings.build())))
     assert "ingest" not in shown
     assert shown["dataset"] == os.path.abspath("d")
 

@@ -20,7 +20,7 @@ from beam_jobs.images import annotations, sandbox
 from beam_jobs.images import process as images
 from beam_jobs.images.geometry import geometry
 from beam_jobs.images.sandbox import pool
-from beam_jobs.images.sandbox.pool import Closed, Decoder, Died, Pool
+from beam_jobs.images.sandbox.pool import Decoder, DecoderDied, Pool, PoolClosed
 from beam_jobs.options import ImageLimits, PixelOptions
 from tests.beam_jobs.broken_decoder import broken_decoders
 from tests.make_images import crop, encode, jpeg, png
@@ -102,7 +102,7 @@ def test_an_image_that_takes_too_long_is_rejected_and_its_decoder_ended():
 
 
 def test_an_image_whose_decoder_waits_without_computing_is_rejected_by_the_clock(monkeypatch):
-    monkeypatch.setattr(pool, "_PATIENCE", 2)
+    monkeypatch.setattr(pool, "_CLOCK_FACTOR", 2)
     answers = looked_at([GOOD[0], GOOD[1] + b"<stop>", GOOD[2]], ImageLimits(max_seconds=1))
     told = "it gave no answer for 2 s of the clock; max_seconds is 1 s of computing time"
     assert (answers[1].reason.value, answers[1].detail) == ("too_slow", told)
@@ -121,7 +121,7 @@ class Stand:
 
 @pytest.fixture
 def stand():
-    ours, theirs = pool._connected()
+    ours, theirs = pool._socket_pair()
     status, write_end = os.pipe()
     with subprocess.Popen(["sleep", "100"]) as process:
         yield Stand(Decoder(ours, status, process.pid), theirs, write_end, process)
@@ -141,7 +141,7 @@ def test_time_in_which_a_decoder_does_not_compute_is_none_of_its_seconds(stand):
 
 def test_a_decoder_that_is_stopped_while_it_has_no_work_costs_nothing(monkeypatch):
     """More than its socket holds, so that sending would never end."""
-    monkeypatch.setattr(pool, "_SEND_PAUSES", 2)
+    monkeypatch.setattr(pool, "_MAX_PAUSES", 2)
     monkeypatch.setattr(pool, "_ENDING_S", 0.1)
     looked_at(GOOD)
     (idle,) = own_decoders()
@@ -152,21 +152,21 @@ def test_a_decoder_that_is_stopped_while_it_has_no_work_costs_nothing(monkeypatc
 
 
 def test_a_decoder_that_is_stopped_in_the_middle_of_an_answer_is_taken_for_ended(stand, monkeypatch):
-    monkeypatch.setattr(pool, "_SEND_PAUSES", 1)
+    monkeypatch.setattr(pool, "_MAX_PAUSES", 1)
     monkeypatch.setattr(pool, "_ENDING_S", 0.1)
     stand.theirs.sendall(pool._FRAME_SIZE.pack(16) + b'{"bodies"')
-    with pytest.raises(Died, match="it was ended") as died:
+    with pytest.raises(DecoderDied, match="it was ended") as died:
         stand.decoder.answer(60)
-    assert died.value.blameless
+    assert died.value.interrupted
     stand.decoder.end()
     assert stand.process.wait(60) == -signal.SIGKILL
 
 
-def test_a_decoder_that_sends_nonsense_and_stays_is_to_blame(stand):
+def test_a_decoder_that_sends_invalid_frames_and_stays_is_to_blame(stand):
     stand.theirs.sendall(pool._FRAME_SIZE.pack(2) + b"[]")
-    with pytest.raises(Died, match="it answered nonsense") as died:
+    with pytest.raises(DecoderDied, match="it sent an invalid answer") as died:
         stand.decoder.answer(60)
-    assert not died.value.blameless
+    assert not died.value.interrupted
     stand.decoder.end()
 
 
@@ -193,10 +193,10 @@ def test_decoders_that_ended_because_they_had_no_work_cost_nothing(monkeypatch, 
     assert len(idle) == 5
     for one in idle:
         one._connection.shutdown(socket.SHUT_WR)  # to the decoder, that is the end of its work
-        while one.is_there:
+        while one.is_running:
             time.sleep(0.05)
     if not noticed:  # they end in the very moment in which they are taken
-        monkeypatch.setattr(Decoder, "is_there", True)
+        monkeypatch.setattr(Decoder, "is_running", True)
     assert looked_at(GOOD) == expected(GOOD)
 
 
@@ -219,7 +219,7 @@ def test_a_limit_of_time_on_all_sockets_of_the_process_is_none_for_those_of_the_
             assert looked_at(GOOD) == expected(GOOD)
             time.sleep(0.01)
         assert len(sandbox._pool._idle) == 1
-        assert sandbox._pool._idle[0].is_there
+        assert sandbox._pool._idle[0].is_running
     finally:
         socket.setdefaulttimeout(before)
 
@@ -245,7 +245,7 @@ def test_a_stopped_ingest_waits_for_no_decoder():
     def wait():
         try:
             looked_at([GOOD[0] + b"<spin>"])
-        except Closed:
+        except PoolClosed:
             failed.append("closed")
 
     thread = threading.Thread(target=wait)
@@ -261,7 +261,7 @@ def test_a_stopped_ingest_waits_for_no_decoder():
 def test_after_a_stop_nobody_is_served_until_all_is_closed():
     looked_at(GOOD)
     sandbox.stop()
-    with pytest.raises(Closed):
+    with pytest.raises(PoolClosed):
         looked_at(GOOD)
     sandbox.close()
     assert looked_at(GOOD) == expected(GOOD)
@@ -270,7 +270,7 @@ def test_after_a_stop_nobody_is_served_until_all_is_closed():
 def test_the_process_that_decoders_come_from_may_end():
     looked_at(GOOD)
     for process in psutil.Process().children():
-        if is_nursery(process):
+        if is_fork_server(process):
             process.kill()
     assert looked_at(GOOD) == expected(GOOD)
 
@@ -319,9 +319,9 @@ def test_decoders_that_cannot_start_are_one_clear_error(tmp_path, monkeypatch):
 
 
 def test_a_frame_is_taken_whole_or_not_at_all():
-    ours, theirs = pool._connected()
-    pool.wait_at_most(ours, 0.05)
-    with pytest.raises(pool.Silent):
+    ours, theirs = pool._socket_pair()
+    pool.set_timeout(ours, 0.05)
+    with pytest.raises(pool.ReceiveTimeout):
         pool.receive(ours)
     body = bytes(range(256)) * 2000
     sender = threading.Thread(target=pool.send, args=(theirs, {"a": [1, "ü"]}, body, b"", b"more"))
@@ -330,9 +330,9 @@ def test_a_frame_is_taken_whole_or_not_at_all():
     sender.join()
     theirs.sendall(pool._FRAME_SIZE.pack(16) + b'{"bodies": [99]}' + b"half")
     theirs.close()
-    with pytest.raises(pool.Gone, match="broken off"):
+    with pytest.raises(pool.PeerClosed, match="truncated"):
         pool.receive(ours)
-    with pytest.raises(pool.Gone):
+    with pytest.raises(pool.PeerClosed):
         pool.receive(ours)
     ours.close()
 
@@ -348,7 +348,7 @@ def test_a_frame_is_taken_whole_or_not_at_all():
     ],
     ids=str,
 )
-def test_a_decoder_that_answers_nonsense_is_taken_for_dead(frame, monkeypatch):
+def test_a_decoder_that_sends_invalid_answers_is_taken_for_dead(frame, monkeypatch):
     taken = []
 
     def answer(self, seconds):
@@ -360,24 +360,24 @@ def test_a_decoder_that_answers_nonsense_is_taken_for_dead(frame, monkeypatch):
     bad, good = looked_at(GOOD[:2])  # once together, three times alone
     assert (bad.reason.value, bad.detail) == (
         "decoder_crashed",
-        "the decoder broke down: it answered nonsense, 3 times",
+        "the decoder broke down: it sent an invalid answer, 3 times",
     )
     assert [good] == expected(GOOD[1:2])
 
 
 @pytest.mark.parametrize("text", [b"[]", b"{}", b"no json", b'{"bodies": [1e18]}'])
 def test_a_frame_of_nonsense_is_the_end(text):
-    ours, theirs = pool._connected()
+    ours, theirs = pool._socket_pair()
     with ours, theirs:
         theirs.sendall(pool._FRAME_SIZE.pack(len(text)) + text)
-        with pytest.raises(pool.Gone, match="nonsense"):
+        with pytest.raises(pool.PeerClosed, match="invalid"):
             pool.receive(ours)
 
 
-def is_nursery(process: psutil.Process) -> bool:
+def is_fork_server(process: psutil.Process) -> bool:
     return any("beam_jobs.images.sandbox.worker" in part for part in process.cmdline())
 
 
 def own_decoders() -> list[psutil.Process]:
-    nurseries = [process for process in psutil.Process().children() if is_nursery(process)]
-    return [child for nursery in nurseries for child in nursery.children()]
+    fork_servers = [process for process in psutil.Process().children() if is_fork_server(process)]
+    return [child for fork_server in fork_servers for child in fork_server.children()]
