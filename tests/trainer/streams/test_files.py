@@ -294,7 +294,7 @@ def test_what_cannot_be_read_is_refused_before_any_batch(written, tmp_path):
     with pytest.raises(SourceError, match="empty holds no record"):
         stream_of(str(tmp_path / "empty"))
     (tmp_path / "xz").write_bytes(b"\xfd7zXZ\x00" + bytes(20))
-    with pytest.raises(SourceError, match="xz is compressed with xz; TFRecord files are read plain"):
+    with pytest.raises(SourceError, match="xz is compressed with xz; TFRecord files must be plain"):
         stream_of(str(tmp_path / "xz"))
     (tmp_path / "text").write_bytes(b"image,label\na.png,cat\n" * 9)
     with pytest.raises(CorruptDataset, match="text has a corrupt length at offset 0"):
