@@ -285,7 +285,9 @@ def test_a_column_whose_later_part_holds_another_type_is_refused(tmp_path):
     ingest_table(tmp_path, ["1", "2"])
     assert spec_of(tmp_path / "out", options(columns=("age",)))["extra/age"].dtype == tf.int64
     ingest_table(tmp_path, ["1", "2", "2.5"])
-    with pytest.raises(OptionError, match=r"columns: user column 'age' holds int and float, .*; ingest all in one go"):
+    with pytest.raises(
+        OptionError, match=r"columns: user column 'age' holds int and float, .*; ingest all parts together"
+    ):
         spec_of(tmp_path / "out", options(columns=("age",)))
 
 

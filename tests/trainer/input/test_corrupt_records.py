@@ -115,7 +115,7 @@ def test_a_shard_that_was_cut_off_loses_the_records_past_its_end(copied):
 
 
 @pytest.mark.parametrize(
-    ("stand_in", "reason"), [(None, "the shard is missing"), ("directory", "cannot be read: Is a")]
+    ("stand_in", "reason"), [(None, "the shard does not exist"), ("directory", "cannot be read: Is a")]
 )
 def test_every_record_of_a_shard_that_is_not_there_is_named(copied, stand_in, reason):
     shard = shard_of(copied, 1)

@@ -68,7 +68,7 @@ def test_boxes_and_masks_keep_a_chain_off_batches_but_for_what_leaves_them_alone
 
 
 def test_images_of_many_sizes_cannot_be_mixed():
-    with pytest.raises(OptionError, match="must have one size by then"):
+    with pytest.raises(OptionError, match="must have one size; put"):
         split_position(parse_ops("decode|resize_short(32)|cutmix(1.0)|normalize"))
 
 
