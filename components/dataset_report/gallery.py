@@ -1,8 +1,7 @@
-"""Sections of pictures: a few images of each class and split, drawn by chance; duplicates side by side; rejects.
+"""Sections of pictures: a sample of each class and split, sets of duplicates, and rejects.
 
-Duplicates are images with equal bytes, and images that look alike. A rejected file is looked at as far as that is safe:
-it must be a regular one inside the source, its header is judged before anything is decoded, and a decoder process with
-bounded time and memory makes of the rest what it can, cut off or grey.
+Duplicates are exact copies and near duplicates. A rejected file is opened only if it is a regular file in the source;
+its header is checked before the decode, and a decoder process with limited time and memory decodes as much as possible.
 """
 
 from __future__ import annotations
@@ -38,22 +37,22 @@ from components.dataset_report.shown import (
 
 _MOST_CLASSES = 60
 _MOST_IMAGES = 240
-_MOST_A_STRIP = 8
-# Many pictures are smaller ones, so that all fit.
+_MOST_PER_STRIP = 8
+# The more pictures, the smaller they are, so that all fit.
 _SIDES_PX = ((100, 320), (180, 256), (_MOST_IMAGES, 200))
 _ROOM_BYTES = 2_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """One image.
+    """An image in the gallery.
 
     Attributes:
-      label: class it stands under.
-      split: its split.
-      key: identity, as it is shown.
-      picture: of it.
-      facts: about it.
+      label: class of its strip.
+      split: name of the split.
+      key: key of the image, as display text.
+      picture: picture of the image.
+      facts: names and values about the image.
     """
 
     label: str
@@ -64,7 +63,7 @@ class Tile:
 
     @property
     def search(self) -> str:
-        """Text that a search looks through, in lower case."""
+        """Text for the search, in lower case."""
         return f"{self.key} {shown.text(self.label, 60)} {self.split}".lower()
 
 
@@ -73,9 +72,9 @@ class Strip:
     """Images of one class in one split.
 
     Attributes:
-      split: name.
-      images: how many there are.
-      tiles: some of them.
+      split: name of the split.
+      images: number of images.
+      tiles: a sample of the images.
     """
 
     split: str
@@ -85,12 +84,12 @@ class Strip:
 
 @dataclass(frozen=True, kw_only=True)
 class Gallery:
-    """What the gallery shows.
+    """The section of the gallery.
 
     Attributes:
-      classes: class name -> a strip a split that has images of it.
-      all_classes: how many classes there are.
-      all_images: how many images were written.
+      classes: class name -> a strip for each split with images of the class.
+      all_classes: number of classes.
+      all_images: number of written images.
     """
 
     classes: dict[str, list[Strip]]
@@ -99,15 +98,15 @@ class Gallery:
 
     @property
     def images(self) -> int:
-        """Images shown."""
+        """Number of images in the gallery."""
         return sum(len(strip.tiles) for strips in self.classes.values() for strip in strips)
 
 
 def gallery(images: Images, album: Album) -> Gallery:
     """Draws the gallery.
 
-    Images are taken in the order of the shards, which is that of a hash, so they are a fair sample. An image of several
-    classes stands under each; images without any stand together, after the classes.
+    The images are the first in the order of the shards, which is that of a hash, and thus a random sample. An image of
+    several classes is in the strips of each; images without a class follow the classes.
 
     Raises:
       CorruptDataset: a record is damaged.
@@ -115,9 +114,9 @@ def gallery(images: Images, album: Album) -> Gallery:
     counts = _counts(images)
     splits = [split for split in images.dataset.splits if any(name == split for _, name in counts)]
     labels = [label for label in (*images.dataset.labels, NO_CLASS) if any((label, name) in counts for name in splits)]
-    shown_labels = labels[: max(1, min(_MOST_CLASSES, _MOST_IMAGES // max(1, len(splits))))]
-    wanted = _sample(images, shown_labels, max(1, len(shown_labels) * len(splits)))
-    tiles = _draw(images, album, wanted)
+    sample_labels = labels[: max(1, min(_MOST_CLASSES, _MOST_IMAGES // max(1, len(splits))))]
+    sample = _sample(images, sample_labels, max(1, len(sample_labels) * len(splits)))
+    tiles = _draw(images, album, sample)
     return Gallery(
         classes={
             label: [
@@ -125,7 +124,7 @@ def gallery(images: Images, album: Album) -> Gallery:
                 for split in splits
                 if (label, split) in counts
             ]
-            for label in shown_labels
+            for label in sample_labels
         },
         all_classes=len(labels),
         all_images=images.dataset.counts.written,
@@ -140,27 +139,27 @@ def _counts(images: Images) -> Counter[tuple[str, str]]:
 
 
 def _sample(images: Images, labels: Sequence[str], strips: int) -> dict[tuple[str, str], list[int]]:
-    most = max(1, min(_MOST_A_STRIP, _MOST_IMAGES // strips))
-    wanted: dict[tuple[str, str], list[int]] = defaultdict(list)
+    most = max(1, min(_MOST_PER_STRIP, _MOST_IMAGES // strips))
+    sample: dict[tuple[str, str], list[int]] = defaultdict(list)
     allowed = set(labels)
     for index in np.flatnonzero(images.is_written).tolist():
         for label in images.labels[index]:
-            strip = wanted[label, images.splits[index]] if label in allowed else None
+            strip = sample[label, images.splits[index]] if label in allowed else None
             if strip is not None and len(strip) < most:
                 strip.append(index)
-    return wanted
+    return sample
 
 
 def _draw(
-    images: Images, album: Album, wanted: dict[tuple[str, str], list[int]]
+    images: Images, album: Album, sample: dict[tuple[str, str], list[int]]
 ) -> defaultdict[tuple[str, str], list[Tile]]:
-    total = sum(map(len, wanted.values()))
+    total = sum(map(len, sample.values()))
     side_px = next((side for most, side in _SIDES_PX if total <= most), _SIDES_PX[-1][1])
     room = Room(_ROOM_BYTES)
     tiles: defaultdict[tuple[str, str], list[Tile]] = defaultdict(list)
-    # The first of every strip, then the second: when the room ends, it ends for all alike.
-    for turn in range(_MOST_A_STRIP):
-        for (label, split), indices in wanted.items():
+    # The first image of every strip, then the second, so that a full section affects all strips equally.
+    for turn in range(_MOST_PER_STRIP):
+        for (label, split), indices in sample.items():
             if turn >= len(indices):
                 continue
             row = images.row(indices[turn])
@@ -181,14 +180,14 @@ DUPLICATES_ROOM_BYTES = 1_200_000  # for sets of both kinds
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One image of a set.
+    """An image of a set of duplicates.
 
     Attributes:
-      key: identity, as it is shown.
-      labels: its classes.
-      split: its split, or `dropped`.
-      picture: of it; None when it was not stored, or the section is full.
-      facts: about it.
+      key: key of the image, as display text.
+      labels: classes of the image, as text.
+      split: name of the split, or `dropped`.
+      picture: picture of the image; None if it is not stored, or the section is full.
+      facts: names and values about the image.
     """
 
     key: str
@@ -200,14 +199,14 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """One set.
+    """A set of duplicates.
 
     Attributes:
-      name: as `images.parquet` names it.
-      members: kept ones first; of many the first.
-      size: images in it.
-      is_conflict: whether the images carry different labels.
-      is_leak: whether they lie in several splits.
+      name: name of the set in `images.parquet`.
+      members: the first images, stored ones before dropped ones.
+      size: number of images.
+      is_conflict: whether the images have different labels.
+      is_leak: whether the images are in several splits.
     """
 
     name: str
@@ -219,14 +218,14 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Duplicates:
-    """Sets of one kind.
+    """Sets of duplicates of one kind.
 
     Attributes:
-      clusters: leaks first, then label conflicts, then the largest.
-      sets: how many there are.
-      images: in all of them.
-      conflicts: sets whose images carry different labels.
-      leaks: sets that lie in several splits.
+      clusters: the first sets: leaks, then label conflicts, then the largest.
+      sets: number of sets.
+      images: number of images in all sets.
+      conflicts: number of sets with different labels.
+      leaks: number of sets in several splits.
     """
 
     clusters: Sequence[Cluster]
@@ -240,34 +239,34 @@ def duplicates(images: Images, album: Album, column: str, room: Room) -> Duplica
     """Returns the sets of one kind.
 
     Args:
-      images: of the dataset.
-      album: draws them.
-      column: `cluster` for equal bytes, `near` for images that look alike.
-      room: for the pictures.
+      images: images of the dataset.
+      album: reader of the images.
+      column: `cluster` for exact copies, `near` for near duplicates.
+      room: limit of the size of the pictures.
 
     Raises:
       CorruptDataset: a record is damaged.
     """
-    found: dict[str, list[int]] = defaultdict(list)
+    sets: dict[str, list[int]] = defaultdict(list)
     for index, name in enumerate(images.table[column].to_pylist()):
         if name:
-            found[name].append(index)
-    conflicts = {name for name, rows in found.items() if len({images.labels[index] for index in rows}) > 1}
-    leaks = {name for name, rows in found.items() if len({images.splits[index] for index in rows} - {DROPPED}) > 1}
-    order = sorted(found, key=lambda name: (name not in leaks, name not in conflicts, -len(found[name]), name))
+            sets[name].append(index)
+    conflicts = {name for name, rows in sets.items() if len({images.labels[index] for index in rows}) > 1}
+    leaks = {name for name, rows in sets.items() if len({images.splits[index] for index in rows} - {DROPPED}) > 1}
+    order = sorted(sets, key=lambda name: (name not in leaks, name not in conflicts, -len(sets[name]), name))
     return Duplicates(
         clusters=[
             Cluster(
                 name=name,
-                members=_members(images, album, found[name], room, column == "cluster"),
-                size=len(found[name]),
+                members=_members(images, album, sets[name], room, column == "cluster"),
+                size=len(sets[name]),
                 is_conflict=name in conflicts,
                 is_leak=name in leaks,
             )
             for name in order[:_MOST_SETS]
         ],
-        sets=len(found),
-        images=sum(map(len, found.values())),
+        sets=len(sets),
+        images=sum(map(len, sets.values())),
         conflicts=len(conflicts),
         leaks=len(leaks),
     )
@@ -282,7 +281,7 @@ def _members(images: Images, album: Album, indices: Sequence[int], room: Room, e
         if images.is_written[index]:
             picture = album.draw(row, _DUPLICATE_SIDE_PX, room)
         else:
-            # A dropped copy has no record, but it is the same image as the one that was kept.
+            # A dropped copy has no record, but its stored copy is the same image.
             first = members[0].picture if equal and members else None
             picture = room.take(first) if first else None
         members.append(
@@ -297,24 +296,24 @@ def _members(images: Images, album: Album, indices: Sequence[int], room: Room, e
     return members
 
 
-# Looser than the ingest where that costs nothing, tighter where it costs memory or time: 24 Mpx decode to 72 MB.
+# Less strict than those of the ingest, except for memory and time: 24 Mpx decode to 72 MB.
 _REJECTED_LIMITS = ImageLimits(
     max_bytes=20 << 20, max_pixels=24_000_000, min_side_px=1, max_aspect=100.0, max_seconds=10.0
 )
 
 
-def look_at_rejected(source: str, uri: str, side_px: int) -> Picture | None:
-    """Returns what can be seen of a file, a placeholder with the reason when that is nothing.
+def draw_reject(source: str, uri: str, side_px: int) -> Picture | None:
+    """Returns the picture of a rejected file, or a placeholder with the reason if it cannot be decoded.
 
     Args:
-      source: directory that the file must lie in, links followed.
-      uri: of the file, absolute or relative to it.
-      side_px: long side of the picture at most.
+      source: directory that must contain the file after resolving links.
+      uri: URI of the file, absolute or relative to `source`.
+      side_px: largest long side of the picture, pixels.
 
     Returns:
-      the picture; None when the file must not be opened.
+      the picture; None if the file must not be opened.
     """
-    data = _read_rejected(source, uri)
+    data = _read_reject(source, uri)
     if data is None:
         return None
     try:
@@ -323,7 +322,7 @@ def look_at_rejected(source: str, uri: str, side_px: int) -> Picture | None:
         return placeholder(bad)
 
 
-def _read_rejected(source: str, uri: str) -> bytes | None:
+def _read_reject(source: str, uri: str) -> bytes | None:
     if storage.is_remote(source) or storage.is_remote(uri):
         return None
     try:
@@ -331,7 +330,7 @@ def _read_rejected(source: str, uri: str) -> bytes | None:
         path = os.path.realpath(os.path.join(root, uri))
         if os.path.commonpath([root, path]) != root:
             return None
-        # Without waiting: a pipe of this name would never open otherwise.
+        # Without blocking: the open of a named pipe might never return.
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except (OSError, ValueError):
         return None
@@ -348,22 +347,22 @@ def _read_rejected(source: str, uri: str) -> bytes | None:
 
 
 _MOST_REJECTS = 200
-_MOST_FILES = 100  # opened, whether or not a picture comes of it
+_MOST_FILES = 100  # opened, also without a picture
 _REJECT_SIDE_PX = 200
 _REJECTS_ROOM_BYTES = 700_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class RejectRow:
-    """One reject.
+    """A row of the table of rejects.
 
     Attributes:
-      key: identity of the image, as it is shown.
-      stage: of the ingest.
+      key: key of the image, as display text.
+      stage: stage of the ingest.
       reason: a `RejectReason` value.
-      detail: what was found and what is allowed.
-      bytes: size, as text.
-      picture: what can be seen of the file; None when it was not opened.
+      detail: observed and allowed value, as text.
+      bytes: size of the file, as text.
+      picture: picture of the file; None if it was not opened.
     """
 
     key: str
@@ -375,7 +374,7 @@ class RejectRow:
 
     @property
     def facts(self) -> tuple[tuple[str, str], ...]:
-        """What is shown beside the large picture."""
+        """Names and values to display with the large picture."""
         return (("Image", self.key), ("Reason", self.reason), ("Detail", self.detail), ("File", self.bytes))
 
 
@@ -384,16 +383,16 @@ class Rejects:
     """The rejects.
 
     Attributes:
-      rows: in order of reason and key; of many, some of each reason.
-      reasons: reason -> images, most frequent first.
-      total: images rejected.
-      looked: whether a source was given to look into.
+      rows: rows sorted by reason and key; for many rejects, a sample of each reason.
+      reasons: reason -> number of images, by descending number.
+      total: number of rejected images.
+      has_source: whether the source directory exists.
     """
 
     rows: Sequence[RejectRow]
     reasons: Mapping[str, int]
     total: int
-    looked: bool
+    has_source: bool
 
 
 def rejects(table: pa.Table, source: str = "") -> Rejects:
@@ -401,7 +400,7 @@ def rejects(table: pa.Table, source: str = "") -> Rejects:
 
     Args:
       table: the rows of `rejects.parquet`.
-      source: directory that the images came from; empty shows no pictures.
+      source: directory of the source images; empty for no pictures.
     """
     by_reason: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in table.to_pylist():
@@ -409,34 +408,35 @@ def rejects(table: pa.Table, source: str = "") -> Rejects:
     counts = {
         reason: len(rows) for reason, rows in sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[0]))
     }
-    kept = _some_of_each([sorted(rows, key=lambda row: row["key"]) for _, rows in sorted(by_reason.items())])
+    sample = _sample_rejects([sorted(rows, key=lambda row: row["key"]) for _, rows in sorted(by_reason.items())])
     room = Room(_REJECTS_ROOM_BYTES)
     pictures = [
-        _reject_picture(source, row, room) if source and place < _MOST_FILES else None for place, row in enumerate(kept)
+        _reject_picture(source, row, room) if source and index < _MOST_FILES else None
+        for index, row in enumerate(sample)
     ]
-    rows = [_reject_row(row, found) for row, found in zip(kept, pictures, strict=True)]
+    rows = [_reject_row(row, picture) for row, picture in zip(sample, pictures, strict=True)]
     rows.sort(key=lambda row: (row.reason, row.key))
-    return Rejects(rows=rows, reasons=counts, total=table.num_rows, looked=os.path.isdir(source))
+    return Rejects(rows=rows, reasons=counts, total=table.num_rows, has_source=os.path.isdir(source))
 
 
-def _some_of_each(groups: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+def _sample_rejects(groups: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     turns = itertools.chain.from_iterable(itertools.zip_longest(*groups))
     return list(itertools.islice((row for row in turns if row is not None), _MOST_REJECTS))
 
 
 def _reject_picture(source: str, row: Mapping[str, Any], room: Room) -> Picture | None:
-    if room.left <= 0:
+    if room.free_bytes <= 0:
         return None
-    image = look_at_rejected(source, row["uri"], _REJECT_SIDE_PX)
-    return None if image is None else room.take(image)
+    picture = draw_reject(source, row["uri"], _REJECT_SIDE_PX)
+    return None if picture is None else room.take(picture)
 
 
-def _reject_row(row: Mapping[str, Any], found: Picture | None) -> RejectRow:
+def _reject_row(row: Mapping[str, Any], picture: Picture | None) -> RejectRow:
     return RejectRow(
         key=shown.place(row["key"]),
         stage=row["stage"],
         reason=row["reason"],
         detail=shown.text(row["detail"], 240),
         bytes=strings.size(row["bytes"]),
-        picture=found,
+        picture=picture,
     )

@@ -1,7 +1,7 @@
-"""What sections of the page show: names, numbers and places as text, rows of `images.parquet`, and small pictures.
+"""Contents of the sections of the page: names, numbers and paths as text, rows of `images.parquet`, and pictures.
 
-Nothing here escapes: the templates do. Columns are arrays, single rows come on demand. A picture is a `data:` URL,
-within a bound on what all of them may weigh.
+The templates escape the texts. Columns are arrays; single rows are read on demand. A picture is a `data:` URL, and the
+total size of the pictures of a section is limited.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from beam_jobs.images import sandbox, thumbnail
 from beam_jobs.images.thumbnail import TINY_PX, Thumbnail, ThumbnailOptions
 from beam_jobs.options import STORED_LIMITS, ImageLimits
 
-_LONGEST = 120  # characters; a name of a megabyte must not make a page of a megabyte
+_MAX_LENGTH = 120  # characters; the page must remain small for a name of a megabyte
 _ABSOLUTE = re.compile(r"^(/|~|[A-Za-z]:[\\/]|\\\\|file:)")
 _HOME = re.compile(
     r"^(?:file:/+(?=[^/]))?(?:/?home/[^/]+|/?Users/[^/]+|/?root|~[^/\\]*|[A-Za-z]:[\\/]Users[\\/][^\\/]+)(?=[\\/]|$)"
@@ -33,31 +33,31 @@ _HOME = re.compile(
 _PATH_IN_PROSE = re.compile(r"(?<![\w./:…\\~-])(?:file:/+|/|~|[A-Za-z]:[\\/])[^\s'\",;()]+")
 
 
-def text(value: object, most: int = _LONGEST) -> str:
-    """Returns a value as one line: controls made visible, absolute paths as `place` has them, a long one cut inside.
+def text(value: object, most: int = _MAX_LENGTH) -> str:
+    """Returns a value as one line, with visible control characters, shortened absolute paths and limited length.
 
     Args:
-      value: anything; its text comes from data.
-      most: characters, at least 8.
+      value: untrusted value.
+      most: largest number of characters, at least 8.
     """
-    # Cut first, so that a very long text is not searched to its end.
+    # Shortened first, so that the search for paths is fast.
     line = str(value)
     if len(line) > most:
         line = f"{line[: most // 2]}…{line[-(most - most // 2 - 1) :]}"
-    line = _PATH_IN_PROSE.sub(lambda found: _without_owner(found[0]), line)
+    line = _PATH_IN_PROSE.sub(lambda match: _without_owner(match[0]), line)
     return strings.line(line)
 
 
-def place(value: str, most: int = _LONGEST) -> str:
-    """Returns a path or uri as a line; of an absolute path, which tells whose machine it is, the last two parts."""
+def place(value: str, most: int = _MAX_LENGTH) -> str:
+    """Returns a path or URI as a line; for an absolute path, which may contain a user name, the last two parts."""
     return text(_without_owner(value) if _ABSOLUTE.match(value) else value, most)
 
 
 def _without_owner(path: str) -> str:
-    """Returns the last two parts of an absolute path, and no part that is somebody's home; a short one as it is."""
-    below = _HOME.sub("", path)
-    parts = [part for part in re.split(r"[\\/]+", below) if part]
-    if below == path and len(parts) <= 2:
+    """Returns the last two parts of an absolute path without its home directory; a short path is unchanged."""
+    relative = _HOME.sub("", path)
+    parts = [part for part in re.split(r"[\\/]+", relative) if part]
+    if relative == path and len(parts) <= 2:
         return path
     return "/".join(["…", *parts[-2:]])
 
@@ -76,7 +76,7 @@ def percent(share: float, digits: int = 1) -> str:
 
 NO_CLASS = "no class"
 DROPPED = "dropped"
-_MOST_COLUMNS = 8  # user columns listed with a picture
+_MOST_COLUMNS = 8  # user columns in the facts of a picture
 
 Facts = tuple[tuple[str, str], ...]
 
@@ -95,7 +95,7 @@ class Images:
 
     @cached_property
     def labels(self) -> Sequence[tuple[str, ...]]:
-        """Class names of each row; `NO_CLASS` when there are none."""
+        """Class names of each row; `NO_CLASS` without any."""
         if self.dataset.label_kind == "single":
             return [(label,) for label in self.table["label"].to_pylist()]
         parsed = map(schemas.annotations_of, self.table["annotations"].to_pylist())
@@ -103,7 +103,7 @@ class Images:
 
     @cached_property
     def splits(self) -> np.ndarray:
-        """Split of each row, object[rows]; `DROPPED` for what was not written."""
+        """Split of each row, object[rows]; `DROPPED` for an image without a record."""
         names = self.table["split"].to_numpy().astype(object)
         names[~self.is_written] = DROPPED
         return names
@@ -118,7 +118,7 @@ class Images:
         return self.table[name].to_numpy()
 
     def channels(self, name: str) -> np.ndarray:
-        """Returns a column of three numbers a row, float32[rows, 3]."""
+        """Returns a column of three numbers, float32[rows, 3]."""
         return schemas.triples(self.table[name])
 
     def extras(self) -> Iterator[Mapping[str, Any]]:
@@ -127,22 +127,22 @@ class Images:
             yield schemas.cell(cell) if cell else {}
 
     def row(self, index: int) -> dict[str, Any]:
-        """Returns a whole row."""
+        """Returns a row with all columns."""
         return self.table.slice(index, 1).to_pylist()[0]
 
     def facts(self, row: Mapping[str, Any], columns: int = _MOST_COLUMNS) -> Facts:
-        """Returns what is shown beside the large picture of a row: name and value.
+        """Returns names and values to display with the large picture of a row.
 
         Args:
-          row: of the table.
-          columns: user columns at most.
+          row: row of the table.
+          columns: largest number of user columns.
         """
-        labels = self._labels_of(row)
+        labels = self._row_labels(row)
         pairs = [
             ("Image", place(row["key"])),
             ("Class", text(", ".join(labels))),
             ("Split", row["split"] if row["shard"] >= 0 else DROPPED),
-            ("Size", f"{row['width']:,} x {row['height']:,} pixels{_before(row)}"),
+            ("Size", f"{row['width']:,} x {row['height']:,} pixels{_source_size(row)}"),
             ("Stored", f"{row['format']}, {strings.size(row['bytes'])}"),
             ("Re-encoded", row["normalised"].replace("+", ", ")),
             ("Brightness", f"{np.mean(row['mean_rgb']):.0f} of 255" if self.dataset.channels else ""),
@@ -153,21 +153,21 @@ class Images:
         pairs += [(text(name, 60), text(extra[name], 80)) for name in sorted(extra)[:columns]]
         return tuple((name, value) for name, value in pairs if value)
 
-    def _labels_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
+    def _row_labels(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         if self.dataset.label_kind == "single":
             return (row["label"],)
         annotations = schemas.annotations_of(row["annotations"])
         return (annotations and annotations.labels) or (NO_CLASS,)
 
 
-def _before(row: Mapping[str, Any]) -> str:
+def _source_size(row: Mapping[str, Any]) -> str:
     if (row["source_width"], row["source_height"]) == (row["width"], row["height"]):
         return ""
     return f", from {row['source_width']:,} x {row['source_height']:,}"
 
 
-# They say that a limit ended the look at an image, not that its bytes are damaged.
-_NOT_LOOKED_AT = (
+# Reasons for a limit that stopped the decoder; the bytes of the image may be sound.
+_LIMIT_REASONS = (
     RejectReason.DECODER_CRASHED,
     RejectReason.TOO_LARGE,
     RejectReason.TOO_MANY_BYTES,
@@ -177,13 +177,13 @@ _NOT_LOOKED_AT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """One small picture.
+    """A small picture.
 
     Attributes:
       url: `data:` URL of a JPEG or PNG file; empty for a placeholder.
-      width: columns, in pixels.
-      height: rows.
-      remark: why there is nothing to see; empty for a picture.
+      width: width, pixels.
+      height: height, pixels.
+      remark: reason for a placeholder; empty for a picture.
     """
 
     url: str
@@ -193,26 +193,26 @@ class Picture:
 
     @property
     def is_tiny(self) -> bool:
-        """Whether its pixels should stay visible when it is enlarged."""
+        """Whether its pixels should remain visible in the enlarged picture."""
         return max(self.width, self.height) <= TINY_PX
 
 
 class Room:
-    """Bytes that one section of the page may still fill with pictures."""
+    """Limit of the total size of the pictures of a section.
+
+    Attributes:
+      free_bytes: number of bytes that remain.
+    """
 
     def __init__(self, size: int) -> None:
-        """Starts empty.
-
-        Args:
-          size: in bytes.
-        """
-        self.left = size
+        """Builds the limit, from a size in bytes."""
+        self.free_bytes = size
 
     def take(self, picture: Picture) -> Picture | None:
-        """Returns the picture when it still fits, and None when it does not."""
-        if len(picture.url) > self.left:
+        """Returns the picture and subtracts its size; None if it does not fit."""
+        if len(picture.url) > self.free_bytes:
             return None
-        self.left -= len(picture.url)
+        self.free_bytes -= len(picture.url)
         return picture
 
 
@@ -220,41 +220,41 @@ class Album:
     """Draws the images of a dataset."""
 
     def __init__(self, directory: str, dataset: Manifest) -> None:
-        """Opens nothing yet.
+        """Builds the album without opening a file.
 
         Args:
-          directory: of the dataset.
-          dataset: its manifest.
+          directory: directory of the dataset.
+          dataset: manifest of the dataset.
         """
         self._directory = directory
         self._dataset = dataset
 
     def values(self, row: Mapping[str, Any]) -> dict[str, list]:
-        """Returns the record of a row of `images.parquet` that was written, feature name -> values.
+        """Returns the record of a written row of `images.parquet`, feature name -> values.
 
         Raises:
-          CorruptDataset: there is no sound record.
+          CorruptDataset: the record is missing or damaged.
         """
         return record_of(self._directory, self._dataset, row)
 
     def draw(self, row: Mapping[str, Any], side_px: int, room: Room) -> Picture | None:
-        """Returns the picture of a row, its long side `side_px` at most; None when the section is full.
+        """Returns the picture of a row, with a long side of at most `side_px`; None if the section is full.
 
         Raises:
-          CorruptDataset: there is no sound record, or its image is damaged.
+          CorruptDataset: the record is missing or damaged, or its image is damaged.
         """
-        if room.left <= 0:
+        if room.free_bytes <= 0:
             return None
         return room.take(self.picture(row, self.values(row), side_px))
 
     def picture(self, row: Mapping[str, Any], values: Mapping[str, list], side_px: int, max_pixels: int = 0) -> Picture:
-        """Returns the picture of a record, or a placeholder where a limit forbids to decode it.
+        """Returns the picture of a record, or a placeholder if a limit forbids the decode.
 
         Args:
-          row: of `images.parquet`.
-          values: its record.
-          side_px: long side of the picture at most.
-          max_pixels: pixels of the stored image at most; 0 for what an ingest may store.
+          row: row of `images.parquet`.
+          values: values of its record.
+          side_px: largest long side of the picture, pixels.
+          max_pixels: largest number of pixels of the stored image; 0 for the limit of the ingest.
 
         Raises:
           CorruptDataset: the image is damaged.
@@ -267,7 +267,7 @@ class Album:
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise self._corrupt(row, f"is not of this format: {error!r}") from error
         except BadImage as bad:
-            if bad.reason in _NOT_LOOKED_AT:
+            if bad.reason in _LIMIT_REASONS:
                 return placeholder(bad)
             raise self._corrupt(row, f"cannot be shown: {bad}") from bad
 
@@ -278,31 +278,31 @@ class Album:
 
 
 def draw_file(data: bytes, limits: ImageLimits, options: ThumbnailOptions) -> Picture:
-    """Returns the picture of an image that is not trusted, drawn in a decoder process.
+    """Returns the picture of an untrusted image, drawn in a decoder process.
 
     Raises:
-      BadImage: it is over a limit, it cannot be decoded, or it takes too long.
+      BadImage: the image exceeds a limit, cannot be decoded, or takes too long.
     """
     return _picture(sandbox.thumbnail(data, limits, options))
 
 
 def draw_pixels(pixels: np.ndarray, side_px: int) -> Picture:
-    """Returns pixels of our own as a picture.
+    """Returns trusted pixels as a picture.
 
     Args:
       pixels: uint8[height, width, 3].
-      side_px: long side of the picture at most; smaller ones keep their size.
+      side_px: largest long side of the picture, pixels; smaller pictures are not enlarged.
     """
     options = ThumbnailOptions(side_px=side_px, raw_size=(pixels.shape[0], pixels.shape[1]))
     return _picture(thumbnail.draw(pixels.tobytes(), STORED_LIMITS, options))
 
 
 def placeholder(reason: BadImage) -> Picture:
-    """Returns what stands in the place of an image that cannot be shown."""
+    """Returns the placeholder of an image that cannot be displayed."""
     return Picture(url="", width=0, height=0, remark=text(str(reason), 240))
 
 
-def _picture(drawn: Thumbnail) -> Picture:
-    kind = "png" if drawn.encoded.startswith(b"\x89PNG") else "jpeg"
-    url = f"data:image/{kind};base64," + base64.b64encode(drawn.encoded).decode()
-    return Picture(url=url, width=drawn.width, height=drawn.height)
+def _picture(image: Thumbnail) -> Picture:
+    kind = "png" if image.encoded.startswith(b"\x89PNG") else "jpeg"
+    url = f"data:image/{kind};base64," + base64.b64encode(image.encoded).decode()
+    return Picture(url=url, width=image.width, height=image.height)

@@ -49,9 +49,7 @@ def find_builder(path: str) -> Callable[[ModelSpec], keras.Model]:
         )
     builder = getattr(module, name, None)
     if not callable(builder):
-        raise OptionError(
-            f"model {path!r}: {module_name} has no function {name}; define it with one argument, a ModelSpec"
-        )
+        raise OptionError(f"model {path!r}: {module_name} has no function {name}; define one that takes a ModelSpec")
     return builder
 
 

@@ -124,7 +124,10 @@ def test_the_cluster_says_which_host_this_is(value, host, address):
         (config({"worker": ["a:1", "b"]}), "cluster.worker of TF_CONFIG holds 'b'; it must be NAME:PORT"),
         (config({"worker": ["a:65536"]}), "holds 'a:65536'; it must be NAME:PORT"),
         (config({"worker": ["a:0"]}), "holds 'a:0'; it must be NAME:PORT"),
-        (config({"worker": ["a:1", "a:1"]}), "cluster of TF_CONFIG names a:1 twice; every worker needs an address"),
+        (
+            config({"worker": ["a:1", "a:1"]}),
+            "cluster of TF_CONFIG names a:1 twice; every worker needs a different address",
+        ),
         (config(type="chief"), "task.type of TF_CONFIG is 'chief'; it must be one of worker"),
         (config({}), "task.type of TF_CONFIG is 'worker'; it must be one of worker"),
         (config(index=2), "task.index of TF_CONFIG is 2; of 2 worker it must be 0 to 1"),
