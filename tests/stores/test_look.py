@@ -151,9 +151,9 @@ def test_of_two_exports_to_one_place_the_later_one_stays(bucket):
     url = staging.check_remote(f"{bucket.url}/out")
 
     def both() -> None:
-        with staging.claimed_remote(url), staging.claimed_remote(url) as later:
+        with staging.mark_remote(url), staging.mark_remote(url) as later:
             storage.write_bytes(f"{url}/a", b"1")
-            staging.check_ours(url, later)
+            staging.check_mark(url, later)
             storage.write_bytes(f"{url}/{staging.EXPORT_NAME}", b"{}")
 
     with pytest.raises(FeedlineError, match="another export to .* has started"):

@@ -101,7 +101,7 @@ def test_a_sample_at_a_time_is_read(dataset):
         ({"to": "parquet", "shard_mb": 0}, "shard_mb is 0; it must be a number of at least 0.001"),
         ({"to": "dali", "shard_mb": 1}, "shard_mb is of no use to dali"),
         ({"to": "croissant", "splits": ("train",)}, "splits are of no use to croissant"),
-        ({"to": "parquet", "splits": ("train", "train")}, "the split 'train' is named twice"),
+        ({"to": "parquet", "splits": ("train", "train")}, "the split 'train' is given twice"),
         ({"to": "parquet", "about": About(citation="@misc{a}")}, "citation is of no use to parquet"),
     ],
 )
