@@ -189,11 +189,11 @@ def changed_later(folder: Path, good: list[dict[str, bytes]]) -> str:
 def main(source: str, folder: Path, seed: int, count: int, *names: str) -> dict[str, dict]:
     # What a terminal sends reaches this process too. A handler, for what is ignored would stay so in the nursery.
     signal.signal(signal.SIGINT, lambda *_: None)
-    kill.share_decoders()
-    return {name: _try_all(source, folder / name, f"{seed} {name}", count, WAYS[name]) for name in names}
+    parent = kill.share_decoders()
+    return {name: _try_all(source, folder / name, f"{seed} {name}", count, WAYS[name], parent) for name in names}
 
 
-def _try_all(source: str, folder: Path, seed: str, count: int, way: Way) -> dict:
+def _try_all(source: str, folder: Path, seed: str, count: int, way: Way, parent_of_decoders: int) -> dict:
     for other, more in (("clean", ()), ("old", ("--seed", "1"))):
         (folder / other).mkdir(parents=True)
         line = arguments(source, folder / other / "out", *more)
@@ -213,7 +213,7 @@ def _try_all(source: str, folder: Path, seed: str, count: int, way: Way) -> dict
 
         def attempt(before: int, index: int = index, drawn: Drawn = drawn) -> dict:
             place = folder / f"{index}-{before}"
-            return _Try(source, place, index % 4 == 3, clean, old).run(drawn, way)
+            return _Try(source, place, index % 4 == 3, clean, old).run(drawn, way, parent_of_decoders)
 
         tries.append(tried_again(attempt, seconds_of))
     wrong = folder / "reader.txt"
@@ -242,7 +242,7 @@ class _Try:
         self._line = arguments(source, self._out, *(("--overwrite",) if replaces else ()))
         self._said = folder / "said.txt"
 
-    def run(self, drawn: Drawn, way: Way) -> dict:
+    def run(self, drawn: Drawn, way: Way, parent_of_decoders: int) -> dict:
         places = (self._source, str(self._work.parent))
         code = kill.in_a_child(lambda: ended(self._line, self._said, places, drawn, way))
         gone = time.monotonic()
@@ -258,7 +258,7 @@ class _Try:
             "left": {name: [] for name in left} if self._begins_anew() else left,
             "twice": self._said.with_suffix(".second").exists(),
             "between": self._state(),
-            "orphans": _decoders_left(),
+            "orphans": _decoders_left(parent_of_decoders),
         }
         return found | self._again()
 
@@ -291,15 +291,13 @@ class _Try:
 BUCKETS = 7
 
 
-def _decoders_left() -> int:
-    """Returns how many decoders outlive the ingest that had them started."""
+def _decoders_left(parent: int) -> int:
+    """Returns how many decoders, children of one process, outlive the ingest that had them started."""
     end = time.monotonic() + _LEAVE_S
     left = 1
     while left and time.monotonic() < end:
         with contextlib.suppress(psutil.NoSuchProcess):  # one ends while it is looked at
-            children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-            nursery = [child for child in children if "nursery" in " ".join(child.cmdline())]
-            left = sum(one.status() != psutil.STATUS_ZOMBIE for child in nursery for one in child.children())
+            left = sum(one.status() != psutil.STATUS_ZOMBIE for one in psutil.Process(parent).children())
         time.sleep(0.01)
     return left
 

@@ -28,7 +28,6 @@ from tests.make_images import class_folders
 
 pytestmark = pytest.mark.timeout(900)
 
-_INDEX = "images.parquet"
 _SECONDS = 120.0  # what takes longer hangs; all of it takes well under one
 _HEAD, _TAIL = 12, 4  # of the framing around a record
 # Where in a record a shard may end: length, its checksum, payload, its checksum.
