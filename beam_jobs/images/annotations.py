@@ -18,9 +18,8 @@ from PIL import Image, ImageOps
 
 from beam_jobs.errors import BadImage, RejectReason
 from beam_jobs.images.decode import decode_checked
-from beam_jobs.images.geometry import Geometry
 from beam_jobs.images.headers import UPRIGHT, Header, open_image, read_header
-from beam_jobs.images.normalise import upright_size
+from beam_jobs.images.normalise import Geometry, upright_size
 from beam_jobs.options import ImageLimits
 from beam_jobs.types import Annotations, ImageObject, RecordObject
 

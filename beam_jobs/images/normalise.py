@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import cv2
 import numpy as np
@@ -15,8 +16,8 @@ from PIL import Image
 
 from beam_jobs.errors import BadImage, RejectReason
 from beam_jobs.images.decode import decode_alpha, decode_checked
-from beam_jobs.images.geometry import Geometry
 from beam_jobs.images.headers import UPRIGHT, Header, open_image
+from beam_jobs.options import PixelOptions
 
 STORED_FORMATS = ("jpeg", "png")  # what the trainer's decoder reads on every code path
 _LOSSY = ("jpeg", "webp")  # PNG would multiply the size of these without any gain
@@ -28,6 +29,58 @@ _BAND = 1 << 18  # pixels converted at a time, so that intermediate images are s
 _BMP_CODING = 30  # byte of the header
 _RUNS = (1, 2)  # RLE8, RLE4
 _TIFF_PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """A resize followed by a crop; masks and boxes go through the same one as the image.
+
+    Attributes:
+      source: height and width of the upright source image, in pixels.
+      resized: height and width after the resize.
+      top: number of rows cut off at the top, after the resize.
+      left: number of columns cut off on the left, after the resize.
+      stored: height and width of the stored image.
+    """
+
+    source: tuple[int, int]
+    resized: tuple[int, int]
+    top: int
+    left: int
+    stored: tuple[int, int]
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the stored image has the pixels of the source image, unchanged."""
+        return self.source == self.resized == self.stored
+
+
+def geometry(pixels: PixelOptions, height: int, width: int) -> Geometry:
+    """Returns the geometry that a policy gives an upright image.
+
+    `resize` never enlarges. `raw` stores all images in the same size and may enlarge: it resizes the short side to
+    `side_px` and crops to the centre.
+
+    Args:
+      pixels: the policy.
+      height: rows of the upright image, in pixels, at least 1.
+      width: columns of the upright image, in pixels, at least 1.
+    """
+    source = (height, width)
+    if pixels.policy == "raw":
+        side = pixels.side_px
+        resized = _scale(source, side / min(source))
+        top, left = (resized[0] - side) // 2, (resized[1] - side) // 2
+        return Geometry(source=source, resized=resized, top=top, left=left, stored=(side, side))
+    resized = source
+    if pixels.policy == "resize":
+        fitted_side = min(source) if pixels.fit == "short" else max(source)
+        resized = _scale(source, min(1.0, pixels.side_px / fitted_side))
+    return Geometry(source=source, resized=resized, top=0, left=0, stored=resized)
+
+
+def _scale(size: tuple[int, int], factor: float) -> tuple[int, int]:
+    return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
 
 
 def reasons(data: bytes, header: Header) -> tuple[str, ...]:

@@ -17,7 +17,6 @@ import numpy as np
 
 from beam_jobs.images import normalise
 from beam_jobs.images.decode import decode_checked
-from beam_jobs.images.geometry import geometry
 from beam_jobs.images.headers import Header, gate, read_header
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.types import ImageFacts
@@ -125,7 +124,7 @@ def _check_ratio(stored: Header, facts: str) -> int:
 def _examine_resized(
     data: bytes, header: Header, reasons: tuple[str, ...], policy: PixelOptions, facts: str
 ) -> tuple[bytes, ImageFacts]:
-    plan = geometry(policy, *normalise.upright_size(header))
+    plan = normalise.geometry(policy, *normalise.upright_size(header))
     if plan.is_identity and policy.policy == "resize":
         return _examine_copy(data, header, reasons, facts)
     pixels = normalise.resized_pixels(data, header, reasons, plan)

@@ -22,7 +22,7 @@ from beam_jobs.dataset import schemas
 from beam_jobs.errors import BadImage, Fault, RejectReason, Unreadable
 from beam_jobs.images import sandbox
 from beam_jobs.images.annotations import check_annotations
-from beam_jobs.images.geometry import geometry
+from beam_jobs.images.normalise import geometry
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.sources import http_fetch
 from beam_jobs.sources.image_reader import SPOOL, Reader, Slice

@@ -25,7 +25,7 @@ from beam_jobs.common.system import Progress, chunk_size, local_progress, map_or
 from beam_jobs.dataset import record, schemas, shards, tfrecord
 from beam_jobs.errors import BadImage, DataError, Fault, FeedlineError, SourceChanged, Unreadable
 from beam_jobs.images.annotations import record_objects
-from beam_jobs.images.geometry import geometry
+from beam_jobs.images.normalise import geometry
 from beam_jobs.options import PixelOptions
 from beam_jobs.planning.plan import Plan
 from beam_jobs.sources.image_reader import SPOOL, Reader, Slice

@@ -233,7 +233,7 @@ def _blend_with_white(rgba: tf.Tensor) -> tf.Tensor:
 
 
 def _plan_size(policy: PixelOptions, sides: tf.Tensor) -> tf.Tensor:
-    """Returns height and width after the resize of `beam_jobs.images.geometry`, int32[2], of an upright image."""
+    """Returns height and width after the resize of `beam_jobs.images.normalise`, int32[2], of an upright image."""
     if policy.policy == "copy":
         return sides
     size = tf.cast(sides, tf.float64)

@@ -15,7 +15,7 @@ from typing import Any
 
 from beam_jobs.common import child_python
 from beam_jobs.errors import BadImage, RejectReason
-from beam_jobs.images.geometry import Geometry
+from beam_jobs.images.normalise import Geometry
 from beam_jobs.images.sandbox.pool import DecoderDied, Pool, TooSlow
 from beam_jobs.images.thumbnail import Thumbnail, ThumbnailOptions
 from beam_jobs.options import ImageLimits, PixelOptions

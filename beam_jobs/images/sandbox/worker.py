@@ -30,7 +30,7 @@ from beam_jobs.errors import BadImage
 from beam_jobs.images import headers, process, thumbnail
 from beam_jobs.images.annotations import normalise_mask
 from beam_jobs.images.decode import decode_checked
-from beam_jobs.images.geometry import Geometry
+from beam_jobs.images.normalise import Geometry
 from beam_jobs.images.sandbox.pool import PeerClosed, ReceiveTimeout, receive, send, set_timeout
 from beam_jobs.options import ImageLimits, PixelOptions
 

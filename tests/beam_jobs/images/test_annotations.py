@@ -10,7 +10,7 @@ from pycocotools import mask as coco_mask
 from beam_jobs.dataset import schemas
 from beam_jobs.errors import BadImage
 from beam_jobs.images.annotations import MAX_DRAWN_PX, box_fault, check_annotations, move_mask, record_objects
-from beam_jobs.images.geometry import Geometry, geometry
+from beam_jobs.images.normalise import Geometry, geometry
 from beam_jobs.options import PixelOptions
 from beam_jobs.types import Annotations, ImageObject, RecordObject
 from tests.beam_jobs.make_rows import make_ref

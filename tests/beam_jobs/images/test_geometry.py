@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from beam_jobs.images.geometry import geometry
+from beam_jobs.images.normalise import geometry
 from beam_jobs.options import PixelOptions
 
 # Policy, fit and side -> source, resized, top and left, stored; heights first.

@@ -10,7 +10,7 @@ from PIL import Image
 from beam_jobs.errors import BadImage
 from beam_jobs.images import annotations
 from beam_jobs.images.annotations import encode_mask, move_mask
-from beam_jobs.images.geometry import Geometry, geometry
+from beam_jobs.images.normalise import Geometry, geometry
 from beam_jobs.options import ImageLimits, PixelOptions
 from tests.beam_jobs.make_hostile_images import raw_png
 from tests.make_images import encode as encode_image

@@ -7,9 +7,8 @@ from PIL import Image
 from beam_jobs.errors import BadImage
 from beam_jobs.images import normalise
 from beam_jobs.images.decode import decode_checked
-from beam_jobs.images.geometry import Geometry, geometry
 from beam_jobs.images.headers import read_header
-from beam_jobs.images.normalise import reasons
+from beam_jobs.images.normalise import Geometry, geometry, reasons
 from beam_jobs.options import PixelOptions
 from tests.beam_jobs.make_hostile_images import GREY, oriented, with_orientation
 from tests.make_images import crop, encode, photograph

@@ -14,7 +14,7 @@ from pycocotools import mask as coco_mask
 from beam_jobs.dataset import schemas
 from beam_jobs.errors import SourceError
 from beam_jobs.images.annotations import check_annotations, record_objects
-from beam_jobs.images.geometry import geometry
+from beam_jobs.images.normalise import geometry
 from beam_jobs.options import PixelOptions, TableColumns
 from beam_jobs.sources.coco import CocoSource
 from beam_jobs.sources.factory import open_source

@@ -18,7 +18,7 @@ from beam_jobs.common.system import Progress, local_progress
 from beam_jobs.dataset import record, schemas, tfrecord
 from beam_jobs.errors import DataError, Fault, SourceChanged, Unreadable
 from beam_jobs.images import annotations, process
-from beam_jobs.images.geometry import geometry
+from beam_jobs.images.normalise import geometry
 from beam_jobs.options import ImageLimits, PixelOptions
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages.examine import ExamineTask, examine_bucket, facts_path

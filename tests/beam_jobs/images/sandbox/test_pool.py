@@ -18,7 +18,7 @@ import pytest
 from beam_jobs.errors import BadImage, FeedlineError
 from beam_jobs.images import annotations, sandbox
 from beam_jobs.images import process as images
-from beam_jobs.images.geometry import geometry
+from beam_jobs.images.normalise import geometry
 from beam_jobs.images.sandbox import pool
 from beam_jobs.images.sandbox.pool import Decoder, DecoderDied, Pool, PoolClosed
 from beam_jobs.options import ImageLimits, PixelOptions
