@@ -36,7 +36,7 @@ LIMITS = {
     "modules under 100 lines with one importer": 3,
     "lines of the largest file": 500,
     "lines of a function, p95": 35,
-    "lines of the largest function": 80,
+    "lines of the largest function": 71,
     "words that are no technical English": 0,
     "lines of tests": 61_300,
 }

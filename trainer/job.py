@@ -64,8 +64,7 @@ class Job:
       ...     config=TrainerConfig(),
       ...     path="dataset",
       ...     dataset=dataset,
-      ...     train_split="train",
-      ...     eval_split="eval",
+      ...     train_split="train", eval_split="eval",
       ...     mean_rgb=dataset.channels.mean_rgb,
       ...     std_rgb=dataset.channels.std_rgb,
       ... )
@@ -128,8 +127,7 @@ def fit(
       ...     config=TrainerConfig(input=InputOptions(image_side_px=16, batch_size=8), train=TrainOptions(epochs=1)),
       ...     path="dataset",
       ...     dataset=dataset,
-      ...     train_split="train",
-      ...     eval_split="eval",
+      ...     train_split="train", eval_split="eval",
       ...     mean_rgb=dataset.channels.mean_rgb,
       ...     std_rgb=dataset.channels.std_rgb,
       ... )
@@ -156,20 +154,13 @@ def fit(
     """
     records = epoch_records(job.path, job.train_split, job.config.input, training=True)
     steps, options = fit_steps(records, job.config.train, job.config.input.batch_size)
-    if options.deterministic:
-        tf.config.experimental.enable_op_determinism()
     check_batch(strategy, job.config.input.batch_size)
-    keras.utils.set_random_seed(job.config.input.seed)
+    _make_deterministic(job)
     with scope(strategy):
         core, model = _build_models(job)
         check_monitor(options, epoch_figures(job, strategy))
     check(core)
-    if warning := scale_warning(job.config.input, _median_short_side(job)):
-        _log.warning(warning)
-    say(_describe_training(job, core, strategy))
-    counts = job.dataset.split(job.eval_split).classes
-    if job.multi and (absent := [label for label in job.dataset.labels if not counts.get(label)]):
-        say(f"val_auc leaves out the classes without an image in {job.eval_split}, {strings.line(listed(absent))}")
+    _report(job, core, strategy, say)
     with _explain_errors(job):
         task = Task(
             model=model,
@@ -188,6 +179,21 @@ def fit(
             callbacks=callbacks,
         )
         return core, train(task, options)
+
+
+def _make_deterministic(job: Job) -> None:
+    if job.config.train.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    keras.utils.set_random_seed(job.config.input.seed)
+
+
+def _report(job: Job, core: keras.Model, strategy: tf.distribute.Strategy | None, say: Callable[[str], None]) -> None:
+    if warning := scale_warning(job.config.input, _median_short_side(job)):
+        _log.warning(warning)
+    say(_describe_training(job, core, strategy))
+    counts = job.dataset.split(job.eval_split).classes
+    if job.multi and (absent := [label for label in job.dataset.labels if not counts.get(label)]):
+        say(f"val_auc leaves out the classes without an image in {job.eval_split}, {strings.line(listed(absent))}")
 
 
 def _median_short_side(job: Job) -> float:
