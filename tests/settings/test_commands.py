@@ -411,7 +411,10 @@ def set_by(option: str, run: Run) -> str | None:
     key = settings_of("run")[option]
     values = []
     for words in (source, [*(source if option != "--dataset" else []), *words_of(option)]):
-        found = run(shlex.join(["run", "--root", "work", *words, "--show-config", "--json"])).json
+        ran = run(shlex.join(["run", "--root", "work", *words, "--show-config", "--json"]))
+        if ran.code == 2 and f'"{key.split(".")[-1]} is {words[-1]}; ' in ran.err:
+            return key  # the value is set, and the rest of a pipeline refuses it
+        found = ran.json
         values.append(functools.reduce(lambda node, name: node.get(name), key.split("."), found["settings"]))
     return key if values[0] != values[1] and found["origin"][key] == f"option {option}" else None
 

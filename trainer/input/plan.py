@@ -256,7 +256,7 @@ def describe(
       >>> from trainer import InputOptions, describe_input
       >>> print(describe_input("dataset", "train", InputOptions(image_side_px=32, batch_size=8), training=True))
       records  ...
-      batch    8 images, uint8, 0.0 MB; 2 buffered
+      batch    8 images, uint8, 24.6 kB; 2 buffered
       memory   at most ...
 
     Args:
