@@ -1,5 +1,5 @@
 # Every target works in a fresh clone: the first one called makes the environment, later ones find it and go on at once.
-.PHONY: setup demo test test-current gate test-browser test-docs test-interop test-faults fuzz advisories test-orchestrators test-flink test-stores check format lock docs bench dist clean help
+.PHONY: setup demo test test-slow test-current gate test-browser test-docs test-interop test-faults fuzz advisories test-orchestrators test-flink test-stores check format lock docs bench dist clean help
 .DEFAULT_GOAL := help
 
 # The stack and the Python choose themselves; STACK=current, STACK=legacy, PYTHON=python3.12 or PYTHON=PATH override them.
@@ -23,15 +23,18 @@ setup: .venv/.installed  ## make .venv from the lock of the stack that this mach
 demo: setup  ## the whole pipeline on real handwritten digits
 	$(BIN)/feedline demo --root $(ROOT)
 
-test: setup  ## every test
+test: setup  ## the tests that one runs before a commit
 	$(BIN)/python -m pytest
+
+test-slow: setup  ## whole runs, every setting, the copies of earlier releases
+	$(BIN)/python -m pytest -m slow
 
 # In this order, one after the other: what fails early is what fails most.
 .NOTPARALLEL:
-gate: check test demo test-current docs test-interop test-browser test-flink test-stores test-orchestrators test-docs test-faults  ## every check and test, without a limit of time
+gate: check test test-slow demo test-current docs test-interop test-browser test-flink test-stores test-orchestrators test-docs test-faults  ## every check and test, without a limit of time
 
-test-current:  ## check, test and demo of HEAD on the current stack, in a Debian 13 root that is made for it; needs root
-	.ci/debian13 make check test demo
+test-current:  ## check, tests and demo of HEAD on the current stack, in a Debian 13 root that is made for it; needs root
+	.ci/debian13 make check test test-slow demo
 
 test-browser: setup  ## the report in a real headless Chromium, which is installed when it is missing
 	command -v chromium >/dev/null || (apt-get update -q && apt-get install -yq chromium)

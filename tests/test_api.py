@@ -30,7 +30,7 @@ import pytest
 from beam_jobs import common
 from tests.make_images import class_folders, png
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("beam_jobs", "trainer")

@@ -17,7 +17,7 @@ from beam_jobs.errors import FeedlineError
 from tests import doc_pages
 from tests.doc_pages import FENCE, SHELL, Block, blocks, check_feedline, check_mention, check_yaml, text_of
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 PAGES = doc_pages.every_page()
 WRONG = (click.ClickException, FeedlineError)

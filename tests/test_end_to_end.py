@@ -18,7 +18,7 @@ from pipeline.cli.json_schema import schema_of
 from tests.command import feedline
 from tests.make_images import class_folders, crop, encode, flipped, jpeg
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 COMPONENTS = [
     *("ImageExampleGen", "StatisticsGen", "InferredSchema", "ExampleValidator", "PreviousSpan", "DatasetGate"),

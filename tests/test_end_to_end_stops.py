@@ -13,7 +13,7 @@ import pytest
 from tests.command import feedline
 from tests.make_images import class_folders
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 SMALL = ("--image-side", 32, "--epochs", 12, "--batch-size", 8, "--splits", "train=0.7,eval=0.3", "--shards", 2)
 SMALL += ("--set", "evaluate.above_largest_class=false")  # of a handful of images no model is surely better

@@ -34,7 +34,7 @@ from pipeline.runs.lineage_find import find
 from pipeline.runs.root import alone
 from tests.make_images import class_folders
 
-pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parent.parent
 # One of TFX, those that write beside their outputs, and the last one.

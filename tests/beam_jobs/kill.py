@@ -97,9 +97,9 @@ def forked(work: Callable[[], object]) -> int:
 def on_each_moment(places: tuple[str, ...], act: Callable[[str], None]) -> None:
     """Calls a function before each opening and renaming of a file below one of the places, for good."""
 
-    def hook(event: str, arguments: tuple) -> None:
-        if event in _ARGUMENT:
-            path = arguments[_ARGUMENT[event]]
+    def hook(event: str, arguments: tuple, positions: dict[str, int] = _ARGUMENT) -> None:
+        if event in positions:  # a global would be None while the interpreter ends
+            path = arguments[positions[event]]
             if isinstance(path, str) and path.startswith(places):
                 act(path)
 

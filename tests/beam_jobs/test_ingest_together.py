@@ -25,6 +25,8 @@ from tests.faults.process import FEEDLINE, feedline, finish, start, wait_for
 from tests.locked import locked_directory
 from tests.make_images import class_folders, jpeg
 
+pytestmark = pytest.mark.slow
+
 Start = Callable[..., subprocess.Popen]
 
 

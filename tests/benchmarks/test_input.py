@@ -23,7 +23,7 @@ from benchmarks.recipes.training import Epoch
 from tests.make_images import encode
 from trainer.ops import parse_ops
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from tests.golden import make
 from trainer import InputOptions, make_dataset
 from trainer.training.checkpoint import Checkpoints
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
 HERE = Path(__file__).parent
 RELEASES = sorted(path.parent.name for path in HERE.glob("*/about.json"))

@@ -34,7 +34,7 @@ from tests.settings.table import COVERED, documented, grows
 
 __all__ = ["always_first_class"]
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 ROOT = Path(__file__).parents[2]
 # Option that many commands have -> the test of all of them. The help is click's own, and no parameter of a command.

@@ -15,7 +15,7 @@ from tests.components.dataset_gate.datasets import Library
 from tests.components.dataset_gate.test_executor import anomalies_artifact, do
 from tests.settings.table import Row, config_of, missing, row
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 ALIKE = {"dataset": "look-alike", "gate.near_leaks": True}
 NOW_STOPS, NOW_PASSES = (False, True), (True, False)

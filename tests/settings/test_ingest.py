@@ -23,7 +23,7 @@ from tests.settings.published import Ingests, Published
 from tests.settings.sources import CATS, DOGS, SERIALS, make_source, noise
 from tests.settings.table import Row, grows, missing, row, shrinks
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 ALL = CATS + DOGS
 BUCKET = "s3://settings-of-the-ingest"

@@ -31,7 +31,7 @@ from trainer.input_fn import make_dataset
 from trainer.job import Job, fit
 from trainer.options import InputOptions, TrainerConfig
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 HALF = (CATS + DOGS) // 2
 

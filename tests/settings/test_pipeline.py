@@ -29,7 +29,7 @@ from tests.make_images import class_folders
 from tests.settings.table import Row, config_of, missing, row
 from tests.trainer.conftest import analyze, column_spec
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 __all__ = ["models"]
 

@@ -25,7 +25,7 @@ from tests.make_images import class_folders
 from tests.settings.flink_service import job_server
 from tests.settings.table import Row, missing, row
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ from trainer.options import TrainerConfig
 from trainer.training.checkpoint import Checkpoint, Checkpoints, Progress
 from trainer.training.strategy import make_strategy
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 STEPS = 4  # of an epoch
 USUAL = {

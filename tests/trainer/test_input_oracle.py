@@ -29,6 +29,8 @@ from trainer.ops import rng, tf_ops
 from trainer.ops.mixing import beta
 from trainer.options import InputOptions
 
+pytestmark = pytest.mark.slow
+
 SIDE, RECORDS, CLASSES = 8, 61, 3
 COPY_STRIDE = 1_000_003
 CHAINS = {

@@ -24,7 +24,7 @@ from trainer.options import InputOptions
 from trainer.serving.export import PROBABILITIES, export
 from trainer.training.transfer import leaves
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS = 6

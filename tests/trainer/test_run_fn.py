@@ -16,6 +16,8 @@ from trainer.run_fn import HISTORY_NAME, channel_statistics, run_fn
 from trainer.serving.predict import ServingSpec
 from trainer.training.checkpoint import DIVERGED_NAME
 
+pytestmark = pytest.mark.slow
+
 
 def history_of(directory) -> dict:
     return json.loads((directory / HISTORY_NAME).read_text())

@@ -33,7 +33,7 @@ from trainer.input.columns import TransformOptions
 from trainer.options import InputOptions, TrainerConfig, TrainOptions
 from trainer.serving.export import DESCRIPTION_NAME, EVALUATE_SIGNATURE, PROBABILITIES
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 COLUMNS = TransformOptions(columns={"camera": "vocabulary(5)", "iso": "scale"})
 EVALUATE = EvaluateOptions(above_largest_class=False, max_drop=1.0)
 BEAM_ARGS = ["--runner=FnApiRunner", "--direct_running_mode=in_memory"]

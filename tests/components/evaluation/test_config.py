@@ -16,7 +16,7 @@ from tests.components.conftest import BEAM_ARGS, analyse
 from tests.components.evaluation.answers import PROBABILITIES, SIGNATURE, write_answers, write_parrot
 from trainer.evaluation.intervals import wilson
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 LABELS = [0, 1] * 20
 DROPPED = "the accuracy 0.9000 is more than evaluate.max_drop 0.04 below that of the previous model"
 CHANCE = (

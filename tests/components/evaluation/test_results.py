@@ -23,7 +23,7 @@ from tests.components.evaluation.answers import (
     write_parrot,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 CLASSES = 100
 ABSENT = {7, 99}  # from the images that are evaluated
 

@@ -24,7 +24,7 @@ from pipeline.runs.history import newest_run, open_store
 from tests.components.conftest import BEAM_ARGS
 from tests.make_images import jpeg
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 class Failed(DataError):

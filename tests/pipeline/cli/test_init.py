@@ -14,6 +14,8 @@ from pipeline.settings.layers import gather
 from tests.command import feedline
 from tests.make_images import class_folders
 
+pytestmark = pytest.mark.slow
+
 WRITTEN = [".gitignore", "README.md", "my_model.py", "pipeline.yaml"]
 
 

@@ -19,7 +19,7 @@ from trainer.input.parse import KEY
 from trainer.ops import IMAGE
 from trainer.options import InputOptions
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 FUSED = "decode_random_crop(16)|rotate(10)"
 SMALL = "decode|resize(16)|flip"

@@ -30,6 +30,8 @@ from trainer.options import InputOptions
 from trainer.serving.export import EVALUATE_SIGNATURE, PROBABILITIES, DecodeSource, ServingSpec, export
 from trainer.serving.predict import predict
 
+pytestmark = pytest.mark.slow
+
 POLICIES = {
     "copy": PixelOptions(),
     "resize": PixelOptions(policy="resize", side_px=20),

@@ -13,6 +13,8 @@ import pytest
 from trainer.options import InputOptions, TrainerConfig, TrainOptions
 from trainer.training.checkpoint import POSITION_NAME
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 # Everything that has a state or draws numbers: dropout and batch normalisation of the model, augmentation, momentum,
 # averages, accumulated gradients, the best epoch. 12 steps an epoch; an image of 96 is left over for the next.

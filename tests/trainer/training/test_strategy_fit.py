@@ -28,7 +28,7 @@ from tests.trainer.workers.task import (
 )
 from trainer.input.position import Host
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 ROOT = Path(__file__).parents[3]
 WAIT_S = 240  # some 40 s on two idle cores
 

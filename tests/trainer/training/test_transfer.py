@@ -9,7 +9,7 @@ from beam_jobs.errors import OptionError
 from trainer.models import ModelSpec, build_model
 from trainer.training.transfer import freeze, head, leaves, load_weights, set_trainable, unfreeze
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 SIDE = 32
 IMAGES = np.random.default_rng(0).integers(0, 256, (24, SIDE, SIDE, 3), dtype=np.uint8)
