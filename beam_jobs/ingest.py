@@ -168,7 +168,7 @@ class _Ingest:
         plan = make_plan(facts, self.options, self.source.label_kind, *known)
         tried = self._tried_again(facts, rejects)
         del facts  # half a kilobyte an image, and not needed any more
-        noticed = remarks.of_plan(plan, self.source, self.options, hidden)
+        noticed = remarks.collect_remarks(plan, self.source, self.options, hidden)
         self._say_plan(plan, noticed)
         rejects = rejects_table(rejects, plan.rejects)
         self._check_rejects(rejects, listing.found)

@@ -372,8 +372,8 @@ def _put_in_place(shard: ShardTask, task: WriteTask, sidecar: Sidecar) -> bool:
 
 def _record_pieces(row: Mapping[str, Any], task: WriteTask, indices: Mapping[str, int]) -> tuple[bytes, ...]:
     """Returns the pieces of the framed record of one `PLANNED` row."""
-    facts = schemas.facts_of(row)
-    annotations = schemas.annotations_of(row["annotations"])
+    facts = schemas.parse_facts(row)
+    annotations = schemas.parse_annotations(row["annotations"])
     written = ImageRecord(
         key=row["key"],
         uri=row["uri"],

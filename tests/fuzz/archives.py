@@ -52,7 +52,7 @@ def read_all(source) -> None:
             continue
         row = schemas.ref_row(entry)
         schemas.pa.Table.from_pylist([row], schemas.REFS)
-        assert schemas.ref_row(schemas.ref_of(row)) == row, row
+        assert schemas.ref_row(schemas.parse_ref(row)) == row, row
         try:
             found = reader.read(entry.uri, row["slice"])
         except BadImage:
