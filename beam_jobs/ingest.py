@@ -115,7 +115,7 @@ def run(
                 return existing.manifest
         if not (options.overwrite or existing):
             return build(options.out)
-        with disk.explained("replacing the dataset", options.out):
+        with disk.explain_errors("replacing the dataset", options.out):
             return generations.replace_dataset(options.out, build)
 
 
@@ -191,7 +191,7 @@ class _Ingest:
         return result
 
     def _on_disk(self, doing: str, needed: Callable[[], int] = lambda: 0) -> contextlib.AbstractContextManager[None]:
-        return disk.explained(doing, self.options.out, self.work, needed=needed)
+        return disk.explain_errors(doing, self.options.out, self.work, needed=needed)
 
     def _entries(self, hidden: HiddenNames) -> Iterator[ImageRef | Reject]:
         entries = self.source.entries(hidden.add)

@@ -286,7 +286,7 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
     threads = task.reader.threads(rows, max(1, task.threads - 1))  # the sink is the other one
     with work_units.Attempt(sidecar_path(task.work, shard)) as attempt:
         name = attempt.name(_stem(shard), ".tfrecord")
-        with storage.own_writer(storage.join(task.work, DIRECTORY, name)) as stream, Sink(stream) as sink:
+        with storage.direct_writer(storage.join(task.work, DIRECTORY, name)) as stream, Sink(stream) as sink:
             for pieces in map_ordered(encode, rows, threads, chunk):
                 offsets.append(sink.position)
                 sink.write(pieces)

@@ -63,7 +63,7 @@ def read_all(source) -> None:
 def forget_copies() -> None:
     """Removes what compressed containers were unpacked to, which a process otherwise keeps until its end."""
     decompress._copies.clear()
-    decompress._newest.clear()
+    decompress._latest_copies.clear()
     for folder in decompress._directories.values():
         for copy in Path(folder).iterdir():
             copy.unlink()
