@@ -23,7 +23,7 @@ from beam_jobs.dataset.manifest import Manifest, Remarks
 from beam_jobs.errors import Fault, SourceChanged, TooManyRejects
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import Plan, make_plan
-from beam_jobs.runners.beam_job import MakePipeline, Watch, local_pipeline, run_job, unwatched
+from beam_jobs.runners.beam_job import MakePipeline, Watch, local_pipeline, no_watch, run_job
 from beam_jobs.sources.base import HiddenNames
 from beam_jobs.sources.factory import Source, open_source
 from beam_jobs.sources.image_reader import Reader
@@ -65,7 +65,7 @@ def run(
     make_pipeline: MakePipeline = local_pipeline,
     report: Report | None = None,
     work: str = "",
-    watch: Watch = unwatched,
+    watch: Watch = no_watch,
 ) -> Manifest:
     """Ingests a source of images into a published dataset.
 
