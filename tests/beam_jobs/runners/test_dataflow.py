@@ -110,7 +110,7 @@ def sent(stage: beam.PTransform, tmp_path):
         ({"disk_size_gb": 24}, "disk_size_gb is 24; it must be at least 25"),
         ({"service_account_email": "me"}, "NAME@my-project-1.iam.gserviceaccount.com"),
         ({"subnetwork": "default"}, "regions/us-central1/subnetworks/NAME"),
-        ({"subnetwork": "regions/europe-west1/subnetworks/a"}, "lies in europe-west1, the workers in us-central1"),
+        ({"subnetwork": "regions/europe-west1/subnetworks/a"}, "is in europe-west1, the workers in us-central1"),
         ({"setup_file": "/nowhere/setup.py"}, "setup_file is '/nowhere/setup.py', which is not a file"),
         ({"setup_file": "pyproject.toml"}, "it must be the path of a setup.py"),
         ({"package": "feedline.zip"}, "it must be a wheel or a .tar.gz"),
