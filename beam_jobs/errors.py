@@ -65,7 +65,7 @@ class FeedlineError(Exception):
 
 
 class UsageError(FeedlineError):
-    """The request cannot be carried out as it stands; nothing was touched.
+    """The request is invalid; nothing was changed.
 
     Examples:
       >>> from beam_jobs import OptionError, SourceError, UsageError
@@ -110,7 +110,7 @@ class SourceError(UsageError):
 
 
 class DiskError(FeedlineError):
-    """A local disk is full, read-only or gone."""
+    """A local disk is full, read-only or missing."""
 
 
 class Unreadable(FeedlineError):
@@ -317,9 +317,9 @@ class BadImage(Exception):
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
     """Yields an error and its causes, the innermost last; each once, because causes can form a cycle."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    visited: set[int] = set()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 

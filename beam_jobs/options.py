@@ -1,4 +1,4 @@
-"""Options of the ingest, checked when they are made."""
+"""Options of the ingest; their values are checked on construction."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _MODE = Field(option=None, scope="run", in_pipeline=False)
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ImageLimits(Options):
-    """Limits of an image; all others are rejected, all but those over `max_seconds` before they are decoded.
+    """Limits of an image; an image beyond a limit is rejected. All but `max_seconds` are checked before the decode.
 
     Examples:
       >>> from beam_jobs import ImageLimits, IngestOptions, run

@@ -73,9 +73,7 @@ def read_row_record(directory: str, dataset: Manifest, row: Mapping[str, Any]) -
         with storage.open_read(path) as stream:
             return record.decode(tfrecord.read_record_at(stream, path, offset))
     except OSError as error:
-        raise CorruptDataset(
-            f"{path} cannot be read: {error.strerror or error}; `feedline verify` says more"
-        ) from error
+        raise CorruptDataset(f"{path} cannot be read: {error.strerror or error}; run `feedline verify`") from error
     except (DecodeError, TypeError, ValueError) as error:
         raise CorruptDataset(f"{path} has no record of a dataset at offset {offset}: {error}") from error
 
@@ -117,7 +115,7 @@ LEAK_KINDS = {"cluster": "copies", "group": "group", "near": "near duplicates"}
 
 @dataclass(frozen=True, kw_only=True)
 class Leak:
-    """One set of images that belong together and lie in several splits.
+    """One set of images that belong together and are in several splits.
 
     Attributes:
       kind: a value of `LEAK_KINDS`.
@@ -135,7 +133,7 @@ class Leak:
 
 
 def find_leaks(images: pa.Table, kinds: Sequence[str], new: np.ndarray | None = None) -> list[Leak]:
-    """Returns the sets that lie in several splits, ordered by kind and name.
+    """Returns the sets with images in several splits, ordered by kind and name.
 
     Args:
       images: rows of `images.parquet`, at least `key`, `split` (empty for no split) and the columns of `kinds`.

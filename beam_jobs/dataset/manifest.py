@@ -307,7 +307,7 @@ class Manifest:
         return self.splits[name]
 
     def shard_paths(self, directory: str, split: str) -> list[str]:
-        """Returns the paths of the shards of a split, in order, for a dataset that lies in `directory`.
+        """Returns the paths of the shards of a split, in order, for a dataset in `directory`.
 
         Raises:
           OptionError: the dataset has no such split.

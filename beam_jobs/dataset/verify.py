@@ -132,7 +132,7 @@ def _size_problem(check: RecordCheck, decoded: Sequence[tuple[str, tuple[int, in
         if size == check.size:
             continue
         if kind == "image":
-            return f"{check.key!r} decodes to {size[1]}x{size[0]} pixels, its record says otherwise"
+            return f"{check.key!r} decodes to {size[1]}x{size[0]} pixels, its record says {width}x{height}"
         return f"a mask of {check.key!r} has {size[1]}x{size[0]} pixels, its image {width}x{height}"
     return ""
 
@@ -393,6 +393,6 @@ def _row_problem(rows: Sequence[Mapping[str, Any]] | None, stored: _Record, chec
         return ""
     row = rows[stored.number] if stored.number < len(rows) else {}
     if (row.get("offset"), row.get("key"), row.get("sha256")) != (stored.offset, check.key, check.sha256):
-        return f"{manifest.IMAGES_NAME} has no row for {check.key!r} there"
+        return f"{manifest.IMAGES_NAME} has no row for {check.key!r} at this offset"
     different = schemas.column_mismatch(row["extra"], check.extra)
     return f"{manifest.IMAGES_NAME} differs from the record of {check.key!r}: {different}" if different else ""

@@ -142,7 +142,7 @@ def check_reachable(ingest: IngestOptions) -> None:
         return
     if not storage.is_remote(ingest.source):
         raise OptionError(
-            f"the source {ingest.source!r} lies on this machine, where no worker of Dataflow reads it; copy it with "
+            f"the source {ingest.source!r} is on this machine, where no worker of Dataflow reads it; copy it with "
             "`gcloud storage cp --recursive` and give its gs:// address"
         )
 
@@ -255,7 +255,7 @@ _JOBS = ("examine", "write")
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Options(settings.Options):
-    """Where the jobs run, on what, and how the code gets there. 0 and empty leave a choice to the service.
+    """Settings of the jobs, their workers and the code of the workers. 0 and empty leave a choice to the service.
 
     Attributes:
       project: id of the project that owns the jobs and pays for them.
@@ -280,7 +280,7 @@ class Options(settings.Options):
       beam_args: further arguments for Beam, as `--dataflow_kms_key=...`.
 
     Raises:
-      OptionError: a value cannot be right; the message names it and what is allowed.
+      OptionError: a value is invalid; the message names it and what is allowed.
     """
 
     project: str
@@ -326,8 +326,7 @@ class Options(settings.Options):
         """Checks that the workers can reach what an ingest reads and writes.
 
         Raises:
-          OptionError: source or output lies on the machine that the command runs on, or in a store that the workers
-            have no client of.
+          OptionError: source or output is on the machine of the command, or in a store without a client on the workers.
         """
         check_reachable(ingest)
         if not (self.sdk_container_image or self.package or self.setup_file):

@@ -116,11 +116,11 @@ def find_java() -> str:
     home = os.environ.get("JAVA_HOME", "")
     path = shutil.which(os.path.join(home, "bin", "java")) if home else shutil.which("java")
     if path is None:
-        where = f"JAVA_HOME, which is {home}" if home else "PATH"
-        raise OptionError(f"Flink needs Java, and there is none in {where}; {_JAVA_REMEDY}")
+        location = f"JAVA_HOME, which is {home}" if home else "PATH"
+        raise OptionError(f"Flink needs Java, and there is none in {location}; {_JAVA_REMEDY}")
     output = _version_output(path)
     if (version := _JAVA_VERSION.search(output)) is None:
-        raise OptionError(f"{path} does not say which Java it is ({output[:80]!r}); {_JAVA_REMEDY}")
+        raise OptionError(f"{path} prints no Java version ({output[:80]!r}); {_JAVA_REMEDY}")
     major = int(version[2] or 0) if version[1] == "1" else int(version[1])  # Java 8 calls itself 1.8
     if major < OLDEST_JAVA:
         raise OptionError(f"{path} is Java {major}, which is too old for Flink; {_JAVA_REMEDY}")

@@ -65,13 +65,13 @@ def used_bytes(path: str) -> int:
     return total
 
 
-def check_room(path: str, needed: int, what: str, *, resumable: bool = True) -> None:
+def check_room(path: str, needed: int, contents: str, *, resumable: bool = True) -> None:
     """Checks the free space below a path; remote paths are not checked.
 
     Args:
       path: directory, which need not exist.
       needed: required space in bytes.
-      what: name of the data in the message, such as `the shards`.
+      contents: name of the data in the message, such as `the shards`.
       resumable: whether another run continues after the finished work.
 
     Raises:
@@ -80,7 +80,7 @@ def check_room(path: str, needed: int, what: str, *, resumable: bool = True) -> 
     free = None if storage.is_remote(path) else free_bytes(path)
     if free is not None and needed > free:
         raise DiskError(
-            f"{path}: the disk has not enough room for {what}, about {size(needed)} are needed and "
+            f"{path}: the disk has not enough room for {contents}, about {size(needed)} are needed and "
             f"{size(free)} are free; {_remedy(errno.ENOSPC, resumable)}"
         )
 

@@ -28,7 +28,7 @@ _owned: set[str] = set()  # tokens of the locks of this process; it may lack the
 
 
 class Locked(Exception):
-    """Another process owns the lock; the text says which: `process 4711 on host a since 2026-01-31 12:00:00 UTC`."""
+    """Another process owns the lock; the text is its owner: `process 4711 on host a since 2026-01-31 12:00:00 UTC`."""
 
 
 @dataclass(frozen=True, kw_only=True)

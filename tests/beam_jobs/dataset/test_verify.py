@@ -269,7 +269,7 @@ WRONG_RECORDS = {
     "label": (set_value(record.LABEL, 77), "label 77 is not"),
     "text": (set_value(record.TEXT, b"dog"), r"label \d is not 'dog'"),
     "sha256": (set_value(record.SHA256, b"0" * 64), "the image of '.*' does not have the sha256"),
-    "height": (set_value(record.HEIGHT, 3), r"'.*' decodes to \d+x\d+ pixels, its record says otherwise"),
+    "height": (set_value(record.HEIGHT, 3), r"'.*' decodes to \d+x\d+ pixels, its record says"),
     "image": (set_image(jpeg()[:-50]), "'.*' cannot be decoded: "),
     "bomb": (set_image(forged_png(30_000)), "'.*' cannot be decoded: 30000x30000 pixels; max_side_px is 178956970"),
     "no image": (lambda feature: feature.pop(record.ENCODED), "not a record of this format: KeyError"),

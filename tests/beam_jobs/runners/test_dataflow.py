@@ -132,7 +132,7 @@ def test_a_setting_that_cannot_be_right_is_refused_in_one_line(values, problem):
 @pytest.mark.parametrize(
     ("source", "out", "problem"),
     [
-        ("photos", "gs://b/out", "lies on this machine"),
+        ("photos", "gs://b/out", "is on this machine"),
         ("gs://b/photos", "s3://b/out", "--out is 's3://b/out'; workers of Dataflow write to a bucket"),
     ],
 )

@@ -81,7 +81,7 @@ def test_a_worker_that_is_not_there_is_said_before_anything_starts(tmp_path):
     ("answer", "problem"),
     [
         ('openjdk version "1.8.0_392"', "is Java 8, which is too old for Flink; install Java 11 or newer"),
-        ("command not understood", "does not say which Java it is"),
+        ("command not understood", "prints no Java version"),
     ],
 )
 def test_a_java_that_will_not_do_is_named_with_the_remedy(answer, problem, tmp_path, monkeypatch):
