@@ -17,7 +17,7 @@ from apache_beam.options.pipeline_options import (
 from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
 from beam_jobs.runners import cost_estimate, dataflow, dataflow_jobs
-from beam_jobs.runners.cost_estimate import Work
+from beam_jobs.runners.cost_estimate import DataflowPool, Work
 from beam_jobs.runners.dataflow import machine_cores
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages.examine import ExamineTask
@@ -28,7 +28,7 @@ from beam_jobs.stages.write import ShardTask, WriteTask
 NEEDED = {"project": "my-project-1", "region": "us-central1", "temp_location": "gs://bucket/tmp"}
 WORK = "gs://my-bucket-of-photos/datasets/photos-2026/_work"
 IMAGES = 100_000
-POOL = cost_estimate.DataflowPool(region="us-central1", machine_type="n2-standard-4", cores=4, least=0, most=10)
+POOL = DataflowPool(region="us-central1", machine_type="n2-standard-4", cores=4, min_workers=0, max_workers=10)
 
 
 @pytest.fixture
