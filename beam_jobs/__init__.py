@@ -1,15 +1,15 @@
-"""Raw image bytes in, sharded TFRecords out.
+"""Raw images to sharded TFRecords.
 
-`run` turns a source of images into a published dataset: each image is examined once, by the decoder that training
-uses; it is written, rejected with a reason, or a counted copy. `dataset.json` comes last; `load` reads it, and
-`verify_dataset` reads everything back.
+`run` turns a source of images into a published dataset: each image is examined once, with the decoder of the training,
+and is written, rejected with a reason, or counted as a copy. `dataset.json` is written last; `load` reads it, and
+`verify_dataset` reads and checks all files.
 
 Ingest:
   run: a source of images -> a published dataset and its `Manifest`
-  IngestOptions: where from, where to, and how
-  TableColumns: which columns of a table hold what
+  IngestOptions: source, output and options of an ingest
+  TableColumns: roles of the columns of a table
   PixelOptions: keep the files, resize them, or store pixels
-  ImageLimits: what an image may be, in bytes, pixels and seconds
+  ImageLimits: limits of an image in bytes, pixels and seconds
   HttpOptions: how images are fetched from web servers
 
 A dataset:
@@ -17,14 +17,14 @@ A dataset:
   Manifest: labels, splits, shards, counts, statistics and digest
   SplitInfo, Shard, ImageCounts, Remarks, ChannelStatistics: its parts
   verify_dataset: every checksum, every count and a decode of every record
-  Verification: what was read and what was wrong
+  Verification: counts and problems of a verification
   find_record: one image by its key, with its row of `images.parquet`
-  summarise_file: what any TFRecord file holds
+  summarise_file: features of any TFRecord file
   FileSummary, FeatureSummary: its parts
 
-Errors, the whole tree in `beam_jobs.errors`:
-  FeedlineError: base of all; the message is one line that says what to do
-  UsageError: the request is wrong, nothing was touched: OptionError, SourceError
+Errors, all in `beam_jobs.errors`:
+  FeedlineError: base class; the message is one line with a remedy
+  UsageError: the request is wrong, nothing was changed: OptionError, SourceError
   DataError: the data failed a check, nothing was published: TooManyRejects, EmptySplit, SplitConflict,
     CorruptDataset
   RejectReason: why an image is not in the dataset
@@ -37,9 +37,9 @@ Examples:
   >>> verify_dataset("published").problems
   []
 
-Nothing is loaded before it is used: importing the package costs no Beam, no TensorFlow and no Arrow. Modules that
-others build on: `dataset.record` (what a record holds), `dataset.tfrecord` (how it is framed), `dataset.shards` (where
-it goes), `dataset.manifest` (what makes a directory a dataset), `ingest` (the whole job).
+Names are loaded on first use: importing the package does not import Beam, TensorFlow or Arrow. Main modules:
+`dataset.record` (features of a record), `dataset.tfrecord` (file format), `dataset.shards` (splits and shards),
+`dataset.manifest` (`dataset.json`), `ingest` (the complete job).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-# Google's clients, which Beam imports, say it of the newest Python that TFX runs on.
+# Google's clients, which Beam imports, warn about the newest Python that TFX supports.
 warnings.filterwarnings("ignore", "You are using a non-supported Python version", FutureWarning)
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ __all__ = [
     "verify_dataset",
 ]
 
-# Where the names are found.
+# Module -> its public names.
 _MODULES = {
     "errors": (
         "CorruptDataset",
@@ -130,10 +130,10 @@ _MODULES = {
     "options": ("HttpOptions", "ImageLimits", "IngestOptions", "PixelOptions", "TableColumns"),
     "dataset.verify": ("Verification",),
 }
-# A name of its own for what is called like its module, which `PACKAGE.NAME` must go on to mean.
+# Public name -> module and name, for a function with the name of its module.
 _ALIASES = {"verify_dataset": ("dataset.verify", "verify")}
 
-if not TYPE_CHECKING:  # or a type checker would take every name for one of these
+if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept any name
     from beam_jobs.common import lazy_names
 
     __getattr__, __dir__ = lazy_names(globals(), _MODULES, _ALIASES)

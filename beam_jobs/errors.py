@@ -1,25 +1,24 @@
-"""Everything that can go wrong, in one tree.
+"""The tree of errors.
 
     FeedlineError                exit 1
-    ├── UsageError               exit 2   the request is wrong; nothing was touched
+    ├── UsageError               exit 2   the request is wrong; nothing was changed
     │   ├── OptionError                   an option or configuration key
-    │   └── SourceError                   where the images should come from
-    ├── DiskError                exit 1   a local disk takes no more
-    ├── Unreadable               exit 1   images may be there, and cannot be read now
+    │   └── SourceError                   the source of the images
+    ├── DiskError                exit 1   a local disk is full, read-only or missing
+    ├── Unreadable               exit 1   images may exist, and cannot be read now
     └── DataError                exit 3   the data failed a check; nothing was published
         ├── TooManyRejects                more bad images than allowed
         ├── EmptySplit                    a split that would hold no image
-        ├── SplitConflict                 images that belong together would lie in several splits
-        ├── SourceChanged                 an image changed while it was being ingested
-        ├── DatasetChanged                another dataset was published while one was read or written
-        ├── CorruptDataset                a published file is not what its manifest says
-        ├── GateFailed                    a limit of the dataset gate was crossed
-        └── TrainingDiverged              the loss of a training is not a number any more
+        ├── SplitConflict                 images that belong together would be in several splits
+        ├── SourceChanged                 an image changed during the ingest
+        ├── DatasetChanged                another dataset was published during a run
+        ├── CorruptDataset                a published file differs from its manifest
+        ├── GateFailed                    a limit of the dataset gate was exceeded
+        └── TrainingDiverged              the loss of a training became NaN or infinite
 
-`BadImage` stands apart: it concerns one image, is always caught, and becomes a `Reject`.
+`BadImage` is not in the tree: it concerns one image, is always caught, and becomes a `Reject`.
 
-`check_choice` and the like are the checks that options make of their values: one line with name, value and what is
-allowed.
+`check_choice` and the other checks raise errors of one line with name, value and allowed values.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ from beam_jobs.common import strings
 
 
 class Fault(NamedTuple):
-    """What may be there and could not be read or written: the key of an image, or the name of a file, and the cause."""
+    """A failed read or write: the key of an image, or the name of a file, and the cause."""
 
     key: str
     cause: str
 
 
 class FeedlineError(Exception):
-    """Base of every error a user is meant to read; the message is the whole explanation.
+    """Base class of every error for users; the message is the complete explanation.
 
-    It is one line, whatever names are in it, and a further one for each of `problems`.
+    The message is one line, and one further line for each of `problems`.
 
     Attributes:
-      exit_code: what the command line ends with.
-      problems: what was found, where that is a list.
+      exit_code: exit code of the command line.
+      problems: further lines, such as the problems of a verification.
 
     Examples:
       >>> from beam_jobs import FeedlineError, load
@@ -61,12 +60,12 @@ class FeedlineError(Exception):
     problems: Sequence[str] = ()
 
     def __str__(self) -> str:
-        """Returns the message; a line feed in a name is an escape there."""
+        """Returns the message, with a line feed in a name as an escape."""
         return strings.lines([super().__str__(), *self.problems])
 
 
 class UsageError(FeedlineError):
-    """The request cannot be carried out as it stands; nothing was touched.
+    """The request is invalid; nothing was changed.
 
     Examples:
       >>> from beam_jobs import OptionError, SourceError, UsageError
@@ -87,8 +86,7 @@ class OptionError(UsageError):
       beam_jobs.errors.OptionError: min_side_px is 0; it must be a whole number of at least 1
 
     Attributes:
-      keys: names of the options that the error is about, dotted where they are settings of a file; empty where it does
-        not know them.
+      keys: names of the options in question, dotted for settings of a file; empty if unknown.
     """
 
     def __init__(self, message: str, keys: Sequence[str] = ()) -> None:
@@ -96,7 +94,7 @@ class OptionError(UsageError):
         self.keys = tuple(keys)
 
     def __reduce__(self) -> tuple[type[OptionError], tuple[str, tuple[str, ...]]]:
-        # Exceptions pickle through `args`, which holds the message alone.
+        # Exceptions pickle through `args`, which contains only the message.
         return type(self), (str(self), self.keys)
 
 
@@ -112,16 +110,16 @@ class SourceError(UsageError):
 
 
 class DiskError(FeedlineError):
-    """A local disk is full, read-only or gone."""
+    """A local disk is full, read-only or missing."""
 
 
 class Unreadable(FeedlineError):
-    """An image, or several, may be there and cannot be read: no permission, or a failing disk, network or store.
+    """Images that may exist cannot be read: no permission, or a failing disk, network or store.
 
-    That says nothing of the images, so it makes no reject of them; another attempt may succeed.
+    The images are not rejected, because another attempt may succeed.
 
     Attributes:
-      faults: pairs of the key of such an image and the cause.
+      faults: keys of the images and the causes.
     """
 
     def __init__(self, message: str, faults: tuple[Fault, ...] = ()) -> None:
@@ -172,7 +170,7 @@ class Float32Loss(DataError):
 
 
 class SplitConflict(DataError):
-    """Images that belong together would lie in several splits, and `split_conflicts` is `refuse`.
+    """Images that belong together would be in several splits, and `split_conflicts` is `refuse`.
 
     Examples:
       >>> import shutil
@@ -191,10 +189,10 @@ class SplitConflict(DataError):
 
 
 class SourceChanged(DataError):
-    """An image is not the one that was examined.
+    """An image changed after it was examined.
 
     Attributes:
-      key: of the image; empty where it concerns none.
+      key: key of the image; empty for an error without one.
     """
 
     def __init__(self, message: str, key: str = "") -> None:
@@ -203,7 +201,7 @@ class SourceChanged(DataError):
 
 
 class DatasetChanged(DataError):
-    """Another dataset was published in a directory while a run read the one before, or wrote its own."""
+    """Another dataset was published in a directory while a run read the previous one, or wrote a new one."""
 
 
 class CorruptDataset(DataError):
@@ -222,10 +220,10 @@ class CorruptDataset(DataError):
 
 
 class GateFailed(DataError):
-    """A limit of the dataset gate, or of the evaluation, was crossed.
+    """A limit of the dataset gate, or of the evaluation, was exceeded.
 
     Attributes:
-      verdict: what the dataset gate found, the content of `verdict.json`; None for the evaluation.
+      verdict: result of the dataset gate, the content of `verdict.json`; None for the evaluation.
     """
 
     def __init__(self, message: str, verdict: Mapping[str, Any] | None = None, problems: Sequence[str] = ()) -> None:
@@ -234,7 +232,7 @@ class GateFailed(DataError):
 
 
 class TrainingDiverged(DataError):
-    """The loss of a training is not a number any more; nothing was exported."""
+    """The loss of a training became NaN or infinite; nothing was exported."""
 
 
 class RejectReason(str, enum.Enum):
@@ -246,32 +244,31 @@ class RejectReason(str, enum.Enum):
       ['NOT_AN_IMAGE']
 
     Attributes:
-      NO_LABEL: it lies in no class folder, or its label cell is empty.
-      BAD_ANNOTATION: labels, boxes, segmentations or weights are not what they can be, or not of this image.
+      NO_LABEL: it is in no class folder, or its label cell is empty.
+      BAD_ANNOTATION: labels, boxes, segmentations or weights are invalid, or belong to another image.
       BAD_MASK: the class mask is missing, damaged, of another size, or holds colours or undeclared values instead of
         class indices.
       UNKNOWN_SPLIT: the split column names a split that is not among the splits of the options.
       NAME_NOT_UTF8: the name of the file is not UTF-8.
       DUPLICATE_KEY: another entry of the source has the same key.
       BAD_MEMBER: a member of an archive, or a record, cannot be read: encrypted, damaged, a link, outside the archive.
-      NOT_A_FILE: it is a pipe, a socket, a device or a directory, or the cell that should name it is empty.
-      OUTSIDE_ROOT: it is a link that leads out of the source folder.
-      UNREADABLE: it is missing; or it may be there, cannot be read, and `unreadable` is `reject`: then the next run
-        tries again.
-      NOT_FETCHED: the web server gave no answer, or not this image; the next run tries again.
+      NOT_A_FILE: it is a pipe, a socket, a device or a directory, or its cell in the table is empty.
+      OUTSIDE_ROOT: it is a link to a path outside the source folder.
+      UNREADABLE: it is missing; or it cannot be read and `unreadable` is `reject`: then the next run tries again.
+      NOT_FETCHED: the web server gave no answer, or an error instead of the image; the next run tries again.
       ADDRESS_REFUSED: the URL leads to a private address, or is not http(s).
       EMPTY_FILE: it has 0 bytes.
       TOO_MANY_BYTES: it has more than `max_bytes`.
-      NOT_AN_IMAGE: it does not start like JPEG, PNG, GIF, BMP, TIFF or WebP, whatever its name says.
-      BAD_HEADER: the header cannot be parsed, or names more tags, chunks or segments than an honest file has.
+      NOT_AN_IMAGE: its first bytes are not those of JPEG, PNG, GIF, BMP, TIFF or WebP.
+      BAD_HEADER: the header cannot be parsed, or has more tags, chunks or segments than the limit.
       TOO_SMALL: a side is shorter than `min_side_px`.
       TOO_LARGE: it has more than `max_pixels`, a side longer than `max_side_px`, or over 100 scans.
       BAD_ASPECT: the long side is more than `max_aspect` times the short one.
-      FORGED_SIZE: it has fewer bytes than an image of the size it claims can have.
-      UNKNOWN_RANGE: pixels are 32-bit, signed or floating-point: nothing says which value is white.
-      UNDECODABLE: the decoder refuses it: truncated or damaged.
+      FORGED_SIZE: it has fewer bytes than an image of the size in its header needs.
+      UNKNOWN_RANGE: pixels are 32-bit, signed or floating-point, so the value of white is unknown.
+      UNDECODABLE: the decoder cannot decode it: it is truncated or damaged.
       TOO_SLOW: decoding takes more computing time than `max_seconds`.
-      DECODER_CRASHED: the decoder died of it three times, or ran out of its 2 GiB of memory.
+      DECODER_CRASHED: the decoder crashed three times, or exceeded its 2 GiB of memory.
     """
 
     NO_LABEL = "no_label"
@@ -304,8 +301,8 @@ class BadImage(Exception):
     """One image cannot be used.
 
     Attributes:
-      reason: the category it is counted under.
-      detail: one line for a person: the value found and the limit it crossed.
+      reason: reason of the reject.
+      detail: one line for users: the value and the exceeded limit.
     """
 
     def __init__(self, reason: RejectReason, detail: str) -> None:
@@ -314,27 +311,27 @@ class BadImage(Exception):
         self.detail = detail
 
     def __reduce__(self) -> tuple[type[BadImage], tuple[RejectReason, str]]:
-        # Exceptions pickle through `args`, which holds the joined message here, not the two parts.
+        # Exceptions pickle through `args`, which contains the joined message, not the two parts.
         return type(self), (self.reason, self.detail)
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an error and what it comes from, the innermost last; each once, for two can be the cause of each other."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    """Yields an error and its causes, the innermost last; each once, because causes can form a cycle."""
+    visited: set[int] = set()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 
 
 def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Raises `OptionError` unless the value is one of the allowed."""
+    """Raises `OptionError` unless the value is one of the allowed values."""
     if value not in allowed:
         raise OptionError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
 
 
 def check_whole(name: str, value: object, minimum: int | None = None) -> None:
-    """Raises `OptionError` unless the value is an int of at least `minimum`; a bool is none."""
+    """Raises `OptionError` unless the value is an int, not a bool, of at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, int) or (minimum is not None and value < minimum):
         least = "" if minimum is None else f" of at least {minimum}"
         raise OptionError(f"{name} is {value!r}; it must be a whole number{least}")

@@ -1,7 +1,7 @@
-"""The whole ingest: scan, examine, plan, write, publish.
+"""The ingest: scan, examine, plan, write, publish.
 
-Two Beam jobs with a plan between them. What passes between the stages lies in files under `OUT/_work`, so any stage
-can be killed and run again, on any runner: finished buckets and shards are recognised by the digest of their inputs.
+Two Beam jobs with a plan between them. The stages exchange files in `OUT/_work`, so a killed stage can run again, on
+any runner: finished buckets and shards are recognised by the digest of their inputs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from beam_jobs.dataset.manifest import Manifest, Remarks
 from beam_jobs.errors import Fault, SourceChanged, TooManyRejects
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import Plan, make_plan
-from beam_jobs.runners.beam_job import MakePipeline, Watch, local_pipeline, run_job, unwatched
+from beam_jobs.runners.beam_job import MakePipeline, Watch, local_pipeline, no_watch, run_job
 from beam_jobs.sources.base import HiddenNames
 from beam_jobs.sources.factory import Source, open_source
 from beam_jobs.sources.image_reader import Reader
@@ -54,8 +54,8 @@ from beam_jobs.stages.write import (
 from beam_jobs.storage import disk
 from beam_jobs.types import ImageRef, Reject
 
-_SHOWN_REJECTS = 3
-_SHOWN_CHARACTERS = 300  # of a name; a cell of a table may hold a megabyte
+_LISTED_REJECTS = 3
+_NAME_CHARACTERS = 300  # of a name in a message; a cell of a table may have a megabyte
 
 Report = Callable[[str], None]
 
@@ -65,12 +65,12 @@ def run(
     make_pipeline: MakePipeline = local_pipeline,
     report: Report | None = None,
     work: str = "",
-    watch: Watch = unwatched,
+    watch: Watch = no_watch,
 ) -> Manifest:
     """Ingests a source of images into a published dataset.
 
-    Equal inputs and options give byte-identical shards on any runner and with any number of threads. Killed half way,
-    it continues where it was when run again.
+    Equal inputs and options give byte-identical shards on any runner and with any number of threads. After a killed
+    run, the next run continues with the finished work.
 
     Examples:
       >>> from beam_jobs import IngestOptions, run
@@ -79,30 +79,29 @@ def run(
       (49, 48, {'not_an_image': 1})
 
     Args:
-      options: what to ingest and how.
-      make_pipeline: makes the Beam pipelines of the two jobs.
-      report: takes one line of text a finished stage.
-      work: directory of what passes between the stages, on the filesystem of `out`; `OUT/_work` when empty.
-      watch: shows how far the two jobs are while they run.
+      options: options of the ingest.
+      make_pipeline: creates the Beam pipelines of the two jobs.
+      report: takes one line of text for each finished stage.
+      work: directory of the files between the stages, on the filesystem of `out`; `OUT/_work` when empty.
+      watch: shows the progress of the two jobs.
 
     Returns:
-      the manifest of the published dataset.
+      manifest of the published dataset.
 
     Raises:
       UsageError: the source or output cannot be used; nothing was written.
       DataError: the images failed a check; nothing was published.
-      DiskError: the disk of the output is full, read-only or gone; nothing was published.
+      DiskError: the disk of the output is full, read-only or missing; nothing was published.
     """
-    say = report or _silent
+    report = report or (lambda _: None)
     source = open_source(options)
     if not storage.is_remote(options.out):
-        options = dataclasses.replace(options, out=os.path.abspath(options.out))  # workers may start elsewhere
+        options = dataclasses.replace(options, out=os.path.abspath(options.out))  # workers have other directories
 
     def build(out: str) -> Manifest:
-        there = dataclasses.replace(options, out=out)
-        return _Ingest(
-            source, there, work or storage.join(out, work_dir.DIRECTORY), make_pipeline, say, watch, existing
-        ).run()
+        work_path = work or storage.join(out, work_dir.DIRECTORY)
+        build_options = dataclasses.replace(options, out=out)
+        return _Ingest(source, build_options, work_path, make_pipeline, report, watch, existing).run()
 
     _check_before_writing(options)
     with work_dir.alone(options.out):
@@ -111,34 +110,34 @@ def run(
         if options.append or options.retry_rejects:
             existing = generations.load_existing(options, source.label_kind, described(options))
             if not any(True for _ in generations.fresh_images(source.entries(), existing, options.retry_rejects)):
-                say(f"nothing to add: {options.out} knows every image of {options.source}")
+                report(f"nothing to add: {options.out} knows every image of {options.source}")
                 return existing.manifest
         if not (options.overwrite or existing):
             return build(options.out)
-        with disk.explained("replacing the dataset", options.out):
+        with disk.explain_errors("replacing the dataset", options.out):
             return generations.replace_dataset(options.out, build)
 
 
 def _check_before_writing(options: IngestOptions) -> None:
-    """Raises `OptionError` for an output that the options cannot mean, before its lock is written."""
+    """Raises `OptionError` for an output that the options do not allow, before its lock is written."""
     if options.append or options.retry_rejects or options.overwrite:
         generations.check_replaceable(options.out)
         if not options.overwrite:
             generations.check_published(options)
-    # A dataset is refused under the lock, which thereby goes, too, where a run died after it had published.
+    # A dataset is refused under the lock, which also removes the lock of a run that was killed after publishing.
     elif not work_dir.is_published(options.out):
         work_dir.check_out(options)
 
 
 @dataclass(frozen=True)
 class _Ingest:
-    """One ingest into one directory; a method a stage."""
+    """One ingest into one directory, with one method per stage."""
 
     source: Source
     options: IngestOptions
     work: str
     make_pipeline: MakePipeline
-    say: Report
+    report: Report
     watch: Watch
     existing: Existing | None
 
@@ -161,15 +160,15 @@ class _Ingest:
             facts, rejects = self._examine(listing)
         old = self.existing
         if old and not len(facts):
-            self.say("nothing to add: every image was rejected; the dataset stays as it is")
+            self.report("nothing to add: every image was rejected; the dataset stays as it is")
             storage.remove_tree(self.options.out)
             return old.manifest
-        known = (old.images, old.manifest.labels) if old else (None, ())
-        plan = make_plan(facts, self.options, self.source.label_kind, *known)
-        tried = self._tried_again(facts, rejects)
-        del facts  # half a kilobyte an image, and not needed any more
-        noticed = remarks.of_plan(plan, self.source, self.options, hidden)
-        self._say_plan(plan, noticed)
+        old_images = (old.images, old.manifest.labels) if old else (None, ())
+        plan = make_plan(facts, self.options, self.source.label_kind, *old_images)
+        retried_keys = self._retried_keys(facts, rejects)
+        del facts  # frees half a kilobyte per image
+        warnings = remarks.collect_remarks(plan, self.source, self.options, hidden)
+        self._report_plan(plan, warnings)
         rejects = rejects_table(rejects, plan.rejects)
         self._check_rejects(rejects, listing.found)
         with self._on_disk("planning"):
@@ -182,37 +181,37 @@ class _Ingest:
             label_kind=self.source.label_kind,
             work=self.work,
             existing=old,
-            keys=tried,
-            remarks=noticed,
+            keys=retried_keys,
+            remarks=warnings,
         )
         with self._on_disk("publishing"):
             result = publish(self.options, plan, tasks, rejects, source_facts)
         work_dir.remove(self.work)
         return result
 
-    def _on_disk(self, doing: str, needed: Callable[[], int] = lambda: 0) -> contextlib.AbstractContextManager[None]:
-        return disk.explained(doing, self.options.out, self.work, needed=needed)
+    def _on_disk(self, activity: str, needed: Callable[[], int] = lambda: 0) -> contextlib.AbstractContextManager[None]:
+        return disk.explain_errors(activity, self.options.out, self.work, needed=needed)
 
     def _entries(self, hidden: HiddenNames) -> Iterator[ImageRef | Reject]:
         entries = self.source.entries(hidden.add)
-        return (
-            generations.fresh_images(entries, self.existing, self.options.retry_rejects) if self.existing else entries
-        )
+        if not self.existing:
+            return entries
+        return generations.fresh_images(entries, self.existing, self.options.retry_rejects)
 
-    def _tried_again(self, facts: pa.Table, rejects: pa.Table) -> frozenset[str]:
-        """Returns the keys of old rejects that this run looked at."""
+    def _retried_keys(self, facts: pa.Table, rejects: pa.Table) -> frozenset[str]:
+        """Returns the keys of old rejects that this run examined."""
         if not self.options.retry_rejects:
             return frozenset()
         return frozenset(facts["key"].to_pylist()) | frozenset(rejects["key"].to_pylist())
 
-    def _say_plan(self, plan: Plan, noticed: Remarks) -> None:
+    def _report_plan(self, plan: Plan, warnings: Remarks) -> None:
         if self.options.duplicates == "report":
             for keys in plan.duplicate_sets:
-                self.say(f"copies    {', '.join(keys)}")
-        for warning in noticed.warnings:
-            self.say(f"{WARNING}{warning}")
+                self.report(f"copies    {', '.join(keys)}")
+        for warning in warnings.warnings:
+            self.report(f"{WARNING}{warning}")
         if plan.leaks:
-            self.say(f"{WARNING}{lookup.leak_sentence(plan.leaks)}")
+            self.report(f"{WARNING}{lookup.leak_sentence(plan.leaks)}")
 
     @property
     def _reader(self) -> Reader:
@@ -225,15 +224,15 @@ class _Ingest:
         options = self.options
         work_dir.open_at(options.out, self.work)
         try:
-            found = scan(self._entries(hidden), refs, options.bucket_images, options.splits, salt)
+            listing = scan(self._entries(hidden), refs, options.bucket_images, options.splits, salt)
         except Exception:
             work_dir.take_back(refs)
             raise
         examine.sweep(self.work)
-        self.say(f"scanned   {plural(found.found, 'image')}, {size(found.bytes)} {_took(started)}")
-        return found
+        self.report(f"scanned   {plural(listing.found, 'image')}, {size(listing.bytes)} {_duration(started)}")
+        return listing
 
-    def _examine(self, found: Scan) -> tuple[pa.Table, pa.Table]:
+    def _examine(self, listing: Scan) -> tuple[pa.Table, pa.Table]:
         started = time.monotonic()
         task = ExamineTask(
             reader=self._reader,
@@ -242,63 +241,62 @@ class _Ingest:
             facts=self.options.facts,
             threads=self.options.thread_count,
         )
-        self._examine_in_passes(found, task)
-        facts = schemas.concat((facts_path(self.work, bucket) for bucket in found.buckets), schemas.EXAMINED)
-        stored = schemas.concat((rejects_path(self.work, bucket) for bucket in found.buckets), schemas.REJECTS)
-        rejects = rejects_table(stored, found.rejects)
-        self.say(f"examined  {len(facts):,} good, {len(rejects):,} rejected {_took(started, len(facts))}")
+        self._examine_in_passes(listing, task)
+        facts = schemas.concat((facts_path(self.work, bucket) for bucket in listing.buckets), schemas.EXAMINED)
+        stored = schemas.concat((rejects_path(self.work, bucket) for bucket in listing.buckets), schemas.REJECTS)
+        rejects = rejects_table(stored, listing.rejects)
+        self.report(f"examined  {len(facts):,} good, {len(rejects):,} rejected {_duration(started, len(facts))}")
         try:
-            self._check_rejects(rejects, found.found)
+            self._check_rejects(rejects, listing.found)
         except TooManyRejects:
-            for bucket in found.buckets:
+            for bucket in listing.buckets:
                 examine.forget_transient(self.work, bucket)
             raise
         return facts, rejects
 
-    def _examine_in_passes(self, found: Scan, task: ExamineTask) -> None:
-        notes = storage.join(self.work, examine.UNREAD)
-        rejected = self.options.unreadable == "reject"
-        earlier = work_units.noted_faults(notes)  # of a run that rejected what it could not read
-        for bucket in found.buckets:
-            if bucket.name in earlier:
+    def _examine_in_passes(self, listing: Scan, task: ExamineTask) -> None:
+        fault_dir = storage.join(self.work, examine.UNREAD)
+        reject_unreadable = self.options.unreadable == "reject"
+        old_faults = work_units.noted_faults(fault_dir)  # of a run that rejected unreadable images
+        for bucket in listing.buckets:
+            if bucket.name in old_faults:
                 examine.forget(self.work, bucket)
 
-        def one_pass(buckets: Sequence[Bucket], last: bool) -> None:
-            storage.remove_tree(notes)
-            total = Progress(found.found - len(found.rejects), found.bytes)
-            if len(buckets) < len(found.buckets):
+        def run_pass(buckets: Sequence[Bucket], last: bool) -> None:
+            storage.remove_tree(fault_dir)
+            total = Progress(listing.found - len(listing.rejects), listing.bytes)
+            if len(buckets) < len(listing.buckets):
                 total = _total(bucket.path for bucket in buckets)
-            part = ExamineBuckets(tuple(buckets), dataclasses.replace(task, reject_unreadable=rejected and last))
-            run_job("examining", total, part, self.make_pipeline, self.watch)
+            pass_task = dataclasses.replace(task, reject_unreadable=reject_unreadable and last)
+            run_job("examining", total, ExamineBuckets(tuple(buckets), pass_task), self.make_pipeline, self.watch)
 
-        def left(buckets: Sequence[Bucket]) -> list[Bucket]:
-            noted = work_units.noted_faults(notes)
-            return [bucket for bucket in buckets if bucket.name in noted and not examine.is_done(self.work, bucket)]
+        def select_failed(buckets: Sequence[Bucket]) -> list[Bucket]:
+            faults = work_units.noted_faults(fault_dir)
+            return [bucket for bucket in buckets if bucket.name in faults and not examine.is_done(self.work, bucket)]
 
-        if unread := work_units.run_passes(found.buckets, one_pass, left, self.say):
-            noted = work_units.noted_faults(notes)
-            faults = [fault for bucket in unread for fault in noted[bucket.name]]
-            raise work_units.unreadable(faults, "" if rejected else ", or give --unreadable reject")
+        if failed := work_units.run_passes(listing.buckets, run_pass, select_failed, self.report):
+            faults_by_bucket = work_units.noted_faults(fault_dir)
+            faults = [fault for bucket in failed for fault in faults_by_bucket[bucket.name]]
+            raise work_units.unreadable(faults, "" if reject_unreadable else ", or give --unreadable reject")
 
-    def _check_rejects(self, rejects: pa.Table, found: int) -> None:
+    def _check_rejects(self, rejects: pa.Table, images: int) -> None:
         rejected, allowed = len(rejects), self.options.max_reject_ratio
-        if self.options.retry_rejects or (rejected <= allowed * found and rejected < found):
+        if self.options.retry_rejects or (rejected <= allowed * images and rejected < images):
             return
         reasons = ", ".join(f"{count} {reason}" for reason, count in reason_counts(rejects).items())
         first = "; ".join(
-            f"{row['uri'][:_SHOWN_CHARACTERS]}: {row['reason']} ({row['detail']})"
-            for row in rejects.slice(0, _SHOWN_REJECTS).to_pylist()
+            f"{row['uri'][:_NAME_CHARACTERS]}: {row['reason']} ({row['detail']})"
+            for row in rejects.slice(0, _LISTED_REJECTS).to_pylist()
         )
-        listed = storage.join(self.work, manifest.REJECTS_NAME)
-        schemas.write_table(listed, rejects)
+        rejects_file = storage.join(self.work, manifest.REJECTS_NAME)
+        schemas.write_table(rejects_file, rejects)
         kind = "new images" if self.existing else "images"
         remedy = "remove them, or raise --max-reject-ratio"
-        if rejected == found:
+        if rejected == images:
             remedy = "replace them: without a good image no ratio helps"
         raise TooManyRejects(
-            f"{rejected} of {found} {kind} are bad ({rejected / found:.1%}), max_reject_ratio is {allowed:.1%}: "
-            f"{reasons}. First: {first}. All of them are in {listed}. "
-            f"Repair or {remedy}"
+            f"{rejected} of {images} {kind} are bad ({rejected / images:.1%}), max_reject_ratio is {allowed:.1%}: "
+            f"{reasons}. First: {first}. All of them are in {rejects_file}. Repair or {remedy}"
         )
 
     def _write(self, plan: Plan, tasks: list[ShardTask], buckets: Sequence[Bucket]) -> None:
@@ -318,47 +316,44 @@ class _Ingest:
         if failed := self._write_in_passes(tasks, task, images):
             changed = [failure for failure in failed if not failure.passing]
             if changed or self.options.unreadable == "reject":
-                # The facts of what changed are those of another file, and size and time need not tell. What cannot be
-                # read any more is no longer planned once it is rejected.
+                # The facts of a changed image are those of another file, even with equal size and time. An image that
+                # became unreadable must be rejected before the plan.
                 self._forget(buckets, {failure.key for failure in changed or failed})
             if changed:
                 more = f" (and {len(changed) - 1} more shards)" if len(changed) > 1 else ""
                 raise SourceChanged(changed[0].text + more)
             raise work_units.unreadable([Fault(failure.key, failure.text) for failure in failed], "")
-        self.say(f"wrote     {plural(images, 'record')} in {plural(len(tasks), 'shard')} {_took(started, images)}")
+        time_text = _duration(started, images)
+        self.report(f"wrote     {plural(images, 'record')} in {plural(len(tasks), 'shard')} {time_text}")
 
     def _write_in_passes(self, tasks: list[ShardTask], task: WriteTask, images: int) -> list[Failure]:
-        def one_pass(shards: Sequence[ShardTask], _: bool) -> None:
+        def run_pass(shards: Sequence[ShardTask], _: bool) -> None:
             forget_failures(self.work)
             total = images if len(shards) == len(tasks) else _total(shard.plan_path for shard in shards).images
             run_job("writing", Progress(total), WriteShards(tuple(shards), task), self.make_pipeline, self.watch)
 
-        def left(shards: Sequence[ShardTask]) -> list[ShardTask]:
+        def select_failed(shards: Sequence[ShardTask]) -> list[ShardTask]:
             failed = {failure.unit: failure.passing for failure in failures(self.work)}
             if not all(failed.values()):
-                return []  # nothing can be published, whatever another pass writes
+                return []  # another pass cannot help, so nothing can be published
             return [shard for shard in shards if unit_of(shard) in failed and not is_written(shard, task)]
 
-        unwritten = {unit_of(shard) for shard in work_units.run_passes(tasks, one_pass, left, self.say)}
-        return [one for one in failures(self.work) if not one.passing or one.unit in unwritten]
+        unwritten = {unit_of(shard) for shard in work_units.run_passes(tasks, run_pass, select_failed, self.report)}
+        return [failure for failure in failures(self.work) if not failure.passing or failure.unit in unwritten]
 
     def _forget(self, buckets: Sequence[Bucket], keys: set[str]) -> None:
-        """Has the buckets that hold some images examined again."""
+        """Marks the buckets of the images to be examined again."""
         for bucket in buckets:
             if keys.intersection(schemas.read(bucket.path)["key"].to_pylist()):
                 examine.forget(self.work, bucket)
 
 
 def _total(paths: Iterable[str]) -> Progress:
-    """Returns the images that tables list, and their bytes."""
-    listed = [schemas.read(path)["bytes"].to_pylist() for path in paths]
-    return Progress(sum(map(len, listed)), sum(map(sum, listed)))
+    """Returns the number of images in tables, and their bytes."""
+    sizes = [schemas.read(path)["bytes"].to_pylist() for path in paths]
+    return Progress(sum(map(len, sizes)), sum(map(sum, sizes)))
 
 
-def _silent(line: str) -> None:
-    """Drops progress that was not asked for."""
-
-
-def _took(started: float, images: int = 0) -> str:
+def _duration(started: float, images: int = 0) -> str:
     seconds = max(time.monotonic() - started, 1e-9)
     return f"in {seconds:.1f} s" + (f" ({images / seconds:,.0f} images/s)" if images else "")

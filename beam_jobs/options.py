@@ -1,4 +1,4 @@
-"""Options of the ingest, checked when they are made."""
+"""Options of the ingest; their values are checked on construction."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ FACTS = ("all", "basic")
 FLOAT32_LOSSES = ("report", "refuse")
 UNREADABLE = ("stop", "reject")
 
-# Beam in process, by name: its default runner would try to download another one first. The last argument keeps TFX from
-# packing itself for workers that there are none of: seconds and 42 MB of temporary files a component, never removed.
+# Beam's in-process runner by name: the default runner would first try to download another one. The last argument stops
+# TFX from packing itself for workers, which takes seconds and 42 MB of permanent temporary files per component.
 LOCAL_BEAM_ARGS = ("--runner=FnApiRunner", "--direct_running_mode=in_memory", "--sdk_container_image=unused")
 
 _MAX_RAW_SIDE = 4096
-MAX_VALUE_BYTES = 16 << 20  # of a cell; a line of a text table has no more characters
-PILLOW_MAX_PIXELS = 178_956_970  # twice `PIL.Image.MAX_IMAGE_PIXELS`: a decompression bomb to it
+MAX_VALUE_BYTES = 16 << 20  # of a cell, and in characters of a line of a text table
+PILLOW_MAX_PIXELS = 178_956_970  # twice `PIL.Image.MAX_IMAGE_PIXELS`; more is a decompression bomb for Pillow
 
 _SPLITS, _DUPLICATES, _PIXELS, _COLUMNS = "Splits and shards", "Duplicates", "Pixels", "Columns of a table"
 _MODE = Field(option=None, scope="run", in_pipeline=False)
@@ -42,7 +42,7 @@ _MODE = Field(option=None, scope="run", in_pipeline=False)
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ImageLimits(Options):
-    """What an image may be; everything outside is rejected, images by their header alone but for `max_seconds`.
+    """Limits of an image; an image beyond a limit is rejected. All but `max_seconds` are checked before the decode.
 
     Examples:
       >>> from beam_jobs import ImageLimits, IngestOptions, run
@@ -78,7 +78,7 @@ class ImageLimits(Options):
     mask_ignore: Annotated[int, Ge(-1), Le(255)] = -1
 
 
-# What a dataset may hold that was made with any options; looked at within a time that a person waits.
+# Limits for the images of any dataset, with a decoding time that is short enough for interactive commands.
 STORED_LIMITS = ImageLimits(
     max_bytes=1 << 30,
     max_pixels=PILLOW_MAX_PIXELS,
@@ -91,7 +91,7 @@ STORED_LIMITS = ImageLimits(
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TableColumns(Options):
-    """Which columns of a table hold what; all but `image` are used when they are named.
+    """Roles of the columns of a table; a column without a name is not used.
 
     Examples:
       >>> from beam_jobs import IngestOptions, TableColumns, run
@@ -139,11 +139,11 @@ class TableColumns(Options):
 
     @property
     def label_kind(self) -> str:
-        """What the columns say of the class of an image, one of `LABEL_KINDS`."""
+        """Kind of labels of the images, one of `LABEL_KINDS`."""
         return "multi" if self.labels else "single" if self.label else "none"
 
     def named(self) -> dict[str, str]:
-        """Returns role -> column for every column that is asked for."""
+        """Returns role -> column for every column with a name."""
         roles = {name: getattr(self, name) for name in ("image", "mask", "weight", "key", "group", "split")}
         roles |= {"labels": self.labels} if self.labels else {"label": self.label}
         return {role: column for role, column in roles.items() if column} | {f"extra {c}": c for c in self.extra}
@@ -151,7 +151,7 @@ class TableColumns(Options):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class PixelOptions(Options):
-    """What becomes of the pixels.
+    """Policy for the pixels of the images.
 
     Examples:
       >>> from beam_jobs import IngestOptions, PixelOptions, find_record, run
@@ -211,7 +211,7 @@ class HttpOptions(Options):
     allow_private: bool = False
 
 
-def _of_pairs(shares: object) -> object:
+def _parse_pairs(shares: object) -> object:
     with contextlib.suppress(TypeError, ValueError):  # the type is checked next
         return dict(shares) if isinstance(shares, tuple) else shares
     return shares
@@ -221,18 +221,18 @@ def _of_pairs(shares: object) -> object:
 _Shares = Annotated[
     Mapping[str, AboveZero],
     PlainSerializer(lambda shares: [list(pair) for pair in shares.items()], when_used="json"),
-    BeforeValidator(_of_pairs),
+    BeforeValidator(_parse_pairs),
 ]
 
 
 def default_splits() -> dict[str, float]:
-    """Returns the splits of an ingest that names none, and the share of each, 0-1."""
+    """Returns the default splits and their shares, 0-1."""
     return {"train": 0.9, "eval": 0.1}
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class IngestOptions(Options):
-    """One ingest: where from, where to, and how.
+    """Source, output and options of one ingest.
 
     Examples:
       >>> from beam_jobs import IngestOptions
@@ -324,7 +324,7 @@ class IngestOptions(Options):
 
     @property
     def thread_count(self) -> int:
-        """Threads to use for one unit of work, at least 1."""
+        """Number of threads for one unit of work, at least 1."""
         return self.threads or cores()
 
     @property
@@ -334,14 +334,14 @@ class IngestOptions(Options):
         return {name: share / total for name, share in self.splits.items()}
 
     def digest(self) -> str:
-        """Returns the sha256, in hex, of every option that decides which bytes are written."""
+        """Returns the sha256, hex, of all options that decide which bytes are written."""
         scopes = {name: item.field.scope for name, item in fields(type(self)).items()}
         values = {name: value for name, value in self.to_json().items() if scopes[name] == "bytes"}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def parse_splits(text: str) -> dict[str, float]:
-    """Reads `train=0.9,eval=0.1`; `:` works as well as `=`.
+    """Parses `train=0.9,eval=0.1`; `:` may replace `=`.
 
     Raises:
       OptionError: the text does not have that form.

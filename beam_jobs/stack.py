@@ -1,4 +1,4 @@
-"""What differs between the two sets of libraries that Feedline runs on; `constraints/` pins both.
+"""Differences between the two sets of libraries that Feedline runs on; `constraints/` pins both.
 
 | | current | legacy |
 |---|---|---|
@@ -6,7 +6,7 @@
 | Python | 3.10 to 3.13 | 3.10 |
 | TFX, TensorFlow | 1.21, 2.21 | 1.16, 2.16 |
 
-Every difference that the code has to know stands here, with its reason.
+The code for every difference is in this module, with its reason.
 """
 
 from __future__ import annotations
@@ -26,64 +26,64 @@ from types import ModuleType
 
 CURRENT, LEGACY = "current", "legacy"
 _FIRST_CURRENT = (2, 21)  # version of TensorFlow
-_MENDED_ARROW = (14, 0, 1)
+_SAFE_ARROW = (14, 0, 1)
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-# What Abseil logs before it is initialised: a heading, and notes about the machine.
-_NOTE_OF_ABSEIL = re.compile(rb"WARNING: All log messages before absl::InitializeLog\(\)|I\d{4} \d\d:\d\d:")
+# Lines that Abseil logs before its initialisation: a heading, and notes about the machine.
+_ABSEIL_NOTE = re.compile(rb"WARNING: All log messages before absl::InitializeLog\(\)|I\d{4} \d\d:\d\d:")
 
 
 def name() -> str:
-    """Returns `current` or `legacy`: the set that this environment has its TensorFlow from."""
+    """Returns `current` or `legacy`: the set of the installed TensorFlow."""
     return CURRENT if _version("tensorflow")[:2] >= _FIRST_CURRENT else LEGACY
 
 
 def summary() -> str:
-    """Returns one line: the name of the set, and the versions of Python and of its largest packages."""
+    """Returns one line: the name of the set, and the versions of its largest packages and of Python."""
     packages = {"TensorFlow": "tensorflow", "TFX": "tfx", "Beam": "apache-beam"}
-    found = [_titled(title, package) for title, package in packages.items()]
-    which = "no stack" if "no TensorFlow" in found else f"{name()} stack"
-    return f"{which}: {', '.join(found)}, Python {platform.python_version()}"
+    versions = [_describe_package(title, package) for title, package in packages.items()]
+    stack = "no stack" if "no TensorFlow" in versions else f"{name()} stack"
+    return f"{stack}: {', '.join(versions)}, Python {platform.python_version()}"
 
 
 def constraints() -> str:
-    """Returns the file that pins the versions of this environment, relative to the checkout."""
+    """Returns the path of the file that pins the versions of this environment, relative to the checkout."""
     return f"constraints/{name()}.txt"
 
 
 def pip_install(requirement: str) -> str:
-    """Returns the command that adds an extra to this environment.
+    """Returns the command that installs an extra into this environment.
 
     Args:
-      requirement: the checkout with its extras, such as `.[gcp]`.
+      requirement: checkout with its extras, such as `.[gcp]`.
     """
     return f"in the checkout of Feedline: pip install -c {constraints()} '{requirement}'"
 
 
 def protect_arrow() -> None:
-    """Keeps Arrow from running code that a Parquet file holds (CVE-2023-47248).
+    """Prevents Arrow from running code in a Parquet file (CVE-2023-47248).
 
-    TFX 1.16 holds Arrow at 10; the fault was mended in 14.0.1.
+    TFX 1.16 requires Arrow 10; Arrow 14.0.1 fixed the vulnerability.
 
     Raises:
-      ImportError: the package that mends an old Arrow is not installed.
+      ImportError: Arrow is old and `pyarrow_hotfix` is not installed.
     """
-    if _version("pyarrow") < _MENDED_ARROW:
+    if _version("pyarrow") < _SAFE_ARROW:
         import pyarrow_hotfix  # noqa: F401 - importing it is enough
 
 
 def quieten_tensorflow() -> None:
-    """Keeps the remarks of TensorFlow off standard error, unless TF_CPP_MIN_LOG_LEVEL is set to another level.
+    """Suppresses the notes of TensorFlow on standard error, unless TF_CPP_MIN_LOG_LEVEL is set to another level.
 
-    TensorFlow 2.21 writes six lines about the machine while it is imported, whatever the level says.
+    TensorFlow 2.21 writes six lines about the machine during its import, independent of the level.
     """
     if os.environ.setdefault(_LOG_LEVEL, "3") != "0" and _QuietImport not in sys.meta_path:
         sys.meta_path.insert(0, _QuietImport)
 
 
-def refusal_of_dataflow(error: Exception) -> tuple[int, str] | None:
-    """Returns the status of HTTP and the reason that Dataflow gives for a refusal; None for any other error.
+def dataflow_refusal(error: Exception) -> tuple[int, str] | None:
+    """Returns the HTTP status and the reason of a refusal by Dataflow; None for any other error.
 
-    Beam 2.77 asks the service by Google's own client, Beam 2.74 by that of apitools.
+    Beam 2.77 uses Google's own client of the service, Beam 2.74 that of apitools.
     """
     from google.api_core.exceptions import GoogleAPICallError
 
@@ -91,7 +91,7 @@ def refusal_of_dataflow(error: Exception) -> tuple[int, str] | None:
         return int(error.code or 0), str(error.message)
     try:
         from apitools.base.py.exceptions import HttpError  # type: ignore[import-untyped]
-    except ImportError:  # it left with the older client
+    except ImportError:  # newer versions of Beam do not install it
         return None
     if not isinstance(error, HttpError):
         return None
@@ -102,7 +102,7 @@ def refusal_of_dataflow(error: Exception) -> tuple[int, str] | None:
 
 
 class _QuietImport:
-    """Finds TensorFlow, and lets its import write to standard error only what is no note of Abseil."""
+    """Import finder of TensorFlow that removes the notes of Abseil from standard error during the import."""
 
     @classmethod
     def find_spec(cls, name: str, path: Sequence[str] | None = None, _: ModuleType | None = None) -> ModuleSpec | None:
@@ -116,8 +116,8 @@ class _QuietImport:
 
 
 def _without_notes(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
-    # C++ writes to the descriptor, so the descriptor has to be another one for that long. What Python writes stays out
-    # of it: a worker thread imports while the main thread shows progress, or answers a signal and ends the process.
+    # C++ writes to the descriptor, so it is redirected during the import. The output of Python is not: a worker thread
+    # may import while the main thread shows progress, or handles a signal and ends the process.
     sys.stderr.flush()
     with tempfile.TemporaryFile() as cpp_output, os.fdopen(os.dup(2), "wb") as stderr:
         raw = _Descriptor(stderr.fileno())
@@ -129,13 +129,13 @@ def _without_notes(execute: Callable[[ModuleType], None], module: ModuleType) ->
                 execute(module)
         finally:
             os.dup2(stderr.fileno(), 2)
-            raw.number = 2  # the import made log handlers, which keep what was standard error then
+            raw.number = 2  # log handlers of the import keep a reference to this stream
             cpp_output.seek(0)
-            stderr.writelines(line for line in cpp_output if not _NOTE_OF_ABSEIL.match(line))
+            stderr.writelines(line for line in cpp_output if not _ABSEIL_NOTE.match(line))
 
 
 class _Descriptor(io.RawIOBase):
-    """Writes to a descriptor that may become another one."""
+    """Writable stream of a descriptor whose number may change."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -153,7 +153,7 @@ class _Descriptor(io.RawIOBase):
         return os.write(self.number, data)
 
 
-def _titled(title: str, package: str) -> str:
+def _describe_package(title: str, package: str) -> str:
     try:
         return f"{title} {metadata.version(package)}"
     except metadata.PackageNotFoundError:

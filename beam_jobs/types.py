@@ -1,6 +1,6 @@
-"""The values that travel through the ingest, one class a stage: `ImageRef` -> `ImageFacts` | `Reject` -> `ImageRecord`.
+"""Values of the stages of the ingest: `ImageRef` -> `ImageFacts` | `Reject` -> `ImageRecord`.
 
-All are frozen, small and picklable; only `ImageRecord` holds image bytes, and it never crosses a shuffle.
+All are frozen, small and picklable; only `ImageRecord` has image bytes, and it is never in a shuffle.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# Of a user column, narrowest first: each can hold what stands before it.
+# Types of the values of a user column; each can represent the values of the previous types.
 EXTRA_TYPES: tuple[type, ...] = (int, float, str)
 ExtraValue = int | float | str | Sequence[int] | Sequence[float] | Sequence[str]
 
 
-# What a source says of the class of an image: one name, any number of names, or nothing.
+# Kind of labels of a source -> its description.
 LABEL_KINDS = {"single": "one label each", "multi": "any number of labels", "none": "no labels"}
 
 
@@ -25,8 +25,8 @@ class ImageObject:
     Attributes:
       label: class name.
       bbox: xmin, ymin, xmax, ymax in pixels of the upright image, as the source gives them.
-      crowd: whether it stands for a group that was not taken apart.
-      area: pixels, as the source gives it.
+      crowd: whether it is a group of objects annotated as one.
+      area: area in pixels, as the source gives it.
       segmentation: COCO polygons (lists of x, y, x, y, ...) or a run-length encoding; None for none.
     """
 
@@ -39,13 +39,13 @@ class ImageObject:
 
 @dataclass(frozen=True, kw_only=True)
 class Annotations:
-    """The annotations of an image beyond one label. Every part is None when the source does not speak of it.
+    """The annotations of an image beyond one label. Attributes are None when the source does not have them.
 
     Attributes:
       labels: class names of a multi-label image, sorted, each once.
       objects: annotated objects, in the order of the source.
-      size: height and width in pixels that the objects refer to.
-      mask: uri of a class mask, read like the image.
+      size: height and width of the annotated image in pixels.
+      mask: URI of a class mask, read like the image.
       weight: weight of the image in the loss, at least 0.
     """
 
@@ -58,19 +58,19 @@ class Annotations:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageRef:
-    """Where one image is, and the facts about it.
+    """Location and labels of one image, from the scan.
 
     Attributes:
-      key: identity of the image for ever: the relative path, or the id column of a table.
-      uri: where to read it; for a member of a container, what to call it.
-      label: class name; empty unless images have exactly one.
-      group: images of one group stay in one split; empty for none.
-      split: split demanded by the source; empty for the hash to decide.
+      key: permanent identity of the image: the relative path, or the id column of a table.
+      uri: path or URL of the image; for a member of a container, its name in messages.
+      label: class name; empty unless images have exactly one label.
+      group: name of a group, whose images stay in one split; empty for none.
+      split: name of the split in the source; empty if the hash decides.
       extra: user columns by name.
       annotations: labels, objects, mask and weight; None for none of them.
-      slice: where in which container it lies, `Slice.text`; empty for a file of its own.
-      bytes: file size seen by the scan, for resuming.
-      mtime_ns: modification time seen by the scan, for resuming; never part of the output.
+      slice: position in a container, `Slice.text`; empty for a separate file.
+      bytes: size of the file during the scan, for resuming.
+      mtime_ns: modification time of the file during the scan, for resuming; never part of the output.
     """
 
     key: str
@@ -87,25 +87,25 @@ class ImageRef:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFacts:
-    """What is known of an image after one decode. All of it describes the image as stored.
+    """Facts about an image from one decode. They describe the stored image, unless the name begins with `source_`.
 
     Attributes:
-      format: `jpeg`, `png` or `raw` (uint8 pixels, row by row), the format of the stored bytes.
-      source_format: format of the file that was read, such as `webp`.
-      height: rows, in pixels.
-      width: columns, in pixels.
+      format: format of the stored bytes: `jpeg`, `png` or `raw` (uint8 pixels, row by row).
+      source_format: format of the source file, such as `webp`.
+      height: number of rows, in pixels.
+      width: number of columns, in pixels.
       source_height: rows of the upright source image; differs from `height` when it was resized.
-      source_width: columns of it.
+      source_width: columns of the upright source image.
       channels: channels of the stored file: 1 grey, 3 colour. The trainer always decodes 3.
-      bytes: size of the stored bytes.
-      sha256: of the stored bytes, hex.
-      source_sha256: of the file that was read, hex; differs from `sha256` when the image was normalised.
-      crc32c: of the stored bytes; cheap enough to check that what is written is what was examined.
-      dhash: 64-bit perceptual hash as a signed int64; when `facts` is `basic`, of a smaller decode.
+      bytes: number of stored bytes.
+      sha256: sha256 of the stored bytes, hex.
+      source_sha256: sha256 of the source file, hex; differs from `sha256` when the image was normalised.
+      crc32c: crc32c of the stored bytes, a fast check that the written image is the examined one.
+      dhash: 64-bit perceptual hash as a signed int64; of a smaller decode when `facts` is `basic`.
       mean_rgb: mean of each channel, 0-255; zeros when `facts` is `basic`.
       var_rgb: population variance of each channel; zeros when `facts` is `basic`.
-      normalised: why the image was re-encoded, reasons joined by `+`; empty when the bytes are untouched.
-      mask_crc32c: of the stored mask; 0 without one.
+      normalised: reasons why the image was re-encoded, joined by `+`; empty when the bytes are those of the source.
+      mask_crc32c: crc32c of the stored mask; 0 without a mask.
     """
 
     format: str
@@ -128,15 +128,15 @@ class ImageFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Reject:
-    """One image that is not in the dataset, and why.
+    """One image that is not in the dataset, and the reason.
 
     Attributes:
       key: identity of the image; printable even when the name is not UTF-8.
-      uri: where it was read.
-      stage: `scan`, `examine` or `plan`.
+      uri: path or URL of the image.
+      stage: stage that rejected the image: `scan`, `examine` or `plan`.
       reason: a `RejectReason` value.
-      detail: the value found and the limit it crossed.
-      bytes: bytes read before it was given up.
+      detail: the value and the exceeded limit.
+      bytes: number of bytes read before the image was rejected.
     """
 
     key: str
@@ -149,14 +149,14 @@ class Reject:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordObject:
-    """One object as it is written.
+    """One annotated object of a record.
 
     Attributes:
       label: class index, 0-based.
       text: class name.
-      bbox: ymin, xmin, ymax, xmax as shares of height and width, 0-1.
-      crowd: whether it stands for a group.
-      area: pixels of the upright source image.
+      bbox: ymin, xmin, ymax, xmax as fractions of height and width, 0-1.
+      crowd: whether it is a group of objects annotated as one.
+      area: area in pixels of the upright source image.
       mask: PNG of the size of the stored image, 0 outside and 1 inside; empty without a segmentation.
     """
 
@@ -170,13 +170,13 @@ class RecordObject:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageRecord:
-    """One image, ready to be written.
+    """One image with the values of its record.
 
     Attributes:
       key: identity, also `image/filename`.
       uri: `image/source_uri`, relative to the source for local files.
       encoded: the stored JPEG, PNG or raw bytes.
-      facts: what is known of them.
+      facts: facts about the stored image.
       labels: class index, 0-based, and class name of each label, one for single-label images; None when the source has
         none.
       objects: annotated objects; None when the source has none.

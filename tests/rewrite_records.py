@@ -36,7 +36,7 @@ def edit_manifest(dataset: Path, edit) -> None:
     values = json.loads((dataset / "dataset.json").read_text())
     edit(values)
     del values["checksum"]
-    values["checksum"] = manifest.checksum_of(values)
+    values["checksum"] = manifest.content_checksum(values)
     (dataset / "dataset.json").write_bytes(manifest.serialise(values))
 
 

@@ -1,8 +1,8 @@
 """What changed between two published datasets: images, labels, splits, classes, sizes and options.
 
-Everything comes from `dataset.json` and `images.parquet`, column by column: no shard is opened, and no row is looked
-at on its own but for those that are listed. Images are matched by their key; those that are left, by their content, so
-that a file that moved to the folder of another class is one image with another label.
+All values come from `dataset.json` and `images.parquet`, which is read by column; no shard is opened. Images are
+matched by key, and the remaining ones by content: a file that moved to the folder of another class is one image with
+another label.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _MISSING = "(not set)"
 
 @dataclass(frozen=True, kw_only=True)
 class ClassChange:
-    """A class that has another number of images in a split.
+    """A class whose number of images in a split changed.
 
     Attributes:
-      label: its name.
-      old: images in the first dataset.
-      new: in the second.
-      share: change of its share of the split, -1 to 1.
+      label: class name.
+      old: number of images in the first dataset.
+      new: number of images in the second dataset.
+      share: change of the share of the class in the split, -1 to 1.
     """
 
     label: str
@@ -48,8 +48,8 @@ class FactChange:
     Attributes:
       name: `height`, `width`, `bytes` or `brightness`.
       jensen_shannon: divergence with logarithms of base 2, 0 for equal distributions and 1 for disjoint ones.
-      old: least, middle and greatest value of the first dataset.
-      new: of the second.
+      old: minimum, median and maximum in the first dataset.
+      new: minimum, median and maximum in the second dataset.
     """
 
     name: str
@@ -59,29 +59,29 @@ class FactChange:
 
 
 def compare_options(old: Manifest, new: Manifest) -> dict[str, tuple[Any, Any]]:
-    """Returns dotted name -> both values, of the options that differ."""
-    sides = [dict(_flat({**one.options, "label_kind": one.label_kind})) for one in (old, new)]
+    """Returns dotted name -> old and new value of the options that differ."""
+    sides = [dict(_flatten({**dataset.options, "label_kind": dataset.label_kind})) for dataset in (old, new)]
     names = sorted({*sides[0], *sides[1]})
     pairs = {name: (sides[0].get(name, _MISSING), sides[1].get(name, _MISSING)) for name in names}
-    return {name: values for name, values in pairs.items() if _text(values[0]) != _text(values[1])}
+    return {name: values for name, values in pairs.items() if _json_text(values[0]) != _json_text(values[1])}
 
 
 def compare_labels(old: Manifest, new: Manifest) -> dict[str, tuple[str, ...]]:
-    """Returns the class names that are `added` and `removed`, and those of both whose index is `renumbered`."""
-    before, after = ({name: place for place, name in enumerate(one.labels)} for one in (old, new))
-    found = {
+    """Returns the `added` and `removed` class names, and the names of both whose index is `renumbered`."""
+    before, after = ({name: index for index, name in enumerate(dataset.labels)} for dataset in (old, new))
+    changes = {
         "added": tuple(name for name in after if name not in before),
         "removed": tuple(name for name in before if name not in after),
-        "renumbered": tuple(name for name, place in before.items() if after.get(name, place) != place),
+        "renumbered": tuple(name for name, index in before.items() if after.get(name, index) != index),
     }
-    return {name: names for name, names in found.items() if names}
+    return {name: names for name, names in changes.items() if names}
 
 
 def compare_classes(old: Manifest, new: Manifest) -> dict[str, list[ClassChange]]:
-    """Returns of each split the classes whose number of images changed, the greatest change of their share first."""
-    found = {}
+    """Returns split -> classes whose number of images changed, the greatest change of share first."""
+    changes_by_split = {}
     for split in dict.fromkeys([*old.splits, *new.splits]):
-        before, after = (dict(one.splits[split].classes) if split in one.splits else {} for one in (old, new))
+        before, after = (dict(side.splits[split].classes) if split in side.splits else {} for side in (old, new))
         sizes = [max(1, sum(side.values())) for side in (before, after)]
         changes = [
             ClassChange(
@@ -94,35 +94,36 @@ def compare_classes(old: Manifest, new: Manifest) -> dict[str, list[ClassChange]
             if before.get(name, 0) != after.get(name, 0)
         ]
         if changes:
-            found[split] = sorted(changes, key=lambda one: (-abs(one.share), -abs(one.new - one.old), one.label))
-    return found
+            changes_by_split[split] = sorted(changes, key=lambda c: (-abs(c.share), -abs(c.new - c.old), c.label))
+    return changes_by_split
 
 
 def compare_facts(old: pa.Table, new: pa.Table, manifests: tuple[Manifest, Manifest]) -> dict[str, list[FactChange]]:
-    """Returns of each split that both datasets have how far the numbers of its images lie apart.
+    """Returns split -> changed distributions of image sizes and brightness, for the splits that both datasets have.
 
     Args:
-      old: written rows of `images.parquet` of the first.
-      new: of the second.
-      manifests: of both; brightness is compared where both measured it.
+      old: rows of `images.parquet` of the written images of the first dataset.
+      new: the same rows of the second dataset.
+      manifests: first and second manifest; brightness is compared where both measured it.
     """
-    moments = all(one.channels is not None for one in manifests)
-    found = {}
+    moments = all(dataset.channels is not None for dataset in manifests)
+    changes_by_split = {}
     for split in manifests[0].splits:
         sides = [side.filter(pc.equal(side["split"], split)) for side in (old, new)]
         if all(len(side) for side in sides):
-            found[split] = [
-                _fact(name, one, other)
-                for (name, one), (_, other) in zip(*(_numbers(side, moments) for side in sides), strict=True)
+            changes_by_split[split] = [
+                _compare_samples(name, before, after)
+                for (name, before), (_, after) in zip(*(_numeric_facts(side, moments) for side in sides), strict=True)
             ]
-    return found
+    return changes_by_split
 
 
-def _fact(name: str, one: np.ndarray, other: np.ndarray) -> FactChange:
-    return FactChange(name=name, jensen_shannon=divergence.of_samples(one, other), old=_spread(one), new=_spread(other))
+def _compare_samples(name: str, old: np.ndarray, new: np.ndarray) -> FactChange:
+    distance = divergence.sample_divergence(old, new)
+    return FactChange(name=name, jensen_shannon=distance, old=_min_median_max(old), new=_min_median_max(new))
 
 
-def _numbers(images: pa.Table, moments: bool) -> Iterator[tuple[str, np.ndarray]]:
+def _numeric_facts(images: pa.Table, moments: bool) -> Iterator[tuple[str, np.ndarray]]:
     for name in ("height", "width", "bytes"):
         yield name, images[name].to_numpy().astype(np.float64)
     if moments:
@@ -131,25 +132,25 @@ def _numbers(images: pa.Table, moments: bool) -> Iterator[tuple[str, np.ndarray]
             yield "brightness", flat.astype(np.float64).reshape(-1, 3).mean(axis=1)
 
 
-def _spread(values: np.ndarray) -> tuple[float, float, float]:
+def _min_median_max(values: np.ndarray) -> tuple[float, float, float]:
     return float(values.min()), float(np.median(values)), float(values.max())
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from _flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
 
-def _text(value: Any) -> str:
+def _json_text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=list)
 
 
-def shown_value(values: Sequence[Any]) -> tuple[str, ...]:
+def option_texts(values: Sequence[Any]) -> tuple[str, ...]:
     """Returns values of options as text."""
-    return tuple(value if isinstance(value, str) else _text(value) for value in values)
+    return tuple(value if isinstance(value, str) else _json_text(value) for value in values)
 
 
 _COLUMNS = (
@@ -157,12 +158,12 @@ _COLUMNS = (
     *("mean_rgb", "shard"),
 )
 # What `tables` writes of an image with any number of labels; `labels` is the first of the sorted names.
-_LABELS = r'^\{"labels": (?P<labels>null|\[(?:"(?:[^"\\]|\\.)*"(?:, )?)*\])'
+_LABEL_RE = r'^\{"labels": (?P<labels>null|\[(?:"(?:[^"\\]|\\.)*"(?:, )?)*\])'
 _TYPES = {name: schemas.IMAGES.field(name).type for name in _COLUMNS}
-_LARGE = {pa.string(): pa.large_string()}
-_SHOWN = ("key", "split", "label")
-# How images that only one side has by their key are matched, one way after the other.
-_BY_CONTENT = (("source_sha256", "label"), ("source_sha256",), ("sha256",))
+_LARGE_TYPES = {pa.string(): pa.large_string()}
+_LISTED_COLUMNS = ("key", "split", "label")
+# Columns that match images whose key only one dataset has, tried in this order.
+_CONTENT_COLUMNS = (("source_sha256", "label"), ("source_sha256",), ("sha256",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +171,8 @@ class Changes:
     """The images of one kind of change.
 
     Attributes:
-      count: how many there are.
-      images: the first of them by their key; of both sides, each value of the second is named `new_...`.
+      count: number of images.
+      images: first images in the order of their keys; names of values of the second dataset begin with `new_`.
     """
 
     count: int = 0
@@ -183,20 +184,20 @@ class Difference:
     """What changed from one dataset to another.
 
     Attributes:
-      digests: of both.
-      written: images of both.
-      added: only the second has them, by key and by content.
-      removed: only the first has them.
-      renamed: the same content under another key.
-      relabelled: another label.
-      changed: the same key, other bytes are stored.
-      stored_otherwise: those of `changed` whose source has the same bytes: other options made other bytes of them.
-      moved: another split.
-      annotated: other boxes, masks, weights or columns.
-      classes: of each split, the classes that have another number of images.
-      facts: of each split that both have, how far height, width, bytes and brightness lie apart.
-      options: dotted name -> both values, of options that differ.
-      labels: class names that only the second, or only the first has, and those that have another index.
+      digests: digests of the first and the second dataset.
+      written: numbers of written images of both.
+      added: images that only the second dataset has, by key and by content.
+      removed: images that only the first dataset has.
+      renamed: images with the same content under another key.
+      relabelled: images with another label.
+      changed: images with the same key and other stored bytes.
+      stored_otherwise: number of `changed` images whose source bytes are equal; only the options changed their bytes.
+      moved: images in another split.
+      annotated: images with other boxes, masks, weights or columns.
+      classes: split -> classes whose number of images changed.
+      facts: split of both datasets -> changes of height, width, bytes and brightness.
+      options: dotted name -> old and new value of the options that differ.
+      labels: `added`, `removed` and `renumbered` class names.
     """
 
     digests: tuple[str, str]
@@ -216,7 +217,7 @@ class Difference:
 
     @property
     def is_equal(self) -> bool:
-        """Whether both hold the same bytes and were made with the same options."""
+        """Whether both datasets have the same bytes and the same options."""
         return self.digests[0] == self.digests[1] and not self.options
 
     def to_json(self) -> dict[str, Any]:
@@ -228,13 +229,13 @@ def diff(old: str, new: str, limit: int = 10) -> Difference:
     """Compares two published datasets, local or remote.
 
     Args:
-      old: directory of the first.
-      new: directory of the second.
-      limit: images to list of each kind of change; 0 for all of them.
+      old: directory of the first dataset.
+      new: directory of the second dataset.
+      limit: number of images to list for each kind of change; 0 for all images.
 
     Raises:
-      SourceError: one of them is not a published dataset.
-      CorruptDataset: a file of one is damaged.
+      SourceError: a directory is not a published dataset.
+      CorruptDataset: a file of a dataset is damaged.
     """
     manifests = manifest.load(old), manifest.load(new)
     difference = Difference(
@@ -244,7 +245,7 @@ def diff(old: str, new: str, limit: int = 10) -> Difference:
     )
     if difference.digests[0] == difference.digests[1]:
         return difference  # the very same shards and labels
-    sides = [_read(directory, one) for directory, one in zip((old, new), manifests, strict=True)]
+    sides = [_read_images(directory, one) for directory, one in zip((old, new), manifests, strict=True)]
     return replace(
         difference,
         **_image_changes(sides[0], sides[1], limit),
@@ -254,79 +255,81 @@ def diff(old: str, new: str, limit: int = 10) -> Difference:
     )
 
 
-def _read(directory: str, dataset: Manifest) -> pa.Table:
-    """Returns the images that were written; `label` is that of the image, several as a list in JSON."""
+def _read_images(directory: str, dataset: Manifest) -> pa.Table:
+    """Returns the written images; `label` of an image with several labels is a JSON list."""
     path = storage.join(directory, manifest.IMAGES_NAME)
     images = schemas.read_published(path, _COLUMNS)
-    # Text with long offsets: boxes of a million images can be more than the 2 GB that short ones reach.
-    wanted = pa.schema([(name, _LARGE.get(kind, kind)) for name, kind in _TYPES.items()])
+    # Text with 64-bit offsets: the boxes of a million images can exceed the 2 GB that 32-bit offsets reach.
+    schema = pa.schema([(name, _LARGE_TYPES.get(kind, kind)) for name, kind in _TYPES.items()])
     if set(images.column_names) != set(_COLUMNS):
         missing = ", ".join(sorted(set(_COLUMNS) - set(images.column_names)))
         raise CorruptDataset(f"{path} cannot be used: it has no column {missing}; write the dataset again")
     try:
-        images = images.select(_COLUMNS).cast(wanted)
+        images = images.select(_COLUMNS).cast(schema)
     except pa.ArrowException as error:
         raise CorruptDataset(f"{path} cannot be used: {error}; write the dataset again") from error
     images = images.filter(pc.greater_equal(images["shard"], 0))
     if dataset.label_kind != "multi":
         return images
-    found = pc.struct_field(pc.extract_regex(images["annotations"], _LABELS), [0])
-    return images.set_column(images.column_names.index("label"), "label", pc.fill_null(found, ""))
+    labels = pc.struct_field(pc.extract_regex(images["annotations"], _LABEL_RE), [0])
+    return images.set_column(images.column_names.index("label"), "label", pc.fill_null(labels, ""))
 
 
 def _image_changes(old: pa.Table, new: pa.Table, limit: int) -> dict[str, Any]:
-    by_key = _match(old, new, ("key",), np.arange(len(old)), np.arange(len(new)))
-    pairs = [by_key]
-    for columns in _BY_CONTENT:
-        taken = np.concatenate(pairs, axis=1)
-        rest = (np.setdiff1d(np.arange(len(side)), places) for side, places in zip((old, new), taken, strict=True))
-        pairs.append(_match(old, new, columns, *rest))
+    key_pairs = _match(old, new, ("key",), np.arange(len(old)), np.arange(len(new)))
+    pairs = [key_pairs]
+    for columns in _CONTENT_COLUMNS:
+        matched = np.concatenate(pairs, axis=1)
+        unmatched = (np.setdiff1d(np.arange(len(side)), rows) for side, rows in zip((old, new), matched, strict=True))
+        pairs.append(_match(old, new, columns, *unmatched))
     both = np.concatenate(pairs, axis=1)
-    removed, added = (np.setdiff1d(np.arange(len(side)), places) for side, places in zip((old, new), both, strict=True))
-    other_bytes = _differ(old, new, by_key, "sha256")
-    same_source = ~_differ(old, new, by_key[:, other_bytes], "source_sha256")
+    removed, added = (np.setdiff1d(np.arange(len(side)), rows) for side, rows in zip((old, new), both, strict=True))
+    other_bytes = _differ(old, new, key_pairs, "sha256")
+    same_source = ~_differ(old, new, key_pairs[:, other_bytes], "source_sha256")
     annotated = _annotations_differ(old, new, both) | _differ(old, new, both, "extra")
     return {
-        "added": _listed(new, added, limit),
-        "removed": _listed(old, removed, limit),
-        "renamed": _listed_pairs(old, new, both[:, by_key.shape[1] :], limit),
-        "relabelled": _listed_pairs(old, new, both[:, _differ(old, new, both, "label")], limit),
-        "changed": _listed_pairs(old, new, by_key[:, other_bytes], limit),
+        "added": _list_images(new, added, limit),
+        "removed": _list_images(old, removed, limit),
+        "renamed": _list_pairs(old, new, both[:, key_pairs.shape[1] :], limit),
+        "relabelled": _list_pairs(old, new, both[:, _differ(old, new, both, "label")], limit),
+        "changed": _list_pairs(old, new, key_pairs[:, other_bytes], limit),
         "stored_otherwise": int(same_source.sum()),
-        "moved": _listed_pairs(old, new, both[:, _differ(old, new, both, "split")], limit),
-        "annotated": _listed_pairs(old, new, both[:, annotated], limit),
+        "moved": _list_pairs(old, new, both[:, _differ(old, new, both, "split")], limit),
+        "annotated": _list_pairs(old, new, both[:, annotated], limit),
     }
 
 
-def _match(old: pa.Table, new: pa.Table, columns: Sequence[str], some: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Returns pairs of rows that are equal in some columns, each row in one pair at most.
+def _match(
+    old: pa.Table, new: pa.Table, columns: Sequence[str], old_rows: np.ndarray, new_rows: np.ndarray
+) -> np.ndarray:
+    """Returns pairs of rows that are equal in the columns; a row is in one pair at most.
 
-    Of several equal rows, the first is paired with the first, the second with the second.
+    Equal rows are paired in their order: the first with the first, the second with the second.
 
     Args:
-      old: one table.
-      new: the other.
-      columns: what must be equal.
-      some: rows of the first to choose from, int64.
-      others: rows of the other.
+      old: first table.
+      new: second table.
+      columns: names of the columns that must be equal.
+      old_rows: int64[n], row numbers of the first table to match.
+      new_rows: int64[m], row numbers of the second table.
 
     Returns:
       int64[2, pairs].
     """
-    codes = np.zeros(len(some) + len(others), np.int64)
+    codes = np.zeros(len(old_rows) + len(new_rows), np.int64)
     for name in columns:
-        values = _codes(old[name].take(pa.array(some)), new[name].take(pa.array(others)))
+        values = _text_codes(old[name].take(pa.array(old_rows)), new[name].take(pa.array(new_rows)))
         codes = np.unique(codes * (values.max(initial=0) + 1) + values, return_inverse=True)[1]
-    first, second = _ranked(codes[: len(some)]), _ranked(codes[len(some) :])
-    most = max(first[1].max(initial=0), second[1].max(initial=0)) + 1
+    first, second = _rank_codes(codes[: len(old_rows)]), _rank_codes(codes[len(old_rows) :])
+    ranks = max(first[1].max(initial=0), second[1].max(initial=0)) + 1
     _, left, right = np.intersect1d(
-        first[0] * most + first[1], second[0] * most + second[1], assume_unique=True, return_indices=True
+        first[0] * ranks + first[1], second[0] * ranks + second[1], assume_unique=True, return_indices=True
     )
-    return np.stack([some[left], others[right]]).astype(np.int64)
+    return np.stack([old_rows[left], new_rows[right]]).astype(np.int64)
 
 
-def _ranked(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns codes, and of each row how many equal ones stand before it."""
+def _rank_codes(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the codes, and for each the number of equal codes before it."""
     order = np.argsort(codes, kind="stable")
     ordered = codes[order]
     starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])) if len(codes) else np.empty(0, np.int64)
@@ -335,53 +338,50 @@ def _ranked(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return codes, ranks
 
 
-def _codes(one: pa.ChunkedArray, other: pa.ChunkedArray) -> np.ndarray:
-    """Returns a number for each value of two columns of text, one after the other; equal for equal values."""
-    both = pc.fill_null(pa.chunked_array([*one.chunks, *other.chunks], pa.large_string()), "")
-    encoded = both.dictionary_encode()  # one dictionary for all chunks
-    return np.concatenate([np.empty(0, np.int64), *(chunk.indices.to_numpy() for chunk in encoded.chunks)]).astype(
-        np.int64
-    )
+def _text_codes(old: pa.ChunkedArray, new: pa.ChunkedArray) -> np.ndarray:
+    """Returns a number for each value of the first and then of the second column; equal values have equal numbers."""
+    both = pc.fill_null(pa.chunked_array([*old.chunks, *new.chunks], pa.large_string()), "")
+    codes = (chunk.indices.to_numpy() for chunk in both.dictionary_encode().chunks)  # one dictionary for all chunks
+    return np.concatenate([np.empty(0, np.int64), *codes]).astype(np.int64)
 
 
 def _differ(old: pa.Table, new: pa.Table, pairs: np.ndarray, column: str) -> np.ndarray:
     """Returns bool[pairs]: whether the rows of a pair have different values in a column of text."""
-    one, other = (side[column].take(pa.array(rows)) for side, rows in zip((old, new), pairs, strict=True))
-    return _unequal(one, other)
+    return _unequal(*(side[column].take(pa.array(rows)) for side, rows in zip((old, new), pairs, strict=True)))
 
 
 def _annotations_differ(old: pa.Table, new: pa.Table, pairs: np.ndarray) -> np.ndarray:
-    """Returns bool[pairs]: whether boxes, masks or weights differ; labels are another matter."""
-    one, other = (
-        pc.replace_substring_regex(side["annotations"].take(pa.array(rows)), _LABELS.replace("?P<labels>", ""), "")
+    """Returns bool[pairs]: whether boxes, masks or weights differ; labels are not compared."""
+    before, after = (
+        pc.replace_substring_regex(side["annotations"].take(pa.array(rows)), _LABEL_RE.replace("?P<labels>", ""), "")
         for side, rows in zip((old, new), pairs, strict=True)
     )
-    return _unequal(one, other)
+    return _unequal(before, after)
 
 
-def _unequal(one: pa.ChunkedArray, other: pa.ChunkedArray) -> np.ndarray:
-    codes = _codes(one, other)
-    return codes[: len(one)] != codes[len(one) :]
+def _unequal(old: pa.ChunkedArray, new: pa.ChunkedArray) -> np.ndarray:
+    codes = _text_codes(old, new)
+    return codes[: len(old)] != codes[len(old) :]
 
 
-def _listed(side: pa.Table, rows: np.ndarray, limit: int) -> Changes:
-    found = side.select(_SHOWN).take(pa.array(_first(side, rows, limit)))
-    return Changes(count=len(rows), images=tuple(found.to_pylist()))
+def _list_images(side: pa.Table, rows: np.ndarray, limit: int) -> Changes:
+    images = side.select(_LISTED_COLUMNS).take(pa.array(_sort_by_key(side, rows, limit)))
+    return Changes(count=len(rows), images=tuple(images.to_pylist()))
 
 
-def _listed_pairs(old: pa.Table, new: pa.Table, pairs: np.ndarray, limit: int) -> Changes:
-    kept = _first(old, np.arange(pairs.shape[1]), limit, pairs[0])
-    before = old.select(_SHOWN).take(pa.array(pairs[0][kept])).to_pylist()
-    after = new.select(_SHOWN).take(pa.array(pairs[1][kept])).to_pylist()
+def _list_pairs(old: pa.Table, new: pa.Table, pairs: np.ndarray, limit: int) -> Changes:
+    indices = _sort_by_key(old, np.arange(pairs.shape[1]), limit, pairs[0])
+    before = old.select(_LISTED_COLUMNS).take(pa.array(pairs[0][indices])).to_pylist()
+    after = new.select(_LISTED_COLUMNS).take(pa.array(pairs[1][indices])).to_pylist()
     images = (
-        {**one, **{f"new_{name}": value for name, value in other.items()}}
-        for one, other in zip(before, after, strict=True)
+        {**old_values, **{f"new_{name}": value for name, value in new_values.items()}}
+        for old_values, new_values in zip(before, after, strict=True)
     )
     return Changes(count=pairs.shape[1], images=tuple(images))
 
 
-def _first(side: pa.Table, items: np.ndarray, limit: int, rows: np.ndarray | None = None) -> np.ndarray:
-    """Returns the items that are listed, in the order of the keys of their rows."""
+def _sort_by_key(side: pa.Table, items: np.ndarray, limit: int, rows: np.ndarray | None = None) -> np.ndarray:
+    """Returns the first `limit` items in the order of the keys of their rows."""
     keys = side["key"].take(pa.array(items if rows is None else rows)).combine_chunks()
     order = pc.sort_indices(keys).to_numpy().astype(np.int64)
     return items[order[: limit or len(order)]]

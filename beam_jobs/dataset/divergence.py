@@ -13,17 +13,17 @@ _EPSILON = 1e-9
 
 
 def jensen_shannon(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Returns the Jensen-Shannon divergence of shares along the last axis, base 2."""
+    """Returns the Jensen-Shannon divergence (base 2, 0-1) of shares along the last axis."""
     mean = (one + other) / 2
     return np.clip((_relative_entropy(one, mean) + _relative_entropy(other, mean)) / 2, 0, 1)
 
 
-def of_samples(one: np.ndarray, other: np.ndarray) -> float:
-    """Returns the Jensen-Shannon divergence of two samples, over the deciles of both together.
+def sample_divergence(one: np.ndarray, other: np.ndarray) -> float:
+    """Returns the Jensen-Shannon divergence (0-1) of two samples, with the deciles of both together as bins.
 
     Args:
-      one: float64[values], finite, at least one.
-      other: likewise.
+      one: float64[n], finite values, n > 0.
+      other: float64[m], finite values, m > 0.
     """
     edges = common_edges(one, other)
     return float(jensen_shannon(shares(histogram(one, edges)), shares(histogram(other, edges))))

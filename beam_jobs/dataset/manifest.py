@@ -1,7 +1,4 @@
-"""`dataset.json`: the file that makes a directory a dataset. Written last, by rename; readers trust it alone.
-
-What it says of shards, splits, images and channels are plain values, each with its sums.
-"""
+"""`dataset.json`: the file that makes a directory a dataset. It is written last, by rename; readers trust only it."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ class Shard:
       name: file name inside the directory of its split.
       records: number of records.
       bytes: size of the file.
-      sha256: of the file, hex.
+      sha256: sha256 of the file, hex.
     """
 
     name: str
@@ -52,8 +49,8 @@ class SplitInfo:
       True
 
     Attributes:
-      shards: in order.
-      classes: class name -> images.
+      shards: shards in the order of their index.
+      classes: class name -> number of images.
     """
 
     shards: tuple[Shard, ...]
@@ -81,7 +78,7 @@ class SplitInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageCounts:
-    """What became of every image that was found: found = rejected + dropped + written.
+    """Counts of the images of a source: found = rejected + dropped + written.
 
     Examples:
       >>> from beam_jobs import load
@@ -96,13 +93,13 @@ class ImageCounts:
       normalised: reason -> images that were re-encoded.
       duplicate_clusters: sets of images with the same bytes.
       duplicate_images: images in those sets.
-      duplicates_dropped: copies left out by the `drop` policy.
+      duplicates_dropped: copies that the `drop` policy omitted.
       near_clusters: sets of images that look alike.
       near_images: images in those sets.
-      near_dropped: images left out by the `drop` policy of near duplicates.
-      label_conflicts: duplicate sets whose copies carry different labels.
-      near_unsearched: images that were not compared with all that may look like them: their hashes say too little and
-        `facts` is `basic`, or too many images are all but alike.
+      near_dropped: images that the `drop` policy of near duplicates omitted.
+      label_conflicts: duplicate sets whose copies have different labels.
+      near_unsearched: images that were not compared with all candidates for near duplicates: images with little detail
+        when `facts` is `basic`, or images with thousands of near duplicates.
     """
 
     found: int
@@ -119,7 +116,7 @@ class ImageCounts:
     near_unsearched: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain values; `near_unsearched` only where there are some, as datasets were written before it."""
+        """Returns plain values, without `near_unsearched` when it is 0: older datasets do not have it."""
         values = asdict(self)
         if not self.near_unsearched:
             del values["near_unsearched"]
@@ -127,7 +124,7 @@ class ImageCounts:
 
     @property
     def dropped(self) -> int:
-        """Images left out as copies or near duplicates."""
+        """Images omitted as copies or near duplicates."""
         return self.duplicates_dropped + self.near_dropped
 
     @property
@@ -138,7 +135,7 @@ class ImageCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class Remarks:
-    """What an ingest noticed and went on with.
+    """Warnings of an ingest that did not stop it.
 
     Examples:
       >>> from beam_jobs import load
@@ -146,10 +143,10 @@ class Remarks:
       ()
 
     Attributes:
-      warnings: sentences for people.
-      float32_changes: user column -> how many of its numbers the float32 of a record changes.
-      hidden: names, such as `.DS_Store`, that the last ingest passed over; a folder counts once, whatever it holds.
-      hidden_names: paths of the first of them, below the source; a folder ends in `/`.
+      warnings: sentences for users.
+      float32_changes: user column -> count of its numbers that the float32 of a record changes.
+      hidden: number of names, such as `.DS_Store`, that the last ingest passed over; a folder counts once.
+      hidden_names: paths of the first hidden names, relative to the source; a folder ends in `/`.
     """
 
     warnings: tuple[str, ...] = ()
@@ -159,7 +156,7 @@ class Remarks:
 
     @property
     def hidden_text(self) -> str:
-        """How many names were passed over and which; empty for none."""
+        """The number of hidden names and the first ones; empty for none."""
         more = " ..." * (self.hidden > len(self.hidden_names))
         return f"{plural(self.hidden, 'name')} passed over: {', '.join(self.hidden_names)}{more}" if self.hidden else ""
 
@@ -175,7 +172,7 @@ class Remarks:
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelStatistics:
-    """Exact statistics of the pixels of one split, weighted by pixels, from the moments of each image.
+    """Exact statistics of all pixels of one split, computed from the moments of each image.
 
     Examples:
       >>> from beam_jobs import load
@@ -184,7 +181,7 @@ class ChannelStatistics:
       ('train', [True, True, True])
 
     Attributes:
-      split: the split they describe.
+      split: name of the split.
       mean_rgb: mean of each channel, 0-255.
       std_rgb: population standard deviation of each channel.
     """
@@ -215,7 +212,7 @@ __all__ = [
     "Remarks",
     "Shard",
     "SplitInfo",
-    "checksum_of",
+    "content_checksum",
     "create",
     "is_published",
     "load",
@@ -247,17 +244,17 @@ class Manifest:
       ['cat', 'dog']
 
     Attributes:
-      source: the source as it was named; the last part of it for a local one.
+      source: address of the source; for a local source, the last part of its path.
       options: every option of the ingest that shapes the output.
-      options_digest: sha256 of those options.
+      options_digest: sha256 of those options, hex.
       label_kind: how many labels an image has, one of `types.LABEL_KINDS`.
       labels: class names; the index is the label.
-      splits: split name -> its shards.
-      counts: what became of every image.
+      splits: split name -> shards and classes.
+      counts: counts of written, rejected and dropped images.
       channels: channel statistics of the first split; None when `facts` is `basic`.
-      producer: package -> version that wrote it.
-      tables: name -> sha256, hex, of every other file: `images.parquet`, `rejects.parquet` and what TFDS reads.
-      remarks: what the ingest noticed and went on with; datasets of older releases have none.
+      producer: package -> version that wrote the dataset.
+      tables: file name -> sha256, hex, of `images.parquet`, `rejects.parquet` and the files for TFDS.
+      remarks: warnings of the ingest; empty for datasets of older releases.
       format_version: version of the disk contract.
     """
 
@@ -276,7 +273,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """Identity of the content: sha256 over labels, splits and shard hashes, hex. Where it lies does not matter."""
+        """Identity of the content: sha256, hex, over labels, splits and shard hashes; independent of the directory."""
         content = [
             self.format_version,
             list(self.labels),
@@ -286,7 +283,7 @@ class Manifest:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One line for each thing that the ingest noticed, or that makes an evaluation less than it seems."""
+        """One line for each warning of the ingest, and for each class without images in an evaluation split."""
         lines = list(self.remarks.warnings)
         if unsearched := self.counts.near_unsearched:
             lines.append(
@@ -310,7 +307,7 @@ class Manifest:
         return self.splits[name]
 
     def shard_paths(self, directory: str, split: str) -> list[str]:
-        """Returns the paths of the shards of a split, in order, for a dataset that lies in `directory`.
+        """Returns the paths of the shards of a split, in order, for a dataset in `directory`.
 
         Raises:
           OptionError: the dataset has no such split.
@@ -320,7 +317,7 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON values, the content of `dataset.json`: the fields, the digest and a checksum of all."""
         values = {**asdict(self), "counts": self.counts.to_json(), "digest": self.digest}
-        return {**values, "checksum": checksum_of(values)}
+        return {**values, "checksum": content_checksum(values)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Manifest:
@@ -331,7 +328,7 @@ class Manifest:
         """
         plain = dict(values)
         checksum = plain.pop("checksum")
-        if checksum_of(plain) != checksum:
+        if content_checksum(plain) != checksum:
             raise ValueError("its checksum is not that of its content")
         digest, channels = plain.pop("digest"), plain.pop("channels")
         manifest = cls(
@@ -350,17 +347,17 @@ class Manifest:
 
 
 def _check_names(manifest: Manifest) -> None:
-    """Raises a `ValueError` for a name that may lead elsewhere: a forged one too becomes that of copies and exports."""
+    """Raises `ValueError` for an unsafe name: copies and exports use names of the manifest as file names."""
     for split in manifest.splits:
         if not split.isidentifier() or not split.isascii():
-            raise ValueError(f"the split {split!r} has no name that an ingest gives")
+            raise ValueError(f"the split name {split!r} is not allowed; an ingest uses ASCII letters, digits and _")
     for name in (*manifest.tables, *(shard.name for info in manifest.splits.values() for shard in info.shards)):
         if not _FILE.fullmatch(name):
-            raise ValueError(f"the file {name!r} has no name that an ingest gives")
+            raise ValueError(f"the file name {name!r} is not allowed; an ingest uses ASCII letters, digits, _, . and -")
 
 
 def _check_counts(manifest: Manifest) -> None:
-    """Raises a `ValueError` for a number of images, records or bytes that is none."""
+    """Raises `ValueError` for a count of images, records or bytes that is not an int of at least 0."""
     counted = {f"counts.{name}": value for name, value in vars(manifest.counts).items()}
     for split, info in manifest.splits.items():
         counted[f"splits.{split}.classes"] = info.classes
@@ -368,17 +365,17 @@ def _check_counts(manifest: Manifest) -> None:
     for name, value in counted.items():
         for number in value.values() if isinstance(value, Mapping) else (value,):
             if type(number) is not int or number < 0:
-                raise ValueError(f"{name} holds {number!r:.60}, which is no number")
+                raise ValueError(f"{name} is {number!r:.60}; it must be a whole number of at least 0")
 
 
-def checksum_of(values: Mapping[str, Any]) -> str:
-    """Returns the checksum, hex, of the content of a `dataset.json` without its own checksum."""
+def content_checksum(values: Mapping[str, Any]) -> str:
+    """Returns the sha256, hex, of the content of a `dataset.json` without its `checksum`."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def serialise(values: Mapping[str, Any]) -> bytes:
-    """Returns the one way in which values are written to `dataset.json`, so that its every byte can be checked."""
-    # What stands for a byte of a path that is not UTF-8 becomes an escape, which JSON reads as the same again.
+    """Returns values as the bytes of `dataset.json`; equal values give equal bytes, so that every byte is checked."""
+    # A surrogate, which represents a byte of a path that is not UTF-8, is written as an escape that JSON reads back.
     return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
 
@@ -388,10 +385,10 @@ def write(manifest: Manifest, directory: str, scratch: str = "") -> None:
 
 
 def create(manifest: Manifest, directory: str, scratch: str = "") -> bool:
-    """Writes `dataset.json` unless there is one, however many processes try; see `storage.create_exclusive`.
+    """Writes `dataset.json` unless it exists, also when several processes try; see `storage.create_exclusive`.
 
     Returns:
-      whether the directory holds this dataset now.
+      whether the directory now holds this dataset.
     """
     content = serialise(manifest.to_json())
     return storage.create_exclusive(storage.join(directory, MANIFEST_NAME), content, scratch)
@@ -414,10 +411,10 @@ def load(directory: str) -> Manifest:
       beam_jobs.errors.SourceError: photos is not a dataset: it has no dataset.json; make one with `feedline ingest`
 
     Args:
-      directory: of the dataset, local or remote (`gs://`, `s3://`).
+      directory: directory of the dataset, local or remote (`gs://`, `s3://`).
 
     Returns:
-      the manifest, whose checksum and digest were right. No shard is opened.
+      manifest with verified checksum and digest. No shard is opened.
 
     Raises:
       SourceError: the directory is not a published dataset, or cannot be read.

@@ -16,23 +16,22 @@ image/aspect_ratio     float    width / height
 image/class/label      int64    class index, 0-based, into the label list of dataset.json; any number if multi-label
 image/class/text       bytes    class name of each
 
-When the source speaks of them:
+Only when the source has them:
 
 image/weight                          float    weight of the image in the loss
-image/object/bbox/{xmin,ymin,xmax,ymax} float  an entry an object, shares of width and height, 0-1
+image/object/bbox/{xmin,ymin,xmax,ymax} float  one value per object, fraction of width or height, 0-1
 image/object/class/{label,text}       int64, bytes
-image/object/is_crowd                 int64    1 for a group that was not taken apart
+image/object/is_crowd                 int64    1 for a group that is annotated as one object
 image/object/area                     float    pixels of the source image
-image/object/mask                     bytes    PNG an object, 0 outside and 1 inside; b"" without a segmentation
+image/object/mask                     bytes    PNG per object, 0 outside and 1 inside; b"" without a segmentation
 image/segmentation/class/encoded      bytes    PNG of class indices, of the size of the image
 image/segmentation/class/format       bytes    b"png"
 extra/NAME                            user columns: int64, float or bytes; any length
 
-`tf.train.Example` on the wire, written without building the message: what every record pays for.
-
-Every entry has the bytes that protobuf gives it (a test holds them equal), three times as fast and with the image
-copied once. Entries stand in the order of their names as UTF-8 bytes, which is part of the disk contract: the order of
-protobuf's own deterministic serialisation changed between its versions 3 and 6. Source of the format:
+`encode_example` writes the wire format of `tf.train.Example` without building the message: it is three times as fast,
+copies the image once, and gives each entry the same bytes as protobuf (a test compares them). Entries are in the order
+of their names as UTF-8 bytes, which is part of the disk contract: the order of protobuf's deterministic serialisation
+changed between its versions 3 and 6. Source of the format:
 tensorflow/core/example/{example,feature}.proto and the protobuf encoding of length-delimited fields, packed numbers and
 maps.
 """
@@ -71,7 +70,7 @@ def encode_example(features: Mapping[str, tuple[str, Values]]) -> bytes:
     Raises:
       KeyError: a kind is none of the three.
     """
-    pieces = [b""]  # what goes before all others is known last
+    pieces = [b""]  # the first piece holds the total length, which is known last
     # Python compares text by code point, which is the order of its UTF-8 bytes.
     for name in sorted(features):
         kind, values = features[name]
@@ -84,9 +83,9 @@ def encode_example(features: Mapping[str, tuple[str, Values]]) -> bytes:
 
 
 def ends_early(serialized: bytes) -> bool:
-    """Returns whether protobuf would take a part of the bytes for the whole message, with a warning and no error.
+    """Returns whether protobuf would stop before the end of the bytes without an error.
 
-    It does at a tag of a group or of field 0, which no Example has.
+    It stops at a tag of a group or of field 0, which no Example has.
     """
     position = 0
     while position < len(serialized):
@@ -99,31 +98,31 @@ def ends_early(serialized: bytes) -> bool:
             value, position = _read_varint(serialized, position)
             size = value if tag & 7 else 0
         position += size
-    return False  # what is beyond the end, protobuf sees as well
+    return False  # protobuf reports a field that reaches beyond the end
 
 
 def _add_entry(pieces: list[bytes], name: str, tag: bytes, body: list[bytes]) -> None:
-    """Appends the pieces of one entry of the feature map; values stay pieces of their own, copied once."""
+    """Appends the pieces of one entry of the feature map; values stay separate pieces, so they are copied once."""
     length = sum(map(len, body))
     pieces.append((_short_head if length < _SHORT_BODY else _head)(name, tag, length))
     pieces += body
 
 
 def _head(name: str, tag: bytes, body_length: int) -> bytes:
-    """Returns what stands before the values of an entry: nothing but their length changes it."""
+    """Returns the bytes before the values of an entry; they depend only on name, tag and length of the values."""
     feature = tag + _varint(body_length)
     head = _key(name) + _varint(len(feature) + body_length) + feature
     return _FIELD_1 + _varint(len(head) + body_length) + head
 
 
-# All values but images and masks are this short, so nearly every head was made before.
+# All values but images and masks are this short, so nearly every head is in the cache.
 _SHORT_BODY = 512
 _short_head = functools.lru_cache(maxsize=1 << 14)(_head)
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def _one_int64(name: str, value: int) -> bytes:
-    """Returns the entry of one number: sizes and labels are the same in record after record."""
+    """Returns the entry of one number; cached, because many records have the same sizes and labels."""
     pieces: list[bytes] = []
     _add_entry(pieces, name, *_int64_list((value,)))
     return b"".join(pieces)
@@ -140,7 +139,7 @@ def _bytes_list(values: Iterable[bytes]) -> tuple[bytes, list[bytes]]:
 
 
 def _float_list(values: Sequence[float]) -> tuple[bytes, list[bytes]]:
-    numbers = array("f", values)  # infinite where a float32 cannot be so large, as protobuf has it
+    numbers = array("f", values)  # values beyond the range of float32 become infinite, as in protobuf
     if sys.byteorder == "big":
         numbers.byteswap()
     packed = numbers.tobytes()
@@ -158,12 +157,12 @@ _LISTS: dict[str, _List] = {"bytes": _bytes_list, "float": _float_list, "int64":
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Returns a number and where it ends; the end of the data when it has none."""
+    """Returns a number and the position after it; the end of the data for a number that does not end."""
     value = 0
-    for place, byte in enumerate(data[position : position + 10]):
-        value |= (byte & 0x7F) << 7 * place
+    for index, byte in enumerate(data[position : position + 10]):
+        value |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
-            return value, position + place + 1
+            return value, position + index + 1
     return value, len(data)
 
 
@@ -178,7 +177,7 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-# One and two bytes, ready made: the lengths of all but the image.
+# Encoded numbers of one and two bytes: the lengths of all values but the image.
 _SHORT = [bytes([value] if value < 0x80 else [value & 0x7F | 0x80, value >> 7]) for value in range(0x4000)]
 
 
@@ -205,7 +204,7 @@ OBJECT_SIDES = tuple(f"{OBJECT_PREFIX}bbox/{side}" for side in ("ymin", "xmin", 
 OBJECT_LABEL, OBJECT_TEXT = f"{OBJECT_PREFIX}class/label", f"{OBJECT_PREFIX}class/text"
 EXTRA_PREFIX = "extra/"
 
-# Name -> (dtype name, shape) of what single-label records hold; extra columns differ between datasets.
+# Name -> (dtype name, shape) of the features of single-label records; extra columns differ between datasets.
 FEATURES: dict[str, tuple[str, tuple[int, ...]]] = {
     ENCODED: ("string", ()),
     FORMAT: ("string", ()),
@@ -223,7 +222,7 @@ FEATURES: dict[str, tuple[str, tuple[int, ...]]] = {
     LABEL: ("int64", ()),
     TEXT: ("string", ()),
 }
-# Name -> type of each value, of all that a record may hold but the extra columns.
+# Name -> type of each value, for all features that a record may have, except the extra columns.
 _TYPES: dict[str, type] = {
     **{name: {"string": bytes, "int64": int, "float32": float}[dtype] for name, (dtype, _) in FEATURES.items()},
     WEIGHT: float,
@@ -237,7 +236,7 @@ _TYPES: dict[str, type] = {
     OBJECT_PREFIX + "mask": bytes,
 }
 MAX_VALUES = 4 << 20  # of a feature, decoded; a user column has a mebibyte
-# Small numbers and categories: safe for statistics, which would keep whole images as categorical values otherwise.
+# Numbers and categories for the statistics; of other features they would keep complete images as categorical values.
 STATISTICS_FEATURES = (
     *(FORMAT, HEIGHT, WIDTH, CHANNELS, BYTES, ASPECT_RATIO),
     *(MEAN_RGB, VAR_RGB, BRIGHTNESS),
@@ -249,8 +248,8 @@ def encode(record: ImageRecord, moments: bool = True) -> bytes:
     """Serialises a record; equal records give equal bytes.
 
     Args:
-      record: what to write.
-      moments: whether the mean and variance of the channels are known, and so the brightness.
+      record: image with its facts and annotations.
+      moments: whether to write mean and variance of the channels and the brightness.
 
     Raises:
       TypeError: an extra column holds something other than int, float, str or a list of one of them.
@@ -288,7 +287,7 @@ def encode(record: ImageRecord, moments: bool = True) -> bytes:
 
 
 def decode(serialized: bytes) -> dict[str, list]:
-    """Returns feature name -> list of values of any serialised `tf.train.Example`, ours or not.
+    """Returns feature name -> list of values of any serialised `tf.train.Example`.
 
     Raises:
       google.protobuf.message.DecodeError: the bytes are not an Example, or a feature has over `MAX_VALUES` values.
@@ -302,18 +301,18 @@ def decode(serialized: bytes) -> dict[str, list]:
     values = {}
     for name, feature in example.features.feature.items():
         kind = feature.WhichOneof("kind")
-        found = getattr(feature, kind).value if kind else ()
-        if len(found) > MAX_VALUES:
-            raise DecodeError(f"feature {name!r:.60} has {len(found)} values; {MAX_VALUES} are allowed")
-        values[name] = list(found)
+        entries = getattr(feature, kind).value if kind else ()
+        if len(entries) > MAX_VALUES:
+            raise DecodeError(f"feature {name!r:.60} has {len(entries)} values; {MAX_VALUES} are allowed")
+        values[name] = list(entries)
     return values
 
 
 def type_problem(values: Mapping[str, list]) -> str:
-    """Returns which feature holds values of another type than this layout has; empty when none does.
+    """Returns a message about the first feature with values of a wrong type; empty when all types are right.
 
     Args:
-      values: what `decode` returned, of a record of anybody.
+      values: feature name -> values of any record, as `decode` returns them.
     """
     for name, kind in _TYPES.items():
         entries = values.get(name)
@@ -334,7 +333,7 @@ def feature_spec(names: Sequence[str] = tuple(FEATURES)) -> dict[str, tf.io.Fixe
 
 
 def extra_feature(name: str, value: ExtraValue) -> tuple[str, Values]:
-    """Returns kind and values of the feature of a user column; those of the kind `float` are written as float32.
+    """Returns kind and values of the feature of a user column; the kind `float` is written as float32.
 
     Raises:
       TypeError: the value is something other than int, float, str or a list of one of them.
@@ -351,7 +350,7 @@ def extra_feature(name: str, value: ExtraValue) -> tuple[str, Values]:
 
 def _object_features(objects: Sequence[RecordObject]) -> dict[str, tuple[str, Values]]:
     return {
-        **{name: ("float", [item.bbox[place] for item in objects]) for place, name in enumerate(OBJECT_SIDES)},
+        **{name: ("float", [item.bbox[index] for item in objects]) for index, name in enumerate(OBJECT_SIDES)},
         OBJECT_LABEL: ("int64", [item.label for item in objects]),
         OBJECT_TEXT: ("bytes", [item.text.encode() for item in objects]),
         OBJECT_PREFIX + "is_crowd": ("int64", [int(item.crowd) for item in objects]),

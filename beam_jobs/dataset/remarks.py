@@ -1,4 +1,4 @@
-"""What an ingest notices and goes on with: sentences and counts for `dataset.json`, the summary and the report."""
+"""Warnings of an ingest: sentences and counts for `dataset.json`, the summary and the report."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from beam_jobs.sources.factory import Source
 
 _SHOWN_CLASSES = 8
 _WHITE = 255
-_BY_FOLDER = (ClassFolders, GlobSource, TarSource, ZipSource)  # sources whose first folder names the class
-_SPLIT = re.compile(r"train(ing)?|test(ing)?|val(id(ation)?)?|eval(uation)?|dev|holdout", re.IGNORECASE)
-_BATCH = re.compile(r"(span|batch|day|week|month|part|version|fold|shard|chunk)[-_ ]?\d+", re.IGNORECASE)
+_CLASS_FOLDER_SOURCES = (ClassFolders, GlobSource, TarSource, ZipSource)  # sources whose first folder names the class
+_SPLIT_NAME = re.compile(r"train(ing)?|test(ing)?|val(id(ation)?)?|eval(uation)?|dev|holdout", re.IGNORECASE)
+_BATCH_NAME = re.compile(r"(span|batch|day|week|month|part|version|fold|shard|chunk)[-_ ]?\d+", re.IGNORECASE)
 _LARGE_NEAR_SET = 0.05  # share of all images from which a set of near duplicates looks like an accident
 
 
-def of_plan(plan: Plan, source: Source, options: IngestOptions, hidden: HiddenNames) -> Remarks:
-    """Returns what is remarkable about a planned dataset, images of earlier ingests included.
+def collect_remarks(plan: Plan, source: Source, options: IngestOptions, hidden: HiddenNames) -> Remarks:
+    """Returns the warnings about a planned dataset, including images of earlier ingests.
 
     Args:
-      plan: what will be written.
-      source: of the new images.
-      options: of the ingest.
+      plan: plan of the dataset.
+      source: source of the new images.
+      options: options of the ingest.
       hidden: names that the scan passed over.
 
     Raises:
-      Float32Loss: a float32 changes a number of a user column, and the options refuse that.
+      Float32Loss: float32 changes numbers of a user column, and `float32_loss` is `refuse`.
     """
     changes = schemas.float32_changes(_extra_cells(plan))
     float32 = [column.warning(name) for name, column in changes.items()]
@@ -48,11 +48,11 @@ def of_plan(plan: Plan, source: Source, options: IngestOptions, hidden: HiddenNa
         raise Float32Loss(f"{'. '.join(float32)}, or set --float32-loss report")
     return Remarks(
         warnings=(
-            *_empty_classes(plan, source),
-            *_large_near_set(plan),
+            *_warn_of_empty_classes(plan, source),
+            *_warn_of_large_near_set(plan),
             *float32,
-            *_masks(plan, options),
-            *_class_names(plan, source),
+            *_warn_of_white_masks(plan, options),
+            *_warn_of_class_names(plan, source),
         ),
         float32_changes={name: column.changed for name, column in changes.items()},
         hidden=hidden.count,
@@ -61,14 +61,14 @@ def of_plan(plan: Plan, source: Source, options: IngestOptions, hidden: HiddenNa
 
 
 def _extra_cells(plan: Plan) -> Iterator[str]:
-    """Yields the user columns of every image that is in a shard or will be."""
+    """Yields the user columns of every image that is, or will be, in a shard."""
     existing = plan.existing.filter(pc.greater_equal(plan.existing["shard"], 0))
     columns: list[pa.ChunkedArray] = [existing["extra"], *(split.images["extra"] for split in plan.splits)]
     for chunk in itertools.chain.from_iterable(column.chunks for column in columns):
         yield from chunk.to_pylist()
 
 
-def _empty_classes(plan: Plan, source: Source) -> Iterator[str]:
+def _warn_of_empty_classes(plan: Plan, source: Source) -> Iterator[str]:
     folders = source.classes() if isinstance(source, ClassFolders) else ()
     empty = sorted(set(folders) - set(plan.labels))
     if empty:
@@ -76,37 +76,35 @@ def _empty_classes(plan: Plan, source: Source) -> Iterator[str]:
         yield f"{count} no good image, so the dataset has no such class: {some(empty)}"
 
 
-def _large_near_set(plan: Plan) -> Iterator[str]:
+def _warn_of_large_near_set(plan: Plan) -> Iterator[str]:
     images = len(plan.existing) + sum(len(split.images) for split in plan.splits)
     if plan.near_largest > _LARGE_NEAR_SET * images:
         yield (
-            f"one set of near duplicates holds {plan.near_largest:,} images: chains of images, each a "
-            "little different from the next, ended in one set; a smaller --near-distance takes it apart"
+            f"one set of near duplicates holds {plan.near_largest:,} images: a chain of images, each a little "
+            "different from the next, is one set; a smaller --near-distance splits it"
         )
 
 
-def _masks(plan: Plan, options: IngestOptions) -> Iterator[str]:
-    """Says where 255 counts as a class of the new masks though it probably is none."""
+def _warn_of_white_masks(plan: Plan, options: IngestOptions) -> Iterator[str]:
+    """Warns when 255 counts as a class of the new masks, though it probably marks ignored pixels or a binary mask."""
     cells = {cell for split in plan.splits for cell in pc.unique(split.images["mask_values"]).to_pylist()}
     values = {int(value) for cell in cells for value in cell.split()}
     limits = options.limits
     if limits.mask_classes or limits.mask_ignore == _WHITE or _WHITE not in values or _WHITE - 1 in values:
         return
-    others = values - {_WHITE}
-    yield (
-        f"255 counts as a class of the masks, beside {f'0 to {max(others)}' if max(others, default=0) else '0 alone'}: "
-        f"{BINARY_OR_IGNORED}"
-    )
+    largest = max(values - {_WHITE}, default=0)
+    classes = f"0 to {largest}" if largest else "0"
+    yield f"255 counts as a class of the masks, in addition to {classes}: {BINARY_OR_IGNORED}"
 
 
-def _class_names(plan: Plan, source: Source) -> Iterator[str]:
-    if isinstance(source, _BY_FOLDER) and plan.labels:
-        if all(map(_SPLIT.fullmatch, plan.labels)):
+def _warn_of_class_names(plan: Plan, source: Source) -> Iterator[str]:
+    if isinstance(source, _CLASS_FOLDER_SOURCES) and plan.labels:
+        if all(map(_SPLIT_NAME.fullmatch, plan.labels)):
             yield (
                 f"all classes are named like splits ({some(plan.labels)}): the first folder below the source is the "
                 "class; give the folder of one split as the source, or a table with a --split-column"
             )
-        if all(map(_BATCH.fullmatch, plan.labels)):
+        if all(map(_BATCH_NAME.fullmatch, plan.labels)):
             yield (
                 f"all classes are named like batches ({some(plan.labels)}): the first folder below the source is the "
                 "class; give the folder of one batch as the source, or {SPAN} for its number"
@@ -116,6 +114,8 @@ def _class_names(plan: Plan, source: Source) -> Iterator[str]:
         spellings.setdefault(unicodedata.normalize("NFC", label).casefold(), []).append(label)
     alike = [names for _, names in sorted(spellings.items()) if len(names) > 1]
     if alike:
-        shown = "; ".join(f"{', '.join(map(ascii, names[:-1]))} and {names[-1]!a}" for names in alike[:_SHOWN_CLASSES])
+        listing = "; ".join(
+            f"{', '.join(map(ascii, names[:-1]))} and {names[-1]!a}" for names in alike[:_SHOWN_CLASSES]
+        )
         more = "; ..." * (len(alike) > _SHOWN_CLASSES)
-        yield f"classes of one name in another spelling: {shown}{more}; each is a class of its own, rename all but one"
+        yield f"classes of one name in another spelling: {listing}{more}; each is a separate class, rename all but one"

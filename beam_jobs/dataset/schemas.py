@@ -1,4 +1,4 @@
-"""Parquet schemas of the tables that the ingest reads and writes, the rows that fill them, and the user columns."""
+"""Parquet schemas of the tables that the ingest reads and writes, their rows, and the user columns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from beam_jobs.sources import http_fetch
 from beam_jobs.storage import parquet
 from beam_jobs.types import Annotations, ImageFacts, ImageObject, ImageRef, Reject
 
-# The items of a list are called `item` in the files of every release; newer versions of Arrow write `element`.
+# The item field of a list has the name `item` in the files of every release; newer versions of Arrow write `element`.
 _PARQUET_OPTIONS = {"compression": "zstd", "use_compliant_nested_type": False}
 _STRING, _INT64, _FLOAT = pa.string(), pa.int64(), pa.float32()
 
@@ -62,64 +62,64 @@ FACTS = pa.schema(
         "mask_crc32c": _INT64,
     }.items()
 )
-_FROM_REF = ("key", "uri", "label", "group", "split", "extra", "annotations")
-# Where a worker finds the stored bytes again, and the values of a mask; of no use once the dataset is published.
-_OF_WORK = pa.schema([("slice", _STRING), ("mask_slice", _STRING), ("mask_values", _STRING)])
-EXAMINED = pa.schema([REFS.field(name) for name in _FROM_REF] + list(FACTS) + list(_OF_WORK))
+_REF_COLUMNS = ("key", "uri", "label", "group", "split", "extra", "annotations")
+# Where workers find the stored bytes, and the values of a mask; these columns are not published.
+_WORK_COLUMNS = pa.schema([("slice", _STRING), ("mask_slice", _STRING), ("mask_values", _STRING)])
+EXAMINED = pa.schema([REFS.field(name) for name in _REF_COLUMNS] + list(FACTS) + list(_WORK_COLUMNS))
 REJECTS = pa.schema(
     {"key": _STRING, "uri": _STRING, "stage": _STRING, "reason": _STRING, "detail": _STRING, "bytes": _INT64}.items()
 )
-# `cluster` and `near` name the sets of equal and of similar images; `label_index` is -1 unless there is one label.
-_FROM_PLAN = pa.schema([pa.field("cluster", _STRING), pa.field("near", _STRING), pa.field("label_index", _INT64)])
-PLANNED = pa.schema([*EXAMINED, *_FROM_PLAN])
+# `cluster` and `near` are names of sets of equal and of similar images; `label_index` is -1 unless there is one label.
+_PLAN_COLUMNS = pa.schema([pa.field("cluster", _STRING), pa.field("near", _STRING), pa.field("label_index", _INT64)])
+PLANNED = pa.schema([*EXAMINED, *_PLAN_COLUMNS])
 IMAGES = pa.schema(
-    [field for field in PLANNED if field.name not in _OF_WORK.names]
+    [field for field in PLANNED if field.name not in _WORK_COLUMNS.names]
     + [pa.field("shard", _INT64), pa.field("offset", _INT64)]
 )
 
 
 def ref_row(ref: ImageRef) -> dict[str, Any]:
     """Returns the row of a reference in a `REFS` table."""
-    # `vars`, not `asdict`, which copies every value deeply under the lock that the decoding threads wait for.
+    # `vars`, not `asdict`: that copies every value deeply and blocks the decoding threads meanwhile (GIL).
     extra = json.dumps(dict(ref.extra), sort_keys=True, ensure_ascii=False) if ref.extra else "{}"
     return {**vars(ref), "extra": extra, "annotations": _annotations_text(ref.annotations)}
 
 
-def ref_of(row: Mapping[str, Any]) -> ImageRef:
+def parse_ref(row: Mapping[str, Any]) -> ImageRef:
     """Returns the reference in a row of a `REFS` table; the inverse of `ref_row`."""
-    return ImageRef(**{**row, "extra": json.loads(row["extra"]), "annotations": annotations_of(row["annotations"])})
+    return ImageRef(**{**row, "extra": json.loads(row["extra"]), "annotations": parse_annotations(row["annotations"])})
 
 
 def cell(text: str) -> dict[str, Any]:
-    """Returns the object in a cell of JSON of a published table.
+    """Returns the JSON object in a cell of a published table.
 
     Raises:
-      CorruptDataset: it is none, or deeper than an ingest writes it.
+      CorruptDataset: the cell is no JSON object, or is nested too deep.
     """
     try:
         values = storage.parse_json(text)
         if not isinstance(values, dict):
-            raise ValueError("it is no object")
+            raise ValueError("it is no JSON object")
     except (TypeError, ValueError) as error:
         raise CorruptDataset(f"images.parquet has the cell {text!r:.60}: {error}; write the dataset again") from error
     return values
 
 
-def annotations_of(text: str) -> Annotations | None:
+def parse_annotations(text: str) -> Annotations | None:
     """Returns the annotations in a cell of a table; None for an empty one.
 
     Raises:
-      CorruptDataset: it holds something else.
+      CorruptDataset: the cell holds no annotations.
     """
     if not text:
         return None
     try:
-        return _annotations(cell(text))
+        return _build_annotations(cell(text))
     except (KeyError, TypeError) as error:
         raise CorruptDataset(f"images.parquet has the annotations {text!r:.60}; write the dataset again") from error
 
 
-def _annotations(values: dict[str, Any]) -> Annotations:
+def _build_annotations(values: dict[str, Any]) -> Annotations:
     if values["labels"] is not None:
         values["labels"] = tuple(values["labels"])
     if values["size"] is not None:
@@ -130,26 +130,26 @@ def _annotations(values: dict[str, Any]) -> Annotations:
 
 
 def examined_row(
-    ref: ImageRef, facts: ImageFacts, places: tuple[str, str] = ("", ""), mask_values: Sequence[int] = ()
+    ref: ImageRef, facts: ImageFacts, slices: tuple[str, str] = ("", ""), mask_values: Sequence[int] = ()
 ) -> dict[str, Any]:
     """Returns the row of a good image in an `EXAMINED` table.
 
     Args:
-      ref: the image.
-      facts: what is known of it.
-      places: slices that hold the stored bytes and the stored mask; empty for files of their own.
-      mask_values: class indices that occur in its mask.
+      ref: reference of the image.
+      facts: measured facts of the image.
+      slices: slices with the stored bytes and the stored mask; empty for separate files.
+      mask_values: class indices that occur in the mask.
     """
     mask = ref.annotations and ref.annotations.mask
     annotations = (
         replace(ref.annotations, mask=http_fetch.unsigned(mask)) if ref.annotations and mask else ref.annotations
     )
     row = ref_row(replace(ref, uri=http_fetch.unsigned(ref.uri), annotations=annotations))
-    work = {"slice": places[0], "mask_slice": places[1], "mask_values": " ".join(map(str, mask_values))}
-    return {**{name: row[name] for name in _FROM_REF}, **vars(facts), **work}
+    work = {"slice": slices[0], "mask_slice": slices[1], "mask_values": " ".join(map(str, mask_values))}
+    return {**{name: row[name] for name in _REF_COLUMNS}, **vars(facts), **work}
 
 
-def facts_of(row: Mapping[str, Any]) -> ImageFacts:
+def parse_facts(row: Mapping[str, Any]) -> ImageFacts:
     """Returns the facts in a row of an `EXAMINED`, `PLANNED` or `IMAGES` table."""
     values = {name: row[name] for name in FACTS.names}
     return ImageFacts(**{**values, "mean_rgb": tuple(values["mean_rgb"]), "var_rgb": tuple(values["var_rgb"])})
@@ -175,21 +175,21 @@ def write_table(path: str, table: pa.Table, scratch: str = "", durable: bool = T
 
 
 def read(path: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Reads a Parquet file, or some columns of it.
+    """Reads a Parquet file, or some of its columns.
 
     Raises:
       OSError: the file is missing.
-      pyarrow.ArrowInvalid: it is not Parquet.
+      pyarrow.ArrowInvalid: the file is not Parquet.
     """
-    # `read_table`, and Arrow's own threads, abort every other process that ends soon after ("terminate called").
+    # With `read_table` or Arrow's threads, about half of the processes that exit soon after abort ("terminate called").
     return pq.ParquetFile(io.BytesIO(storage.read_bytes(path))).read(columns, use_threads=False)
 
 
 def read_published(path: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Reads a table of a published dataset, or some columns of it; see `parquet.read` for how large it may be.
+    """Reads a table of a published dataset, or some of its columns, within the limits of `parquet.read`.
 
     Raises:
-      CorruptDataset: it is missing, damaged or over a limit.
+      CorruptDataset: the table is missing, damaged or over a limit.
     """
     try:
         return parquet.read(storage.read_bytes(path), columns)
@@ -211,45 +211,45 @@ def _annotations_text(annotations: Annotations | None) -> str:
 
 
 def concat(paths: Iterable[str], schema: pa.Schema) -> pa.Table:
-    """Reads files of one schema into one table; empty when there are none."""
+    """Reads files of one schema into one table; an empty table for no files."""
     tables = [read(path) for path in paths]
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
-_FLOAT64_WHOLE = 2**53  # the first whole number that a float64 cannot tell from the next one
+_FLOAT64_EXACT = 2**53  # from this value on, a float64 does not represent every integer
 
 
-def check_column(name: str, known: Collection[str], where: str) -> None:
+def check_column(name: str, columns: Collection[str], option: str) -> None:
     """Checks that a user column exists.
 
     Args:
-      name: of the column, without `extra/`.
-      known: user columns of the dataset, without `extra/`.
-      where: the option that names it, such as `transform.columns`.
+      name: name of the column, without `extra/`.
+      columns: user columns of the dataset, without `extra/`.
+      option: name of the option with the column, such as `transform.columns`.
 
     Raises:
-      OptionError: it does not.
+      OptionError: the dataset does not have the column.
     """
-    if name in known:
+    if name in columns:
         return
-    if known:
-        raise OptionError(f"{where}: {unknown('user column', name, sorted(known))}", [where])
+    if columns:
+        raise OptionError(f"{option}: {unknown('user column', name, sorted(columns))}", [option])
     plain = name.removeprefix(record.EXTRA_PREFIX)
     raise OptionError(
-        f"{where}: there is no user column {name!r}, the images have none; name it in ingest.columns.extra: [{plain}]",
-        [where],
+        f"{option}: there is no user column {name!r}, the images have none; name it in ingest.columns.extra: [{plain}]",
+        [option],
     )
 
 
 def is_whole(number: float) -> bool:
-    """Returns whether a number is a whole one that no float64 has rounded: 2**53 may stand for its neighbour."""
-    return isinstance(number, int) or (number.is_integer() and abs(number) < _FLOAT64_WHOLE)
+    """Returns whether a number is an integer that float64 represents exactly; from 2**53 on, a float may be rounded."""
+    return isinstance(number, int) or (number.is_integer() and abs(number) < _FLOAT64_EXACT)
 
 
 def fits_float32(number: float) -> bool:
-    """Returns whether a float32, in which a record holds fractions, keeps a number.
+    """Returns whether a number keeps its value as the float32 of a record.
 
-    It keeps a whole number that it is equal to, and a fraction that it is printed as, such as 0.1. NaN is kept.
+    An integer must equal its float32, a fraction must have the shortest decimal form of it, such as 0.1. NaN fits.
     """
     nearest = _float32(number)
     if nearest == number or math.isnan(number):
@@ -259,12 +259,12 @@ def fits_float32(number: float) -> bool:
 
 @dataclass(kw_only=True)
 class Float32Changes:
-    """What float32 does to the numbers of a user column.
+    """Counts of the numbers of a user column that float32 changes.
 
     Attributes:
-      changed: numbers that it changes.
-      numbers: all of them.
-      example: the first that it changes, as the source has it.
+      changed: count of changed numbers.
+      numbers: count of all numbers.
+      example: first changed number, as in the source.
     """
 
     changed: int = 0
@@ -272,55 +272,55 @@ class Float32Changes:
     example: float = 0.0
 
     def warning(self, name: str) -> str:
-        """Returns the sentence about the column of this name."""
+        """Returns the warning about the column of this name."""
         return (
-            f"float32, in which records hold fractions, changes {self.changed:,} of {self.numbers:,} numbers of the "
+            f"float32, in which records store fractions, changes {self.changed:,} of {self.numbers:,} numbers of the "
             f"user column {name!r}, such as {self.example!r} to {_float32(self.example)!r}; "
             "write identifiers as text, and round or scale other numbers"
         )
 
 
 def float32_changes(cells: Iterable[str]) -> dict[str, Float32Changes]:
-    """Returns what float32 changes, by user column; columns of which it changes nothing are left out.
+    """Returns user column -> counts of changed numbers, for the columns that float32 changes.
 
     Args:
-      cells: of the column `extra` of a table of images.
+      cells: cells of the column `extra` of a table of images.
     """
     columns: dict[str, Float32Changes] = {}
     for text, images in Counter(cells).items():
         for name, value in cell(text).items():
             for number in value if isinstance(value, list) else [value]:
                 if isinstance(number, float):
-                    _count(columns.setdefault(name, Float32Changes()), number, images)
+                    _count_number(columns.setdefault(name, Float32Changes()), number, images)
     return {name: column for name, column in sorted(columns.items()) if column.changed}
 
 
 def column_mismatch(cells: Any, values: Mapping[str, list]) -> str:
-    """Returns how the user columns of a record differ from those of its row; empty when they agree.
+    """Returns a message about a difference between the user columns of a record and its row; empty when they agree.
 
-    They agree when the record holds the nearest float32 of each fraction and equals the row in all else.
+    They agree when the record has the nearest float32 of each fraction, and equal values otherwise.
 
     Args:
-      cells: of the column `extra` of the row, as it was read.
+      cells: cell of the column `extra` of the row.
       values: feature name -> values of the user columns of the record.
     """
     try:
         expected = {
-            record.EXTRA_PREFIX + name: record.extra_feature(name, one)
-            for name, one in storage.parse_json(cells).items()
+            record.EXTRA_PREFIX + name: record.extra_feature(name, value)
+            for name, value in storage.parse_json(cells).items()
         }
     except (TypeError, ValueError, AttributeError):
         return f"it has {cells!r:.60} for user columns, which no ingest writes"
     for name in sorted(values.keys() | expected.keys()):
-        kind, wanted = expected.get(name, ("", ()))
-        stored = [_float32(number) for number in wanted] if kind == "float" else [*wanted]
-        # As text, because NaN differs from itself, and 1 does not from 1.0.
-        if repr(found := values.get(name, [])) != repr(stored):
-            return f"it has {[*wanted]!r:.60} for {name!r}, the record {found!r:.60}"
+        kind, row_values = expected.get(name, ("", ()))
+        rounded = [_float32(number) for number in row_values] if kind == "float" else [*row_values]
+        # Compared as text: NaN is not equal to itself, and 1 is equal to 1.0.
+        if repr(record_values := values.get(name, [])) != repr(rounded):
+            return f"it has {[*row_values]!r:.60} for {name!r}, the record {record_values!r:.60}"
     return ""
 
 
-def _count(column: Float32Changes, number: float, images: int) -> None:
+def _count_number(column: Float32Changes, number: float, images: int) -> None:
     column.numbers += images
     if not fits_float32(number):
         column.example = column.example if column.changed else number

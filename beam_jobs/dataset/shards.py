@@ -1,8 +1,8 @@
-"""Where a record goes: names, hashes and arithmetic on them.
+"""Names of splits and shards, and the hashes that assign records to them.
 
-The hashes are part of the disk contract. They are blake2b of the UTF-8 text, keyed by the seed: stable over machines,
-Python versions and runs, unlike `hash()`, and independent of one another through a purpose word. Changing
-anything here moves images between splits and shards, so it needs a new `FORMAT_VERSION` in `manifest.py`.
+The hashes are part of the disk contract. They are blake2b of the UTF-8 text, keyed by purpose and seed: equal on all
+machines, Python versions and runs, unlike `hash()`, and independent between purposes. Any change here moves images
+between splits and shards, so it needs a new `FORMAT_VERSION` in `manifest.py`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 SHARD_TEMPLATE = "data-{index:05d}-of-{count:05d}.tfrecord"
-SPLIT_PREFIX = "Split-"  # the layout TFX expects of an `Examples` artifact
+SPLIT_PREFIX = "Split-"  # as in the layout of a TFX `Examples` artifact
 ORDER, SPLIT = "order", "split"  # purposes of hashes
 
-_TEXTS = 8192
+_SLICE_ROWS = 8192
 
 
 def shard_name(index: int, count: int) -> str:
@@ -51,38 +51,38 @@ def hashes64(purpose: str, seed: int, texts: Iterable[str]) -> np.ndarray:
 
 
 def texts(column: pa.Array) -> Iterator[str]:
-    """Yields the texts of a column; there are never more than a few thousand Python strings at a time."""
-    for start in range(0, len(column), _TEXTS):
-        yield from column.slice(start, _TEXTS).to_numpy(zero_copy_only=False)
+    """Yields the texts of a column, a few thousand Python strings at a time."""
+    for start in range(0, len(column), _SLICE_ROWS):
+        yield from column.slice(start, _SLICE_ROWS).to_numpy(zero_copy_only=False)
 
 
-def splits_of(seed: int, groups: Iterable[str], shares: Mapping[str, float]) -> np.ndarray:
-    """Returns the split of each group, as its place in `shares`: a pure function of the name of the group.
+def assign_splits(seed: int, groups: Iterable[str], shares: Mapping[str, float]) -> np.ndarray:
+    """Returns the index in `shares` of the split of each group, int64[groups]; it depends on name, seed and shares.
 
     Args:
-      seed: salt; another seed is another split.
-      groups: what must stay together.
+      seed: salt of the hash; another seed gives another split.
+      groups: names of groups; the images of a group stay in one split.
       shares: split -> share, summing to 1, in a fixed order.
     """
     points = hashes64(SPLIT, seed, groups) / 2.0**64
     edges = list(itertools.accumulate(shares.values()))
-    edges[-1] = math.inf  # the shares add up to a hair under 1
+    edges[-1] = math.inf  # rounding may leave the sum of the shares below 1
     return np.searchsorted(edges, points, side="right")
 
 
 def shard_count(total_bytes: int, records: int, shard_bytes: float) -> int:
-    """Returns how many shards of about `shard_bytes` hold the data: at least 1, never more than there are records."""
+    """Returns the number of shards of about `shard_bytes` bytes for the data: at least 1, at most `records`."""
     return max(1, min(records, math.ceil(total_bytes / shard_bytes)))
 
 
 def cut(sizes: Sequence[int], count: int) -> list[int]:
     """Cuts an ordered list into `count` consecutive runs of nearly equal bytes.
 
-    Run i ends where the running total first reaches (i + 1) / count of the whole, so every run is within one record
-    of its fair share. Each run keeps at least one record.
+    Run i ends where the running total first reaches (i + 1) / count of the total, so the size of every run differs by
+    less than one record from an equal share. Each run has at least one record.
 
     Args:
-      sizes: bytes of each record, in order.
+      sizes: size of each record in bytes, in order.
       count: number of runs, at most `len(sizes)`.
 
     Returns:
@@ -95,10 +95,10 @@ def cut(sizes: Sequence[int], count: int) -> list[int]:
         raise ValueError(f"{len(sizes)} records cannot fill {count} shards")
     total = sum(sizes)
     edges = [0]
-    seen = 0
+    running_total = 0
     for position, size in enumerate(sizes):
         must_close = len(sizes) - position <= count - len(edges)
-        if len(edges) < count and position > edges[-1] and (must_close or seen * count >= total * len(edges)):
+        if len(edges) < count and position > edges[-1] and (must_close or running_total * count >= total * len(edges)):
             edges.append(position)
-        seen += size
+        running_total += size
     return [*edges, len(sizes)]

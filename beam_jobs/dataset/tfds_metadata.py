@@ -1,8 +1,8 @@
-"""What TensorFlow Datasets reads of a dataset: with these files beside it, `tfds.builder_from_directory` opens it.
+"""Metadata files of TensorFlow Datasets; with them, `tfds.builder_from_directory` opens a dataset.
 
 DIR/features.json                   the features of a record
-DIR/image-class-label.labels.txt    the class names, one a line
-DIR/dataset_info.json               the splits and where their shards lie
+DIR/image-class-label.labels.txt    the class names, one per line
+DIR/dataset_info.json               the splits and the paths of their shards
 """
 
 from __future__ import annotations
@@ -59,26 +59,23 @@ _EXTRA = {int: _INT64, float: _FLOAT, str: _TEXT}
 def files(
     splits: Mapping[str, SplitInfo], labels: tuple[str, ...], features: Mapping[str, _Feature], name: str
 ) -> dict[str, bytes]:
-    """Returns file name -> content of the files beside a dataset.
+    """Returns file name -> content of the metadata files.
 
     Args:
-      splits: of the dataset.
+      splits: splits of the dataset.
       labels: class names.
-      features: name -> feature, see `features_of`.
-      name: what to call the dataset.
+      features: name -> feature, see `describe_features`.
+      name: name of the dataset.
     """
-    written = {
-        FEATURES_NAME: _json(_nested(features)),
-        INFO_NAME: _json(_info(splits, name)),
-    }
-    listed = "".join(f"{' '.join(label.split())}\n" for label in labels).encode()  # a line each, whatever is in them
+    contents = {FEATURES_NAME: _json(_nest_features(features)), INFO_NAME: _json(_info(splits, name))}
+    label_lines = "".join(f"{' '.join(label.split())}\n" for label in labels).encode()
     for feature, file_name in ((record.LABEL, LABELS_NAME), (record.OBJECT_PREFIX + "class/label", OBJECT_LABELS_NAME)):
         if feature in features:
-            written[file_name] = listed
-    return written
+            contents[file_name] = label_lines
+    return contents
 
 
-def features_of(
+def describe_features(
     *, label_kind: str, labels: int, raw: bool, moments: bool, parts: frozenset[str], extra: Mapping[str, type]
 ) -> dict[str, _Feature]:
     """Returns record feature -> TFDS feature.
@@ -86,31 +83,34 @@ def features_of(
     Args:
       label_kind: one of `types.LABEL_KINDS`.
       labels: number of classes.
-      raw: whether images are stored as pixels; they are read as bytes then.
-      moments: whether records hold the moments of the channels, and the brightness.
-      parts: which of `objects`, `mask` and `weight` records hold.
+      raw: whether images are stored as pixels; TFDS then reads them as bytes.
+      moments: whether records have the moments of the channels, and the brightness.
+      parts: the annotations that records have: any of `objects`, `mask` and `weight`.
       extra: user column -> int, float or str; read as lists, because a cell may be empty.
     """
-    found: dict[str, _Feature] = {
+    features: dict[str, _Feature] = {
         record.ENCODED: _TEXT if raw else _image(3),
         **dict.fromkeys((record.FORMAT, record.FILENAME, record.SOURCE_URI, record.SHA256), _TEXT),
         **dict.fromkeys((record.HEIGHT, record.WIDTH, record.CHANNELS, record.BYTES), _INT64),
         record.ASPECT_RATIO: _FLOAT,
     }
     if moments:
-        found |= {**dict.fromkeys((record.MEAN_RGB, record.VAR_RGB), _tensor("float32", 3)), record.BRIGHTNESS: _FLOAT}
+        features |= {
+            **dict.fromkeys((record.MEAN_RGB, record.VAR_RGB), _tensor("float32", 3)),
+            record.BRIGHTNESS: _FLOAT,
+        }
     if label_kind == "single":
-        found |= {record.LABEL: _class_label(labels), record.TEXT: _TEXT}
+        features |= {record.LABEL: _class_label(labels), record.TEXT: _TEXT}
     elif label_kind == "multi":
-        found |= {record.LABEL: _sequence(_class_label(labels)), record.TEXT: _sequence(_TEXT)}
+        features |= {record.LABEL: _sequence(_class_label(labels)), record.TEXT: _sequence(_TEXT)}
     if "weight" in parts:
-        found[record.WEIGHT] = _FLOAT
+        features[record.WEIGHT] = _FLOAT
     if "mask" in parts:
-        found |= {record.MASK: _image(1), record.MASK_FORMAT: _TEXT}
+        features |= {record.MASK: _image(1), record.MASK_FORMAT: _TEXT}
     if "objects" in parts:
-        found |= _object_features(labels)
-    found |= {record.EXTRA_PREFIX + name: _sequence(_EXTRA[kind]) for name, kind in extra.items()}
-    return found
+        features |= _object_features(labels)
+    features |= {record.EXTRA_PREFIX + name: _sequence(_EXTRA[kind]) for name, kind in extra.items()}
+    return features
 
 
 def _object_features(labels: int) -> dict[str, _Feature]:
@@ -125,8 +125,8 @@ def _object_features(labels: int) -> dict[str, _Feature]:
     }
 
 
-def _nested(features: Mapping[str, _Feature]) -> _Feature:
-    """Returns nested dictionaries of features: TFDS joins their names with `/` to those of the records."""
+def _nest_features(features: Mapping[str, _Feature]) -> _Feature:
+    """Returns nested dictionaries of features; TFDS joins their names with `/` to the feature names of records."""
     inner: dict[str, Any] = {}
     for name, feature in features.items():
         head, _, rest = name.partition("/")
@@ -138,7 +138,8 @@ def _nested(features: Mapping[str, _Feature]) -> _Feature:
         "pythonClassName": _CORE + "features_dict.FeaturesDict",
         "featuresDict": {
             "features": {
-                name: value if "pythonClassName" in value else _nested(value) for name, value in sorted(inner.items())
+                name: value if "pythonClassName" in value else _nest_features(value)
+                for name, value in sorted(inner.items())
             }
         },
     }
@@ -162,7 +163,7 @@ def _info(splits: Mapping[str, SplitInfo], name: str) -> dict[str, Any]:
 
 
 def _split_name(split: str) -> str:
-    return "all_images" if split == "all" else split  # to TFDS `all` is every split together, itself included
+    return "all_images" if split == "all" else split  # TFDS reserves the name `all` for the union of the splits
 
 
 def _json(values: Mapping[str, Any]) -> bytes:

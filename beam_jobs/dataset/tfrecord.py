@@ -4,7 +4,7 @@ Source of the format: tensorflow/core/lib/io/record_writer.h. A record is
 
     uint64 length | uint32 masked crc32c of length | payload | uint32 masked crc32c of payload     (little endian)
 
-so a record starts at a known offset and costs `OVERHEAD` bytes beyond its payload.
+so a record has `OVERHEAD` bytes beyond its payload.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ HEAD = struct.Struct("<QI")  # length of the payload and its checksum
 TAIL = struct.Struct("<I")
 HEADER = HEAD.size  # bytes: 8 + 4
 OVERHEAD = HEAD.size + TAIL.size  # bytes
-MAX_RECORD_BYTES = 1 << 30  # of a payload, written or believed
+MAX_RECORD_BYTES = 1 << 30  # of a payload, written or read
 _MASK_DELTA = 0xA282EAD8
 
 
 def frame(payload: bytes) -> tuple[bytes, bytes, bytes]:
-    """Returns the three pieces to write for a payload; three, so that a large payload is not copied."""
+    """Returns the three pieces to write for a payload: header, payload and footer; the payload is not copied."""
     length = struct.pack("<Q", len(payload))
     return length + TAIL.pack(_checksum(length)), payload, TAIL.pack(_checksum(payload))
 
@@ -36,8 +36,8 @@ def read_records(stream: BinaryIO, name: str, max_bytes: int = MAX_RECORD_BYTES)
 
     Args:
       stream: binary stream at the start of the file.
-      name: what to call the file in errors.
-      max_bytes: longest payload believed; a forged length must not allocate the machine's memory.
+      name: name of the file in errors.
+      max_bytes: longest payload that is read; a forged length must not exhaust the memory.
 
     Raises:
       CorruptDataset: a checksum is wrong or the file ends inside a record; the message gives the offset.
@@ -55,20 +55,20 @@ def read_record_at(stream: BinaryIO, name: str, offset: int, max_bytes: int = MA
       CorruptDataset: no sound record starts there.
     """
     stream.seek(offset)
-    found = read_record(stream, name, offset, max_bytes)
-    if found is None:
+    payload = read_record(stream, name, offset, max_bytes)
+    if payload is None:
         raise CorruptDataset(f"{name} ends before offset {offset}; the manifest names a record there")
-    return found
+    return payload
 
 
 def read_record(stream: BinaryIO, name: str, offset: int, max_bytes: int = MAX_RECORD_BYTES) -> bytes | None:
-    """Returns the payload of the record at which a stream stands; None at the end of the file.
+    """Returns the payload of the next record of a stream; None at the end of the file.
 
     Args:
       stream: binary stream, at `offset`.
-      name: what to call the file in errors.
-      offset: what to call the place in errors.
-      max_bytes: longest payload believed.
+      name: name of the file in errors.
+      offset: position of the record in bytes, for errors.
+      max_bytes: longest payload that is read.
 
     Raises:
       CorruptDataset: the record is not sound.
@@ -91,12 +91,12 @@ def read_record(stream: BinaryIO, name: str, offset: int, max_bytes: int = MAX_R
 
 
 def begins_record(head: bytes) -> bool:
-    """Returns whether bytes are the `HEADER` of a record: whether the checksum of the length is right."""
+    """Returns whether bytes are the header of a record: `HEADER` bytes with the right checksum of the length."""
     return len(head) == HEADER and _checksum(head[:8]) == HEAD.unpack(head)[1]
 
 
 def masked(crc: int) -> int:
-    """Returns a crc32c as it stands in a file."""
+    """Returns the masked form of a crc32c, as files store it."""
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
 
 

@@ -1,6 +1,6 @@
-"""Verify: read a published dataset back, every byte of it, and compare it with what its manifest promises.
+"""Verify: read every byte of a published dataset and compare it with its manifest.
 
-Of each record: whether it holds an image of this format, and what its dataset says of it.
+Each record is decoded and compared with its format, its row of `images.parquet` and the labels of the dataset.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from beam_jobs.errors import BadImage, CorruptDataset
 from beam_jobs.images import sandbox
 from beam_jobs.options import STORED_LIMITS
 
-# Files -> for each height and width of its pixels, or why it cannot be decoded; `decoders.sizes` with its limits.
+# Decodes files: height and width of each in pixels, or its error; `sandbox.sizes` with its limits.
 Sizes = Callable[[Sequence[bytes]], Sequence[tuple[int, int] | BadImage]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
-    """What a record says of itself.
+class RecordCheck:
+    """Values of a record and the result of its check.
 
     Attributes:
-      key: identity of its image; empty when it cannot be read.
+      key: identity of the image; empty when the record cannot be read.
       labels: class names.
-      sha256: of the stored image, hex, as the record has it.
-      extra: feature name -> values of its user columns.
-      size: height and width of its image, in pixels.
-      problem: what is wrong with the record; empty for nothing.
+      sha256: sha256 of the stored image, hex, as the record gives it.
+      extra: feature name -> values of the user columns.
+      size: height and width of the image as the record gives them, in pixels.
+      problem: description of the first problem; empty for a sound record.
     """
 
     key: str
@@ -48,25 +48,25 @@ class Seen:
     problem: str
 
 
-def check_record(payloads: Sequence[bytes], dataset: Manifest, sizes: Sizes) -> list[Seen]:
-    """Checks types, labels, image and masks of records. Nothing in a payload makes it raise.
+def check_record(payloads: Sequence[bytes], dataset: Manifest, sizes: Sizes) -> list[RecordCheck]:
+    """Checks types, labels, image and masks of records. No payload makes it raise.
 
     Args:
-      payloads: of the records, whose checksums were right.
-      dataset: what they belong to.
-      sizes: decodes the images and masks of all of them in one go.
+      payloads: payloads of records with right checksums.
+      dataset: manifest of their dataset.
+      sizes: decodes the images and masks of all records in one call.
     """
-    read = [_read_record(payload, dataset) for payload in payloads]
-    decoded = iter(sizes([data for _, images, masks in read for data in (*images, *masks)]))
-    checked = []
-    for seen, images, masks in read:
-        sizes_of_files = [(what, next(decoded)) for what, files in (("image", images), ("mask", masks)) for _ in files]
-        checked.append(replace(seen, problem=seen.problem or _size_problem(seen, sizes_of_files)))
-    return checked
+    parsed = [_read_record(payload, dataset) for payload in payloads]
+    decoded = iter(sizes([data for _, images, masks in parsed for data in (*images, *masks)]))
+    checks = []
+    for check, images, masks in parsed:
+        file_sizes = [(kind, next(decoded)) for kind, files in (("image", images), ("mask", masks)) for _ in files]
+        checks.append(replace(check, problem=check.problem or _size_problem(check, file_sizes)))
+    return checks
 
 
-def _read_record(payload: bytes, dataset: Manifest) -> tuple[Seen, list[bytes], list[bytes]]:
-    """Returns what a record says of itself, and the image and masks to be decoded; none when it has a problem."""
+def _read_record(payload: bytes, dataset: Manifest) -> tuple[RecordCheck, list[bytes], list[bytes]]:
+    """Returns the values of a record, and its image and masks to decode; no files when it has a problem."""
     from google.protobuf.message import DecodeError
 
     key = sha256 = ""
@@ -77,9 +77,9 @@ def _read_record(payload: bytes, dataset: Manifest) -> tuple[Seen, list[bytes], 
     masks: list[bytes] = []
     try:
         values = record.decode(payload)
-        if wrong := record.type_problem(values):
-            return unreadable_record(f"not a record of this format: {wrong}"), [], []
-        extra = {name: found for name, found in values.items() if name.startswith(record.EXTRA_PREFIX)}
+        if problem := record.type_problem(values):
+            return _unreadable_record(f"not a record of this format: {problem}"), [], []
+        extra = {name: column for name, column in values.items() if name.startswith(record.EXTRA_PREFIX)}
         key, sha256 = values[record.FILENAME][0].decode(), values[record.SHA256][0].decode()
         labels = tuple(text.decode() for text in values.get(record.TEXT, ()))
         size = (values[record.HEIGHT][0], values[record.WIDTH][0])
@@ -87,12 +87,11 @@ def _read_record(payload: bytes, dataset: Manifest) -> tuple[Seen, list[bytes], 
         images, masks = ([], []) if problem else _record_files(values)
     except (DecodeError, KeyError, IndexError, UnicodeDecodeError) as error:
         problem = f"not a record of this format: {error!r}"
-    return Seen(key=key, labels=labels, sha256=sha256, extra=extra, size=size, problem=problem), images, masks
+    return RecordCheck(key=key, labels=labels, sha256=sha256, extra=extra, size=size, problem=problem), images, masks
 
 
-def unreadable_record(problem: str) -> Seen:
-    """Returns what is known of a record that cannot be read."""
-    return Seen(key="", labels=(), sha256="", extra={}, size=(0, 0), problem=problem)
+def _unreadable_record(problem: str) -> RecordCheck:
+    return RecordCheck(key="", labels=(), sha256="", extra={}, size=(0, 0), problem=problem)
 
 
 def _label_problem(values: dict[str, list], labels: tuple[str, ...], dataset: Manifest) -> str:
@@ -111,53 +110,53 @@ def _label_problem(values: dict[str, list], labels: tuple[str, ...], dataset: Ma
 def _image_problem(values: dict[str, list], key: str, sha256: str) -> str:
     encoded = values[record.ENCODED][0]
     if hashlib.sha256(encoded).hexdigest() != sha256:
-        return f"the image of {key!r} is not the one its sha256 was taken of"
+        return f"the image of {key!r} does not have the sha256 in its record"
     height, width = values[record.HEIGHT][0], values[record.WIDTH][0]
     if values[record.FORMAT][0] == b"raw" and len(encoded) != height * width * 3:
-        return f"{key!r} has {len(encoded)} bytes of pixels, its record says {width}x{height} of three each"
+        return f"{key!r} has {len(encoded)} bytes of pixels, its record says {width}x{height} pixels of 3 bytes"
     return ""
 
 
 def _record_files(values: dict[str, list]) -> tuple[list[bytes], list[bytes]]:
     """Returns the image, unless it is raw pixels, and the masks of a record."""
     images = [] if values[record.FORMAT][0] == b"raw" else [values[record.ENCODED][0]]
-    of_objects = values.get(record.OBJECT_PREFIX + "mask", [])
-    return images, [*values.get(record.MASK, []), *filter(None, of_objects)]  # an object without one has an empty one
+    object_masks = values.get(record.OBJECT_PREFIX + "mask", [])  # empty for an object without a segmentation
+    return images, [*values.get(record.MASK, []), *filter(None, object_masks)]
 
 
-def _size_problem(seen: Seen, decoded: Sequence[tuple[str, tuple[int, int] | BadImage]]) -> str:
-    height, width = seen.size
-    for what, size in decoded:
+def _size_problem(check: RecordCheck, decoded: Sequence[tuple[str, tuple[int, int] | BadImage]]) -> str:
+    height, width = check.size
+    for kind, size in decoded:
         if isinstance(size, BadImage):
-            return f"{seen.key!r} cannot be decoded: {size.detail}"
-        if size == seen.size:
+            return f"{check.key!r} cannot be decoded: {size.detail}"
+        if size == check.size:
             continue
-        if what == "image":
-            return f"{seen.key!r} decodes to {size[1]}x{size[0]} pixels, its record says otherwise"
-        return f"a mask of {seen.key!r} has {size[1]}x{size[0]} pixels, its image {width}x{height}"
+        if kind == "image":
+            return f"{check.key!r} decodes to {size[1]}x{size[0]} pixels, its record says {width}x{height}"
+        return f"a mask of {check.key!r} has {size[1]}x{size[0]} pixels, its image {width}x{height}"
     return ""
 
 
-_OTHER_SHA256 = f"its sha256 is not the one in {manifest.MANIFEST_NAME}"
+_SHA256_DIFFERS = f"its sha256 is not the one in {manifest.MANIFEST_NAME}"
 
 
 @dataclass(kw_only=True)
 class Verification:
-    """What was read and what was wrong.
+    """Result of `verify_dataset`.
 
     Examples:
       >>> from beam_jobs import verify_dataset
-      >>> found = verify_dataset("dataset")
-      >>> found.records, found.shards
+      >>> result = verify_dataset("dataset")
+      >>> result.records, result.shards
       (48, 2)
 
     Attributes:
-      shards: shards read.
-      records: records read and decoded.
-      bytes: bytes read.
+      shards: number of shards read.
+      records: number of records read and decoded.
+      bytes: number of bytes read.
       problems: one line per problem; empty when the dataset is sound.
-      leaks: one line per set of images that belong together, as copies, a group or grouped near duplicates, and lie in
-        several splits. The dataset is sound all the same.
+      leaks: one line per set of images that belong together (copies, a group or grouped near duplicates) and lie in
+        several splits. Leaks are no problems of the dataset.
     """
 
     shards: int = 0
@@ -168,7 +167,7 @@ class Verification:
 
 
 def verify(directory: str, threads: int = 1) -> Verification:
-    """Checks every checksum, every count and a decode of every record.
+    """Checks every checksum and every count, and decodes every record.
 
     Examples:
       >>> from pathlib import Path
@@ -180,23 +179,23 @@ def verify(directory: str, threads: int = 1) -> Verification:
       ['dataset/rejects.parquet has changed since it was published: its sha256 is not the one in dataset.json']
 
     Args:
-      directory: of a published dataset.
-      threads: threads that decode, at least 1.
+      directory: directory of a published dataset.
+      threads: number of threads that decode, at least 1.
 
     Returns:
-      what was found. Problems are collected, not raised, so that one run names them all.
+      counts and problems. Problems are collected, not raised, so that one run names all of them.
 
     Raises:
       SourceError: the directory is not a dataset.
-      CorruptDataset: `dataset.json` itself cannot be used.
+      CorruptDataset: `dataset.json` cannot be used.
     """
     dataset = manifest.load(directory)
     result = Verification()
     result.problems.extend(_check_manifest(directory))
     result.problems.extend(_check_tables(directory, dataset))
     result.problems.extend(_check_counts(dataset))
-    result.problems.extend(_stray_splits(directory, dataset))
-    result.leaks.extend(_leaks(directory, dataset))
+    result.problems.extend(_find_stray_splits(directory, dataset))
+    result.leaks.extend(_find_leaks(directory, dataset))
     try:
         rows = _rows_by_shard(directory)
     except CorruptDataset as error:
@@ -204,7 +203,7 @@ def verify(directory: str, threads: int = 1) -> Verification:
         if not any(manifest.IMAGES_NAME in problem for problem in result.problems):
             result.problems.append(str(error))
     for split, info in dataset.splits.items():
-        result.problems.extend(_strays(directory, split, {shard.name for shard in info.shards}))
+        result.problems.extend(_find_stray_files(directory, split, {shard.name for shard in info.shards}))
         labels: Counter[str] = Counter()
         for index, shard in enumerate(info.shards):
             path = storage.join(directory, shards.split_dir(split), shard.name)
@@ -219,14 +218,14 @@ def verify(directory: str, threads: int = 1) -> Verification:
 
 
 def _check_manifest(directory: str) -> Iterator[str]:
-    # Its checksum is over what it says; spaces and line ends say nothing, and can change as well.
+    # The checksum covers the values; this check covers spaces and line ends too.
     path = storage.join(directory, manifest.MANIFEST_NAME)
-    found = storage.read_bytes(path)
-    expected = manifest.serialise(json.loads(found))
-    if found != expected:
-        place = next((n for n, (one, other) in enumerate(zip(found, expected, strict=False)) if one != other), -1)
-        where = f"at byte {place}" if place >= 0 else f"after byte {min(len(found), len(expected))}"
-        yield f"{path} has changed since it was published: {where} it is not as Feedline writes it"
+    content = storage.read_bytes(path)
+    expected = manifest.serialise(json.loads(content))
+    if content != expected:
+        position = next((n for n, (one, other) in enumerate(zip(content, expected, strict=False)) if one != other), -1)
+        where = f"at byte {position}" if position >= 0 else f"after byte {min(len(content), len(expected))}"
+        yield f"{path} has changed since it was published: {where} it differs from what Feedline writes"
 
 
 def _check_tables(directory: str, dataset: Manifest) -> Iterator[str]:
@@ -234,7 +233,7 @@ def _check_tables(directory: str, dataset: Manifest) -> Iterator[str]:
         path = storage.join(directory, name)
         try:
             if storage.digest(path)[1] != expected:
-                yield f"{path} has changed since it was published: {_OTHER_SHA256}"
+                yield f"{path} has changed since it was published: {_SHA256_DIFFERS}"
         except OSError as error:
             yield f"{path} cannot be read: {error.strerror or error}"
 
@@ -252,39 +251,39 @@ def _rows_by_shard(directory: str) -> dict[tuple[str, int], list[dict[str, Any]]
     """Returns the rows of the image table by split and shard.
 
     Raises:
-      CorruptDataset: it is missing, damaged or over a limit.
+      CorruptDataset: the table is missing, damaged or over a limit.
     """
     path = storage.join(directory, manifest.IMAGES_NAME)
     try:
         table = schemas.read_published(path).select(["key", "split", "shard", "offset", "sha256", "extra"])
-        found = table.to_pylist()
+        rows = table.to_pylist()
     except (KeyError, UnicodeDecodeError) as error:
         raise CorruptDataset(f"{path} cannot be read: {error}; write the dataset again") from error
-    rows: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for row in found:
-        rows.setdefault((row["split"], row["shard"]), []).append(row)
-    return rows
+    rows_by_shard: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        rows_by_shard.setdefault((row["split"], row["shard"]), []).append(row)
+    return rows_by_shard
 
 
-def _leaks(directory: str, dataset: Manifest) -> list[str]:
-    kinds = lookup.leak_kinds_of(dataset.options.get("near_duplicates", "off"))
+def _find_leaks(directory: str, dataset: Manifest) -> list[str]:
+    kinds = lookup.select_leak_kinds(dataset.options.get("near_duplicates", "off"))
     try:
         images = schemas.read_published(storage.join(directory, manifest.IMAGES_NAME)).select(["key", "split", *kinds])
         return [str(leak) for leak in lookup.find_leaks(images, kinds)]
     except (CorruptDataset, KeyError, UnicodeDecodeError):
-        return []  # `_rows_by_shard` says so
+        return []  # `_rows_by_shard` reports the error
 
 
-def _stray_splits(directory: str, dataset: Manifest) -> Iterator[str]:
-    known = {shards.split_dir(split) for split in dataset.splits}
+def _find_stray_splits(directory: str, dataset: Manifest) -> Iterator[str]:
+    split_dirs = {shards.split_dir(split) for split in dataset.splits}
     for name in storage.list_dirs(directory):
-        if name.startswith(shards.SPLIT_PREFIX) and name not in known:
+        if name.startswith(shards.SPLIT_PREFIX) and name not in split_dirs:
             yield f"{name} is not a split of the dataset, but looks like one to readers that glob"
 
 
-def _strays(directory: str, split: str, known: set[str]) -> Iterator[str]:
+def _find_stray_files(directory: str, split: str, shard_names: set[str]) -> Iterator[str]:
     for name in storage.list_files(storage.join(directory, shards.split_dir(split))):
-        if name not in known:
+        if name not in shard_names:
             yield f"{shards.split_dir(split)}/{name} is not part of the dataset, but readers that glob would read it"
 
 
@@ -300,30 +299,29 @@ def _check_shard(
     try:
         yield from _check_file(path, shard)
         with storage.open_read(path) as stream:
-            found = _records(stream, path, rows or [])
+            batches = chunks_by_size(_read_shard(stream, path, rows or []), _payload_size)
             sizes = partial(sandbox.sizes, limits=STORED_LIMITS, processes=threads)
-            lot = partial(_seen, dataset=dataset, sizes=sizes)
-            checked = itertools.chain.from_iterable(map_ordered(lot, chunks_by_size(found, _size), threads))
-            count, last, whole = 0, -1, True
-            for one, seen in checked:
-                last = one.number
-                if isinstance(one.payload, CorruptDataset):
-                    whole = False
-                    yield f"{one.payload}{_image_at(rows, one)}"
+            check_batch = partial(_check_batch, dataset=dataset, sizes=sizes)
+            count, last, is_intact = 0, -1, True
+            for stored, check in itertools.chain.from_iterable(map_ordered(check_batch, batches, threads)):
+                last = stored.number
+                if isinstance(stored.payload, CorruptDataset):
+                    is_intact = False
+                    yield f"{stored.payload}{_name_image(rows, stored)}"
                     continue
                 count += 1
-                labels.update(seen.labels)
-                if seen.problem:
-                    yield f"{path} offset {one.offset}: {seen.problem}"
-                if problem := _row_problem(rows, one, seen):
-                    yield f"{path} offset {one.offset}: {problem}"
-                result.bytes += len(one.payload) + tfrecord.OVERHEAD
+                labels.update(check.labels)
+                if check.problem:
+                    yield f"{path} offset {stored.offset}: {check.problem}"
+                if problem := _row_problem(rows, stored, check):
+                    yield f"{path} offset {stored.offset}: {problem}"
+                result.bytes += len(stored.payload) + tfrecord.OVERHEAD
         result.records += count
-        if whole and count != shard.records:
+        if is_intact and count != shard.records:
             yield f"{path} holds {count} records, {manifest.MANIFEST_NAME} says {shard.records}"
-        if not whole and rows and last + 1 < len(rows):
+        if not is_intact and rows and last + 1 < len(rows):
             yield f"{path} ends before {len(rows) - last - 1} more records that {manifest.IMAGES_NAME} has for it"
-        if whole and rows is not None and count < len(rows):
+        if is_intact and rows is not None and count < len(rows):
             yield f"{path} holds {count} records, {manifest.IMAGES_NAME} has {len(rows)} rows for it"
     except OSError as error:
         yield f"{path} cannot be read: {error.strerror or error}"
@@ -331,15 +329,15 @@ def _check_shard(
 
 @dataclass(frozen=True, kw_only=True)
 class _Record:
-    """A record of a shard: its place among them, where it begins, and its payload or what is wrong with it."""
+    """A record of a shard: its index, its offset in bytes, and its payload or the error of reading it."""
 
     number: int
     offset: int
     payload: bytes | CorruptDataset
 
 
-def _records(stream: BinaryIO, path: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[_Record]:
-    """Yields every record; past a damaged length it goes on where a row says that another record begins."""
+def _read_shard(stream: BinaryIO, path: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[_Record]:
+    """Yields every record; after a damaged length it continues at the next offset in the rows."""
     starts = sorted({row["offset"] for row in rows if isinstance(row["offset"], int) and row["offset"] >= 0})
     number = offset = 0
     while True:
@@ -347,9 +345,9 @@ def _records(stream: BinaryIO, path: str, rows: Sequence[Mapping[str, Any]]) -> 
             payload = tfrecord.read_record(stream, path, offset)
         except CorruptDataset as error:
             yield _Record(number=number, offset=offset, payload=error)
-            behind = stream.tell()
-            if behind > offset + tfrecord.HEADER:  # its length is sound
-                number, offset = number + 1, behind
+            end = stream.tell()
+            if end > offset + tfrecord.HEADER:  # the length was right, so the next record begins here
+                number, offset = number + 1, end
                 continue
             number = bisect.bisect_right(starts, offset)
             if number == len(starts):
@@ -363,19 +361,19 @@ def _records(stream: BinaryIO, path: str, rows: Sequence[Mapping[str, Any]]) -> 
         number, offset = number + 1, offset + len(payload) + tfrecord.OVERHEAD
 
 
-def _size(one: _Record) -> int:
-    return len(one.payload) if isinstance(one.payload, bytes) else 0
+def _payload_size(stored: _Record) -> int:
+    return len(stored.payload) if isinstance(stored.payload, bytes) else 0
 
 
-def _seen(lot: Sequence[_Record], dataset: Manifest, sizes: Sizes) -> list[tuple[_Record, Seen]]:
-    checked = iter(check_record([one.payload for one in lot if isinstance(one.payload, bytes)], dataset, sizes))
+def _check_batch(batch: Sequence[_Record], dataset: Manifest, sizes: Sizes) -> list[tuple[_Record, RecordCheck]]:
+    checks = iter(check_record([one.payload for one in batch if isinstance(one.payload, bytes)], dataset, sizes))
     return [
-        (one, next(checked) if isinstance(one.payload, bytes) else unreadable_record(str(one.payload))) for one in lot
+        (one, next(checks) if isinstance(one.payload, bytes) else _unreadable_record(str(one.payload))) for one in batch
     ]
 
 
-def _image_at(rows: list[dict[str, Any]] | None, one: _Record) -> str:
-    """Returns which image a damaged record holds, as far as it is known."""
+def _name_image(rows: list[dict[str, Any]] | None, one: _Record) -> str:
+    """Returns the key of the image of a damaged record in brackets; empty when no row gives it."""
     if not rows or one.number >= len(rows) or rows[one.number]["offset"] != one.offset:
         return ""
     return f" (the image {rows[one.number]['key']!r})"
@@ -386,15 +384,15 @@ def _check_file(path: str, shard: Shard) -> Iterator[str]:
     if size != shard.bytes:
         yield f"{path} has {size} bytes, {manifest.MANIFEST_NAME} says {shard.bytes}"
     elif sha256 != shard.sha256:
-        yield f"{path} has changed since it was published: {_OTHER_SHA256}"
+        yield f"{path} has changed since it was published: {_SHA256_DIFFERS}"
 
 
-def _row_problem(rows: Sequence[Mapping[str, Any]] | None, one: _Record, seen: Seen) -> str:
-    """Returns where a record and its row differ; empty when they agree, or there is no image table."""
+def _row_problem(rows: Sequence[Mapping[str, Any]] | None, stored: _Record, check: RecordCheck) -> str:
+    """Returns the difference between a record and its row; empty when they agree, or without an image table."""
     if rows is None:
         return ""
-    row = rows[one.number] if one.number < len(rows) else {}
-    if (row.get("offset"), row.get("key"), row.get("sha256")) != (one.offset, seen.key, seen.sha256):
-        return f"{manifest.IMAGES_NAME} has no row for {seen.key!r} there"
-    different = schemas.column_mismatch(row["extra"], seen.extra)
-    return f"{manifest.IMAGES_NAME} differs from the record of {seen.key!r}: {different}" if different else ""
+    row = rows[stored.number] if stored.number < len(rows) else {}
+    if (row.get("offset"), row.get("key"), row.get("sha256")) != (stored.offset, check.key, check.sha256):
+        return f"{manifest.IMAGES_NAME} has no row for {check.key!r} at this offset"
+    different = schemas.column_mismatch(row["extra"], check.extra)
+    return f"{manifest.IMAGES_NAME} differs from the record of {check.key!r}: {different}" if different else ""

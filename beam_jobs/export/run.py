@@ -68,11 +68,11 @@ def export(options: ExportOptions, watch: Watch = _no_watch) -> Exported:
     dataset = manifest.load(options.dataset)
     splits = {name: dataset.split(name) for name in options.splits or dataset.splits}
     if options.to == "croissant":
-        with disk.explained("exporting", options.out, kept=False):
+        with disk.explain_errors("exporting", options.out, resumable=False):
             descriptions.write_croissant(options.dataset, dataset, options.out, options.about)
         return _make_result(options, dataset, {})
     out = staging.check(options.out)
-    with disk.explained("exporting", _parent_directory(out), kept=False):
+    with disk.explain_errors("exporting", _parent_directory(out), resumable=False):
         if options.to in STREAMED:
             return _export_records(options, dataset, splits, out, watch)
         with staging.staged(out) as stage:
@@ -95,7 +95,7 @@ def _export_records(
 ) -> Exported:
     target = _make_format(options.to, options.dataset, dataset)
     total_work = Progress(sum(info.records for info in splits.values()), sum(info.bytes for info in splits.values()))
-    disk.check_room(_parent_directory(out), total_work.bytes, "the export", kept=False)
+    disk.check_room(_parent_directory(out), total_work.bytes, "the export", resumable=False)
     system.local_progress.reset()
     with staging.staged(out) as stage:
         with watch("exporting", total_work, system.local_progress.read):

@@ -85,7 +85,7 @@ def _names_of(annotations: pa.ChunkedArray) -> Iterator[tuple[Names, Names]]:
 
 
 def _labels_of(text: str) -> tuple[Names, Names]:
-    annotations = schemas.annotations_of(text)
+    annotations = schemas.parse_annotations(text)
     if annotations is None:
         return (), ()
     return annotations.labels or (), tuple(item.label for item in annotations.objects or ())
@@ -274,7 +274,7 @@ def _leaks(rows: Rows, found: Clusters, places: np.ndarray, options: IngestOptio
     columns = {"split": names.take(pa.array(places % len(names))), "cluster": found.cluster, "near": found.near}
     for name, column in columns.items():
         images = images.append_column(name, column)
-    crossing = tuple(lookup.find_leaks(images, lookup.leak_kinds_of(options.near_duplicates), rows.is_new))
+    crossing = tuple(lookup.find_leaks(images, lookup.select_leak_kinds(options.near_duplicates), rows.is_new))
     if crossing and options.split_conflicts == "refuse":
         raise SplitConflict(
             f"{lookup.leak_sentence(crossing)}; mend the split column or the groups, leave such images out, or give "

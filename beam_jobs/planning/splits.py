@@ -94,7 +94,7 @@ def assign(
     still = np.flatnonzero(claims == free)
     names = units.names.take(pa.array(still))
     if classes is None:
-        places[still] = shards.splits_of(options.seed, shards.texts(names), options.shares)
+        places[still] = shards.assign_splits(options.seed, shards.texts(names), options.shares)
     else:
         hashes = shards.hashes64(shards.SPLIT, options.seed, shards.texts(names))
         member = claims[units.of] == free

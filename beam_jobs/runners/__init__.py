@@ -1,6 +1,6 @@
-"""Engines: what runs the Beam jobs of an ingest. The jobs and the bytes are the same; where they run differs.
+"""Engines: they run the Beam jobs of an ingest. The jobs and the written bytes are the same on every engine.
 
-Each engine is a module with a frozen dataclass of settings, `Options`, whose `open` makes it ready.
+Each engine is a module with a frozen dataclass of settings, `Options`, whose `open` starts the engine.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ ENGINES = ("local", "flink", "dataflow")
 
 
 class Engine(Protocol):
-    """Somewhere to run Beam jobs."""
+    """Settings of an engine that runs Beam jobs."""
 
     def open(self) -> AbstractContextManager[MakePipeline]:
-        """Makes the engine ready, and gives back on exit what that took.
+        """Starts the engine, and releases its resources on exit.
 
         Returns:
-          context of a function that makes the pipelines of an ingest, for `ingest.run(make_pipeline=...)`.
+          context manager of a function that creates the pipelines of an ingest, for `ingest.run(make_pipeline=...)`.
 
         Raises:
-          OptionError: the settings do not fit, or what they name cannot be reached.
+          OptionError: the settings do not fit together, or a service or file in them is not reachable.
         """
 
 
-def options_of(name: str) -> type[Engine]:
-    """Returns the dataclass of settings of an engine.
+def engine_settings(name: str) -> type[Engine]:
+    """Returns the dataclass of the settings of an engine.
 
     Raises:
-      OptionError: there is no such engine.
+      OptionError: the name is not in `ENGINES`.
     """
     if name not in ENGINES:
         raise OptionError(unknown("runner", name, ENGINES))

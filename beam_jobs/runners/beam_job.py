@@ -1,4 +1,4 @@
-"""Running one Beam job: watched while it runs, its errors turned into one line."""
+"""Running one Beam job with a display of its progress; its errors become one line."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from beam_jobs.common.system import Progress
 from beam_jobs.errors import FeedlineError, chain
 from beam_jobs.options import LOCAL_BEAM_ARGS
 
-_PLACE = re.compile(r" ?\[while running '[^']*'\]")  # Beam's, appended to the text of every error
-# What stands around the words of an error in a stack trace of Java, and the names of classes before them.
+_STEP_SUFFIX = re.compile(r" ?\[while running '[^']*'\]")  # Beam appends it to the text of every error
+# Frames of a Java stack trace, and class names before the message of an error.
 _FRAME = re.compile(r"\s*(at [\w.$/<>]+\(.*|\.\.\. \d+ more)?\s*$")
 _CLASSES = re.compile(r"^(Caused by: |([a-z]\w*\.)+[A-Z][\w$]*(: |$)|RuntimeError: (?=([a-z]\w*\.)*[A-Z]\w+: ))+")
 
-_LOOK_S = 2.0
-_ASK_AGAIN_S = 60.0
+_POLL_S = 2.0
+_RETRY_S = 60.0
 _LOGGER = logging.getLogger(__name__)
-_UNCANCELLED = "the job could not be cancelled and may still run, end it where it runs"
+_NOT_CANCELLED = "the job could not be cancelled and may still run; cancel it in Flink or Dataflow"
 
 MakePipeline = Callable[[], beam.Pipeline]
-# Takes the name of a stage, what it will have done at its end, and how to ask what it has done; shows it meanwhile.
+# Takes the name of a stage, its total work and a function that returns the finished work; shows it in its context.
 Watch = Callable[[str, Progress, Callable[[], Progress]], AbstractContextManager[object]]
 
 
-class Unanswered(Exception):
-    """A service does not say how a job is, which may be as well as ever; the text is what went wrong.
+class NoAnswer(Exception):
+    """A service gives no answer about a job, which may run well; the text is the cause.
 
-    What an engine raises of `wait_until_finish` instead of an error, for the job to be asked for again.
+    An engine raises it from `wait_until_finish`, which is then called again.
     """
 
 
@@ -50,7 +50,7 @@ def local_pipeline() -> beam.Pipeline:
     return beam.Pipeline(options=PipelineOptions(list(LOCAL_BEAM_ARGS)))
 
 
-def unwatched(*_: object) -> AbstractContextManager[object]:
+def no_watch(*_: object) -> AbstractContextManager[object]:
     """A `Watch` that shows nothing."""
     return contextlib.nullcontext()
 
@@ -59,26 +59,26 @@ def run_job(stage: str, total: Progress, transform: beam.PTransform, make_pipeli
     """Runs a pipeline of one transform to its end.
 
     Args:
-      stage: what the job does, such as `examining`.
-      total: what it will have done.
-      transform: takes the root of a pipeline; its `tally`, if it has one, returns a function that tells what is done
-        from what the workers left in files.
-      make_pipeline: makes the pipeline.
-      watch: shows how far it is.
+      stage: name of the work, such as `examining`.
+      total: total work of the job.
+      transform: root transform of the pipeline; its optional method `tally` returns a function that returns the
+        finished work from files of the workers.
+      make_pipeline: creates the pipeline.
+      watch: shows the progress.
 
     Raises:
-      FeedlineError: the runner failed; its own text is the cause.
+      FeedlineError: the runner failed; the error of the runner is the cause.
     """
     system.local_progress.reset()
     job = _Job(transform)
-    with _one_line_errors(stage, job), watch(stage, total, job.done), _tidied(make_pipeline()) as pipeline:
+    with _explain_errors(stage, job), watch(stage, total, job.done), _without_leftovers(make_pipeline()) as pipeline:
         pipeline | transform.label >> transform
         job.follow(pipeline.run())
 
 
 @contextlib.contextmanager
-def _tidied(pipeline: beam.Pipeline) -> Iterator[beam.Pipeline]:
-    """Removes the temporary directory of a pipeline, which Beam leaves when it does not come to run it."""
+def _without_leftovers(pipeline: beam.Pipeline) -> Iterator[beam.Pipeline]:
+    """Removes the temporary directory of a pipeline; Beam leaves it when the pipeline does not start."""
     try:
         yield pipeline
     finally:
@@ -86,52 +86,52 @@ def _tidied(pipeline: beam.Pipeline) -> Iterator[beam.Pipeline]:
 
 
 class Tally:
-    """Adds up the files that finished units of work leave behind; each is read once."""
+    """Sums the progress in the files of finished units of work; each file is read once."""
 
     def __init__(self, directory: str, names: Iterable[str], read: Callable[[str, bytes], Progress | None]) -> None:
-        """Names the files.
+        """Stores the names of the files.
 
         Args:
-          directory: where they appear.
-          names: of all of them.
-          read: takes name and content and returns what was done, or None for a file of another run.
+          directory: directory of the files.
+          names: names of all files.
+          read: takes name and content of a file and returns its progress, or None for a file of another run.
         """
         self._directory = directory
-        self._awaited = set(names)
+        self._pending = set(names)
         self._read = read
         self._done = Progress()
-        self._next_look = 0.0
-        self._lock = threading.Lock()  # a bar and a line may ask at once, from threads of their own
+        self._next_update = 0.0
+        self._lock = threading.Lock()  # two displays may call it from different threads
 
     def __call__(self) -> Progress:
-        """Returns what is done by now, or was two seconds ago: a bar asks more often than a store likes."""
+        """Returns the finished work, at most two seconds old: displays call it more often than stores allow."""
         with self._lock:
-            if time.monotonic() >= self._next_look:
-                self._next_look = time.monotonic() + _LOOK_S
-                self._look()
+            if time.monotonic() >= self._next_update:
+                self._next_update = time.monotonic() + _POLL_S
+                self._update()
             return self._done
 
-    def _look(self) -> None:
-        for name in self._awaited.intersection(storage.list_files(self._directory)):
-            done = self._read(name, storage.read_bytes(storage.join(self._directory, name)))
-            if done is not None:
-                self._done += done
-                self._awaited.remove(name)
+    def _update(self) -> None:
+        for name in self._pending.intersection(storage.list_files(self._directory)):
+            progress = self._read(name, storage.read_bytes(storage.join(self._directory, name)))
+            if progress is not None:
+                self._done += progress
+                self._pending.remove(name)
 
 
 class _Job:
     def __init__(self, transform: beam.PTransform) -> None:
         self._tally: Callable[[], Progress] | None = transform.tally() if hasattr(transform, "tally") else None
         self._result: Any = None
-        self.remark = ""  # what belongs behind the text of an error
+        self.remark = ""  # follows the text of an error
 
     def follow(self, result: Any) -> None:
-        """Waits for a running job, which answers `done` from now on; cancels it when the user ends it, or it fails."""
+        """Waits for a running job, the source of `done` from now on; cancels it after Ctrl-C or an error."""
         self._result = result
         try:
-            state = _end_of(result)
+            state = _wait_until_finish(result)
         except BaseException:
-            self.remark = f"; {_UNCANCELLED}"  # which a second Ctrl-C leaves standing
+            self.remark = f"; {_NOT_CANCELLED}"  # stays when a second Ctrl-C interrupts `cancel`
             with contextlib.suppress(Exception):
                 result.cancel()
                 self.remark = ""
@@ -140,70 +140,68 @@ class _Job:
             raise RuntimeError(f"the job ended as {state}")
 
     def done(self) -> Progress:
-        """Returns what is done: counted in this process by an in-process runner.
+        """Returns the finished work.
 
-        Of any other runner its metrics tell, or the files of finished units of work, whichever is further: Flink hands
-        over metrics when all is done, and other services long after the work.
+        An in-process runner counts it in this process. For other runners it is the larger of the metrics and the files
+        of finished units of work: Flink provides metrics at the end of a job, and other services with a delay.
         """
-        here = system.local_progress.read()
-        if here.images or self._result is None:
-            return here
-        # No metrics yet, or a hiccup of the service or the store; the job does not need an answer.
+        progress = system.local_progress.read()
+        if progress.images or self._result is None:
+            return progress
+        # Without metrics, or after an error of the service or the store, the display misses one update.
         with contextlib.suppress(Exception):
-            here = _from_metrics(self._result)
+            progress = _read_metrics(self._result)
         if self._tally is not None:
             with contextlib.suppress(Exception):
-                here = max(here, self._tally(), key=lambda found: found.images)
-        return here
+                progress = max(progress, self._tally(), key=lambda candidate: candidate.images)
+        return progress
 
 
-def _end_of(result: Any) -> Any:
-    """Returns the state in which a job ends, however long its service gives no answer."""
+def _wait_until_finish(result: Any) -> Any:
+    """Returns the final state of a job; it waits through any time without an answer of the service."""
     while True:
         try:
             return result.wait_until_finish()
-        except Unanswered as error:
-            again = f"the job goes on, and is asked for again in {_ASK_AGAIN_S:.0f} s; Ctrl-C cancels it"
-            _LOGGER.warning("%s; %s", error, again)
-        time.sleep(_ASK_AGAIN_S)
+        except NoAnswer as error:
+            _LOGGER.warning("%s; the job continues, the next request is in %.0f s; Ctrl-C cancels it", error, _RETRY_S)
+        time.sleep(_RETRY_S)
 
 
-def _from_metrics(result: Any) -> Progress:
+def _read_metrics(result: Any) -> Progress:
     counters = result.metrics().query(MetricsFilter())["counters"]
-    found = {counter.key.metric.name: counter.committed or counter.attempted or 0 for counter in counters}
-    rejects = found.get("rejects", 0)
-    return Progress(found.get("images", 0) + rejects, found.get("bytes", 0), rejects)
+    values = {counter.key.metric.name: counter.committed or counter.attempted or 0 for counter in counters}
+    rejects = values.get("rejects", 0)
+    return Progress(values.get("images", 0) + rejects, values.get("bytes", 0), rejects)
 
 
 @contextlib.contextmanager
-def _one_line_errors(stage: str, job: _Job) -> Iterator[None]:
+def _explain_errors(stage: str, job: _Job) -> Iterator[None]:
     try:
         yield
     except FeedlineError as error:
-        error.args = (f"{_PLACE.sub('', str(error))}{job.remark}",)
+        error.args = (f"{_STEP_SUFFIX.sub('', str(error))}{job.remark}",)
         raise
     except KeyboardInterrupt as error:
         if job.remark:
-            error.args = (_UNCANCELLED,)
+            error.args = (_NOT_CANCELLED,)
         raise
     except Exception as error:
         if _was_interrupted(error):
             raise KeyboardInterrupt from error
-        last = _last_words(error)
         raise FeedlineError(
-            f"{stage} failed: {last}; what was finished is kept, run the same command again{job.remark}"
+            f"{stage} failed: {_last_line(error)}; what was finished is kept, run the same command again{job.remark}"
         ) from error
 
 
-def _last_words(error: Exception) -> str:
-    """Returns the last line of an error that says something: the innermost cause, where runners quote stack traces."""
-    details = getattr(error, "details", None)  # of gRPC, whose own text is a page
+def _last_line(error: Exception) -> str:
+    """Returns the last line of an error that is no stack frame: in a stack trace, the innermost cause."""
+    details = getattr(error, "details", None)  # the message of gRPC, whose complete text is a page
     text = str(details() if callable(details) else error)
-    lines = [line for line in _PLACE.sub("", text).splitlines() if not _FRAME.fullmatch(line)]
-    words = [_CLASSES.sub("", line.strip()) for line in lines]
-    return next(filter(None, reversed(words)), type(error).__name__)
+    lines = [line for line in _STEP_SUFFIX.sub("", text).splitlines() if not _FRAME.fullmatch(line)]
+    messages = [_CLASSES.sub("", line.strip()) for line in lines]
+    return next(filter(None, reversed(messages)), type(error).__name__)
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
-    # The in-process runner works in the main thread and wraps what it meets there, Ctrl-C included.
-    return any(isinstance(one, KeyboardInterrupt) for one in chain(error))
+    # The in-process runner runs in the main thread and wraps exceptions, including `KeyboardInterrupt`.
+    return any(isinstance(linked, KeyboardInterrupt) for linked in chain(error))

@@ -1,7 +1,4 @@
-"""What an ingest takes: its work, the seconds of a core that each kind of image took, and the bill of Dataflow.
-
-Of Dataflow it is time, vCPU hours and requests.
-"""
+"""Cost estimate of an ingest: core seconds from measured rates, and time, vCPU hours and requests of Dataflow."""
 
 from __future__ import annotations
 
@@ -12,9 +9,9 @@ from typing import Any
 
 from beam_jobs.options import IngestOptions
 
-# Images/s of a whole ingest on both cores of the machine that `benchmarks/results/latest.json` describes, by policy and
-# facts: the sections `ingest` (500x375 pixels) and `large` (2000x1500 pixels) of that file, as `make bench` left them.
-# Two busy cores are the right measure of a cloud vCPU, which is one of the two hardware threads of a core.
+# Images/s of a complete ingest on both cores of the machine that `benchmarks/results/latest.json` describes, by policy
+# and facts: the sections `ingest` (500x375 pixels) and `large` (2000x1500 pixels) that `make bench` wrote there. Two
+# busy cores correspond to cloud vCPUs, which are hardware threads: two of a core.
 RATES_SMALL = {
     ("copy", "basic"): 1518.0,
     ("copy", "all"): 1348.0,
@@ -23,39 +20,39 @@ RATES_SMALL = {
     ("raw", "all"): 621.0,
 }
 RATES_LARGE = {("resize", "basic"): 299.0, ("resize", "all"): 269.0}
-# A bare decode of the same files: what `copy` adds for every further pixel, for it decodes at full size.
+# Images/s of decoding the same files at full size, which is the cost of `copy` per additional pixel.
 DECODE_SMALL, DECODE_LARGE = 2216.0, 316.0
 CORES = 2
 SMALL_MEGAPIXELS, LARGE_MEGAPIXELS = 0.1875, 3.0
 
-# Seconds of a core that the client for Google Storage takes to read one image of 400 kB; 0.9 ms for 56 kB. Measured
-# over loopback from the emulator of the tests, so without the encryption and the distance of the real service.
+# Core seconds of the client for Google Storage to read one image of 400 kB; 0.9 ms for 56 kB. Measured over loopback
+# with the emulator of the tests, so without the encryption and the latency of the real service.
 REQUEST_SECONDS = 0.0013
 
-# Wall time from the command to its end for 24 photographs of 240x320 pixels, which take no time of their own: the
-# smallest of 5 runs in this process, and of 2 on the mini cluster with a parallelism of 2. Both on two cores of a
-# virtual machine that had other work, with files in the page cache. It is imports, then on Flink the job server, and
-# for each of two jobs the workers and their imports.
+# Wall time of the command for 24 photographs of 240x320 pixels, whose own time is negligible: the minimum of 5 runs in
+# this process, and of 2 runs on the mini cluster with a parallelism of 2. Both on two cores of a virtual machine with
+# other load, with files in the page cache. It consists of imports, on Flink the start of the job server, and for each
+# of two jobs the start of the workers and their imports.
 LOCAL_START_SECONDS = 12.0
 FLINK_START_SECONDS = 39.0
 
-# The plan is made where the command runs, not on the workers: section `plan` of the same file, a million images.
+# The plan is computed in the process of the command: section `plan` of the same file, a million images.
 PLAN_SECONDS_PER_IMAGE = 4.2e-6
 PLAN_BYTES_PER_IMAGE = 900
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What an ingest has to do. Estimated, but for what the listing of the source tells.
+    """Estimated work of an ingest; images and their bytes are from the listing of the source.
 
     Attributes:
-      images: to ingest.
-      read_bytes: of their files, read once to examine them and once more to write them.
-      written_bytes: of the shards.
-      buckets: units of examining.
-      shards: split -> units of writing.
-      core_seconds: of computing, both jobs together.
-      requests: for images, to an object store; 0 for local files.
+      images: number of images to ingest.
+      read_bytes: size of their files; each is read twice, to examine and to write the image.
+      written_bytes: size of the shards.
+      buckets: number of units of examining.
+      shards: split -> number of units of writing.
+      core_seconds: computing time of both jobs, in seconds of one core.
+      requests: number of requests for images to an object store; 0 for local files.
       remote: whether images are read from an object store or a web server.
     """
 
@@ -70,17 +67,17 @@ class Work:
 
     @property
     def units(self) -> int:
-        """The most units that can be worked on at a time in both jobs."""
+        """The largest number of concurrent units in both jobs, at least 1."""
         return max(1, min(self.buckets, sum(self.shards.values())))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bill:
-    """What some work takes on an engine.
+    """Estimated cost of some work on an engine.
 
     Attributes:
       lines: name -> text, to print.
-      values: the same for machines: numbers in the unit that their name says.
+      values: name -> number for programs, in the unit in its name.
     """
 
     lines: Mapping[str, str]
@@ -88,40 +85,37 @@ class Bill:
 
 
 def core_seconds(options: IngestOptions, megapixels: float) -> float:
-    """Returns the seconds of a core that examining and writing one image takes, its reading not counted.
+    """Returns the core seconds of examining and writing one image, without reading it.
 
-    Measured with JPEG files at two sizes and drawn out in a straight line between and beyond them, which is near enough
-    for a plan and no more.
+    It is linear in the megapixels, from measurements with JPEG files of two sizes; the accuracy is that of an estimate.
 
     Args:
-      options: policy and facts.
-      megapixels: of the image as it is read.
+      options: options of the ingest, with policy and facts.
+      megapixels: size of the source image.
     """
     policy, facts = options.pixels.policy, options.facts
-    # `raw` was measured with every fact alone; those are little of what it does.
+    # `raw` was measured only with all facts, which are a small part of its time.
     small = CORES / RATES_SMALL.get((policy, facts), RATES_SMALL[policy, "all"])
     if policy == "copy":
         slope = _slope(CORES / DECODE_SMALL, CORES / DECODE_LARGE)
-    else:  # both decode at the smallest scale that will do
+    else:  # `raw` and `resize` decode at the smallest sufficient scale
         slope = _slope(CORES / RATES_SMALL["resize", "all"], CORES / RATES_LARGE["resize", "all"])
-    least = CORES / RATES_SMALL["copy", "basic"] / 4  # no image is free, however small
-    return max(least, small + slope * (megapixels - SMALL_MEGAPIXELS))
+    minimum = CORES / RATES_SMALL["copy", "basic"] / 4  # for very small images
+    return max(minimum, small + slope * (megapixels - SMALL_MEGAPIXELS))
 
 
-def on_cores(work: Work, cores: int, start_seconds: float) -> Bill:
-    """Returns the bill of machines of your own: time on so many cores.
+def core_bill(work: Work, cores: int, start_seconds: float) -> Bill:
+    """Returns the bill of machines without a price: the time on a number of cores.
 
     Args:
-      work: to do.
-      cores: that do it.
-      start_seconds: before the first image, and between the jobs.
+      work: work of the ingest.
+      cores: number of cores.
+      start_seconds: time before the first image and between the jobs.
     """
     seconds = start_seconds + work.core_seconds / cores
-    waiting = ", and what the network takes" if work.remote else ""
-    started = f"of which {duration(start_seconds)} are starting"
-    lines = {
-        "time": f"{duration(seconds)}, {started}, on {about(cores)} cores like those of the benchmarks{waiting}",
-    }
+    network = ", plus the time of the network" if work.remote else ""
+    start = f"of which {duration(start_seconds)} are starting"
+    lines = {"time": f"{duration(seconds)}, {start}, on {about(cores)} cores like those of the benchmarks{network}"}
     return Bill(
         lines=lines, values={"cores": cores, "seconds": float(f"{seconds:.3g}"), "start_seconds": start_seconds}
     )
@@ -132,14 +126,14 @@ def _slope(small_seconds: float, large_seconds: float) -> float:
 
 
 def about(value: float, unit: str = "") -> str:
-    """Returns a number with two significant digits, which is more than an estimate is good for."""
+    """Returns a number with two significant digits and its unit."""
     rounded = float(f"{value:.2g}")
     text = f"{rounded:,.0f}" if abs(rounded) >= 10 else f"{rounded:g}"
     return f"{text} {unit}".strip()
 
 
 def duration(seconds: float) -> str:
-    """Returns a time in seconds, minutes or hours, two significant digits of it."""
+    """Returns a time in seconds, minutes or hours, with two significant digits."""
     if seconds < 1:
         return "under 1 s"
     if seconds < 90:
@@ -148,17 +142,17 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Returns bytes in the unit that fits."""
+    """Returns a number of bytes with two significant digits, in B to TB."""
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 995:  # two digits of more are a thousand
+        if count < 995:  # 995 and more round to 1000
             return about(count, unit)
         count /= 1000
     return about(count, "TB")
 
 
-_DATAFLOW_JOBS = 2  # each starts workers of its own
-_BUSY_SHARE = 0.7  # of the time in which a paid core works
-_STARTUP_MINUTES = 5  # from asking for a worker to its first image; an image with Feedline in it takes less
+_DATAFLOW_JOBS = 2  # each starts its workers
+_BUSY_SHARE = 0.7  # of the paid time of a core
+_STARTUP_MINUTES = 5  # from the request of a worker to its first image; less with a container image of Feedline
 _WRITES_PER_UNIT = 4  # the file, its facts or sidecar, and their renames
 _LISTED_PER_REQUEST = 1000
 
@@ -168,34 +162,33 @@ class DataflowPool:
     """The workers of a job.
 
     Attributes:
-      region: where they run.
-      machine_type: name of what each is.
-      cores: virtual cores of each.
-      least: workers to begin with; 0 for the choice of the service.
-      most: workers at most.
+      region: region of the workers.
+      machine_type: machine type of a worker.
+      cores: number of virtual cores of a worker.
+      min_workers: number of workers at the start; 0 for the choice of the service.
+      max_workers: largest number of workers.
     """
 
     region: str
     machine_type: str
     cores: int
-    least: int
-    most: int
+    min_workers: int
+    max_workers: int
 
     def workers(self, units: int) -> int:
-        """Returns how many of them some units of work keep busy, a unit a core."""
-        return max(self.least, min(self.most, math.ceil(units / self.cores)))
+        """Returns the number of workers for a number of concurrent units of work, one unit per core."""
+        return max(self.min_workers, min(self.max_workers, math.ceil(units / self.cores)))
 
 
 def dataflow_bill(work: Work, pool: DataflowPool, vcpu_hour_price: float) -> Bill:
-    """Returns what some work takes.
+    """Returns the bill of Dataflow.
 
-    The workers are taken to be as many as there is work for from the beginning; autoscaling gets there in minutes and
-    pays for fewer meanwhile.
+    The estimate assumes the final number of workers from the start; autoscaling starts with fewer for some minutes.
 
     Args:
-      work: what there is to do.
-      pool: what it is done on.
-      vcpu_hour_price: of a vCPU hour, in any currency; 0 for an estimate without money.
+      work: work of the ingest.
+      pool: workers of the jobs.
+      vcpu_hour_price: price of a vCPU hour, in any currency; 0 for an estimate without a cost.
     """
     workers = pool.workers(work.units)
     cores = workers * pool.cores
@@ -205,7 +198,7 @@ def dataflow_bill(work: Work, pool: DataflowPool, vcpu_hour_price: float) -> Bil
     cost = vcpu_hours * vcpu_hour_price
     writes = _writes(work)
     lines = {
-        "workers": f"{workers} x {pool.machine_type} in {pool.region}, at most {pool.most}",
+        "workers": f"{workers} x {pool.machine_type} in {pool.region}, at most {pool.max_workers}",
         "time": f"{duration(seconds)}, of which {duration(starting)} are starting",
         "paid": f"{about(worker_hours, 'worker hours')} = {about(vcpu_hours, 'vCPU hours')}",
         "requests": f"{about(work.requests)} to read, {about(writes)} to write and list",
@@ -214,7 +207,7 @@ def dataflow_bill(work: Work, pool: DataflowPool, vcpu_hour_price: float) -> Bil
     }
     values = {
         "workers": workers,
-        "max_workers": pool.most,
+        "max_workers": pool.max_workers,
         "seconds": _rounded(seconds),
         "worker_hours": _rounded(worker_hours),
         "vcpu_hours": _rounded(vcpu_hours),

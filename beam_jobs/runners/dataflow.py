@@ -1,11 +1,11 @@
 """Google Cloud Dataflow: the two jobs of an ingest run on machines that the service starts and stops.
 
-The scan, the plan and the publishing happen where the command runs; the workers read images and write shards. Source
-and output lie where both can reach them, in buckets. The settings are checked before a request is sent.
+The process of the command scans, plans and publishes; the workers read images and write shards. Source and output are
+in buckets, which both can reach. The settings are checked before a request is sent.
 
-The workers get this very code: a wheel of the installed package, a `setup.py`, or an image that holds it. The wheel is
-packed file by file, so it needs no checkout, no build tool and no network; its direct dependencies are pinned to the
-versions that are installed here.
+The workers run the same code: from a wheel of the installed package, a `setup.py`, or a container image. The wheel is
+written here from the installed files, without checkout, build tool or network; its direct dependencies are pinned to
+the installed versions.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 
 
 ALGORITHMS = ("THROUGHPUT_BASED", "NONE")
-LEAST_DISK_GB = 25
+MIN_DISK_GB = 25  # for operating system and package
 _PROJECT = re.compile(r"(?:[a-z][-a-z0-9.]*[a-z0-9]:)?[a-z][-a-z0-9]{4,28}[a-z0-9]")
 _REGION = re.compile(r"[a-z]+-[a-z]+\d+")
 _BUCKET_PATH = re.compile(r"gs://[a-z0-9][-_a-z0-9.]+[a-z0-9]/.+")
 _JOB_NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,48}[a-z0-9])?")
 _LABEL = re.compile(r"[a-z][-_a-z0-9]{0,62}=[-_a-z0-9]{0,63}")
 _SUBNETWORK = re.compile(r"(?:https://\S+/)?regions/(?P<region>[-a-z0-9]+)/subnetworks/[-a-z0-9]+")
-# Arguments of Beam that are settings here under another name, or that would undo what is promised of every job.
-_TAKEN = {
+# Arguments of Beam with another name in these settings, or empty for arguments that the engine sets.
+_RESERVED_ARGUMENTS = {
     "machine_type": "worker_machine_type",
     "label": "labels",
     "extra_package": "package",
@@ -76,41 +76,41 @@ def check_bucket_path(name: str, value: str) -> None:
 
 
 def check_names(job_name: str, labels: Mapping[str, str]) -> None:
-    """Raises `OptionError` for a name of jobs or a label that the service does not take."""
+    """Raises `OptionError` for a job name or a label that the service does not allow."""
     _match("job_name", job_name, _JOB_NAME, "up to 50 of a-z, 0-9 and -, beginning with a letter")
     for key, value in labels.items():
         _match("labels", f"{key}={value}", _LABEL, "up to 63 of a-z, 0-9, - and _ each, as {team: vision}")
 
 
-def check_workers(algorithm: str, least: int, most: int, disk_gb: int) -> None:
-    """Raises `OptionError` for numbers of machines or sizes of their disks that cannot be."""
-    if least > most:
-        raise OptionError(f"num_workers is {least}, more than max_num_workers, {most}; raise that one")
-    if algorithm == "NONE" and not least:
-        raise OptionError("autoscaling_algorithm is 'NONE' and num_workers is 0; say how many workers there should be")
-    if 0 < disk_gb < LEAST_DISK_GB:
-        raise OptionError(f"disk_size_gb is {disk_gb}; system and package need {LEAST_DISK_GB}, 0 is the default")
+def check_workers(algorithm: str, num_workers: int, max_num_workers: int, disk_gb: int) -> None:
+    """Raises `OptionError` for numbers of workers or a disk size that are not possible."""
+    if num_workers > max_num_workers:
+        raise OptionError(f"num_workers is {num_workers}, more than max_num_workers, {max_num_workers}; raise that one")
+    if algorithm == "NONE" and not num_workers:
+        raise OptionError("autoscaling_algorithm is 'NONE' and num_workers is 0; set num_workers to at least 1")
+    if 0 < disk_gb < MIN_DISK_GB:
+        raise OptionError(f"disk_size_gb is {disk_gb}; it must be at least {MIN_DISK_GB}, or 0 for the default")
 
 
 def check_network(account: str, subnetwork: str, region: str, project: str) -> None:
-    """Raises `OptionError` for an account or a subnetwork that cannot be."""
+    """Raises `OptionError` for an invalid account or subnetwork."""
     if account and account.count("@") != 1:
         raise OptionError(f"service_account_email is {account!r}; write it as NAME@{project}.iam.gserviceaccount.com")
     if not subnetwork:
         return
-    found = _SUBNETWORK.fullmatch(subnetwork)
-    if not found:
+    match = _SUBNETWORK.fullmatch(subnetwork)
+    if not match:
         raise OptionError(f"subnetwork is {subnetwork!r}; write it as regions/{region}/subnetworks/NAME")
-    if found["region"] != region:
-        raise OptionError(f"subnetwork lies in {found['region']}, the workers in {region}; name one of that region")
+    if match["region"] != region:
+        raise OptionError(f"subnetwork is in {match['region']}, the workers in {region}; name one of that region")
 
 
 def check_code(*, sdk_container_image: str, package: str, setup_file: str) -> None:
-    """Raises `OptionError` unless the workers get the code in one way, and what is named is there."""
-    ways = {"sdk_container_image": sdk_container_image, "package": package, "setup_file": setup_file}
-    given = [name for name, value in ways.items() if value]
-    if len(given) > 1:
-        raise OptionError(f"{' and '.join(given)} exclude one another: the workers get the code in one way; give one")
+    """Raises `OptionError` for several sources of the code of the workers, or a missing file."""
+    sources = {"sdk_container_image": sdk_container_image, "package": package, "setup_file": setup_file}
+    names = [name for name, value in sources.items() if value]
+    if len(names) > 1:
+        raise OptionError(f"{' and '.join(names)} exclude one another: the workers get the code in one way; give one")
     if setup_file and os.path.basename(setup_file) != "setup.py":
         raise OptionError(f"setup_file is {setup_file!r}; it must be the path of a setup.py")
     if package and not package.endswith((".whl", ".tar.gz")):
@@ -121,78 +121,79 @@ def check_code(*, sdk_container_image: str, package: str, setup_file: str) -> No
 
 
 def check_argument(text: str, settings: Collection[str]) -> None:
-    """Raises `OptionError` unless the text is an argument of Beam that is not a setting of the engine too."""
+    """Raises `OptionError` unless the text is an argument of Beam that is not a setting of the engine."""
     if not text.startswith("--"):
         raise OptionError(f"beam_args holds {text!r}; write arguments as --name=value")
     name = text[2:].partition("=")[0]
-    ours = name if name in settings else _TAKEN.get(name)
-    if ours is not None:
-        raise OptionError(f"beam_args holds {text!r}; {f'set {ours} instead' if ours else 'the engine decides that'}")
+    setting = name if name in settings else _RESERVED_ARGUMENTS.get(name)
+    if setting is not None:
+        remedy = f"set {setting} instead" if setting else "remove it, the engine sets it"
+        raise OptionError(f"beam_args holds {text!r}; {remedy}")
 
 
 def check_reachable(ingest: IngestOptions) -> None:
     """Raises `OptionError` for a source or an output that workers cannot reach."""
     if not ingest.out.startswith("gs://"):
         raise OptionError(f"--out is {ingest.out!r}; workers of Dataflow write to a bucket, as gs://my-bucket/dataset")
-    ends = tuple(f".{kind}" for kind in TABLE_KINDS)
+    suffixes = tuple(f".{kind}" for kind in TABLE_KINDS)
     kind = ingest.source_kind
-    # A table may lie here: the workers only read the images that it names.
-    if kind in TABLE_KINDS or (kind == "auto" and ingest.source.lower().endswith(ends)):
+    # A table may be on this machine: the workers read only the images that it names.
+    if kind in TABLE_KINDS or (kind == "auto" and ingest.source.lower().endswith(suffixes)):
         return
     if not storage.is_remote(ingest.source):
         raise OptionError(
-            f"the source {ingest.source!r} lies on this machine, where no worker of Dataflow reads it; copy it with "
+            f"the source {ingest.source!r} is on this machine, where no worker of Dataflow reads it; copy it with "
             "`gcloud storage cp --recursive` and give its gs:// address"
         )
 
 
 def check_packed_clients(ingest: IngestOptions) -> None:
-    """Raises `OptionError` for a source in S3, where workers install what is packed here: that leaves out extras."""
+    """Raises `OptionError` for a source in S3: workers with the default package do not have the extra `aws`."""
     if ingest.source.startswith("s3://"):
         raise OptionError(
-            f"the source {ingest.source!r} lies in S3, which workers cannot read with what they install by default; "
+            f"the source {ingest.source!r} is in S3, which workers cannot read with the default package; "
             "set sdk_container_image to an image built with --build-arg EXTRAS=gcp,aws"
         )
 
 
-def _match(name: str, value: str, pattern: re.Pattern[str], wanted: str) -> None:
+def _match(name: str, value: str, pattern: re.Pattern[str], expected: str) -> None:
     if not pattern.fullmatch(value):
-        raise OptionError(f"{name} is {value!r}; it must be {wanted}")
+        raise OptionError(f"{name} is {value!r}; it must be {expected}")
 
 
 _MACHINE_NAME = re.compile(r"[a-z]\d[a-z]?-(?:standard|highmem|highcpu)-(?P<cores>\d+)")
 _CUSTOM_MACHINE = re.compile(r"(?:[a-z]\d[a-z]?-)?custom-(?P<cores>\d+)-\d+(?:-ext)?")
 
 
-def cores_of(name: str) -> int:
-    """Returns the virtual cores of the machine type that a name stands for.
+def machine_cores(name: str) -> int:
+    """Returns the number of virtual cores of a machine type.
 
     Raises:
-      OptionError: it is no such name.
+      OptionError: the name is no machine type with at least one core.
     """
-    found = _CUSTOM_MACHINE.fullmatch(name) or _MACHINE_NAME.fullmatch(name)
-    if not found or not int(found["cores"]):
+    match = _CUSTOM_MACHINE.fullmatch(name) or _MACHINE_NAME.fullmatch(name)
+    if not match or not int(match["cores"]):
         raise OptionError(
             f"worker_machine_type is {name!r}; name one of Compute Engine with at least one whole core, such as "
             "n2-standard-4, n2-highmem-8 or custom-4-16384"
         )
-    return int(found["cores"])
+    return int(match["cores"])
 
 
 _DISTRIBUTION = "feedline"
 _PACKAGES = ("beam_jobs", "components", "pipeline", "trainer")
-_LEFT_OUT = ("Provides-Extra", "License-File", "Dynamic")  # of no use in a worker, or about files that are not in it
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that zip knows: equal code is an equal file
+_OMITTED_FIELDS = ("Provides-Extra", "License-File", "Dynamic")  # extras, and fields about files outside the wheel
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time of zip; a constant, so that equal code gives equal files
 
 
 def build_wheel(directory: str) -> str:
-    """Packs the installed package into a wheel, byte for byte the same for the same code.
+    """Packs the installed package into a wheel; equal code gives equal bytes.
 
     Args:
-      directory: where to put it.
+      directory: directory of the wheel.
 
     Returns:
-      the path of the wheel.
+      path of the wheel.
     """
     version = metadata.version(_DISTRIBUTION)
     info = f"{_DISTRIBUTION}-{version}.dist-info"
@@ -213,26 +214,27 @@ def build_wheel(directory: str) -> str:
 
 
 def pinned_requirements() -> list[str]:
-    """Returns the direct dependencies of the package, fixed to what is installed here; extras are left out."""
-    found = []
+    """Returns the direct dependencies of the package with their installed versions, without extras."""
+    pins = []
     for text in metadata.requires(_DISTRIBUTION) or []:
-        asked = Requirement(text)
-        if asked.marker is None or asked.marker.evaluate({"extra": ""}):  # workers have the Python of this process
-            extras = f"[{','.join(sorted(asked.extras))}]" if asked.extras else ""
-            found.append(f"{asked.name}{extras}=={metadata.version(asked.name)}")
-    return found
+        dependency = Requirement(text)
+        if dependency.marker is None or dependency.marker.evaluate({"extra": ""}):  # workers have the same Python
+            extras = f"[{','.join(sorted(dependency.extras))}]" if dependency.extras else ""
+            pins.append(f"{dependency.name}{extras}=={metadata.version(dependency.name)}")
+    return pins
 
 
 def _wheel_metadata() -> str:
-    known = metadata.metadata(_DISTRIBUTION)
-    names = [name for name in dict.fromkeys(known) if name not in (*_LEFT_OUT, "Requires-Dist", "Description")]
-    kept = [(name, value) for name in names for value in known.get_all(name) or []]
-    kept += [("Requires-Dist", requirement) for requirement in pinned_requirements()]
-    return "".join(f"{name}: {value}\n" for name, value in kept)
+    installed = metadata.metadata(_DISTRIBUTION)
+    omitted = (*_OMITTED_FIELDS, "Requires-Dist", "Description")
+    names = [name for name in dict.fromkeys(installed) if name not in omitted]
+    fields = [(name, value) for name in names for value in installed.get_all(name) or []]
+    fields += [("Requires-Dist", requirement) for requirement in pinned_requirements()]
+    return "".join(f"{name}: {value}\n" for name, value in fields)
 
 
 def _wheel_sources() -> Iterator[tuple[str, bytes]]:
-    """Yields name in the wheel and content of every file of the packages."""
+    """Yields the name in the wheel and the content of every file of the packages."""
     root = Path(__file__).parent.parent.parent
     for package in _PACKAGES:
         for path in sorted((root / package).rglob("*")):
@@ -253,7 +255,7 @@ _JOBS = ("examine", "write")
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Options(settings.Options):
-    """Where the jobs run, on what, and how the code gets there. 0 and empty leave a choice to the service.
+    """Settings of the jobs, their workers and the code of the workers. 0 and empty leave a choice to the service.
 
     Attributes:
       project: id of the project that owns the jobs and pays for them.
@@ -278,7 +280,7 @@ class Options(settings.Options):
       beam_args: further arguments for Beam, as `--dataflow_kms_key=...`.
 
     Raises:
-      OptionError: a value cannot be right; the message names it and what is allowed.
+      OptionError: a value is invalid; the message names it and what is allowed.
     """
 
     project: str
@@ -308,7 +310,7 @@ class Options(settings.Options):
         if self.staging_location:
             check_bucket_path("staging_location", self.staging_location)
         check_names(self.job_name, self.labels)
-        cores_of(self.worker_machine_type)
+        machine_cores(self.worker_machine_type)
         check_workers(self.autoscaling_algorithm, self.num_workers, self.max_num_workers, self.disk_size_gb)
         check_network(self.service_account_email, self.subnetwork, self.region, self.project)
         check_code(sdk_container_image=self.sdk_container_image, package=self.package, setup_file=self.setup_file)
@@ -318,21 +320,20 @@ class Options(settings.Options):
     @property
     def worker_cores(self) -> int:
         """Virtual cores of a worker."""
-        return cores_of(self.worker_machine_type)
+        return machine_cores(self.worker_machine_type)
 
     def check(self, ingest: IngestOptions) -> None:
         """Checks that the workers can reach what an ingest reads and writes.
 
         Raises:
-          OptionError: source or output lies on the machine that the command runs on, or in a store that the workers
-            have no client of.
+          OptionError: source or output is on the machine of the command, or in a store without a client on the workers.
         """
         check_reachable(ingest)
         if not (self.sdk_container_image or self.package or self.setup_file):
             check_packed_clients(ingest)
 
     def arguments(self, directory: str) -> list[str]:
-        """Returns the arguments of Beam for a job; packs the code into `directory` where it is not given."""
+        """Returns the arguments of Beam for a job; the default source of the code is a wheel, packed in `directory`."""
         values = {
             "runner": "DataflowRunner",
             "project": self.project,
@@ -353,14 +354,14 @@ class Options(settings.Options):
             values["extra_package"] = self.package or build_wheel(directory)
         switches = [] if self.use_public_ips else ["--no_use_public_ips"]
         labels = [f"--labels={key}={value}" for key, value in self.labels.items()]
-        # With its default pickler Beam would ship everything in `__main__`, and so fail on what a command line holds.
+        # With its default pickler Beam would send all objects of `__main__`, some of which cannot be pickled.
         switches.append("--no_save_main_session")
-        switches.append("--experiments=disable_logging_submission_environment")  # it runs pip, which need not be here
+        switches.append("--experiments=disable_logging_submission_environment")  # which runs pip, which may be missing
         return [f"--{key}={value}" for key, value in values.items() if value] + labels + switches + list(self.beam_args)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[MakePipeline]:
-        """See `Engine`. Nothing is asked of the service yet, but there must be credentials to ask with."""
+        """See `Engine`. It checks that there are credentials, and sends no request to the service."""
         try:
             from beam_jobs.runners import dataflow_jobs
         except ImportError as error:
@@ -373,15 +374,15 @@ class Options(settings.Options):
             yield dataflow_jobs.pipelines(arguments, names)
 
     def bill(self, work: Work) -> Bill:
-        """Returns what some work takes: machines, time, vCPU hours and requests, and money where there is a price."""
+        """Returns the bill of some work: machines, time, vCPU hours and requests, and the cost if a price is set."""
         return cost_estimate.dataflow_bill(
             work,
             cost_estimate.DataflowPool(
                 region=self.region,
                 machine_type=self.worker_machine_type,
                 cores=self.worker_cores,
-                least=self.num_workers,
-                most=self.num_workers if self.autoscaling_algorithm == "NONE" else self.max_num_workers,
+                min_workers=self.num_workers,
+                max_workers=self.num_workers if self.autoscaling_algorithm == "NONE" else self.max_num_workers,
             ),
             self.vcpu_hour_price,
         )

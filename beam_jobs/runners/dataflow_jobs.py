@@ -1,7 +1,7 @@
-"""Jobs on Dataflow: checked before they are sent, reported in one line, stopped when the waiting process ends.
+"""Jobs on Dataflow: checked before they are sent, with errors of one line, cancelled when the command ends.
 
-Checked is the graph as the workers will get it: how large it is, and what is pickled into it. That works on the proto
-alone, so that it can be looked at without a service.
+The check covers the size of the graph and the code and paths that are pickled into it. It needs only the proto of the
+graph, not the service.
 """
 
 from __future__ import annotations
@@ -24,53 +24,51 @@ from apache_beam.transforms.environments import DockerEnvironment
 
 from beam_jobs import stack
 from beam_jobs.errors import FeedlineError, OptionError
-from beam_jobs.runners.beam_job import MakePipeline, Unanswered
+from beam_jobs.runners.beam_job import MakePipeline, NoAnswer
 from beam_jobs.storage import is_remote
 from beam_jobs.storage.object_stores import gcs
 
-_PICKLED_ELEMENT = b"\xff\x80"  # as Beam's coder of any object marks it
-MAX_BYTES = 10_000_000  # of the service, for the graph of a job
+_PICKLED_ELEMENT = b"\xff\x80"  # prefix of Beam's coder for any object
+MAX_BYTES = 10_000_000  # limit of the service for the graph of a job
 
 
 def check_graph(proto: Any) -> None:
-    """Checks a job before it is sent.
+    """Checks the graph of a job before it is sent.
 
     Args:
       proto: `beam_runner_api_pb2.Pipeline`.
 
     Raises:
-      FeedlineError: Dataflow would refuse the job, or its workers could not load it.
+      FeedlineError: Dataflow would refuse the job, or its workers could not run it.
     """
     count = proto.ByteSize()
     if count > MAX_BYTES:
         raise FeedlineError(
             f"the graph of the job has {count / 1e6:.1f} MB, Dataflow takes {MAX_BYTES / 1e6:.0f}; it lists every unit "
-            "of work, so make fewer of them with a larger --shard-mb, or a larger `bucket_images`"
+            "of work, so set a larger --shard-mb or `bucket_images` for fewer units"
         )
     for name, payload in pickled_functions(proto).items():
         texts = set(pickled_words(payload))
         if "__main__" in texts:
             raise FeedlineError(f"{name} holds code of __main__, which no worker can import; move it into a module")
-        if here := next((text for text in texts if text.endswith(".parquet") and not is_remote(text)), ""):
-            raise FeedlineError(
-                f"{here} lies on this machine, where no worker reads it; give an --out in a gs:// bucket"
-            )
+        if path := next((text for text in texts if text.endswith(".parquet") and not is_remote(text)), ""):
+            raise FeedlineError(f"{path} is on this machine, where no worker reads it; give an --out in a gs:// bucket")
 
 
 def pickled_functions(proto: Any) -> dict[str, bytes]:
-    """Returns the name of every step with code in it -> that code, as Beam pickled it."""
-    found = {}
+    """Returns step -> pickled code, for the steps that have code."""
+    functions = {}
     for transform in proto.components.transforms.values():
         if not transform.spec.urn.startswith("beam:transform:pardo:"):
             continue
         payload = beam_runner_api_pb2.ParDoPayload.FromString(transform.spec.payload)
         if payload.do_fn.urn == PICKLED_DOFN_INFO:
-            found[transform.unique_name] = payload.do_fn.payload
-    return found
+            functions[transform.unique_name] = payload.do_fn.payload
+    return functions
 
 
 def pickled_words(payload: bytes) -> Iterator[str]:
-    """Yields every text in some pickled code and its elements, names of modules among them. Nothing is executed."""
+    """Yields every text in pickled code and its elements, including names of modules. Nothing is executed."""
     pending = [bz2.decompress(base64.b64decode(payload))]
     while pending:
         for _, argument, _ in pickletools.genops(pending.pop()):
@@ -80,7 +78,7 @@ def pickled_words(payload: bytes) -> Iterator[str]:
                 pending.append(argument[1:])
 
 
-# What to do about the answers that users meet; others say enough themselves.
+# HTTP status -> remedy; the messages of other answers are clear.
 _REMEDIES = {
     401: f"log in again with `{gcs.LOGIN}`",
     403: "enable the API with `gcloud services enable dataflow.googleapis.com`, and ask for the role Dataflow Admin",
@@ -91,23 +89,23 @@ _REMEDIES = {
 
 
 def check_credentials() -> None:
-    """Checks that there are credentials of Google Cloud, without asking what they are good for.
+    """Checks that there are credentials of Google Cloud; their permissions are not checked.
 
     Raises:
-      OptionError: there are none.
+      OptionError: there are no credentials.
     """
     if reason := gcs.missing_login():
         raise OptionError(reason)
 
 
 def pipelines(arguments: Sequence[str], names: Sequence[str]) -> MakePipeline:
-    """Returns a function that makes the pipelines of an ingest, one after the other.
+    """Returns a function that creates the pipelines of an ingest, one per call.
 
     Args:
-      arguments: of Beam, for every job.
-      names: the argument of each job that names it, in order.
+      arguments: arguments of Beam for every job.
+      names: `--job_name` argument of each job, in order.
     """
-    # The store of the source is asked before there is a pipeline, and should be asked in the same name.
+    # The store of the source is used before there is a pipeline, and should get the same options.
     FileSystems.set_options(PipelineOptions(list(arguments)))
     remaining = iter(names)
 
@@ -118,17 +116,17 @@ def pipelines(arguments: Sequence[str], names: Sequence[str]) -> MakePipeline:
 
 
 class _Pipeline(beam.Pipeline):
-    """A pipeline that is looked at before it is sent."""
+    """A pipeline whose graph is checked before it is sent."""
 
     def run(self, test_runner_api: bool | str = "AUTO") -> Any:
-        # Any image will do for looking; with the real one Beam would pack the code once more.
-        look = DockerEnvironment.from_container_image("unused")
-        check_graph(self.to_runner_api(default_environment=look))
-        with _one_line(), _quiet():
-            return _Running(super().run(test_runner_api), self.runner, self.options.view_as(GoogleCloudOptions))
+        # The check works with any image; with the real one Beam would pack the code once more.
+        environment = DockerEnvironment.from_container_image("unused")
+        check_graph(self.to_runner_api(default_environment=environment))
+        with _explain_errors(), _without_logs():
+            return _Job(super().run(test_runner_api), self.runner, self.options.view_as(GoogleCloudOptions))
 
 
-class _Running:
+class _Job:
     """A job of the service."""
 
     def __init__(self, result: Any, runner: DataflowRunner, options: GoogleCloudOptions) -> None:
@@ -137,56 +135,56 @@ class _Running:
         self._options = options
 
     def wait_until_finish(self) -> Any:
-        """Waits for the end of the job, and returns how it ended.
+        """Waits for the end of the job, and returns its state.
 
         Raises:
-          FeedlineError: it failed.
-          Unanswered: the service did not say how it is, for as long as Beam's client goes on asking: ten minutes.
+          FeedlineError: the job failed.
+          NoAnswer: the service gave no answer for ten minutes, the limit of Beam's client.
         """
-        # Beam's own way of waiting loses the error of the thread that asks, and takes it for the end of the job.
+        # Beam's own `wait_until_finish` loses the error of its polling thread, and treats it as the end of the job.
         try:
             while not self._result.is_in_terminal_state():
                 self._runner.poll_for_job_completion(self._runner, self._result, None)
         except Exception as error:
-            raise Unanswered(f"Dataflow does not say how the job at {self._place()} is: {_words(error)}") from error
-        with _one_line(self._place()):
+            raise NoAnswer(f"Dataflow gives no answer about the job at {self._url()}: {_message(error)}") from error
+        with _explain_errors(self._url()):
             return self._result.wait_until_finish()
 
     def cancel(self) -> None:
-        """Stops the job, unless it has ended: without this process it would go on and be paid for."""
+        """Cancels the job, unless it has ended: it would continue and be paid for."""
         if not self._result.is_in_terminal_state():
             self._result.cancel()
 
     def metrics(self) -> Any:
-        """Returns the metrics of the job, as Beam does."""
+        """Returns the metrics of the job as an object of Beam."""
         return self._result.metrics()
 
-    def _place(self) -> str:
+    def _url(self) -> str:
         options = self._options
         return f"https://console.cloud.google.com/dataflow/jobs/{options.region}/{self._result.job_id()}"
 
 
 @contextlib.contextmanager
-def _one_line(place: str = "") -> Iterator[None]:
-    """Turns what the service says into one line."""
+def _explain_errors(url: str = "") -> Iterator[None]:
+    """Raises errors of the service, and with a URL of a job all errors, as `FeedlineError` with one line."""
     try:
         yield
     except FeedlineError:
         raise
     except Exception as error:
-        if refusal := stack.refusal_of_dataflow(error):
+        if refusal := stack.dataflow_refusal(error):
             remedy = _REMEDIES.get(refusal[0], "")
-            message = f"Dataflow refused: {_words(error)}"
+            message = f"Dataflow refused: {_message(error)}"
             raise FeedlineError("; ".join(part for part in (message, remedy) if part)) from error
-        if not place:
+        if not url:
             raise
         advice = "what was finished is kept, run the same command again"
-        raise FeedlineError(f"a job on Dataflow failed: {_words(error)}; its logs are at {place}; {advice}") from error
+        raise FeedlineError(f"a job on Dataflow failed: {_message(error)}; its logs are at {url}; {advice}") from error
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps Beam from logging a refusal in its own words, many lines of them, and remarks about the wheel."""
+def _without_logs() -> Iterator[None]:
+    """Suppresses the log of Beam about a refusal, which has many lines, and about the wheel."""
     logger = logging.getLogger("apache_beam.runners")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -196,9 +194,9 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _words(error: Exception) -> str:
-    """Returns one line about an error: what the service says, or the last line of anything else."""
-    if refusal := stack.refusal_of_dataflow(error):
+def _message(error: Exception) -> str:
+    """Returns the message of the service, or the last line of another error."""
+    if refusal := stack.dataflow_refusal(error):
         status, reason = refusal
         return f"{' '.join(reason.split()) or 'no reason given'} ({status})"
     lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -1,6 +1,6 @@
-"""Beam on Apache Flink: a mini cluster in one JVM of this machine, or a cluster that is there already.
+"""Beam on Apache Flink: a mini cluster in one JVM of this machine, or an existing cluster.
 
-A cluster is asked what it is before anything is sent to it.
+The version and the slots of a cluster are checked before a job is sent to it.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _TIMEOUT_S = 15.0
 
 @plain_dataclass(frozen=True, kw_only=True)
 class ClusterOverview:
-    """What a cluster says of itself.
+    """Version and size of a cluster.
 
     Attributes:
-      version: of Flink, such as `1.19.3`.
-      slots: of all its task managers, free or not.
-      task_managers: how many there are.
+      version: version of Flink, such as `1.19.3`.
+      slots: number of slots of all task managers, free or not.
+      task_managers: number of task managers.
     """
 
     version: str
@@ -50,66 +50,66 @@ class ClusterOverview:
 
     @property
     def minor(self) -> str:
-        """The version as `flink_version` names it, such as `1.19`."""
+        """The minor version as in `flink_version`, such as `1.19`."""
         return ".".join(self.version.split(".")[:2])
 
     def has_room(self, parallelism: int) -> bool:
-        """Returns whether as many units of work find a slot, at least one if the number is left to the cluster."""
+        """Returns whether the cluster has a slot per unit of work, at least one slot."""
         return self.slots >= max(1, parallelism)
 
 
 def cluster_slots(master: str, version: str, parallelism: int) -> int:
-    """Returns how many units of work will run at a time on a cluster.
+    """Returns the number of concurrent units of work on a cluster.
 
     Args:
       master: see `cluster_overview`.
-      version: of Flink that it must have, such as `1.19`.
-      parallelism: units of work asked for; 0 takes every slot.
+      version: required minor version of Flink, such as `1.19`.
+      parallelism: requested number of concurrent units; 0 takes every slot.
 
     Raises:
-      OptionError: the cluster does not answer, is of another version, or has fewer slots than asked for.
+      OptionError: the cluster does not answer, has another version, or has fewer slots than requested.
     """
     try:
-        found = cluster_overview(master)
+        overview = cluster_overview(master)
     except ConnectionError as error:
         raise OptionError(
             f"flink_master is {master}, which does not answer as the REST endpoint of a Flink cluster "
             f"({error}); start the cluster, correct the address, or leave it out for a mini cluster on this machine"
         ) from error
-    if found.minor != version:
+    if overview.minor != version:
         raise OptionError(
-            f"the cluster at {master} runs Flink {found.version}, flink_version is {version}; "
-            f"set --runner-option flink_version={found.minor}, if that is one that Beam knows"
+            f"the cluster at {master} runs Flink {overview.version}, flink_version is {version}; "
+            f"set --runner-option flink_version={overview.minor}, if Beam supports that version"
         )
-    if not found.has_room(parallelism):
+    if not overview.has_room(parallelism):
         raise OptionError(
-            f"the cluster at {master} has {found.slots} slots, parallelism is {parallelism}; "
+            f"the cluster at {master} has {overview.slots} slots, parallelism is {parallelism}; "
             "start more task managers, or lower --runner-option parallelism"
         )
-    return parallelism or found.slots
+    return parallelism or overview.slots
 
 
 def cluster_overview(master: str, timeout_s: float = _TIMEOUT_S) -> ClusterOverview:
-    """Asks a cluster what it is.
+    """Requests version and size of a cluster.
 
     Args:
-      master: `host:port` of its REST endpoint, which may have `http://` or `https://` before it.
-      timeout_s: seconds without an answer after which it is given up.
+      master: `host:port` of its REST endpoint, optionally with `http://` or `https://`.
+      timeout_s: time to wait for an answer, in seconds.
 
     Raises:
-      ConnectionError: it does not answer as a Flink cluster does; the message is the reason, one line.
+      ConnectionError: the endpoint does not answer like a Flink cluster; the message is the reason, one line.
     """
     try:
         url = f"{cluster_url(master).rstrip('/')}/overview"
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:  # noqa: S310 - http or https: `cluster_url`
-            found = json.load(answer)
+            overview = json.load(answer)
         return ClusterOverview(
-            version=str(found["flink-version"]),
-            slots=int(found["slots-total"]),
-            task_managers=int(found.get("taskmanagers", 0)),
+            version=str(overview["flink-version"]),
+            slots=int(overview["slots-total"]),
+            task_managers=int(overview.get("taskmanagers", 0)),
         )
     except (OSError, ValueError, TypeError, KeyError, http.client.HTTPException) as error:
-        raise ConnectionError(_unanswered_because(error)) from error
+        raise ConnectionError(_connection_problem(error)) from error
 
 
 def cluster_url(master: str) -> str:
@@ -117,25 +117,25 @@ def cluster_url(master: str) -> str:
     return master if master.startswith(("http://", "https://")) else f"http://{master}"
 
 
-def _unanswered_because(error: Exception) -> str:
+def _connection_problem(error: Exception) -> str:
     if isinstance(error, http.client.HTTPException) and not isinstance(error, OSError):
-        return "it speaks no HTTP"  # the error quotes whatever came instead
+        return "it speaks no HTTP"  # the text of the error quotes the received bytes
     return " ".join(str(getattr(error, "reason", error)).split()) or type(error).__name__
 
 
 LOCAL = "[local]"
-VERSIONS = ("1.17", "1.18", "1.19", "1.20", "2.0")  # those that Beam publishes a job server for
+VERSIONS = ("1.17", "1.18", "1.19", "1.20", "2.0")  # for which Beam publishes a job server
 WORKER = "feedline-worker"  # the console script of `beam_jobs.runners.flink_worker`
 
 _SIZE = re.compile(r"[1-9]\d*[mg]")
 _ADDRESS = re.compile(r"(https?://)?[\w.-]+(:\d{1,5})?(/[\w./-]*)?")
-_PLACE = re.compile(r"[\w.-]+:\d{1,5}")
+_HOST_PORT = re.compile(r"[\w.-]+:\d{1,5}")
 
 
 def worker_path() -> str:
-    """Returns the path of the worker: of this environment, or the first on `PATH`; where it should be if it is not."""
-    place = os.path.join(sys.prefix, "bin")
-    return shutil.which(WORKER, path=place) or shutil.which(WORKER) or os.path.join(place, WORKER)
+    """Returns the path of the worker program: in this environment, or the first on `PATH`; the former if missing."""
+    directory = os.path.join(sys.prefix, "bin")
+    return shutil.which(WORKER, path=directory) or shutil.which(WORKER) or os.path.join(directory, WORKER)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -179,21 +179,21 @@ class Options(settings.Options):
             )
         if not _SIZE.fullmatch(self.java_memory):
             raise OptionError(f"java_memory is {self.java_memory!r}; it must be a size such as 512m or 2g")
-        if self.worker_pool and not _PLACE.fullmatch(self.worker_pool):
+        if self.worker_pool and not _HOST_PORT.fullmatch(self.worker_pool):
             raise OptionError(f"worker_pool is {self.worker_pool!r}; it must be host:port")
         if self.worker_pool and self.worker_command:
             raise OptionError("worker_pool and worker_command are both given; workers are started by one of them")
 
     @property
     def is_local(self) -> bool:
-        """Whether the cluster is one in a JVM of this machine."""
+        """Whether the cluster is a mini cluster in a JVM of this machine."""
         return self.flink_master == LOCAL
 
     def slots(self) -> int:
-        """Returns how many units of work will run at a time; a cluster is asked.
+        """Returns the number of concurrent units of work; for an existing cluster it sends a request.
 
         Raises:
-          OptionError: the cluster does not answer, is of another version, or has fewer slots than asked for.
+          OptionError: the cluster does not answer, has another version, or has fewer slots than requested.
         """
         if self.is_local:
             return self.parallelism or os.cpu_count() or 1
@@ -203,62 +203,62 @@ class Options(settings.Options):
     def open(self) -> Iterator[MakePipeline]:
         """See `Engine`."""
         from beam_jobs.runners import flink_job_server, flink_jobs
-        from beam_jobs.runners.flink_child import Left
+        from beam_jobs.runners.flink_child import Leftovers
 
-        worker = self._worker()
+        worker = self._find_worker()
         slots = self.slots()
         java = flink_job_server.find_java()
         jar = flink_job_server.find_jar(self.flink_version, self.job_server_jar)
         command = flink_job_server.server_command(java, jar, self.flink_master, self.java_memory)
         job = f"feedline-{uuid.uuid4().hex[:12]}"
         url = "" if self.is_local else cluster_url(self.flink_master)
-        with flink_job_server.logs(self.log_dir) as logs:
-            left = Left(url, job, "" if self.log_dir else logs)
-            with flink_job_server.running_server(command, logs, left) as place:
-                arguments = [*self.beam_arguments(worker, slots), f"--job_endpoint={place}"]
+        with flink_job_server.log_files(self.log_dir) as log_dir:
+            leftovers = Leftovers(url, job, "" if self.log_dir else log_dir)
+            with flink_job_server.running_server(command, log_dir, leftovers) as endpoint:
+                arguments = [*self.beam_arguments(worker, slots), f"--job_endpoint={endpoint}"]
                 yield lambda: flink_jobs.pipeline(arguments, self.retries, job, url)
 
     def check(self, ingest: IngestOptions) -> None:
-        """Checks what `open` needs, and starts and fetches nothing.
+        """Checks the requirements of `open`, without starting or fetching a program.
 
         Args:
-          ingest: unused; Flink runs any.
+          ingest: unused; Flink runs every ingest.
 
         Raises:
           OptionError: worker, cluster, Java or job server are missing or do not fit.
         """
         from beam_jobs.runners import flink_job_server
 
-        self._worker()
+        self._find_worker()
         self.slots()
         flink_job_server.find_java()
         flink_job_server.check_jar(self.flink_version, self.job_server_jar)
 
     def bill(self, work: Work) -> Bill:
-        """Returns what some work takes: time on the slots there are.
+        """Returns the bill of some work: the time on the available slots.
 
         Raises:
           OptionError: the cluster does not answer, or does not fit.
         """
-        return cost_estimate.on_cores(work, self.slots(), cost_estimate.FLINK_START_SECONDS)
+        return cost_estimate.core_bill(work, self.slots(), cost_estimate.FLINK_START_SECONDS)
 
-    def _worker(self) -> str:
+    def _find_worker(self) -> str:
         if self.worker_pool:
             return ""
         command = self.worker_command or worker_path()
         if self.is_local and not os.access(command, os.X_OK):
             raise OptionError(
-                f"the worker {command} is not there or no program; install feedline again, or name --runner-option "
-                "worker_command=PATH"
+                f"the worker {command} does not exist or is no program; install feedline again, or set "
+                "--runner-option worker_command=PATH"
             )
         return command
 
     def beam_arguments(self, worker: str, slots: int) -> list[str]:
-        """Returns the arguments of Beam's Flink runner, but for where its job server is.
+        """Returns the arguments of Beam's Flink runner, except the address of its job server.
 
         Args:
-          worker: program that starts a worker; unused with a worker pool.
-          slots: units of work at a time.
+          worker: path of the program that starts a worker; unused with a worker pool.
+          slots: number of concurrent units of work.
         """
         environment = (
             ("--environment_type=EXTERNAL", f"--environment_config={self.worker_pool}")
@@ -271,6 +271,6 @@ class Options(settings.Options):
             f"--parallelism={slots}",
             f"--sdk_worker_parallelism={self.workers}",
             *environment,
-            "--sdk_location=container",  # workers have Beam and feedline installed, so nothing is packed and sent
+            "--sdk_location=container",  # workers have Beam and feedline installed, so no package is sent
             "--experiments=disable_logging_submission_environment",
         ]

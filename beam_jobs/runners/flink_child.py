@@ -1,9 +1,9 @@
-"""Runs a command that ends with the process that asked for it, even when that one was killed and could end nothing.
+"""Runs a command that ends with its parent process, even when the parent is killed.
 
-A program of its own, without anything of feedline: `python -I flink_child.py PARENT URL JOB DIRECTORY COMMAND...`,
-started by the process PARENT as the leader of a process group. When PARENT is gone, all of that group ends: the job
-server, and the workers that it started. Then the job that it sent to a cluster is cancelled, which would go on
-writing, and the directory of its logs is removed.
+A separate program that imports nothing of feedline: `python -I flink_child.py PARENT URL JOB DIRECTORY COMMAND...`,
+started by the process PARENT as the leader of a process group. When PARENT has ended, this program ends the group (the
+job server and the workers that it started), cancels the job on the cluster, which would continue to write, and removes
+the directory of the logs.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ import time
 import urllib.request
 from typing import NamedTuple
 
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _STOP_S = 20.0
 _TIMEOUT_S = 15.0
 _TRIES = 5
 
 
-class Left(NamedTuple):
-    """What a killed process leaves behind; empty for nothing.
+class Leftovers(NamedTuple):
+    """Jobs and files of a killed process, which are cleared; empty for nothing.
 
     Attributes:
-      url: of the REST endpoint of a cluster.
-      job: name of the jobs sent there.
-      directory: that is not needed any more.
+      url: URL of the REST endpoint of a cluster.
+      job: name of the jobs on the cluster.
+      directory: directory to remove.
     """
 
     url: str = ""
@@ -40,52 +40,52 @@ class Left(NamedTuple):
     directory: str = ""
 
 
-def main(parent: int, left: Left, command: list[str]) -> int:
+def main(parent: int, leftovers: Leftovers, command: list[str]) -> int:
     """Runs the command.
 
     Args:
-      parent: number of the process that this one ends with.
-      left: what is cleared away when that one was killed.
+      parent: id of the parent process.
+      leftovers: jobs and files to clear when the parent was killed.
       command: program and arguments.
 
     Returns:
-      its exit code; above 128 by the number of the signal that ended it.
+      exit code of the command; 128 plus the number of a signal that ended it.
     """
-    # SIGTERM is for the command. A handler, as a signal that is ignored would be ignored by the command too.
+    # SIGTERM is for the command. A handler instead of SIG_IGN, which the command would inherit.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    with subprocess.Popen(command) as server:  # noqa: S603 - as the caller says
+    with subprocess.Popen(command) as server:  # noqa: S603 - the command of the caller
         while server.poll() is None and os.getppid() == parent:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                server.wait(_LOOK_S)
+                server.wait(_POLL_S)
         if os.getppid() != parent:
             _end(server)
-            _clear(left)
-            os.killpg(0, signal.SIGKILL)  # what the command left behind, and this process
+            _clear(leftovers)
+            os.killpg(0, signal.SIGKILL)  # processes of the command, and this process
     code = server.returncode
     return code if code >= 0 else 128 - code
 
 
 def cancel(url: str, job: str) -> None:
-    """Ends the jobs of a name on a cluster; those that are over stay as they are.
+    """Cancels the running jobs of a name on a cluster.
 
     Args:
-      url: of its REST endpoint.
-      job: the name.
+      url: URL of its REST endpoint.
+      job: name of the jobs.
 
     Raises:
       OSError, ValueError, HTTPException: the cluster does not answer.
     """
     jobs = f"{url.rstrip('/')}/jobs"
     with urllib.request.urlopen(f"{jobs}/overview", timeout=_TIMEOUT_S) as answer:  # noqa: S310 - the user's cluster
-        found = json.load(answer)["jobs"]
-    for one in found:
-        if one["name"] == job and one["end-time"] < 0:
-            request = urllib.request.Request(f"{jobs}/{one['jid']}?mode=cancel", method="PATCH")  # noqa: S310
+        entries = json.load(answer)["jobs"]
+    for entry in entries:
+        if entry["name"] == job and entry["end-time"] < 0:
+            request = urllib.request.Request(f"{jobs}/{entry['jid']}?mode=cancel", method="PATCH")  # noqa: S310
             urllib.request.urlopen(request, timeout=_TIMEOUT_S).close()  # noqa: S310
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    """Ends the command first: a job server that still runs could send a job after it was looked for."""
+    """Ends the command, before its jobs are cancelled: a running job server could still send one."""
     os.killpg(0, signal.SIGTERM)
     try:
         server.wait(_STOP_S)
@@ -93,15 +93,15 @@ def _end(server: subprocess.Popen[bytes]) -> None:
         server.kill()
 
 
-def _clear(left: Left) -> None:
-    for _ in range(_TRIES if left.url else 0):
+def _clear(leftovers: Leftovers) -> None:
+    for _ in range(_TRIES if leftovers.url else 0):
         with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
-            cancel(left.url, left.job)
+            cancel(leftovers.url, leftovers.job)
             break
-        time.sleep(_LOOK_S)
-    if left.directory:
-        shutil.rmtree(left.directory, ignore_errors=True)
+        time.sleep(_POLL_S)
+    if leftovers.directory:
+        shutil.rmtree(leftovers.directory, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), Left(*sys.argv[2:5]), sys.argv[5:]))
+    sys.exit(main(int(sys.argv[1]), Leftovers(*sys.argv[2:5]), sys.argv[5:]))

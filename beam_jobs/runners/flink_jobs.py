@@ -1,7 +1,7 @@
-"""Jobs on Flink that outlive a task manager.
+"""Jobs on Flink that survive the loss of a task manager.
 
-Flink runs the batch jobs of Beam without a strategy to start them again, whatever Beam's own options say. So a job that
-was given up is sent again from here. It takes up what it had finished: every unit of work leaves its result in a file.
+Flink runs the batch jobs of Beam without a restart strategy, independent of the options of Beam. So this module sends a
+failed job again. It continues after its finished units of work, whose results are in files.
 """
 
 from __future__ import annotations
@@ -25,20 +25,16 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def pipeline(arguments: Sequence[str], retries: int, name: str, url: str = "") -> beam.Pipeline:
-    """Returns a pipeline that sends its job again when Flink gives it up.
+    """Returns a pipeline that sends its job again when it fails on Flink.
 
     Args:
-      arguments: of Beam's Flink runner.
-      retries: how often, at most.
-      name: of the job, by which it is cancelled; every run has one of its own.
-      url: the REST endpoint of the cluster; empty for the mini cluster, which ends with its job server.
+      arguments: arguments of Beam's Flink runner.
+      retries: largest number of further attempts.
+      name: name of the job, unique to a run; the job is cancelled by it.
+      url: URL of the REST endpoint of the cluster; empty for the mini cluster, which ends with its job server.
     """
-    cancel = functools.partial(flink_child.cancel, url, name) if url else _nothing
+    cancel = functools.partial(flink_child.cancel, url, name) if url else lambda: None
     return _Pipeline(PipelineOptions([*arguments, f"--job_name={name}"]), retries, cancel)
-
-
-def _nothing() -> None:
-    """Cancels the jobs of a mini cluster."""
 
 
 class _Pipeline(beam.Pipeline):
@@ -52,7 +48,7 @@ class _Pipeline(beam.Pipeline):
 
 
 class _Result:
-    """The result of a job, and of those that stand in for it."""
+    """The result of a job and of its further attempts."""
 
     def __init__(self, send: Callable[[], Any], retries: int, cancel: Callable[[], None]) -> None:
         self._send = send
@@ -61,19 +57,19 @@ class _Result:
         self._result = send()
 
     def wait_until_finish(self) -> str:
-        """Waits for the last of the jobs, and returns its state.
+        """Waits for the last attempt, and returns its state.
 
         Raises:
-          RuntimeError: it failed, or the job server is gone; the message is Flink's alone, or gRPC's.
+          RuntimeError: the job failed, or the job server has ended; the message is that of Flink or gRPC.
         """
         state, error = self._outcome()
         while error is not None and state == PipelineState.FAILED and self._retries > 0:
             self._retries -= 1
-            _LOGGER.warning("the job is sent again, then %d times more at most: %s", self._retries, _words(error))
+            _LOGGER.warning("the job is sent again, %d further attempts remain: %s", self._retries, _message(error))
             self._result = self._send()
             state, error = self._outcome()
         if error is not None:
-            raise RuntimeError(_words(error)) from error
+            raise RuntimeError(_message(error)) from error
         return state
 
     def _outcome(self) -> tuple[str, Exception | None]:
@@ -83,24 +79,24 @@ class _Result:
             return self._state(), error
 
     def _state(self) -> str:
-        # Without an answer the job may still run, and must not run twice: the caller that waits cancels it.
+        # Without an answer the job may still run, so it is not sent again; `run_job` cancels it.
         try:
             return str(self._result.state)
         except grpc.RpcError:
             return PipelineState.UNKNOWN
 
     def cancel(self) -> None:
-        """Has Flink end the job; Beam's own way only has the job server forget it."""
+        """Cancels the job on Flink; Beam's own `cancel` only removes it from the job server."""
         self._cancel()
 
     def metrics(self) -> Any:
-        """Returns the metrics of the job as they are now."""
-        return copy.copy(self._result).metrics()  # a result keeps for good the first ones it is asked for
+        """Returns the current metrics of the job."""
+        return copy.copy(self._result).metrics()  # a result caches its first metrics
 
 
-def _words(error: Exception) -> str:
+def _message(error: Exception) -> str:
     if isinstance(error, grpc.RpcError):
-        details = getattr(error, "details", None)  # its own text is a page
-        words = str(details() if callable(details) else error)
-        return f"the connection to the job server of Flink broke: {' '.join(words.split())}"
+        details = getattr(error, "details", None)  # the complete text is a page
+        text = str(details() if callable(details) else error)
+        return f"the connection to the job server of Flink broke: {' '.join(text.split())}"
     return _STATE.sub("", str(error))

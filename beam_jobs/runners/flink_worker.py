@@ -1,7 +1,7 @@
 """`feedline-worker`: starts a Beam worker on a task manager of Flink, with the feedline that is installed there.
 
-It takes the arguments that Beam's container of the Python SDK takes, and so stands where its program stands: as the
-command of a process environment, or behind a worker pool. What a job needs has to be installed; nothing is unpacked.
+It takes the arguments of the boot program in Beam's container of the Python SDK, and replaces it as the command of a
+process environment or behind a worker pool. The dependencies of a job must be installed; nothing is unpacked.
 """
 
 from __future__ import annotations
@@ -17,52 +17,49 @@ from typing import Any
 from beam_jobs.common import child_python
 
 _TIMEOUT_S = 60.0
-_LOOK_S = 1.0
+_POLL_S = 1.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs one worker until the runner lets it go, or the process that started it has died."""
+    """Runs one worker until the runner stops it or its parent process ends."""
     child_python.leave_working_directory()
-    given = _parser().parse_args(arguments)
+    parsed = _parser().parse_args(arguments)
     parent = os.getppid()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    os.environ.update(settings(given, provision(given.provision_endpoint, given.id)))
+    os.environ.update(settings(parsed, provision(parsed.provision_endpoint, parsed.id)))
     from apache_beam.runners.worker import sdk_worker_main
 
     sdk_worker_main.main(sys.argv)
 
 
-def settings(given: argparse.Namespace, info: Any) -> Mapping[str, str]:
+def settings(arguments: argparse.Namespace, info: Any) -> Mapping[str, str]:
     """Returns the environment variables that Beam's worker reads.
 
     Args:
-      given: the arguments; addresses among them go before those of `info`.
-      info: what the runner provides, a `ProvisionInfo`.
+      arguments: parsed arguments; their addresses have priority over those of `info`.
+      info: `ProvisionInfo` of the runner.
     """
     from google.protobuf import json_format
 
-    found = {
-        "WORKER_ID": given.id,
-        "SEMI_PERSISTENT_DIRECTORY": given.semi_persist_dir,
+    variables = {
+        "WORKER_ID": arguments.id,
+        "SEMI_PERSISTENT_DIRECTORY": arguments.semi_persist_dir,
         "PIPELINE_OPTIONS": json_format.MessageToJson(info.pipeline_options),
         "RUNNER_CAPABILITIES": " ".join(info.runner_capabilities),
-        "LOGGING_API_SERVICE_DESCRIPTOR": _described(given.logging_endpoint or info.logging_endpoint.url),
-        "CONTROL_API_SERVICE_DESCRIPTOR": _described(given.control_endpoint or info.control_endpoint.url),
+        "LOGGING_API_SERVICE_DESCRIPTOR": _descriptor(arguments.logging_endpoint or info.logging_endpoint.url),
+        "CONTROL_API_SERVICE_DESCRIPTOR": _descriptor(arguments.control_endpoint or info.control_endpoint.url),
     }
     if info.status_endpoint.url:
-        found["STATUS_API_SERVICE_DESCRIPTOR"] = _described(info.status_endpoint.url)
-    return found
+        variables["STATUS_API_SERVICE_DESCRIPTOR"] = _descriptor(info.status_endpoint.url)
+    return variables
 
 
 def provision(endpoint: str, worker_id: str) -> Any:
-    """Asks the runner what the worker is provided with.
+    """Requests the `ProvisionInfo` of the worker from the runner.
 
     Args:
       endpoint: `host:port` of the runner's provisioning service.
-      worker_id: which worker asks.
-
-    Returns:
-      a `ProvisionInfo`.
+      worker_id: id of the worker.
     """
     import grpc  # type: ignore[import-untyped]
     from apache_beam.portability.api import beam_provision_api_pb2 as messages
@@ -89,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _described(url: str) -> str:
+def _descriptor(url: str) -> str:
     from apache_beam.portability.api import endpoints_pb2
     from google.protobuf import text_format
 
@@ -98,9 +95,9 @@ def _described(url: str) -> str:
 
 
 def _end_with(parent: int) -> None:
-    # A task manager that is killed takes nothing with it. Its job starts anew elsewhere, and this one would work on.
+    # The workers of a killed task manager would continue, while its job starts again elsewhere.
     while os.getppid() == parent:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     os._exit(1)
 
 

@@ -1,4 +1,4 @@
-"""Beam in this process: no workers to start, nothing to ship."""
+"""Beam in this process, without workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Options(settings.Options):
-    """Nothing to set: threads are an option of the ingest."""
+    """Has no settings: threads are an option of the ingest."""
 
     @contextlib.contextmanager
     def open(self) -> Iterator[MakePipeline]:

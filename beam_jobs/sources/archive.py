@@ -126,7 +126,7 @@ class TarSource(_Archives):
     """Tar archives. A compressed one is unpacked to a temporary file, once per process: `decompress.plain_path`."""
 
     def _packing(self, container: Container) -> str:
-        return decompress.packing_of(containers.read_head(container))
+        return decompress.detect_packing(containers.read_head(container))
 
     def _members(self, container: Container, handle: OpenContainer, on_hidden: OnHidden) -> Iterator[Member | Reject]:
         return tar_members(container, handle, on_hidden)

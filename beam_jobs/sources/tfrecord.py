@@ -294,7 +294,7 @@ def _record_bytes(path: str, handle: OpenContainer) -> int:
 
 def _packing(container: Container) -> str:
     head = containers.read_head(container)
-    packing = decompress.packing_of(head) or (decompress.ZLIB if decompress.is_zlib(head) else "")
+    packing = decompress.detect_packing(head) or (decompress.ZLIB if decompress.is_zlib(head) else "")
     if not packing:
         return ""
     # The length at the start of a record may look like a magic number; but then the checksum of the length is correct.

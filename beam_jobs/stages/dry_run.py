@@ -321,7 +321,7 @@ def _shards(options: IngestOptions, count: int, written: int) -> Mapping[str, in
 
 
 def _here(work: Work, threads: int) -> Bill:
-    return cost_estimate.on_cores(work, min(threads, system.cores()), cost_estimate.LOCAL_START_SECONDS)
+    return cost_estimate.core_bill(work, min(threads, system.cores()), cost_estimate.LOCAL_START_SECONDS)
 
 
 def check(options: IngestOptions) -> None:

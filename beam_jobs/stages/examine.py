@@ -279,7 +279,7 @@ def _verdicts(bucket: Bucket, task: ExamineTask, faults: list[Fault]) -> Iterato
 
 def _outcomes(bucket: Bucket, task: ExamineTask) -> Iterator[_Outcome]:
     rows = schemas.read(bucket.path).to_pylist()
-    refs = map(schemas.ref_of, rows)
+    refs = map(schemas.parse_ref, rows)
     if task.reader.any_remote(rows):
         return _from_servers(refs, task.reader.threads(rows, task.threads), task)
     chunk = chunk_size(sum(row["bytes"] for row in rows) / max(1, len(rows)))

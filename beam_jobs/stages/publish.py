@@ -184,7 +184,7 @@ def _tfds_files(
     options: IngestOptions, splits: dict[str, SplitInfo], labels: tuple[str, ...], images: pa.Table, label_kind: str
 ) -> dict[str, bytes]:
     annotated = [
-        annotations for text in images["annotations"].to_pylist() if (annotations := schemas.annotations_of(text))
+        annotations for text in images["annotations"].to_pylist() if (annotations := schemas.parse_annotations(text))
     ]
     parts = {name for one in annotated for name in ("objects", "mask", "weight") if getattr(one, name) is not None}
     extra: dict[str, type] = {}
@@ -192,7 +192,7 @@ def _tfds_files(
         for name, value in schemas.cell(text).items():
             values = value if isinstance(value, list) else [value]
             extra[name] = max([extra.get(name, int), *map(type, values)], key=EXTRA_TYPES.index)
-    features = tfds_metadata.features_of(
+    features = tfds_metadata.describe_features(
         label_kind=label_kind,
         labels=len(labels),
         raw=options.pixels.policy == "raw",
@@ -262,7 +262,7 @@ def _classes(rows: pa.Table, label_kind: str) -> Counter[str]:
     """Returns class -> images; an image of several classes counts in each."""
     if label_kind == "single":
         return Counter(rows["label"].to_pylist())
-    annotated = (schemas.annotations_of(text) for text in rows["annotations"].to_pylist())
+    annotated = (schemas.parse_annotations(text) for text in rows["annotations"].to_pylist())
     return Counter(name for one in annotated if one and one.labels for name in one.labels)
 
 

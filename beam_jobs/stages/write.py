@@ -286,7 +286,7 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
     threads = task.reader.threads(rows, max(1, task.threads - 1))  # the sink is the other one
     with work_units.Attempt(sidecar_path(task.work, shard)) as attempt:
         name = attempt.name(_stem(shard), ".tfrecord")
-        with storage.own_writer(storage.join(task.work, DIRECTORY, name)) as stream, Sink(stream) as sink:
+        with storage.direct_writer(storage.join(task.work, DIRECTORY, name)) as stream, Sink(stream) as sink:
             for pieces in map_ordered(encode, rows, threads, chunk):
                 offsets.append(sink.position)
                 sink.write(pieces)
@@ -372,8 +372,8 @@ def _put_in_place(shard: ShardTask, task: WriteTask, sidecar: Sidecar) -> bool:
 
 def _record_pieces(row: Mapping[str, Any], task: WriteTask, indices: Mapping[str, int]) -> tuple[bytes, ...]:
     """Returns the pieces of the framed record of one `PLANNED` row."""
-    facts = schemas.facts_of(row)
-    annotations = schemas.annotations_of(row["annotations"])
+    facts = schemas.parse_facts(row)
+    annotations = schemas.parse_annotations(row["annotations"])
     written = ImageRecord(
         key=row["key"],
         uri=row["uri"],

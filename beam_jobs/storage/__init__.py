@@ -1,9 +1,9 @@
-"""Files, local or remote, behind the few verbs the ingest needs.
+"""Operations on local and remote files.
 
 A path with a scheme (`gs://`, `s3://`, `hdfs://`) goes through Beam's filesystems, imported when first needed; any
-other path goes through the standard library, with the fsync that makes a rename mean something after a power cut.
+other path goes through the standard library, with the fsync that makes a rename durable.
 
-JSON out of files of strangers is bounded in bytes and in depth, so that neither ends in memory or in recursion.
+Untrusted JSON is limited in bytes and in depth, because of the memory and the recursion that parsing it takes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from beam_jobs.storage.object_stores import Store
 
 
-# There is no file of that name, or can be none. Any other error may pass and says nothing of what the file holds.
-_NO_FILE = frozenset(
+# Errors of a name that no file has or can have. Other errors may be temporary.
+_NO_FILE_ERRORS = frozenset(
     {
         *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
         *(errno.EINVAL, errno.EILSEQ, errno.ENXIO, errno.ENODEV),
@@ -49,10 +49,10 @@ def join(base: str, *parts: str) -> str:
 
 
 def exists(path: str) -> bool:
-    """Returns whether a file or directory is there; of remote ones, a file.
+    """Returns whether a local file or directory, or a remote file, exists.
 
     Raises:
-      OSError: a remote filesystem does not say.
+      OSError: a remote filesystem gives no answer.
     """
     if not is_remote(path):
         return os.path.exists(path)
@@ -61,11 +61,11 @@ def exists(path: str) -> bool:
 
 
 def is_no_file(error: OSError) -> bool:
-    """Returns whether an error says that no file has that name, or that what has it is no file.
+    """Returns whether an error means that no regular file has that name.
 
-    Any other, such as a missing permission or a failing disk, network or store, is no judgement on the file.
+    Other errors, such as a missing permission or a failing disk, network or store, do not mean that.
     """
-    return error.errno in _NO_FILE
+    return error.errno in _NO_FILE_ERRORS
 
 
 def size(path: str) -> int:
@@ -81,39 +81,39 @@ def size(path: str) -> int:
 
 
 def open_read(path: str) -> BinaryIO:
-    """Opens a file for reading bytes, never decompressing by its suffix.
+    """Opens a file for reading bytes; a compressed file is not decompressed.
 
     Raises:
       OSError: the file is missing or not readable.
     """
     if not is_remote(path):
-        return open(path, "rb", opener=_regular)
+        return open(path, "rb", opener=_open_regular)
     from beam_jobs.storage import object_stores
 
     return object_stores.open_read(path)
 
 
 def read_range(path: str, offset: int, length: int) -> bytes:
-    """Returns a run of bytes of a file, fewer where it ends; of a remote one no others are transferred.
+    """Returns `length` bytes of a file from `offset`, fewer at its end; of a remote file only these are transferred.
 
     Raises:
       OSError: the file is missing or not readable.
     """
     if length <= 0:
-        return b""  # stores take an empty range for no range at all
+        return b""  # object stores answer an empty range with the complete object
     if is_remote(path):
         with _remote(path) as store:
             return store.read_range(path, offset, length)
-    number = _regular(path)
+    descriptor = _open_regular(path)
     try:
-        # No more than there is: the buffer is made before anything is read, and the limit is a thousand images long.
-        return os.pread(number, min(length, max(0, os.fstat(number).st_size - offset) + 1), offset)
+        # At most the rest of the file: `pread` allocates `length` bytes first, and callers pass large limits.
+        return os.pread(descriptor, min(length, max(0, os.fstat(descriptor).st_size - offset) + 1), offset)
     finally:
-        os.close(number)
+        os.close(descriptor)
 
 
 def read_bytes(path: str) -> bytes:
-    """Returns the whole file.
+    """Returns the content of a file.
 
     Raises:
       OSError: the file is missing or not readable.
@@ -123,11 +123,11 @@ def read_bytes(path: str) -> bytes:
 
 
 def read_at_most(path: str, most_bytes: int) -> bytes:
-    """Returns the content of a file that should be small.
+    """Returns the content of a file of at most `most_bytes` bytes.
 
     Raises:
-      OSError: it cannot be read.
-      ValueError: it has more bytes.
+      OSError: the file cannot be read.
+      ValueError: the file has more bytes.
     """
     with open_read(path) as stream:
         data = stream.read(most_bytes + 1)
@@ -166,73 +166,73 @@ def checksum(path: str) -> int:
 
 @contextlib.contextmanager
 def atomic_writer(path: str, scratch: str = "", durable: bool = True, exclusive: bool = False) -> Iterator[BinaryIO]:
-    """Writes a file that is either complete under its name or not there. Idempotent: it replaces what was there.
+    """Writes a file atomically: it is complete or missing. It replaces an existing file.
 
     Args:
       path: final name; its directory is created.
       scratch: directory of the temporary file, on the same filesystem; the directory of `path` when empty.
-      durable: whether it must survive a power cut; False for what its readers check, or make again, anyway.
-      exclusive: whether a local file that is there stays; for remote ones see `create_exclusive`.
+      durable: whether the file must survive a power cut; False for files that readers check or can recreate.
+      exclusive: whether an existing local file is an error; for remote files see `create_exclusive`.
 
     Yields:
-      a binary stream.
+      binary stream.
 
     Raises:
-      FileExistsError: it is to be created, and there is one of that name.
+      FileExistsError: `exclusive` is set and the file exists.
     """
     temporary = join(scratch or _parent(path), f".{uuid.uuid4().hex}.tmp")
-    with _removed_on_error(temporary):
-        with own_writer(temporary, durable) as stream:
+    with _remove_on_error(temporary):
+        with direct_writer(temporary, durable) as stream:
             yield stream
         rename(temporary, path, durable, exclusive)
 
 
 @contextlib.contextmanager
-def own_writer(path: str, durable: bool = True) -> Iterator[BinaryIO]:
+def direct_writer(path: str, durable: bool = True) -> Iterator[BinaryIO]:
     """Writes a file under a name that no other process uses; it is removed when the block ends with an error.
 
-    In an object store it costs one upload, `atomic_writer` a copy more.
+    In an object store it takes one upload; `atomic_writer` takes an additional copy.
 
     Args:
-      path: its name; its directory is created.
-      durable: whether its content must survive a power cut. Its name does when a file in the directory is renamed.
+      path: name of the file; its directory is created.
+      durable: whether the content must survive a power cut. The name does after a later rename in the directory.
 
     Yields:
-      a binary stream.
+      binary stream.
     """
     make_dirs(_parent(path))
-    with _removed_on_error(path), _create(path) as stream:
+    with _remove_on_error(path), _open_write(path) as stream:
         yield stream
         if durable:
             _sync(stream)
 
 
 @contextlib.contextmanager
-def _removed_on_error(path: str) -> Iterator[None]:
+def _remove_on_error(path: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with contextlib.suppress(OSError):  # what went wrong first is the reason
+        with contextlib.suppress(OSError):  # the first error is the one to report
             remove(path)
         raise
 
 
 def create_exclusive(path: str, data: bytes, scratch: str = "") -> bool:
-    """Writes a whole file unless there is one of that name; of several callers at once one succeeds.
+    """Writes a file unless it exists; one of several concurrent callers succeeds.
 
-    Of a local file the link decides, of S3 `If-None-Match`, of Google Storage `ifGenerationMatch`. Other remote
-    filesystems have nothing like it: there, callers within milliseconds of each other may both succeed.
+    A local file is created by a hard link, in S3 with `If-None-Match`, in Google Storage with `ifGenerationMatch`.
+    Other remote filesystems have no such operation: callers within milliseconds of each other may both succeed.
 
     Args:
-      path: its name.
-      data: its content. Where that is there already the call succeeds, so it may be repeated when an answer is lost.
+      path: name of the file.
+      data: content. The call also succeeds when the file has this content, so it may be repeated after a lost answer.
       scratch: directory of the temporary file; see `atomic_writer`.
 
     Returns:
       whether the file has this content; False when it has another.
 
     Raises:
-      OSError: it cannot be written, or read to be compared.
+      OSError: the file cannot be written, or not be read for the comparison.
     """
     try:
         if is_remote(path):
@@ -242,51 +242,51 @@ def create_exclusive(path: str, data: bytes, scratch: str = "") -> bool:
             with atomic_writer(path, scratch, exclusive=True) as stream:
                 stream.write(data)
     except FileExistsError:
-        with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # another process removed it
             return read_bytes(path) == data
         return False
     return True
 
 
-def _regular(path: str, flags: int = os.O_RDONLY) -> int:
-    """Opens a local file; one that became a pipe or a device since somebody looked would never answer."""
-    number = os.open(path, flags | os.O_NONBLOCK)
-    if stat.S_IFMT(os.fstat(number).st_mode) in (stat.S_IFREG, stat.S_IFDIR):  # reading says what a directory is
-        return number
-    os.close(number)
+def _open_regular(path: str, flags: int = os.O_RDONLY) -> int:
+    """Opens a local file and refuses pipes and devices, which could block forever."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if stat.S_IFMT(os.fstat(descriptor).st_mode) in (stat.S_IFREG, stat.S_IFDIR):  # reading a directory raises
+        return descriptor
+    os.close(descriptor)
     raise OSError(errno.EINVAL, "it is a pipe, socket or device", path)
 
 
 def _parent(path: str) -> str:
-    """Returns the directory of a path; that of a bare `s3://bucket` is remote too, not the local `s3:`."""
+    """Returns the directory of a path; the directory of `s3://bucket` is remote too, not the local `s3:`."""
     parent = path.rpartition("/")[0]
     return f"{parent}/" if is_remote(path) and not is_remote(parent) else parent
 
 
 def write_bytes(path: str, data: bytes, scratch: str = "", durable: bool = True) -> None:
-    """Writes a whole file atomically; see `atomic_writer`."""
+    """Writes a file atomically; see `atomic_writer`."""
     with atomic_writer(path, scratch, durable) as stream:
         stream.write(data)
 
 
 def make_dirs(path: str) -> None:
-    """Creates a directory and its parents; object stores have none and need none."""
+    """Creates a local directory and its parents; object stores have no directories."""
     if path and not is_remote(path):
         os.makedirs(path, exist_ok=True)
 
 
 def rename(path: str, target: str, durable: bool = True, exclusive: bool = False) -> None:
-    """Gives a file another name, by a copy within the store where there is no renaming.
+    """Renames a file; stores without renaming copy and delete it.
 
     Args:
-      path: of the file, or of a local directory, which replaces an empty directory alone.
-      target: its new name; its directory is created, and a file of that name replaced.
+      path: path of a file, or of a local directory, which can replace only an empty directory.
+      target: new path; its directory is created, and an existing file is replaced.
       durable: whether the new name must survive a power cut.
-      exclusive: whether a local file of that name stays instead; for remote ones see `create_exclusive`.
+      exclusive: whether an existing local target is an error; for remote files see `create_exclusive`.
 
     Raises:
       FileNotFoundError: there is no such file.
-      FileExistsError: there is one of the new name, and it is to stay.
+      FileExistsError: `exclusive` is set and the target exists.
     """
     if is_remote(path):
         with _remote(path) as store:
@@ -294,7 +294,7 @@ def rename(path: str, target: str, durable: bool = True, exclusive: bool = False
         return
     make_dirs(_parent(target))
     if exclusive:
-        _link(path, target)
+        _rename_exclusive(path, target)
     else:
         os.replace(path, target)
     if not durable:
@@ -307,7 +307,7 @@ def rename(path: str, target: str, durable: bool = True, exclusive: bool = False
 
 
 def remove(path: str) -> None:
-    """Removes a file if it is there."""
+    """Removes a file if it exists."""
     if is_remote(path):
         if exists(path):
             with _remote(path) as store:
@@ -318,11 +318,11 @@ def remove(path: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Removes a directory and everything in it, if it is there."""
+    """Removes a directory with its content, if it exists."""
     if not is_remote(path):
         shutil.rmtree(path, ignore_errors=True)
         return
-    # Object stores have no directories to ask for; the slash is what makes Beam delete all below.
+    # Object stores have no directories to check for; the slash makes Beam delete all objects below.
     with contextlib.suppress(OSError), _remote(path) as store:
         store.delete(path.rstrip("/") + "/")
 
@@ -344,31 +344,31 @@ def list_dirs(directory: str) -> list[str]:
 
 
 def walk_files(directory: str) -> Iterator[tuple[str, int, int]]:
-    """Yields relative path, size in bytes and time of writing in ns of every file below a remote directory.
+    """Yields relative path, size in bytes and modification time in ns of every file below a remote directory.
 
-    A page of the listing is in memory at a time. The order is that of the store, which is the order of the names. Empty
-    objects whose name ends in a slash, with which consoles show folders, are left out.
+    One page of the listing is in memory at a time. The order is that of the store, which sorts by name. Empty objects
+    whose name ends in a slash, which consoles create for folders, are skipped.
 
     Raises:
-      OSError: the directory cannot be listed; one that does not exist is empty.
+      OSError: the directory cannot be listed; a missing directory is empty.
     """
     prefix = directory.rstrip("/") + "/"
     with _remote(prefix) as store:
-        for found in store.list(prefix):
-            if found.bytes or not found.path.endswith("/"):
-                yield found.path.removeprefix(prefix), found.bytes, found.mtime_ns
+        for entry in store.list(prefix):
+            if entry.bytes or not entry.path.endswith("/"):
+                yield entry.path.removeprefix(prefix), entry.bytes, entry.mtime_ns
 
 
 @contextlib.contextmanager
 def _remote(path: str) -> Iterator[Store]:
-    """Yields the store that a path lies in; whatever its client raises becomes an `OSError`."""
+    """Yields the store of a path; errors of its client become `OSError`."""
     from beam_jobs.storage import object_stores
 
     with object_stores.os_errors(path):
         yield object_stores.store_for(path)
 
 
-def _create(path: str) -> BinaryIO:
+def _open_write(path: str) -> BinaryIO:
     if not is_remote(path):
         return open(path, "wb")
     from beam_jobs.storage import object_stores
@@ -378,18 +378,18 @@ def _create(path: str) -> BinaryIO:
 
 def _sync(stream: BinaryIO) -> None:
     stream.flush()
-    # Streams of object stores have the method and refuse to answer; for them closing is what makes it last.
+    # Streams of object stores have `fileno`, but it raises; closing them makes the object durable.
     with contextlib.suppress(io.UnsupportedOperation, AttributeError):
         os.fsync(stream.fileno())
 
 
-def _link(temporary: str, path: str) -> None:
-    """Renames a file to a name that must be free."""
+def _rename_exclusive(temporary: str, path: str) -> None:
+    """Renames a file and raises `FileExistsError` when the name exists."""
     try:
         os.link(temporary, path)
     except FileExistsError:
         raise
-    except OSError:  # no hard links here, as on FAT
+    except OSError:  # the filesystem has no hard links, such as FAT
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
         os.replace(temporary, path)
@@ -397,25 +397,25 @@ def _link(temporary: str, path: str) -> None:
         os.remove(temporary)
 
 
-MAX_JSON_BYTES = 64 << 20  # of a file; a `dataset.json` takes 200 bytes a shard and 40 a class and split
-_MAX_JSON_DEPTH = 64  # lists and objects inside each other; an ingest writes 6
+MAX_JSON_BYTES = 64 << 20  # of a file; a `dataset.json` has 200 bytes per shard and 40 per class and split
+_MAX_JSON_DEPTH = 64  # of nested lists and objects; an ingest writes 6
 
 
 def read_json(path: str) -> Any:
-    """Returns the content of a file of JSON.
+    """Returns the parsed content of a JSON file.
 
     Raises:
-      OSError: it cannot be read.
-      ValueError: it is no JSON, or larger or deeper than the limits.
+      OSError: the file cannot be read.
+      ValueError: the content is no JSON, or exceeds the limit of bytes or depth.
     """
     return parse_json(read_at_most(path, MAX_JSON_BYTES))
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Returns the value of a text of JSON.
+    """Parses JSON.
 
     Raises:
-      ValueError: it is no JSON, or deeper than the limit.
+      ValueError: the text is no JSON, or is nested deeper than the limit.
     """
     try:
         value = json.loads(text)
@@ -423,7 +423,7 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError(_TOO_DEEP_JSON) from None
     level = [value]
     for _ in range(_MAX_JSON_DEPTH):
-        level = [item for one in level for item in _json_items(one) if isinstance(item, (dict, list))]
+        level = [item for parent in level for item in _json_items(parent) if isinstance(item, (dict, list))]
         if not level:
             return value
     raise ValueError(_TOO_DEEP_JSON)

@@ -1,6 +1,6 @@
-"""Plain copies of compressed containers. gzip, bzip2 and xz have no random access, so a process unpacks each once.
+"""Decompressed copies of containers. gzip, bzip2 and xz have no random access, so a process unpacks each file once.
 
-A copy lies in a temporary directory that goes when the process ends, see `leftovers`; threads share it.
+Copies are in a temporary directory that is removed when the process ends; threads share them.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from beam_jobs.errors import SourceError
 
 GZIP, BZIP2, XZ, ZLIB = PACKINGS = ("gzip", "bzip2", "xz", "zlib")
 
-MAX_RATIO = 1000  # deflate reaches 1032 on zeros alone, images 2: more is a bomb
-SPARE_BYTES = 64 << 20  # a full disk stops other programs too, so this much of it is left alone
+MAX_RATIO = 1000  # deflate reaches 1032 on zeros, images reach 2: more is a decompression bomb
+SPARE_BYTES = 64 << 20  # stays free, because a full disk stops other programs too
 XZ_MEMORY_BYTES = 256 << 20  # `xz -9` needs 65 MiB to unpack; the format allows 4 GiB
 
 _BLOCK_BYTES = 1 << 20
-_XZ_READ_BYTES = 64 << 10  # what follows a stream is copied for each: small, where there are thousands of empty ones
+_XZ_READ_BYTES = 64 << 10  # small, because each of possibly thousands of empty streams copies the rest of the block
 DAMAGED = (
     EOFError,
     zlib.error,
     gzip.BadGzipFile,
     lzma.LZMAError,
-)  # what reading from `unpacked` raises besides OSError
-_DAMAGE = (*DAMAGED, OSError, ValueError)
-_XZ_TOO_LARGE = "Memory usage limit exceeded"  # of liblzma
+)  # raised by reads of `open_unpacked`, besides OSError
+_DAMAGE_ERRORS = (*DAMAGED, OSError, ValueError)
+_XZ_TOO_LARGE = "Memory usage limit exceeded"  # message of liblzma
 
 
 @dataclass
 class _Copy:
     lock: threading.Lock = field(default_factory=threading.Lock)
     path: str = ""
-    fault: str = ""  # kept, because unpacking again for each image would fail as often
+    fault: str = ""  # message of the error; stored, so that it is not repeated for each image
 
 
 _lock = threading.Lock()
 _copies: dict[tuple[str, int, int], _Copy] = {}
-_newest: dict[str, _Copy] = {}  # path of a remote container -> its copy
-_directories: dict[int, str] = {}  # process -> directory; a forked process must not remove that of its parent
+_latest_copies: dict[str, _Copy] = {}  # path of a remote container -> its copy
+_directories: dict[int, str] = {}  # process id -> directory; a forked process must not remove that of its parent
 
 
-def packing_of(head: bytes) -> str:
-    """Returns how a file is compressed, from its first ten bytes; empty when it is not.
+def detect_packing(head: bytes) -> str:
+    """Returns the compression of a file from its first ten bytes: `gzip`, `bzip2`, `xz` or empty.
 
-    zlib has no magic bytes worth the name, so a caller must know that the file is nothing else.
+    zlib has no reliable magic bytes; see `is_zlib`.
     """
     if head.startswith(b"\x1f\x8b\x08"):
         return GZIP
@@ -68,15 +68,15 @@ def packing_of(head: bytes) -> str:
 
 
 def is_zlib(head: bytes) -> bool:
-    """Returns whether a file may be a zlib stream, from its first two bytes; one in a thousand other files passes."""
+    """Returns whether a file may be a zlib stream, from its first two bytes; so may one in a thousand other files."""
     return len(head) > 1 and head[0] & 0x8F == 8 and int.from_bytes(head[:2], "big") % 31 == 0
 
 
 def stamp(path: str) -> tuple[int, int]:
-    """Returns the size in bytes and the time of writing in ns of a file; of stores that cannot say when, 0.
+    """Returns the size in bytes and the modification time in ns of a file; the time is 0 if the store has none.
 
     Raises:
-      OSError: it is missing or cannot be looked at.
+      OSError: the file is missing or not accessible.
     """
     if not storage.is_remote(path):
         status = os.stat(path)
@@ -85,17 +85,17 @@ def stamp(path: str) -> tuple[int, int]:
 
     size = storage.size(path)
     with contextlib.suppress(OSError), object_stores.os_errors(path):
-        for found in object_stores.store_for(path).list(path):
-            if found.path == path:  # the first, unless the store has an order of its own
-                return size, found.mtime_ns
+        for entry in object_stores.store_for(path).list(path):
+            if entry.path == path:  # the first entry in a listing sorted by name
+                return size, entry.mtime_ns
     return size, 0
 
 
-def unpacked(stream: BinaryIO, packing: str) -> BinaryIO:
-    """Returns the content of a compressed stream, read forwards in bounded memory; a read may give less than asked.
+def open_unpacked(stream: BinaryIO, packing: str) -> BinaryIO:
+    """Returns a stream of the decompressed content, read forwards in bounded memory; a read may return fewer bytes.
 
     Args:
-      stream: at the start of the file.
+      stream: compressed stream, at the start of the file.
       packing: one of `PACKINGS`.
     """
     if packing == GZIP:
@@ -107,24 +107,24 @@ def unpacked(stream: BinaryIO, packing: str) -> BinaryIO:
 
 
 def plain_path(path: str, packing: str, fresh: bool = True) -> str:
-    """Returns a local file that holds what a compressed container unpacks to.
+    """Returns the path of a local file with the decompressed content of a container.
 
     Args:
-      path: of the container.
+      path: path of the container.
       packing: one of `PACKINGS`.
-      fresh: whether a remote container is asked if it has changed; a request each time, so not for every image.
+      fresh: whether to check if a remote container has changed; it costs a request, so not for every image.
 
     Raises:
-      SourceError: it is damaged, unpacks to more than `MAX_RATIO` times its size, needs more than `XZ_MEMORY_BYTES` of
-        memory, or the disk has no room for it.
-      OSError: it is missing, or cannot be read.
+      SourceError: the container is damaged, unpacks to more than `MAX_RATIO` times its size, needs more than
+        `XZ_MEMORY_BYTES` of memory, or the disk has too little room.
+      OSError: the container is missing, or cannot be read.
     """
-    copy = _newest.get(path) if storage.is_remote(path) and not fresh else None
+    copy = _latest_copies.get(path) if storage.is_remote(path) and not fresh else None
     if copy is None:
         size, mtime_ns = stamp(path)
         with _lock:
             copy = _copies.setdefault((path, size, mtime_ns), _Copy())
-            _newest[path] = copy
+            _latest_copies[path] = copy
     with copy.lock:
         if not copy.path and not copy.fault:
             try:
@@ -143,7 +143,7 @@ def _unpack(path: str, packing: str, size: int) -> str:
         raise SourceError(_no_room(path, error.strerror or str(error))) from error
     try:
         with os.fdopen(handle, "wb") as out, storage.open_read(path) as stream:
-            plain = unpacked(stream, packing)
+            plain = open_unpacked(stream, packing)
             _copy(iter(functools.partial(plain.read, _BLOCK_BYTES), b""), out, path, size)
     except BaseException:
         os.remove(target)
@@ -156,8 +156,8 @@ def _copy(blocks: Iterator[bytes], out: BinaryIO, path: str, size: int) -> None:
     while True:
         try:
             block = next(blocks, b"")
-        except _DAMAGE as error:
-            if isinstance(error, OSError) and error.errno:  # of the disk or the store; those of gzip and bz2 have none
+        except _DAMAGE_ERRORS as error:
+            if isinstance(error, OSError) and error.errno:  # of the disk or store; errors of gzip and bz2 have no errno
                 raise
             reason = str(error) or type(error).__name__
             raise SourceError(f"{path} cannot be unpacked past byte {written} of its content: {reason}") from error
@@ -166,7 +166,7 @@ def _copy(blocks: Iterator[bytes], out: BinaryIO, path: str, size: int) -> None:
         written += len(block)
         if written > MAX_RATIO * size:
             limit = f"{MAX_RATIO} times its {size} bytes"
-            raise SourceError(f"{path} unpacks to more than {limit}, as no honest container does; it is refused")
+            raise SourceError(f"{path} unpacks to more than {limit}; it is refused as a decompression bomb")
         _write(out, block, path)
 
 
@@ -174,42 +174,42 @@ def _write(out: BinaryIO, block: bytes, path: str) -> None:
     try:
         free = shutil.disk_usage(_directory()).free
         if free < SPARE_BYTES + len(block):
-            raise SourceError(_no_room(path, f"{free >> 20} MiB are free and {SPARE_BYTES >> 20} MiB are left alone"))
+            raise SourceError(_no_room(path, f"{free >> 20} MiB are free and {SPARE_BYTES >> 20} MiB must stay free"))
         out.write(block)
-        out.flush()  # what a full disk says must be heard here
+        out.flush()  # raises the error of a full disk here
     except OSError as error:
         raise SourceError(_no_room(path, error.strerror or str(error))) from error
 
 
 def _no_room(path: str, reason: str) -> str:
-    place = f"{path} is compressed and cannot be unpacked below {tempfile.gettempdir()}"
-    return f"{place}: {reason}; set TMPDIR to a larger disk, or decompress it yourself"
+    problem = f"{path} is compressed and cannot be unpacked below {tempfile.gettempdir()}"
+    return f"{problem}: {reason}; set TMPDIR to a larger disk, or decompress it yourself"
 
 
 class _Blocks(io.RawIOBase):
-    """Blocks of bytes as a file."""
+    """Readable stream of blocks of bytes."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks = blocks
-        self._left = memoryview(b"")
+        self._rest = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
-        if not self._left:
-            self._left = memoryview(next(self._blocks, b""))
-        part = self._left[: len(buffer)]
+        if not self._rest:
+            self._rest = memoryview(next(self._blocks, b""))
+        part = self._rest[: len(buffer)]
         buffer[: len(part)] = part
-        self._left = self._left[len(part) :]
+        self._rest = self._rest[len(part) :]
         return len(part)
 
 
 def _xz_blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """Yields the content of the streams of an xz file, one after the other; zeros between them are padding."""
+    """Yields the content of all streams of an xz file; zeros between them are padding."""
     packed = stream.read(_XZ_READ_BYTES)
     while packed:
-        # Not `LZMAFile`, which takes no limit of memory.
+        # Not `LZMAFile`, which has no memory limit.
         inflater = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY_BYTES)
         while not inflater.eof:
             if not packed and inflater.needs_input and not (packed := stream.read(_XZ_READ_BYTES)):
@@ -229,7 +229,7 @@ def _xz_block(inflater: lzma.LZMADecompressor, packed: bytes) -> bytes:
         if str(error) != _XZ_TOO_LARGE:
             raise
         limit = f"it needs more than the {XZ_MEMORY_BYTES >> 20} MiB of memory that are allowed"
-        raise lzma.LZMAError(f"{limit}; compress it with a smaller dictionary, as xz -9 does") from error
+        raise lzma.LZMAError(f"{limit}; compress it with a smaller dictionary, such as that of xz -9") from error
 
 
 def _zlib_blocks(stream: BinaryIO) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Local disks that take no more: whether there is room, and one line about an error instead of a traceback."""
+"""Full, read-only and failing local disks: checks of the free space, and errors of the system as one line."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from beam_jobs.errors import DiskError, FeedlineError, OptionError, chain
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
-_KEPT = ": what is finished is kept"
-_AGAIN = f"then run the same command again{_KEPT}"
-# What helps.
-_HELP = {
-    errno.ENOSPC: f"make room, {_AGAIN}",
-    errno.EDQUOT: f"raise the quota or remove what counts against it, {_AGAIN}",
-    errno.EFBIG: f"raise the limit, see `ulimit -f`, {_AGAIN}",
-    errno.EROFS: f"mount it for writing, {_AGAIN}",
-    errno.EACCES: f"grant it, {_AGAIN}",
-    errno.EPERM: f"permit it, {_AGAIN}",
-    errno.ENOENT: "leave what a run makes alone while it runs, and run the same command again",
-    errno.EIO: f"check the disk, {_AGAIN}",
-    errno.ESTALE: f"mount it again, {_AGAIN}",
+_RESUMABLE = ": what is finished is kept"
+_RUN_AGAIN = f"then run the same command again{_RESUMABLE}"
+# Error number -> what the user can do.
+_REMEDIES = {
+    errno.ENOSPC: f"make room, {_RUN_AGAIN}",
+    errno.EDQUOT: f"raise the quota or remove what counts against it, {_RUN_AGAIN}",
+    errno.EFBIG: f"raise the limit, see `ulimit -f`, {_RUN_AGAIN}",
+    errno.EROFS: f"mount it for writing, {_RUN_AGAIN}",
+    errno.EACCES: f"grant it, {_RUN_AGAIN}",
+    errno.EPERM: f"permit it, {_RUN_AGAIN}",
+    errno.ENOENT: "do not change files of a run while it runs, and run the same command again",
+    errno.EIO: f"check the disk, {_RUN_AGAIN}",
+    errno.ESTALE: f"mount it again, {_RUN_AGAIN}",
 }
-# Reading a source ends with these too, so they count only with the name of a file that is ours.
-_OF_A_FILE = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.EIO, errno.ESTALE)
-_QUOTED = re.compile(r"\[Errno (\d+)\][^:]*(?:: '([^']*)')?")  # in what Beam makes of an error that it cannot copy
-# Libraries in C++ have errors of their own, with the words of the system in them.
+# Reading a source raises these too, so they count only for a file below the directories that are written.
+_FILE_ERRORS = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.EIO, errno.ESTALE)
+_QUOTED = re.compile(r"\[Errno (\d+)\][^:]*(?:: '([^']*)')?")  # in the text of an error that Beam wraps
+# Errors of C++ libraries contain the message of the system.
 _WORDS = {os.strerror(number): number for number in (*FULL, errno.EFBIG, errno.EROFS)}
 _WORDS["database or disk is full"] = errno.ENOSPC
-# What SQLite says of any other error of the system; which it was, the next write tells.
-_UNSAID = ("unable to open database file", "disk I/O error")
+# Messages of SQLite for any other error of the system; a test write then finds the error.
+_VAGUE_MESSAGES = ("unable to open database file", "disk I/O error")
 _PROBE = bytes(1 << 16)
 
 
 def free_bytes(path: str) -> int | None:
-    """Returns how many bytes this process may still write below a local path, which need not exist; None: unknown."""
+    """Returns the free bytes for this process below a local path, which need not exist; None if unknown."""
     path = os.path.abspath(path)
     while not os.path.isdir(path) and path != os.path.dirname(path):
         path = os.path.dirname(path)
@@ -56,101 +56,103 @@ def free_bytes(path: str) -> int | None:
 
 
 def used_bytes(path: str) -> int:
-    """Returns the bytes of all files below a local directory; 0 when it does not exist."""
-    found = 0
+    """Returns the total size of all files below a local directory in bytes; 0 when it does not exist."""
+    total = 0
     for folder, _, names in os.walk(path):
         for name in names:
-            with contextlib.suppress(OSError):  # it is just being removed
-                found += os.lstat(os.path.join(folder, name)).st_size
-    return found
+            with contextlib.suppress(OSError):  # another process removes it
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
 
 
-def check_room(path: str, needed: int, what: str, *, kept: bool = True) -> None:
-    """Checks that so many bytes can be written below a path; remote ones are taken for endless.
+def check_room(path: str, needed: int, contents: str, *, resumable: bool = True) -> None:
+    """Checks the free space below a path; remote paths are not checked.
 
     Args:
-      path: directory, or one that will be made.
-      needed: bytes.
-      what: that is to be written, in a few words.
-      kept: whether the next try finds what this one has finished.
+      path: directory, which need not exist.
+      needed: required space in bytes.
+      contents: name of the data in the message, such as `the shards`.
+      resumable: whether another run continues after the finished work.
 
     Raises:
-      DiskError: they cannot.
+      DiskError: the disk has less free space.
     """
     free = None if storage.is_remote(path) else free_bytes(path)
     if free is not None and needed > free:
         raise DiskError(
-            f"{path}: the disk has not enough room for {what}, about {size(needed)} are needed and "
-            f"{size(free)} are free; {_help(errno.ENOSPC, kept)}"
+            f"{path}: the disk has not enough room for {contents}, about {size(needed)} are needed and "
+            f"{size(free)} are free; {_remedy(errno.ENOSPC, resumable)}"
         )
 
 
 @contextlib.contextmanager
-def explained(doing: str, *places: str, needed: Callable[[], int] = lambda: 0, kept: bool = True) -> Iterator[None]:
-    """Turns what a local disk says while its block runs into one line; other errors pass.
+def explain_errors(
+    activity: str, *paths: str, needed: Callable[[], int] = lambda: 0, resumable: bool = True
+) -> Iterator[None]:
+    """Raises errors of a local disk in the block as `DiskError` with one line; other errors pass.
 
     Args:
-      doing: what the block does, such as `writing`.
-      places: directories that are written to.
-      needed: returns about how many bytes it writes; 0 when it is unknown.
-      kept: whether the next try finds what this one has finished.
+      activity: what the block does, such as `writing`.
+      paths: directories that the block writes to.
+      needed: returns the estimated number of bytes that the block writes; 0 if unknown.
+      resumable: whether another run continues after the finished work.
 
     Raises:
-      DiskError: instead of an error that comes from the disk.
+      DiskError: the disk is full, read-only or failing.
     """
     try:
         yield
     except Exception as error:
         if isinstance(error, FeedlineError) and type(error) is not FeedlineError:
-            raise  # it is explained already
-        if line := explanation(error, doing, *places, needed=needed(), kept=kept):
+            raise  # it has an explanation already
+        if line := explanation(error, activity, *paths, needed=needed(), resumable=resumable):
             raise DiskError(line) from error
         raise
 
 
-def explanation(error: BaseException, doing: str, *places: str, needed: int = 0, kept: bool = True) -> str:
-    """Returns one line about an error that a local disk is the cause of; empty for any other; see `explained`."""
-    places = tuple(os.path.abspath(place) for place in places if not storage.is_remote(place))
+def explanation(error: BaseException, activity: str, *paths: str, needed: int = 0, resumable: bool = True) -> str:
+    """Returns one line about an error of a local disk; empty for other errors; see `explained`."""
+    local = tuple(os.path.abspath(path) for path in paths if not storage.is_remote(path))
     number, name = _cause(error)
-    if not number and places and _unsaid(error):
-        number = _refusal(places[0])
-    ours = not name or any(_inside(name, place) for place in places)
-    if not places or number not in _HELP or not ours or (number in _OF_A_FILE and not name):
+    if not number and local and _is_vague(error):
+        number = _probe_error(local[0])
+    is_related = not name or any(_is_related(name, path) for path in local)
+    if not local or number not in _REMEDIES or not is_related or (number in _FILE_ERRORS and not name):
         return ""
-    # A quota leaves less than the disk has free, and no call that every file system answers says how much.
-    free = free_bytes(places[0]) if number != errno.EDQUOT else None
+    # The free space of the disk does not show what a quota leaves, and no portable call does.
+    free = free_bytes(local[0]) if number != errno.EDQUOT else None
     room = [f"about {size(needed)} are needed"] if needed else []
     room += [f"{size(free)} are free"] if free is not None else []
     note = f" ({', '.join(room)})" if number in (*FULL, errno.EFBIG) and room else f" ({name})" if name else ""
-    return f"{places[0]}: {os.strerror(number)} while {doing}{note}; {_help(number, kept)}"
+    return f"{local[0]}: {os.strerror(number)} while {activity}{note}; {_remedy(number, resumable)}"
 
 
-def _help(number: int, kept: bool) -> str:
-    return _HELP[number] if kept else _HELP[number].removesuffix(_KEPT)
+def _remedy(number: int, resumable: bool) -> str:
+    return _REMEDIES[number] if resumable else _REMEDIES[number].removesuffix(_RESUMABLE)
 
 
-def _inside(name: str, place: str) -> bool:
+def _is_related(name: str, directory: str) -> bool:
     name = os.path.abspath(name)
-    return name == place or name.startswith(place + os.sep) or place.startswith(name + os.sep)
+    return name == directory or name.startswith(directory + os.sep) or directory.startswith(name + os.sep)
 
 
 def _cause(error: BaseException | None) -> tuple[int, str]:
-    """Returns number and file of the innermost error of the system; 0 for none."""
-    found = (0, "")
-    for one in chain(error):
-        found = _number(one) or found
-    return found
+    """Returns number and file name of the innermost error of the system; 0 for no such error."""
+    cause = (0, "")
+    for linked in chain(error):
+        cause = _error_number(linked) or cause
+    return cause
 
 
-def _unsaid(error: BaseException | None) -> bool:
-    """Returns whether a library says that something is wrong with the disk, and not what."""
-    return any(words in str(one) for one in chain(error) for words in _UNSAID)
+def _is_vague(error: BaseException | None) -> bool:
+    """Returns whether a library reports an error of the disk without its number."""
+    return any(words in str(linked) for linked in chain(error) for words in _VAGUE_MESSAGES)
 
 
-def _refusal(place: str) -> int:
-    """Returns the number of the error with which a directory refuses a small file; 0 when it takes it."""
+def _probe_error(directory: str) -> int:
+    """Returns the error number of writing a small file into a directory; 0 when it succeeds."""
     try:
-        with tempfile.TemporaryFile(dir=place) as stream:
+        with tempfile.TemporaryFile(dir=directory) as stream:
             stream.write(_PROBE)
             stream.flush()
             os.fsync(stream.fileno())
@@ -159,7 +161,7 @@ def _refusal(place: str) -> int:
     return 0
 
 
-def _number(error: BaseException) -> tuple[int, str] | None:
+def _error_number(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, OSError) and error.errno:
         return error.errno, os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
     text = str(error)
@@ -170,74 +172,73 @@ def _number(error: BaseException) -> tuple[int, str] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Why a directory takes no files.
+    """The reason why a directory is not writable.
 
     Attributes:
-      reason: one line: the place, who cannot write there, and what the system says.
-      repair: the command that brings the right to write; empty where only another place helps.
+      reason: one line: directory, user and message of the system.
+      repair: command that grants the right to write; empty when only another directory helps.
     """
 
     reason: str
     repair: str
 
 
-def nearest(directory: str) -> str:
-    """Returns the absolute path of a local directory, or of the nearest thing above it that is there."""
-    there = os.path.abspath(directory)
-    while not os.path.lexists(there):
-        there = os.path.dirname(there)
-    return there
+def nearest_existing(directory: str) -> str:
+    """Returns the absolute path of a local directory, or of its nearest parent that exists."""
+    path = os.path.abspath(directory)
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return path
 
 
 def refusal(directory: str) -> Refusal | None:
-    """Returns why a local directory takes no files, None when it does.
+    """Returns the reason why a local directory is not writable, None when it is.
 
     Args:
-      directory: it need not exist; then the nearest one above it counts. Nothing stays of the file that is tried.
+      directory: directory to check, or to check its nearest existing parent for. The file of the check is removed.
     """
-    there = nearest(directory)
-    if not os.path.isdir(there):
-        return Refusal(reason=f"{there} is a file", repair="")
+    parent = nearest_existing(directory)
+    if not os.path.isdir(parent):
+        return Refusal(reason=f"{parent} is a file", repair="")
     try:
-        # Rights alone do not tell: root has all of them, on a file system that is read-only too.
-        tempfile.TemporaryFile(dir=there).close()
+        # Writes a file, because permissions are not enough: root has all of them on a read-only file system too.
+        tempfile.TemporaryFile(dir=parent).close()
     except OSError as error:
-        reason = f"{there} cannot be written by {_user()}: {error.strerror or error}"
-        repair = _repair(directory, there) if isinstance(error, PermissionError) else ""
+        reason = f"{parent} cannot be written by {_user()}: {error.strerror or error}"
+        repair = _repair(directory, parent) if isinstance(error, PermissionError) else ""
         return Refusal(reason=reason, repair=repair)
     return None
 
 
 def check_file(name: str, path: str) -> None:
-    """Checks that a local file can be made, or replaced, before the work that fills it. A remote one is not asked for.
+    """Checks that a local file can be created or replaced. Remote files are not checked.
 
     Args:
-      name: of the option that names it.
-      path: of the file; its directory need not exist.
+      name: name of the option with the path.
+      path: path of the file; its directory need not exist.
 
     Raises:
-      OptionError: it cannot be written; the message says by whom, and what to do.
+      OptionError: the file cannot be written; the message names the user and a remedy.
     """
     if storage.is_remote(path):
         return
     if os.path.isdir(path) or path.endswith("/"):
         raise OptionError(f"{name} {path} is a directory; name a file in it")
-    refused = refusal(os.path.dirname(os.path.abspath(path)))
-    if refused:
-        remedy = refused.repair or "name a file in another directory"
-        raise OptionError(f"{name} {path} cannot be written: {refused.reason}; {remedy}")
+    if problem := refusal(os.path.dirname(os.path.abspath(path))):
+        remedy = problem.repair or "name a file in another directory"
+        raise OptionError(f"{name} {path} cannot be written: {problem.reason}; {remedy}")
 
 
 def write_file(name: str, path: str, data: bytes) -> None:
-    """Writes a file, atomically, and the directories it lies in.
+    """Writes a file atomically and creates its directory.
 
     Args:
-      name: of the option that names it.
-      path: of the file, local or remote.
-      data: what it will hold.
+      name: name of the option with the path.
+      path: path of the file, local or remote.
+      data: content of the file.
 
     Raises:
-      OptionError: it cannot be written.
+      OptionError: the file cannot be written.
     """
     try:
         storage.write_bytes(path, data)
@@ -245,20 +246,20 @@ def write_file(name: str, path: str, data: bytes) -> None:
         raise OptionError(f"{name} {path} cannot be written: {error.strerror or error}") from error
 
 
-def _repair(directory: str, there: str) -> str:
-    if os.geteuid() == 0:  # who has every right already
+def _repair(directory: str, parent: str) -> str:
+    if os.geteuid() == 0:  # root has every permission
         return ""
-    place = os.path.abspath(directory)
-    if os.stat(there).st_uid == os.geteuid():
-        return f"chmod u+rwx {shlex.quote(there)}"
-    if there == place:
-        return f"sudo chown {_user()} {shlex.quote(place)}"
-    return f"sudo install -d -o {_user()} {shlex.quote(place)}"
+    path = os.path.abspath(directory)
+    if os.stat(parent).st_uid == os.geteuid():
+        return f"chmod u+rwx {shlex.quote(parent)}"
+    if parent == path:
+        return f"sudo chown {_user()} {shlex.quote(path)}"
+    return f"sudo install -d -o {_user()} {shlex.quote(path)}"
 
 
 def _user() -> str:
     number = os.geteuid()
     try:
         return pwd.getpwuid(number).pw_name
-    except KeyError:  # as in a container that was started with a number
+    except KeyError:  # such as in a container that runs with a numeric user id
         return str(number)

@@ -1,12 +1,11 @@
-"""Parquet files of anybody, decoded within a bound of memory.
+"""Decoding of untrusted Parquet files in bounded memory.
 
-A few bytes of a file can stand for gigabytes: one long text that every row repeats, a page that unpacks to a thousand
-times its size. Arrow decodes as much as the file claims; so the headers of the pages are read first, which say how much
-that is. Source of the format: https://parquet.apache.org/docs/file-format (`parquet.thrift`), and the compact protocol
-of Thrift.
+A few bytes of a file can decode to gigabytes: one long text that every row repeats, or a page that unpacks to a
+thousand times its size. So the page headers are read first, which give the decoded sizes. Source of the format:
+https://parquet.apache.org/docs/file-format (`parquet.thrift`), and the compact protocol of Thrift.
 
-A column of a Python type, which Arrow would unpickle, is refused: before 14.0.1 Arrow runs what such a column brings
-along as soon as the file is opened (CVE-2023-47248). Importing this module is enough.
+A column of a pickled Python type is refused: Arrow before 14.0.1 runs its code when the file is opened
+(CVE-2023-47248). Importing this module is enough.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _PICKLED_TYPE = "arrow.py_extension_type"
 
 
 class _Refused(pa.ExtensionType):
-    """Stands where Arrow has the type that unpickles."""
+    """Replaces the type of Arrow that unpickles."""
 
     def __arrow_ext_serialize__(self) -> bytes:
         return b""
@@ -39,42 +38,42 @@ class _Refused(pa.ExtensionType):
         raise pa.ArrowInvalid(detail)
 
 
-# Before the registration below, whose place it would take: Beam imports the same package.
+# Before the registration below: `pyarrow_hotfix`, which Beam imports too, registers the same type.
 stack.protect_arrow()
 with contextlib.suppress(pa.ArrowKeyError):  # newer versions of Arrow have no such type
     pa.unregister_extension_type(_PICKLED_TYPE)
 pa.register_extension_type(_Refused(pa.null(), _PICKLED_TYPE))
 
 
-# Each grows with the file, because honest large files hold much: text packs to a fifth, a column of labels to less.
-_PAGE_BYTES, _PAGE_RATIO = 64 << 20, 20  # of the largest pages of all columns, together
-_TABLE_BYTES, _TABLE_RATIO = 256 << 20, 100  # of a table, or the lists of a column, decoded
-_VALUES, _VALUES_RATIO = 100_000, 100  # of a column, and so rows
+# Limits: a base and a multiple of the file size, because text packs to a fifth, and a column of labels to less.
+_PAGE_BYTES, _PAGE_RATIO = 64 << 20, 20  # sum of the largest pages of all columns
+_TABLE_BYTES, _TABLE_RATIO = 256 << 20, 100  # decoded size of a table, or of the lists of a column
+_VALUES, _VALUES_RATIO = 100_000, 100  # values of a column, and so rows
 
 _BATCH_BYTES = 32 << 20
 _BATCH_ROWS = 4096
 _BUFFER_BYTES = 1 << 20
-_VALUE_BYTES = 64  # that Python takes for a short value
-_HEADER_BYTES = (8 << 10, 1 << 20, 16 << 20)  # Arrow takes no longer header of a page than the last
+_VALUE_BYTES = 64  # of a short value in Python
+_HEADER_BYTES = (8 << 10, 1 << 20, 16 << 20)  # lengths to try; the last is Arrow's limit for a page header
 
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # `PageType`
-_BY_DICTIONARY, _BY_PREFIX = (2, 8), 7  # `Encoding`: values that are numbers of others, or share what they begin with
+_DICTIONARY_ENCODINGS, _PREFIX_ENCODING = (2, 8), 7  # `Encoding`: indices of a dictionary, or shared prefixes
 _BYTE_ARRAY = "BYTE_ARRAY"
-# Types of Thrift that are passed over -> bytes of a value; -1, where it begins with their number.
+# Skipped types of Thrift -> bytes of a value; -1 for a value that begins with its length.
 _SKIPPED = {1: 0, 2: 0, 3: 1, 7: 8, 8: -1}
 _MAX_DEPTH = 4
 _CODECS = {"LZ4": "lz4_raw"}  # Arrow's name of a codec, where it is not that of the format
 
 
 @dataclass
-class _Column:
-    """What the pages of a column amount to, over all row groups.
+class _ColumnSize:
+    """Size of a column over all row groups, from its page headers.
 
     Attributes:
-      values: how many there are.
-      page_bytes: of the largest page.
-      value_bytes: that a value of the worst page takes at most.
-      bytes: that all values take at most.
+      values: number of values.
+      page_bytes: size of the largest page, unpacked.
+      value_bytes: upper bound of the decoded size of a value.
+      bytes: upper bound of the decoded size of all values.
     """
 
     values: int = 0
@@ -90,52 +89,52 @@ class _Column:
 
 
 def batches(stream: BinaryIO, columns: Sequence[str] | None = None, rows: int = 0) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a file, as many at once as memory allows.
+    """Yields the rows of a file in batches that fit in memory.
 
     Args:
-      stream: seekable, of the file.
-      columns: which to decode; all when not given.
-      rows: at most in a batch; what `batch_rows` returns when not given.
+      stream: seekable stream of the file.
+      columns: names of the columns to decode; None for all.
+      rows: largest number of rows of a batch; 0 for `batch_rows`.
 
     Raises:
-      pa.ArrowException, UnicodeDecodeError: it is no Parquet, damaged, or over a limit.
-      OSError: it cannot be read.
+      pa.ArrowException, UnicodeDecodeError: the file is no Parquet, damaged, or over a limit.
+      OSError: the file cannot be read.
     """
-    # Buffered, or the whole of a column is read at once. Arrow's own threads abort every other process that ends soon
-    # after ("terminate called").
+    # Buffered, or a complete column chunk is read at once. With Arrow's threads, about half of the processes that exit
+    # soon after abort ("terminate called").
     file = pq.ParquetFile(stream, buffer_size=_BUFFER_BYTES)
     for batch in file.iter_batches(rows or batch_rows(stream, columns), columns=columns, use_threads=False):
-        yield pa.RecordBatch.from_arrays([_plain(column) for column in batch.columns], batch.schema.names)
+        yield pa.RecordBatch.from_arrays([_decode_dictionary(column) for column in batch.columns], batch.schema.names)
 
 
-def _plain(column: pa.Array) -> pa.Array:
-    """Returns each value in full, as who reads rows holds it; Arrow keeps the dictionaries that it wrote."""
+def _decode_dictionary(column: pa.Array) -> pa.Array:
+    """Returns a dictionary array as plain values; Arrow restores the dictionaries that it wrote."""
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
 def batch_rows(stream: BinaryIO, columns: Sequence[str] | None = None) -> int:
-    """Returns how many rows of some columns, or of all, may be decoded at once, by the headers of their pages.
+    """Returns the number of rows of the columns that may be decoded at once, from the page headers.
 
     Raises:
-      pa.ArrowException, UnicodeDecodeError: it is no Parquet, damaged, or over a limit.
-      OSError: it cannot be read.
+      pa.ArrowException, UnicodeDecodeError: the file is no Parquet, damaged, or over a limit.
+      OSError: the file cannot be read.
     """
-    value_bytes = sum(column.value_bytes for column in _looked_at(stream, columns))
+    value_bytes = sum(column.value_bytes for column in _measure_columns(stream, columns))
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, value_bytes)))
 
 
 def read(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
-    """Returns the whole of a file, or some columns of it, unless it unpacks to far more than any honest one.
+    """Returns the table in a file, or some of its columns, within the limits.
 
     Raises:
-      pa.ArrowException, UnicodeDecodeError: it is no Parquet, damaged, or over a limit.
+      pa.ArrowException, UnicodeDecodeError: the file is no Parquet, damaged, or over a limit.
     """
-    found = _looked_at(io.BytesIO(data), columns)
+    sizes = _measure_columns(io.BytesIO(data), columns)
     allowed = _TABLE_BYTES + _TABLE_RATIO * len(data)
     file = pq.ParquetFile(io.BytesIO(data))
-    if sum(column.bytes for column in found) <= allowed:
+    if sum(column.bytes for column in sizes) <= allowed:
         return file.read(columns, use_threads=False)
-    # What it may be at most is too much: a single long value in a column does that. Find out what it is.
+    # A single long value in a column makes the upper bound too large, so the batches are measured.
     decoded, size = [], 0
     for batch in batches(io.BytesIO(data), columns):
         size += batch.nbytes
@@ -147,53 +146,54 @@ def read(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
     return pa.Table.from_batches(decoded)
 
 
-def _looked_at(stream: BinaryIO, columns: Sequence[str] | None) -> list[_Column]:
-    """Returns what the pages of some columns, or of all, amount to.
+def _measure_columns(stream: BinaryIO, columns: Sequence[str] | None) -> list[_ColumnSize]:
+    """Returns the sizes of the columns.
 
     Raises:
-      pa.ArrowInvalid: it is over a limit, or damaged.
+      pa.ArrowInvalid: the file is damaged, or over a limit.
     """
     size = stream.seek(0, os.SEEK_END)
     metadata = pq.read_metadata(stream)
-    found = []
+    column_sizes = []
     for index in range(metadata.num_columns):
         column = metadata.schema.column(index)
         if columns is not None and column.path.partition(".")[0] not in columns and column.path not in columns:
             continue
-        seen = _Column()
+        column_size = _ColumnSize()
         for group in range(metadata.num_row_groups):
             chunk = metadata.row_group(group).column(index)
-            _look_at(stream, chunk, column, _PAGE_BYTES + _PAGE_RATIO * size, seen)
+            _measure_chunk(stream, chunk, column, _PAGE_BYTES + _PAGE_RATIO * size, column_size)
         if not column.max_repetition_level:
-            _check(column.path, seen.values, _VALUES + _VALUES_RATIO * size, "values")
-        else:  # one row may hold them all
-            _check(column.path, seen.bytes, _TABLE_BYTES + _TABLE_RATIO * size, "bytes in lists")
-            seen.value_bytes = _VALUE_BYTES
-        found.append(seen)
-    _check("the largest page of each", sum(one.page_bytes for one in found), _PAGE_BYTES + _PAGE_RATIO * size, "bytes")
-    return found
+            _check(f"column {column.path} has", column_size.values, _VALUES + _VALUES_RATIO * size, "values")
+        else:  # one row may have all of them
+            _check(f"column {column.path} has", column_size.bytes, _TABLE_BYTES + _TABLE_RATIO * size, "bytes in lists")
+            column_size.value_bytes = _VALUE_BYTES
+        column_sizes.append(column_size)
+    page_bytes = sum(one.page_bytes for one in column_sizes)
+    _check("the largest pages of all columns have", page_bytes, _PAGE_BYTES + _PAGE_RATIO * size, "bytes")
+    return column_sizes
 
 
-def _check(name: str, found: int, allowed: int, what: str) -> None:
-    if found > allowed:
-        raise pa.ArrowInvalid(f"column {name} has {found} {what}; {allowed} are allowed in a file of its size")
+def _check(subject: str, count: int, allowed: int, unit: str) -> None:
+    if count > allowed:
+        raise pa.ArrowInvalid(f"{subject} {count} {unit}; {allowed} are allowed in a file of its size")
 
 
-def _look_at(stream: BinaryIO, chunk: Any, column: Any, allowed: int, seen: _Column) -> None:
-    """Adds the pages of one column in one row group."""
-    longest = fixed = column.length  # 0, unless all values have the length that the schema says
+def _measure_chunk(stream: BinaryIO, chunk: Any, column: Any, allowed: int, column_size: _ColumnSize) -> None:
+    """Adds the pages of one column in one row group to its size."""
+    longest = fixed = column.length  # 0, unless the schema gives all values one length
     for page in _pages(stream, chunk):
-        _check(column.path, page.bytes, allowed, "bytes in a page")
+        _check(f"column {column.path} has", page.bytes, allowed, "bytes in a page")
         if page.kind == _DICTIONARY:
             if column.physical_type == _BYTE_ARRAY:
-                longest = _longest(stream, page, chunk.compression)
-            seen.add(0, page.bytes, 0)
-        elif page.encoding in _BY_DICTIONARY:
-            seen.add(page.values, page.bytes, longest)
-        elif page.encoding == _BY_PREFIX:
-            seen.add(page.values, page.bytes, page.bytes)
+                longest = _longest_text(stream, page, chunk.compression)
+            column_size.add(0, page.bytes, 0)
+        elif page.encoding in _DICTIONARY_ENCODINGS:
+            column_size.add(page.values, page.bytes, longest)
+        elif page.encoding == _PREFIX_ENCODING:
+            column_size.add(page.values, page.bytes, page.bytes)
         else:
-            seen.add(page.values, page.bytes, max(fixed, -(-page.bytes // max(1, page.values))))
+            column_size.add(page.values, page.bytes, max(fixed, -(-page.bytes // max(1, page.values))))
 
 
 @dataclass(frozen=True)
@@ -202,57 +202,57 @@ class _Page:
     values: int
     encoding: int
     bytes: int  # unpacked
-    start: int  # in the file, behind its header
+    start: int  # offset in the file, after the page header
     packed_bytes: int
 
 
 def _pages(stream: BinaryIO, chunk: Any) -> Iterator[_Page]:
-    """Yields the pages of a column in a row group that Arrow would read."""
-    place = chunk.data_page_offset
-    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < place:
-        place = chunk.dictionary_page_offset
-    if place < 0:
-        raise pa.ArrowInvalid(f"the pages of column {chunk.path_in_schema} begin at byte {place}")
-    end, values = place + chunk.total_compressed_size, 0
-    while place < end and values < chunk.num_values:
-        header, length = _page_header(stream, place)
+    """Yields the pages that Arrow reads of a column in a row group."""
+    offset = chunk.data_page_offset
+    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < offset:
+        offset = chunk.dictionary_page_offset
+    if offset < 0:
+        raise pa.ArrowInvalid(f"the pages of column {chunk.path_in_schema} begin at byte {offset}")
+    end, values = offset + chunk.total_compressed_size, 0
+    while offset < end and values < chunk.num_values:
+        header, length = _page_header(stream, offset)
         kind = _number(header, 1)
-        inside = header.get({_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}.get(kind, 0))
-        fields = inside if isinstance(inside, dict) else {}
+        type_header = header.get({_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}.get(kind, 0))
+        fields = type_header if isinstance(type_header, dict) else {}
         has_values = kind in (_DATA, _DATA_V2)
         page = _Page(
             kind=kind,
             values=_number(fields, 1) if has_values else 0,
             encoding=_number(fields, 4 if kind == _DATA_V2 else 2) if has_values else 0,
             bytes=_number(header, 2),
-            start=place + length,
+            start=offset + length,
             packed_bytes=_number(header, 3),
         )
         if min(page.kind, page.values, page.encoding, page.bytes, page.packed_bytes) < 0:
-            raise pa.ArrowInvalid(f"the header of the page at byte {place} lacks a number, or has one below 0")
+            raise pa.ArrowInvalid(f"the header of the page at byte {offset} lacks a number, or has one below 0")
         if page.kind in (_DATA, _DATA_V2):
             values += page.values
         yield page
-        place = page.start + page.packed_bytes
+        offset = page.start + page.packed_bytes
 
 
 def _number(fields: dict[int, Any], number: int) -> int:
-    found = fields.get(number)
-    return found if isinstance(found, int) else -1
+    value = fields.get(number)
+    return value if isinstance(value, int) else -1
 
 
-def _page_header(stream: BinaryIO, place: int) -> tuple[dict[int, Any], int]:
-    """Returns the fields of the header of a page, and its length."""
+def _page_header(stream: BinaryIO, offset: int) -> tuple[dict[int, Any], int]:
+    """Returns the fields of a page header, and its length in bytes."""
     for length in _HEADER_BYTES:
-        stream.seek(place)
+        stream.seek(offset)
         content = io.BytesIO(stream.read(length))
         with contextlib.suppress(EOFError):
             return _structure(content, 0), content.tell()
-    raise pa.ArrowInvalid(f"the header of the page at byte {place} is damaged, or cut short")
+    raise pa.ArrowInvalid(f"the header of the page at byte {offset} is damaged, or cut short")
 
 
-def _longest(stream: BinaryIO, page: _Page, compression: str) -> int:
-    """Returns how long the longest text of a dictionary is, or a number that is not less."""
+def _longest_text(stream: BinaryIO, page: _Page, compression: str) -> int:
+    """Returns an upper bound of the length of the longest text of a dictionary, in bytes."""
     stream.seek(page.start)
     content = stream.read(page.packed_bytes)
     try:
@@ -261,20 +261,20 @@ def _longest(stream: BinaryIO, page: _Page, compression: str) -> int:
             content = pa.decompress(content, page.bytes, codec, asbytes=True)
     except (pa.ArrowException, OSError, ValueError):
         return page.bytes
-    place = longest = 0
-    while place + 4 <= len(content):
-        (length,) = struct.unpack_from("<I", content, place)
+    position = longest = 0
+    while position + 4 <= len(content):
+        (length,) = struct.unpack_from("<I", content, position)
         longest = max(longest, length)
-        place += 4 + length
+        position += 4 + length
     return min(longest, page.bytes)
 
 
 def _structure(content: BinaryIO, depth: int) -> dict[int, Any]:
-    """Reads a structure of Thrift's compact protocol: number of a field -> number, structure, or None for all else.
+    """Reads a structure of Thrift's compact protocol: field id -> number, structure, or None for other types.
 
     Raises:
-      EOFError: it does not end.
-      pa.ArrowInvalid: it is none.
+      EOFError: the content ends inside the structure.
+      pa.ArrowInvalid: the content is no such structure.
     """
     fields: dict[int, Any] = {}
     number = 0
@@ -286,9 +286,9 @@ def _structure(content: BinaryIO, depth: int) -> dict[int, Any]:
 
 
 def _value(content: BinaryIO, kind: int, depth: int) -> Any:
-    if kind == 5:  # 32 bits: all numbers of the header are
+    if kind == 5:  # 32 bits, as all numbers of the header
         return _signed(content)
-    if kind in (4, 6):  # 16 and 64 bits: counts of the statistics
+    if kind in (4, 6):  # 16 and 64 bits, as counts of the statistics
         while _byte(content) > 127:
             pass
         return None
@@ -325,7 +325,7 @@ def _unsigned(content: BinaryIO) -> int:
 
 
 def _byte(content: BinaryIO) -> int:
-    found = content.read(1)
-    if not found:
+    byte = content.read(1)
+    if not byte:
         raise EOFError
-    return found[0]
+    return byte[0]

@@ -156,7 +156,7 @@ def check_leaks(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
 
 def check_group_leaks(dataset: GateDataset, limits: GateLimits) -> Iterator[Finding]:
     """Finds groups, and grouped sets of near duplicates, with images in several splits."""
-    kinds = lookup.leak_kinds_of(dataset.manifest.options.get("near_duplicates", "off"))[1:]
+    kinds = lookup.select_leak_kinds(dataset.manifest.options.get("near_duplicates", "off"))[1:]
     leaks = lookup.find_leaks(dataset.images, kinds)
     if len(leaks) > limits.max_group_leaks:
         yield Finding(

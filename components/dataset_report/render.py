@@ -61,7 +61,7 @@ def render(
     """
     dataset = manifest.load(directory)
     images = Images(schemas.read_published(storage.join(directory, manifest.IMAGES_NAME)), dataset)
-    kinds = lookup.leak_kinds_of(dataset.options.get("near_duplicates", "off"))
+    kinds = lookup.select_leak_kinds(dataset.options.get("near_duplicates", "off"))
     rejected = schemas.read_published(storage.join(directory, manifest.REJECTS_NAME))
     album = Album(directory, dataset)
     room = Room(DUPLICATES_ROOM_BYTES)

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from beam_jobs.common import strings
 from beam_jobs.dataset import record, schemas
-from beam_jobs.dataset.lookup import record_of
+from beam_jobs.dataset.lookup import read_row_record
 from beam_jobs.dataset.manifest import Manifest
 from beam_jobs.errors import BadImage, CorruptDataset, RejectReason
 from beam_jobs.images import sandbox, thumbnail
@@ -98,7 +98,7 @@ class Images:
         """Class names of each row; `NO_CLASS` without any."""
         if self.dataset.label_kind == "single":
             return [(label,) for label in self.table["label"].to_pylist()]
-        parsed = map(schemas.annotations_of, self.table["annotations"].to_pylist())
+        parsed = map(schemas.parse_annotations, self.table["annotations"].to_pylist())
         return [(annotations and annotations.labels) or (NO_CLASS,) for annotations in parsed]
 
     @cached_property
@@ -156,7 +156,7 @@ class Images:
     def _row_labels(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         if self.dataset.label_kind == "single":
             return (row["label"],)
-        annotations = schemas.annotations_of(row["annotations"])
+        annotations = schemas.parse_annotations(row["annotations"])
         return (annotations and annotations.labels) or (NO_CLASS,)
 
 
@@ -235,7 +235,7 @@ class Album:
         Raises:
           CorruptDataset: the record is missing or damaged.
         """
-        return record_of(self._directory, self._dataset, row)
+        return read_row_record(self._directory, self._dataset, row)
 
     def draw(self, row: Mapping[str, Any], side_px: int, room: Room) -> Picture | None:
         """Returns the picture of a row, with a long side of at most `side_px`; None if the section is full.

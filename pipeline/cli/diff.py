@@ -128,10 +128,10 @@ def _facts(found: Difference) -> Iterator[str]:
 
 
 def _options(options: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
-    from beam_jobs.dataset.diff import shown_value
+    from beam_jobs.dataset.diff import option_texts
 
     for name, values in options.items():
-        before, after = map(strings.line, shown_value(values))
+        before, after = map(strings.line, option_texts(values))
         yield f"  {strings.line(name)}  {before} -> {after}"
 
 

@@ -12,7 +12,7 @@ import yaml
 from beam_jobs.common import yaml_text
 from beam_jobs.common.settings import OptionField, fields, from_mapping, not_a_section
 from beam_jobs.errors import OptionError
-from beam_jobs.runners import ENGINES, Engine, options_of
+from beam_jobs.runners import ENGINES, Engine, engine_settings
 from beam_jobs.storage import is_remote, join
 from pipeline.cli.click_groups import DIR, PATH, Command
 from pipeline.cli.common import config_option, echo, json_option, print_json, say, watch_progress
@@ -53,7 +53,7 @@ def engine_of(runner: str | None, assignments: Sequence[str], section: Mapping[s
     chosen = runner or named or _DEFAULT
     if named and chosen != named:
         settings = {}
-    options = options_of(chosen)
+    options = engine_settings(chosen)
     known = fields(options)
     if assignments and not known:
         raise OptionError(f"--runner-option is {assignments[0]!r}; the {chosen} runner has none, name it with --runner")

@@ -197,7 +197,7 @@ def writable(name: str, directory: str, remedy: str) -> Check:
     if refused := places.refusal(directory):
         repair = f"{refused.repair}, or {remedy}" if refused.repair else remedy
         return Check(name=name, ok=False, detail=refused.reason, remedy=repair)
-    free = shutil.disk_usage(places.nearest(directory)).free
+    free = shutil.disk_usage(places.nearest_existing(directory)).free
     return Check(name=name, ok=True, detail=f"{os.path.abspath(directory)}, {size(free)} free")
 
 

@@ -46,7 +46,7 @@ def preflight(config: PipelineConfig) -> DataShape:
     source, root = os.path.realpath(found), os.path.realpath(config.root)
     if os.path.isdir(source) and os.path.commonpath([source, root]) == source:
         raise OptionError(f"root {config.root} lies inside {config.pattern}, which a run must not change")
-    if not os.path.isdir(there := disk.nearest(root)):
+    if not os.path.isdir(there := disk.nearest_existing(root)):
         raise OptionError(f"root {config.root}: {there} is a file; root must be a directory, new or of earlier runs")
     return data
 
@@ -91,7 +91,7 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
     pipeline = create_pipeline(config)
     images = images_dir(config)  # before the run: a newer span may have come when it ends
     log = os.path.join(config.root, LOG_NAME)
-    with disk.explained("running the pipeline", config.root), alone(config), _logging_to(log, say):
+    with disk.explain_errors("running the pipeline", config.root), alone(config), _logging_to(log, say):
         try:
             LocalDagRunner().run(pipeline)
         except GateFailed as stopped:

@@ -13,7 +13,7 @@ from typing import Any
 from beam_jobs.common.settings import fields, not_a_section
 from beam_jobs.common.strings import unknown
 from beam_jobs.errors import OptionError
-from beam_jobs.runners import ENGINES, options_of
+from beam_jobs.runners import ENGINES, engine_settings
 from pipeline.config import NOT_IN_A_PIPELINE, TARGET_SECTIONS, PipelineConfig
 
 _ENGINE, _RUNNER = "engine", "runner"
@@ -60,7 +60,7 @@ def check_targets(values: Mapping[str, Any]) -> None:
         return
     if engine[_RUNNER] not in ENGINES:
         raise OptionError(unknown(f"{_ENGINE}.{_RUNNER}", engine[_RUNNER], ENGINES), [f"{_ENGINE}.{_RUNNER}"])
-    known = list(fields(options_of(engine[_RUNNER])))
+    known = list(fields(engine_settings(engine[_RUNNER])))
     for name in engine:
         if name not in (_RUNNER, *known):
             message = unknown("setting", name, (_RUNNER, *known), f"{_ENGINE}.")

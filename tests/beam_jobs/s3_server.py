@@ -34,7 +34,7 @@ def use_server(monkeypatch: pytest.MonkeyPatch) -> None:
         "AWS_EC2_METADATA_DISABLED": "true",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(s3, "_made", _made)  # a client of another test may have read another environment
+    monkeypatch.setattr(s3, "_stores", _made)  # a client of another test may have read another environment
 
 
 @functools.cache

@@ -140,7 +140,7 @@ def test_an_append_counts_what_float32_changes_in_the_whole_dataset(write_table)
 @pytest.mark.parametrize(
     ("values", "limits", "warning"),
     [
-        ((0, 20, 255), {}, "255 counts as a class of the masks, beside 0 to 20: write 1 for 255"),
+        ((0, 20, 255), {}, "255 counts as a class of the masks, in addition to 0 to 20: write 1 for 255"),
         ((0, 1, 255), {"mask_ignore": 255, "mask_classes": 2}, ""),
         ((0, 254, 255), {}, ""),  # so many classes there may be
     ],

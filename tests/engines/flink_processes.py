@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from beam_jobs.runners import flink_job_server
-from beam_jobs.runners.flink_job_server import OPENED
+from beam_jobs.runners.flink_job_server import JAVA_OPENS
 from tests.engines import flink_parts
 
 TASK_MANAGERS = 2
@@ -123,7 +123,7 @@ class Cluster:
 
     def _java(self, name: str, main: str, *arguments: str) -> subprocess.Popen:
         log_settings = f"-Dlog4j.configurationFile={self.folder / 'conf' / 'log4j.properties'}"
-        command = [flink_job_server.find_java(), "-Xmx512m", *OPENED, log_settings]
+        command = [flink_job_server.find_java(), "-Xmx512m", *JAVA_OPENS, log_settings]
         command += [
             "-cp",
             f"{flink_parts.distribution()}/*",

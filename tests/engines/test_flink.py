@@ -17,7 +17,7 @@ from beam_jobs.common.system import Progress
 from beam_jobs.dataset.verify import verify
 from beam_jobs.errors import FeedlineError
 from beam_jobs.options import IngestOptions
-from beam_jobs.runners.beam_job import run_job, unwatched
+from beam_jobs.runners.beam_job import no_watch, run_job
 from beam_jobs.runners.flink import Options
 from beam_jobs.stages import work_units
 from tests.beam_jobs.runs import files_under
@@ -106,7 +106,7 @@ class ListFolder(beam.PTransform):
 
 def test_what_fails_on_a_worker_is_one_line_that_names_the_log(jar, tmp_path):
     with pytest.raises(FeedlineError) as failed, engine(jar, retries=0, log_dir=str(tmp_path)).open() as make_pipeline:
-        run_job("examining", Progress(1), ListFolder(), make_pipeline, unwatched)
+        run_job("examining", Progress(1), ListFolder(), make_pipeline, no_watch)
     words = "examining failed: FileNotFoundError: [Errno 2] No such file or directory: '/nowhere'; what was finished"
     assert str(failed.value).startswith(words)
     assert str(failed.value).endswith(f"; the log of Flink is {tmp_path / 'flink.log'}")

@@ -38,7 +38,7 @@ def _values(change: Callable[[dict[str, Any]], object]) -> Change:
         values = json.loads(path.read_text())
         change(values)
         del values["checksum"]
-        path.write_bytes(manifest.serialise({**values, "checksum": manifest.checksum_of(values)}))
+        path.write_bytes(manifest.serialise({**values, "checksum": manifest.content_checksum(values)}))
 
     return write
 

@@ -161,7 +161,7 @@ def _bombs(place: Path, full: bool) -> Iterator[_Bomb]:
     yield _Bomb("a zip member of zeros", path, rejects={"cat/zeros.jpg": "too_many_bytes"})
     for form in _COMPRESS:
         path = _tar_of_zeros(place / f"bare.{form}", size, 0)
-        yield _Bomb(f"zeros in a {form}", path, "bytes, as no honest container does; it is refused")
+        yield _Bomb(f"zeros in a {form}", path, "bytes; it is refused as a decompression bomb")
         # With noise beside them, the zeros are not what the ratio of the whole tells.
         path = _tar_of_zeros(place / f"zeros.{form}", size, size // 500)
         rejects = {"cat/zeros.jpg": "too_many_bytes", "cat/noise.jpg": "not_an_image"}

@@ -52,7 +52,7 @@ def read_all(source) -> None:
             continue
         row = schemas.ref_row(entry)
         schemas.pa.Table.from_pylist([row], schemas.REFS)
-        assert schemas.ref_row(schemas.ref_of(row)) == row, row
+        assert schemas.ref_row(schemas.parse_ref(row)) == row, row
         try:
             found = reader.read(entry.uri, row["slice"])
         except BadImage:
@@ -63,7 +63,7 @@ def read_all(source) -> None:
 def forget_copies() -> None:
     """Removes what compressed containers were unpacked to, which a process otherwise keeps until its end."""
     decompress._copies.clear()
-    decompress._newest.clear()
+    decompress._latest_copies.clear()
     for folder in decompress._directories.values():
         for copy in Path(folder).iterdir():
             copy.unlink()

@@ -50,7 +50,7 @@ def _sealed(content: bytes) -> bytes:
     try:
         values = json.loads(content)
         values.pop("checksum", "")
-        return manifest.serialise({**values, "checksum": manifest.checksum_of(values)})
+        return manifest.serialise({**values, "checksum": manifest.content_checksum(values)})
     except (ValueError, TypeError, AttributeError, RecursionError):
         return content
 

@@ -47,7 +47,7 @@ def target(data: bytes) -> None:
         if isinstance(entry, ImageRef):
             row = schemas.ref_row(entry)
             schemas.pa.Table.from_pylist([row], schemas.REFS)
-            assert schemas.ref_row(schemas.ref_of(row)) == row, row
+            assert schemas.ref_row(schemas.parse_ref(row)) == row, row
         else:
             schemas.pa.Table.from_pylist([schemas.reject_row(entry)], schemas.REJECTS)
 

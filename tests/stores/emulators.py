@@ -62,7 +62,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     url = s3_server.new_bucket(monkeypatch)
     with tapped(os.environ["AWS_ENDPOINT_URL"]) as tap:
         monkeypatch.setenv("AWS_ENDPOINT_URL", tap.url)
-        monkeypatch.setattr(client, "_made", [])  # the clients of others go past the tap
+        monkeypatch.setattr(client, "_stores", [])  # the clients of others go past the tap
         yield Bucket(url, tap)
 
 

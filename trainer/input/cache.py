@@ -242,13 +242,13 @@ def _write(index: RecordIndex, ops: Sequence[Op], directory: str, threads: int) 
 
     offsets, end, crc = [], 0, 0
     records = read_in_order(index).unbatch().map(prepare, threads, deterministic=True)
-    with storage.own_writer(os.path.join(directory, _RECORDS_NAME)) as stream:
+    with storage.direct_writer(os.path.join(directory, _RECORDS_NAME)) as stream:
         for serialized, pixels in records.as_numpy_iterator():
             framed = b"".join(tfrecord.frame(_replace_image(serialized, pixels) if ops else serialized))
             stream.write(framed)
             offsets.append(end)
             end, crc = end + len(framed), zlib.crc32(framed, crc)
-    with storage.own_writer(os.path.join(directory, _INDEX_NAME)) as stream:
+    with storage.direct_writer(os.path.join(directory, _INDEX_NAME)) as stream:
         np.savez(stream, offset=np.array(offsets, np.int64), crc=crc)
 
 

@@ -160,7 +160,7 @@ def detect_packing(path: str, compression: str) -> str:
         head = storage.read_range(path, 0, tfrecord.HEADER)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
-    packing = decompress.packing_of(head)
+    packing = decompress.detect_packing(head)
     # A record begins with its length, 8 bytes; zlib has no magic bytes, but no four zeros there either.
     if not packing:
         packing = ZLIB if decompress.is_zlib(head) and head[4:8] != bytes(4) else NONE
@@ -189,7 +189,7 @@ def find_fault(path: str, packing: str) -> str:
 
 def _unpack(path: str, packing: str) -> None:
     with storage.open_read(path) as stream:
-        plain = decompress.unpacked(stream, packing)
+        plain = decompress.open_unpacked(stream, packing)
         while plain.read(_BLOCK_BYTES):
             pass
 

@@ -171,7 +171,7 @@ class Checkpoints:
           DiskError: a local disk cannot store it; the previous checkpoints remain complete.
         """
         size = sum(value.nbytes for value in checkpoint.arrays.values())
-        with disk.explained("writing a checkpoint", self.directory, needed=lambda: size):
+        with disk.explain_errors("writing a checkpoint", self.directory, needed=lambda: size):
             self._save(step, checkpoint)
 
     def _save(self, step: int, checkpoint: Checkpoint) -> None:

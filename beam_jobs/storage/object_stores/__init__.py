@@ -1,8 +1,8 @@
-"""Object stores behind the verbs of `storage`: Beam's filesystems, with the clients of S3 and Google Storage kept.
+"""Object stores for `storage`: Beam's filesystems, with cached clients for S3 and Google Storage.
 
-Beam makes a client for every operation: for S3 0.16 s of CPU an image, for Google Storage a new connection. Here they
-live on. Both read the environment variables and files that are customary for them, and the options of the pipeline
-where it sets any, such as `--s3_endpoint_url`. Whatever a client raises leaves as an `OSError`.
+Beam creates a client for every operation, which takes 0.16 s of CPU per image for S3, and a new connection for Google
+Storage; here the clients are cached. Both read their usual environment variables and files, and the options of the
+pipeline, such as `--s3_endpoint_url`. Errors of the clients become `OSError`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from apache_beam.io.localfilesystem import LocalFileSystem
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import stack
-from beam_jobs.storage.object_stores.store import Listed, Store, Stream, os_errors
+from beam_jobs.storage.object_stores.store import ListedObject, Store, Stream, os_errors
 
-__all__ = ["Listed", "Store", "create", "open_read", "os_errors", "store_for"]
+__all__ = ["ListedObject", "Store", "create", "open_read", "os_errors", "store_for"]
 
 
 def store_for(path: str) -> Store:
-    """Returns the store that a path lies in; its verbs raise what the client raises, so wrap them in `os_errors`.
+    """Returns the store of a path; its methods raise the errors of its client, so wrap them in `os_errors`.
 
     Raises:
-      OSError: nothing here can reach such a path, or there are no credentials; the message says what to do.
+      OSError: the scheme is not supported, a package or the credentials are missing; the message has a remedy.
     """
     scheme = FileSystems.get_scheme(path) or ""
     try:
@@ -42,32 +42,32 @@ def store_for(path: str) -> Store:
         remedy = stack.pip_install(f".[{extra}]")
         raise OSError(f"{scheme}:// cannot be reached ({error}); {remedy}") from error
     except ValueError as error:
-        what = f"{scheme}:// is no filesystem that is known here; give a local path, s3:// or gs://"
-        raise OSError(errno.EINVAL, what) from error
+        detail = f"{scheme}:// is not a supported filesystem; give a local path, s3:// or gs://"
+        raise OSError(errno.EINVAL, detail) from error
 
 
 def open_read(path: str) -> BinaryIO:
-    """Opens an object for reading bytes; jumps are allowed.
+    """Opens an object for reading bytes; the stream is seekable.
 
     Raises:
-      OSError: it is missing or not readable; reading on raises nothing else either.
+      OSError: the object is missing or not readable; reads of the stream raise only `OSError` too.
     """
     with os_errors(path):
         return Stream(store_for(path).open(path), path).buffered()
 
 
 def create(path: str) -> BinaryIO:
-    """Opens an object for writing bytes; it is there when the stream is closed.
+    """Opens an object for writing bytes; the object exists after the stream is closed.
 
     Raises:
-      OSError: it cannot be written; writing on and closing raise nothing else either.
+      OSError: the object cannot be written; `write` and `close` of the stream raise only `OSError` too.
     """
     with os_errors(path):
         return Stream(store_for(path).create(path), path).buffered()
 
 
 class PipelineOptionsFileSystem(LocalFileSystem):
-    """A filesystem without files of its own: Beam gives the options of the pipeline to filesystems, in workers too."""
+    """A filesystem without files, to which Beam passes the options of the pipeline, in workers too."""
 
     def __init__(self, pipeline_options: Any) -> None:
         super().__init__(pipeline_options)
@@ -82,6 +82,6 @@ class PipelineOptionsFileSystem(LocalFileSystem):
 def _options() -> Any:
     options = FileSystems.get_filesystem(f"{PipelineOptionsFileSystem.scheme()}://").options
     if options is None:
-        options = PipelineOptions([])  # no pipeline has been made yet; without a list it would read our command line
+        options = PipelineOptions([])  # no pipeline exists yet; without a list it would parse `sys.argv`
         FileSystems.set_options(options)
     return options

@@ -1,8 +1,8 @@
-"""Google Storage, on one client a thread: Google promises nothing of clients that threads share.
+"""Google Storage, with one client per thread: Google does not document its clients as thread-safe.
 
-Whether there are credentials is asked once and with an end. Without any, Google's library asks whether this is a
-machine of Google's, and Beam asks it five times and then goes on without; the first request runs into a time-out of
-minutes that says nothing of credentials.
+The credentials are checked once, with a time limit. Without credentials, Google's library asks the metadata server of
+Google's machines, and Beam repeats that five times and continues; then the first request times out after minutes with
+an error that does not mention credentials.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from google.auth.exceptions import GoogleAuthError
 from google.cloud.storage.retry import DEFAULT_RETRY
 from urllib3.exceptions import HTTPError
 
-from beam_jobs.storage.object_stores.store import Listed, Store, already_exists, no_name
+from beam_jobs.storage.object_stores.store import ListedObject, Store, already_exists, invalid_path
 
 LOGIN = "gcloud auth application-default login"
 LOGIN_REMEDY = f"make some with `{LOGIN}`, or name a key file in GOOGLE_APPLICATION_CREDENTIALS"
@@ -39,12 +39,12 @@ _WAIT_S = 10.0  # Google's library asks its metadata server three times for thre
 
 
 def missing_login() -> str:
-    """Returns why there are no credentials here, in a line that ends with what to do; empty when there are some."""
+    """Returns one line with the reason and the remedy when there are no credentials; empty when there are some."""
     answers: list[Any] = []
 
-    def look() -> None:
+    def request_credentials() -> None:
         level = _LOGGER.level
-        _LOGGER.setLevel(logging.ERROR)  # or it warns that there is no metadata server
+        _LOGGER.setLevel(logging.ERROR)  # or it warns about the missing metadata server
         try:
             answers.append(google.auth.default(scopes=[_SCOPE]))
         except GoogleAuthError as error:
@@ -52,9 +52,9 @@ def missing_login() -> str:
         finally:
             _LOGGER.setLevel(level)
 
-    looking = threading.Thread(target=look, daemon=True)
-    looking.start()
-    looking.join(_WAIT_S)
+    thread = threading.Thread(target=request_credentials, daemon=True)
+    thread.start()
+    thread.join(_WAIT_S)
     if answers and not isinstance(answers[0], Exception):
         return ""
     reason = _login_reason(answers[0]) if answers else f" (no answer from the metadata server in {_WAIT_S:g} s)"
@@ -62,26 +62,26 @@ def missing_login() -> str:
 
 
 def _login_reason(error: Exception) -> str:
-    """Returns what is wrong with credentials that are named; that there are none at all needs no reason."""
-    words = " ".join(str(error.args[0] if error.args else error).split())
-    return "" if words.startswith("Your default credentials were not found") else f" ({words[:200]})"
+    """Returns the error of configured credentials in brackets; empty when none are configured."""
+    text = " ".join(str(error.args[0] if error.args else error).split())
+    return "" if text.startswith("Your default credentials were not found") else f" ({text[:200]})"
 
 
-_READ_BYTES = 1 << 20  # Beam's 16 MiB would be read for every jump in an object
-_BODY_ATTEMPTS = 3  # for a body that breaks off: older clients repeat only what comes before it
-_RETRY = DEFAULT_RETRY  # of the client: two minutes, with growing waits
+_READ_BYTES = 1 << 20  # Beam would read 16 MiB after every seek
+_BODY_ATTEMPTS = 3  # for an incomplete body: older clients retry only until the body begins
+_RETRY = DEFAULT_RETRY  # of the client: two minutes, with growing delays
 _EMULATOR = "STORAGE_EMULATOR_HOST"  # Google's client reads it
 
 _thread = threading.local()
-_looking = threading.Lock()
-_found: list[bool] = []  # whether there are credentials, or an emulator goes without
+_credentials_lock = threading.Lock()
+_credentials_exist: list[bool] = []  # the result of the check; False for an emulator without credentials
 
 
 def store(options: Any) -> GcsStore:
-    """Returns the store of this thread; a new one when the options of the pipeline are others.
+    """Returns the store of this thread; a new store for other options of the pipeline.
 
     Raises:
-      OSError: there are no credentials; the message says how to make some. An emulator needs none.
+      OSError: there are no credentials; the message has a remedy. An emulator needs none.
     """
     cached: tuple[Any, GcsStore] | None = getattr(_thread, "cached", None)
     if cached is None or cached[0] is not options:
@@ -91,18 +91,18 @@ def store(options: Any) -> GcsStore:
 
 
 def _has_credentials() -> bool:
-    """Asks for credentials, until there are some: on a machine of Google's they may come late."""
-    with _looking:
-        if not _found:
+    """Returns whether there are credentials. A failed check is repeated: Google's machines may provide them late."""
+    with _credentials_lock:
+        if not _credentials_exist:
             reason = missing_login()
             if reason and not os.environ.get(_EMULATOR):
                 raise OSError(reason)
-            _found.append(not reason)
-        return _found[0]
+            _credentials_exist.append(not reason)
+        return _credentials_exist[0]
 
 
 class GcsStore(Store):
-    """Google Storage by Beam's client for it."""
+    """Google Storage with Beam's client for it."""
 
     def __init__(self, gcsio: GcsIO) -> None:
         self._gcsio = gcsio
@@ -116,28 +116,28 @@ class GcsStore(Store):
         return _Writer(self._blob(path), "application/octet-stream")
 
     def create_exclusive(self, path: str, data: bytes) -> None:
-        """See `Store`. The store decides; generation 0 is that of an object that is not there."""
+        """See `Store`. The store decides; generation 0 means that the object does not exist."""
         try:
             self._blob(path).upload_from_string(data, "application/octet-stream", if_generation_match=0)
         except PreconditionFailed as error:
             raise already_exists(path) from error
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
-        """See `Store`. It is one request, and one for the size where less came and no checksum tells that it is all."""
+        """See `Store`. It takes one request, and one for the size of the object when the body is short."""
         for _ in range(_BODY_ATTEMPTS):
             blob = self._blob(path)
             try:
                 data = blob.download_as_bytes(start=offset, end=offset + length - 1, raw_download=True, retry=_RETRY)
-            except RequestRangeNotSatisfiable:  # it ends before the range begins
+            except RequestRangeNotSatisfiable:  # the object ends before the range begins
                 return b""
-            except RetryError as error:  # newer clients ask again themselves for a body that breaks off
+            except RetryError as error:  # newer clients retry an incomplete body themselves
                 if isinstance(error.cause, HTTPError):
                     break
                 response = getattr(error.cause, "response", None)
                 if response is None:
                     raise
-                raise from_http_response(response) from error  # with the words of the store, as older clients do
-            if len(data) == length or _ends_there(blob, offset, data):
+                raise from_http_response(response) from error  # with the message of the store, as older clients do
+            if len(data) == length or _is_complete(blob, offset, data):
                 return data
         raise ConnectionError(errno.ECONNRESET, "the connection broke in the middle of the object", path)
 
@@ -152,31 +152,31 @@ class GcsStore(Store):
         return blob.size
 
     def delete(self, path: str) -> None:
-        """See `Store`. Beam's filesystem would take the name for a pattern."""
+        """See `Store`. Beam's filesystem would treat the name as a pattern."""
         self._gcsio.delete(path, recursive=path.endswith("/"))
 
     def rename(self, path: str, target: str) -> None:
-        """See `Store`. Of what fails, Beam's filesystem tells the status alone."""
+        """See `Store`. Errors of Beam's filesystem contain only the status."""
         self._gcsio.copy(path, target)
         self._gcsio.delete(path)
 
-    def list(self, prefix: str) -> Iterator[Listed]:
-        """See `Store`. One page is in memory at a time; Beam's listing remembers every name."""
+    def list(self, prefix: str) -> Iterator[ListedObject]:
+        """See `Store`. One page is in memory at a time; Beam's listing stores every name."""
         bucket, start = parse_gcs_path(prefix, object_optional=True)
         fields = "items(name,size,updated),nextPageToken"
         for blob in self._gcsio.client.list_blobs(bucket, prefix=start, fields=fields):
-            yield Listed(f"gs://{bucket}/{blob.name}", blob.size, int(blob.updated.timestamp() * 1e9))
+            yield ListedObject(f"gs://{bucket}/{blob.name}", blob.size, int(blob.updated.timestamp() * 1e9))
 
     def _blob(self, path: str) -> Any:
         try:
             bucket, name = parse_gcs_path(path)
         except ValueError as error:
-            raise no_name(path, error) from error
+            raise invalid_path(path, error) from error
         return self._gcsio.client.bucket(bucket).blob(name)
 
 
-def _ends_there(blob: Any, offset: int, data: bytes) -> bool:
-    """Returns whether an object ends where a body did: the client takes one that breaks off for a whole one."""
+def _is_complete(blob: Any, offset: int, data: bytes) -> bool:
+    """Returns whether a short body ends at the end of the object; the client does not report an incomplete body."""
     if not offset and blob.crc32c:
         return blob.crc32c == base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
     blob.reload()
@@ -184,7 +184,7 @@ def _ends_there(blob: Any, offset: int, data: bytes) -> bool:
 
 
 class _Reader(io.RawIOBase):
-    """An object as a stream; Google's takes a body that breaks off for the end of the object."""
+    """An object as a stream; Google's own stream treats an incomplete body as the end of the object."""
 
     def __init__(self, store: GcsStore, path: str) -> None:
         super().__init__()
@@ -210,12 +210,12 @@ class _Reader(io.RawIOBase):
 
 
 class _Writer(BeamBlobWriter):
-    """A writer that keeps to the contract of streams, and tries once to finish its object."""
+    """A writer with the return values of a Python stream, which tries once to finish its object."""
 
-    _closed = False  # of the class, for an object that was not made to its end is collected too
+    _closed = False  # a class attribute, because an object whose `__init__` failed is collected too
 
     def write(self, data: Any) -> int:
-        # Google's returns where it is in the object, which a buffer in front of it takes for a mistake.
+        # Google's writer returns the position in the object, which `BufferedWriter` rejects.
         super().write(data)
         return len(data)
 
@@ -224,8 +224,7 @@ class _Writer(BeamBlobWriter):
         return self._closed
 
     def close(self) -> None:
-        # Google's stays open after a failure, and tries again when it is collected, for minutes and in the middle of
-        # anything else.
+        # Google's writer stays open after a failure, and tries again for minutes when it is collected.
         if not self._closed:
             self._closed = True
             super().close()

@@ -1,4 +1,4 @@
-"""S3 and what speaks like it, on one client a process."""
+"""S3 and compatible stores, with one client per process."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from apache_beam.io.filesystemio import Uploader, UploaderStream
 from apache_beam.options.pipeline_options import S3Options
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
-from beam_jobs.storage.object_stores.store import Listed, Store, already_exists, no_name, status_of
+from beam_jobs.storage.object_stores.store import ListedObject, Store, already_exists, http_status, invalid_path
 
-_READ_BYTES = 1 << 20  # Beam's 16 MiB would be read for every jump in an object
+_READ_BYTES = 1 << 20  # Beam would read 16 MiB after every seek
 _WRITE_BYTES = 1 << 17
-_PART_BYTES = 16 << 20  # S3 takes 10,000 parts, so objects up to 160 GiB
-_BODY_ATTEMPTS = 3  # for a body that breaks off: the client repeats only what comes before it
+_PART_BYTES = 16 << 20  # S3 allows 10,000 parts, so objects of up to 160 GiB
+_BODY_ATTEMPTS = 3  # for an incomplete body: the client retries only until the body begins
 
-_making = threading.Lock()
-_made: list[tuple[Any, S3Store]] = []
+_stores_lock = threading.Lock()
+_stores: list[tuple[Any, S3Store]] = []  # at most one: options of the pipeline and their store
 
 
 def store(options: Any) -> S3Store:
-    """Returns the store of this process; a new one when the options of the pipeline are others.
+    """Returns the store of this process; a new store for other options of the pipeline.
 
     Raises:
-      OSError: there are no credentials; the message says where to put some.
+      OSError: there are no credentials; the message has a remedy.
     """
-    with _making:
-        if not _made or _made[0][0] is not options:
+    with _stores_lock:
+        if not _stores or _stores[0][0] is not options:
             _check_credentials(options)
-            _made[:] = [(options, S3Store(Client(options)))]
-        return _made[0][1]
+            _stores[:] = [(options, S3Store(Client(options)))]
+        return _stores[0][1]
 
 
 def _check_credentials(options: Any) -> None:
@@ -50,13 +50,13 @@ def _check_credentials(options: Any) -> None:
 
 
 class S3Store(Store):
-    """S3 by Beam's client for it, where what Beam makes of that client costs too much by the same client directly."""
+    """S3 with Beam's client for it; slow operations of Beam use its boto3 client directly."""
 
     def __init__(self, client: Client) -> None:
-        """Takes a client that nothing is read with: it would hold on to the place."""
+        """Takes a client that is not used for reading, because it stores the position of a read."""
         self._client = client
-        self._boto = client.client  # any number of threads may use it
-        self._verbs = s3io.S3IO(client=client)
+        self._boto = client.client  # thread-safe
+        self._s3io = s3io.S3IO(client=client)
 
     def open(self, path: str) -> BinaryIO:
         """See `Store`."""
@@ -67,17 +67,17 @@ class S3Store(Store):
         return io.BufferedWriter(UploaderStream(_Upload(self._boto, path)), _WRITE_BYTES)
 
     def create_exclusive(self, path: str, data: bytes) -> None:
-        """See `Store`. The store decides; 409 is its answer while another request creates the same object."""
+        """See `Store`. The store decides; it answers 409 while another request creates the same object."""
         bucket, key = s3io.parse_s3_path(path)
         try:
             self._boto.put_object(Bucket=bucket, Key=key, Body=data, IfNoneMatch="*")
         except ClientError as error:
-            if status_of(error) in (409, 412):
+            if http_status(error) in (409, 412):
                 raise already_exists(path) from error
             raise
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
-        """See `Store`. It is one request."""
+        """See `Store`. It takes one request."""
         for _ in range(_BODY_ATTEMPTS - 1):
             with contextlib.suppress(BotoCoreError):
                 return self._read_once(path, offset, length)
@@ -88,7 +88,7 @@ class S3Store(Store):
         try:
             self.size(path)
         except Exception as error:
-            if status_of(error) == 404:
+            if http_status(error) == 404:
                 return False
             raise
         return True
@@ -99,45 +99,45 @@ class S3Store(Store):
 
     def delete(self, path: str) -> None:
         """See `Store`."""
-        _raise_first(self._verbs.delete_paths([path]).values())
+        _raise_first(self._s3io.delete_paths([path]).values())
 
     def rename(self, path: str, target: str) -> None:
         """See `Store`."""
-        _raise_first(error for _, _, error in self._verbs.rename_files([(path, target)]))
+        _raise_first(error for _, _, error in self._s3io.rename_files([(path, target)]))
 
-    def list(self, prefix: str) -> Iterator[Listed]:
-        """See `Store`. One page is in memory at a time; Beam's listing remembers every name."""
+    def list(self, prefix: str) -> Iterator[ListedObject]:
+        """See `Store`. One page is in memory at a time; Beam's listing stores every name."""
         bucket, start = s3io.parse_s3_path(prefix, object_optional=True)
         for page in self._boto.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=start):
             for item in page.get("Contents", ()):
                 mtime_ns = int(item["LastModified"].timestamp() * 1e9)
-                yield Listed(f"s3://{bucket}/{item['Key']}", item["Size"], mtime_ns)
+                yield ListedObject(f"s3://{bucket}/{item['Key']}", item["Size"], mtime_ns)
 
     def _read_once(self, path: str, offset: int, length: int) -> bytes:
         try:
             bucket, key = s3io.parse_s3_path(path)
         except ValueError as error:
-            raise no_name(path, error) from error
+            raise invalid_path(path, error) from error
         try:
-            found = self._boto.get_object(Bucket=bucket, Key=key, Range=f"bytes={offset}-{offset + length - 1}")
-            return found["Body"].read()
+            answer = self._boto.get_object(Bucket=bucket, Key=key, Range=f"bytes={offset}-{offset + length - 1}")
+            return answer["Body"].read()
         except ClientError as error:
-            if status_of(error) == 416:  # it ends before the range begins
+            if http_status(error) == 416:  # the object ends before the range begins
                 return b""
             raise
         except ParamValidationError as error:
-            raise no_name(path, error) from error
+            raise invalid_path(path, error) from error
 
 
 class _Upload(Uploader):
-    """An upload that takes one request while it is small, and parts when it grows.
+    """An upload in one request for a small object, and in parts for a large one.
 
-    Beam's takes three requests whatever the size, cannot store an object without bytes, and logs tracebacks.
+    Beam's upload always takes three requests, cannot store an empty object, and logs tracebacks.
     """
 
     def __init__(self, boto: Any, path: str) -> None:
         self._boto = boto
-        self._place = dict(zip(("Bucket", "Key"), s3io.parse_s3_path(path), strict=True))
+        self._address = dict(zip(("Bucket", "Key"), s3io.parse_s3_path(path), strict=True))
         self._upload_id = ""
         self._parts: list[dict[str, Any]] = []
         self._buffer = bytearray()
@@ -149,24 +149,24 @@ class _Upload(Uploader):
             self._send()
 
     def finish(self) -> None:
-        if self._finished:  # Beam's stream asks again when it is collected after a failure
+        if self._finished:  # Beam's stream calls it again when it is collected after a failure
             return
         self._finished = True
         if not self._upload_id:
-            self._boto.put_object(**self._place, Body=bytes(self._buffer))
+            self._boto.put_object(**self._address, Body=bytes(self._buffer))
             return
         if self._buffer:
             self._send()
         self._boto.complete_multipart_upload(
-            **self._place, UploadId=self._upload_id, MultipartUpload={"Parts": self._parts}
+            **self._address, UploadId=self._upload_id, MultipartUpload={"Parts": self._parts}
         )
 
     def _send(self) -> None:
         if not self._upload_id:
-            self._upload_id = self._boto.create_multipart_upload(**self._place)["UploadId"]
-        part = {**self._place, "UploadId": self._upload_id, "PartNumber": len(self._parts) + 1}
-        sent = self._boto.upload_part(**part, Body=bytes(self._buffer))
-        self._parts.append({"ETag": sent["ETag"], "PartNumber": part["PartNumber"]})
+            self._upload_id = self._boto.create_multipart_upload(**self._address)["UploadId"]
+        part = {**self._address, "UploadId": self._upload_id, "PartNumber": len(self._parts) + 1}
+        answer = self._boto.upload_part(**part, Body=bytes(self._buffer))
+        self._parts.append({"ETag": answer["ETag"], "PartNumber": part["PartNumber"]})
         self._buffer.clear()
 
 

@@ -1,4 +1,4 @@
-"""What is asked of an object store, answered by Beam's filesystem for its scheme."""
+"""Base class of the object stores, with Beam's filesystem for the scheme; errors of clients become `OSError`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any, BinaryIO, NamedTuple
 from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 
 
-class Listed(NamedTuple):
-    """One object of a listing: its path with the scheme, its size in bytes and when it was last written, in ns."""
+class ListedObject(NamedTuple):
+    """One object of a listing: its path with the scheme, its size in bytes and its modification time in ns."""
 
     path: str
     bytes: int
@@ -25,11 +25,11 @@ class Listed(NamedTuple):
 
 
 def already_exists(path: str) -> FileExistsError:
-    """Returns the error of an object that is there although it is to be created."""
+    """Returns the error of an exclusive creation of an object that exists."""
     return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
 
 
-def no_name(path: str, error: Exception) -> OSError:
+def invalid_path(path: str, error: Exception) -> OSError:
     """Returns the error of a path that no object can have."""
     return OSError(errno.EINVAL, " ".join(str(error).split()), path)
 
@@ -42,15 +42,15 @@ class Store:
         self._system = system
 
     def open(self, path: str) -> BinaryIO:
-        """Opens an object for reading; jumps are allowed."""
+        """Opens an object for reading; the stream is seekable."""
         return self._system.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
 
     def create(self, path: str) -> BinaryIO:
-        """Opens an object for writing; it is there when the stream is closed."""
+        """Opens an object for writing; the object exists after the stream is closed."""
         return self._system.create(path, compression_type=CompressionTypes.UNCOMPRESSED)
 
     def create_exclusive(self, path: str, data: bytes) -> None:
-        """Writes a whole object; `FileExistsError` where there is one, known by looking where a store cannot decide."""
+        """Writes an object, and raises `FileExistsError` if it exists; the check and the write are not atomic here."""
         if self.exists(path):
             raise already_exists(path)
         with self.create(path) as stream:
@@ -63,7 +63,7 @@ class Store:
             return stream.read(length)
 
     def exists(self, path: str) -> bool:
-        """Returns whether there is such an object."""
+        """Returns whether an object exists."""
         return self._system.exists(path)
 
     def size(self, path: str) -> int:
@@ -71,43 +71,43 @@ class Store:
         return self._system.metadata(path).size_in_bytes
 
     def delete(self, path: str) -> None:
-        """Deletes an object; of a path that ends in a slash, everything below."""
+        """Deletes an object, or all objects below a path that ends in a slash."""
         self._system.delete([path])
 
     def rename(self, path: str, target: str) -> None:
-        """Moves an object, replacing what was there."""
+        """Renames an object, and replaces an existing one."""
         self._system.rename([path], [target])
 
-    def list(self, prefix: str) -> Iterator[Listed]:
-        """Yields every object whose path begins so, in the order of the store, which is that of the names."""
+    def list(self, prefix: str) -> Iterator[ListedObject]:
+        """Yields every object whose path begins with the prefix, in the order of the store, which sorts by name."""
         if self._system.has_dirs():
-            raise OSError("this filesystem does not list what lies below a folder; use a table of paths")
+            raise OSError("this filesystem cannot list the files below a folder; use a table of paths as the source")
         listings: list[Iterable[Any]] = []
 
         def match_files(objects: Iterable[Any], _: str) -> Iterable[Any]:
             listings.append(objects)
             return ()
 
-        # What `match` returns holds the whole listing in memory; what it passes to `match_files` is read as it comes.
+        # `match` returns the complete listing in memory; it passes an iterator over the pages to `match_files`.
         system = copy.copy(self._system)
         system.match_files = match_files
         system.match([f"{prefix}**"])
-        for one in itertools.chain.from_iterable(listings):
-            # A listing goes by what comes before the first character of patterns, which may be less than the prefix.
-            if one.path.startswith(prefix):
-                yield Listed(one.path, one.size_in_bytes, int(one.last_updated_in_seconds * 1e9))
+        for entry in itertools.chain.from_iterable(listings):
+            # The store lists by the text before the first wildcard, which may be shorter than the prefix.
+            if entry.path.startswith(prefix):
+                yield ListedObject(entry.path, entry.size_in_bytes, int(entry.last_updated_in_seconds * 1e9))
 
 
 _BUFFER_BYTES = 1 << 17
 _LONGEST_TEXT = 300
-_REQUEST = re.compile(r"^[A-Z]+ https?://\S+: ")  # what Google's client puts before every message
-_NO_MESSAGE = "unknown error"  # what it says of an answer without one
-_ONLY_STATUS = "('Request failed with status code'"  # and of an upload that was refused
+_REQUEST = re.compile(r"^[A-Z]+ https?://\S+: ")  # prefix of every message of Google's client
+_NO_MESSAGE = "unknown error"  # its message for an answer without one
+_ONLY_STATUS = "('Request failed with status code'"  # its message for a refused upload
 
 
 @contextlib.contextmanager
 def os_errors(path: str) -> Iterator[None]:
-    """Turns what Beam and the clients of the stores raise into `OSError` with one line of text."""
+    """Raises errors of Beam and the clients of the stores as `OSError` with one line of text."""
     try:
         yield
     except BeamIOError as error:
@@ -119,8 +119,8 @@ def os_errors(path: str) -> Iterator[None]:
         raise _os_error(error, path) from error
 
 
-def status_of(error: object) -> int:
-    """Returns the HTTP status that an error of a client stands for; 0 when it has none."""
+def http_status(error: object) -> int:
+    """Returns the HTTP status of an error of a client; 0 when it has none."""
     response = getattr(error, "response", None)  # of botocore a dict, of Google's client an object
     if isinstance(response, dict):
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -130,15 +130,15 @@ def status_of(error: object) -> int:
 
 
 def _os_error(error: Any, path: str) -> OSError:
-    error = getattr(error, "cause", None) or error  # of an error that says no more than how long it was tried
-    status = status_of(error)
+    error = getattr(error, "cause", None) or error  # the text of a `RetryError` is only its duration
+    status = http_status(error)
     number = errno.ENOENT if status == 404 else getattr(error, "errno", None) or errno.EIO
     return OSError(number, _text(error, status), path)
 
 
 def _text(error: Any, status: int) -> str:
     message = getattr(error, "message", "")
-    if not message and not hasattr(getattr(error, "response", None), "status_code"):  # that one lists its arguments
+    if not message and not hasattr(getattr(error, "response", None), "status_code"):  # whose text lists its arguments
         message = error
     lines = str(message).strip().splitlines()
     text = _REQUEST.sub("", lines[0])[:_LONGEST_TEXT] if lines else ""
@@ -148,7 +148,7 @@ def _text(error: Any, status: int) -> str:
 
 
 class Stream(io.RawIOBase):
-    """A stream of a store whose failures are `OSError`."""
+    """A stream of a store that raises only `OSError`."""
 
     def __init__(self, inner: BinaryIO, path: str) -> None:
         super().__init__()
@@ -156,44 +156,44 @@ class Stream(io.RawIOBase):
         self._path = path
 
     def buffered(self) -> BinaryIO:
-        """Returns the stream with a buffer, as `open` does of local files."""
+        """Returns the stream with a buffer, like `open` of a local file."""
         return io.BufferedReader(self, _BUFFER_BYTES) if self.readable() else io.BufferedWriter(self, _BUFFER_BYTES)
 
     def readable(self) -> bool:
-        """Returns whether it can be read from."""
+        """Returns whether the stream is readable."""
         return self._inner.readable()
 
     def writable(self) -> bool:
-        """Returns whether it can be written to."""
+        """Returns whether the stream is writable."""
         return self._inner.writable()
 
     def seekable(self) -> bool:
-        """Returns whether one can move about in it."""
+        """Returns whether the stream is seekable."""
         return self._inner.seekable()
 
     def readinto(self, buffer: Any) -> int:
-        """Reads into a buffer and returns how many bytes."""
+        """Reads into a buffer and returns the number of bytes."""
         with os_errors(self._path):
             data = self._inner.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def write(self, data: Any) -> int:
-        """Writes bytes and returns how many."""
+        """Writes bytes and returns their number."""
         with os_errors(self._path):
             return self._inner.write(data)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Moves to a place and returns it."""
+        """Sets the position and returns it."""
         with os_errors(self._path):
             return self._inner.seek(offset, whence)
 
     def tell(self) -> int:
-        """Returns the place."""
+        """Returns the position."""
         return self._inner.tell()
 
     def close(self) -> None:
-        """Closes the stream; what was written is then there."""
+        """Closes the stream; a written object then exists."""
         if self.closed:
             return
         try:

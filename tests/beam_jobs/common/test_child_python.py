@@ -97,7 +97,7 @@ def start_server(tmp_path):
 
     show = child_python.command("import os; print(repr(os.environ.get('PYTHONPATH')))")
     with open(tmp_path / "log", "w+b") as log:
-        assert flink_job_server._started(show, flink_job_server._NOTHING, log).wait(60) == 0
+        assert flink_job_server._start_server(show, flink_job_server._NO_LEFTOVERS, log).wait(60) == 0
         log.seek(0)
         assert log.read().strip() == b"None"  # the workers of the server have it too
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import jensenshannon
 
-from beam_jobs.dataset.divergence import common_edges, histogram, jensen_shannon, of_samples, shares
+from beam_jobs.dataset.divergence import common_edges, histogram, jensen_shannon, sample_divergence, shares
 
 
 def test_bins_are_deciles_of_both_samples_which_weigh_the_same():
@@ -43,5 +43,5 @@ def test_ties_and_missing_values(one, other, expected):
 def test_the_divergence_grows_from_0_to_1(shift, low, high):
     random = np.random.default_rng(0)
     one, other = random.normal(size=4000), random.normal(size=1000) + shift
-    assert low <= of_samples(one, other) <= high
-    assert of_samples(one, other) == pytest.approx(of_samples(other, one))
+    assert low <= sample_divergence(one, other) <= high
+    assert sample_divergence(one, other) == pytest.approx(sample_divergence(other, one))

@@ -34,9 +34,9 @@ def test_sets_in_several_splits_are_found_with_an_image_of_each():
 
 
 def test_near_duplicates_that_were_not_grouped_may_part():
-    kinds = lookup.leak_kinds_of("report")
+    kinds = lookup.select_leak_kinds("report")
     assert {leak.kind for leak in lookup.find_leaks(TABLE, kinds)} == {"copies", "group"}
-    assert "near duplicates" in {leak.kind for leak in lookup.find_leaks(TABLE, lookup.leak_kinds_of("group"))}
+    assert "near duplicates" in {leak.kind for leak in lookup.find_leaks(TABLE, lookup.select_leak_kinds("group"))}
 
 
 @pytest.mark.parametrize(("new", "kinds"), [(0, ["copies"]), (4, ["group"]), (2, [])])

@@ -56,7 +56,7 @@ def test_a_dataset_without_channels_or_classes_survives_the_disk_too(tmp_path, c
 def test_a_dataset_of_an_older_release_has_no_remarks():
     values = replace(SOUND, remarks=Remarks()).to_json()
     del values["remarks"], values["checksum"]
-    older = {**values, "checksum": manifest.checksum_of(values)}
+    older = {**values, "checksum": manifest.content_checksum(values)}
     assert Manifest.from_json(older) == replace(SOUND, remarks=Remarks())
 
 
@@ -158,7 +158,7 @@ def without(key):
 
 def sealed(values):
     values = {name: value for name, value in values.items() if name != "checksum"}
-    return {**values, "checksum": manifest.checksum_of(values)}
+    return {**values, "checksum": manifest.content_checksum(values)}
 
 
 def changed(**fields):
@@ -180,13 +180,13 @@ DAMAGED = {
     "no channels": (without("channels"), "it lacks 'channels'"),  # null says that there are none
     "channels without a split": (changed(channels={"mean_rgb": [], "std_rgb": []}), "it lacks 'split'"),
     "an unknown field": (changed(colour="red"), "colour"),
-    "a count that is text": (changed(counts={"found": "x\nimages", "written": 1}), r"counts.found holds 'x\\nimages'"),
-    "a negative count": (changed(counts={"found": 1, "written": -1}), "counts.written holds -1, which is no number"),
+    "a count that is text": (changed(counts={"found": "x\nimages", "written": 1}), r"counts.found is 'x\\nimages'"),
+    "a negative count": (changed(counts={"found": 1, "written": -1}), "counts.written is -1; it must be a"),
     "no checksum": ({k: v for k, v in SOUND.to_json().items() if k != "checksum"}, "checksum"),
-    "a split that climbs": (named("a/../../b", "c.tfrecord"), "the split 'a/../../b' has no name that an ingest gives"),
-    "a shard that climbs": (named("a", "../../c.tfrecord"), "'../../c.tfrecord' has no name that an ingest gives"),
-    "a shard without a name": (named("a", ".."), "'..' has no name that an ingest gives"),
-    "a table that climbs": (replace(SOUND, tables={"../x": "e" * 64}).to_json(), "'../x' has no name"),
+    "a split that climbs": (named("a/../../b", "c.tfrecord"), "the split name 'a/../../b' is not allowed"),
+    "a shard that climbs": (named("a", "../../c.tfrecord"), "the file name '../../c.tfrecord' is not allowed"),
+    "a shard without a name": (named("a", ".."), "the file name '..' is not allowed"),
+    "a table that climbs": (replace(SOUND, tables={"../x": "e" * 64}).to_json(), "'../x' is not allowed"),
     "another source": ({**SOUND.to_json(), "source": "pictures"}, "its checksum is not that of its content"),
     "another label": (changed(labels=["cat", "dog"]), f"its digest is {SOUND.digest}, its content gives "),
 }

@@ -38,10 +38,10 @@ any_time = settings(deadline=None)
 @given(st.lists(NAMES, unique=True), st.integers(0, 2**64), st.lists(st.floats(0.01, 1), min_size=1, max_size=5))
 def test_a_group_lies_in_one_split_whatever_else_is_there(groups, seed, parts):
     shares = {f"s{n}": part / sum(parts) for n, part in enumerate(parts)}
-    places = shards.splits_of(seed, groups, shares)
+    places = shards.assign_splits(seed, groups, shares)
     assert all(0 <= place < len(shares) for place in places)
-    assert places.tolist() == shards.splits_of(seed, groups[::-1], shares)[::-1].tolist()
-    assert places.tolist() == [shards.splits_of(seed, [group], shares)[0] for group in groups]
+    assert places.tolist() == shards.assign_splits(seed, groups[::-1], shares)[::-1].tolist()
+    assert places.tolist() == [shards.assign_splits(seed, [group], shares)[0] for group in groups]
 
 
 @any_time
@@ -49,8 +49,8 @@ def test_a_group_lies_in_one_split_whatever_else_is_there(groups, seed, parts):
 def test_a_split_whose_share_grows_loses_no_group(groups, seed, share, more):
     larger = share + (0.99 - share) * more
     before, after = ({"train": part, "eval": 1 - part} for part in (share, larger))
-    kept = shards.splits_of(seed, groups, before) == 0
-    assert (shards.splits_of(seed, groups, after)[kept] == 0).all()
+    kept = shards.assign_splits(seed, groups, before) == 0
+    assert (shards.assign_splits(seed, groups, after)[kept] == 0).all()
 
 
 # Framing.
@@ -177,7 +177,7 @@ def test_any_bytes_are_a_record_or_are_refused(data):
 def test_a_reference_is_read_back_from_its_row(key, uri, label, extra, annotations):
     ref = ImageRef(key=key, uri=uri, label=label, extra=extra, annotations=annotations)
     table = schemas.pa.Table.from_pylist([schemas.ref_row(ref)], schemas.REFS)
-    assert schemas.ref_of(table.to_pylist()[0]) == ref
+    assert schemas.parse_ref(table.to_pylist()[0]) == ref
 
 
 @any_time

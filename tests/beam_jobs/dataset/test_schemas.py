@@ -39,9 +39,9 @@ OBJECT = ImageObject(label="猫", bbox=(0.1, 2.0, 3.5, 4.0), crowd=True, area=1e
 )
 def test_annotations_survive_their_cell(said):
     text = schemas.ref_row(make_ref(annotations=said))["annotations"]
-    assert schemas.annotations_of(text) == said
+    assert schemas.parse_annotations(text) == said
     # Cells are compared and hashed, so equal annotations must be equal text, whoever read them back.
-    assert schemas.ref_row(make_ref(annotations=schemas.annotations_of(text)))["annotations"] == text
+    assert schemas.ref_row(make_ref(annotations=schemas.parse_annotations(text)))["annotations"] == text
     assert schemas.ref_row(make_ref())["annotations"] == ""
 
 
@@ -56,7 +56,7 @@ def test_facts_survive_their_row_and_the_file(tmp_path):
     path = str(tmp_path / "facts.parquet")
     schemas.write(path, [schemas.examined_row(REF, FACTS)], schemas.EXAMINED)
     (row,) = schemas.read(path).to_pylist()
-    assert schemas.facts_of(row) == FACTS
+    assert schemas.parse_facts(row) == FACTS
     names = ("key", "uri", "label", "group", "split")
     assert [row[name] for name in names] == ["猫/a.jpg", "猫/a.jpg", "猫", "g", "eval"]
 

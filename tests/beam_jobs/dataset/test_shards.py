@@ -15,7 +15,7 @@ EIGHT_TWO = {"train": 0.8, "eval": 0.2}
 
 
 def split_of(seed: int, group: str, shares: dict[str, float]) -> str:
-    return list(shares)[shards.splits_of(seed, [group], shares)[0]]
+    return list(shares)[shards.assign_splits(seed, [group], shares)[0]]
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,7 @@ def test_bytes_of_the_manifest_that_say_nothing_must_be_as_they_were_written(dat
     data = path.read_bytes()
     path.write_bytes(edit(data))
     where = where.format(size=len(data), less=len(data) - 1)
-    said = f"{path} has changed since it was published: {where} it is not as Feedline writes it"
+    said = f"{path} has changed since it was published: {where} it differs from what Feedline writes"
     assert verify(str(dataset)).problems == [said]
 
 
@@ -268,8 +268,8 @@ def set_image(data: bytes):
 WRONG_RECORDS = {
     "label": (set_value(record.LABEL, 77), "label 77 is not"),
     "text": (set_value(record.TEXT, b"dog"), r"label \d is not 'dog'"),
-    "sha256": (set_value(record.SHA256, b"0" * 64), "the image of '.*' is not the one its sha256 was taken of"),
-    "height": (set_value(record.HEIGHT, 3), r"'.*' decodes to \d+x\d+ pixels, its record says otherwise"),
+    "sha256": (set_value(record.SHA256, b"0" * 64), "the image of '.*' does not have the sha256"),
+    "height": (set_value(record.HEIGHT, 3), r"'.*' decodes to \d+x\d+ pixels, its record says"),
     "image": (set_image(jpeg()[:-50]), "'.*' cannot be decoded: "),
     "bomb": (set_image(forged_png(30_000)), "'.*' cannot be decoded: 30000x30000 pixels; max_side_px is 178956970"),
     "no image": (lambda feature: feature.pop(record.ENCODED), "not a record of this format: KeyError"),

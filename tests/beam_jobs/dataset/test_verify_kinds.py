@@ -101,9 +101,9 @@ WRONG_ANNOTATIONS = {
     "too few pixels": (
         "_raw",
         set_value(record.HEIGHT, 17),
-        r"'.*' has 768 bytes of pixels, its record says 16x17 of three each",
+        r"'.*' has 768 bytes of pixels, its record says 16x17 pixels of 3 bytes",
     ),
-    "pixels that changed": ("_raw", set_value(record.ENCODED, bytes(768)), "the image of '.*' is not the one its"),
+    "pixels that changed": ("_raw", set_value(record.ENCODED, bytes(768)), "does not have the sha256 in its record"),
 }
 
 

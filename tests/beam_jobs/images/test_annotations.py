@@ -260,7 +260,7 @@ def test_what_was_accepted_can_be_written():
 def test_annotations_survive_the_tables_of_the_ingest():
     annotations = said(item(segmentation=POLYGONS), item(segmentation=RUNS), mask="m.png", weight=0.5)
     ref = make_ref(annotations=annotations)
-    again = schemas.annotations_of(schemas.ref_row(ref)["annotations"])
+    again = schemas.parse_annotations(schemas.ref_row(ref)["annotations"])
     assert record_objects(again, SMALL, {"cat": 1}) == record_objects(annotations, SMALL, {"cat": 1})
     assert json.dumps(vars(again.objects[0])) == json.dumps(vars(annotations.objects[0]))
 

@@ -99,7 +99,7 @@ def test_a_row_that_leads_nowhere_is_a_corrupt_dataset(dataset, change, message)
     path = str(dataset / "images.parquet")
     rows = [{**row, **change} for row in schemas.read(path).to_pylist() if row["split"] == "train"]
     schemas.write(path, rows, schemas.IMAGES)
-    with pytest.raises(CorruptDataset, match=rf"images\.parquet names a record at {message}, and there is none"):
+    with pytest.raises(CorruptDataset, match=rf"images\.parquet names a record at {message}; there is none"):
         find_record(str(dataset), rows[0]["key"])
 
 

@@ -61,7 +61,7 @@ def test_the_order_of_rows_that_repeat_a_key_does_not_matter():
 def test_a_copy_joins_two_groups_into_one():
     options = make_options(splits={"train": 1, "eval": 1})
     # By their own hashes the groups would part, which is what makes the joining visible.
-    places = shards.splits_of(0, [f"group:{letter}" for letter in "abcdefgh"], options.shares).tolist()
+    places = shards.assign_splits(0, [f"group:{letter}" for letter in "abcdefgh"], options.shares).tolist()
     other = "abcdefgh"[places.index(1 - places[0])]
     rows = [
         (make_ref("1", group="a"), make_facts("one")),

@@ -14,7 +14,7 @@ from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineS
 from beam_jobs.common import system
 from beam_jobs.common.system import Progress
 from beam_jobs.errors import FeedlineError, SourceError
-from beam_jobs.runners.beam_job import local_pipeline, run_job, unwatched
+from beam_jobs.runners.beam_job import local_pipeline, no_watch, run_job
 from beam_jobs.stages.transforms import ExamineBuckets, WriteShards
 
 TOTAL = Progress(3, 300)
@@ -62,7 +62,7 @@ def count_in_metrics(number):
     Metrics.counter("Stage", "bytes").inc(100)
 
 
-def run(work, watch=unwatched, make_pipeline=local_pipeline):
+def run(work, watch=no_watch, make_pipeline=local_pipeline):
     run_job("examining", TOTAL, Stage(work), make_pipeline, watch)
 
 
@@ -219,7 +219,7 @@ def test_a_job_that_cannot_be_built_leaves_no_temporary_directory():
         raise ValueError("the graph cannot be built")
 
     with pytest.raises(FeedlineError, match="cannot be built"):
-        run_job("working", Progress(), beam.ptransform_fn(refuse)(), make, unwatched)
+        run_job("working", Progress(), beam.ptransform_fn(refuse)(), make, no_watch)
     assert not os.path.exists(made[0].local_tempdir)
 
 

@@ -17,8 +17,8 @@ from apache_beam.options.pipeline_options import (
 from beam_jobs.errors import FeedlineError, OptionError
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
 from beam_jobs.runners import cost_estimate, dataflow, dataflow_jobs
-from beam_jobs.runners.cost_estimate import Work
-from beam_jobs.runners.dataflow import cores_of
+from beam_jobs.runners.cost_estimate import DataflowPool, Work
+from beam_jobs.runners.dataflow import machine_cores
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages.examine import ExamineTask
 from beam_jobs.stages.scan import Bucket
@@ -28,7 +28,7 @@ from beam_jobs.stages.write import ShardTask, WriteTask
 NEEDED = {"project": "my-project-1", "region": "us-central1", "temp_location": "gs://bucket/tmp"}
 WORK = "gs://my-bucket-of-photos/datasets/photos-2026/_work"
 IMAGES = 100_000
-POOL = cost_estimate.DataflowPool(region="us-central1", machine_type="n2-standard-4", cores=4, least=0, most=10)
+POOL = DataflowPool(region="us-central1", machine_type="n2-standard-4", cores=4, min_workers=0, max_workers=10)
 
 
 @pytest.fixture
@@ -107,17 +107,17 @@ def sent(stage: beam.PTransform, tmp_path):
         ({"autoscaling_algorithm": "NONE"}, "num_workers is 0"),
         ({"autoscaling_algorithm": "FAST"}, "one of THROUGHPUT_BASED, NONE"),
         ({"vcpu_hour_price": -0.1}, "vcpu_hour_price is -0.1"),
-        ({"disk_size_gb": 24}, "disk_size_gb is 24; system and package need 25"),
+        ({"disk_size_gb": 24}, "disk_size_gb is 24; it must be at least 25"),
         ({"service_account_email": "me"}, "NAME@my-project-1.iam.gserviceaccount.com"),
         ({"subnetwork": "default"}, "regions/us-central1/subnetworks/NAME"),
-        ({"subnetwork": "regions/europe-west1/subnetworks/a"}, "lies in europe-west1, the workers in us-central1"),
+        ({"subnetwork": "regions/europe-west1/subnetworks/a"}, "is in europe-west1, the workers in us-central1"),
         ({"setup_file": "/nowhere/setup.py"}, "setup_file is '/nowhere/setup.py', which is not a file"),
         ({"setup_file": "pyproject.toml"}, "it must be the path of a setup.py"),
         ({"package": "feedline.zip"}, "it must be a wheel or a .tar.gz"),
         ({"package": "a.whl", "sdk_container_image": "x"}, "sdk_container_image and package exclude one another"),
         ({"labels": {"Team": "Vision"}}, "labels is 'Team=Vision'"),
         ({"job_name": "My Job"}, "job_name is 'My Job'"),
-        ({"beam_args": ("--runner=FnApiRunner",)}, "beam_args holds '--runner=FnApiRunner'; the engine decides that"),
+        ({"beam_args": ("--runner=FnApiRunner",)}, "beam_args holds '--runner=FnApiRunner'; remove it"),
         ({"beam_args": ("--machine_type=n1-standard-1",)}, "set worker_machine_type instead"),
         ({"beam_args": ("streaming",)}, "write arguments as --name=value"),
     ],
@@ -132,7 +132,7 @@ def test_a_setting_that_cannot_be_right_is_refused_in_one_line(values, problem):
 @pytest.mark.parametrize(
     ("source", "out", "problem"),
     [
-        ("photos", "gs://b/out", "lies on this machine"),
+        ("photos", "gs://b/out", "is on this machine"),
         ("gs://b/photos", "s3://b/out", "--out is 's3://b/out'; workers of Dataflow write to a bucket"),
     ],
 )
@@ -186,7 +186,7 @@ def test_workers_get_this_code_unless_told_otherwise(tmp_path):
     [("n1-standard-1", 1), ("n2d-highmem-16", 16), ("e2-custom-4-8192", 4)],
 )
 def test_the_name_of_a_machine_has_its_cores(name, count):
-    assert cores_of(name) == count
+    assert machine_cores(name) == count
 
 
 def test_jobs_are_small_hold_no_image_and_nothing_of_main(no_network, tmp_path):
@@ -218,7 +218,7 @@ def test_code_of_main_is_refused(no_network, tmp_path):
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_work_files_on_this_machine_are_refused(no_network, tmp_path, stage):
-    with pytest.raises(FeedlineError, match=r"/data/_work/.* lies on this machine, where no worker reads it"):
+    with pytest.raises(FeedlineError, match=r"/data/_work/.* is on this machine, where no worker reads it"):
         sent(stages(1, work="/data/_work")[stage], tmp_path)
 
 

@@ -19,8 +19,8 @@ from apache_beam.runners.runner import PipelineRunner
 from beam_jobs.common.system import Progress
 from beam_jobs.errors import FeedlineError
 from beam_jobs.runners import beam_job
-from beam_jobs.runners.beam_job import run_job, unwatched
-from beam_jobs.runners.dataflow_jobs import _Running
+from beam_jobs.runners.beam_job import no_watch, run_job
+from beam_jobs.runners.dataflow_jobs import _Job
 from tests.engines.dataflow_service import answer
 
 
@@ -74,7 +74,7 @@ class Sent(PipelineRunner):
         service.status, service.end = 200, "JOB_STATE_RUNNING"
         result = DataflowPipelineResult(runner.dataflow_client.get_job("job"), runner, options)
         service.status, service.end = answers
-        self._running = _Running(result, runner, options.view_as(GoogleCloudOptions))
+        self._running = _Job(result, runner, options.view_as(GoogleCloudOptions))
 
     def run_pipeline(self, pipeline, options):
         return self._running
@@ -100,7 +100,7 @@ def serving(monkeypatch) -> Iterator:
 
 def follow(service: Service) -> None:
     stage = beam.ptransform_fn(lambda root: root | beam.Create([1]))
-    run_job("examining", Progress(1), stage(), lambda: beam.Pipeline(runner=Sent(service)), unwatched)
+    run_job("examining", Progress(1), stage(), lambda: beam.Pipeline(runner=Sent(service)), no_watch)
 
 
 class Lines(logging.Handler):
@@ -135,9 +135,9 @@ def test_a_job_goes_on_while_its_service_gives_no_answer(serving, status):
         follow(service)
     assert not service.cancelled
     assert len(lines) == 2
-    assert all(line.startswith("Dataflow does not say how the job at https://") for line in lines)
-    assert all(line.endswith("and is asked for again in 60 s; Ctrl-C cancels it") for line in lines)
-    assert not status or f": the backend is away ({status}); the job goes on" in lines[0]
+    assert all(line.startswith("Dataflow gives no answer about the job at https://") for line in lines)
+    assert all(line.endswith("the next request is in 60 s; Ctrl-C cancels it") for line in lines)
+    assert not status or f": the backend is away ({status}); the job continues" in lines[0]
     assert not any("\n" in line for line in lines)
 
 

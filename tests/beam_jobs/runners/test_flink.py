@@ -71,7 +71,7 @@ def test_the_settings_reach_beam():
 
 def test_a_worker_that_is_not_there_is_said_before_anything_starts(tmp_path):
     with (
-        pytest.raises(OptionError, match="the worker .*absent is not there or no program; install feedline again"),
+        pytest.raises(OptionError, match="the worker .*absent does not exist or is no program; install feedline again"),
         Options(worker_command=str(tmp_path / "absent")).open(),
     ):
         pass
@@ -81,7 +81,7 @@ def test_a_worker_that_is_not_there_is_said_before_anything_starts(tmp_path):
     ("answer", "problem"),
     [
         ('openjdk version "1.8.0_392"', "is Java 8, which is too old for Flink; install Java 11 or newer"),
-        ("command not understood", "does not say which Java it is"),
+        ("command not understood", "prints no Java version"),
     ],
 )
 def test_a_java_that_will_not_do_is_named_with_the_remedy(answer, problem, tmp_path, monkeypatch):
@@ -190,32 +190,32 @@ def fail(error: Exception) -> None:
 
 
 def test_logs_of_a_good_run_are_gone_and_those_of_a_failed_job_are_named():
-    with flink_job_server.logs() as place:
+    with flink_job_server.log_files() as place:
         logging.getLogger("beam").warning("a stack trace")
     assert not os.path.exists(place)
     with (
         pytest.raises(FeedlineError, match="^failed; the log of Flink is .*flink.log$"),
-        flink_job_server.logs() as place,
+        flink_job_server.log_files() as place,
     ):
         fail(FeedlineError("failed"))
     assert "a stack trace" in Path(place, flink_job_server.LAUNCHER_LOG).read_text()
 
 
 def test_data_that_failed_a_check_has_no_log_of_flink():
-    with pytest.raises(TooManyRejects, match="^too many$"), flink_job_server.logs() as place:
+    with pytest.raises(TooManyRejects, match="^too many$"), flink_job_server.log_files() as place:
         fail(TooManyRejects("too many"))
     assert not os.path.exists(place)
 
 
 def test_a_directory_for_logs_is_kept(tmp_path):
     before = logging.getLogger().handlers[:]
-    with flink_job_server.logs(str(tmp_path / "logs")) as place:
+    with flink_job_server.log_files(str(tmp_path / "logs")) as place:
         assert place == str(tmp_path / "logs")
     assert os.listdir(place) == [flink_job_server.LAUNCHER_LOG]
     assert logging.getLogger().handlers == before
     (tmp_path / "file").touch()
     with (
         pytest.raises(OptionError, match="log_dir is .*file', which cannot be written"),
-        flink_job_server.logs(str(tmp_path / "file")),
+        flink_job_server.log_files(str(tmp_path / "file")),
     ):
         pass

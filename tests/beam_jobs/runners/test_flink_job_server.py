@@ -39,9 +39,9 @@ with socket.create_server(("localhost", port)):
 CLIENT = """
 import sys, time
 from beam_jobs.runners import flink_job_server
-from beam_jobs.runners.flink_child import Left
+from beam_jobs.runners.flink_child import Leftovers
 command, directory, url = sys.argv[1:]
-left = Left(url, "feedline-1", directory)
+left = Leftovers(url, "feedline-1", directory)
 with flink_job_server.running_server([sys.executable, "-c", command], directory, left):
     print("running", flush=True)
     time.sleep(300)

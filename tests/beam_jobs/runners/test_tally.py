@@ -18,7 +18,7 @@ from tests.beam_jobs.runners.test_beam_job import Watched
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(beam_job, "_LOOK_S", 0.0)
+    monkeypatch.setattr(beam_job, "_POLL_S", 0.0)
 
 
 def read(name: str, data: bytes) -> Progress | None:
@@ -39,7 +39,7 @@ def test_files_of_finished_work_are_added_up_once(tmp_path):
 
 
 def test_a_store_is_asked_now_and_then(tmp_path, monkeypatch):
-    monkeypatch.setattr(beam_job, "_LOOK_S", 60.0)
+    monkeypatch.setattr(beam_job, "_POLL_S", 60.0)
     tally = Tally(str(tmp_path), ["a"], read)
     assert tally() == Progress()
     (tmp_path / "a").write_bytes(b"12")
@@ -170,5 +170,5 @@ def refuse():
 def test_a_job_that_cannot_be_cancelled_is_said_to_run_on(error, tmp_path):
     with pytest.raises((KeyboardInterrupt, FeedlineError)) as caught:
         follow(Cancellable(error, refuse), tmp_path)
-    assert str(caught.value).endswith("the job could not be cancelled and may still run, end it where it runs")
+    assert str(caught.value).endswith("could not be cancelled and may still run; cancel it in Flink or Dataflow")
     assert str(error) in str(caught.value)

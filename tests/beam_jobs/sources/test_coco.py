@@ -98,7 +98,7 @@ def test_masks_come_out_as_pycocotools_draws_them(coco, segmentation, crowd):
     import tensorflow as tf
 
     (ref,) = coco(document(annotations=[annotation(segmentation=segmentation, iscrowd=crowd)])).entries()
-    said = schemas.annotations_of(schemas.ref_row(ref)["annotations"])
+    said = schemas.parse_annotations(schemas.ref_row(ref)["annotations"])
     check_annotations(said, HEIGHT, WIDTH)
     (found,) = record_objects(said, geometry(PixelOptions(), HEIGHT, WIDTH), {"dog": 0})
     drawn = segmentation

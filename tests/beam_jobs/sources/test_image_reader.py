@@ -88,7 +88,7 @@ def test_what_may_be_there_and_cannot_be_read_is_no_bad_image(tmp_path, uri, sli
 
 def test_a_store_that_is_not_known_is_a_wrong_address():
     reason, detail = refusal(Reader(base="/nowhere", max_bytes=9), "", "nfs://host/a.jpg")
-    assert (reason, detail.startswith("nfs:// is no filesystem that is known here")) == ("unreadable", True)
+    assert (reason, detail.startswith("nfs:// is not a supported filesystem")) == ("unreadable", True)
 
 
 def test_a_deflated_slice_is_unpacked(base):

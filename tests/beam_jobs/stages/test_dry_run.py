@@ -146,7 +146,7 @@ def test_what_dataflow_cannot_run_is_refused(photos, tmp_path):
     table = tmp_path / "photos.csv"
     rows = "\n".join(f"{path},a" for path in sorted(photos.rglob("*.jpg")))
     table.write_text(f"image,label\n{rows}\n")
-    with pytest.raises(OptionError, match="lies on this machine"):
+    with pytest.raises(OptionError, match="is on this machine"):
         estimate(options(photos, "gs://bucket/out"), engine)
     with pytest.raises(OptionError, match="--out is"):
         estimate(options(table, tmp_path / "out"), engine)

@@ -75,7 +75,7 @@ def test_good_and_bad_images_go_into_their_tables_in_order(source):
         ("4", "png"),
         ("5.txt", "jpeg"),
     ]
-    assert schemas.facts_of(facts.to_pylist()[2]).sha256 == process.examine(FILES["4"], ImageLimits())[1].sha256
+    assert schemas.parse_facts(facts.to_pylist()[2]).sha256 == process.examine(FILES["4"], ImageLimits())[1].sha256
     rejects = rejects_of(task, bucket)
     assert [(row["key"], row["stage"], row["reason"], row["bytes"]) for row in rejects] == [
         ("2.png", "examine", "not_an_image", 4),
@@ -135,7 +135,7 @@ def test_what_has_to_change_is_kept_in_the_spool_and_nothing_else(source):
         expected, facts = process.examine(data, task.limits)
         assert stored[key] == expected
         assert rows[key]["crc32c"] == google_crc32c.value(expected)
-        assert schemas.facts_of(rows[key]).sha256 == facts.sha256
+        assert schemas.parse_facts(rows[key]).sha256 == facts.sha256
     (spool,) = spools(task)
     assert spool.stat().st_size == sum(len(stored[key]) for key in CHANGED)  # no second copy of the rest
     unchanged = bucket_of(source, "a.jpg", "c.png"), task_of(source, "other")
@@ -300,10 +300,10 @@ BOX = ImageObject(label="cat", bbox=(10.0, 10.0, 30.0, 30.0))
 def test_what_is_said_of_an_image_must_fit_it(source, key, said, detail):
     bucket, task = bucket_of_refs(source, make_ref(key, annotations=said)), task_of(source)
     examine_bucket(bucket, task)
-    rejects = rejects_of(task, bucket)
+    rows, rejects = facts_of(task, bucket), rejects_of(task, bucket)
     assert [row["reason"] for row in rejects] == (["bad_annotation"] if detail else [])
     assert all(row["detail"].startswith(detail) for row in rejects)
-    assert [schemas.annotations_of(row["annotations"]) for row in facts_of(task, bucket)] == ([] if detail else [said])
+    assert [schemas.parse_annotations(row["annotations"]) for row in rows] == ([] if detail else [said])
 
 
 def url_refs(source: Path, server, *paths: str) -> Bucket:

@@ -16,7 +16,7 @@ def names_of(tmp_path, refs=REFS, salt="salt") -> list[str]:
 
 def test_references_are_cut_into_buckets_in_order(tmp_path):
     found = scan(iter(REFS), str(tmp_path), 3, SPLITS, "")
-    stored = [[schemas.ref_of(row) for row in schemas.read(bucket.path).to_pylist()] for bucket in found.buckets]
+    stored = [[schemas.parse_ref(row) for row in schemas.read(bucket.path).to_pylist()] for bucket in found.buckets]
     assert stored == [REFS[:3], REFS[3:6], REFS[6:]]
     assert (found.found, found.bytes, found.rejects) == (7, 7 * 10 + 21, ())
     assert [bucket.path for bucket in found.buckets] == [
@@ -54,7 +54,7 @@ def test_another_salt_renames_every_bucket(tmp_path):
 def test_the_references_of_an_earlier_scan_stay_for_workers_that_still_read_them(tmp_path):
     (bucket,) = scan(REFS, str(tmp_path), 10, SPLITS, "").buckets
     scan([make_ref("other")], str(tmp_path), 10, SPLITS, "")
-    assert [schemas.ref_of(row) for row in schemas.read(bucket.path).to_pylist()] == REFS
+    assert [schemas.parse_ref(row) for row in schemas.read(bucket.path).to_pylist()] == REFS
 
 
 def test_a_changed_file_renames_its_bucket_alone(tmp_path):

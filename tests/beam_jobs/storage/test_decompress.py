@@ -49,12 +49,12 @@ def test_streams_joined_into_one_file_are_unpacked_together(tmp_path, packing, p
 
 @pytest.mark.parametrize(("packing", "data"), [("gzip", b"data"), ("bzip2", b"data"), ("bzip2", b""), ("xz", b"")])
 def test_packings_are_known_by_their_first_bytes(packing, data):
-    assert decompress.packing_of(PACK[packing](data)[:10]) == packing
+    assert decompress.detect_packing(PACK[packing](data)[:10]) == packing
 
 
 @pytest.mark.parametrize("head", [b"", b"\x1f", b"BZh9.jpg\0\0", zlib.compress(b"x")])
 def test_other_files_are_not_taken_for_packed(head):
-    assert decompress.packing_of(head[:10]) == ""
+    assert decompress.detect_packing(head[:10]) == ""
 
 
 @pytest.mark.parametrize("level", [0, 5, 9])
@@ -147,7 +147,7 @@ def test_a_bomb_is_refused_before_it_fills_the_disk(tmp_path, packing):
     path = tmp_path / "box"
     packed = PACK[packing](bytes(60 << 20))
     path.write_bytes(packed)
-    message = f"^{path} unpacks to more than 1000 times its {len(packed)} bytes, as no honest container does"
+    message = f"^{path} unpacks to more than 1000 times its {len(packed)} bytes; it is refused as a decompression bomb"
     with pytest.raises(SourceError, match=message):
         decompress.plain_path(str(path), packing)
 
@@ -182,7 +182,7 @@ def test_a_disk_without_room_is_named_with_the_way_out(tmp_path, monkeypatch):
     path = tmp_path / "box"
     path.write_bytes(gzip.compress(b"data"))
     monkeypatch.setattr(decompress, "SPARE_BYTES", shutil.disk_usage(tmp_path).total)
-    with pytest.raises(SourceError, match=r"MiB are free and \d+ MiB are left alone; set TMPDIR to a larger disk"):
+    with pytest.raises(SourceError, match=r"MiB are free and \d+ MiB must stay free; set TMPDIR to a larger disk"):
         decompress.plain_path(str(path), "gzip")
 
 

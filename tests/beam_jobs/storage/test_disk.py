@@ -17,7 +17,7 @@ def os_error(number: int, path: object = None) -> OSError:
 
 
 def explained(error: Exception, place: object, needed: int = 0) -> str:
-    with pytest.raises(DiskError) as caught, disk.explained("writing", str(place), needed=lambda: needed):
+    with pytest.raises(DiskError) as caught, disk.explain_errors("writing", str(place), needed=lambda: needed):
         raise error
     return str(caught.value)
 
@@ -29,11 +29,11 @@ def test_a_full_disk_is_told_with_the_bytes_needed_and_free(tmp_path):
 
 
 def test_who_keeps_nothing_does_not_say_so(tmp_path):
-    with pytest.raises(DiskError) as caught, disk.explained("exporting", str(tmp_path), kept=False):
+    with pytest.raises(DiskError) as caught, disk.explain_errors("exporting", str(tmp_path), resumable=False):
         raise os_error(errno.ENOSPC)
     assert str(caught.value).endswith(" are free); make room, then run the same command again")
     with pytest.raises(DiskError, match=r"; make room, then run the same command again$"):
-        disk.check_room(str(tmp_path), 1 << 60, "the export", kept=False)
+        disk.check_room(str(tmp_path), 1 << 60, "the export", resumable=False)
 
 
 def test_a_quota_is_told_without_the_bytes_that_the_disk_has_free(tmp_path):
@@ -67,7 +67,7 @@ def test_where_a_library_does_not_say_what_is_wrong_the_next_write_tells(tmp_pat
         assert f"{os.strerror(errno.EFBIG)} while writing" in explained(RuntimeError(text), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    with pytest.raises(RuntimeError, match=text), disk.explained("writing", str(tmp_path)):
+    with pytest.raises(RuntimeError, match=text), disk.explain_errors("writing", str(tmp_path)):
         raise RuntimeError(text)
 
 
@@ -89,7 +89,7 @@ def test_the_innermost_error_counts(tmp_path):
     ids=str,
 )
 def test_what_is_not_of_the_disk_passes(tmp_path, error):
-    with pytest.raises(type(error)) as caught, disk.explained("writing", str(tmp_path)):
+    with pytest.raises(type(error)) as caught, disk.explain_errors("writing", str(tmp_path)):
         raise error
     assert caught.value is error
 
@@ -97,12 +97,12 @@ def test_what_is_not_of_the_disk_passes(tmp_path, error):
 def test_an_explained_error_of_the_source_stays_one(tmp_path):
     error = SourceError("photos cannot be read")
     error.__cause__ = os_error(errno.EIO, tmp_path / "photos")
-    with pytest.raises(SourceError), disk.explained("scanning", str(tmp_path)):
+    with pytest.raises(SourceError), disk.explain_errors("scanning", str(tmp_path)):
         raise error
 
 
 def test_a_remote_output_has_no_disk():
-    with pytest.raises(OSError, match="No space"), disk.explained("writing", "gs://bucket/out"):
+    with pytest.raises(OSError, match="No space"), disk.explain_errors("writing", "gs://bucket/out"):
         raise os_error(errno.ENOSPC)
     disk.check_room("gs://bucket/out", 1 << 62, "the shards")
 

@@ -169,7 +169,7 @@ def test_a_slow_process_leaves_the_lock_of_a_fast_one(path):
     """Both saw the same ended owner, and the fast one is through with the removal."""
     ended, fast = ended_owner().to_bytes(), Owner(machine="another").to_bytes()
     assert storage.create_exclusive(path, fast)
-    lock._replace_ended(path, ended)
+    lock._remove_ended(path, ended)
     assert storage.read_bytes(path) == fast
 
 

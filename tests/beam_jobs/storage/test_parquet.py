@@ -98,7 +98,7 @@ def test_a_page_that_unpacks_to_more_than_its_limit_is_refused():
 def test_the_largest_pages_of_all_columns_are_bounded_together():
     table = pa.table({f"c{number}": ["x" * (9 * MIB)] for number in range(8)})
     message = refusal(written(table))
-    assert message.startswith("column the largest page of each has ")
+    assert message.startswith("the largest pages of all columns have ")
     assert len(rows_of(written(table), [f"c{number}" for number in range(7)])) == 1
 
 

@@ -224,7 +224,7 @@ def test_a_listing_streams_page_by_page_in_the_order_of_the_names(monkeypatch):
 
 def test_a_filesystem_that_lists_no_deeper_is_not_taken_for_an_empty_one(tmp_path, monkeypatch):
     monkeypatch.setattr(ObjectStore, "has_dirs", lambda _: True)
-    with pytest.raises(OSError, match="does not list what lies below a folder"):
+    with pytest.raises(OSError, match="cannot list the files below a folder"):
         list(storage.walk_files(f"{SCHEME}://{tmp_path}"))
 
 
@@ -241,7 +241,7 @@ def test_markers_of_folders_are_left_out(monkeypatch):
     [
         ("s3://no-such-bucket/x", "specified bucket does not exist"),
         ("s3://bucket", "must be in the form"),
-        ("nowhere://x/y", "nowhere:// is no filesystem that is known here; give a local path, s3:// or gs://"),
+        ("nowhere://x/y", "nowhere:// is not a supported filesystem; give a local path, s3:// or gs://"),
     ],
 )
 def test_what_no_store_holds_is_an_os_error(monkeypatch, tmp_path, path, message):
@@ -276,7 +276,7 @@ def test_errors_of_the_system_stay_what_they_are_and_others_judge_nothing():
 
 def test_a_store_that_does_not_answer_is_an_os_error_and_soon(monkeypatch):
     s3_server.use_server(monkeypatch)
-    monkeypatch.setattr(s3, "_made", [])
+    monkeypatch.setattr(s3, "_stores", [])
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     for ask in (storage.exists, lambda path: list(storage.walk_files(path))):

@@ -9,12 +9,12 @@ import subprocess
 import pytest
 
 from beam_jobs.errors import OptionError
-from beam_jobs.storage.disk import check_file, nearest, refusal
+from beam_jobs.storage.disk import check_file, nearest_existing, refusal
 from tests.locked import locked_directory
 
 
 def test_a_directory_that_is_there_or_can_be_made_takes_files_and_keeps_none(tmp_path):
-    assert nearest(str(tmp_path / "a" / "b")) == str(tmp_path)
+    assert nearest_existing(str(tmp_path / "a" / "b")) == str(tmp_path)
     assert refusal(str(tmp_path)) is None
     assert refusal(str(tmp_path / "a" / "b")) is None
     assert list(tmp_path.iterdir()) == []

@@ -189,7 +189,7 @@ def test_no_dataset_and_a_damaged_one_are_refused(dataset, tmp_path):
     [
         ("images.parquet", "images.parquet"),
         ("rejects.parquet", "rejects.parquet"),
-        ("Split-train/*", "tfrecord cannot be read: No such file.*; `feedline verify` says more"),
+        ("Split-train/*", "tfrecord cannot be read: No such file.*; run `feedline verify`"),
     ],
 )
 def test_a_damaged_or_missing_file_is_refused_by_name(dataset, name, message):

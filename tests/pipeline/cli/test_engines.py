@@ -58,8 +58,8 @@ def test_options_win_over_the_section_of_the_same_engine():
     assert engine_of(None, [], section) == flink.Options(parallelism=3, retries=1)
     assert engine_of("flink", ["parallelism=4"], section) == flink.Options(parallelism=4, retries=1)
     assert engine_of("flink", [], {"retries": 1}) == flink.Options(retries=1)
-    assert engine_of("local", [], section) == runners.options_of("local")()
-    assert engine_of(None, [], None) == runners.options_of("local")()
+    assert engine_of("local", [], section) == runners.engine_settings("local")()
+    assert engine_of(None, [], None) == runners.engine_settings("local")()
 
 
 def test_settings_without_a_runner_are_not_passed_over():
@@ -102,7 +102,7 @@ def test_the_configuration_and_the_environment_choose_the_engine(photos, parts, 
         ("job_server_jar", "absent.jar", "job_server_jar is 'absent.jar', which is not a file"),
         ("job_server_jar", "http://localhost:1/job.jar", "http://localhost:1/job.jar.sha512 cannot be fetched"),
         ("flink_master", "localhost:1", "flink_master is localhost:1, which does not answer"),
-        ("worker_command", "absent", "the worker absent is not there or no program"),
+        ("worker_command", "absent", "the worker absent does not exist or is no program"),
     ],
 )
 def test_a_dry_run_looks_for_what_flink_needs(setting, value, problem, photos, parts, tmp_path, capsys):
@@ -127,7 +127,7 @@ def test_the_section_ingest_counts_but_for_its_source_and_options_win(photos, da
 def test_a_source_in_s3_needs_workers_that_have_a_client_for_it():
     ingest = IngestOptions(source="s3://bucket/photos", out="gs://bucket/dataset")
     where = ["project=my-project-1", "region=us-central1", "temp_location=gs://bucket/temp"]
-    with pytest.raises(OptionError, match="lies in S3, .*; set sdk_container_image to an image built with"):
+    with pytest.raises(OptionError, match="is in S3, .*; set sdk_container_image to an image built with"):
         engine_of("dataflow", where).check(ingest)
     engine_of("dataflow", [*where, "sdk_container_image=registry/feedline"]).check(ingest)
     engine_of("dataflow", where).check(dataclasses.replace(ingest, source="gs://bucket/photos"))

@@ -78,27 +78,27 @@ def test_a_metadata_server_that_says_nothing_is_not_waited_for(nobody, monkeypat
 def test_an_emulator_needs_no_credentials(nobody, monkeypatch, tmp_path):
     with gcs_server.serving(monkeypatch, tmp_path) as server:
         monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
-        monkeypatch.setattr(gcs, "_found", [])
+        monkeypatch.setattr(gcs, "_credentials_exist", [])
         monkeypatch.setattr(gcs, "_thread", threading.local())
         server.objects = {"x": b"data"}
         assert storage.read_bytes("gs://bucket/x") == b"data"
 
 
 def test_credentials_that_come_late_are_found(nobody, monkeypatch, tmp_path):
-    monkeypatch.setattr(gcs, "_found", [])
+    monkeypatch.setattr(gcs, "_credentials_exist", [])
     monkeypatch.setattr(gcs, "_thread", threading.local())
     with pytest.raises(OSError, match="there are no Google Cloud credentials here"):
         storage.exists("gs://bucket/x")
     with gcs_server.serving(monkeypatch, tmp_path) as server:
         server.objects = {"x": b"data"}
         assert storage.exists("gs://bucket/x")
-        assert gcs._found == [True]
+        assert gcs._credentials_exist == [True]
 
 
 def test_credentials_of_the_pipeline_will_do_for_s3(nobody, monkeypatch):
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    monkeypatch.setattr(s3, "_made", [])
+    monkeypatch.setattr(s3, "_stores", [])
     given = ["--s3_access_key_id=key", "--s3_secret_access_key=secret", "--s3_region_name=us-east-1"]
     assert s3.store(PipelineOptions(given))
     with pytest.raises(OSError, match="there are no AWS credentials here"):
