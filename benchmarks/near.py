@@ -62,11 +62,11 @@ def _show(name: str, shares: list[float]) -> None:
     print(f"{name:<24}" + "".join(f"{share:>22.3f}" for share in shares))
 
 
-def _looks(files: list[bytes]) -> near_duplicates.Looks:
+def _looks(files: list[bytes]) -> near_duplicates.Appearances:
     pixels = [np.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in files]
     means, variances, hashes = zip(*(process.moments_and_dhash(image) for image in pixels), strict=True)
     height, width = np.array([image.shape[:2] for image in pixels]).T
-    return near_duplicates.looks(np.array(hashes, np.int64), height, width, np.array(means), np.array(variances))
+    return near_duplicates.measure(np.array(hashes, np.int64), height, width, np.array(means), np.array(variances))
 
 
 def _recall(originals: list[bytes], changed: list[bytes], distance: int) -> float:

@@ -163,9 +163,9 @@ def test_new_classes_follow_the_old_ones():
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [
-        ((), (), "^the existing images have other class indices; hand over the labels"),
-        ((), ("b", "a", "cat"), "^the existing images have other class indices; hand over the labels"),
-        (many(1), ("a", "b", "cat"), "^an image is there already; leave out"),
+        ((), (), "^the existing images have other class indices; pass the labels"),
+        ((), ("b", "a", "cat"), "^the existing images have other class indices; pass the labels"),
+        (many(1), ("a", "b", "cat"), "^an examined image exists already; leave"),
     ],
 )
 def test_labels_of_another_dataset_and_images_that_are_there_are_refused(images, labels, message):
