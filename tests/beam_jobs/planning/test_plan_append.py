@@ -215,7 +215,7 @@ def test_appending_moves_nothing_and_parts_no_copies(images, shuffle: random.Ran
 
 
 def test_text_beyond_the_offsets_of_arrow_is_taken_in_pieces(monkeypatch):
-    monkeypatch.setattr(image_rows, "_OFFSETS_END", 1)
+    monkeypatch.setattr(image_rows, "_MAX_STRING_BYTES", 1)
     monkeypatch.setattr(image_rows, "_PIECE", 7)
     table = examined(*many(40))
     places = np.random.default_rng(0).permutation(40)
