@@ -29,11 +29,11 @@ from beam_jobs.sources.factory import Source, open_source
 from beam_jobs.sources.image_reader import Reader
 from beam_jobs.stages import examine, generations, work_dir, work_units, write
 from beam_jobs.stages.examine import ExamineTask, facts_path, rejects_path
-from beam_jobs.stages.generations import Existing
+from beam_jobs.stages.generations import ExistingDataset
 from beam_jobs.stages.publish import (
-    Found,
+    SourceFacts,
     check_unpublished,
-    described,
+    dataset_options,
     producer,
     publish,
     reason_counts,
@@ -45,11 +45,11 @@ from beam_jobs.stages.write import (
     Failure,
     ShardTask,
     WriteTask,
-    failures,
-    forget_failures,
     is_written,
+    read_failures,
+    remove_failure_notes,
     shard_tasks,
-    unit_of,
+    unit_name,
 )
 from beam_jobs.storage import disk
 from beam_jobs.types import ImageRef, Reject
@@ -104,12 +104,12 @@ def run(
         return _Ingest(source, build_options, work_path, make_pipeline, report, watch, existing).run()
 
     _check_before_writing(options)
-    with work_dir.alone(options.out):
+    with work_dir.exclusive(options.out):
         generations.recover(options.out)
         existing = None
         if options.append or options.retry_rejects:
-            existing = generations.load_existing(options, source.label_kind, described(options))
-            if not any(True for _ in generations.fresh_images(source.entries(), existing, options.retry_rejects)):
+            existing = generations.load_existing(options, source.label_kind, dataset_options(options))
+            if not any(True for _ in generations.new_entries(source.entries(), existing, options.retry_rejects)):
                 report(f"nothing to add: {options.out} knows every image of {options.source}")
                 return existing.manifest
         if not (options.overwrite or existing):
@@ -139,14 +139,14 @@ class _Ingest:
     make_pipeline: MakePipeline
     report: Report
     watch: Watch
-    existing: Existing | None
+    existing: ExistingDataset | None
 
     def run(self) -> Manifest:
         work_dir.check_out(self.options)
         try:
             return self._run()
         except Exception:
-            work_dir.mark_again(self.options.out, self.work)
+            work_dir.restore_marker(self.options.out, self.work)
             raise
 
     def _run(self) -> Manifest:
@@ -154,9 +154,9 @@ class _Ingest:
         hidden = HiddenNames()
         with self._on_disk("scanning"):
             listing = self._scan(salt, hidden)
-        needed = work_dir.room_to_examine(self.options, listing, self.work)
+        needed = work_dir.min_bytes_to_examine(self.options, listing, self.work)
         disk.check_room(self.options.out, needed, "the dataset")
-        with self._on_disk("examining", lambda: work_dir.room_to_examine(self.options, listing, self.work)):
+        with self._on_disk("examining", lambda: work_dir.min_bytes_to_examine(self.options, listing, self.work)):
             facts, rejects = self._examine(listing)
         old = self.existing
         if old and not len(facts):
@@ -173,10 +173,10 @@ class _Ingest:
         self._check_rejects(rejects, listing.found)
         with self._on_disk("planning"):
             tasks = shard_tasks(plan, storage.join(self.work, "plan"), salt, old.shard_counts() if old else None)
-        disk.check_room(self.options.out, work_dir.room_to_write(self.options, plan), "the shards")
-        with self._on_disk("writing", lambda: max(work_dir.BLOCK_BYTES, work_dir.room_to_write(self.options, plan))):
+        disk.check_room(self.options.out, work_dir.bytes_to_write(self.options, plan), "the shards")
+        with self._on_disk("writing", lambda: max(work_dir.BLOCK_BYTES, work_dir.bytes_to_write(self.options, plan))):
             self._write(plan, tasks, listing.buckets)
-        source_facts = Found(
+        source_facts = SourceFacts(
             images=listing.found,
             label_kind=self.source.label_kind,
             work=self.work,
@@ -196,7 +196,7 @@ class _Ingest:
         entries = self.source.entries(hidden.add)
         if not self.existing:
             return entries
-        return generations.fresh_images(entries, self.existing, self.options.retry_rejects)
+        return generations.new_entries(entries, self.existing, self.options.retry_rejects)
 
     def _retried_keys(self, facts: pa.Table, rejects: pa.Table) -> frozenset[str]:
         """Returns the keys of old rejects that this run examined."""
@@ -222,11 +222,11 @@ class _Ingest:
         started = time.monotonic()
         refs = storage.join(self.work, "refs")
         options = self.options
-        work_dir.open_at(options.out, self.work)
+        work_dir.create(options.out, self.work)
         try:
             listing = scan(self._entries(hidden), refs, options.bucket_images, options.splits, salt)
         except Exception:
-            work_dir.take_back(refs)
+            work_dir.remove_scan(refs)
             raise
         examine.sweep(self.work)
         self.report(f"scanned   {plural(listing.found, 'image')}, {size(listing.bytes)} {_duration(started)}")
@@ -250,17 +250,17 @@ class _Ingest:
             self._check_rejects(rejects, listing.found)
         except TooManyRejects:
             for bucket in listing.buckets:
-                examine.forget_transient(self.work, bucket)
+                examine.invalidate_transient(self.work, bucket)
             raise
         return facts, rejects
 
     def _examine_in_passes(self, listing: Scan, task: ExamineTask) -> None:
         fault_dir = storage.join(self.work, examine.UNREAD)
         reject_unreadable = self.options.unreadable == "reject"
-        old_faults = work_units.noted_faults(fault_dir)  # of a run that rejected unreadable images
+        old_faults = work_units.read_fault_notes(fault_dir)  # of a run that rejected unreadable images
         for bucket in listing.buckets:
             if bucket.name in old_faults:
-                examine.forget(self.work, bucket)
+                examine.invalidate(self.work, bucket)
 
         def run_pass(buckets: Sequence[Bucket], last: bool) -> None:
             storage.remove_tree(fault_dir)
@@ -271,13 +271,15 @@ class _Ingest:
             run_job("examining", total, ExamineBuckets(tuple(buckets), pass_task), self.make_pipeline, self.watch)
 
         def select_failed(buckets: Sequence[Bucket]) -> list[Bucket]:
-            faults = work_units.noted_faults(fault_dir)
-            return [bucket for bucket in buckets if bucket.name in faults and not examine.is_done(self.work, bucket)]
+            faults = work_units.read_fault_notes(fault_dir)
+            return [
+                bucket for bucket in buckets if bucket.name in faults and not examine.is_finished(self.work, bucket)
+            ]
 
         if failed := work_units.run_passes(listing.buckets, run_pass, select_failed, self.report):
-            faults_by_bucket = work_units.noted_faults(fault_dir)
+            faults_by_bucket = work_units.read_fault_notes(fault_dir)
             faults = [fault for bucket in failed for fault in faults_by_bucket[bucket.name]]
-            raise work_units.unreadable(faults, "" if reject_unreadable else ", or give --unreadable reject")
+            raise work_units.unfinished_error(faults, "" if reject_unreadable else ", or give --unreadable reject")
 
     def _check_rejects(self, rejects: pa.Table, images: int) -> None:
         rejected, allowed = len(rejects), self.options.max_reject_ratio
@@ -322,30 +324,30 @@ class _Ingest:
             if changed:
                 more = f" (and {len(changed) - 1} more shards)" if len(changed) > 1 else ""
                 raise SourceChanged(changed[0].text + more)
-            raise work_units.unreadable([Fault(failure.key, failure.text) for failure in failed], "")
+            raise work_units.unfinished_error([Fault(failure.key, failure.text) for failure in failed], "")
         time_text = _duration(started, images)
         self.report(f"wrote     {plural(images, 'record')} in {plural(len(tasks), 'shard')} {time_text}")
 
     def _write_in_passes(self, tasks: list[ShardTask], task: WriteTask, images: int) -> list[Failure]:
         def run_pass(shards: Sequence[ShardTask], _: bool) -> None:
-            forget_failures(self.work)
+            remove_failure_notes(self.work)
             total = images if len(shards) == len(tasks) else _total(shard.plan_path for shard in shards).images
             run_job("writing", Progress(total), WriteShards(tuple(shards), task), self.make_pipeline, self.watch)
 
         def select_failed(shards: Sequence[ShardTask]) -> list[ShardTask]:
-            failed = {failure.unit: failure.passing for failure in failures(self.work)}
+            failed = {failure.unit: failure.passing for failure in read_failures(self.work)}
             if not all(failed.values()):
                 return []  # another pass cannot help, so nothing can be published
-            return [shard for shard in shards if unit_of(shard) in failed and not is_written(shard, task)]
+            return [shard for shard in shards if unit_name(shard) in failed and not is_written(shard, task)]
 
-        unwritten = {unit_of(shard) for shard in work_units.run_passes(tasks, run_pass, select_failed, self.report)}
-        return [failure for failure in failures(self.work) if not failure.passing or failure.unit in unwritten]
+        unwritten = {unit_name(shard) for shard in work_units.run_passes(tasks, run_pass, select_failed, self.report)}
+        return [failure for failure in read_failures(self.work) if not failure.passing or failure.unit in unwritten]
 
     def _forget(self, buckets: Sequence[Bucket], keys: set[str]) -> None:
         """Marks the buckets of the images to be examined again."""
         for bucket in buckets:
             if keys.intersection(schemas.read(bucket.path)["key"].to_pylist()):
-                examine.forget(self.work, bucket)
+                examine.invalidate(self.work, bucket)
 
 
 def _total(paths: Iterable[str]) -> Progress:

@@ -1,7 +1,7 @@
-"""The ingest beside a bare decode of the same files: `python -m benchmarks.ingest`.
+"""Compares the ingest with a bare decode of the same files: `python -m benchmarks.ingest`.
 
-Rates are slopes: the difference in time between many images and few, so that what a start costs does not count. Each
-ingest runs in a process of its own, in turn with the bare decode, and the median of the rounds counts.
+Rates are slopes: differences between runs over many and over few images, which exclude the start-up time. Each ingest
+runs in a separate process, alternating with the bare decode; results are medians of the rounds.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from benchmarks.sources import subset, write_photographs
 
 ROUNDS = 3
 _WARM_UP_IMAGES = 64
-_CHUNK = 16  # files a thread takes at a time, in the bare decode as in the ingest
+_CHUNK = 16  # files per task of a thread, in the bare decode and in the ingest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One way to ingest.
+    """One configuration of the ingest.
 
     Attributes:
-      name: in the table.
+      name: name of the row in the table.
       options: fields of `IngestOptions`, pixels as a mapping.
-      cores: cores it may use; 0 for all.
-      goal: ratio to the bare decode that it should reach.
-      watched: whether memory is looked at, which takes time.
+      cores: number of cores; 0 for all.
+      goal: minimum ratio to the bare decode.
+      watched: whether memory is measured, which takes time.
     """
 
     name: str
@@ -66,13 +66,13 @@ _BARE = Case(name="bare decode", options={})
 
 
 def compare(cases: Sequence[Case], few: Path, many: Path, rounds: int = ROUNDS) -> dict[str, dict]:
-    """Returns case -> images/s, those of the bare decode beside it, their ratio and the goal.
+    """Returns case -> images/s, images/s of the bare decode, their ratio and the goal.
 
     Args:
-      cases: ways to ingest.
+      cases: configurations of the ingest.
       few: class folders with few images.
-      many: class folders with many.
-      rounds: turns; the median counts.
+      many: class folders with many images.
+      rounds: number of measurements of each case; results are medians.
     """
     rates: dict[str, list[float]] = {case.name: [] for case in (*cases, _BARE)}
     for _ in range(rounds):
@@ -92,13 +92,13 @@ def compare(cases: Sequence[Case], few: Path, many: Path, rounds: int = ROUNDS) 
 
 
 def slope(case: Case, few: Path, many: Path) -> float:
-    """Returns images/s between a run over few and a run over many images, in a process of its own."""
-    found = worker(case, few, many)
-    return (found[1]["images"] - found[0]["images"]) / (found[1]["seconds"] - found[0]["seconds"])
+    """Returns the slope between a run over few and a run over many images, in images/s, in a separate process."""
+    first, second = worker(case, few, many)
+    return (second["images"] - first["images"]) / (second["seconds"] - first["seconds"])
 
 
 def worker(case: Case, *sources: Path) -> list[dict]:
-    """Runs a case over each of the sources, one after the other, in one fresh process; see `main`."""
+    """Runs a case over the sources in sequence, in one new process; see `main`."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.ingest", "--worker", json.dumps(vars(case))]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     run = subprocess.run([*command, *map(str, sources)], capture_output=True, text=True, check=True, env=environment)
@@ -106,15 +106,15 @@ def worker(case: Case, *sources: Path) -> list[dict]:
 
 
 def memory(few: Path, many: Path) -> dict:
-    """Returns peak resident MB above the start-up level for both, each in a process of its own, and their ratio.
+    """Returns the peak resident memory above the start-up level for both sources, in MB, and the growth.
 
-    The decoders count too; memory that several processes share counts once.
+    Each source has a separate process. Decoders are included; memory that processes share counts once.
     """
     case = Case(name="", options={}, watched=True)
     peaks = {name: worker(case, source)[0] for name, source in (("few", few), ("many", many))}
-    above = {name: found["peak_mb"] - found["start_mb"] for name, found in peaks.items()}
+    above = {name: result["peak_mb"] - result["start_mb"] for name, result in peaks.items()}
     return {
-        "images": [found["images"] for found in peaks.values()],
+        "images": [result["images"] for result in peaks.values()],
         "start_mb": peaks["few"]["start_mb"],
         "above_mb": list(above.values()),
         "growth": (peaks["many"]["peak_mb"] - peaks["few"]["peak_mb"]) / peaks["few"]["peak_mb"],
@@ -128,15 +128,15 @@ def line(name: str, row: dict) -> str:
 
 
 def bare_decode(files: Sequence[str], threads: int) -> None:
-    """Reads and decodes every file, on all threads, and does nothing else."""
+    """Reads and decodes every file with a pool of threads."""
     from beam_jobs.images.decode import decode_rgb
 
-    def some(paths: Sequence[str]) -> None:
+    def decode_files(paths: Sequence[str]) -> None:
         for path in paths:
             decode_rgb(Path(path).read_bytes())
 
     with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(some, [files[start : start + _CHUNK] for start in range(0, len(files), _CHUNK)]):
+        for _ in pool.map(decode_files, [files[start : start + _CHUNK] for start in range(0, len(files), _CHUNK)]):
             pass
 
 
@@ -150,10 +150,10 @@ def _work(case: Case, sources: Sequence[str]) -> list[dict]:
         watch = FamilyPeak() if case.watched else contextlib.nullcontext()
         start = family_bytes() if case.watched else 0
         started = time.perf_counter()
-        with watch as peak:
+        with watch as memory_watch:
             images = run(case, source)
-        found = {"images": images, "seconds": time.perf_counter() - started}
-        results.append(found | ({"start_mb": start / 1e6, "peak_mb": peak.most / 1e6} if peak else {}))
+        result = {"images": images, "seconds": time.perf_counter() - started}
+        results.append(result | ({"start_mb": start / 1e6, "peak_mb": memory_watch.peak / 1e6} if memory_watch else {}))
     return results
 
 
@@ -179,7 +179,7 @@ def _ingest(case: Case, source: str) -> int:
 
 
 def main(show: Callable[[str], object] = print) -> None:
-    """Measures the cases, or is the process that one of them runs in."""
+    """Measures the cases, or runs one case in a worker process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=Path, help="class folders to measure with; made in code when not given")
     parser.add_argument("--counts", default="500,4500", help="few and many images")

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.input`: the input pipeline beside the naive one and a bare decode, on the same bytes and cores.
+"""`python -m benchmarks.input`: compares the input pipeline with a naive one and a bare decode, on the same data.
 
-Every table is measured in one process, its pipelines in turn, and the median of the rounds counts: ratios travel
-between machines, rates do not. `naive` is the pipeline of the tutorials: one file after the other, one record after the
-other, the whole image decoded and cropped afterwards, floats at the end. Nothing is cached, unless the row says so.
+Each table is measured in one process; its pipelines alternate, and results are medians of the rounds. Ratios are
+comparable between machines, rates are not. `naive` is the pipeline of the tutorials: sequential files and records,
+decode of complete images, then crop and conversion to floats. There is no cache, except in the rows that name one.
 """
 
 from __future__ import annotations
@@ -166,16 +166,16 @@ Say = Callable[[str], object]
 def measure(
     sources: Sources, effort: Effort, parts: Sequence[str] = PARTS, say: Say = print
 ) -> dict[str, dict[str, Any]]:
-    """Measures parts of the table and says each line as it comes.
+    """Measures parts of the table and reports each row when it is complete.
 
     Args:
-      sources: what to measure on.
-      effort: how long.
-      parts: of `PARTS`.
-      say: takes a line of text.
+      sources: images and datasets.
+      effort: duration of the measurement.
+      parts: names in `PARTS`.
+      say: prints a line of text.
 
     Returns:
-      row -> rate, base, ratio, base_is, goal and rounds; the row of memory holds megabytes.
+      row -> rate, base, ratio, base_is, goal and rounds; the row of memory has sizes in megabytes.
     """
     results: dict[str, dict[str, Any]] = {}
     for part in parts:
@@ -199,7 +199,7 @@ def line(name: str, row: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measures what is asked for, prints it and writes it where it is told."""
+    """Measures the parts of the command line, prints the results and writes them to `--out`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.input", description=__doc__)
     parser.add_argument("--only", type=_parts, default=PARTS, help=f"some of {','.join(PARTS)}")
     add_arguments(parser)
@@ -210,10 +210,10 @@ def main() -> None:
     parser.add_argument("--small", type=count, default=10_000, help="pictures of 32x32")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
-    keep_buffers()  # as `run_fn` does; every pipeline of the process has it
+    keep_buffers()  # as in `run_fn`; applies to every pipeline of the process
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            results = measure(sources_of(arguments, Path(scratch)), effort_of(arguments), arguments.only)
+            results = measure(parse_sources(arguments, Path(scratch)), parse_effort(arguments), arguments.only)
         except ValueError as error:
             parser.error(str(error))
     if arguments.out:
@@ -221,7 +221,7 @@ def main() -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds what every benchmark of the input takes."""
+    """Adds the arguments of all benchmarks of the input."""
     parser.add_argument("--photos", type=Path, help="class folders of photographs; made in code when not given")
     parser.add_argument("--images", type=count, default=2000, help="photographs")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of one turn")
@@ -230,13 +230,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="JSON file that gets the results, beside those it holds")
 
 
-def effort_of(arguments: argparse.Namespace) -> Effort:
-    """Returns the effort that a command line names."""
+def parse_effort(arguments: argparse.Namespace) -> Effort:
+    """Returns the effort of a command line."""
     return Effort(seconds=arguments.seconds, rounds=arguments.rounds, batch=arguments.batch)
 
 
-def sources_of(arguments: argparse.Namespace, scratch: Path) -> Sources:
-    """Returns the sources that a command line names."""
+def parse_sources(arguments: argparse.Namespace, scratch: Path) -> Sources:
+    """Returns the sources of a command line."""
     return Sources(
         scratch=scratch,
         photos=arguments.photos and arguments.photos.absolute(),
@@ -248,7 +248,7 @@ def sources_of(arguments: argparse.Namespace, scratch: Path) -> Sources:
 
 
 def write(path: Path, section: str, rows: Mapping[str, Any]) -> None:
-    """Writes rows with machine and commit, beside what was there of other sections and rows."""
+    """Writes rows with machine and commit; other sections and rows of an existing file remain."""
     results = json.loads(path.read_text())["results"] if path.exists() else {}
     results[section] = {**results.get(section, {}), **rows, "commit": commit()}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -256,12 +256,12 @@ def write(path: Path, section: str, rows: Mapping[str, Any]) -> None:
 
 
 def machine() -> dict[str, str | int]:
-    """Returns what the rates depend on."""
+    """Returns the properties of the machine that affect the rates."""
     return {"cores": os.cpu_count() or 1, "python": platform.python_version(), "machine": platform.machine()}
 
 
 def commit() -> str:
-    """Returns the commit that was measured, empty outside a checkout."""
+    """Returns the current commit; empty outside a checkout."""
     run = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False)
     return run.stdout.strip()
 
@@ -274,7 +274,7 @@ def _parts(text: str) -> tuple[str, ...]:
 
 
 def count(text: str) -> int:
-    """Reads a number of a command line: whole, at least 1."""
+    """Parses an integer of at least 1 from a command line."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)

@@ -1,4 +1,4 @@
-"""Resident memory over one epoch, in a process of its own, beside the byte budget of the options."""
+"""Compares the resident memory over one epoch, in a separate process, with the byte budget of the options."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-SHUFFLE_MB = 16.0  # a quarter of the default, so that the window is much smaller than the records of a short epoch
+SHUFFLE_MB = 16.0  # a quarter of the default, so that the window is much smaller than a short epoch
 SIDE_PX = 224
-GROWTH_GOAL = 0.05  # "flat": what the last quarter may hold above the second
+GROWTH_GOAL = 0.05  # maximum growth from the second to the last quarter of an epoch
 BUDGET_GOAL = 1.15
 
 
 def measure(path: str, batch: int) -> dict[str, Any]:
-    """Reads one epoch in a fresh process and returns what it held.
+    """Reads one epoch in a new process and returns its resident memory.
 
     Args:
-      path: directory of a dataset, a few times as large as `SHUFFLE_MB`.
-      batch: images a batch.
+      path: directory of a dataset that is a few times as large as `SHUFFLE_MB`.
+      batch: images per batch.
 
     Returns:
-      images; start_mb, with everything imported and a first batch read by another pipeline; second_quarter_mb and
-      last_quarter_mb, medians; growth, from one to the other; peak_above_mb, the most above the start; budget_mb;
-      of_budget, the peak above the start over the budget; and the goals of both shares.
+      images; start_mb, after all imports and a first batch of another pipeline; second_quarter_mb and last_quarter_mb,
+      medians; growth, relative, between these; peak_above_mb, the maximum minus the start; budget_mb; of_budget, the
+      ratio of peak_above_mb and budget_mb; and the goals of growth and of_budget.
     """
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.input_memory", path, "--batch", str(batch)]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -51,8 +51,8 @@ def summary(start: int, samples: Sequence[int], images: int, budget: float) -> d
     Args:
       start: resident bytes before the epoch.
       samples: resident bytes after each batch.
-      images: how many there were.
-      budget: bytes that all buffers together may hold, as `describe` says it.
+      images: number of images.
+      budget: maximum size of all buffers in bytes, as `describe` reports it.
     """
     quarter = max(1, len(samples) // 4)
     second, last = statistics.median(samples[quarter : 2 * quarter] or samples), statistics.median(samples[-quarter:])
@@ -84,7 +84,7 @@ def _work(path: str, batch: int) -> dict[str, Any]:
 
     options = InputOptions(image_side_px=SIDE_PX, batch_size=batch, shuffle_mb=SHUFFLE_MB, cache="none")
     process = psutil.Process()
-    # Whatever libraries allocate once and for ever is no part of an epoch.
+    # Excludes memory that libraries allocate once and never free.
     next(iter(make_dataset(path, SPLIT, options, training=False)))
     start = process.memory_info().rss
     samples, images = [], 0
@@ -96,7 +96,7 @@ def _work(path: str, batch: int) -> dict[str, Any]:
 
 
 def main(show: Callable[[str], object] = print) -> None:
-    """Is the process that is measured."""
+    """Runs the measured process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path")
     parser.add_argument("--batch", type=int, default=64)

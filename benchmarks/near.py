@@ -1,11 +1,11 @@
-"""What the search for near duplicates finds: `python -m benchmarks.near [--distance N]`.
+"""Measures recall and precision of the search for near duplicates: `python -m benchmarks.near [--distance N]`.
 
-Pictures of four kinds are stored as JPEG of quality 95, and again after a change. Prints the share of the pictures
-that look like their changed version, a row a change; and below the precision: of all pairs of files that look alike,
-among the originals and their recompressed and scaled versions, the share that show the same picture. The kinds are
-crops of the two photographs that scikit-learn ships, 300 to 420 pixels a side, which overlap and so have no
-precision; 48 tiles of them, enlarged four times and so without detail; one to three shapes on white; and parts of such
-crops, small on white.
+Pictures of four kinds are stored as JPEG of quality 95, and again after a change. Prints one row per change with the
+recall, the share of pictures that match their changed version; then the precision: the share of matching pairs, among
+originals and their recompressed and scaled versions, that show the same picture. The kinds are crops of the two
+photographs of scikit-learn, with sides of 300 to 420 pixels, which overlap and therefore have no precision; 48 tiles of
+the photographs, enlarged four times and therefore without detail; one to three shapes on white; and small parts of the
+crops on white.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from beam_jobs.planning import near_duplicates
 _CROPS = "photographs"
 _PICTURES = 300
 _SIDE_PX = 400
-_GRID = (6, 4)  # of a photograph of 640x427 pixels, each enlarged four times
+_GRID = (6, 4)  # columns and rows of tiles of a photograph of 640x427 pixels
 _ENLARGED = 4
 _STORED_QUALITY = 95
 
@@ -62,23 +62,23 @@ def _show(name: str, shares: list[float]) -> None:
     print(f"{name:<24}" + "".join(f"{share:>22.3f}" for share in shares))
 
 
-def _looks(files: list[bytes]) -> near_duplicates.Looks:
+def _measure(files: list[bytes]) -> near_duplicates.Appearances:
     pixels = [np.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in files]
     means, variances, hashes = zip(*(process.moments_and_dhash(image) for image in pixels), strict=True)
     height, width = np.array([image.shape[:2] for image in pixels]).T
-    return near_duplicates.looks(np.array(hashes, np.int64), height, width, np.array(means), np.array(variances))
+    return near_duplicates.measure(np.array(hashes, np.int64), height, width, np.array(means), np.array(variances))
 
 
 def _recall(originals: list[bytes], changed: list[bytes], distance: int) -> float:
     count = np.arange(len(originals))
-    return float(_looks(originals + changed).alike(count, count + len(originals), distance).mean())
+    return float(_measure(originals + changed).alike(count, count + len(originals), distance).mean())
 
 
 def _precision(versions: list[list[bytes]], distance: int) -> float:
     files = [data for version in versions for data in version]
     shown = np.arange(len(files)) % len(versions[0])
     one, other = np.triu_indices(len(files), 1)
-    alike = _looks(files).alike(one, other, distance)
+    alike = _measure(files).alike(one, other, distance)
     return float((shown[one] == shown[other])[alike].mean())
 
 
@@ -100,8 +100,8 @@ def _tiles() -> Iterator[Image.Image]:
     columns, rows = _GRID
     for pixels in load_sample_images().images:
         height, width = pixels.shape[0] // rows, pixels.shape[1] // columns
-        for place in range(rows * columns):
-            top, left = place // columns * height, place % columns * width
+        for index in range(rows * columns):
+            top, left = index // columns * height, index % columns * width
             tile = Image.fromarray(pixels[top : top + height, left : left + width])
             yield tile.resize((width * _ENLARGED, height * _ENLARGED), Image.Resampling.BICUBIC)
 

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.options`: what options of the input cost or bring, each beside the same work without it.
+"""`python -m benchmarks.options`: compares options of the input with the same work without them.
 
-All pipelines take turns in one process and the median of the rounds counts. The photographs are those of
-`benchmarks.input`; masks, tags and compressed copies are made of them.
+All pipelines alternate in one process, and results are medians of the rounds. The photographs are those of
+`benchmarks.input`; masks, tags and compressed copies are created from them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image, ImageDraw
 
-from benchmarks.input import CROP, add_arguments, effort_of, line, write
+from benchmarks.input import CROP, add_arguments, line, parse_effort, write
 from benchmarks.input_sources import SPLIT, Sources, make_once
-from benchmarks.input_turns import Effort, encoded, row_of
+from benchmarks.input_turns import Effort, encoded, make_row
 from trainer.training.malloc import keep_buffers
 
 if TYPE_CHECKING:
@@ -36,27 +36,27 @@ _COMPRESSION = {"gzip": "GZIP", "zlib": "ZLIB"}
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A line of the table.
+    """A row of the table.
 
     Attributes:
-      name: in the table.
-      what: makes what is measured.
-      base: makes what stands beside it.
-      base_is: what that is, in words.
+      name: name of the row.
+      option: makes the subject with the option.
+      base: makes the subject to compare it with.
+      base_is: description of the base.
     """
 
     name: str
-    what: Callable[[Place], Subject]
-    base: Callable[[Place], Subject]
+    option: Callable[[Data], Subject]
+    base: Callable[[Data], Subject]
     base_is: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Datasets and files that the pipelines read; each is made when it is first asked for.
+class Data:
+    """Datasets and files of the pipelines; each is created on first use.
 
     Attributes:
-      sources: of the photographs.
+      sources: origin of the photographs.
       batch: images per batch.
     """
 
@@ -64,7 +64,7 @@ class Place:
     batch: int
 
     def photos(self, shards: int = SOME) -> str:
-        """Returns a dataset of the photographs in so many shards."""
+        """Returns a dataset of the photographs with this number of shards."""
         return self._ingested(f"photos in {shards}", self.sources.files("photographs"), shards)
 
     def pairs(self) -> str:
@@ -105,11 +105,11 @@ class Place:
 
 
 def write_pairs(photos: Path, folder: Path) -> None:
-    """Writes a table of photographs, each with a mask, an ellipse of its size, and with zero to seven tags.
+    """Writes a table of photographs, each with a mask, an ellipse in an image of the same size, and zero to seven tags.
 
     Args:
       photos: class folders.
-      folder: gets links to the photographs, the masks and the table, `pairs.jsonl`.
+      folder: new directory of links to the photographs, the masks and the table, `pairs.jsonl`.
     """
     folder.mkdir()
     with (folder / "pairs.jsonl").open("w", encoding="utf-8") as table:
@@ -130,7 +130,7 @@ def _mask(photograph: Path) -> Image.Image:
 
 
 def compress(shards: Sequence[str], folder: Path, kind: str) -> None:
-    """Writes each TFRecord file once more, compressed."""
+    """Writes a compressed copy of each TFRecord file."""
     import tensorflow as tf
 
     folder.mkdir()
@@ -143,65 +143,65 @@ def compress(shards: Sequence[str], folder: Path, kind: str) -> None:
 # --- subjects
 
 
-def fed(place: Place, path: str, **options: Any) -> Subject:
-    """Returns the subject that takes training batches of a dataset."""
+def reading_subject(data: Data, path: str, **options: Any) -> Subject:
+    """Returns the subject that reads training batches of a dataset."""
     from trainer import FOREVER, InputOptions, make_dataset
     from trainer.bench.meter import dataset_subject
 
-    chosen = {"train_ops": CROP, "cache": "none", **options}
-    made = InputOptions(image_side_px=SIDE_PX, batch_size=place.batch, **chosen)
-    dataset = make_dataset(path, SPLIT, made, training=True, epochs=FOREVER)
+    fields = {"train_ops": CROP, "cache": "none", **options}
+    input_options = InputOptions(image_side_px=SIDE_PX, batch_size=data.batch, **fields)
+    dataset = make_dataset(path, SPLIT, input_options, training=True, epochs=FOREVER)
     return dataset_subject(f"{path} {options}", dataset)
 
 
-def of_files(place: Place, files: Sequence[str]) -> Subject:
-    """Returns the subject that takes training batches of TFRecord files."""
+def files_subject(data: Data, files: Sequence[str]) -> Subject:
+    """Returns the subject that reads training batches of TFRecord files."""
     from trainer import FOREVER, InputOptions, make_file_stream
     from trainer.bench.meter import dataset_subject
 
-    options = InputOptions(image_side_px=SIDE_PX, batch_size=place.batch, train_ops=CROP)
+    options = InputOptions(image_side_px=SIDE_PX, batch_size=data.batch, train_ops=CROP)
     dataset = make_file_stream(files, options, training=True, epochs=FOREVER)
     return dataset_subject(f"files {files[0]}", dataset)
 
 
-def of_generator(place: Place) -> Subject:
-    """Returns the subject that takes training batches of a generator, which has all images in memory."""
+def generator_subject(data: Data) -> Subject:
+    """Returns the subject that reads training batches of a generator with all images in memory."""
     from trainer import FOREVER, InputOptions, make_stream
     from trainer.bench.meter import dataset_subject
 
-    images = encoded(place.photos())
+    images = encoded(data.photos())
 
     def source() -> Iterator[tuple[str, bytes, int]]:
         for index, image in enumerate(images):
             yield str(index), image, 0
 
-    options = InputOptions(image_side_px=SIDE_PX, batch_size=place.batch, train_ops=CROP)
+    options = InputOptions(image_side_px=SIDE_PX, batch_size=data.batch, train_ops=CROP)
     return dataset_subject("generator", make_stream(source, options, classes=1, training=True, epochs=FOREVER))
 
 
-def verified(place: Place) -> Subject:
-    """Returns the subject that reads a dataset back, over and over, with every check, on all cores."""
+def verify_subject(data: Data) -> Subject:
+    """Returns the subject that verifies a dataset repeatedly, with all checks, on all cores."""
     from beam_jobs import verify_dataset
     from beam_jobs.common.system import cores
     from trainer.bench.meter import Subject
 
-    path = place.photos()
+    path = data.photos()
 
     def start() -> Counts:
         while True:
-            found = verify_dataset(path, threads=cores())
-            if found.problems:
-                raise RuntimeError(found.problems[0])
-            yield float(found.records)
+            report = verify_dataset(path, threads=cores())
+            if report.problems:
+                raise RuntimeError(report.problems[0])
+            yield float(report.records)
 
     return Subject(name="verify", start=start)
 
 
-def decoded(place: Place) -> Subject:
-    """Returns the subject that decodes the photographs on all cores, from memory."""
+def decode_subject(data: Data) -> Subject:
+    """Returns the subject that decodes photographs from memory on all cores."""
     from trainer.bench.baselines import bare_decode
 
-    return bare_decode("bare decode", encoded(place.photos()))
+    return bare_decode("bare decode", encoded(data.photos()))
 
 
 _WITHOUT = "the same without it"
@@ -209,57 +209,57 @@ _PLAIN = "the same files, not compressed"
 PAIRS = (
     Pair(
         name="ten crops of each image",
-        what=lambda place: fed(place, place.photos(), train_ops=TEN_CROPS),
-        base=lambda place: fed(place, place.photos(), train_ops=ONE_CROP),
+        option=lambda data: reading_subject(data, data.photos(), train_ops=TEN_CROPS),
+        base=lambda data: reading_subject(data, data.photos(), train_ops=ONE_CROP),
         base_is="one crop of each image, which is decoded for each",
     ),
     Pair(
         name="masks beside the images",
-        what=lambda place: fed(place, place.pairs(), targets=("mask",)),
-        base=lambda place: fed(place, place.pairs()),
+        option=lambda data: reading_subject(data, data.pairs(), targets=("mask",)),
+        base=lambda data: reading_subject(data, data.pairs()),
         base_is=_WITHOUT,
     ),
     *(
         Pair(
             name=f"{form} files",
-            what=lambda place, form=form: of_files(place, place.compressed(form)),
-            base=lambda place: of_files(place, place.shards()),
+            option=lambda data, form=form: files_subject(data, data.compressed(form)),
+            base=lambda data: files_subject(data, data.shards()),
             base_is=_PLAIN,
         )
         for form in _COMPRESSION
     ),
     Pair(
         name=f"classes balanced, {MANY} shards",
-        what=lambda place: fed(place, place.photos(MANY), balance="uniform"),
-        base=lambda place: fed(place, place.photos(MANY)),
+        option=lambda data: reading_subject(data, data.photos(MANY), balance="uniform"),
+        base=lambda data: reading_subject(data, data.photos(MANY)),
         base_is=_WITHOUT,
     ),
     Pair(
         name="images of a generator",
-        what=of_generator,
-        base=lambda place: of_files(place, place.shards()),
+        option=generator_subject,
+        base=lambda data: files_subject(data, data.shards()),
         base_is="the same images in TFRecord files",
     ),
     *(
         Pair(
             name=f"a {form} column of tags",
-            what=lambda place, form=form: fed(place, place.pairs(), columns=("tags",), columns_form=form),
-            base=lambda place: fed(place, place.pairs()),
+            option=lambda data, form=form: reading_subject(data, data.pairs(), columns=("tags",), columns_form=form),
+            base=lambda data: reading_subject(data, data.pairs()),
             base_is=_WITHOUT,
         )
         for form in ("ragged", "dense")
     ),
     Pair(
         name="verify",
-        what=verified,
-        base=decoded,
+        option=verify_subject,
+        base=decode_subject,
         base_is="bare decode of the same images, all cores, from memory",
     ),
     *(
         Pair(
             name=f"{shards} shard" + "s" * (shards > 1),
-            what=lambda place, shards=shards: fed(place, place.photos(shards)),
-            base=lambda place: fed(place, place.photos()),
+            option=lambda data, shards=shards: reading_subject(data, data.photos(shards)),
+            base=lambda data: reading_subject(data, data.photos()),
             base_is=f"{SOME} shards",
         )
         for shards in (FEW, MANY)
@@ -270,35 +270,35 @@ PAIRS = (
 def measure(
     sources: Sources, effort: Effort, say: Callable[[str], object] = print, pairs: Sequence[Pair] = PAIRS
 ) -> dict[str, dict[str, Any]]:
-    """Measures every pair, all in turn, and says each line.
+    """Measures all pairs alternately and reports each row.
 
     Returns:
-      name -> rate, base, ratio, base_is and rounds, and what `sizes` returns.
+      name -> rate, base, ratio, base_is and rounds; and the rows of `sizes`.
     """
     from trainer.bench.meter import measure_alternately
 
-    place = Place(sources=sources, batch=effort.batch)
+    data = Data(sources=sources, batch=effort.batch)
     subjects: dict[str, Subject] = {}
     names = []
     for pair in pairs:
-        both = (pair.what(place), pair.base(place))
+        both = (pair.option(data), pair.base(data))
         subjects |= {subject.name: subject for subject in both}
         names.append([subject.name for subject in both])
-    found = [measure_alternately(list(subjects.values()), effort.seconds, rounds=1) for _ in range(effort.rounds)]
+    rounds = [measure_alternately(list(subjects.values()), effort.seconds, rounds=1) for _ in range(effort.rounds)]
     results = {}
-    for pair, (what, base) in zip(pairs, names, strict=True):
-        rates = [[costs[name].rate for costs in found] for name in (what, base)]
-        results[pair.name] = row_of(pair.base_is, *rates)
+    for pair, pair_names in zip(pairs, names, strict=True):
+        rates = [[costs[name].rate for costs in rounds] for name in pair_names]
+        results[pair.name] = make_row(pair.base_is, *rates)
         say(line(pair.name, results[pair.name]))
-    return results | sizes(place, say)
+    return results | sizes(data, say)
 
 
-def sizes(place: Place, say: Callable[[str], object] = print) -> dict[str, dict[str, Any]]:
-    """Returns name -> megabytes (1e6 bytes) of the shards when they are compressed and when not, and their ratio."""
+def sizes(data: Data, say: Callable[[str], object] = print) -> dict[str, dict[str, Any]]:
+    """Returns name -> megabytes (1e6 bytes) of compressed and uncompressed shards, and their ratio."""
     results = {}
-    plain = _megabytes(place.shards())
+    plain = _megabytes(data.shards())
     for form in _COMPRESSION:
-        size = _megabytes(place.compressed(form))
+        size = _megabytes(data.compressed(form))
         results[name := f"size of {form} files"] = {
             "megabytes": size,
             "base": plain,
@@ -314,7 +314,7 @@ def _megabytes(files: Sequence[str]) -> float:
 
 
 def main() -> None:
-    """Measures, prints it and writes it where it is told."""
+    """Measures all pairs, prints the results and writes them to `--out`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.options", description=__doc__)
     add_arguments(parser)
     arguments = parser.parse_args()
@@ -324,7 +324,7 @@ def main() -> None:
         photos = arguments.photos and arguments.photos.absolute()
         try:
             results = measure(
-                Sources(scratch=Path(scratch), photos=photos, images=arguments.images), effort_of(arguments)
+                Sources(scratch=Path(scratch), photos=photos, images=arguments.images), parse_effort(arguments)
             )
         except ValueError as error:
             parser.error(str(error))

@@ -1,7 +1,7 @@
-"""Scan and plan without any image: `python -m benchmarks.plan [--images N]`.
+"""Measures scan and plan without images: `python -m benchmarks.plan [--images N]`.
 
-References are scanned into a temporary directory, and facts made of random numbers are planned. Both stages are one
-thread. Prints seconds, images a second, and by how much the peak of resident memory has grown since the start.
+References are scanned into a temporary directory, and random facts are planned. Both stages use one thread. Prints
+seconds, images per second, and the growth of the peak resident memory since the start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BUCKET = 2048
 
 
 def main() -> None:
-    """Measures the stages one after the other and prints them."""
+    """Measures the stages in sequence and prints the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=1_000_000)
     parser.add_argument("--near-distance", type=int, default=3, help="bits, of the plan with near duplicates")
@@ -53,9 +53,9 @@ def _show(name: str, images: int, start: int, work: Callable[[], object]) -> dic
     started = time.perf_counter()
     work()
     seconds = time.perf_counter() - started
-    grown = (peak_bytes() - start) / 1e6
-    print(f"{name:<24} {seconds:7.1f} s {images / seconds:12,.0f} images/s   {grown:7,.0f} MB above the start")
-    return {name: {"images": images, "seconds": seconds, "mb_above_start": grown}}
+    growth = (peak_bytes() - start) / 1e6
+    print(f"{name:<24} {seconds:7.1f} s {images / seconds:12,.0f} images/s   {growth:7,.0f} MB above the start")
+    return {name: {"images": images, "seconds": seconds, "mb_above_start": growth}}
 
 
 def _key(number: int) -> str:
@@ -68,7 +68,7 @@ def _reference(number: int) -> ImageRef:
 
 
 def _facts(images: int) -> Iterator[pa.Table]:
-    """Yields `EXAMINED` rows, a bucket at a time as the ingest reads them; one in a hundred is a copy."""
+    """Yields `EXAMINED` rows, one table per bucket as in the ingest; one row in a hundred is a copy."""
     random = np.random.default_rng(0)
     for start in range(0, images, _BUCKET):
         count = min(_BUCKET, images - start)

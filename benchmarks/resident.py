@@ -1,4 +1,4 @@
-"""Memory of this process, and of it with all that it started."""
+"""Resident memory of this process, and of this process with its descendants."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
-INTERVAL_S = 0.05  # between two looks; a decoder lives as long as the ingest
+INTERVAL_S = 0.05  # interval between two measurements; decoders run until the ingest ends
 
 
 def peak_bytes() -> int:
-    """Returns the largest resident memory of this process so far.
+    """Returns the peak resident memory of this process, in bytes.
 
-    Not `ru_maxrss`: on Linux a process starts with that of the one that started it.
+    Not `ru_maxrss`: on Linux a process inherits the value of its parent.
     """
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))) * 1024
 
 
 def family_bytes() -> int:
-    """Returns the resident memory of this process and all that it started; what they share counts once (PSS)."""
+    """Returns the resident memory of this process and its descendants in bytes; shared memory counts once (PSS)."""
     import psutil
 
     own, total = psutil.Process(), 0
     for process in (own, *own.children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
             total += process.memory_full_info().pss
     return total
 
 
 class FamilyPeak:
-    """Looks at `family_bytes` again and again while it is entered.
+    """Measures `family_bytes` periodically within a `with` block.
 
     Attributes:
-      most: bytes at most so far.
+      peak: maximum in bytes.
     """
 
     def __init__(self) -> None:
-        self.most = 0
+        self.peak = 0
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._measure, daemon=True)
 
     def __enter__(self) -> FamilyPeak:
         self._thread.start()
@@ -52,6 +52,6 @@ class FamilyPeak:
         self._ended.set()
         self._thread.join()
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         while not self._ended.wait(INTERVAL_S):
-            self.most = max(self.most, family_bytes())
+            self.peak = max(self.peak, family_bytes())

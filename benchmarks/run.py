@@ -1,7 +1,7 @@
-"""`make bench`: ingest, plan, peers and input pipeline, each beside its base, on the same files in the same run.
+"""`make bench`: compares ingest, plan, peers and input pipeline with baselines, on the same files in the same run.
 
-Prints a table and writes it, with machine and commit, to `benchmarks/results/`. Ratios travel between machines, rates
-do not.
+Prints a table and writes it, with machine and commit, to `benchmarks/results/`. Ratios are comparable between machines,
+rates are not.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PLAN_IMAGES = 1_000_000
 
 
 def main() -> None:
-    """Measures what is asked for and reports it."""
+    """Measures the sections of the command line and reports the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=Path, help=f"at least {MANY} in class folders; made in code when not given")
     parser.add_argument("--only", default=",".join(SECTIONS), help=f"some of {','.join(SECTIONS)}")
@@ -56,54 +56,54 @@ def main() -> None:
 
 
 def ingest_rates(source: Path, scratch: Path) -> dict:
-    """Every way to ingest beside a bare decode, and one core beside all of them."""
+    """Compares all configurations of the ingest with a bare decode, and all cores with one core."""
     few, many = (subset(source, scratch / f"ingest-{count}", count) for count in (FEW, MANY))
     rows = ingest_bench.compare((*ingest_bench.CASES, ingest_bench.ONE_CORE), few, many)
     one = rows.pop(ingest_bench.ONE_CORE.name)["rate"]
-    both = rows["ingest, copy, every fact"]["rate"]
-    rows["all cores beside one"] = {"rate": both, "base": one, "ratio": both / one, "base_is": "one core", "goal": 1.8}
+    rate = rows["ingest, copy, every fact"]["rate"]
+    rows["all cores beside one"] = {"rate": rate, "base": one, "ratio": rate / one, "base_is": "one core", "goal": 1.8}
     return rows
 
 
 def large_rates(_: Path, scratch: Path) -> dict:
-    """Photographs of 2000x1500 made small, beside a bare decode."""
-    made = write_photographs(scratch / "large", LARGE_MANY, 1500, 2000)
-    few, many = (subset(made, scratch / f"large-{count}", count) for count in (LARGE_FEW, LARGE_MANY))
+    """Compares the ingest of photographs of 2000x1500, resized, with a bare decode."""
+    photographs = write_photographs(scratch / "large", LARGE_MANY, 1500, 2000)
+    few, many = (subset(photographs, scratch / f"large-{count}", count) for count in (LARGE_FEW, LARGE_MANY))
     return ingest_bench.compare(ingest_bench.LARGE_CASES, few, many)
 
 
 def memory(source: Path, scratch: Path) -> dict:
-    """Peak memory with ten times the images."""
+    """Measures the peak memory with ten times the images."""
     few, many = (subset(source, scratch / f"memory-{count}", count) for count in MEMORY_IMAGES)
     return {"peak resident memory, ten times the images": ingest_bench.memory(few, many)}
 
 
 def plan(*_: Path) -> dict:
-    """A million references scanned and planned."""
+    """Measures scan and plan of a million references."""
     command = [sys.executable, "-m", "benchmarks.plan", "--images", str(PLAN_IMAGES), "--json"]
     run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=input_bench.ROOT)
     return json.loads(run.stdout.splitlines()[-1])
 
 
 def peer_rates(source: Path, _: Path) -> dict:
-    """The ingest beside others that do the same."""
+    """Compares the ingest with other tools for the same task."""
     return peers.compare(source.absolute(), (FEW, MANY), PEERS, DEFAULT_CACHE.absolute(), say=print)
 
 
 def input_rates(source: Path, scratch: Path) -> dict:
-    """The input pipeline beside the one of the tutorials and a bare decode, in every storage regime."""
+    """Compares the input pipeline with that of the tutorials and a bare decode, for every form of storage."""
     return input_bench.measure(_input_sources(source, scratch), Effort(), say=lambda _: None)
 
 
 def input_peer_rates(source: Path, scratch: Path) -> dict:
-    """The input pipeline beside others that do the same."""
+    """Compares the input pipeline with other tools for the same task."""
     sources = _input_sources(source, scratch)
     files = {task: sources.files(kind) for task, kind in input_peers.FILES_OF.items()}
     return input_peers.compare(files, PEER_IMAGES, INPUT_PEERS, DEFAULT_CACHE.absolute())
 
 
 def option_rates(source: Path, scratch: Path) -> dict:
-    """Options of the input beside the same work without them."""
+    """Compares options of the input with the same work without them."""
     return options_bench.measure(_input_sources(source, scratch), Effort(), say=lambda _: None)
 
 

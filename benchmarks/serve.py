@@ -1,8 +1,8 @@
-"""A static file server for measuring sources of URLs: `python -m benchmarks.serve DIR`, until its standard input ends.
+"""A static file server for benchmarks of URLs: `python -m benchmarks.serve DIR`, until its standard input ends.
 
-Standard library only, because it also runs in the environments of the peers. It answers GET and HEAD with whole files,
-keeps connections open, and listens on the loopback address alone. On few cores its own work takes from those it
-serves, so it does little: `http.server` parses every header and costs several times as much a request.
+Standard library only, because it also runs in the environments of the peers. It answers GET and HEAD with complete
+files, keeps connections open, and listens only on the loopback address. It shares the cores with its clients, so it
+does little work per request: `http.server` parses every header and costs several times as much.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 HOST = "127.0.0.1"
-_CORES_PER_PROCESS = 8  # one process answers about what eight cores can decode
+_CORES_PER_PROCESS = 8  # one process serves about as many images as eight cores decode
 _MAX_HEAD_BYTES = 65_536
 _CLIENT_THREADS = 4
 
 
 @contextlib.contextmanager
 def serving(directory: Path) -> Iterator[str]:
-    """Serves a directory from a process of its own; yields the URL of its root, with a slash at the end."""
+    """Serves a directory from a separate process; yields the URL of its root, with a slash at the end."""
     command = [sys.executable, "-m", "benchmarks.serve", str(directory.absolute())]
-    # Leaving the block closes its standard input, which ends it and what it forked, however this process ends.
+    # The end of the block, or of this process, closes its standard input, which ends it and its forks.
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         url = process.stdout.readline().strip() if process.stdout else ""
         if not url:
@@ -42,23 +42,23 @@ def serving(directory: Path) -> Iterator[str]:
         yield url
 
 
-def url_of(base: str, name: str) -> str:
-    """Returns the URL of a file below a served directory.
+def file_url(base: str, name: str) -> str:
+    """Returns the URL of a file in a served directory.
 
     Args:
-      base: what `serving` yields.
+      base: URL that `serving` yields.
       name: path of the file relative to the directory.
     """
     return base + urllib.parse.quote(name)
 
 
 def ceiling(base: str, names: Sequence[str], seconds: float = 1.0) -> float:
-    """Returns the requests a second a plain client gets, on a new connection for each: what the server can do at least.
+    """Returns the requests/s of a plain client with a new connection per request: a lower bound of the server rate.
 
     Args:
-      base: what `serving` yields.
-      names: files to ask for, relative to the directory.
-      seconds: how long to ask.
+      base: URL that `serving` yields.
+      names: files to request, relative to the directory.
+      seconds: duration of the measurement.
 
     Raises:
       RuntimeError: a file was not served.
@@ -85,7 +85,7 @@ def ceiling(base: str, names: Sequence[str], seconds: float = 1.0) -> float:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection; requests are answered in the order they come."""
+    """One connection; requests are answered in their order."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -143,7 +143,7 @@ async def _serve(root: str, listening: socket.socket) -> None:
     ended = asyncio.Event()
 
     def wait_for_end() -> None:
-        while os.read(0, 4096):  # `sys.stdin` would hold a lock that leaving the interpreter needs
+        while os.read(0, 4096):  # `sys.stdin` would keep a lock that the exit of the interpreter needs
             pass
         loop.call_soon_threadsafe(ended.set)
 

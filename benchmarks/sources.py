@@ -1,4 +1,4 @@
-"""Images to measure with, made in code from the two photographs that scikit-learn ships."""
+"""Images for benchmarks, generated from the two photographs of scikit-learn."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ CLASSES = 10
 
 
 def write_photographs(directory: Path, count: int, height: int = 375, width: int = 500) -> Path:
-    """Writes JPEG photographs of quality 92 in ten class folders; honest entropy, for every one is a crop.
+    """Writes JPEG photographs of quality 92 in ten class folders; as random crops they have realistic entropy.
 
     Args:
-      directory: gets the class folders.
+      directory: parent of the class folders.
       count: number of images.
-      height: rows of each, in pixels.
-      width: columns of each, in pixels.
+      height: height of each image, in pixels.
+      width: width of each image, in pixels.
     """
     from sklearn.datasets import load_sample_images
 
@@ -43,12 +43,12 @@ def write_photographs(directory: Path, count: int, height: int = 375, width: int
 
 
 def subset(source: Path, directory: Path, count: int) -> Path:
-    """Links the first images of class folders, in turn from each class, into a directory of their own.
+    """Links the first images of class folders, alternating between classes, into a new directory.
 
     Args:
       source: class folders.
-      directory: gets the class folders of the subset, on the same filesystem.
-      count: images to link; fewer when there are no more.
+      directory: parent of the class folders of the subset, on the same filesystem.
+      count: maximum number of images to link.
     """
     classes = [sorted(path for path in folder.iterdir() if path.is_file()) for folder in sorted(source.iterdir())]
     mixed = [path for row in itertools.zip_longest(*classes) for path in row if path is not None]

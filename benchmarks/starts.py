@@ -1,6 +1,6 @@
-"""What a process spends before its first image, beside the other way of doing it: `python -m benchmarks.starts`.
+"""Compares the start-up costs of processes with alternatives: `python -m benchmarks.starts`.
 
-Prints seconds of CPU time of fresh interpreters, the median of five; the two ways take turns.
+Prints seconds of CPU time of new interpreters, the median of five rounds; the alternatives alternate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from beam_jobs.images.sandbox import pool
 from beam_jobs.options import IngestOptions
 from benchmarks.sources import write_photographs
 
-_TURNS = 5
+_ROUNDS = 5
 _DECODER = """
 import sys, time
 sys.modules.update(dict.fromkeys({left_out}))
@@ -38,7 +38,7 @@ print(time.process_time() - started)
 
 
 def main() -> None:
-    """Measures every pair and prints it."""
+    """Measures and prints all alternatives."""
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as scratch:
         source = write_photographs(Path(scratch) / "photos", 20)
@@ -58,21 +58,21 @@ def main() -> None:
         )
 
 
-def _show(ways: dict[str, str]) -> None:
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(_TURNS):
-        for name, code in ways.items():
-            found[name].append(_seconds(code))
-    for name, seconds in found.items():
+def _show(programs: dict[str, str]) -> None:
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    for _ in range(_ROUNDS):
+        for name, code in programs.items():
+            times[name].append(_seconds(code))
+    for name, seconds in times.items():
         print(f"{name:<44} {statistics.median(seconds):6.2f} s  ({min(seconds):.2f} to {max(seconds):.2f})")
 
 
 def _seconds(code: str) -> float:
-    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], stdout=subprocess.PIPE, env=quiet, text=True, check=True
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], stdout=subprocess.PIPE, env=environment, text=True, check=True
     )
-    return float(done.stdout)
+    return float(run.stdout)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""StatisticsGen on photographs of 500x375: `python -m benchmarks.statistics --images 10000`.
+"""Measures StatisticsGen on photographs of 500x375: `python -m benchmarks.statistics --images 10000`.
 
-Runs in a process of its own and prints its resident memory, in MB, once everything is imported and at its highest, and
-the seconds between. The images are in the records that it reads, so this is what shows whether it keeps them.
+Runs in a separate process and prints its resident memory in MB, after all imports and at its peak, and the duration.
+The records contain the images, so the peak shows whether images stay in memory.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from benchmarks.resident import peak_bytes
 from benchmarks.sources import write_photographs
 
 LIMIT_MB = 1500
-_DISTINCT = 1000  # photographs that are made; the rest are further names of them
+_DISTINCT = 1000  # number of different photographs; more images are links to them
 
 
 def main(show: Callable[[str], object] = print) -> None:
-    """Measures, or is the process that is measured."""
+    """Measures, or runs the measured process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=10_000, help="images of the dataset")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -34,12 +34,12 @@ def main(show: Callable[[str], object] = print) -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         dataset = make_dataset(Path(scratch), arguments.images)
-        found = worker(dataset)
+        result = worker(dataset)
     show(
-        f"{found['images']:,} images, {found['bytes'] / 1e6:,.0f} MB of records: {found['start_mb']:,.0f} MB at the "
-        f"start, {found['peak_mb']:,.0f} MB at most (limit {LIMIT_MB:,}), {found['seconds']:.1f} s"
+        f"{result['images']:,} images, {result['bytes'] / 1e6:,.0f} MB of records: {result['start_mb']:,.0f} MB at the "
+        f"start, {result['peak_mb']:,.0f} MB at most (limit {LIMIT_MB:,}), {result['seconds']:.1f} s"
     )
-    if found["peak_mb"] > LIMIT_MB:
+    if result["peak_mb"] > LIMIT_MB:
         raise SystemExit(1)
 
 
@@ -47,16 +47,16 @@ def make_dataset(scratch: Path, count: int) -> Path:
     """Ingests photographs and returns the directory of the dataset.
 
     Args:
-      scratch: gets the photographs, too.
-      count: images of the dataset.
+      scratch: directory of the dataset and of the photographs.
+      count: number of images of the dataset.
     """
     from beam_jobs import ingest
     from beam_jobs.options import IngestOptions
 
     source = write_photographs(scratch / "photographs", min(count, _DISTINCT))
-    made = sorted(source.rglob("*.jpg"))
-    for index in range(len(made), count):
-        path = made[index % len(made)]
+    photographs = sorted(source.rglob("*.jpg"))
+    for index in range(len(photographs), count):
+        path = photographs[index % len(photographs)]
         os.link(path, path.with_name(f"{index:06d}.jpg"))
     out = scratch / "dataset"
     ingest.run(IngestOptions(source=str(source), out=str(out)))
@@ -64,7 +64,7 @@ def make_dataset(scratch: Path, count: int) -> Path:
 
 
 def worker(dataset: Path) -> dict:
-    """Returns what `_work` finds in a fresh process."""
+    """Returns the result of `_work` in a new process."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.statistics", "--worker", str(dataset)]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
@@ -78,10 +78,10 @@ def _work(directory: str) -> dict:
     dataset = manifest.load(directory)
     start = peak_bytes()
     started = time.perf_counter()
-    found = dataset_statistics(directory, dataset)
+    statistics = dataset_statistics(directory, dataset)
     seconds = time.perf_counter() - started
     return {
-        "images": sum(statistics.datasets[0].num_examples for statistics in found.values()),
+        "images": sum(split.datasets[0].num_examples for split in statistics.values()),
         "bytes": sum(info.bytes for info in dataset.splits.values()),
         "start_mb": start / 1e6,
         "peak_mb": peak_bytes() / 1e6,

@@ -1,6 +1,6 @@
-"""The images of a plan side by side, and which belong together because they are equal or look alike. On facts alone.
+"""Rows of all images of a plan, and the clusters of images that are equal or look alike. Reads facts only.
 
-Those of the dataset that is added to come first, then the new ones, each in order of key.
+Existing images, of the dataset that is added to, come first, then new images; both are in order of key.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from beam_jobs.dataset import schemas
 from beam_jobs.errors import RejectReason
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning import near_duplicates
-from beam_jobs.planning.near_duplicates import NearClusters
+from beam_jobs.planning.near_duplicates import Appearances, NearClusters
 from beam_jobs.types import Reject
 
-# The slices come last: where the bytes lie in a spool follows from the listing, but then the bytes are the same.
+# Slices come last: they depend on the order of the listing, and rows that differ only in slices have equal bytes.
 _TIES = ("key", "uri", "sha256", "label", "group", "split", "extra", "annotations", "slice", "mask_slice")
-_OFFSETS_END = 2**31  # bytes of text that one array of Arrow's `string` type holds
+_MAX_STRING_BYTES = 2**31  # bytes of text in one array of Arrow's `string` type
 _PIECE = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Rows of two tables under one numbering; columns are copied when they are asked for, and not before.
+    """Rows of two tables with one numbering, old rows first; `table` copies columns on demand.
 
     Attributes:
       old: `IMAGES` rows of the dataset that is added to.
-      old_order: their places in order of key.
+      old_order: row indices of `old` in order of key, int64[old rows].
       new: `EXAMINED` rows.
-      new_order: their places in order of key, one of each key.
+      new_order: row indices of `new` in order of key, one per key, int64[new rows].
     """
 
     old: pa.Table
@@ -51,27 +51,27 @@ class Rows:
 
     @property
     def is_written(self) -> np.ndarray:
-        """Whether each row is in a shard already; an existing one may have been left out as a duplicate."""
+        """Whether each row is already in a shard; an existing row may have been dropped as a duplicate."""
         written = self.old["shard"].to_numpy()[self.old_order] >= 0
         return np.concatenate([written, np.zeros(len(self.new_order), bool)])
 
     @property
     def near(self) -> pa.Array:
-        """Name of the near cluster each row was in when the dataset was written."""
-        of_old = self.old["near"].take(pa.array(self.old_order)).combine_chunks()
-        return pa.concat_arrays([of_old, pa.repeat("", len(self.new_order))])
+        """Name of the near cluster of each row when the dataset was written; empty for none."""
+        old_names = self.old["near"].take(pa.array(self.old_order)).combine_chunks()
+        return pa.concat_arrays([old_names, pa.repeat("", len(self.new_order))])
 
-    def table(self, names: Sequence[str], places: np.ndarray | None = None) -> pa.Table:
-        """Returns some columns of the rows at some places, which ascend; of all rows when none are given."""
+    def table(self, names: Sequence[str], indices: np.ndarray | None = None) -> pa.Table:
+        """Returns columns of the rows with these ascending indices; None for all rows."""
         edge = len(self.old_order)
         old, new = self.old_order, self.new_order
-        if places is not None:
-            old, new = old[places[places < edge]], new[places[places >= edge] - edge]
+        if indices is not None:
+            old, new = old[indices[indices < edge]], new[indices[indices >= edge] - edge]
         return pa.concat_tables([take(self.old.select(names), old), take(self.new.select(names), new)])
 
 
-def line_up(examined: pa.Table, existing: pa.Table | None) -> tuple[Rows, tuple[Reject, ...]]:
-    """Puts the rows in order and rejects every new one but the first of each key.
+def order_rows(examined: pa.Table, existing: pa.Table | None) -> tuple[Rows, tuple[Reject, ...]]:
+    """Orders the rows by key, and rejects all new rows of a key except the first.
 
     Args:
       examined: `EXAMINED` rows, in any order.
@@ -82,8 +82,8 @@ def line_up(examined: pa.Table, existing: pa.Table | None) -> tuple[Rows, tuple[
     """
     old = schemas.IMAGES.empty_table() if existing is None else existing
     if len(old) and pc.any(pc.is_in(examined["key"], value_set=old["key"].combine_chunks())).as_py():
-        raise ValueError("an image is there already; leave out of `examined` what `existing` holds")
-    order = _by_key(examined)
+        raise ValueError("an examined image exists already; leave the images of `existing` out of `examined`")
+    order = _key_order(examined)
     keys = examined["key"].take(pa.array(order)).combine_chunks()
     repeated = np.zeros(len(order), bool)
     if len(order) > 1:
@@ -91,25 +91,24 @@ def line_up(examined: pa.Table, existing: pa.Table | None) -> tuple[Rows, tuple[
     if repeated.any():
         order = _break_ties(examined, order, repeated)
     rejects = tuple(_reject(row) for row in take(examined.select(["key", "uri"]), order[repeated]).to_pylist())
-    rows = Rows(old=old, old_order=_by_key(old), new=examined, new_order=order[~repeated])
-    return rows, rejects
+    return Rows(old=old, old_order=_key_order(old), new=examined, new_order=order[~repeated]), rejects
 
 
-def take(table: pa.Table, places: np.ndarray) -> pa.Table:
-    """Returns the rows at some places."""
-    return pa.table([_take(column, pa.array(places)) for column in table.columns], schema=table.schema)
+def take(table: pa.Table, indices: np.ndarray) -> pa.Table:
+    """Returns the rows with these indices, in their order."""
+    return pa.table([_take(column, pa.array(indices)) for column in table.columns], schema=table.schema)
 
 
-def _by_key(table: pa.Table) -> np.ndarray:
+def _key_order(table: pa.Table) -> np.ndarray:
     return pc.sort_indices(table["key"]).to_numpy().astype(np.int64)
 
 
 def _break_ties(examined: pa.Table, order: np.ndarray, repeated: np.ndarray) -> np.ndarray:
-    """Orders the rows of one key by what else tells them apart, so that their order in the table does not matter."""
+    """Orders rows with equal keys by their other columns, so that their order in the table has no effect."""
     tied = repeated | np.append(repeated[1:], False)
-    rivals = examined.select(_TIES).take(pa.array(order[tied]))
+    rows = examined.select(_TIES).take(pa.array(order[tied]))
     order = order.copy()
-    order[tied] = order[tied][pc.sort_indices(rivals, sort_keys=[(name, "ascending") for name in _TIES]).to_numpy()]
+    order[tied] = order[tied][pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in _TIES]).to_numpy()]
     return order
 
 
@@ -123,34 +122,34 @@ def _reject(row: dict[str, str]) -> Reject:
     )
 
 
-def _take(column: pa.ChunkedArray, places: pa.Array) -> pa.ChunkedArray:
-    if column.nbytes < _OFFSETS_END or not pa.types.is_string(column.type):
-        return column.take(places)
-    # Arrow joins the chunks to take from them, and fails when they are too long for the offsets of the type.
-    whole = column.cast(pa.large_string()).combine_chunks()
-    pieces = (whole.take(places.slice(start, _PIECE)) for start in range(0, len(places), _PIECE))
+def _take(column: pa.ChunkedArray, indices: pa.Array) -> pa.ChunkedArray:
+    if column.nbytes < _MAX_STRING_BYTES or not pa.types.is_string(column.type):
+        return column.take(indices)
+    # `take` combines the chunks of a column, and fails when they are too long for the offsets of the type.
+    combined = column.cast(pa.large_string()).combine_chunks()
+    pieces = (combined.take(indices.slice(start, _PIECE)) for start in range(0, len(indices), _PIECE))
     return pa.chunked_array([piece.cast(pa.string()) for piece in pieces], pa.string())
 
 
 _COLUMNS = ("sha256", "dhash", "height", "width", "mean_rgb", "var_rgb")
-_NAME_LENGTH = 16  # hex digits of a sha256: among a billion images two sets share a name with a chance of 3 %
+_NAME_LENGTH = 16  # hex digits of a sha256: the probability that two sets of a billion images share a name is 3 %
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clusters:
     """Sets of equal images, and of images that look alike.
 
-    Equal images are one content. Contents are numbered in the order of the rows that show them first.
+    Equal images have the same content. Contents are numbered in the order of their first rows.
 
     Attributes:
-      contents: content of each row.
+      contents: index of the content of each row, int64[rows].
       names: sha256 of each content.
-      roots: first content of the near cluster of each content; its own number when it is alone.
+      roots: index of the first content of the near cluster of each content, int64[contents].
       cluster: name of the set of equal images of each row; empty for none.
       near: name of the near cluster of each row; empty for none.
-      kept: whether each row stays under the policies; says nothing of existing rows.
-      near_dropped: new rows that go because of the near policy alone.
-      unsearched: rows that were not compared with all that may look like them.
+      retained: whether the policies retain each new row, bool[rows]; undefined for existing rows.
+      near_dropped: number of new rows that only the policy for near duplicates drops.
+      unsearched: number of rows that were not compared with every candidate.
     """
 
     contents: np.ndarray
@@ -158,24 +157,24 @@ class Clusters:
     roots: np.ndarray
     cluster: pa.Array
     near: pa.Array
-    kept: np.ndarray
+    retained: np.ndarray
     near_dropped: int
     unsearched: int
 
     @property
     def copies(self) -> np.ndarray:
-        """Places of the rows that are not the only one of their content."""
+        """Indices of the rows whose content other rows have too."""
         return np.flatnonzero(np.bincount(self.contents)[self.contents] > 1)
 
     @property
     def sizes(self) -> np.ndarray:
-        """Rows of each set of equal images."""
+        """Number of rows of each set of equal images."""
         counts = np.bincount(self.contents)
         return counts[counts > 1]
 
     @property
     def near_sizes(self) -> np.ndarray:
-        """Rows of each near cluster."""
+        """Number of rows of each near cluster."""
         counts = np.bincount(self.roots[self.contents[_is_named(self.near)]])
         return counts[counts > 0]
 
@@ -183,78 +182,79 @@ class Clusters:
 def find_clusters(rows: Rows, options: IngestOptions) -> Clusters:
     """Finds the clusters and applies the policies.
 
-    `drop` leaves out new rows that belong with an existing one, and else all but the first of a set by key. Near
-    policies look at contents: copies of one image stay or go together, unless the policy for duplicates parts them.
+    `drop` drops the new rows of a set that contains an existing row; of other sets it retains the first row by key.
+    Policies for near duplicates apply to contents: all copies of an image are retained or dropped, unless the policy
+    for duplicates drops some of them.
 
     Args:
-      rows: what is there and what is new.
+      rows: existing and new rows.
       options: policies and near distance.
     """
     table = rows.table(_COLUMNS)
     encoded = table["sha256"].combine_chunks().dictionary_encode()
     contents, names = encoded.indices.to_numpy().astype(np.int64), encoded.dictionary
     firsts = np.zeros(len(names), np.int64)
-    firsts[contents[::-1]] = np.arange(len(rows))[::-1]  # of several values assigned the last one stays
-    kept = np.ones(len(rows), bool)
+    firsts[contents[::-1]] = np.arange(len(rows))[::-1]  # of repeated assignments the last one counts
+    is_retained = np.ones(len(rows), bool)
     if options.duplicates == "drop":
-        kept = firsts[contents] == np.arange(len(rows))
-    alike = NearClusters(roots=np.arange(len(names)), unsearched=np.zeros(len(names), bool))
-    surplus, unsearched = alike.unsearched, alike.unsearched
+        is_retained = firsts[contents] == np.arange(len(rows))
+    near = NearClusters(roots=np.arange(len(names)), unsearched=np.zeros(len(names), bool))
+    surplus, unsearched = near.unsearched, near.unsearched
     if options.near_duplicates != "off":
-        looks = _looks_of(table, firsts, moments=options.facts == "all")
-        alike = near_duplicates.find(looks, options.near_distance)
-        unsearched = alike.unsearched
+        appearances = _appearances(table, firsts, moments=options.facts == "all")
+        near = near_duplicates.find(appearances, options.near_distance)
+        unsearched = near.unsearched
         if options.near_duplicates == "drop":
-            surplus, unsearched = _surplus(rows, looks, contents, alike, options.near_distance)
+            surplus, unsearched = _surplus(rows, appearances, contents, near, options.near_distance)
     return Clusters(
         contents=contents,
         names=names,
-        roots=alike.roots,
+        roots=near.roots,
         cluster=_cluster_names(contents, names),
-        near=_near_names(rows.near, contents, names, alike.roots),
-        kept=kept & ~surplus[contents],
-        near_dropped=int((kept & surplus[contents]).sum()),
+        near=_near_names(rows.near, contents, names, near.roots),
+        retained=is_retained & ~surplus[contents],
+        near_dropped=int((is_retained & surplus[contents]).sum()),
         unsearched=int(unsearched[contents].sum()),
     )
 
 
-def _looks_of(rows: pa.Table, firsts: np.ndarray, moments: bool) -> near_duplicates.Looks:
-    shown = rows.select(_COLUMNS[1:]).take(pa.array(firsts))
-    dhash, height, width = (shown[name].to_numpy() for name in ("dhash", "height", "width"))
-    variance = schemas.triples(shown["var_rgb"]) if moments else None
-    return near_duplicates.looks(dhash, height, width, schemas.triples(shown["mean_rgb"]), variance)
+def _appearances(rows: pa.Table, firsts: np.ndarray, moments: bool) -> Appearances:
+    columns = rows.select(_COLUMNS[1:]).take(pa.array(firsts))
+    dhash, height, width = (columns[name].to_numpy() for name in ("dhash", "height", "width"))
+    variance = schemas.triples(columns["var_rgb"]) if moments else None
+    return near_duplicates.measure(dhash, height, width, schemas.triples(columns["mean_rgb"]), variance)
 
 
 def _surplus(
-    rows: Rows, looks: near_duplicates.Looks, contents: np.ndarray, alike: NearClusters, distance: int
+    rows: Rows, appearances: Appearances, contents: np.ndarray, clusters: NearClusters, distance: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    stays, may_go = np.zeros(len(alike.roots), bool), np.ones(len(alike.roots), bool)
-    stays[contents[rows.is_written]] = True
-    may_go[contents[~rows.is_new]] = False
-    return near_duplicates.surplus(looks, alike, distance, stays, may_go)
+    written, droppable = np.zeros(len(clusters.roots), bool), np.ones(len(clusters.roots), bool)
+    written[contents[rows.is_written]] = True
+    droppable[contents[~rows.is_new]] = False
+    return near_duplicates.find_surplus(appearances, clusters, distance, written, droppable)
 
 
 def _cluster_names(contents: np.ndarray, names: pa.Array) -> pa.Array:
     repeated = np.bincount(contents, minlength=len(names)) > 1
-    return pc.if_else(pa.array(repeated), _short(names), "").take(pa.array(contents))
+    return pc.if_else(pa.array(repeated), _prefix(names), "").take(pa.array(contents))
 
 
-def _near_names(known: pa.Array, contents: np.ndarray, names: pa.Array, roots: np.ndarray) -> pa.Array:
-    """Returns the near cluster of each row: the name it is known by, or else the start of its smallest sha256."""
+def _near_names(existing: pa.Array, contents: np.ndarray, names: pa.Array, roots: np.ndarray) -> pa.Array:
+    """Returns the name of the near cluster of each row: its existing name, or else a prefix of its smallest sha256."""
     linked = np.flatnonzero(np.bincount(roots, minlength=len(roots))[roots] > 1)
     linked = linked[pc.sort_indices(names.take(pa.array(linked))).to_numpy()]
-    clusters, places = np.unique(roots[linked], return_index=True)
-    given = dict(zip(clusters.tolist(), _short(names.take(pa.array(linked[places]))).to_pylist(), strict=True))
-    named = np.flatnonzero(_is_named(known))
-    known_names = zip(known.take(pa.array(named)).to_pylist(), roots[contents[named]].tolist(), strict=True)
-    # Clusters that grew into one take the smallest of their names.
-    given |= {root: name for name, root in sorted(known_names, reverse=True)}
-    return pa.array([given.get(root, "") for root in roots.tolist()], pa.string()).take(pa.array(contents))
+    clusters, firsts = np.unique(roots[linked], return_index=True)
+    root_names = dict(zip(clusters.tolist(), _prefix(names.take(pa.array(linked[firsts]))).to_pylist(), strict=True))
+    named = np.flatnonzero(_is_named(existing))
+    existing_names = zip(existing.take(pa.array(named)).to_pylist(), roots[contents[named]].tolist(), strict=True)
+    # A cluster that joins several existing clusters gets the smallest of their names.
+    root_names |= {root: name for name, root in sorted(existing_names, reverse=True)}
+    return pa.array([root_names.get(root, "") for root in roots.tolist()], pa.string()).take(pa.array(contents))
 
 
 def _is_named(names: pa.Array) -> np.ndarray:
     return pc.not_equal(names, "").to_numpy(zero_copy_only=False)
 
 
-def _short(names: pa.Array) -> pa.Array:
+def _prefix(names: pa.Array) -> pa.Array:
     return pc.utf8_slice_codeunits(names, 0, _NAME_LENGTH)

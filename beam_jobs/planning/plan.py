@@ -1,4 +1,4 @@
-"""Plan: facts -> which image goes to which split and shard, and which class stands for it. No image is touched."""
+"""Plan: assigns each image a split, a shard and a class index, from facts only; no image is read."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from beam_jobs.dataset.manifest import ChannelStatistics
 from beam_jobs.errors import EmptySplit, OptionError, SplitConflict
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning import image_rows, splits
-from beam_jobs.planning.image_rows import Clusters, Rows, line_up, take
+from beam_jobs.planning.image_rows import Clusters, Rows, order_rows, take
 from beam_jobs.types import Reject
 
 NO_INDEX = -1  # `label_index` of images that have not exactly one label
 
-_CACHED_LABELS = 4096  # multi-label images share few sets of labels, and polygons of 10 kB must not pile up
+_CACHED_LABELS = 4096  # multi-label images share few sets of labels; annotations have up to 10 kB
 
 Names = tuple[str, ...]
 
 
-def vocabulary(images: pa.Table, label_kind: str, known: Iterable[str] = ()) -> Names:
-    """Returns the class names, of images and of their objects; the place of a name is its index.
+def vocabulary(images: pa.Table, label_kind: str, existing: Iterable[str] = ()) -> Names:
+    """Returns the class names of images and of their objects; the position of a name is its index.
 
     Args:
       images: `EXAMINED` rows.
       label_kind: one of `types.LABEL_KINDS`.
-      known: names of the dataset that is added to. They keep their places, and new ones come after them, sorted.
+      existing: class names of the dataset that is added to. They keep their indices; new names follow, sorted.
     """
-    first = tuple(known)
+    first = tuple(existing)
     names: set[str] = set(pc.unique(images["label"]).to_pylist()) if label_kind == "single" else set()
-    for labels, objects in _names_of(images["annotations"]):
+    for labels, objects in _label_pairs(images["annotations"]):
         names.update(labels, objects)
     return first + tuple(sorted(names.difference(first)))
 
@@ -50,50 +50,49 @@ def label_indices(images: pa.Table, label_kind: str, names: Names) -> pa.Array:
     return pc.cast(pc.index_in(labels, value_set=pa.array(names, pa.string())), pa.int64())
 
 
-def codes_of_labels(images: pa.Table, label_kind: str) -> np.ndarray:
-    """Returns a number for the label or labels of each image, int64; equal labels have equal numbers."""
+def encode_labels(images: pa.Table, label_kind: str) -> np.ndarray:
+    """Returns a number for the labels of each image, int64[images]; images with equal labels have equal numbers."""
     if label_kind == "single":
         return images["label"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
     numbers: dict[Names, int] = {}
-    return np.array(
-        [numbers.setdefault(labels, len(numbers)) for labels, _ in _names_of(images["annotations"])], np.int64
-    )
+    label_sets = (labels for labels, _ in _label_pairs(images["annotations"]))
+    return np.array([numbers.setdefault(labels, len(numbers)) for labels in label_sets], np.int64)
 
 
 def label_strata(images: pa.Table, label_kind: str) -> np.ndarray:
-    """Returns the class of each image to stratify by, int64: its rarest label, or the first of two that are as rare.
+    """Returns the class of each image for stratification, int64[images]: its rarest label, of equals the first by name.
 
-    Rare classes are the ones that a split may miss. Images without a label form a class of their own.
+    Rare classes are the ones that a split may miss. Images without a label form a separate class.
     """
     if label_kind == "single":
         labels = images["label"].combine_chunks().dictionary_encode()
-        order = pc.sort_indices(pc.sort_indices(labels.dictionary))  # the place of each name among the sorted ones
+        order = pc.sort_indices(pc.sort_indices(labels.dictionary))  # the rank of each name
         return order.take(labels.indices).to_numpy().astype(np.int64)
-    label_sets = [labels for labels, _ in _names_of(images["annotations"])]
+    label_sets = [labels for labels, _ in _label_pairs(images["annotations"])]
     counts = Counter(name for labels in label_sets for name in labels)
-    rank = {name: place for place, name in enumerate(sorted(counts), 1)}
+    rank = {name: index for index, name in enumerate(sorted(counts), 1)}
     return np.array(
         [rank[min(labels, key=lambda name: (counts[name], name))] if labels else 0 for labels in label_sets], np.int64
     )
 
 
-def _names_of(annotations: pa.ChunkedArray) -> Iterator[tuple[Names, Names]]:
-    """Yields the labels of each image and those of its objects."""
-    labels_of = functools.lru_cache(maxsize=_CACHED_LABELS)(_labels_of)
+def _label_pairs(annotations: pa.ChunkedArray) -> Iterator[tuple[Names, Names]]:
+    """Yields the labels of each image and the labels of its objects."""
+    parse = functools.lru_cache(maxsize=_CACHED_LABELS)(_parse_labels)
     for chunk in annotations.chunks:
-        yield from map(labels_of, chunk.to_numpy(zero_copy_only=False))
+        yield from map(parse, chunk.to_numpy(zero_copy_only=False))
 
 
-def _labels_of(text: str) -> tuple[Names, Names]:
+def _parse_labels(text: str) -> tuple[Names, Names]:
     annotations = schemas.parse_annotations(text)
     if annotations is None:
         return (), ()
     return annotations.labels or (), tuple(item.label for item in annotations.objects or ())
 
 
-# Everything in a record but the image: keys, names and numbers. Only used to balance shards, so near is enough.
+# Keys, names and numbers in a record, without the image. An estimate is enough, because it only balances shards.
 RECORD_OVERHEAD_BYTES = 500
-_SHOWN = 20
+_MAX_EXAMPLES = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +100,9 @@ class SplitPlan:
     """One split.
 
     Attributes:
-      name: of the split.
-      images: `PLANNED` rows in the order they will be written.
-      edges: shard i holds the rows `[edges[i], edges[i + 1])`.
+      name: name of the split.
+      images: `PLANNED` rows, in the order in which they are written.
+      edges: first row of each shard, and the number of rows; shard i consists of rows `[edges[i], edges[i + 1])`.
     """
 
     name: str
@@ -122,25 +121,25 @@ class SplitPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What will be written. What is counted, is counted over new and existing images together.
+    """The assignment of images to splits and shards. Counts of clusters include new and existing images.
 
     Attributes:
-      labels: class names; the index is the label. Sorted, but for those of an existing dataset, which come first.
-      splits: one entry a split, in the order of the options; new images alone.
-      dropped: new images that the policies leave out, as `PLANNED` rows.
-      near_dropped: those of them that only look like another image.
-      rejects: images that share their key with another.
-      existing: the `IMAGES` rows of the dataset that is added to; the clusters are those with the new images.
-      clusters: sets of images with equal bytes.
-      cluster_images: images in those sets.
-      label_conflicts: sets whose images carry different labels.
-      duplicate_sets: keys of the first 20 sets, 20 of each at most, sorted.
-      near_clusters: sets of images that look alike.
-      near_images: images in those sets.
-      near_largest: images in the largest of them. A large share of all images means that chains of look-alikes, one
-        leading to the next, have made one set of different images.
-      near_unsearched: images that were not compared with all that may look like them; see `near`.
-      leaks: sets of images that belong together and lie in several splits; each holds a new image.
+      labels: class names; the index is the label. Names of an existing dataset come first, new names follow, sorted.
+      splits: one plan per split, in the order of the options; new images only.
+      dropped: `PLANNED` rows of the new images that the policies leave out.
+      near_dropped: number of dropped images that resemble another image without being a copy.
+      rejects: images that have the key of another image.
+      existing: `IMAGES` rows of the dataset that is added to, with clusters that include the new images.
+      clusters: number of sets of images with equal bytes.
+      cluster_images: number of images in those sets.
+      label_conflicts: number of those sets whose images have different labels.
+      duplicate_sets: keys of the first 20 of those sets, at most 20 per set, sorted.
+      near_clusters: number of sets of images that look alike.
+      near_images: number of images in the near clusters.
+      near_largest: number of images in the largest near cluster. A large share of all images means that chains of
+        similar images have joined different images.
+      near_unsearched: number of images that were not compared with every candidate; see `near_duplicates`.
+      leaks: sets of related images that lie in several splits; each contains a new image.
     """
 
     labels: tuple[str, ...]
@@ -167,41 +166,41 @@ def make_plan(
     existing: pa.Table | None = None,
     labels: Sequence[str] = (),
 ) -> Plan:
-    """Plans a dataset, or what is added to one. The result depends on the images and options, not on their order.
+    """Plans a new dataset or an addition to one. The result depends on the images and options, not on their order.
 
-    Existing images never move. New ones join the split of those they belong with, and are dropped where a policy leaves
-    one image of a set.
+    Existing images never move. New images join the split of the images that they are related to, and are dropped where
+    a policy keeps one image per set.
 
     Args:
       examined: `EXAMINED` rows, in any order.
       options: splits, seed, shard size and policies.
       label_kind: one of `types.LABEL_KINDS`.
-      existing: `IMAGES` rows of the dataset that is added to, none of whose keys is examined; None for a new dataset.
-      labels: class names of that dataset; they keep their places.
+      existing: `IMAGES` rows of the dataset that is added to, without keys of `examined`; None for a new dataset.
+      labels: class names of that dataset; they keep their indices.
 
     Raises:
       EmptySplit: a split of a new dataset would hold no image.
-      SplitConflict: there are `leaks`, and the options refuse them.
+      SplitConflict: there are `leaks`, and `split_conflicts` is `refuse`.
       OptionError: the options do not fit the images, or the existing dataset.
-      ValueError: an examined image exists already, or `labels` are not those of the existing images.
+      ValueError: an examined image exists already, or `labels` do not match the existing images.
     """
-    rows, rejects = line_up(examined, existing)
-    _check(rows, options, label_kind, labels)
+    rows, rejects = order_rows(examined, existing)
+    _check_options(rows, options, label_kind, labels)
     clusters = image_rows.find_clusters(rows, options)
-    splits_of_all = _splits(rows, clusters, options, label_kind)
+    assigned = _assign_splits(rows, clusters, options, label_kind)
     edge = len(rows.old_order)
     labelled = rows.table(("label", "annotations"), np.flatnonzero(rows.is_new))
     names = vocabulary(labelled, label_kind, labels)
-    marks = pa.table({"cluster": clusters.cluster, "near": clusters.near}).slice(edge)
-    marks = marks.append_column("label_index", label_indices(labelled, label_kind, names))
+    derived = pa.table({"cluster": clusters.cluster, "near": clusters.near}).slice(edge)
+    derived = derived.append_column("label_index", label_indices(labelled, label_kind, names))
     del labelled  # it copies all annotations
     return Plan(
         labels=names,
         splits=tuple(
-            _split_plan(name, rows, marks, np.flatnonzero(splits_of_all[edge:] == place), options)
-            for place, name in enumerate(options.splits)
+            _split_plan(name, rows, derived, np.flatnonzero(assigned[edge:] == index), options)
+            for index, name in enumerate(options.splits)
         ),
-        dropped=_planned(rows, marks, np.flatnonzero(~clusters.kept[edge:])),
+        dropped=_planned(rows, derived, np.flatnonzero(~clusters.retained[edge:])),
         near_dropped=clusters.near_dropped,
         rejects=rejects,
         existing=_existing(rows, clusters),
@@ -213,7 +212,7 @@ def make_plan(
         near_images=int(clusters.near_sizes.sum()),
         near_largest=int(clusters.near_sizes.max(initial=0)),
         near_unsearched=clusters.unsearched,
-        leaks=_leaks(rows, clusters, splits_of_all, options),
+        leaks=_leaks(rows, clusters, assigned, options),
     )
 
 
@@ -234,7 +233,7 @@ def channel_statistics(split: str, images: pa.Table) -> ChannelStatistics:
     )
 
 
-def _check(rows: Rows, options: IngestOptions, label_kind: str, labels: Sequence[str]) -> None:
+def _check_options(rows: Rows, options: IngestOptions, label_kind: str, labels: Sequence[str]) -> None:
     if options.stratify and label_kind == "none":
         raise OptionError("stratify needs labels, and this source has none; leave out --stratify, or name its labels")
     unknown = set(pc.unique(rows.old["split"]).to_pylist()) - {*options.splits, ""}
@@ -244,53 +243,53 @@ def _check(rows: Rows, options: IngestOptions, label_kind: str, labels: Sequence
             "add images with the --splits it was made with"
         )
     if not label_indices(rows.old, label_kind, tuple(labels)).equals(rows.old["label_index"].combine_chunks()):
-        raise ValueError("the existing images have other class indices; hand over the labels of their dataset")
+        raise ValueError("the existing images have other class indices; pass the labels of their dataset")
 
 
-def _splits(rows: Rows, found: Clusters, options: IngestOptions, label_kind: str) -> np.ndarray:
-    """Returns the split of every row that is in a shard or will be, as its place in the options; `FREE` elsewhere."""
+def _assign_splits(rows: Rows, clusters: Clusters, options: IngestOptions, label_kind: str) -> np.ndarray:
+    """Returns the split index of each row that is or will be in a shard, int64[rows]; `NO_SPLIT` for other rows."""
     written = rows.is_written
-    stay = np.flatnonzero(written | (rows.is_new & found.kept))
-    asked = rows.table(("group", "split"), stay)
-    shares = pa.array(list(options.splits), pa.string())
-    grouped = found.roots if options.near_duplicates == "group" else np.arange(len(found.roots))
-    settled = written[stay]
-    places = np.full(len(rows), splits.FREE)
-    places[stay] = splits.assign(
-        splits.together(asked["group"].combine_chunks(), found.contents[stay], found.names, grouped),
-        pc.fill_null(pc.index_in(asked["split"], value_set=shares), splits.FREE).to_numpy(),
-        settled,
-        _classes(rows, stay, settled, label_kind) if options.stratify else None,
+    members = np.flatnonzero(written | (rows.is_new & clusters.retained))
+    columns = rows.table(("group", "split"), members)
+    split_names = pa.array(list(options.splits), pa.string())
+    roots = clusters.roots if options.near_duplicates == "group" else np.arange(len(clusters.roots))
+    fixed = written[members]
+    assigned = np.full(len(rows), splits.NO_SPLIT)
+    assigned[members] = splits.assign(
+        splits.make_units(columns["group"].combine_chunks(), clusters.contents[members], clusters.names, roots),
+        pc.fill_null(pc.index_in(columns["split"], value_set=split_names), splits.NO_SPLIT).to_numpy(),
+        fixed,
+        _classes(rows, members, fixed, label_kind) if options.stratify else None,
         options,
     )
-    return places
+    return assigned
 
 
-def _leaks(rows: Rows, found: Clusters, places: np.ndarray, options: IngestOptions) -> tuple[Leak, ...]:
+def _leaks(rows: Rows, clusters: Clusters, assigned: np.ndarray, options: IngestOptions) -> tuple[Leak, ...]:
     if not (rows.is_written.any() or pc.any(pc.not_equal(rows.new["split"], "")).as_py()):
-        return ()  # all splits follow from what belongs together
+        return ()  # every unit is in one split
     names = pa.array([*options.splits, ""], pa.string())
     images = rows.table(("key", "group"))
-    columns = {"split": names.take(pa.array(places % len(names))), "cluster": found.cluster, "near": found.near}
+    columns = {"split": names.take(pa.array(assigned % len(names))), "cluster": clusters.cluster, "near": clusters.near}
     for name, column in columns.items():
         images = images.append_column(name, column)
-    crossing = tuple(lookup.find_leaks(images, lookup.select_leak_kinds(options.near_duplicates), rows.is_new))
-    if crossing and options.split_conflicts == "refuse":
+    leaks = tuple(lookup.find_leaks(images, lookup.select_leak_kinds(options.near_duplicates), rows.is_new))
+    if leaks and options.split_conflicts == "refuse":
         raise SplitConflict(
-            f"{lookup.leak_sentence(crossing)}; mend the split column or the groups, leave such images out, or give "
+            f"{lookup.leak_sentence(leaks)}; correct the split column or the groups, leave such images out, or set "
             "--split-conflicts report"
         )
-    return crossing
+    return leaks
 
 
-def _classes(rows: Rows, stay: np.ndarray, settled: np.ndarray, label_kind: str) -> np.ndarray:
-    classes = np.zeros(len(stay), np.int64)  # that of settled images is never asked for
-    labelled = rows.table(("label", "annotations"), stay[~settled])
-    classes[~settled] = label_strata(labelled, label_kind)
+def _classes(rows: Rows, members: np.ndarray, fixed: np.ndarray, label_kind: str) -> np.ndarray:
+    classes = np.zeros(len(members), np.int64)  # the class of an image with a fixed split has no effect
+    labelled = rows.table(("label", "annotations"), members[~fixed])
+    classes[~fixed] = label_strata(labelled, label_kind)
     return classes
 
 
-def _empty(name: str, options: IngestOptions) -> EmptySplit:
+def _empty_split(name: str, options: IngestOptions) -> EmptySplit:
     if options.columns.group:
         return EmptySplit(
             f"split {name!r} would hold no image; groups are never cut, and each fell into another one: give it a "
@@ -299,13 +298,13 @@ def _empty(name: str, options: IngestOptions) -> EmptySplit:
     return EmptySplit(f"split {name!r} would hold no image; give it a larger share in --splits, or add images")
 
 
-def _split_plan(name: str, rows: Rows, marks: pa.Table, places: np.ndarray, options: IngestOptions) -> SplitPlan:
-    if not len(places) and not len(rows.old):
-        raise _empty(name, options)
-    keys = rows.new["key"].take(pa.array(rows.new_order[places])).combine_chunks()
+def _split_plan(name: str, rows: Rows, derived: pa.Table, indices: np.ndarray, options: IngestOptions) -> SplitPlan:
+    if not len(indices) and not len(rows.old):
+        raise _empty_split(name, options)
+    keys = rows.new["key"].take(pa.array(rows.new_order[indices])).combine_chunks()
     order = shards.hashes64(shards.ORDER, options.seed, shards.texts(keys))
     # Rows are in order of key and the sort is stable, so equal hashes are ordered by key.
-    images = _planned(rows, marks, places[np.argsort(order, kind="stable")])
+    images = _planned(rows, derived, indices[np.argsort(order, kind="stable")])
     # Objects are about as long in a record as their annotations are in JSON.
     sizes = images["bytes"].to_numpy() + pc.binary_length(images["annotations"]).to_numpy() + RECORD_OVERHEAD_BYTES
     if not len(sizes):
@@ -314,36 +313,36 @@ def _split_plan(name: str, rows: Rows, marks: pa.Table, places: np.ndarray, opti
     return SplitPlan(name=name, images=images, edges=tuple(shards.cut(sizes.tolist(), min(count, len(sizes)))))
 
 
-def _planned(rows: Rows, marks: pa.Table, places: np.ndarray) -> pa.Table:
-    """Returns the `PLANNED` rows of new images, in the order of their places among these."""
-    images = take(rows.new, rows.new_order[places])
-    columns = [*images.columns, *take(marks, places).columns]
-    return pa.table(columns, names=[*images.column_names, *marks.column_names]).cast(schemas.PLANNED)
+def _planned(rows: Rows, derived: pa.Table, indices: np.ndarray) -> pa.Table:
+    """Returns the `PLANNED` rows of the new images with these indices; `derived` has one row per new image."""
+    images = take(rows.new, rows.new_order[indices])
+    columns = [*images.columns, *take(derived, indices).columns]
+    return pa.table(columns, names=[*images.column_names, *derived.column_names]).cast(schemas.PLANNED)
 
 
-def _existing(rows: Rows, found: Clusters) -> pa.Table:
-    """Returns the existing rows as they are given, but with the clusters they are in now."""
-    back = pa.array(np.argsort(rows.old_order))
+def _existing(rows: Rows, clusters: Clusters) -> pa.Table:
+    """Returns the existing rows in their original order, with the names of their new clusters."""
+    inverse = pa.array(np.argsort(rows.old_order))
     table = rows.old
-    for name, column in (("cluster", found.cluster), ("near", found.near)):
-        table = table.set_column(table.schema.get_field_index(name), name, column.take(back))
+    for name, column in (("cluster", clusters.cluster), ("near", clusters.near)):
+        table = table.set_column(table.schema.get_field_index(name), name, column.take(inverse))
     return table
 
 
 def _label_conflicts(rows: Rows, clusters: Clusters, label_kind: str) -> int:
-    places = clusters.copies
+    copies = clusters.copies
     if label_kind == "none":
         return 0
-    label_codes = codes_of_labels(rows.table(("label", "annotations"), places), label_kind)
-    pairs = np.unique(np.column_stack([clusters.contents[places], label_codes]), axis=0)
+    label_codes = encode_labels(rows.table(("label", "annotations"), copies), label_kind)
+    pairs = np.unique(np.column_stack([clusters.contents[copies], label_codes]), axis=0)
     return int((np.unique(pairs[:, 0], return_counts=True)[1] > 1).sum())
 
 
-def _duplicate_sets(rows: Rows, found: Clusters) -> tuple[tuple[str, ...], ...]:
-    places = found.copies
-    keys = rows.table(("key",), places)["key"].combine_chunks()
+def _duplicate_sets(rows: Rows, clusters: Clusters) -> tuple[tuple[str, ...], ...]:
+    copies = clusters.copies
+    keys = rows.table(("key",), copies)["key"].combine_chunks()
     order = pc.sort_indices(keys).to_numpy()
-    contents = found.contents[places][order]
-    firsts = np.sort(np.unique(contents, return_index=True)[1])[:_SHOWN]
-    sets = (order[contents == content][:_SHOWN] for content in contents[firsts])
+    contents = clusters.contents[copies][order]
+    firsts = np.sort(np.unique(contents, return_index=True)[1])[:_MAX_EXAMPLES]
+    sets = (order[contents == content][:_MAX_EXAMPLES] for content in contents[firsts])
     return tuple(tuple(keys.take(pa.array(members)).to_pylist()) for members in sets)

@@ -1,12 +1,11 @@
-"""What an ingest would do, and what that takes, without doing it.
+"""Estimates the work and the resources of an ingest without running it.
 
-The source is listed, as the scan would, and a small sample of its images is read and examined, as the workers would.
-Nothing is written.
+The source is listed as in the scan, and a small sample of its images is read and examined as in the workers. Nothing is
+written.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from beam_jobs import storage
 from beam_jobs.common import system
-from beam_jobs.dataset import manifest, shards
+from beam_jobs.dataset import shards
 from beam_jobs.dataset.manifest import Remarks
 from beam_jobs.errors import BadImage, OptionError, SourceError, Unreadable
 from beam_jobs.images import sandbox
@@ -28,27 +27,27 @@ from beam_jobs.sources.base import HiddenNames
 from beam_jobs.sources.factory import Source, open_source
 from beam_jobs.sources.image_reader import Reader, Slice
 from beam_jobs.stages import generations
-from beam_jobs.stages.publish import described, taken
-from beam_jobs.stages.work_dir import check_out
+from beam_jobs.stages.publish import dataset_options, occupied_message
+from beam_jobs.stages.work_dir import check_out, is_published
 from beam_jobs.storage import disk
 from beam_jobs.types import ImageRef, Reject
 
 SAMPLE_IMAGES = 48
-SAMPLE_BYTES = 64_000_000  # read of the sample, and at most one image more
+SAMPLE_BYTES = 64_000_000  # reading stops after the image that reaches this sum
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """What the listing of the source tells.
+    """Result of listing the source.
 
     Attributes:
-      images: to ingest.
-      sized: images whose size it tells; that of the others is that of the sample.
-      bytes: of the files of those.
-      rejects: what would be rejected unopened.
-      hidden: names that are passed over, see `manifest.Remarks`.
-      hidden_names: the first of them.
-      picked: a random sample of the images, the same in every run.
+      images: number of images to ingest.
+      sized: number of images with a known size; other images get the mean size of the sample.
+      bytes: sum of the known sizes, in bytes.
+      rejects: number of entries that would be rejected without reading the file.
+      hidden: number of ignored names, see `manifest.Remarks`.
+      hidden_names: the first ignored names.
+      candidates: a random sample of the images, equal in every run.
     """
 
     images: int
@@ -57,19 +56,19 @@ class Listing:
     rejects: int
     hidden: int
     hidden_names: tuple[str, ...]
-    picked: tuple[ImageRef, ...]
+    candidates: tuple[ImageRef, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What some images of the source are like.
+    """Statistics of a sample of the images.
 
     Attributes:
-      images: looked at.
-      rejected: of them.
-      bytes: mean size of a file.
-      stored: mean size of what would be stored of a good one, in bytes.
-      megapixels: mean of the good ones, as they are read.
+      images: number of examined images.
+      rejected: number of rejected images among them.
+      bytes: mean size of a file, in bytes.
+      stored: mean size of a good image as it would be stored, in bytes.
+      megapixels: mean size of a good image as it is read, in megapixels.
     """
 
     images: int
@@ -79,15 +78,15 @@ class Sample:
     megapixels: float
 
 
-def listed(entries: Iterable[ImageRef | Reject], hidden: HiddenNames) -> Listing:
-    """Counts the entries of a source, one in memory at a time, and picks some of its images.
+def list_source(entries: Iterable[ImageRef | Reject], hidden: HiddenNames) -> Listing:
+    """Counts the entries of a source in constant memory, and selects a sample of its images.
 
     Args:
-      entries: of the source.
-      hidden: what the source passes over on the way, complete when the entries end.
+      entries: entries of the source.
+      hidden: ignored names; the source completes them by the end of the entries.
     """
-    chosen = random.Random(0)  # noqa: S311
-    picked: list[ImageRef] = []
+    generator = random.Random(0)  # noqa: S311
+    candidates: list[ImageRef] = []
     count = sized = total = rejects = 0
     for entry in entries:
         if isinstance(entry, Reject):
@@ -96,10 +95,10 @@ def listed(entries: Iterable[ImageRef | Reject], hidden: HiddenNames) -> Listing
         count += 1
         sized += entry.bytes > 0
         total += entry.bytes
-        if len(picked) < SAMPLE_IMAGES:
-            picked.append(entry)
-        elif (place := chosen.randrange(count)) < SAMPLE_IMAGES:
-            picked[place] = entry
+        if len(candidates) < SAMPLE_IMAGES:
+            candidates.append(entry)
+        elif (index := generator.randrange(count)) < SAMPLE_IMAGES:
+            candidates[index] = entry
     return Listing(
         images=count,
         sized=sized,
@@ -107,34 +106,34 @@ def listed(entries: Iterable[ImageRef | Reject], hidden: HiddenNames) -> Listing
         rejects=rejects,
         hidden=hidden.count,
         hidden_names=tuple(hidden.examples),
-        picked=tuple(picked),
+        candidates=tuple(candidates),
     )
 
 
-def looked_at(picked: Iterable[ImageRef], reader: Reader, options: IngestOptions) -> Sample:
-    """Reads and examines images, until there are enough bytes of them.
+def examine_sample(candidates: Iterable[ImageRef], reader: Reader, options: IngestOptions) -> Sample:
+    """Reads and examines images, up to `SAMPLE_BYTES`.
 
     Args:
-      picked: images of the source.
-      reader: reads them.
-      options: what becomes of them.
+      candidates: images of the source.
+      reader: reads the images.
+      options: options of the ingest.
 
     Raises:
-      SourceError: none of them can be used.
+      SourceError: no image of the sample can be used.
     """
     sizes: list[int] = []
     good: list[tuple[int, int]] = []
     reasons: list[str] = []
-    for ref in picked:
+    for ref in candidates:
         if _is_packed(ref):
             continue
         try:
             data = reader.read(ref.uri, ref.slice)
             sizes.append(len(data))
-            (examined,) = sandbox.examine([data], options.limits, options.pixels, options.facts, processes=1)
-            if isinstance(examined, BadImage):
-                raise examined
-            encoded, facts = examined
+            (result,) = sandbox.examine([data], options.limits, options.pixels, options.facts, processes=1)
+            if isinstance(result, BadImage):
+                raise result
+            encoded, facts = result
             good.append((len(encoded), facts.source_height * facts.source_width))
         except BadImage as bad:
             reasons.append(f"{http_fetch.unsigned(ref.uri)}: {bad.reason.value} ({bad.detail})")
@@ -143,52 +142,51 @@ def looked_at(picked: Iterable[ImageRef], reader: Reader, options: IngestOptions
         if sum(sizes) >= SAMPLE_BYTES:
             break
     if reasons and not good:
-        raise SourceError(f"none of {len(reasons)} sampled images can be used; first: {reasons[0]}")
+        raise SourceError(f"none of the {len(reasons)} sampled images can be used; first: {reasons[0]}")
     return Sample(
         images=len(good) + len(reasons),
         rejected=len(reasons),
-        bytes=_mean_of(sizes),
-        stored=_mean_of(stored for stored, _ in good),
-        megapixels=_mean_of(pixels for _, pixels in good) / 1e6,
+        bytes=_mean(sizes),
+        stored=_mean(stored for stored, _ in good),
+        megapixels=_mean(pixels for _, pixels in good) / 1e6,
     )
 
 
 def _is_packed(ref: ImageRef) -> bool:
-    """Returns whether a whole archive would have to be unpacked to read one image."""
+    """Returns whether reading the image requires unpacking a complete archive."""
     return bool(ref.slice) and bool(Slice.parse(ref.slice).packing)
 
 
-def _mean_of(values: Iterable[float]) -> float:
-    first, second = itertools.tee(values)
-    total = sum(first)
-    return total / count if (count := sum(1 for _ in second)) else 0.0
+def _mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return sum(numbers) / len(numbers) if numbers else 0.0
 
 
-_BYTES_PER_PIXEL = 0.3  # of a photograph as JPEG, where no image could be looked at
+_BYTES_PER_PIXEL = 0.3  # of a photograph as JPEG, used where no image could be examined
 
 
 @runtime_checkable
 class Billed(Protocol):
-    """An engine that knows what work takes on it."""
+    """An engine that estimates the resources of work."""
 
     def check(self, ingest: IngestOptions) -> None:
-        """Raises `OptionError` if it could not run this ingest."""
+        """Raises `OptionError` if the engine cannot run this ingest."""
 
     def bill(self, work: Work) -> Bill:
-        """Returns what some work takes."""
+        """Returns the resources that the work takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What a run would do.
+    """Estimate of an ingest.
 
     Attributes:
-      options: of the ingest.
+      options: options of the ingest.
       engine: name of the engine.
-      listing: of the source.
-      sample: of its images.
-      work: to do.
-      bill: of the engine for it.
+      listing: listing of the source.
+      sample: statistics of a sample of its images.
+      work: work to do.
+      bill: resources that the work takes on the engine.
     """
 
     options: IngestOptions
@@ -199,18 +197,18 @@ class Estimate:
     bill: Bill
 
     def lines(self) -> list[str]:
-        """Returns the estimate for people, a line an item."""
+        """Returns the estimate as text, one line per item."""
         work, sample = self.work, self.sample
-        looked = f"{sample.images} images read, {sample.megapixels:.2g} Mpx each, {sample.rejected} of them bad"
+        sample_text = f"{sample.images} images read, {sample.megapixels:.2g} Mpx each, {sample.rejected} of them bad"
         if not sample.images:
-            looked = "no image can be read without unpacking its archive; sizes are guessed"
+            sample_text = "no image can be read without unpacking its archive; sizes are guessed"
         written = ", ".join(f"{name} {count:,}" for name, count in work.shards.items())
         planning = f"{duration(work.images * cost_estimate.PLAN_SECONDS_PER_IMAGE)} and "
         items = {
-            "source": f"{self.options.source}: {work.images:,} images, {size(work.read_bytes)}{self._how_sized()}",
+            "source": f"{self.options.source}: {work.images:,} images, {size(work.read_bytes)}{self._size_remark()}",
             "rejects": f"{self.listing.rejects:,} by the listing alone" if self.listing.rejects else "",
             "hidden": Remarks(hidden=self.listing.hidden, hidden_names=self.listing.hidden_names).hidden_text,
-            "sample": looked,
+            "sample": sample_text,
             "work": f"buckets to examine {work.buckets:,}; shards to write: {written}",
             "out": f"{self.options.out}: about {size(work.written_bytes)}",
             "plan": planning + f"{size(work.images * cost_estimate.PLAN_BYTES_PER_IMAGE)} of memory, on this machine",
@@ -221,42 +219,42 @@ class Estimate:
         return [f"{name:<10} {text}" for name, text in items.items() if text]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the estimate as plain JSON values, numbers in the unit that their name says."""
+        """Returns the estimate as plain JSON values; names of numbers contain the unit."""
         work = {**vars(self.work), "shards": dict(self.work.shards)}
         return {
             "source": self.options.source,
             "out": self.options.out,
             "engine": self.engine,
-            "listing": {name: value for name, value in vars(self.listing).items() if name != "picked"},
+            "listing": {name: value for name, value in vars(self.listing).items() if name != "candidates"},
             "sample": dict(vars(self.sample)),
             "work": work,
             "estimate": dict(self.bill.values),
         }
 
-    def _how_sized(self) -> str:
+    def _size_remark(self) -> str:
         unknown = self.listing.images - self.listing.sized
         return f" (the size of {unknown:,} taken from the sample)" if unknown else ""
 
 
 def estimate(options: IngestOptions, engine: Engine) -> Estimate:
-    """Estimates an ingest: nothing is written, and few images are read.
+    """Estimates an ingest: reads a few images, and writes nothing.
 
     Args:
-      options: of the ingest.
-      engine: what it would run on.
+      options: options of the ingest.
+      engine: engine of the ingest.
 
     Raises:
-      UsageError: the ingest could not run, or its source cannot be read.
+      UsageError: the ingest cannot run, or its source cannot be read.
     """
     if isinstance(engine, Billed):
         engine.check(options)
     check(options)
     source = open_source(options)
     hidden = HiddenNames()
-    listing = listed(_entries(source, options, hidden), hidden)
-    sample = looked_at(listing.picked, _reader(source, options), options)
+    listing = list_source(_entries(source, options, hidden), hidden)
+    sample = examine_sample(listing.candidates, _reader(source, options), options)
     work = _work(options, listing, sample, source)
-    bill = engine.bill(work) if isinstance(engine, Billed) else _here(work, options.thread_count)
+    bill = engine.bill(work) if isinstance(engine, Billed) else _local_bill(work, options.thread_count)
     name = type(engine).__module__.rpartition(".")[2]
     return Estimate(options=options, engine=name, listing=listing, sample=sample, work=work, bill=bill)
 
@@ -264,8 +262,8 @@ def estimate(options: IngestOptions, engine: Engine) -> Estimate:
 def _entries(source: Source, options: IngestOptions, hidden: HiddenNames) -> Iterator[ImageRef | Reject]:
     entries = source.entries(hidden.add)
     if options.append or options.retry_rejects:
-        existing = generations.load_existing(options, source.label_kind, described(options))
-        return generations.fresh_images(entries, existing, options.retry_rejects)
+        existing = generations.load_existing(options, source.label_kind, dataset_options(options))
+        return generations.new_entries(entries, existing, options.retry_rejects)
     return entries
 
 
@@ -277,77 +275,70 @@ def _reader(source: Source, options: IngestOptions) -> Reader:
 def _work(options: IngestOptions, listing: Listing, sample: Sample, source: Source) -> Work:
     if not listing.images:
         raise SourceError(f"{options.source} holds no image to ingest")
-    read = listing.bytes + int((listing.images - listing.sized) * sample.bytes)
-    mean = read / listing.images
+    read_bytes = listing.bytes + int((listing.images - listing.sized) * sample.bytes)
+    mean = read_bytes / listing.images
     megapixels = sample.megapixels or mean / _BYTES_PER_PIXEL / 1e6
-    kept = 1 - sample.rejected / sample.images if sample.images else 1.0
-    good = max(1, round(listing.images * kept))
-    written = int(good * (_stored(options, sample, mean) + RECORD_OVERHEAD_BYTES))
-    to_server = [http_fetch.is_url(ref.uri) for ref in listing.picked]
-    remote = storage.is_remote(source.base) or any(storage.is_remote(ref.uri) for ref in listing.picked)
-    requests = 2 * listing.images if remote and not all(to_server) else 0
+    good_share = 1 - sample.rejected / sample.images if sample.images else 1.0
+    good = max(1, round(listing.images * good_share))
+    written_bytes = int(good * (_stored_bytes(options, sample, mean) + RECORD_OVERHEAD_BYTES))
+    is_http = [http_fetch.is_url(ref.uri) for ref in listing.candidates]
+    remote = storage.is_remote(source.base) or any(storage.is_remote(ref.uri) for ref in listing.candidates)
+    requests = 2 * listing.images if remote and not all(is_http) else 0
     seconds = (
         listing.images * cost_estimate.core_seconds(options, megapixels) + requests * cost_estimate.REQUEST_SECONDS
     )
     return Work(
         images=listing.images,
-        read_bytes=read,
-        written_bytes=written,
+        read_bytes=read_bytes,
+        written_bytes=written_bytes,
         buckets=-(-listing.images // options.bucket_images),
-        shards=_shards(options, good, written),
+        shards=_shard_counts(options, good, written_bytes),
         core_seconds=seconds,
         requests=requests,
-        remote=remote or any(to_server),
+        remote=remote or any(is_http),
     )
 
 
-def _stored(options: IngestOptions, sample: Sample, mean: float) -> float:
-    """Returns the mean bytes that are stored of an image."""
+def _stored_bytes(options: IngestOptions, sample: Sample, mean: float) -> float:
+    """Returns the mean size of a stored image, in bytes."""
     pixels = options.pixels
     if pixels.policy == "raw":
         return 3.0 * pixels.side_px**2
     if not sample.images:
         return mean if pixels.policy == "copy" else min(mean, pixels.side_px**2 * _BYTES_PER_PIXEL)
-    # Copied files are as large as all files are, not as those of the sample happen to be.
+    # The mean size of all files is known, so copied files need only a ratio from the sample.
     return mean * sample.stored / sample.bytes if pixels.policy == "copy" else sample.stored
 
 
-def _shards(options: IngestOptions, count: int, written: int) -> Mapping[str, int]:
-    found = {}
+def _shard_counts(options: IngestOptions, count: int, written: int) -> Mapping[str, int]:
+    counts = {}
     for name, share in options.shares.items():
         records = max(1, round(count * share))
-        found[name] = options.shards or shards.shard_count(int(written * share), records, options.shard_mb * 1e6)
-    return found
+        counts[name] = options.shards or shards.shard_count(int(written * share), records, options.shard_mb * 1e6)
+    return counts
 
 
-def _here(work: Work, threads: int) -> Bill:
+def _local_bill(work: Work, threads: int) -> Bill:
     return cost_estimate.core_bill(work, min(threads, system.cores()), cost_estimate.LOCAL_START_SECONDS)
 
 
 def check(options: IngestOptions) -> None:
-    """Checks the output of an ingest as far as can be seen. Whether a store lets us write, only writing tells.
+    """Checks the output of an ingest without writing; permission to write to a store cannot be checked.
 
     Raises:
-      OptionError: it holds something, cannot be written or cannot be looked at.
+      OptionError: the output contains other files, or cannot be written or accessed.
     """
-    adding = options.append or options.retry_rejects
-    if adding or options.overwrite:
+    is_addition = options.append or options.retry_rejects
+    if is_addition or options.overwrite:
         generations.check_replaceable(options.out)
-    if not _is_published(options.out):
+    if not is_published(options.out):
         check_out(options)
-    elif not (adding or options.overwrite):
-        raise OptionError(taken(options.out))
+    elif not (is_addition or options.overwrite):
+        raise OptionError(occupied_message(options.out))
     if storage.is_remote(options.out):
         _check_bucket(options.out)
     else:
         _check_folder(options.out)
-
-
-def _is_published(out: str) -> bool:
-    try:
-        return manifest.is_published(out)
-    except OSError as error:
-        raise OptionError(f"{out} cannot be looked at: {error}; correct --out, or what its store asks for") from error
 
 
 def _check_bucket(out: str) -> None:
@@ -355,10 +346,10 @@ def _check_bucket(out: str) -> None:
         next(storage.walk_files(out), None)
     except FileNotFoundError as error:
         raise OptionError(f"{out} cannot be written: {error.strerror or error}; choose another --out") from error
-    except OSError:  # not allowed to list, which does not mean not allowed to write
+    except OSError:  # without permission to list, writing may be permitted
         return
 
 
 def _check_folder(out: str) -> None:
-    if refused := disk.refusal(out):
-        raise OptionError(f"{out} cannot be written: {refused.reason}; {refused.repair or 'choose another --out'}")
+    if refusal := disk.refusal(out):
+        raise OptionError(f"{out} cannot be written: {refusal.reason}; {refusal.repair or 'choose another --out'}")

@@ -1,7 +1,7 @@
-"""Examine: one bucket of references -> a table of facts and a table of rejects. One unit of work, no Beam in sight.
+"""Examine: one bucket of references -> a table of facts and a table of rejects. One unit of work, without Beam.
 
-The spool holds images that were changed, and images that cost a download. Everything else is read again where it lies,
-so it holds no second copy of a source that needs none.
+The spool contains converted and downloaded images. Other images are read again from the source, so a local source that
+needs no conversion is not copied.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from beam_jobs.types import ImageFacts, ImageRef, Reject
 
 
 class SpoolWriter:
-    """Writes a spool file, complete under its name or not there; made when something is first added."""
+    """Writes a spool file atomically; the first `add` creates it."""
 
     def __init__(self, work: str, name: str) -> None:
-        """Names the file.
+        """Sets the path; creates no file.
 
         Args:
           work: work directory of the ingest.
-          name: of the file, relative to it.
+          name: path of the file, relative to the work directory.
         """
         self._path = storage.join(work, name)
         self._name = name
@@ -48,21 +48,21 @@ class SpoolWriter:
         self._position = 0
 
     def add(self, data: bytes) -> str:
-        """Appends bytes and returns the text of the slice that they are."""
+        """Appends bytes and returns the text of their slice."""
         if self._stream is None:
             self._stream = self._stack.enter_context(storage.atomic_writer(self._path))
         self._stream.write(data)
-        piece = Slice(method=SPOOL, offset=self._position, length=len(data), path=self._name)
+        added = Slice(method=SPOOL, offset=self._position, length=len(data), path=self._name)
         self._position += len(data)
-        return piece.text
+        return added.text
 
     @property
     def size(self) -> int:
-        """Bytes added so far; there is no file while there are none."""
+        """Number of bytes added; if 0, there is no file."""
         return self._position
 
     def __enter__(self) -> SpoolWriter:
-        """Opens nothing yet."""
+        """Returns itself; opens no file."""
         return self
 
     def __exit__(
@@ -73,23 +73,23 @@ class SpoolWriter:
 
 
 DIRECTORY = "examined"  # in the work directory
-_FACTS, _REJECTS, _SPOOL = "facts-", "rejects-", "spool-"  # what the names of files in it begin with
-UNREAD = "unread"  # in the work directory: notes of the buckets with images that could not be read
-# What another attempt, or another answer to who may be asked, can undo.
+_FACTS, _REJECTS, _SPOOL = "facts-", "rejects-", "spool-"  # prefixes of file names in it
+UNREAD = "unread"  # in the work directory: notes about buckets with unreadable images
+# Reasons that another attempt, or other permissions for addresses, may remove.
 _TRANSIENT = (RejectReason.NOT_FETCHED.value, RejectReason.ADDRESS_REFUSED.value, RejectReason.UNREADABLE.value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExamineTask:
-    """What a worker needs to know to examine buckets; small and picklable.
+    """Parameters for examining buckets; small and picklable.
 
     Attributes:
-      reader: reads the images; its work directory is where the results go.
-      limits: what an image may be.
-      pixels: what becomes of the pixels.
+      reader: reads the images; its work directory receives the results.
+      limits: limits of images.
+      pixels: conversion of the pixels.
       facts: `all` or `basic`.
-      threads: threads to use.
-      reject_unreadable: whether images that cannot be read are rejected, for one run.
+      threads: number of threads.
+      reject_unreadable: whether unreadable images are rejected, until the next run.
     """
 
     reader: Reader
@@ -105,10 +105,10 @@ class Examined:
     """Outcome of one bucket.
 
     Attributes:
-      good: images with facts.
-      rejected: images rejected.
-      bytes: bytes read.
-      resumed: whether an earlier run, or another attempt, has done it.
+      good: number of images with facts.
+      rejected: number of rejected images.
+      bytes: number of bytes read.
+      resumed: whether an earlier run or another attempt examined the bucket.
     """
 
     good: int
@@ -118,35 +118,34 @@ class Examined:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Good:
-    """A good image; `changed` and `mask` are what cannot be read again where it lies, None for the rest."""
+class _GoodImage:
+    """A good image; `spooled_image` and `spooled_mask` are the bytes for the spool, None where the source is stored."""
 
     facts: ImageFacts
-    changed: bytes | None
-    mask: bytes | None
+    spooled_image: bytes | None
+    spooled_mask: bytes | None
     mask_values: tuple[int, ...]
 
 
-_File = tuple[ImageRef, bytes | BadImage | Unreadable]  # what was read of an image
-_Verdict = tuple[ImageRef, _Good | Reject]
-_Outcome = tuple[ImageRef, _Good | Reject | Unreadable]
+_File = tuple[ImageRef, bytes | BadImage | Unreadable]  # content of the file, or why it could not be read
+_Outcome = tuple[ImageRef, _GoodImage | Reject | Unreadable]
 
 
 def facts_path(work: str, bucket: Bucket) -> str:
-    """Returns the file of facts of a bucket that is done; see `_sealed_path`."""
+    """Returns the path of the facts of a finished bucket; see `_sealed_path`."""
     return _sealed_path(work, bucket, _FACTS)
 
 
 def rejects_path(work: str, bucket: Bucket) -> str:
-    """Returns the file of rejects of a bucket that is done; see `_sealed_path`."""
+    """Returns the path of the rejects of a finished bucket; see `_sealed_path`."""
     return _sealed_path(work, bucket, _REJECTS)
 
 
 def _sealed_path(work: str, bucket: Bucket, kind: str) -> str:
-    """Returns the file that the marker of a bucket names.
+    """Returns the path of the file that the marker of a bucket names.
 
     Raises:
-      OSError: the bucket is not done.
+      OSError: the bucket is not finished.
       ValueError: its marker is damaged.
     """
     files = work_units.read_checked(_marker_path(work, bucket))["files"]
@@ -154,107 +153,107 @@ def _sealed_path(work: str, bucket: Bucket, kind: str) -> str:
 
 
 def examine_bucket(bucket: Bucket, task: ExamineTask) -> Examined:
-    """Examines every image of a bucket, unless it is done.
+    """Examines every image of a bucket, unless the bucket is finished.
 
-    Idempotent: of several attempts, at once or one after the other, one counts, and all return its outcome.
+    Idempotent: of several attempts, concurrent or successive, one is sealed, and all return its outcome.
 
     Raises:
-      Unreadable: images could not be read, and are not to be rejected.
+      Unreadable: images could not be read, and `reject_unreadable` is not set.
       OSError: the results cannot be written.
     """
     work = task.reader.work
-    if earlier := _earlier(work, bucket):
-        local_progress.add(Progress(earlier.good + earlier.rejected, 0, earlier.rejected))
-        return earlier
+    if sealed := _load_outcome(work, bucket):
+        local_progress.add(Progress(sealed.good + sealed.rejected, 0, sealed.rejected))
+        return sealed
     good: list[dict[str, Any]] = []
-    bad: list[dict[str, Any]] = []
+    rejects: list[dict[str, Any]] = []
     faults: list[Fault] = []
     read = 0
     with work_units.Attempt(_marker_path(work, bucket)) as attempt:
         spool_name = attempt.name(f"{_SPOOL}{bucket.name}", ".bin")
         with SpoolWriter(work, f"{DIRECTORY}/{spool_name}") as spool:
-            for ref, outcome in _verdicts(bucket, task, faults):
+            for ref, outcome in _readable_outcomes(bucket, task, faults):
                 if isinstance(outcome, Reject):
-                    done = Progress(1, outcome.bytes, 1)
-                    bad.append(schemas.reject_row(outcome))
+                    progress = Progress(1, outcome.bytes, 1)
+                    rejects.append(schemas.reject_row(outcome))
                 else:
-                    done = Progress(1, ref.bytes, 0)
-                    places = _places(ref, outcome, spool)
-                    good.append(schemas.examined_row(ref, outcome.facts, places, outcome.mask_values))
-                read += done.bytes
-                local_progress.add(done)
+                    progress = Progress(1, ref.bytes, 0)
+                    slices = _stored_slices(ref, outcome, spool)
+                    good.append(schemas.examined_row(ref, outcome.facts, slices, outcome.mask_values))
+                read += progress.bytes
+                local_progress.add(progress)
         if faults:
-            unread = Unreadable(faults[0].cause, tuple(faults))
+            error = Unreadable(faults[0].cause, tuple(faults))
             if not task.reject_unreadable:
-                raise unread
-            note_unread(bucket, task, unread)  # before the seal, for the next run
+                raise error
+            write_unread_note(bucket, task, error)  # before the seal, for the next run
         files = {spool_name: spool.size} if spool.size else {}
-        for kind, rows, schema in ((_FACTS, good, schemas.EXAMINED), (_REJECTS, bad, schemas.REJECTS)):
+        for kind, rows, schema in ((_FACTS, good, schemas.EXAMINED), (_REJECTS, rejects, schemas.REJECTS)):
             name = attempt.name(f"{kind}{bucket.name}", ".parquet")
             files[name] = schemas.write(storage.join(work, DIRECTORY, name), rows, schema)
-        counts = {"good": len(good), "rejected": len(bad), "bytes": read}
-        winner = attempt.seal({**counts, "files": files}, partial(_earlier, work, bucket))
+        counts = {"good": len(good), "rejected": len(rejects), "bytes": read}
+        winner = attempt.seal({**counts, "files": files}, partial(_load_outcome, work, bucket))
     return winner or Examined(**counts, resumed=False)
 
 
 def sweep(work: str) -> None:
-    """Removes what attempts that were killed have left; see `sealed.sweep`."""
+    """Removes the files of killed attempts; see `work_units.sweep_unsealed`."""
     work_units.sweep_unsealed(storage.join(work, DIRECTORY), itemgetter("files"))
 
 
-def note_unread(bucket: Bucket, task: ExamineTask, error: Unreadable | OSError) -> None:
-    """Leaves a note in `UNREAD` of what could not be read of a bucket, or of what its results met. Idempotent."""
+def write_unread_note(bucket: Bucket, task: ExamineTask, error: Unreadable | OSError) -> None:
+    """Writes a note in `UNREAD` about the unreadable images of a bucket, or the error of its results. Idempotent."""
     faults = error.faults if isinstance(error, Unreadable) else (Fault(bucket.name, error.strerror or str(error)),)
-    work_units.note_faults(storage.join(task.reader.work, UNREAD), bucket.name, faults)
+    work_units.write_fault_note(storage.join(task.reader.work, UNREAD), bucket.name, faults)
 
 
-def forget_transient(work: str, bucket: Bucket) -> None:
-    """Has a finished bucket examined again if what it rejected may be good in the next run: a server was down, say."""
+def invalidate_transient(work: str, bucket: Bucket) -> None:
+    """Invalidates a finished bucket with rejects for transient reasons, for example because a server was down."""
     if set(_TRANSIENT) & set(schemas.read(rejects_path(work, bucket))["reason"].to_pylist()):
-        forget(work, bucket)
+        invalidate(work, bucket)
 
 
-def forget(work: str, bucket: Bucket) -> None:
-    """Has a bucket examined again, whatever an earlier run found."""
+def invalidate(work: str, bucket: Bucket) -> None:
+    """Removes the marker of a bucket, so that it is examined again."""
     storage.remove(_marker_path(work, bucket))
 
 
-def is_done(work: str, bucket: Bucket) -> bool:
-    """Returns whether a bucket is examined, and all that was written of it is there."""
-    return _earlier(work, bucket) is not None
+def is_finished(work: str, bucket: Bucket) -> bool:
+    """Returns whether a bucket is examined, and all its files are complete."""
+    return _load_outcome(work, bucket) is not None
 
 
 def marker_name(bucket: Bucket) -> str:
-    """Returns the name, in `DIRECTORY`, of the file that says that a bucket is done."""
+    """Returns the name, in `DIRECTORY`, of the marker of a finished bucket."""
     return f"done-{bucket.name}.json"
 
 
-def done_by(marker: bytes) -> Progress | None:
-    """Returns what the content of such a file says was done; None when it is damaged."""
+def parse_progress(marker: bytes) -> Progress | None:
+    """Returns the progress in the content of a marker; None if it is damaged."""
     try:
         counts = work_units.parse_checked(marker)
-    except ValueError:  # of an earlier run: its bucket is being examined again
+    except ValueError:  # a damaged marker of an earlier run: its bucket is examined again
         return None
     return Progress(counts["good"] + counts["rejected"], counts["bytes"], counts["rejected"])
 
 
-def _earlier(work: str, bucket: Bucket) -> Examined | None:
-    """Returns what the attempt that counts found in a bucket; None without one, or when its files are not whole."""
+def _load_outcome(work: str, bucket: Bucket) -> Examined | None:
+    """Returns the outcome of the sealed attempt at a bucket; None without one, or if its files are not complete."""
     if not storage.exists(_marker_path(work, bucket)):
         return None
     try:
         counts = work_units.read_checked(_marker_path(work, bucket))
         files = counts.pop("files")
-        whole = all(_check(work, name) == check for name, check in files.items())
+        is_complete = all(_check_value(work, name) == value for name, value in files.items())
     except (OSError, ValueError):
         return None
-    return Examined(**counts, resumed=True) if whole else None
+    return Examined(**counts, resumed=True) if is_complete else None
 
 
-def _check(work: str, name: str) -> int:
-    """Returns the crc32c of a table, and the bytes of a spool.
+def _check_value(work: str, name: str) -> int:
+    """Returns the crc32c of a table, or the size of a spool in bytes.
 
-    A spool may be as large as the source, and each image in it has a checksum that is compared when it is written.
+    A spool may be as large as the source; writing compares the checksum of each of its images.
     """
     path = storage.join(work, DIRECTORY, name)
     return storage.size(path) if name.startswith(_SPOOL) else storage.checksum(path)
@@ -264,8 +263,10 @@ def _marker_path(work: str, bucket: Bucket) -> str:
     return storage.join(work, DIRECTORY, marker_name(bucket))
 
 
-def _verdicts(bucket: Bucket, task: ExamineTask, faults: list[Fault]) -> Iterator[_Verdict]:
-    """Yields what became of the images of a bucket; those that cannot be read go to the faults, which are bounded."""
+def _readable_outcomes(
+    bucket: Bucket, task: ExamineTask, faults: list[Fault]
+) -> Iterator[tuple[ImageRef, _GoodImage | Reject]]:
+    """Yields the outcome of each image of a bucket; appends unreadable images to `faults`, at most `MAX_FAULTS`."""
     for ref, outcome in _outcomes(bucket, task):
         if not isinstance(outcome, Unreadable):
             yield ref, outcome
@@ -273,7 +274,7 @@ def _verdicts(bucket: Bucket, task: ExamineTask, faults: list[Fault]) -> Iterato
         faults.append(Fault(ref.key, str(outcome)))
         if task.reject_unreadable:
             yield ref, _reject(ref, BadImage(RejectReason.UNREADABLE, str(outcome)), 0)
-        elif len(faults) == work_units.MOST_FAULTS:
+        elif len(faults) == work_units.MAX_FAULTS:
             return
 
 
@@ -281,26 +282,26 @@ def _outcomes(bucket: Bucket, task: ExamineTask) -> Iterator[_Outcome]:
     rows = schemas.read(bucket.path).to_pylist()
     refs = map(schemas.parse_ref, rows)
     if task.reader.any_remote(rows):
-        return _from_servers(refs, task.reader.threads(rows, task.threads), task)
+        return _examine_remote(refs, task.reader.threads(rows, task.threads), task)
     chunk = chunk_size(sum(row["bytes"] for row in rows) / max(1, len(rows)))
-    return map_chunks(partial(_from_disk, task=task), refs, task.threads, chunk)
+    return map_chunks(partial(_examine_local, task=task), refs, task.threads, chunk)
 
 
-def _from_disk(refs: list[ImageRef], task: ExamineTask) -> Iterator[_Outcome]:
+def _examine_local(refs: list[ImageRef], task: ExamineTask) -> Iterator[_Outcome]:
     return _examine([_read(ref, task) for ref in refs], task)
 
 
-def _from_servers(refs: Iterable[ImageRef], waiting: int, task: ExamineTask) -> Iterator[_Outcome]:
-    """Fetches by many threads, which wait, and examines by as many as compute.
+def _examine_remote(refs: Iterable[ImageRef], fetch_threads: int, task: ExamineTask) -> Iterator[_Outcome]:
+    """Fetches with many threads and examines with `task.threads`.
 
-    Were each of the many to hand its own image to a decoder, an ingest would take a third to two thirds longer.
+    If each fetching thread sent its own images to a decoder, an ingest would take a third to two thirds longer.
     """
-    fetched = map_ordered(partial(_read, task=task), refs, waiting)
+    files = map_ordered(partial(_read, task=task), refs, fetch_threads)
     try:
-        for outcomes in map_ordered(partial(_examine_all, task=task), chunks_by_size(fetched, _size), task.threads):
+        for outcomes in map_ordered(partial(_examine_all, task=task), chunks_by_size(files, _size), task.threads):
             yield from outcomes
-    except KeyboardInterrupt as stop:
-        fetched.throw(stop)  # or it would be closed, and wait for what it fetches
+    except KeyboardInterrupt as interrupt:
+        files.throw(interrupt)  # closing it would wait for the running downloads
 
 
 def _examine_all(files: list[_File], task: ExamineTask) -> list[_Outcome]:
@@ -311,57 +312,59 @@ def _size(file: _File) -> int:
     return len(file[1]) if isinstance(file[1], bytes) else 0
 
 
-def _places(ref: ImageRef, outcome: _Good, spool: SpoolWriter) -> tuple[str, str]:
-    """Returns the slices of the stored image and mask; empty where the file itself is stored."""
-    image = ref.slice if outcome.changed is None else spool.add(outcome.changed)
-    return image, "" if outcome.mask is None else spool.add(outcome.mask)
+def _stored_slices(ref: ImageRef, image: _GoodImage, spool: SpoolWriter) -> tuple[str, str]:
+    """Returns the slices of the stored image and mask; empty where the source file itself is stored."""
+    image_slice = ref.slice if image.spooled_image is None else spool.add(image.spooled_image)
+    return image_slice, "" if image.spooled_mask is None else spool.add(image.spooled_mask)
 
 
 def _examine(files: list[_File], task: ExamineTask) -> Iterator[_Outcome]:
-    """Has a decoder look at some images in one go."""
-    read = [data for _, data in files if isinstance(data, bytes)]
-    answers = iter(sandbox.examine(read, task.limits, task.pixels, task.facts, task.threads))
+    """Examines images with one call of the decoder."""
+    contents = [data for _, data in files if isinstance(data, bytes)]
+    results = iter(sandbox.examine(contents, task.limits, task.pixels, task.facts, task.threads))
     for ref, data in files:
         if not isinstance(data, bytes):
             yield ref, data if isinstance(data, Unreadable) else _reject(ref, data, 0)
             continue
         try:
-            yield _outcome(ref, data, next(answers), task)
+            yield _good_image(ref, data, next(results), task)
         except BadImage as bad:
             yield ref, _reject(ref, bad, len(data))
-        except Unreadable as fault:  # of its mask
+        except Unreadable as fault:  # the mask is unreadable
             yield ref, fault
 
 
 def _read(ref: ImageRef, task: ExamineTask) -> _File:
     try:
         return ref, task.reader.read(ref.uri, ref.slice)
-    except (BadImage, Unreadable) as failed:
-        return ref, failed
+    except (BadImage, Unreadable) as error:
+        return ref, error
 
 
-def _outcome(
-    ref: ImageRef, data: bytes, answer: tuple[bytes, ImageFacts] | BadImage, task: ExamineTask
-) -> tuple[ImageRef, _Good]:
-    if isinstance(answer, BadImage):
-        raise answer
-    encoded, facts = answer
-    facts, mask, values = _annotated(ref, facts, task)
-    if not ref.bytes:  # of a URL nothing is known before
+def _good_image(
+    ref: ImageRef, data: bytes, result: tuple[bytes, ImageFacts] | BadImage, task: ExamineTask
+) -> tuple[ImageRef, _GoodImage]:
+    if isinstance(result, BadImage):
+        raise result
+    encoded, facts = result
+    facts, mask, values = _process_annotations(ref, facts, task)
+    if not ref.bytes:  # the size of a URL is unknown before the download
         ref = replace(ref, bytes=len(data))
-    changed = None if encoded is data and not http_fetch.is_url(ref.uri) else encoded
-    return ref, _Good(facts=facts, changed=changed, mask=mask, mask_values=values)
+    spooled = None if encoded is data and not http_fetch.is_url(ref.uri) else encoded
+    return ref, _GoodImage(facts=facts, spooled_image=spooled, spooled_mask=mask, mask_values=values)
 
 
 def _reject(ref: ImageRef, bad: BadImage, read: int) -> Reject:
     return Reject(key=ref.key, uri=ref.uri, stage="examine", reason=bad.reason.value, detail=bad.detail, bytes=read)
 
 
-def _annotated(ref: ImageRef, facts: ImageFacts, task: ExamineTask) -> tuple[ImageFacts, bytes | None, tuple[int, ...]]:
-    """Checks the annotations of an image against the image itself, and reads its mask.
+def _process_annotations(
+    ref: ImageRef, facts: ImageFacts, task: ExamineTask
+) -> tuple[ImageFacts, bytes | None, tuple[int, ...]]:
+    """Checks the annotations of an image against its size, and reads its mask.
 
     Returns:
-      the facts with the checksum of the mask, the mask if it cannot be read again as it is, and its values.
+      the facts with the checksum of the mask, the mask if it must be spooled, and its values.
     """
     annotations = ref.annotations
     if annotations is None:
@@ -379,7 +382,7 @@ def _annotated(ref: ImageRef, facts: ImageFacts, task: ExamineTask) -> tuple[Ima
 def _read_mask(uri: str, task: ExamineTask) -> bytes:
     try:
         data = task.reader.read(uri)
-    except BadImage as bad:  # or the image would seem to be the one that cannot be read
+    except BadImage as bad:  # name the mask, because the caller reports the image
         raise BadImage(bad.reason, f"mask {http_fetch.unsigned(uri)}: {bad.detail}") from bad
     except Unreadable as fault:
         raise Unreadable(f"mask {http_fetch.unsigned(uri)}: {fault}") from fault

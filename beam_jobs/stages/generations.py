@@ -1,18 +1,17 @@
-"""Replacing a dataset: the new generation is built beside the old one and takes its place by rename.
+"""Replacement of a dataset: the new generation is built beside the old one and replaces it by rename.
 
 For a dataset in `DIR/NAME`:
 
-    DIR/NAME                    what readers see
-    DIR/.NAME.feedline-next     the new generation while it is built; it stays when the build is interrupted
+    DIR/NAME                    the dataset that readers open
+    DIR/.NAME.feedline-next     the new generation while it is built; an interrupted build leaves it
     DIR/.NAME.feedline-old      the old generation, between the two renames
 
-Names that are given to nothing else: what bears them is removed without a question, and a `NAME.old` is a user's
-backup. They are the same in every run, so that an interrupted one is continued; `workplace.alone` keeps two
-runs from sharing them.
+The two hidden names are reserved: files of these names are removed without confirmation. They are the same in every
+run, so that a run continues an interrupted one; `work_dir.exclusive` prevents two runs from using them.
 
-Adding images makes a new generation that links the old shards and holds new ones beside them. No byte of an old
-shard is read or written. Its name changes, because names count the shards of a split; the new generation takes the
-place of the old one by rename, like that of `--overwrite`.
+An addition of images builds a new generation with hard links to the old shards and with new shards. No byte of an old
+shard is read or written. Old shards get new names, because names contain the number of shards of the split; the new
+generation replaces the old one by rename, as with `--overwrite`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import pyarrow as pa
 from beam_jobs import storage
 from beam_jobs.common.settings import fields
 from beam_jobs.dataset import manifest, schemas, shards
-from beam_jobs.dataset.manifest import ImageCounts, Manifest, Shard, SplitInfo
+from beam_jobs.dataset.manifest import ImageCounts, Manifest, SplitInfo
 from beam_jobs.errors import CorruptDataset, DatasetChanged, OptionError
 from beam_jobs.options import IngestOptions
 from beam_jobs.sources import http_fetch
@@ -38,95 +37,95 @@ from beam_jobs.types import LABEL_KINDS, ImageRef, Reject
 
 
 def replace_dataset(out: str, build: Callable[[str], Manifest]) -> Manifest:
-    """Builds a dataset and puts it in the place of the one in `out`; without one there it is simply built.
+    """Builds a dataset and replaces the dataset in `out` with it; without a dataset there, builds it in `out`.
 
-    Until the new one is whole, readers find the old one. Killed between the two renames, nothing is at `out` for the
-    moment; see `recover`, which comes first.
+    Readers open the old dataset until the new one is complete. After a kill between the two renames, `out` does not
+    exist until the next run calls `recover`.
 
     Args:
       out: directory of the dataset, on a local filesystem.
-      build: builds a dataset in the directory it is given, or leaves it empty.
+      build: builds a dataset in the directory that it gets, or leaves the directory empty.
 
     Returns:
       the manifest of the new generation.
 
     Raises:
-      OptionError: `out` is remote, or holds something that is not a dataset.
-      DatasetChanged: another dataset was published in `out` meanwhile, and stays there.
+      OptionError: `out` is remote, or contains something that is not a dataset.
+      DatasetChanged: another process published another dataset in `out` in the meantime; it is left unchanged.
     """
     check_replaceable(out)
-    following, previous = _beside(out, "next"), _beside(out, "old")
+    new_path, old_path = _sibling(out, "next"), _sibling(out, "old")
     if not manifest.is_published(out):
         return build(out)
-    before = _content(out)
-    if manifest.is_published(following):
-        storage.remove_tree(following)  # whole, but of a run that died before the swap: the source may have changed
-    result = build(following)
-    if not manifest.is_published(following):
-        return result  # there was nothing to build, and the old generation stays
-    if _content(out) != before:
-        raise DatasetChanged(f"{out} holds another dataset than when this run began, and keeps it; run it again")
-    os.rename(out, previous)
+    original = _read_manifest(out)
+    if manifest.is_published(new_path):
+        storage.remove_tree(new_path)  # complete, but of a run killed before the swap: the source may have changed
+    result = build(new_path)
+    if not manifest.is_published(new_path):
+        return result  # nothing was built, and the old generation remains
+    if _read_manifest(out) != original:
+        raise DatasetChanged(f"{out} was replaced by another dataset during this run; run the ingest again")
+    os.rename(out, old_path)
     try:
-        os.rename(following, out)
+        os.rename(new_path, out)
     except OSError:
-        with contextlib.suppress(OSError):  # of a disk that takes nothing any more: the next call does it
-            os.rename(previous, out)
+        with contextlib.suppress(OSError):  # the disk accepts no writes: `recover` renames it in the next run
+            os.rename(old_path, out)
         raise
-    storage.remove_tree(previous)
+    storage.remove_tree(old_path)
     return result
 
 
 def check_replaceable(out: str) -> None:
-    """Raises `OptionError` for an output that cannot be replaced, for it is remote."""
+    """Raises `OptionError` for a remote output, which cannot be replaced."""
     if storage.is_remote(out):
         raise OptionError(f"{out} cannot be replaced by rename: object stores have no folders; choose another --out")
 
 
-def _content(out: str) -> bytes:
+def _read_manifest(out: str) -> bytes:
     with contextlib.suppress(FileNotFoundError):
         return storage.read_bytes(storage.join(out, manifest.MANIFEST_NAME))
     return b""
 
 
-def _beside(out: str, which: str) -> str:
+def _sibling(out: str, suffix: str) -> str:
     folder, name = os.path.split(out)
-    return os.path.join(folder, f".{name}.feedline-{which}")
+    return os.path.join(folder, f".{name}.feedline-{suffix}")
 
 
-def current(out: str) -> str:
-    """Returns where the dataset of an output lies: between the two renames, under the name of the old generation."""
-    previous = "" if storage.is_remote(out) else _beside(os.path.abspath(out), "old")
-    return previous if os.path.isdir(previous) and not os.path.isdir(out) else out
+def dataset_path(out: str) -> str:
+    """Returns the directory of the dataset of an output: between the two renames, that of the old generation."""
+    old_path = "" if storage.is_remote(out) else _sibling(os.path.abspath(out), "old")
+    return old_path if os.path.isdir(old_path) and not os.path.isdir(out) else out
 
 
 def recover(out: str) -> None:
-    """Puts the old generation back after a kill between the two renames, or removes it after one behind them.
+    """Restores the old generation after a kill between the two renames; removes it after a kill that followed them.
 
     Args:
       out: directory of the dataset, absolute, or a URL, which has no generations.
     """
-    if storage.is_remote(out) or not os.path.isdir(previous := _beside(out, "old")):
+    if storage.is_remote(out) or not os.path.isdir(old_path := _sibling(out, "old")):
         return
     if os.path.isdir(out):
-        storage.remove_tree(previous)  # the swap was done, only the cleaning up was not
+        storage.remove_tree(old_path)
     else:
-        os.rename(previous, out)
+        os.rename(old_path, out)
 
 
-_FIELDS = {name: one for name, one in fields(IngestOptions).items() if one.field.scope != "run"}
-# Options that all images of a dataset must have in common, and those that it keeps where none are given.
-_MUST_AGREE = tuple(name for name, one in _FIELDS.items() if one.field.append == "same")
-_MAY_DIFFER = tuple(name for name, one in _FIELDS.items() if one.field.append == "kept")
+_SETTINGS = {name: setting for name, setting in fields(IngestOptions).items() if setting.field.scope != "run"}
+# Options that must be equal for all images of a dataset, and options whose values in the dataset are the defaults.
+_MUST_AGREE = tuple(name for name, setting in _SETTINGS.items() if setting.field.append == "same")
+_MAY_DIFFER = tuple(name for name, setting in _SETTINGS.items() if setting.field.append == "kept")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Existing:
-    """A published dataset that gets more images.
+class ExistingDataset:
+    """A published dataset to which images are added.
 
     Attributes:
-      directory: where it lies.
-      manifest: what it is.
+      directory: its directory.
+      manifest: its manifest.
       images: its `IMAGES` rows.
       rejects: its `REJECTS` rows.
     """
@@ -137,80 +136,80 @@ class Existing:
     rejects: pa.Table
 
     def shard_counts(self) -> dict[str, int]:
-        """Returns split -> shards."""
+        """Returns split -> number of shards."""
         return {name: len(info.shards) for name, info in self.manifest.splits.items()}
 
 
-def completed(out: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings of an ingest that adds to a dataset: those given, and for the rest what it was made with.
+def complete_settings(out: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings of an ingest that adds to a dataset, with the options of the dataset as defaults.
 
     Args:
       out: directory of the dataset.
-      settings: nested, as given; one of a section leaves the others of that section to the dataset.
+      settings: nested settings of the user; a partial section is completed from that of the dataset.
 
     Raises:
-      SourceError, CorruptDataset: there is no sound dataset in `out`.
+      SourceError, CorruptDataset: there is no valid dataset in `out`.
     """
-    found = manifest.load(out).options
-    was = {**{name: found[name] for name in (*_MUST_AGREE, *_MAY_DIFFER)}, "splits": dict(found["splits"])}
+    options = manifest.load(out).options
+    defaults = {**{name: options[name] for name in (*_MUST_AGREE, *_MAY_DIFFER)}, "splits": dict(options["splits"])}
     sections = {
-        name: {**was[name], **given}
-        for name, given in settings.items()
-        if name in was and _FIELDS[name].section and isinstance(given, Mapping)
+        name: {**defaults[name], **value}
+        for name, value in settings.items()
+        if name in defaults and _SETTINGS[name].section and isinstance(value, Mapping)
     }
-    return {**was, **settings, **sections}
+    return {**defaults, **settings, **sections}
 
 
 def check_published(options: IngestOptions) -> None:
     """Raises `OptionError` unless there is a dataset to add to."""
-    if not manifest.is_published(current(options.out)):
+    if not manifest.is_published(dataset_path(options.out)):
         mode = "--append" if options.append else "--retry-rejects"
         raise OptionError(f"{options.out} holds no dataset to add to; leave {mode} out to make one")
 
 
-def load_existing(options: IngestOptions, label_kind: str, described: dict) -> Existing:
-    """Reads the dataset that the options want to add to.
+def load_existing(options: IngestOptions, label_kind: str, recorded_options: dict) -> ExistingDataset:
+    """Reads the dataset to which an ingest adds images.
 
     Args:
-      options: of the ingest that adds.
-      label_kind: of the source.
-      described: the options as `dataset.json` keeps them.
+      options: options of the ingest.
+      label_kind: label kind of the source.
+      recorded_options: the options in the form in which `dataset.json` records them.
 
     Raises:
       OptionError: there is no dataset, or it was made with other options.
-      CorruptDataset: its tables cannot be read, or a shard is missing or was cut.
+      CorruptDataset: its tables cannot be read, or a shard is missing or truncated.
     """
     check_published(options)
-    found = manifest.load(options.out)
-    if found.label_kind != label_kind:
-        old, new = LABEL_KINDS[found.label_kind], LABEL_KINDS[label_kind]
-        raise OptionError(f"the images in {options.out} have {old}, those of the source {new}")
+    dataset = manifest.load(options.out)
+    if dataset.label_kind != label_kind:
+        old, new = LABEL_KINDS[dataset.label_kind], LABEL_KINDS[label_kind]
+        raise OptionError(f"the images in {options.out} have {old}, the images of the source {new}")
     for name in _MUST_AGREE:
-        _check_agrees(options.out, name, found.options.get(name), described[name])
-    _check_shards(options.out, found)
-    return Existing(
+        _check_agrees(options.out, name, dataset.options.get(name), recorded_options[name])
+    _check_shards(options.out, dataset)
+    return ExistingDataset(
         directory=options.out,
-        manifest=found,
+        manifest=dataset,
         images=schemas.read_published(storage.join(options.out, manifest.IMAGES_NAME)),
         rejects=schemas.read_published(storage.join(options.out, manifest.REJECTS_NAME)),
     )
 
 
-def _check_agrees(out: str, name: str, was: Any, asked: Any) -> None:
-    # Shares of splits stand as they were given: one of them alone says nothing.
-    if isinstance(was, Mapping) and isinstance(asked, Mapping) and name != "splits":
-        for inner in {**was, **asked}:
-            _check_agrees(out, f"{name}.{inner}", was.get(inner), asked.get(inner))
-    elif was != asked:
+def _check_agrees(out: str, name: str, old: Any, new: Any) -> None:
+    # Shares of splits are relative to one another, so they are compared together.
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and name != "splits":
+        for inner in {**old, **new}:
+            _check_agrees(out, f"{name}.{inner}", old.get(inner), new.get(inner))
+    elif old != new:
         raise OptionError(
-            f"{out} was made with {name} {was!r}, not {asked!r}; leave it out: what is added is treated like the rest"
+            f"{out} was made with {name} {old!r}, not {new!r}; omit it, and the value of the dataset applies"
         )
 
 
-def _check_shards(out: str, found: Manifest) -> None:
-    """Looks at the length of every old shard, without reading it: what is missing or cut is not published again."""
-    for split, info in found.splits.items():
-        for shard, path in zip(info.shards, found.shard_paths(out, split), strict=True):
+def _check_shards(out: str, dataset: Manifest) -> None:
+    """Checks the size of every old shard without reading it, so that no missing or truncated shard is published."""
+    for split, info in dataset.splits.items():
+        for shard, path in zip(info.shards, dataset.shard_paths(out, split), strict=True):
             try:
                 size = storage.size(path)
             except FileNotFoundError as error:
@@ -222,26 +221,28 @@ def _check_shards(out: str, found: Manifest) -> None:
                 )
 
 
-def fresh_images(entries: Iterable[ImageRef | Reject], existing: Existing, retry: bool) -> Iterator[ImageRef | Reject]:
-    """Yields the entries whose key the dataset does not know; with `retry`, those that it knows as rejects alone.
+def new_entries(
+    entries: Iterable[ImageRef | Reject], existing: ExistingDataset, retry: bool
+) -> Iterator[ImageRef | Reject]:
+    """Yields the entries whose key is not in the dataset; with `retry`, the entries whose key is only in its rejects.
 
-    Keys of a dataset from before signatures were cut from URLs hold them, and stay.
+    Keys are compared without signatures of URLs, because older datasets contain keys with signatures.
     """
-    good = set(map(http_fetch.unsigned, existing.images["key"].to_pylist()))
-    bad = set(map(http_fetch.unsigned, existing.rejects["key"].to_pylist()))
+    image_keys = set(map(http_fetch.unsigned, existing.images["key"].to_pylist()))
+    reject_keys = set(map(http_fetch.unsigned, existing.rejects["key"].to_pylist()))
     for entry in entries:
         key = http_fetch.unsigned(entry.key)
-        if key not in good and (key in bad) == retry:
+        if key not in image_keys and (key in reject_keys) == retry:
             yield entry
 
 
-def link_shards(existing: Existing, out: str, totals: dict[str, int]) -> None:
-    """Puts the old shards into a new generation, as hard links where the filesystem has them. Idempotent.
+def link_shards(existing: ExistingDataset, out: str, totals: dict[str, int]) -> None:
+    """Links the old shards into a new generation, or copies them where hard links are impossible. Idempotent.
 
     Args:
       existing: the old generation.
-      out: directory of the new one.
-      totals: split -> shards in the new generation.
+      out: directory of the new generation.
+      totals: split -> number of shards in the new generation.
     """
     for split, info in existing.manifest.splits.items():
         directory = os.path.join(out, shards.split_dir(split))
@@ -253,50 +254,47 @@ def link_shards(existing: Existing, out: str, totals: dict[str, int]) -> None:
                 os.remove(target)
             try:
                 os.link(source, target)
-            except OSError:  # no hard links here
+            except OSError:  # the filesystem has no hard links
                 shutil.copyfile(source, target)
 
 
-def merged_splits(existing: Existing, new: dict[str, SplitInfo], totals: dict[str, int]) -> dict[str, SplitInfo]:
-    """Returns the splits of the new generation: the old shards under their new names, then the new ones."""
+def merge_splits(existing: ExistingDataset, new: dict[str, SplitInfo], totals: dict[str, int]) -> dict[str, SplitInfo]:
+    """Returns the splits of the new generation: the old shards with their new names, then the new shards."""
     result = {}
     for split, info in existing.manifest.splits.items():
-        old = tuple(_renamed(shard, index, totals[split]) for index, shard in enumerate(info.shards))
+        names = (shards.shard_name(index, totals[split]) for index in range(len(info.shards)))
+        old = tuple(replace(shard, name=name) for shard, name in zip(info.shards, names, strict=True))
         classes = Counter(info.classes) + Counter(new[split].classes)
         result[split] = SplitInfo(shards=old + new[split].shards, classes=dict(sorted(classes.items())))
     return result
 
 
-def merged_rejects(existing: Existing, new: pa.Table, retried: Set[str]) -> pa.Table:
-    """Returns the old rejects that were not tried again, and the new ones, ordered by key."""
-    kept = existing.rejects.filter(
+def merge_rejects(existing: ExistingDataset, new: pa.Table, retried: Set[str]) -> pa.Table:
+    """Returns the old rejects that were not retried and the new rejects, in order of key."""
+    old = existing.rejects.filter(
         pa.array([http_fetch.unsigned(key) not in retried for key in existing.rejects["key"].to_pylist()], pa.bool_())
     )
-    return pa.concat_tables([kept, new]).sort_by([("key", "ascending"), ("uri", "ascending")])
+    return pa.concat_tables([old, new]).sort_by([("key", "ascending"), ("uri", "ascending")])
 
 
-def merged_counts(existing: Existing, new: ImageCounts, rejects: pa.Table) -> ImageCounts:
+def merge_counts(existing: ExistingDataset, new: ImageCounts, rejects: pa.Table) -> ImageCounts:
     """Returns the counts of the new generation.
 
     Args:
       existing: the old generation.
-      new: counts of what was added; its sets of copies and near duplicates are those of both already.
-      rejects: rejects of both.
+      new: counts of the addition; its counts of copies and near duplicates include the old images.
+      rejects: rejects of both generations.
     """
     old = existing.manifest.counts
     return replace(
         new,
-        # What was tried again was found before, so it is counted by what became of it.
+        # A retried image was counted before, so the sum of all outcomes counts it once.
         found=len(rejects) + old.written + new.written + old.dropped + new.dropped,
         written=old.written + new.written,
         rejects=dict(Counter(rejects["reason"].to_pylist()).most_common()),
         normalised=dict((Counter(old.normalised) + Counter(new.normalised)).most_common()),
         duplicates_dropped=old.duplicates_dropped + new.duplicates_dropped,
         near_dropped=old.near_dropped + new.near_dropped,
-        # An addition that looks for no near duplicates says nothing of the images that are there.
+        # An addition without a search for near duplicates counts no unsearched images.
         near_unsearched=max(old.near_unsearched, new.near_unsearched),
     )
-
-
-def _renamed(shard: Shard, index: int, total: int) -> Shard:
-    return replace(shard, name=shards.shard_name(index, total))

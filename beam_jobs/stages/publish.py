@@ -1,4 +1,4 @@
-"""Publish: check every shard, write the tables, and `dataset.json` last."""
+"""Publish: checks every shard, writes the tables, and `dataset.json` last."""
 
 from __future__ import annotations
 
@@ -21,89 +21,89 @@ from beam_jobs.errors import CorruptDataset, DatasetChanged
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import Plan, SplitPlan, channel_statistics
 from beam_jobs.stages import generations
-from beam_jobs.stages.generations import Existing
+from beam_jobs.stages.generations import ExistingDataset
 from beam_jobs.stages.write import ShardTask, Sidecar, load_sidecar, shard_path, sidecar_path
 from beam_jobs.types import EXTRA_TYPES, Reject
 
-# What else decides the facts and the bytes of re-encoded images.
+# Packages whose versions affect the facts or the bytes of re-encoded images.
 _PRODUCERS = ("feedline", "tensorflow", "pillow", "opencv-python-headless", "pycocotools")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """What an ingest found in its source.
+class SourceFacts:
+    """Facts about the source and the run that are not in the plan.
 
     Attributes:
-      images: entries, rejects included.
+      images: number of entries, including rejects.
       label_kind: one of `types.LABEL_KINDS`.
-      work: directory of the sidecars.
-      existing: the dataset that the images are added to; None for a new one.
-      keys: keys of the entries, when rejects were tried again.
-      remarks: what was noticed on the way.
+      work: work directory, with the sidecars.
+      existing: the dataset to which the images are added; None for a new dataset.
+      keys: keys of the retried entries; empty unless rejects were retried.
+      remarks: remarks of the run.
     """
 
     images: int
     label_kind: str
     work: str
-    existing: Existing | None = None
+    existing: ExistingDataset | None = None
     keys: frozenset[str] = frozenset()
     remarks: Remarks = field(default_factory=Remarks)
 
     def shards_before(self, split: str) -> int:
-        """Returns how many shards the split had already."""
+        """Returns the number of existing shards of a split."""
         return self.existing.shard_counts().get(split, 0) if self.existing else 0
 
 
 def producer() -> dict[str, str]:
-    """Returns package -> version of everything that shapes the output."""
+    """Returns package -> version of the packages that affect the output."""
     return {name: metadata.version(name) for name in _PRODUCERS}
 
 
-def taken(out: str) -> str:
-    """Returns the message about an output that holds a dataset; in object stores nothing can be replaced by rename."""
-    instead = "" if storage.is_remote(out) else ", or replace it with --overwrite"
-    return f"{out} already holds a dataset; choose another --out{instead}"
+def occupied_message(out: str) -> str:
+    """Returns the message about an output that contains a dataset; only a local dataset can be replaced."""
+    alternative = "" if storage.is_remote(out) else ", or replace it with --overwrite"
+    return f"{out} already holds a dataset; choose another --out{alternative}"
 
 
 def publish(
-    options: IngestOptions, plan: Plan, tasks: list[ShardTask], rejects: pa.Table, source_facts: Found
+    options: IngestOptions, plan: Plan, tasks: list[ShardTask], rejects: pa.Table, source_facts: SourceFacts
 ) -> Manifest:
-    """Turns written shards into a dataset. Idempotent until `dataset.json` is there, which is never replaced.
+    """Turns written shards into a dataset. Idempotent until `dataset.json` exists, which is never replaced.
 
     Args:
-      options: of the ingest.
-      plan: what was written.
-      tasks: the shards of it.
+      options: options of the ingest.
+      plan: the plan of the written shards.
+      tasks: the written shards.
       rejects: `REJECTS` rows of all stages.
-      source_facts: what the source has, and the dataset that was there before.
+      source_facts: facts about the source, and the existing dataset.
 
     Raises:
-      CorruptDataset: a shard is not what its sidecar says.
-      DatasetChanged: another dataset was published in the output meanwhile.
-      FileNotFoundError: somebody removes the output meanwhile; nothing is published.
+      CorruptDataset: a shard does not match its sidecar.
+      DatasetChanged: another process published a dataset in the output during the run.
+      FileNotFoundError: another process removed files of the output; nothing is published.
     """
     check_unpublished(options.out)
-    sidecars = {(task.split, task.index): _checked(options.out, source_facts.work, task) for task in tasks}
+    sidecars = {(task.split, task.index): _check_shard(options.out, source_facts.work, task) for task in tasks}
     images = _images(plan, sidecars, source_facts)
     splits = {split.name: _split_info(split, sidecars, source_facts) for split in plan.splits}
     counts = _counts(plan, rejects, source_facts.images)
     if source_facts.existing:
         totals = {split.name: source_facts.shards_before(split.name) + split.shard_count for split in plan.splits}
         generations.link_shards(source_facts.existing, options.out, totals)
-        splits = generations.merged_splits(source_facts.existing, splits, totals)
+        splits = generations.merge_splits(source_facts.existing, splits, totals)
         images = pa.concat_tables([plan.existing, images])
-        rejects = generations.merged_rejects(source_facts.existing, rejects, source_facts.keys)
-        counts = generations.merged_counts(source_facts.existing, counts, rejects)
+        rejects = generations.merge_rejects(source_facts.existing, rejects, source_facts.keys)
+        counts = generations.merge_counts(source_facts.existing, counts, rejects)
     _remove_strays(options.out, splits)
     scratch = storage.join(source_facts.work, "tmp")
     schemas.write_table(storage.join(options.out, manifest.IMAGES_NAME), images, scratch)
     schemas.write_table(storage.join(options.out, manifest.REJECTS_NAME), rejects, scratch)
-    beside = _tfds_files(options, splits, plan.labels, images, source_facts.label_kind)
-    for name, content in beside.items():
+    tfds_files = _tfds_files(options, splits, plan.labels, images, source_facts.label_kind)
+    for name, content in tfds_files.items():
         storage.write_bytes(storage.join(options.out, name), content, scratch)
     result = Manifest(
         source=_source_name(options.source),
-        options=described(options),
+        options=dataset_options(options),
         options_digest=options.digest(),
         label_kind=source_facts.label_kind,
         labels=plan.labels,
@@ -113,65 +113,65 @@ def publish(
         producer=producer(),
         tables={
             name: storage.digest(storage.join(options.out, name))[1]
-            for name in (*manifest.TABLE_NAMES, *sorted(beside))
+            for name in (*manifest.TABLE_NAMES, *sorted(tfds_files))
         },
         remarks=source_facts.remarks,
     )
     if not manifest.create(result, options.out, scratch):
-        raise _appeared(options.out)
-    _check_whole(result, options.out)
+        raise _dataset_appeared(options.out)
+    _check_complete(result, options.out)
     return result
 
 
 def check_unpublished(out: str) -> None:
-    """Raises `DatasetChanged` where a dataset appeared in an output that had none: nothing is written over it."""
+    """Raises `DatasetChanged` if another process published a dataset in an output that had none."""
     if manifest.is_published(out):
-        raise _appeared(out)
+        raise _dataset_appeared(out)
 
 
-def _appeared(out: str) -> DatasetChanged:
+def _dataset_appeared(out: str) -> DatasetChanged:
     return DatasetChanged(f"{out} holds a dataset that was published since this run began; choose another --out")
 
 
-def rejects_table(stored: pa.Table, rejects: tuple[Reject, ...]) -> pa.Table:
-    """Joins rejects of all stages into one table, ordered by key."""
+def rejects_table(examined: pa.Table, rejects: tuple[Reject, ...]) -> pa.Table:
+    """Joins the rejects of examining and of other stages into one table, in order of key."""
     rows = pa.Table.from_pylist([schemas.reject_row(reject) for reject in rejects], schemas.REJECTS)
-    return pa.concat_tables([stored, rows]).sort_by([("key", "ascending"), ("uri", "ascending")])
+    return pa.concat_tables([examined, rows]).sort_by([("key", "ascending"), ("uri", "ascending")])
 
 
 def reason_counts(rejects: pa.Table) -> dict[str, int]:
-    """Returns reason -> images, most frequent first."""
+    """Returns reason -> number of images, most frequent first."""
     return dict(Counter(rejects["reason"].to_pylist()).most_common())
 
 
 def _source_name(source: str) -> str:
-    """Returns the last part of a local source: its directory is private, and no part of the dataset."""
+    """Returns the last part of a local path, because its directory is private; a URL completely."""
     return source if storage.is_remote(source) else os.path.basename(os.path.abspath(source))
 
 
-def described(options: IngestOptions) -> dict[str, Any]:
-    """Returns the options that say what a dataset is, as `dataset.json` keeps them."""
-    known = fields(type(options))
-    return {name: value for name, value in options.to_json().items() if known[name].field.scope != "run"}
+def dataset_options(options: IngestOptions) -> dict[str, Any]:
+    """Returns the options that determine a dataset, in the form in which `dataset.json` records them."""
+    settings = fields(type(options))
+    return {name: value for name, value in options.to_json().items() if settings[name].field.scope != "run"}
 
 
-def _checked(out: str, work: str, task: ShardTask) -> Sidecar:
+def _check_shard(out: str, work: str, task: ShardTask) -> Sidecar:
     path = shard_path(out, task)
-    with contextlib.suppress(OSError, ValueError):  # one of the two is missing, or the sidecar damaged
+    with contextlib.suppress(OSError, ValueError):  # a file is missing, or the sidecar is damaged
         sidecar = load_sidecar(work, task)
         if storage.checksum(path) == sidecar.crc32c:
             return sidecar
-    storage.remove(sidecar_path(work, task))  # or the next run would take the shard for finished
+    storage.remove(sidecar_path(work, task))  # so that the next run writes the shard again
     raise CorruptDataset(f"{path} is not what was written to it; check the disk, then run the ingest again")
 
 
-def _check_whole(result: Manifest, out: str) -> None:
-    """Takes a manifest back whose files were removed while it was made: writing makes the directories anew.
+def _check_complete(result: Manifest, out: str) -> None:
+    """Removes the manifest again if files were removed during publication: writing recreates removed directories.
 
     Raises:
-      FileNotFoundError: one of them is not there.
+      FileNotFoundError: a file of the dataset is missing.
     """
-    if storage.is_remote(out):  # a request each, and a bucket is not removed half way by accident
+    if storage.is_remote(out):  # each check would be a request, and an accidental partial removal is unlikely
         return
     paths = [path for split in result.splits for path in result.shard_paths(out, split)]
     for path in [*paths, *(storage.join(out, name) for name in result.tables)]:
@@ -183,10 +183,13 @@ def _check_whole(result: Manifest, out: str) -> None:
 def _tfds_files(
     options: IngestOptions, splits: dict[str, SplitInfo], labels: tuple[str, ...], images: pa.Table, label_kind: str
 ) -> dict[str, bytes]:
-    annotated = [
-        annotations for text in images["annotations"].to_pylist() if (annotations := schemas.parse_annotations(text))
-    ]
-    parts = {name for one in annotated for name in ("objects", "mask", "weight") if getattr(one, name) is not None}
+    parts = {
+        name
+        for text in images["annotations"].to_pylist()
+        if (annotations := schemas.parse_annotations(text))
+        for name in ("objects", "mask", "weight")
+        if getattr(annotations, name) is not None
+    }
     extra: dict[str, type] = {}
     for text in set(images["extra"].to_pylist()) - {"{}"}:
         for name, value in schemas.cell(text).items():
@@ -204,7 +207,7 @@ def _tfds_files(
 
 
 def _remove_strays(out: str, splits: dict[str, SplitInfo]) -> None:
-    # TFX reads `Split-NAME/*`, so a shard or a split of an abandoned plan would be read too.
+    # TFX reads `Split-NAME/*`, so it would also read the shards of an abandoned plan.
     planned = {shards.split_dir(split): {shard.name for shard in info.shards} for split, info in splits.items()}
     for folder in storage.list_dirs(out):
         directory = storage.join(out, folder)
@@ -216,13 +219,13 @@ def _remove_strays(out: str, splits: dict[str, SplitInfo]) -> None:
             storage.remove_tree(directory)
 
 
-def _images(plan: Plan, sidecars: dict[tuple[str, int], Sidecar], found: Found) -> pa.Table:
-    parts = [_placed(plan.dropped, "", -1, [-1] * len(plan.dropped))]
+def _images(plan: Plan, sidecars: dict[tuple[str, int], Sidecar], source_facts: SourceFacts) -> pa.Table:
+    parts = [_image_rows(plan.dropped, "", -1, [-1] * len(plan.dropped))]
     for split in plan.splits:
-        first = found.shards_before(split.name)
+        first = source_facts.shards_before(split.name)
         for index in range(split.shard_count):
             offsets = list(sidecars[split.name, first + index].offsets)
-            parts.append(_placed(split.shard(index), split.name, first + index, offsets))
+            parts.append(_image_rows(split.shard(index), split.name, first + index, offsets))
     return pa.concat_tables(parts)
 
 
@@ -231,7 +234,7 @@ def _channels(split: str, images: pa.Table) -> ChannelStatistics:
     return channel_statistics(split, images.filter(written))
 
 
-def _placed(rows: pa.Table, split: str, shard: int, offsets: list[int]) -> pa.Table:
+def _image_rows(rows: pa.Table, split: str, shard: int, offsets: list[int]) -> pa.Table:
     count = len(rows)
     columns: dict[str, Any] = {name: rows[name] for name in rows.column_names if name in schemas.IMAGES.names}
     columns["split"] = pa.array([split] * count, pa.string())
@@ -240,9 +243,9 @@ def _placed(rows: pa.Table, split: str, shard: int, offsets: list[int]) -> pa.Ta
     return pa.table(columns).cast(schemas.IMAGES)
 
 
-def _split_info(split: SplitPlan, sidecars: dict[tuple[str, int], Sidecar], found: Found) -> SplitInfo:
+def _split_info(split: SplitPlan, sidecars: dict[tuple[str, int], Sidecar], source_facts: SourceFacts) -> SplitInfo:
     """Describes the new shards of a split."""
-    first = found.shards_before(split.name)
+    first = source_facts.shards_before(split.name)
     count = first + split.shard_count
     return SplitInfo(
         shards=tuple(
@@ -254,23 +257,23 @@ def _split_info(split: SplitPlan, sidecars: dict[tuple[str, int], Sidecar], foun
             )
             for index in range(first, count)
         ),
-        classes=dict(sorted(_classes(split.images, found.label_kind).items())),
+        classes=dict(sorted(_count_classes(split.images, source_facts.label_kind).items())),
     )
 
 
-def _classes(rows: pa.Table, label_kind: str) -> Counter[str]:
-    """Returns class -> images; an image of several classes counts in each."""
+def _count_classes(rows: pa.Table, label_kind: str) -> Counter[str]:
+    """Returns class -> number of images; an image of several classes counts in each."""
     if label_kind == "single":
         return Counter(rows["label"].to_pylist())
-    annotated = (schemas.parse_annotations(text) for text in rows["annotations"].to_pylist())
-    return Counter(name for one in annotated if one and one.labels for name in one.labels)
+    annotations = (schemas.parse_annotations(text) for text in rows["annotations"].to_pylist())
+    return Counter(name for item in annotations if item and item.labels for name in item.labels)
 
 
-def _counts(plan: Plan, rejects: pa.Table, found: int) -> ImageCounts:
+def _counts(plan: Plan, rejects: pa.Table, total: int) -> ImageCounts:
     written = pa.concat_tables([split.images for split in plan.splits])
     reasons = written.filter(pc.not_equal(written["normalised"], ""))["normalised"].to_pylist()
     return ImageCounts(
-        found=found,
+        found=total,
         written=len(written),
         rejects=reason_counts(rejects),
         normalised=dict(Counter(reason for joined in reasons for reason in joined.split("+")).most_common()),

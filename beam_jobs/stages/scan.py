@@ -1,4 +1,4 @@
-"""Scan: stream the source into files of references, the units that are examined."""
+"""Scan: writes the references of a source to files, which are the units of examining."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from beam_jobs.dataset import schemas
 from beam_jobs.errors import RejectReason
 from beam_jobs.types import ImageRef, Reject
 
-# Ends of names of images that are stored as JPEG or PNG, see `normalise`.
-_STORED_AS_OTHERS = (".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp")
+# Extensions of images that are converted to JPEG or PNG; see `normalise`.
+_CONVERTED = (".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Bucket:
 
     Attributes:
       path: Parquet file of references.
-      name: name of its results; it holds the digest of the references, so changed inputs never meet old results.
+      name: name of its results; it contains the digest of the references, so changed inputs never match old results.
     """
 
     path: str
@@ -34,20 +34,20 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True)
 class Scan:
-    """What a scan found.
+    """Result of a scan.
 
     Attributes:
       buckets: files of references.
-      found: images and rejects together.
-      bytes: sum of the file sizes.
-      kept_bytes: of files but those whose names say that they are stored in another format, and so perhaps smaller.
-      rejects: what was rejected without opening it.
+      found: number of images and rejects.
+      bytes: sum of the file sizes, in bytes.
+      copied_bytes: sum of the sizes of files that `copy` stores unchanged, judged by extension, in bytes.
+      rejects: entries that were rejected without reading the file.
     """
 
     buckets: tuple[Bucket, ...]
     found: int
     bytes: int
-    kept_bytes: int
+    copied_bytes: int
     rejects: tuple[Reject, ...]
 
 
@@ -57,16 +57,16 @@ def scan(
     """Writes the references of a source into `directory`; at most one bucket of them is in memory.
 
     Args:
-      entries: what the source yields.
-      directory: where the buckets go. Those of an earlier scan stay, for workers of its run may still read them.
-      bucket_images: references a bucket.
+      entries: entries of the source.
+      directory: directory of the buckets. Buckets of earlier scans remain, because workers of their run may read them.
+      bucket_images: maximum number of references per bucket.
       splits: splits that a split column may name.
-      salt: what the results depend on besides the references, such as the digest of the options.
+      salt: text of everything else that determines the results, such as the digest of the options.
     """
     rejects: list[Reject] = []
     buckets: list[Bucket] = []
-    found = total = kept = 0
-    for index, chunk in enumerate(_chunks(_good(entries, rejects, splits), bucket_images)):
+    found = total = copied = 0
+    for index, chunk in enumerate(_chunks(_accepted(entries, rejects, splits), bucket_images)):
         columns = _columns(chunk)
         name = f"{index:06d}-{_digest(columns, salt)}"
         path = storage.join(directory, f"refs-{name}.parquet")
@@ -74,13 +74,13 @@ def scan(
         buckets.append(Bucket(path=path, name=name))
         found += len(chunk)
         total += sum(ref.bytes for ref in chunk)
-        kept += sum(ref.bytes for ref in chunk if not ref.key.lower().endswith(_STORED_AS_OTHERS))
+        copied += sum(ref.bytes for ref in chunk if not ref.key.lower().endswith(_CONVERTED))
     return Scan(
-        buckets=tuple(buckets), found=found + len(rejects), bytes=total, kept_bytes=kept, rejects=tuple(rejects)
+        buckets=tuple(buckets), found=found + len(rejects), bytes=total, copied_bytes=copied, rejects=tuple(rejects)
     )
 
 
-def _good(
+def _accepted(
     entries: Iterable[ImageRef | Reject], rejects: list[Reject], splits: Mapping[str, float]
 ) -> Iterator[ImageRef]:
     for entry in entries:
@@ -101,7 +101,7 @@ def _chunks(refs: Iterable[ImageRef], count: int) -> Iterator[list[ImageRef]]:
 
 
 def _columns(refs: list[ImageRef]) -> dict[str, list]:
-    """Returns the columns of a `REFS` table; Arrow would take ten times as long to build it from rows."""
+    """Returns the columns of a `REFS` table; from rows, Arrow needs ten times as long."""
     rows = [schemas.ref_row(ref) for ref in refs]
     return {name: [row[name] for row in rows] for name in schemas.REFS.names}
 

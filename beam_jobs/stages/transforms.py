@@ -1,6 +1,6 @@
-"""Beam wiring: one PTransform a stage, with the logic in `examine` and `write`. Wiring and counters only.
+"""Beam transforms: one PTransform per stage, with counters; `examine` and `write` contain the logic.
 
-Expected failures travel as values, because a runner turns an exception into text of its own making.
+Expected failures are written to notes, because runners replace exceptions by texts of a different form.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from beam_jobs.common.system import Progress
 from beam_jobs.errors import FeedlineError, Unreadable
 from beam_jobs.runners.beam_job import Tally
 from beam_jobs.stages import examine, work_units, write
-from beam_jobs.stages.examine import Examined, ExamineTask, examine_bucket, note_unread
+from beam_jobs.stages.examine import Examined, ExamineTask, examine_bucket, write_unread_note
 from beam_jobs.stages.scan import Bucket
-from beam_jobs.stages.write import ShardTask, WriteTask, load_sidecar, note_failure, write_shard
+from beam_jobs.stages.write import ShardTask, WriteTask, load_sidecar, write_failure_note, write_shard
 
 
 @dataclass
 class ExamineBuckets(beam.PTransform):
-    """Examines buckets of references; the results are files, the elements only say how it went."""
+    """Examines buckets of references; the results are files, the elements are the outcomes."""
 
     buckets: tuple[Bucket, ...]
     task: ExamineTask
@@ -33,19 +33,19 @@ class ExamineBuckets(beam.PTransform):
         return (
             root
             | "ListBuckets" >> beam.Create(self.buckets)  # Bucket
-            | "SpreadBuckets" >> beam.Reshuffle()  # Bucket: without this all of them fuse onto one worker
+            | "SpreadBuckets" >> beam.Reshuffle()  # Bucket: without a reshuffle, fusion puts all of them on one worker
             | "Examine" >> beam.ParDo(_Examine(self.task))  # Examined
         )
 
     def tally(self) -> Tally:
-        """Returns what tells how far the stage is, whichever processes do the work."""
+        """Returns the tally of the progress of the stage, independent of the processes that do the work."""
         directory = storage.join(self.task.reader.work, examine.DIRECTORY)
-        return Tally(directory, map(examine.marker_name, self.buckets), lambda _, marker: examine.done_by(marker))
+        return Tally(directory, map(examine.marker_name, self.buckets), lambda _, data: examine.parse_progress(data))
 
 
 @dataclass
 class WriteShards(beam.PTransform):
-    """Writes planned shards; the results are files, the elements are the names of what was written."""
+    """Writes planned shards; the results are files, the elements are the names of the written shards."""
 
     shards: tuple[ShardTask, ...]
     task: WriteTask
@@ -60,16 +60,16 @@ class WriteShards(beam.PTransform):
         )
 
     def tally(self) -> Tally:
-        """Returns what tells how far the stage is, whichever processes do the work."""
+        """Returns the tally of the progress of the stage, independent of the processes that do the work."""
 
-        def done_by(_: str, sidecar: bytes) -> Progress | None:
+        def parse(_: str, sidecar: bytes) -> Progress | None:
             try:
-                found = work_units.parse_checked(sidecar)
-            except ValueError:  # a damaged one of an earlier run: its shard is being written again
+                values = work_units.parse_checked(sidecar)
+            except ValueError:  # a damaged sidecar of an earlier run: its shard is written again
                 return None
-            return Progress(found["records"], found["bytes"])
+            return Progress(values["records"], values["bytes"])
 
-        return Tally(storage.join(self.task.work, write.DIRECTORY), map(write.sidecar_name, self.shards), done_by)
+        return Tally(storage.join(self.task.work, write.DIRECTORY), map(write.sidecar_name, self.shards), parse)
 
 
 class _Examine(beam.DoFn):
@@ -81,8 +81,8 @@ class _Examine(beam.DoFn):
             outcome = examine_bucket(bucket, self._task)
         except (Unreadable, OSError) as error:
             if isinstance(error, OSError) and not storage.is_remote(self._task.reader.work):
-                raise  # `disk` explains it
-            note_unread(bucket, self._task, error)
+                raise  # `disk.explained` adds the cause
+            write_unread_note(bucket, self._task, error)
             _count("ExamineBuckets", unread_buckets=1)
             return
         _count("ExamineBuckets", images=outcome.good, rejects=outcome.rejected, bytes=outcome.bytes)
@@ -99,8 +99,8 @@ class _Write(beam.DoFn):
             written = write_shard(shard, self._task)
         except (FeedlineError, OSError) as error:
             if isinstance(error, OSError) and not storage.is_remote(self._task.out):
-                raise  # `disk` explains it
-            note_failure(shard, self._task, error)
+                raise  # `disk.explained` adds the cause
+            write_failure_note(shard, self._task, error)
             _count("WriteShards", failed_shards=1)
             return
         sidecar = load_sidecar(self._task.work, shard)

@@ -1,7 +1,4 @@
-"""The output of an ingest before it is published: whether it may be used, where what is unfinished lies, and its room.
-
-How much room an ingest needs on the disk is estimated before the bytes are there.
-"""
+"""The output of an ingest before publication: checks, lock, work directory, and estimates of its disk space."""
 
 from __future__ import annotations
 
@@ -17,25 +14,25 @@ from beam_jobs.dataset import manifest, shards, tfds_metadata
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
 from beam_jobs.planning.plan import RECORD_OVERHEAD_BYTES, Plan
-from beam_jobs.stages.publish import taken
+from beam_jobs.stages.publish import occupied_message
 from beam_jobs.stages.scan import Scan
 from beam_jobs.storage import disk, lock
 
 DIRECTORY = "_work"
-_MARKER_NAME = "feedline.json"  # in the work directory: without it, a directory of that name is somebody else's
-_LOCK_NAME = ".feedline-lock"  # see `alone`
-_TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp")  # a file that `storage.atomic_writer` has begun
+_MARKER_NAME = "feedline.json"  # in the work directory: a directory of that name without it belongs to another program
+_LOCK_NAME = ".feedline-lock"  # see `exclusive`
+_TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp")  # an unfinished file of `storage.atomic_writer`
 
 
 @contextlib.contextmanager
-def alone(out: str) -> Iterator[None]:
-    """Keeps other ingests away from an output while the block runs.
+def exclusive(out: str) -> Iterator[None]:
+    """Locks an output against other ingests for the duration of the block.
 
-    The lock of `DIR/NAME` is `DIR/.NAME.feedline-lock`, for `DIR/NAME` itself is renamed when it is replaced. Where
-    `DIR` takes no files, as above a mounted disk, and in object stores, it is `DIR/NAME/.feedline-lock`.
+    The lock file of `DIR/NAME` is `DIR/.NAME.feedline-lock`, because a replacement renames `DIR/NAME` itself. In object
+    stores, and where `DIR` is not writable, for example above a mounted disk, it is `DIR/NAME/.feedline-lock`.
 
     Raises:
-      OptionError: another ingest writes there, or the store cannot be written.
+      OptionError: another ingest writes to the output, or the store cannot be written.
     """
     with contextlib.ExitStack() as stack:
         for path in _lock_paths(out):
@@ -46,8 +43,8 @@ def alone(out: str) -> Iterator[None]:
                 raise OptionError(f"{out} is in use by another ingest: {error}; wait for its end") from None
             except OSError as error:
                 if storage.is_remote(out):
-                    raise _not_written(out, error) from error
-        # Where neither file can be created, no dataset can be written: the first stage says so, and why.
+                    raise _unwritable(out, error) from error
+        # Where neither file can be created, no dataset can be written: the first stage raises an error with the cause.
         yield
 
 
@@ -62,67 +59,64 @@ def _lock_paths(out: str) -> list[str]:
 
 
 def check_out(options: IngestOptions) -> None:
-    """Raises `OptionError` unless a dataset can be built in `out`: it is new, empty, or the rest of an ingest."""
+    """Raises `OptionError` unless `out` is new, empty, or contains only files of an unfinished ingest."""
     out = options.out
     if is_published(out):
-        _remove_rest(storage.join(out, DIRECTORY))
-        raise OptionError(taken(out))
+        _remove_leftovers(storage.join(out, DIRECTORY))
+        raise OptionError(occupied_message(out))
     if storage.is_remote(out):
         return
     source, target = os.path.realpath(options.source), os.path.realpath(out)
     if os.path.isdir(source) and os.path.commonpath([source, target]) == source:
-        raise OptionError(f"{out} lies inside the source {options.source}; the next run would take it for images")
+        raise OptionError(f"{out} lies inside the source {options.source}; the next run would ingest its files")
     if not os.path.lexists(out):
         return
     if not os.path.isdir(out):
         raise OptionError(f"{out} is a file; --out must be a new or empty directory")
     names = _names(out)
-    foreign = sorted(name for name in names if not _is_ours(name))
-    if foreign or (names and not _is_rest(out)):
+    foreign = sorted(name for name in names if not _is_feedline_name(name))
+    if foreign or (names and not _is_unfinished(out)):
         fault = f"holds {foreign[0]!r}" if foreign else "is not empty"
         raise OptionError(f"{out} {fault} and is not the rest of an earlier ingest; choose another --out")
 
 
 def is_published(out: str) -> bool:
-    """Returns whether an output holds a dataset.
+    """Returns whether an output contains a dataset.
 
     Raises:
-      OptionError: its store does not say.
+      OptionError: its store cannot be accessed.
     """
     try:
         return manifest.is_published(out)
     except OSError as error:
-        raise OptionError(f"{out} cannot be looked at: {error}; correct --out, or what its store asks for") from error
+        raise OptionError(f"{out} cannot be accessed: {error}; correct --out, or the credentials for it") from error
 
 
 def remove(work: str) -> None:
-    """Removes a work directory; its mark goes last, so that what a kill leaves of it is known as ours."""
+    """Removes a work directory, its marker last, so that a killed removal leaves a directory with a marker."""
     if not storage.is_remote(work) and os.path.isdir(work):
         for entry in list(os.scandir(work)):
             if entry.is_dir(follow_symlinks=False):
                 storage.remove_tree(entry.path)
             elif entry.name != _MARKER_NAME:
-                with contextlib.suppress(OSError):  # the dataset is published, whatever becomes of this
+                with contextlib.suppress(OSError):  # the dataset is published, so a file may remain
                     storage.remove(entry.path)
     storage.remove_tree(work)
 
 
-def _remove_rest(work: str) -> None:
-    """Removes what a run that died in its last step left beside its dataset.
-
-    Without its mark, a directory of that name is somebody else's, unless nothing is in it.
-    """
+def _remove_leftovers(work: str) -> None:
+    """Removes the work directory of a run that was killed after publication, if it has a marker or is empty."""
     if storage.is_remote(work):
         return
     if os.path.isfile(os.path.join(work, _MARKER_NAME)):
         remove(work)
     else:
-        with contextlib.suppress(OSError):  # there is none, or it is not empty
+        with contextlib.suppress(OSError):  # it does not exist, or is not empty
             os.rmdir(work)
 
 
-def _is_rest(out: str) -> bool:
-    """Returns whether a directory is what an ingest left: marked, or empty but for a mark that was not finished."""
+def _is_unfinished(out: str) -> bool:
+    """Returns whether a directory contains an unfinished ingest: a marker, or only an unfinished marker."""
     work = os.path.join(out, DIRECTORY)
     if os.path.isfile(os.path.join(work, _MARKER_NAME)):
         return True
@@ -133,85 +127,84 @@ def _names(out: str) -> list[str]:
     return [name for name in os.listdir(out) if name != _LOCK_NAME]
 
 
-def _is_ours(name: str) -> bool:
+def _is_feedline_name(name: str) -> bool:
     return name in (DIRECTORY, *manifest.TABLE_NAMES, *tfds_metadata.NAMES) or name.startswith(shards.SPLIT_PREFIX)
 
 
-def take_back(refs: str) -> None:
-    """Removes what a scan wrote before its source turned out to be wrong; the rest of an earlier ingest stays."""
+def remove_scan(refs: str) -> None:
+    """Removes the files of a scan that failed; files of an earlier ingest remain."""
     storage.remove_tree(refs)
     work = os.path.dirname(refs)
     if storage.is_remote(refs) or not os.path.isdir(work):
         return
     if os.listdir(work) == [_MARKER_NAME]:
         storage.remove_tree(work)
-        with contextlib.suppress(OSError):  # it holds something else
+        with contextlib.suppress(OSError):  # it contains other files
             os.rmdir(os.path.dirname(work))
 
 
-def open_at(out: str, work: str) -> None:
-    """Makes the work directory, and marks it as ours.
+def create(out: str, work: str) -> None:
+    """Creates the work directory with its marker.
 
     Raises:
-      OptionError: nothing can be written there.
+      OptionError: the directory cannot be written.
       OSError: the disk is full.
     """
     try:
-        _mark(work)
+        _write_marker(work)
     except OSError as error:
         if error.errno in disk.FULL:
             raise
-        raise _not_written(out, error) from error
+        raise _unwritable(out, error) from error
 
 
-def _not_written(out: str, error: OSError) -> OptionError:
+def _unwritable(out: str, error: OSError) -> OptionError:
     return OptionError(f"{out} cannot be written: {error.strerror or error}; choose another --out")
 
 
-def mark_again(out: str, work: str) -> None:
-    """Marks the work directory as ours again when somebody removed it and a stage has made parts of it anew."""
+def restore_marker(out: str, work: str) -> None:
+    """Writes the marker again where another program removed the work directory and a stage recreated parts of it."""
     if storage.is_remote(out) or os.path.exists(storage.join(work, _MARKER_NAME)):
         return
     if os.path.isdir(work) or disk.used_bytes(out):
-        with contextlib.suppress(OSError):  # of a disk that takes nothing
-            _mark(work)
+        with contextlib.suppress(OSError):  # the disk accepts no writes
+            _write_marker(work)
 
 
-def _mark(work: str) -> None:
+def _write_marker(work: str) -> None:
     storage.write_bytes(storage.join(work, _MARKER_NAME), b'{"made_by": "feedline ingest"}')
 
 
-BLOCK_BYTES = 4096  # what even a small file takes on most disks
+BLOCK_BYTES = 4096  # minimum disk space of a file on most disks
 
 
-def room_to_examine(options: IngestOptions, scan: Scan, work: str) -> int:
-    """Returns the least bytes that a whole ingest writes from here on; 0 when they depend on what is in the images.
+def min_bytes_to_examine(options: IngestOptions, scan: Scan, work: str) -> int:
+    """Returns the minimum number of bytes that the rest of an ingest writes; 0 if it depends on the image contents.
 
-    Of `copy`, what is stored in another format counts nothing: a BMP of one colour becomes a PNG of a few bytes. Of
-    `resize` nothing is known: what a smaller image takes depends on what it shows. When duplicates are dropped, the
-    number of images that are left is unknown; raw pixels of all of them lie in the spool nevertheless. What is rejected
-    is taken to be as large as the rest.
+    With `copy`, images that are stored in another format count 0: a BMP of one colour becomes a PNG of a few bytes.
+    With `resize` the size of smaller images is unknown. If duplicates are dropped, the number of remaining images is
+    unknown, but the spool contains the raw pixels of all images. Rejects are assumed to be as large as other images.
 
     Args:
-      options: of the ingest.
-      scan: result of the scan; URLs and members of compressed archives may have no size yet, and count nothing.
-      work: directory of what passes between the stages.
+      options: options of the ingest.
+      scan: result of the scan; URLs and members of compressed archives may have no size yet, and count 0.
+      work: work directory.
     """
     if storage.is_remote(options.out):
         return 0
     share, pixels = 1 - options.max_reject_ratio, options.pixels
     drops = "drop" in (options.duplicates, options.near_duplicates)
     if pixels.policy == "copy" and not drops:
-        return max(0, int(share * scan.kept_bytes) - _written_bytes(options.out))
-    if pixels.policy == "raw":  # first in the spool, then in the shards
+        return max(0, int(share * scan.copied_bytes) - _written_bytes(options.out))
+    if pixels.policy == "raw":  # stored in the spool, then also in the shards
         copies = 1 if drops else 2
         least = int(share * (scan.found - len(scan.rejects)) * copies * 3 * pixels.side_px**2)
         return max(0, least - _written_bytes(options.out) - disk.used_bytes(work))
     return 0
 
 
-def room_to_write(options: IngestOptions, plan: Plan) -> int:
-    """Returns about how many bytes of shards are still to be written; 0 to a remote output."""
+def bytes_to_write(options: IngestOptions, plan: Plan) -> int:
+    """Returns an estimate of the bytes of shards that remain to be written; 0 for a remote output."""
     if storage.is_remote(options.out):
         return 0
     planned = sum(
@@ -222,6 +215,6 @@ def room_to_write(options: IngestOptions, plan: Plan) -> int:
 
 
 def _written_bytes(out: str) -> int:
-    """Returns the bytes of shards that an earlier run left."""
+    """Returns the size of the shards of an earlier run, in bytes."""
     folders = [name for name in storage.list_dirs(out) if name.startswith(shards.SPLIT_PREFIX)]
     return sum(disk.used_bytes(storage.join(out, name)) for name in folders)

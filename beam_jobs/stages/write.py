@@ -1,6 +1,6 @@
-"""Write: one planned shard -> one file, streamed, fsynced, sealed, renamed. One unit of work, no Beam in sight.
+"""Write: one planned shard -> one file, streamed, fsynced, sealed, renamed. One unit of work, without Beam.
 
-Its bytes are written, hashed and checksummed by a thread beside the one that makes them.
+One thread encodes the records; a second thread writes, hashes and checksums them.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from beam_jobs.sources.image_reader import SPOOL, Reader, Slice
 from beam_jobs.stages import work_units
 from beam_jobs.types import Annotations, ImageFacts, ImageRecord, RecordObject
 
-# Long enough that the interpreter lock changes hands once in twenty images, short enough to stay in the cache.
+# Large enough for one switch of the interpreter lock per twenty images, small enough for the cache.
 _BLOCK_BYTES = 1 << 20
-_PENDING = 2  # blocks in flight
+_MAX_PENDING = 2  # submitted blocks that are not yet written
 
 
 class Sink:
-    """Takes the pieces of records, in order, and writes them in blocks of about a megabyte.
+    """Accepts the pieces of records, in order, and writes them in blocks of about a megabyte.
 
-    Making records holds the interpreter lock, writing and hashing blocks does not: so the two share two cores.
+    Encoding holds the interpreter lock; writing and hashing release it, so they run in parallel on a second core.
 
     Attributes:
-      position: bytes taken.
-      sha256: of what was written, hex; once the block is left.
-      crc32c: of what was written; once the block is left.
+      position: number of bytes accepted.
+      sha256: SHA-256 of the written bytes, hex; set at the end of the `with` block.
+      crc32c: CRC-32C of the written bytes; complete at the end of the `with` block.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -55,7 +55,7 @@ class Sink:
         self._stream = stream
         self._hasher = hashlib.sha256()
         self._pieces: list[bytes] = []
-        self._held = self._records = 0
+        self._bytes = self._records = 0
         self._pending: deque[Future[None]] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="feedline-sink")
 
@@ -64,14 +64,14 @@ class Sink:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        """Writes what is left, unless something went wrong, and waits for it.
+        """Writes the remaining pieces, unless an error ends the block, and waits for the writing thread.
 
         Raises:
-          OSError: the stream does not take it.
+          OSError: the stream cannot be written.
         """
         try:
             if kind is None:
-                self._hand_over()
+                self._submit_block()
                 while self._pending:
                     self._pending.popleft().result()
                 self.sha256 = self._hasher.hexdigest()
@@ -79,28 +79,28 @@ class Sink:
             self._thread.shutdown(cancel_futures=True)
 
     def write(self, pieces: Sequence[bytes]) -> None:
-        """Takes one record.
+        """Accepts one record.
 
         Raises:
-          OSError: the stream did not take an earlier one.
+          OSError: an earlier record could not be written.
         """
         self._pieces += pieces
         length = sum(map(len, pieces))
-        self._held += length
+        self._bytes += length
         self._records += 1
         self.position += length
-        if self._held >= _BLOCK_BYTES:
-            self._hand_over()
+        if self._bytes >= _BLOCK_BYTES:
+            self._submit_block()
 
-    def _hand_over(self) -> None:
+    def _submit_block(self) -> None:
         block = b"".join(self._pieces)
-        if len(self._pending) >= _PENDING:
+        if len(self._pending) >= _MAX_PENDING:
             self._pending.popleft().result()
-        self._pending.append(self._thread.submit(self._put, block, self._records))
+        self._pending.append(self._thread.submit(self._write_block, block, self._records))
         self._pieces = []
-        self._held = self._records = 0
+        self._bytes = self._records = 0
 
-    def _put(self, block: bytes, records: int) -> None:
+    def _write_block(self, block: bytes, records: int) -> None:
         self._stream.write(block)
         self._hasher.update(block)
         self.crc32c = google_crc32c.extend(self.crc32c, block)
@@ -108,7 +108,7 @@ class Sink:
 
 
 DIRECTORY = "written"  # in the work directory
-# What decides the bytes of a record, besides the options.
+# Columns that determine the bytes of a record, besides the options.
 _DIGESTED = (
     "key",
     "uri",
@@ -128,10 +128,10 @@ class ShardTask:
 
     Attributes:
       split: name of the split.
-      index: of the shard in its split.
-      count: shards of the split.
+      index: index of the shard in its split.
+      count: number of shards of the split.
       plan_path: Parquet file of its `PLANNED` rows.
-      digest: of those rows and of what else decides its bytes.
+      digest: digest of those rows and of everything else that determines the bytes of the shard.
     """
 
     split: str
@@ -148,16 +148,16 @@ class ShardTask:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteTask:
-    """What a worker needs to know to write shards; small and picklable.
+    """Parameters for writing shards; small and picklable.
 
     Attributes:
-      reader: reads the images; its work directory takes sidecars and temporary files.
-      out: the dataset directory.
+      reader: reads the images; its work directory receives sidecars and temporary files.
+      out: dataset directory.
       label_kind: one of `types.LABEL_KINDS`.
-      labels: class names; the index is the label.
-      pixels: what became of the pixels.
-      moments: whether the moments of the channels are known.
-      threads: threads to use.
+      labels: class names in the order of their indices.
+      pixels: conversion of the pixels.
+      moments: whether the facts include the moments of the channels.
+      threads: number of threads.
     """
 
     reader: Reader
@@ -176,15 +176,15 @@ class WriteTask:
 
 @dataclass(frozen=True, kw_only=True)
 class Sidecar:
-    """What is known of a written shard; kept beside the work files, never in the dataset.
+    """Description of a written shard; a file in the work directory, not in the dataset.
 
     Attributes:
-      digest: of the plan it was written from.
-      file: name in the work directory, before it got the name that it has in the dataset.
-      records: in the file.
-      bytes: of the file.
-      sha256: of the file, hex.
-      crc32c: of the file; publishing compares this one, at a tenth of the cost.
+      digest: digest of its `ShardTask`.
+      file: file name in the work directory, before the shard gets its name in the dataset.
+      records: number of records.
+      bytes: size of the file, in bytes.
+      sha256: SHA-256 of the file, hex.
+      crc32c: CRC-32C of the file; publishing compares it, because it costs a tenth of SHA-256.
       offsets: byte offset of each record.
     """
 
@@ -198,13 +198,13 @@ class Sidecar:
 
 
 class Failure(NamedTuple):
-    """Why a shard could not be written.
+    """Cause of a failure to write a shard.
 
     Attributes:
       unit: `SPLIT-INDEX` of the shard.
-      key: of the image that it failed at; the name of the shard where it is no image.
-      text: one line.
-      passing: whether another attempt may fare better: the image could not be read, or the shard not be written.
+      key: key of the image that caused the failure; the name of the shard if no image did.
+      text: message, one line.
+      passing: whether another attempt may succeed: the image could not be read, or the shard could not be written.
     """
 
     unit: str
@@ -217,10 +217,10 @@ def shard_tasks(plan: Plan, directory: str, salt: str, existing: Mapping[str, in
     """Writes the rows of every planned shard into `directory` and returns the units of work.
 
     Args:
-      plan: what will be written.
-      directory: where the rows go.
-      salt: what decides the bytes besides the rows: options and library versions.
-      existing: split -> shards that are there already; the new ones are numbered after them.
+      plan: the plan.
+      directory: directory of the files of rows.
+      salt: text of everything else that determines the bytes: options and library versions.
+      existing: split -> number of existing shards; the numbers of new shards follow theirs.
     """
     tasks = []
     for split in plan.splits:
@@ -229,25 +229,25 @@ def shard_tasks(plan: Plan, directory: str, salt: str, existing: Mapping[str, in
         for index in range(first, count):
             rows = split.shard(index - first)
             digest = _digest(rows, salt, plan.labels)
-            # The name holds the digest, for workers of an earlier run may still read its plan.
+            # The name contains the digest, because workers of an earlier run may still read their plan.
             path = storage.join(directory, f"{split.name}-{index:05d}-{digest[:16]}.parquet")
-            schemas.write_table(path, rows, durable=False)  # made again by every run
+            schemas.write_table(path, rows, durable=False)  # every run writes it again
             tasks.append(ShardTask(split=split.name, index=index, count=count, plan_path=path, digest=digest))
     return tasks
 
 
 def shard_path(out: str, shard: ShardTask) -> str:
-    """Returns where a shard lies in the dataset."""
+    """Returns the path of a shard in the dataset."""
     return storage.join(out, shards.split_dir(shard.split), shard.name)
 
 
 def sidecar_name(shard: ShardTask) -> str:
-    """Returns the name, in `DIRECTORY`, of the sidecar, which is the seal of a shard; another plan has another."""
+    """Returns the name, in `DIRECTORY`, of the sidecar, which is the seal of a shard; it depends on the plan."""
     return f"{_stem(shard)}{work_units.SEAL_SUFFIX}"
 
 
 def sidecar_path(work: str, shard: ShardTask) -> str:
-    """Returns where the sidecar of a shard lies."""
+    """Returns the path of the sidecar of a shard."""
     return storage.join(work, DIRECTORY, sidecar_name(shard))
 
 
@@ -256,34 +256,34 @@ def _stem(shard: ShardTask) -> str:
 
 
 def sweep(work: str, tasks: list[ShardTask]) -> None:
-    """Removes what other plans, and attempts that were killed, have left; see `sealed.sweep`."""
+    """Removes the files of other plans and of killed attempts; see `work_units.sweep_unsealed`."""
     work_units.sweep_unsealed(
         storage.join(work, DIRECTORY), lambda values: [values["file"]], {sidecar_name(task) for task in tasks}
     )
 
 
 def write_shard(shard: ShardTask, task: WriteTask) -> bool:
-    """Writes a shard, unless its sidecar says that it is written.
+    """Writes a shard, unless it is already written.
 
-    Idempotent: of several attempts, at once or one after the other, one gives its file the name in the dataset.
+    Idempotent: of several attempts, concurrent or successive, one renames its file to the name in the dataset.
 
     Returns:
-      whether the shard is the one that this attempt wrote.
+      whether this attempt wrote the shard.
 
     Raises:
-      SourceChanged: an image is not the one that was examined.
-      Unreadable: an image may be there and cannot be read.
-      OSError: what was kept of one between the stages is gone, or the disk takes no more.
+      SourceChanged: an image differs from the examined one.
+      Unreadable: an image cannot be read.
+      OSError: a spooled image is missing, or the disk cannot be written.
     """
-    if earlier := _written(shard, task):
-        local_progress.add(Progress(earlier.records, 0, 0))
+    if sealed := _load_written(shard, task):
+        local_progress.add(Progress(sealed.records, 0, 0))
         return False
     table = schemas.read(shard.plan_path)
     rows = table.to_pylist()
     chunk = chunk_size(pc.mean(table["bytes"]).as_py())
     encode = partial(_record_pieces, task=task, indices={name: index for index, name in enumerate(task.labels)})
     offsets = []
-    threads = task.reader.threads(rows, max(1, task.threads - 1))  # the sink is the other one
+    threads = task.reader.threads(rows, max(1, task.threads - 1))  # the sink has one thread
     with work_units.Attempt(sidecar_path(task.work, shard)) as attempt:
         name = attempt.name(_stem(shard), ".tfrecord")
         with storage.direct_writer(storage.join(task.work, DIRECTORY, name)) as stream, Sink(stream) as sink:
@@ -299,10 +299,10 @@ def write_shard(shard: ShardTask, task: WriteTask) -> bool:
             crc32c=sink.crc32c,
             offsets=tuple(offsets),
         )
-        winner = attempt.seal(asdict(sidecar), partial(_written, shard, task))
+        winner = attempt.seal(asdict(sidecar), partial(_load_written, shard, task))
     if winner:
         return False
-    _put_in_place(shard, task, sidecar)
+    _move_to_dataset(shard, task, sidecar)
     return True
 
 
@@ -310,63 +310,63 @@ def load_sidecar(work: str, shard: ShardTask) -> Sidecar:
     """Reads the sidecar of a written shard.
 
     Raises:
-      OSError: there is none.
-      ValueError: it is damaged.
+      OSError: there is no sidecar.
+      ValueError: the sidecar is damaged.
     """
     values = work_units.read_checked(sidecar_path(work, shard))
     return Sidecar(**{**values, "offsets": tuple(values["offsets"])})
 
 
-def note_failure(shard: ShardTask, task: WriteTask, error: FeedlineError | OSError) -> None:
-    """Leaves a note of why a shard could not be written, for `failures` to find. Idempotent."""
+def write_failure_note(shard: ShardTask, task: WriteTask, error: FeedlineError | OSError) -> None:
+    """Writes a note with the cause of a failure, for `read_failures`. Idempotent."""
     key = (
         error.key if isinstance(error, SourceChanged) else error.faults[0].key if isinstance(error, Unreadable) else ""
     )
     text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-    failure = Failure(unit_of(shard), key or shard.name, text, isinstance(error, (Unreadable, OSError)))
+    failure = Failure(unit_name(shard), key or shard.name, text, isinstance(error, (Unreadable, OSError)))
     work_units.write_checked(storage.join(task.work, "failed", f"{failure.unit}.json"), failure._asdict())
 
 
-def failures(work: str) -> list[Failure]:
-    """Returns the notes left by `note_failure`, in order of split and shard."""
+def read_failures(work: str) -> list[Failure]:
+    """Returns the failures of the notes of `write_failure_note`, in order of split and shard."""
     directory = storage.join(work, "failed")
     return [Failure(**work_units.read_checked(storage.join(directory, name))) for name in storage.list_files(directory)]
 
 
-def forget_failures(work: str) -> None:
+def remove_failure_notes(work: str) -> None:
     """Removes the notes of earlier attempts."""
     storage.remove_tree(storage.join(work, "failed"))
 
 
-def unit_of(shard: ShardTask) -> str:
-    """Returns the name of a shard in its note."""
+def unit_name(shard: ShardTask) -> str:
+    """Returns the name of a shard in its failure note."""
     return f"{shard.split}-{shard.index:05d}"
 
 
 def is_written(shard: ShardTask, task: WriteTask) -> bool:
-    """Returns whether a shard is written as it is planned."""
-    return _written(shard, task) is not None
+    """Returns whether a shard is written according to its plan."""
+    return _load_written(shard, task) is not None
 
 
-def _written(shard: ShardTask, task: WriteTask) -> Sidecar | None:
-    """Returns the sidecar of a shard that another attempt has sealed."""
+def _load_written(shard: ShardTask, task: WriteTask) -> Sidecar | None:
+    """Moves a sealed shard into the dataset and returns its sidecar; None if the shard must be written."""
     try:
         sidecar = load_sidecar(task.work, shard)
-        return sidecar if _put_in_place(shard, task, sidecar) else None
+        return sidecar if _move_to_dataset(shard, task, sidecar) else None
     except (OSError, ValueError):
         return None  # no sidecar, or a damaged one: the shard is written again
 
 
-def _put_in_place(shard: ShardTask, task: WriteTask, sidecar: Sidecar) -> bool:
-    """Gives a sealed shard the name that it has in the dataset, unless another attempt has done so.
+def _move_to_dataset(shard: ShardTask, task: WriteTask, sidecar: Sidecar) -> bool:
+    """Renames a sealed shard to its name in the dataset, unless another attempt has renamed it.
 
     Returns:
-      whether the file of that name has as many bytes as the sidecar says.
+      whether the file in the dataset has the size in the sidecar.
     """
-    path, before = shard_path(task.out, shard), storage.join(task.work, DIRECTORY, sidecar.file)
-    if storage.exists(before):
-        with contextlib.suppress(FileNotFoundError):  # the other attempt does so at this moment
-            storage.rename(before, path)
+    path, work_path = shard_path(task.out, shard), storage.join(task.work, DIRECTORY, sidecar.file)
+    if storage.exists(work_path):
+        with contextlib.suppress(FileNotFoundError):  # another attempt renames it at the same time
+            storage.rename(work_path, path)
     return storage.size(path) == sidecar.bytes
 
 
@@ -374,7 +374,7 @@ def _record_pieces(row: Mapping[str, Any], task: WriteTask, indices: Mapping[str
     """Returns the pieces of the framed record of one `PLANNED` row."""
     facts = schemas.parse_facts(row)
     annotations = schemas.parse_annotations(row["annotations"])
-    written = ImageRecord(
+    image = ImageRecord(
         key=row["key"],
         uri=row["uri"],
         encoded=_read(row["key"], row["uri"], row["slice"], facts.crc32c, task.reader),
@@ -385,7 +385,7 @@ def _record_pieces(row: Mapping[str, Any], task: WriteTask, indices: Mapping[str
         weight=annotations.weight if annotations else None,
         extra=json.loads(row["extra"]) if row["extra"] != "{}" else {},
     )
-    encoded = record.encode(written, task.moments)
+    encoded = record.encode(image, task.moments)
     if len(encoded) > tfrecord.MAX_RECORD_BYTES:
         limit = f"{tfrecord.MAX_RECORD_BYTES} are allowed"
         raise DataError(f"{row['key']} makes a record of {len(encoded)} bytes; {limit}; lower max_bytes")
@@ -396,29 +396,30 @@ def _read_mask(row: Mapping[str, Any], uri: str, facts: ImageFacts, reader: Read
     return _read(row["key"], uri, row["mask_slice"], facts.mask_crc32c, reader)
 
 
-def _read(key: str, uri: str, place: str, crc32c: int, reader: Reader) -> bytes:
-    spooled = bool(place) and Slice.parse(place).method == SPOOL
-    lost = None
+def _read(key: str, uri: str, slice_text: str, crc32c: int, reader: Reader) -> bytes:
+    is_spooled = bool(slice_text) and Slice.parse(slice_text).method == SPOOL
+    spool_error = None
     try:
-        data = reader.read(uri, place)
-    except (BadImage, Unreadable) as failed:
-        lost = failed.__cause__ if spooled else None
-        if not isinstance(lost, OSError):
-            if isinstance(failed, Unreadable):
-                cause = str(failed) if uri == key else f"{uri}: {failed}"
-                raise Unreadable(cause, (Fault(key, cause),)) from failed
-            what = f"{uri} changed while it was being ingested ({failed.detail}); run it again"
-            raise SourceChanged(what, key) from failed
-    if lost:  # out of the block, or each of the two errors would be the cause of the other
-        raise lost  # of the disk of the output, not of the source
-    # A checksum is enough here: it has to notice an edit between two reads, not to withstand an adversary.
+        data = reader.read(uri, slice_text)
+    except (BadImage, Unreadable) as error:
+        spool_error = error.__cause__ if is_spooled else None
+        if not isinstance(spool_error, OSError):
+            if isinstance(error, Unreadable):
+                cause = str(error) if uri == key else f"{uri}: {error}"
+                raise Unreadable(cause, (Fault(key, cause),)) from error
+            raise _source_changed(key, uri, error.detail) from error
+    if spool_error:  # outside of the `except` block, or each of the two errors would be the cause of the other
+        raise spool_error  # a fault of the output disk, not of the source
+    # A checksum is enough: it detects an edit between two reads, and need not resist an adversary.
     if google_crc32c.value(data) != crc32c:
-        if spooled:
-            what = f"{uri} is not as it was kept in the work directory; check the disk and run it again"
-            raise SourceChanged(what, key)
-        detail = "the file is not the one that was examined"
-        raise SourceChanged(f"{uri} changed while it was being ingested ({detail}); run it again", key)
+        if is_spooled:
+            raise SourceChanged(f"{uri} changed in the work directory; check the disk and run it again", key)
+        raise _source_changed(key, uri, "the file differs from the examined file")
     return data
+
+
+def _source_changed(key: str, uri: str, detail: str) -> SourceChanged:
+    return SourceChanged(f"{uri} changed while it was being ingested ({detail}); run it again", key)
 
 
 def _labels(
@@ -444,6 +445,6 @@ def _digest(rows: pa.Table, salt: str, labels: tuple[str, ...]) -> str:
     hasher = hashlib.sha256(salt.encode())
     for name in _DIGESTED:
         hasher.update(repr(rows[name].to_pylist()).encode())
-    if pc.any(pc.not_equal(rows["annotations"], "")).as_py():  # these name classes whose indices are not in the rows
+    if pc.any(pc.not_equal(rows["annotations"], "")).as_py():  # annotations name classes, without their indices
         hasher.update(repr(labels).encode())
     return hasher.hexdigest()

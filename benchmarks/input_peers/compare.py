@@ -1,4 +1,4 @@
-"""Runs the peers and Feedline in turns and compares how fast they deliver batches."""
+"""Runs the peers and Feedline alternately and compares their rates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.peers.registry import Peer
 
 ROUNDS = 3
 OURS = "feedline"
-FILES_OF = {"photos": "photographs", "cifar": "cifar"}  # task -> the images of `input_sources` that it reads
+FILES_OF = {"photos": "photographs", "cifar": "cifar"}  # task -> kind of images in `input_sources`
 
 Say = Callable[[str], object]
 Row = dict[str, Any]
@@ -32,59 +32,61 @@ def compare(
     pythons: Mapping[str, Path] | None = None,
     say: Say = print,
 ) -> dict[str, Row]:
-    """Measures Feedline beside the named peers, one process a run, in turn.
+    """Compares Feedline with the named peers, with one process per run, alternately.
 
     Args:
       sources: task -> class folders of its images.
-      count: photographs to time in a run, rounded up to whole batches, and ten times as many of 32x32; a quarter more
-        goes before, untimed.
-      names: of `PEERS`.
+      count: number of timed photographs per run, rounded up to complete batches; ten times as many images of 32x32. A
+        warm-up of a quarter of it precedes.
+      names: names in `PEERS`.
       cache: directory of the environments.
-      rounds: runs of each; the median counts.
-      pythons: peer -> a Python that has it, instead of an environment that is made.
-      say: takes a line of progress.
+      rounds: runs of each peer; results are medians.
+      pythons: peer -> Python with the peer installed, instead of a new environment.
+      say: prints a line of progress.
 
     Returns:
       "peer, task" -> rate (of Feedline, images/s), base (of the peer), ratio, base_is, version (of the peer) and rounds
-      (rates of every round, of both). What could not be measured has only `skipped`, the reason.
+      (rates of all rounds, of both). A peer that could not be measured has only `skipped`, the reason.
     """
     rows: dict[str, Row] = {}
-    found, missing = _pythons(names, cache, pythons or {}, say)
+    available, missing = _pythons(names, cache, pythons or {}, say)
     with tempfile.TemporaryDirectory() as scratch:
         for task, source in sources.items():
             images = TASKS[task].weight * -(-count // BATCH) * BATCH
-            runners = {name: _runner(name, PEERS[name], python, task, Path(scratch)) for name, python in found.items()}
+            runners = {
+                name: _runner(name, PEERS[name], python, task, Path(scratch)) for name, python in available.items()
+            }
             runners = {name: runner for name, runner in runners.items() if task == "photos" or name not in ONLY_PHOTOS}
             ours = _runner(OURS, Peer(module=FEEDLINE, base_is=""), Path(sys.executable), task, Path(scratch))
             for number in range(1, rounds + 1):
                 for name, runner in {OURS: ours, **runners}.items():
                     runner.run(source, Path(scratch), images)
                     say(f"{task}, round {number}/{rounds}  {name:<12} {_last(runner, images)}")
-            rows |= {f"{name}, {task}": row_of(PEERS[name], runner, ours) for name, runner in runners.items()}
+            rows |= {f"{name}, {task}": make_row(PEERS[name], runner, ours) for name, runner in runners.items()}
             rows |= {f"{name}, {task}": {"skipped": reason} for name, reason in missing.items()}
     return rows
 
 
-def row_of(peer: Peer, runner: Runner, ours: Runner) -> Row:
+def make_row(peer: Peer, runner: Runner, ours: Runner) -> Row:
     """Returns the row of one peer.
 
     Args:
       peer: the peer.
-      runner: its runs.
-      ours: those of Feedline, in the same rounds.
+      runner: runs of the peer.
+      ours: runs of Feedline in the same rounds.
     """
     if ours.reason:
         return {"skipped": f"Feedline itself failed: {ours.reason}"}
     if runner.reason:
         return {"skipped": runner.reason}
-    mine, theirs = _rates(ours), _rates(runner)
-    rate, base = statistics.median(mine), statistics.median(theirs)
+    rates, base_rates = _rates(ours), _rates(runner)
+    rate, base = statistics.median(rates), statistics.median(base_rates)
     row = {"rate": rate, "base": base, "ratio": rate / base, "base_is": peer.base_is, "version": runner.version}
-    return row | {"rounds": {"rate": mine, "base": theirs}}
+    return row | {"rounds": {"rate": rates, "base": base_rates}}
 
 
 def table(rows: Mapping[str, Row]) -> str:
-    """Returns the results as text, a line a peer and task."""
+    """Returns the results as text, one line per peer and task."""
     lines = [f"{'peer, task':<20}{'images/s':>9}{'Feedline':>10}{'ratio':>7}   peer is"]
     for name, row in rows.items():
         if "skipped" in row:
@@ -96,19 +98,19 @@ def table(rows: Mapping[str, Row]) -> str:
 
 
 def _pythons(
-    names: Iterable[str], cache: Path, given: Mapping[str, Path], say: Say
+    names: Iterable[str], cache: Path, pythons: Mapping[str, Path], say: Say
 ) -> tuple[dict[str, Path], dict[str, str]]:
-    """Returns peer -> Python, and peer -> why there is none."""
-    found: dict[str, Path] = {}
+    """Returns peer -> Python, and peer -> reason for the missing Python."""
+    available: dict[str, Path] = {}
     missing: dict[str, str] = {}
     for name in names:
-        python = given.get(name) or _python(name, cache)
+        python = pythons.get(name) or _python(name, cache)
         if isinstance(python, Skipped):
             missing[name] = str(python)
             say(f"{name} skipped: {python}")
         else:
-            found[name] = python
-    return found, missing
+            available[name] = python
+    return available, missing
 
 
 def _python(name: str, cache: Path) -> Path | Skipped:

@@ -1,4 +1,4 @@
-"""NVIDIA DALI on the processor: its file reader, fused decode and crop, resize and flip, a thread a core."""
+"""NVIDIA DALI on the processor: its file reader, fused decode and crop, resize and flip, one thread per core."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHUFFLE_RECORDS = 1000
 
 
 def batches(job: Job) -> Iterator[Any]:
-    """Yields arrays of images, without end."""
+    """Yields arrays of images, infinitely."""
     from nvidia.dali import pipeline_def
 
     make = {"photos": _photos, "cifar": _cifar}[job.task]
@@ -31,10 +31,10 @@ def batches(job: Job) -> Iterator[Any]:
         )
         return make(encoded), label
 
-    built = pipeline()
-    built.build()
+    instance = pipeline()
+    instance.build()
     while True:
-        images, _ = built.run()
+        images, _ = instance.run()
         yield images.as_array()
 
 

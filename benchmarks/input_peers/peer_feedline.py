@@ -1,4 +1,4 @@
-"""Feedline: the files ingested as they are, and `make_dataset` with its defaults; nothing is cached."""
+"""Feedline: an ingest of unchanged files, and `make_dataset` with default options but without a cache."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from benchmarks.input_peers.script import BATCH, CIFAR_MEAN, CIFAR_STD, TASKS, J
 _SPLIT = "train"
 
 
-def _of_255(values: Sequence[float]) -> tuple[float, ...]:
+def _scale_to_255(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(round(255 * value, 2) for value in values)
 
 
 _OPS = {
     "photos": "decode_random_crop(224)|flip",
     "cifar": "decode|pad_reflect(4)|random_crop(32)|flip|cutout(8)"
-    f"|normalize({_of_255(CIFAR_MEAN)}, {_of_255(CIFAR_STD)})",
+    f"|normalize({_scale_to_255(CIFAR_MEAN)}, {_scale_to_255(CIFAR_STD)})",
 }
 
 
 def write(job: Job) -> None:
-    """Ingests the files as they are."""
+    """Ingests the unchanged files."""
     from beam_jobs import ingest
     from beam_jobs.options import IngestOptions
 
@@ -30,7 +30,7 @@ def write(job: Job) -> None:
 
 
 def batches(job: Job) -> Iterator[Any]:
-    """Yields tensors of images, without end."""
+    """Yields tensors of images, infinitely."""
     from trainer.input_fn import FOREVER, make_dataset
     from trainer.options import InputOptions
 

@@ -1,7 +1,7 @@
-"""FFCV: a .beton of the images, its own decoders and compiled ops, a thread a core.
+"""FFCV: a .beton file of the images, with decoders and compiled ops of FFCV, one thread per core.
 
-FFCV encodes what it stores: photographs as JPEG of quality 90 with OpenCV, the 32x32 images as pixels, as its own
-examples do. It decodes whole images.
+FFCV encodes the images again: photographs as JPEG of quality 90 with OpenCV, the 32x32 images as pixels, as in its
+examples. It decodes complete images.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def write(job: Job) -> None:
     files, labels = job.files(), job.labels()
 
     class Files:
-        """What FFCV takes: an indexable of tuples."""
+        """The input of FFCV: an indexable object of tuples."""
 
         def __len__(self) -> int:
             return len(files)
@@ -37,7 +37,7 @@ def write(job: Job) -> None:
 
 
 def batches(job: Job) -> Iterator[Any]:
-    """Yields tensors of images, one shuffled pass after the other."""
+    """Yields tensors of images in consecutive shuffled passes."""
     import numpy as np
     from ffcv.fields.decoders import RandomResizedCropRGBImageDecoder, SimpleRGBImageDecoder
     from ffcv.loader import Loader, OrderOption

@@ -1,4 +1,4 @@
-"""Grain over ArrayRecord: a shuffled MapDataset, Pillow and NumPy ops, batches made in a worker process a core."""
+"""Grain over ArrayRecord: a shuffled MapDataset, Pillow and NumPy ops, batches from one worker process per core."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHARDS = 8
 
 
 def write(job: Job) -> None:
-    """Writes the files, as they are, into ArrayRecord shards."""
+    """Writes the unchanged files to ArrayRecord shards."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
     files = job.files()
@@ -23,7 +23,7 @@ def write(job: Job) -> None:
 
 
 def batches(job: Job) -> Iterator[Any]:
-    """Yields arrays of images, without end."""
+    """Yields arrays of images, infinitely."""
     import grain
 
     from benchmarks.input_peers.pillow_ops import OPS

@@ -1,7 +1,7 @@
 """TFDS: a builder over the files, read with `as_dataset` and augmented with TensorFlow, everything on AUTOTUNE.
 
-The kind `plain` lets TFDS decode; `skip` takes the encoded image and decodes only the crop, as the performance guide of
-TFDS says.
+With the kind `plain`, TFDS decodes the image; with `skip`, only the crop of the encoded image is decoded, as in the
+performance guide of TFDS.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _SHUFFLE_RECORDS = 1000
 
 
 def write(job: Job) -> None:
-    """Prepares the dataset: the files as they are, in TFRecord shards."""
+    """Writes the unchanged files to TFRecord shards."""
     _builder(job).download_and_prepare()
 
 
 def batches(job: Job) -> Iterator[Any]:
-    """Yields arrays of images, without end."""
+    """Yields arrays of images, infinitely."""
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
@@ -29,9 +29,9 @@ def batches(job: Job) -> Iterator[Any]:
     if skip and job.task != "photos":
         raise SystemExit("only a JPEG can be decoded in part; run the task with the kind plain")
     decoders = {"image": tfds.decode.SkipDecoding()} if skip else None
-    # It would keep a dataset of one small shard in memory, decoded.
-    reading = tfds.ReadConfig(try_autocache=False)
-    stream = _builder(job).as_dataset(split="train", shuffle_files=True, decoders=decoders, read_config=reading)
+    # The automatic cache would keep the decoded images of a small dataset in memory.
+    read_config = tfds.ReadConfig(try_autocache=False)
+    stream = _builder(job).as_dataset(split="train", shuffle_files=True, decoders=decoders, read_config=read_config)
     stream = stream.repeat().shuffle(_SHUFFLE_RECORDS)
     stream = stream.map(_op(job.task, skip), num_parallel_calls=tf.data.AUTOTUNE)
     stream = stream.batch(BATCH, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
@@ -39,7 +39,7 @@ def batches(job: Job) -> Iterator[Any]:
         yield images.numpy()
 
 
-@functools.cache  # a builder registers its name, which can be done once
+@functools.cache  # a builder can register its name only once
 def _builder(job: Job) -> Any:
     import tensorflow_datasets as tfds
 
@@ -88,8 +88,8 @@ def _op(task: str, skip: bool) -> Callable[[dict[str, Any]], Any]:
         image = tf.pad(row["image"], [[4, 4], [4, 4], [0, 0]], mode="REFLECT")
         image = tf.image.random_flip_left_right(tf.image.random_crop(image, [side, side, 3]))
         image = (tf.cast(image, tf.float32) / 255 - CIFAR_MEAN) / CIFAR_STD
-        place = tf.random.uniform([2, 1], maxval=side - 8 + 1, dtype=tf.int32)
-        inside = (tf.range(side)[None] >= place) & (tf.range(side)[None] < place + 8)
+        corner = tf.random.uniform([2, 1], maxval=side - 8 + 1, dtype=tf.int32)
+        inside = (tf.range(side)[None] >= corner) & (tf.range(side)[None] < corner + 8)
         return tf.where((inside[0][:, None] & inside[1][None])[..., None], 0.0, image)
 
     return {"photos": photos, "cifar": cifar}[task]

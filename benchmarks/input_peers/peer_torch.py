@@ -1,4 +1,4 @@
-"""torch DataLoader over the files: Pillow decodes, torchvision crops and flips, one worker process a core."""
+"""torch DataLoader over the files: Pillow decodes, torchvision crops and flips, one worker process per core."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.input_peers.script import BATCH, TASKS, Job, Script
 
 
 def batches(job: Job) -> Iterator[Any]:
-    """Yields tensors of images, without end."""
+    """Yields tensors of images, infinitely."""
     import torch
 
     from benchmarks.input_peers.torch_data import Endless, Files

@@ -12,7 +12,7 @@ _SHUFFLE_RECORDS = 1000
 
 
 def write(job: Job) -> None:
-    """Writes the files, as they are, into tar shards."""
+    """Writes the unchanged files to tar shards."""
     import webdataset as wds
 
     files, labels = job.files(), job.labels()
@@ -25,11 +25,11 @@ def write(job: Job) -> None:
 
 
 def batches(job: Job) -> Iterator[Any]:
-    """Yields tensors of images, without end."""
+    """Yields tensors of images, infinitely."""
     import torch
     import webdataset as wds
 
-    from benchmarks.input_peers.torch_data import transform_of
+    from benchmarks.input_peers.torch_data import make_transform
 
     torch.set_num_threads(1)
     shards = sorted(str(path) for path in job.data.glob("*.tar"))
@@ -38,7 +38,7 @@ def batches(job: Job) -> Iterator[Any]:
         .shuffle(_SHUFFLE_RECORDS)
         .decode("pil")
         .to_tuple("jpg;jpeg;png", "cls")
-        .map_tuple(transform_of(job.task))
+        .map_tuple(make_transform(job.task))
         .batched(BATCH, partial=False)
     )
     for images, _ in wds.WebLoader(stream, batch_size=None, num_workers=job.threads):

@@ -1,4 +1,4 @@
-"""The tasks with Pillow and NumPy, for peers that bring no image ops of their own. Runs in their environments."""
+"""The tasks with Pillow and NumPy, for peers without image ops. Runs in their environments."""
 
 from __future__ import annotations
 
@@ -43,12 +43,13 @@ OPS = {"photos": crop_resize_flip, "cifar": cifar_augment}
 
 
 def random_box(width: int, height: int, random: np.random.Generator) -> tuple[int, int, int, int]:
-    """Returns left, top, right and bottom of a random crop; the whole image when ten draws do not fit."""
+    """Returns left, top, right and bottom of a random crop; the complete image if ten random boxes do not fit."""
     for _ in range(10):
         area = width * height * random.uniform(*AREA)
         aspect = math.exp(random.uniform(math.log(ASPECT[0]), math.log(ASPECT[1])))
-        wide, high = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-        if 0 < wide <= width and 0 < high <= height:
-            left, top = random.integers(0, width - wide + 1), random.integers(0, height - high + 1)
-            return int(left), int(top), int(left) + wide, int(top) + high
+        box_width, box_height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < box_width <= width and 0 < box_height <= height:
+            left = int(random.integers(0, width - box_width + 1))
+            top = int(random.integers(0, height - box_height + 1))
+            return left, top, left + box_width, top + box_height
     return 0, 0, width, height

@@ -1,4 +1,4 @@
-"""Which peers there are and where each runs."""
+"""The peers and their environments."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from benchmarks.peers.registry import Peer
 _REQUIREMENTS = Path(__file__).parent / "requirements"
 
 
-def _own(name: str, base_is: str) -> Peer:
-    """Returns a peer with an environment of its own."""
+def _separate(name: str, base_is: str) -> Peer:
+    """Returns a peer with a separate environment."""
     return Peer(
         module=f"benchmarks.input_peers.peer_{name}", base_is=base_is, requirements=_REQUIREMENTS / f"{name}.txt"
     )
 
 
 PEERS: dict[str, Peer] = {
-    "torch": _own("torch", "torch DataLoader, Pillow, workers = cores"),
-    "dali": _own("dali", "NVIDIA DALI on the CPU, threads = cores"),
-    "grain": _own("grain", "Grain over ArrayRecord, Pillow, workers = cores"),
-    "webdataset": _own("webdataset", "WebDataset, Pillow, workers = cores"),
-    "ffcv": _own("ffcv", "FFCV, JPEG quality 90 of its own, threads = cores"),
+    "torch": _separate("torch", "torch DataLoader, Pillow, workers = cores"),
+    "dali": _separate("dali", "NVIDIA DALI on the CPU, threads = cores"),
+    "grain": _separate("grain", "Grain over ArrayRecord, Pillow, workers = cores"),
+    "webdataset": _separate("webdataset", "WebDataset, Pillow, workers = cores"),
+    "ffcv": _separate("ffcv", "FFCV, JPEG quality 90 of its own, threads = cores"),
     "tfds": Peer(
         module="benchmarks.input_peers.peer_tfds",
         base_is="TFDS, whole decode, AUTOTUNE",
@@ -36,5 +36,5 @@ PEERS: dict[str, Peer] = {
     ),
 }
 FEEDLINE = "benchmarks.input_peers.peer_feedline"
-ONLY_PHOTOS = ("tfds-skip",)  # nothing but a JPEG can be decoded in part
-NO_WHEEL = ("ffcv",)  # compiled against OpenCV and TurboJPEG, and nothing is compiled here
+ONLY_PHOTOS = ("tfds-skip",)  # only JPEG supports partial decoding
+NO_WHEEL = ("ffcv",)  # needs a compiler, OpenCV and TurboJPEG; this module only installs wheels

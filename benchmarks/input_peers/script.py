@@ -1,4 +1,4 @@
-"""What the scripts of the peers share. Standard library only: every peer runs it in an environment of its own."""
+"""Base of the scripts of the peers. Standard library only, because it runs in the environment of each peer."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.script import images_of, labels_of
+from benchmarks.peers.script import class_indices, list_images
 
 BATCH = 64
-_WARM_UP_SHARE = 0.25  # of the images that are timed: worker processes, compilers and read-ahead are through by then
+_WARM_UP_SHARE = 0.25  # of the timed images; it covers the start of worker processes, compilation and read-ahead
 _MARKER = ".written"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What every peer does with an image; chance is its own.
+    """Work of every peer per image; random numbers differ.
 
     Attributes:
       side_px: height and width of the images of a batch.
-      dtype: of the images of a batch.
-      what: in words.
-      weight: how many are timed for one of `photos`, so that a run takes about as long.
+      dtype: dtype of the images of a batch.
+      what: description.
+      weight: number of timed images per image of `photos`, so that runs take about the same time.
     """
 
     side_px: int
@@ -49,10 +49,10 @@ TASKS: Mapping[str, Task] = {
         weight=10,
     ),
 }
-# Of the 50,000 training images of CIFAR-10, of 255.
+# Of the 50,000 training images of CIFAR-10, divided by 255.
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_STD = (0.2470, 0.2435, 0.2616)
-AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)  # of a random crop, after Szegedy et al. (2015)
+AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)  # ranges of a random crop, after Szegedy et al. (2015)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +61,10 @@ class Job:
 
     Attributes:
       source: class folders of images.
-      data: directory of what the peer made of them; shared by its runs.
+      data: directory of the images in the format of the peer; shared by its runs.
       task: name in `TASKS`.
-      threads: worker threads or processes: one a core.
-      kind: which of the kinds of the script to run; empty when it has none.
+      threads: number of worker threads or processes: one per core.
+      kind: kind of the script to run; empty for a script without kinds.
     """
 
     source: Path
@@ -74,12 +74,12 @@ class Job:
     kind: str = ""
 
     def files(self) -> list[Path]:
-        """Returns the images, by name, then by folder."""
-        return images_of(self.source)
+        """Returns the images, in the order of `list_images`."""
+        return list_images(self.source)
 
     def labels(self) -> dict[str, int]:
         """Returns class name -> index."""
-        return labels_of(self.files())
+        return class_indices(self.files())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +87,12 @@ class Script:
     """One peer.
 
     Attributes:
-      peer: its name in the results.
-      distribution: the installed package that gives the version.
-      open: task -> what imports the library and returns endless batches of images, shuffled.
-      note: how it does the work, in a few words.
-      write: makes the peer's own format of the images, once for all runs; None for one that reads the files.
-      kinds: ways to run it; the first is the default.
+      peer: name in the results.
+      distribution: installed package whose version is reported.
+      open: task -> function that imports the library and returns infinite batches of shuffled images.
+      note: short description of the work.
+      write: converts the images to the format of the peer, once for all runs; None for a peer that reads the files.
+      kinds: kinds of the script; the first is the default.
     """
 
     peer: str
@@ -103,7 +103,7 @@ class Script:
     kinds: tuple[str, ...] = ()
 
     def main(self) -> None:
-        """Runs once as the command line says, and prints one line of JSON."""
+        """Runs once with the arguments of the command line, and prints one line of JSON."""
         parser = argparse.ArgumentParser(prog=f"python -m benchmarks.input_peers.peer_{self.peer}")
         parser.add_argument("--source", type=Path, required=True, help="class folders of images")
         parser.add_argument("--data", type=Path, required=True, help="directory of the peer's own format, kept")
@@ -120,13 +120,13 @@ class Script:
             kind=arguments.kind,
         )
         images, seconds = self.run(job, arguments.count)
-        found = {"peer": self.peer, "images": images, "seconds": seconds}
-        print(json.dumps(found | {"version": metadata.version(self.distribution), "note": self.note}), flush=True)
-        # Without the clean-up of worker processes and of threads in foreign code, which may hang and measures nothing.
+        result = {"peer": self.peer, "images": images, "seconds": seconds}
+        print(json.dumps(result | {"version": metadata.version(self.distribution), "note": self.note}), flush=True)
+        # Skips the clean-up of worker processes and library threads, which may hang and is not measured.
         os._exit(0)
 
     def run(self, job: Job, count: int) -> tuple[int, float]:
-        """Returns the number of images that were timed and the seconds they took."""
+        """Returns the number of timed images, and their time in seconds."""
         if self.write:
             write_once(job, self.write)
         batches = self.open[job.task](job)
@@ -136,7 +136,7 @@ class Script:
 
 
 def timed(batches: Iterator[Any], count: int, clock: Callable[[], float] = time.perf_counter) -> tuple[int, float]:
-    """Takes batches until they hold `count` images; returns how many they held and the seconds it took."""
+    """Reads batches of at least `count` images; returns the number of images, and the time in seconds."""
     images = 0
     started = clock()
     while images < count:
@@ -145,7 +145,7 @@ def timed(batches: Iterator[Any], count: int, clock: Callable[[], float] = time.
 
 
 def check(batch: Any, task: Task) -> None:
-    """Raises `SystemExit` unless a batch is what the task asks for, channels first or last."""
+    """Raises `SystemExit` unless shape and dtype of a batch match the task, channels first or last."""
     side = task.side_px
     # `torch.uint8` has no name.
     shape, dtype = tuple(batch.shape), getattr(batch.dtype, "name", str(batch.dtype).rpartition(".")[2])
@@ -154,15 +154,15 @@ def check(batch: Any, task: Task) -> None:
 
 
 def write_once(job: Job, write: Callable[[Job], None]) -> None:
-    """Makes the peer's own format, unless that of these very files is there."""
+    """Converts the images to the format of the peer, unless the data of the same files exists."""
     marker = job.data / _MARKER
-    wanted = hashlib.sha256("\n".join(map(_identity, job.files())).encode()).hexdigest()
-    if marker.is_file() and marker.read_text() == wanted:
+    digest = hashlib.sha256("\n".join(map(_identity, job.files())).encode()).hexdigest()
+    if marker.is_file() and marker.read_text() == digest:
         return
     shutil.rmtree(job.data, ignore_errors=True)
     job.data.mkdir(parents=True)
     write(job)
-    marker.write_text(wanted)
+    marker.write_text(digest)
 
 
 def _identity(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The files as a PyTorch dataset, and the tasks as torchvision transforms. Runs in the environments of peers."""
+"""A PyTorch dataset of the files, and the tasks as torchvision transforms. Runs in the environments of peers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Files(Dataset):
     def __init__(self, job: Job) -> None:
         self.files = job.files()
         self.labels = job.labels()
-        self.transform = transform_of(job.task)
+        self.transform = make_transform(job.task)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -31,7 +31,7 @@ class Files(Dataset):
 
 
 class Endless(Sampler):
-    """One shuffled pass after the other, so that no epoch ends while the clock runs."""
+    """Consecutive shuffled passes, so that no epoch ends during a measurement."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -54,8 +54,8 @@ class Cutout:
         return image
 
 
-def transform_of(task: str) -> Callable[[Any], torch.Tensor]:
-    """Returns a Pillow image -> what the task asks for, channels first."""
+def make_transform(task: str) -> Callable[[Any], torch.Tensor]:
+    """Returns the transform of a Pillow image for a task, channels first."""
     side = TASKS[task].side_px
     if task == "photos":
         crop = transforms.RandomResizedCrop(side, scale=AREA, ratio=ASPECT)

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.peers --source DIR`: Feedline's ingest beside its peers, in one table.
+"""`python -m benchmarks.peers --source DIR`: compares Feedline's ingest with its peers, in one table.
 
-Each peer runs in an environment of its own, made in the cache directory with pinned versions, or is skipped with the
-reason. The rate is a slope: the images between two sizes over the time between them, so start-up is in neither.
+Each peer runs in a separate environment with pinned versions in the cache directory, or is skipped with a reason. The
+rate is a slope: the difference in images between two sizes over the difference in time, which excludes start-up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.peers.registry import PEERS
 
 
 def main() -> None:
-    """Measures and reports."""
+    """Measures the peers and reports the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument("--source", type=Path, required=True, help="class folders of images")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Runs peers and Feedline in turns at two sizes and compares the slopes of time over images."""
+"""Runs peers and Feedline alternately at two sizes and compares the slopes of time over images."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pathlib import Path
 from benchmarks import serve
 from benchmarks.peers.environments import ROOT, Skipped, last_line, python_for
 from benchmarks.peers.registry import ALL_FACTS, FEEDLINE, PEERS, Peer
-from benchmarks.peers.script import images_of
+from benchmarks.peers.script import list_images
 
 ROUNDS = 3
 _RUN_SECONDS = 1800
-# Quiet libraries; and nothing of this environment may leak into that of a peer.
+# Silences libraries, and isolates the environments of peers from this one.
 _SET = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONWARNINGS": "ignore"}
 _UNSET = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")
 
@@ -30,13 +30,13 @@ Row = dict[str, object]
 
 @dataclass(kw_only=True)
 class Runner:
-    """One script in one environment, with what its runs gave.
+    """One script in one environment, with the results of its runs.
 
     Attributes:
-      command: starts the script; source, output and count are added.
+      command: command of the script, without source, output and count.
       seconds: number of images -> seconds of each round.
-      version: of the peer.
-      reason: why it was given up; empty while it goes.
+      version: version of the peer.
+      reason: reason why a run failed; empty without a failure.
     """
 
     command: Sequence[str]
@@ -45,13 +45,13 @@ class Runner:
     reason: str = ""
 
     def run(self, source: Path, scratch: Path, count: int) -> None:
-        """Runs once, unless it was given up; a run that fails gives it up."""
+        """Runs the script once, unless an earlier run failed."""
         if self.reason:
             return
         out = scratch / "run"
         arguments = ["--source", str(source), "--out", str(out), "--count", str(count)]
         try:
-            line = _line_of([*self.command, *arguments])
+            line = _run_script([*self.command, *arguments])
             if line["images"] != count:
                 raise Skipped(f"it wrote {line['images']} of {count} images")
             self.seconds.setdefault(count, []).append(line["seconds"])
@@ -65,7 +65,7 @@ class Runner:
         """Returns images/s: the slope between the median times of the two sizes.
 
         Raises:
-          Skipped: it was given up, or the larger size took no longer than the smaller one.
+          Skipped: a run failed, or the larger size took no longer than the smaller size.
         """
         if self.reason:
             raise Skipped(self.reason)
@@ -80,20 +80,20 @@ def compare(
     rounds: int = ROUNDS,
     say: Say = print,
 ) -> dict[str, Row]:
-    """Measures Feedline beside the named peers.
+    """Compares Feedline with the named peers.
 
     Args:
       source: class folders with at least as many images as the larger count.
-      counts: the two sizes, in images, the smaller one first.
-      names: of `PEERS`.
+      counts: two numbers of images, in ascending order.
+      names: names in `PEERS`.
       cache: directory of the environments.
-      rounds: runs of each script at each size; they take turns, so that a busy machine disturbs all alike.
-      say: takes a line of progress.
+      rounds: runs of each script at each size; scripts alternate, so that other load affects all of them equally.
+      say: prints a line of progress.
 
     Returns:
       peer -> rate (of Feedline, images/s), base (of the peer), ratio, base_is, version (of the peer) and seconds
-      (images -> seconds of each round, of both); peers of files also get rate and ratio with every fact computed. What
-      could not be measured has only `skipped`, the reason.
+      (images -> seconds of each round, of both); peers that read files also get rate and ratio with all facts. A peer
+      that could not be measured has only `skipped`, the reason.
     """
     peers = {name: PEERS[name] for name in names}
     runners, rows = _prepare(peers, cache, say)
@@ -111,23 +111,23 @@ def compare(
 
 
 def slope(seconds: Mapping[int, Sequence[float]]) -> float:
-    """Returns the images a second between the smallest and the largest size, of the median times.
+    """Returns the images/s between the smallest and the largest size, from the median times.
 
     Args:
       seconds: images -> seconds of each run.
 
     Raises:
-      Skipped: the larger size took no longer.
+      Skipped: the larger size took no longer than the smaller size.
     """
     small, large = min(seconds), max(seconds)
-    more = statistics.median(seconds[large]) - statistics.median(seconds[small])
-    if more <= 0:
+    difference = statistics.median(seconds[large]) - statistics.median(seconds[small])
+    if difference <= 0:
         raise Skipped(f"{large} images took no longer than {small}; measure with more of them")
-    return (large - small) / more
+    return (large - small) / difference
 
 
 def table(rows: Mapping[str, Row]) -> str:
-    """Returns the results as text, a line a peer."""
+    """Returns the results as text, one line per peer."""
     lines = [f"{'peer':<13}{'images/s':>9}{'Feedline':>10}{'ratio':>7}{'all facts':>11}{'ratio':>7}   peer is"]
     for name, row in rows.items():
         if "skipped" in row:
@@ -140,12 +140,14 @@ def table(rows: Mapping[str, Row]) -> str:
 
 
 def check_source(source: Path, count: int) -> None:
-    """Raises `ValueError` unless a directory holds that many files."""
+    """Raises `ValueError` unless a directory contains at least `count` files."""
     if not source.is_dir():
         raise ValueError(f"{source} is not a directory; name class folders of images")
-    held = len(images_of(source))
-    if held < count:
-        raise ValueError(f"{source} holds {held} images, the larger count is {count}; name more images or lower counts")
+    total = len(list_images(source))
+    if total < count:
+        raise ValueError(
+            f"{source} holds {total} images, the larger count is {count}; name more images or lower counts"
+        )
 
 
 def _prepare(peers: Mapping[str, Peer], cache: Path, say: Say) -> tuple[dict[str, Runner], dict[str, Row]]:
@@ -171,25 +173,25 @@ def _ours(peers: Iterable[Peer]) -> dict[str, Runner]:
 
 
 def _row(peer: Peer, runner: Runner, ours: Mapping[str, Runner]) -> Row:
-    beside = ours[peer.counterpart]
+    counterpart = ours[peer.counterpart]
     try:
         base = runner.rate()
     except Skipped as skipped:
         return {"skipped": str(skipped)}
     try:
-        rate = beside.rate()
+        rate = counterpart.rate()
         row: Row = {"rate": rate, "base": base, "ratio": rate / base, "base_is": peer.base_is}
         if peer.counterpart != "urls":
-            every = ours[ALL_FACTS].rate()
-            row |= {"rate_all_facts": every, "ratio_all_facts": every / base}
+            rate = ours[ALL_FACTS].rate()
+            row |= {"rate_all_facts": rate, "ratio_all_facts": rate / base}
     except Skipped as skipped:
         return {"skipped": f"Feedline itself failed beside it ({base:,.0f} images/s): {skipped}"}
-    return row | {"version": runner.version, "seconds": {"feedline": beside.seconds, "peer": runner.seconds}}
+    return row | {"version": runner.version, "seconds": {"feedline": counterpart.seconds, "peer": runner.seconds}}
 
 
 def _add_server_rate(rows: Mapping[str, Row], peers: Mapping[str, Peer], source: Path) -> None:
-    """Adds what the server of the URLs can do: unless that is far above both rates, it is what was measured."""
-    names = [path.relative_to(source).as_posix() for path in images_of(source)]
+    """Adds the rate of the server of the URLs; results are valid only if it is far above both rates."""
+    names = [path.relative_to(source).as_posix() for path in list_images(source)]
     with serve.serving(source) as url:
         rate = serve.ceiling(url, names)
     for name, peer in peers.items():
@@ -203,7 +205,7 @@ def _times(runner: Runner, counts: Iterable[int]) -> str:
     return "  ".join(f"{count} images {runner.seconds[count][-1]:.2f} s" for count in counts)
 
 
-def _line_of(command: list[str]) -> dict:
+def _run_script(command: list[str]) -> dict:
     environment = {name: value for name, value in os.environ.items() if name not in _UNSET} | _SET
     try:
         run = subprocess.run(

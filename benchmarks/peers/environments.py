@@ -1,4 +1,4 @@
-"""The environments of the peers: made once, kept in a cache directory, made anew when their requirements change."""
+"""Virtual environments of the peers, in a cache directory; changed requirements create an environment again."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Skipped(Exception):
 
 
 def python_for(name: str, peer: Peer, cache: Path) -> Path:
-    """Returns the Python that runs a peer, after installing what it needs.
+    """Returns the Python that runs a peer, after installing its requirements.
 
     Raises:
-      Skipped: it cannot be installed here.
+      Skipped: the requirements cannot be installed.
     """
     if peer.requirements:
         return make_environment(cache / name, peer.requirements)
@@ -39,53 +39,53 @@ def python_for(name: str, peer: Peer, cache: Path) -> Path:
 def make_environment(
     directory: Path, requirements: Path, versions: str = sys.executable, built: tuple[str, ...] = ()
 ) -> Path:
-    """Makes a virtual environment of exactly the pinned packages, unless it is there; with uv where there is one.
+    """Creates a virtual environment of exactly the pinned packages, unless it exists; with uv if available.
 
     Args:
-      directory: of the environment.
+      directory: directory of the environment.
       requirements: file of the packages.
-      versions: of Python that they run on, such as `>=3.10,<3.13`; only uv looks for another than this one.
-      built: packages that have no wheel, which are built here.
+      versions: Python versions of the packages, such as `>=3.10,<3.13`; only uv searches for another Python.
+      built: packages without a wheel, which are built here.
 
     Returns:
-      its Python.
+      path of the Python of the environment.
 
     Raises:
-      Skipped: it cannot be made.
+      Skipped: the environment cannot be created.
     """
     python = directory / "bin" / "python"
     marker = directory / _MARKER
-    wanted = hashlib.sha256(requirements.read_bytes()).hexdigest()
-    if marker.is_file() and python.exists() and marker.read_text() == wanted:
+    digest = hashlib.sha256(requirements.read_bytes()).hexdigest()
+    if marker.is_file() and python.exists() and marker.read_text() == digest:
         return python
     shutil.rmtree(directory, ignore_errors=True)
     for command in _commands(directory, requirements, versions, built):
         _run(command)
-    marker.write_text(wanted)
+    marker.write_text(digest)
     return python
 
 
 def last_line(text: str) -> str:
-    """Returns the last line of an output that says something, for a reason in one line."""
+    """Returns the last line of an output that is not empty, as a reason in one line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "it said nothing"
 
 
 def _commands(directory: Path, requirements: Path, versions: str, built: tuple[str, ...]) -> list[list[str]]:
-    """Wheels only, but for packages that are named: nothing is compiled, and no foreign set-up script runs."""
+    """Installs only wheels, except for the built packages: nothing else is compiled, and no other setup script runs."""
     python = directory / "bin" / "python"
-    named = [word for name in built for word in ("--no-binary", name)]
-    what = ["--only-binary", ":all:", *named, "--requirement", str(requirements)]
-    beside = ROOT / ".tools" / "bin" / "uv"
-    uv = str(beside) if beside.exists() else shutil.which("uv")
+    built_options = [word for name in built for word in ("--no-binary", name)]
+    options = ["--only-binary", ":all:", *built_options, "--requirement", str(requirements)]
+    local = ROOT / ".tools" / "bin" / "uv"
+    uv = str(local) if local.exists() else shutil.which("uv")
     if uv:
         return [
             [uv, "venv", "--quiet", "--python", versions, str(directory)],
-            [uv, "pip", "install", "--quiet", "--python", str(python), *what],
+            [uv, "pip", "install", "--quiet", "--python", str(python), *options],
         ]
     return [
         [sys.executable, "-m", "venv", str(directory)],
-        [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what],
+        [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *options],
     ]
 
 

@@ -1,8 +1,8 @@
-"""Feedline itself, run as the peers are: a fresh process, the same files.
+"""Feedline, run like the peers: a new process, the same files.
 
-copy-basic   every image decoded and checked, the facts that shards need
-copy-all     and channel statistics, the default
-urls         as copy-basic, from a table of URLs of the same server that img2dataset reads
+copy-basic   decodes and checks every image, and computes the facts that shards need
+copy-all     also computes channel statistics, the default
+urls         as copy-basic, from a table of URLs of the server that img2dataset reads
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.peers.script import Job, Script, Work, link_first, url_rows
 
 _WARM_UP_IMAGES = 64
-_REQUESTS_AT_A_TIME = 32  # as many as a process of img2dataset makes
+_CONCURRENT_REQUESTS = 32  # as in a process of img2dataset
 
 
 def prepare(job: Job) -> Work:
@@ -23,23 +23,23 @@ def prepare(job: Job) -> Work:
     from beam_jobs.options import HttpOptions, IngestOptions
 
     _start_decoders(job)
-    served = job.kind == "urls"
+    is_served = job.kind == "urls"
     options = IngestOptions(
-        source=str(_write_table(job) if served else job.source),
+        source=str(_write_table(job) if is_served else job.source),
         out=str(job.out),
         facts="all" if job.kind == "copy-all" else "basic",
-        http=HttpOptions(allow_private=True, per_host=_REQUESTS_AT_A_TIME),
+        http=HttpOptions(allow_private=True, per_host=_CONCURRENT_REQUESTS),
     )
 
     def work() -> int:
-        made = ingest.run(options)
-        return sum(shard.records for split in made.splits.values() for shard in split.shards)
+        manifest = ingest.run(options)
+        return sum(shard.records for split in manifest.splits.values() for shard in split.shards)
 
     return work
 
 
 def _start_decoders(job: Job) -> None:
-    """Ingests a few images: decoders take longer to start than thousands of images to write, and not always as long."""
+    """Ingests a few images, because decoders start slowly and in varying time."""
     from beam_jobs import ingest
     from beam_jobs.options import IngestOptions
 

@@ -1,10 +1,10 @@
 """img2dataset, reading the images from a server on this machine.
 
-A process a core with 32 threads each, `resize_mode=no` and `skip_reencode`: every image is decoded with OpenCV, checked
-and hashed, and stored as it came. Reading EXIF is off, for nobody keeps it here. The table is cut so that every
-process has two shards whatever its size, because a shard is its unit of work and the default of 10,000 images would
-leave all processes but one idle. The clock is its own, from the start of the first shard to the end of the last: its
-processes take seconds to start, more than they work here, and never the same.
+One process per core with 32 threads each, `resize_mode=no` and `skip_reencode`: every image is decoded with OpenCV,
+checked and hashed, and stored unchanged. EXIF is not read, as in Feedline. Shards are the units of work; the table is
+divided into two shards per process, because the default of 10,000 images would leave all processes except one idle. The
+time is that of its own clock, from the start of the first shard to the end of the last: its processes take seconds to
+start, longer than their work here and in varying time.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from benchmarks.peers.script import Job, Script, Work, url_rows
 
 _THREADS = 32
 _SHARDS_PER_PROCESS = 2
-_MAX_IMAGES_PER_SHARD = 10_000  # its default
+_MAX_IMAGES_PER_SHARD = 10_000  # the default of img2dataset
 _OFFLINE = {"NO_ALBUMENTATIONS_UPDATE": "1", "WANDB_MODE": "disabled", "WANDB_ERROR_REPORTING": "false"}
 
 
 def prepare(job: Job) -> Work:
     """See `Script`."""
-    os.environ.update(_OFFLINE)  # before the import, and for the processes that it starts
+    os.environ.update(_OFFLINE)  # before the import, and for its child processes
     import img2dataset
 
     table = job.out.parent / "urls.csv"

@@ -1,9 +1,8 @@
 """A TFDS builder over class folders, writing TFRecord shards.
 
-`tfds.features.Image` takes files through unread when it is given their paths, so nothing is decoded or checked, unless
-the kind is `checked`: then the generator decodes each file with `tf.io.decode_jpeg`, as Feedline does. The builder
-shuffles by a hash of the key, counts records and bytes, and writes `dataset_info.json`, as it does for any dataset;
-nothing is downloaded.
+`tfds.features.Image` copies files unread if it gets their paths, so nothing is decoded or checked, unless the kind is
+`checked`: then the generator decodes each file with `tf.io.decode_jpeg`, as Feedline does. The builder shuffles by a
+hash of the key, counts records and bytes, and writes `dataset_info.json`, as for every dataset; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.peers.script import Job, Script, Work, labels_of
+from benchmarks.peers.script import Job, Script, Work, class_indices
 
 
 def prepare(job: Job) -> Work:
@@ -29,7 +28,7 @@ def prepare(job: Job) -> Work:
         def _info(self) -> tfds.core.DatasetInfo:
             features = {
                 "image": tfds.features.Image(),
-                "label": tfds.features.ClassLabel(names=list(labels_of(files))),
+                "label": tfds.features.ClassLabel(names=list(class_indices(files))),
                 "filename": tfds.features.Text(),
             }
             return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(features))

@@ -1,13 +1,11 @@
 """TFX's stock ExampleGen write path: files -> `tf.train.Example` -> `WriteSplit`, on Beam's in-process runner.
 
-`WriteSplit` is TFX's own transform: it serialises, reshuffles and writes gzip TFRecord files. TFX ships nothing that
-reads image files, so the step before it is what a custom ExampleGen has to supply: read a file, put it with label and
-name into an Example.
+`WriteSplit` is a transform of TFX that serialises, reshuffles and writes gzip TFRecord files. TFX has no reader of
+image files, so the previous step is that of a custom ExampleGen: make an Example of a file, its label and its name.
 
-Not done here, and done by Feedline: no image is decoded or checked unless the kind is `checked`, nothing is known of it
-but its name, there is one split instead of a hash of every record into two, no order is fixed and no manifest is
-written. What the executor does around the pipeline (metadata store, driver, publisher) is left out too; all of that is
-to the peer's advantage.
+Feedline does more: here no image is decoded or checked unless the kind is `checked`, no facts are computed, there is
+one split instead of two by hash, no fixed order and no manifest. The work of the executor around the pipeline (metadata
+store, driver, publisher) is excluded, too; all of this favours the peer.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.peers.script import Job, Script, Work, labels_of
+from benchmarks.peers.script import Job, Script, Work, class_indices
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -31,7 +29,7 @@ def prepare(job: Job) -> Work:
     from tfx.proto import example_gen_pb2
 
     files = job.files()
-    labels = labels_of(files)
+    labels = class_indices(files)
     pairs = [(str(path), labels[path.parent.name]) for path in files]
 
     def work() -> int:
@@ -50,7 +48,7 @@ def prepare(job: Job) -> Work:
 
 
 def read_example(path: str, label: int, check: bool = False) -> tf.train.Example:
-    """Returns an Example of the encoded bytes, the label and the name of a file; decodes it if it is to be checked."""
+    """Returns an Example of the encoded bytes, the label and the name of a file; `check` decodes the image."""
     import tensorflow as tf
 
     def text(value: bytes) -> tf.train.Feature:

@@ -1,12 +1,12 @@
-"""WebDataset's ShardWriter, with the decode check that Feedline makes: every image through `tf.io.decode_jpeg`.
+"""WebDataset's ShardWriter, with the decode check of Feedline: every image is decoded by `tf.io.decode_jpeg`.
 
-One process and one loop, as its documentation shows it; tar shards of at most 3 GB, its default. Its environment holds
-the same TensorFlow as Feedline's, so that both decode with the same code.
+One process and one loop, as in its documentation; tar shards of at most 3 GB, its default. Its environment has the same
+TensorFlow as Feedline's, so that both decode with the same code.
 """
 
 from __future__ import annotations
 
-from benchmarks.peers.script import Job, Script, Work, labels_of
+from benchmarks.peers.script import Job, Script, Work, class_indices
 
 
 def prepare(job: Job) -> Work:
@@ -15,13 +15,13 @@ def prepare(job: Job) -> Work:
     import webdataset as wds
 
     files = job.files()
-    labels = labels_of(files)
+    labels = class_indices(files)
 
     def work() -> int:
         with wds.ShardWriter(str(job.out / "shard-%06d.tar"), verbose=0) as sink:
             for path in files:
                 encoded = path.read_bytes()
-                tf.io.decode_jpeg(encoded, channels=3)  # raises for what cannot be decoded
+                tf.io.decode_jpeg(encoded, channels=3)  # raises an error for invalid images
                 key = path.relative_to(job.source).with_suffix("").as_posix()
                 sink.write({"__key__": key, "jpg": encoded, "cls": labels[path.parent.name]})
         return sink.total

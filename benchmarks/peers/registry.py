@@ -1,4 +1,4 @@
-"""Which peers there are, where each runs, and what of Feedline stands beside it."""
+"""The peers, their environments, and the kind of Feedline that each is compared with."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Peer:
     """One peer.
 
     Attributes:
-      module: its script.
-      kind: which kind of the script; empty for its only one.
-      base_is: what its rate stands for, in the results.
-      counterpart: kind of `peer_feedline` that is measured beside it.
-      requirements: what its environment holds, every version pinned; None for a peer of this environment.
-      distribution: the package a peer of this environment needs.
+      module: module of its script.
+      kind: kind of the script; empty for a script without kinds.
+      base_is: description of its rate in the results.
+      counterpart: kind of `peer_feedline` to compare it with.
+      requirements: file of the pinned packages of its environment; None for a peer in this environment.
+      distribution: package that a peer in this environment needs.
     """
 
     module: str
@@ -67,4 +67,4 @@ PEERS: dict[str, Peer] = {
     ),
 }
 FEEDLINE = "benchmarks.peers.peer_feedline"
-ALL_FACTS = "copy-all"  # measured beside every counterpart that reads files
+ALL_FACTS = "copy-all"  # measured in addition to every counterpart that reads files

@@ -1,4 +1,4 @@
-"""What the scripts of the peers share. Standard library only: every peer runs it in an environment of its own."""
+"""Base of the scripts of the peers. Standard library only, because it runs in the environment of each peer."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Job:
     """One run of a peer.
 
     Attributes:
-      source: class folders that hold the images of this run and nothing else.
-      out: empty directory of the result.
-      url: where `source` is served, with a slash at the end; empty for peers that read files.
-      kind: which of the kinds of the script to run; empty when it has none.
+      source: class folders with exactly the images of this run.
+      out: empty directory for the result.
+      url: URL of the served `source`, with a slash at the end; empty for peers that read files.
+      kind: kind of the script to run; empty for a script without kinds.
     """
 
     source: Path
@@ -35,8 +35,8 @@ class Job:
     kind: str = ""
 
     def files(self) -> list[Path]:
-        """Returns the images, in the order of `images_of`."""
-        return images_of(self.source)
+        """Returns the images, in the order of `list_images`."""
+        return list_images(self.source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +44,14 @@ class Script:
     """One peer.
 
     Attributes:
-      peer: its name in the results.
-      distribution: the installed package that gives the version.
-      prepare: imports what the work needs and returns the work, which returns the number of images it wrote.
-      note: what the work does and leaves out, in a few words.
-      served: the kinds that read URLs; the one kind of a script without kinds is "".
-      kinds: ways to run it; the first is the default.
-      own_seconds: reads the peer's own clock after the work, for one whose processes take long to start; without it
-        the wall time of the work counts.
+      peer: name in the results.
+      distribution: installed package whose version is reported.
+      prepare: imports the libraries and returns the work, a function that returns the number of written images.
+      note: short description of the work.
+      served: kinds that read URLs; "" for a script without kinds.
+      kinds: kinds of the script; the first is the default.
+      own_seconds: returns the duration by the clock of the peer, for a peer whose processes start slowly; None for the
+        wall time of the work.
     """
 
     peer: str
@@ -63,7 +63,7 @@ class Script:
     own_seconds: Callable[[Job], float] | None = None
 
     def main(self) -> None:
-        """Runs once as the command line says, and prints one line of JSON."""
+        """Runs once with the arguments of the command line, and prints one line of JSON."""
         parser = argparse.ArgumentParser(prog=f"python -m benchmarks.peers.{self._module}", description=self.note)
         parser.add_argument("--source", type=Path, required=True, help="class folders of images")
         parser.add_argument("--out", type=Path, required=True, help="new or empty directory")
@@ -72,7 +72,7 @@ class Script:
         arguments = parser.parse_args()
         images, seconds = self.run(arguments.source, arguments.out, arguments.count, arguments.kind)
         version = metadata.version(self.distribution)
-        print(json.dumps(vars_of(self.peer, arguments.kind, images, seconds, version, self.note)), flush=True)
+        print(json.dumps(make_result(self.peer, arguments.kind, images, seconds, version, self.note)), flush=True)
 
     def run(self, source: Path, out: Path, count: int, kind: str) -> tuple[int, float]:
         """Returns the number of images written and the seconds it took."""
@@ -84,7 +84,7 @@ class Script:
         with serve.serving(source) if kind in self.served else contextlib.nullcontext("") as url:
             job = Job(source=source.absolute(), out=result.absolute(), url=url, kind=kind)
             work = self.prepare(job)
-            os.sync()  # what the run before left to be written to the disk is not this one's time
+            os.sync()  # excludes the disk writes of the previous run
             started = time.perf_counter()
             images = work()
             seconds = time.perf_counter() - started
@@ -95,36 +95,36 @@ class Script:
         return f"peer_{self.peer}"
 
 
-def vars_of(peer: str, kind: str, images: int, seconds: float, version: str, note: str) -> dict[str, object]:
-    """Returns the line of a script as a mapping."""
+def make_result(peer: str, kind: str, images: int, seconds: float, version: str, note: str) -> dict[str, object]:
+    """Returns the result of a script as a mapping."""
     name = f"{peer} {kind}".strip()
     return {"peer": name, "images": images, "seconds": seconds, "version": version, "note": note}
 
 
-def images_of(source: Path) -> list[Path]:
-    """Returns the files of class folders by name, then by folder, so that the first of them are of every class."""
-    found = (Path(folder, name) for folder, _, names in os.walk(source) for name in names)
-    return sorted(found, key=lambda path: (path.name, path.parent.name))
+def list_images(source: Path) -> list[Path]:
+    """Returns the files of class folders in order of name, then folder, so that the first files cover all classes."""
+    paths = (Path(folder, name) for folder, _, names in os.walk(source) for name in names)
+    return sorted(paths, key=lambda path: (path.name, path.parent.name))
 
 
 def link_first(source: Path, count: int, target: Path) -> Path:
-    """Makes class folders of the first `count` images: hard links, so that the page cache serves every run alike.
+    """Links the first `count` images into new class folders; with hard links, all runs use the same page cache.
 
     Raises:
-      SystemExit: there are fewer images.
+      SystemExit: there are fewer images than `count`.
     """
-    files = images_of(source)
+    files = list_images(source)
     if len(files) < count:
         raise SystemExit(f"{source} holds {len(files)} images; {count} were asked for")
     for path in files[:count]:
-        there = target / path.relative_to(source)
-        there.parent.mkdir(parents=True, exist_ok=True)
-        _link(path, there)
+        link = target / path.relative_to(source)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        _link(path, link)
     return target
 
 
-def labels_of(files: Sequence[Path]) -> dict[str, int]:
-    """Returns class name -> index, in order of the names."""
+def class_indices(files: Sequence[Path]) -> dict[str, int]:
+    """Returns class name -> index, in order of name."""
     return {name: index for index, name in enumerate(sorted({path.parent.name for path in files}))}
 
 
@@ -132,11 +132,11 @@ def url_rows(job: Job) -> Iterator[tuple[str, str, str]]:
     """Yields URL, class name and relative path of every image of a served source."""
     for path in job.files():
         name = path.relative_to(job.source).as_posix()
-        yield serve.url_of(job.url, name), path.parent.name, name
+        yield serve.file_url(job.url, name), path.parent.name, name
 
 
-def _link(path: Path, there: Path) -> None:
+def _link(path: Path, target: Path) -> None:
     try:
-        os.link(path, there)
+        os.link(path, target)
     except OSError:  # another filesystem, or one without links
-        shutil.copyfile(path, there)
+        shutil.copyfile(path, target)

@@ -1,7 +1,7 @@
-"""The two headlines of the field as measurements: CIFAR-10 from scratch and 224-pixel photographs with a frozen base.
+"""Two common benchmarks of training: CIFAR-10 from scratch, and 224-pixel photographs with a frozen base.
 
-models.py    the same network behind uint8 images and behind floats
-training.py  epochs with the time each step waits for its batch; a real step, or one of a fixed length
-recipe.py    what a recipe is, and how it is measured
+models.py    the same network for uint8 images and for floats
+training.py  epochs with the waiting time of each step; a real step, or a simulated one of fixed duration
+recipe.py    recipes and their measurement
 __main__.py  `python -m benchmarks.recipes`
 """

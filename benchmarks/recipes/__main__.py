@@ -1,8 +1,8 @@
-"""`python -m benchmarks.recipes`: the recipes 27 and 28, our pipeline beside the naive one under the same training.
+"""`python -m benchmarks.recipes`: compares our pipeline with the naive one in the training of recipes 27 and 28.
 
-27 trains CIFAR-10 from scratch, 28 a classifier on a frozen base over photographs cropped to 224 pixels. Without an
-accelerator the step takes the cores that the input wants; `--step-ms 20` also measures a simulated accelerator, a step
-of that fixed length that takes no core, and says so in the name of the row. For all of CIFAR-10:
+27 trains CIFAR-10 from scratch, 28 a classifier on a frozen base with photographs cropped to 224 pixels. Without an
+accelerator, step and input share the cores; `--step-ms 20` also measures a simulated accelerator, a step of fixed
+duration that uses no core, which the name of the row states. For all of CIFAR-10:
 `--only 27 --cifar DIR --small 50000 --model resnet20 --epochs 30`.
 """
 
@@ -22,7 +22,7 @@ from benchmarks.recipes.recipe import RECIPES, Plan, Say, measure
 
 
 def main() -> None:
-    """Measures what is asked for, prints it and writes it where it is told."""
+    """Measures the recipes of the command line, prints the results and writes them to `--out`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes", description=__doc__)
     parser.add_argument("--only", type=_recipes, default=tuple(RECIPES), help=f"some of {','.join(RECIPES)}")
     parser.add_argument("--photos", type=Path, help="class folders of photographs; made in code when not given")
@@ -68,7 +68,7 @@ def main() -> None:
 def compare(
     numbers: Sequence[str], sources: Sources, plan: Plan, step_ms: float = 0.0, say: Say = print
 ) -> dict[str, dict[str, Any]]:
-    """Measures recipes with the real step, and again with a simulated one when it is given a length."""
+    """Measures recipes with the real step, and with a simulated one if `step_ms` is not 0."""
     rows: dict[str, dict[str, Any]] = {}
     for number in numbers:
         rows |= measure(number, sources, plan, say)

@@ -1,4 +1,4 @@
-"""Models of the recipes: one network, that takes the bytes of our pipeline or the floats of the naive one."""
+"""Models of the recipes: one network for the uint8 images of our pipeline, or for the floats of the naive one."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _LEVELS = (32, 64, 128)
 
 
 def frozen_base(spec: ModelSpec, floats: bool) -> keras.Model:
-    """A base that does not learn, under a classifier that does: transfer learning at a cost that leaves input visible.
+    """Builds a frozen base with a trainable classifier: transfer learning in which the cost of the input is measurable.
 
-    The base is small and its weights random, for what is measured is time: pretrained weights are not in every package
-    index, and a base of full size would take 30 times as long as the input on the cores of this machine.
+    The base is small and has random weights, because only time is measured: pretrained weights are not in every package
+    index, and on a machine of two cores a full-size base would take 30 times as long as the input.
 
     Args:
-      spec: what it must fit.
-      floats: take float32 images that are normalised already, instead of uint8 ones.
+      spec: specification of the model.
+      floats: whether the inputs are normalised float32 images instead of uint8 images.
 
     Returns:
       images[batch, side, side, 3] -> float32[batch, classes], probabilities.
     """
     inputs = keras.Input([spec.side_px, spec.side_px, 3]) if floats else image_input(spec)
     features = keras.layers.AveragePooling2D(_POOL)(keras.ops.cast(inputs, "float32"))
-    # Pooling and normalising commute, and there is a sixteenth to normalise.
+    # Pooling and normalisation commute, and after pooling a sixteenth of the values remains.
     features = features if floats else normalise(features, spec)
     for channels in _LEVELS:
         convolution = keras.layers.Conv2D(channels, 3, 2, padding="same", activation="relu", trainable=False)
@@ -41,13 +41,13 @@ def frozen_base(spec: ModelSpec, floats: bool) -> keras.Model:
 
 
 def make_model(name: str, spec: ModelSpec, floats: bool, seed: int) -> keras.Model:
-    """Builds a model that is compiled; equal seeds start from equal weights, whatever it takes.
+    """Builds a model; equal seeds give equal initial weights for both kinds of inputs.
 
     Args:
       name: `frozen_base`, or a model of `trainer.models`.
-      spec: what it must fit.
-      floats: take float32 images that are normalised already, instead of uint8 ones.
-      seed: of its weights.
+      spec: specification of the model.
+      floats: whether the inputs are normalised float32 images instead of uint8 images.
+      seed: seed of the weights.
     """
     keras.utils.set_random_seed(seed)
     if name == FROZEN_BASE:

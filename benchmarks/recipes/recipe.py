@@ -1,4 +1,4 @@
-"""What a recipe is and how it is measured: our pipeline and the naive one feed the same model, seed by seed in turn."""
+"""Recipes and their measurement: our pipeline and the naive one feed the same model, alternately for each seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.recipes import training
 from benchmarks.recipes.training import FROZEN_BASE, Epoch, Train
 
 NAIVE, OURS = "naive", "feedline"
-# Of the training images of CIFAR-10, and of ImageNet; 0-255.
+# Mean and standard deviation of the training images of CIFAR-10, and of ImageNet; 0-255.
 CIFAR_STATISTICS = ((125.3, 123.0, 113.9), (63.0, 62.1, 66.7))
 PHOTO_STATISTICS = ((123.7, 116.3, 103.5), (58.4, 57.1, 57.4))
 
@@ -22,18 +22,18 @@ Say = Callable[[str], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One headline.
+    """One recipe.
 
     Attributes:
-      what: in words.
+      what: description.
       dataset: name in `input_sources.DATASETS`.
-      ops: of training, on the host.
-      side_px: of the images.
+      ops: training ops on the host.
+      side_px: side of the images.
       model: `frozen_base`, or a model of `trainer.models`.
       statistics: mean and standard deviation of the channels, 0-255.
-      goal: ratio of epoch times that was published.
-      tested: whether there are images to measure the accuracy on.
-      learning_rate: peak; a cosine takes it to zero.
+      goal: published ratio of epoch times.
+      tested: whether accuracy is measured on test images.
+      learning_rate: peak of the learning rate, which decays to zero by a cosine.
     """
 
     what: str
@@ -49,15 +49,15 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much to train.
+    """Extent of the training.
 
     Attributes:
-      epochs: of each run; the first counts for accuracy and not for time.
-      seeds: runs of each pipeline.
-      batch: images a step.
-      step_ms: length of a simulated step; 0 trains the model on the cores that also feed it.
-      model: takes the place of the recipe's; empty keeps that.
-      test_images: for the accuracy.
+      epochs: epochs per run; the first one is not timed.
+      seeds: runs per pipeline.
+      batch: images per step.
+      step_ms: duration of a simulated step; 0 trains the model on the cores of the input.
+      model: model instead of that of the recipe; empty for that of the recipe.
+      test_images: number of images for the accuracy.
     """
 
     epochs: int = 5
@@ -96,14 +96,14 @@ def measure(number: str, sources: Sources, plan: Plan, say: Say = print) -> dict
     """Measures one recipe.
 
     Args:
-      number: of `RECIPES`.
-      sources: what to train on.
-      plan: how much.
-      say: takes a line of progress.
+      number: name in `RECIPES`.
+      sources: images and datasets.
+      plan: extent of the training.
+      say: prints a line of progress.
 
     Returns:
-      one row: rate and base (images/s of an epoch), ratio, base_is, goal; and of both pipelines epoch_seconds,
-      wait_share and, where the recipe is tested, accuracy; difference is that of the accuracies, seed by seed.
+      one row: rate and base (images/s of an epoch), ratio, base_is, goal; epoch_seconds and wait_share of both
+      pipelines; if the recipe is tested, accuracy of both and difference, the paired differences of the accuracies.
     """
     recipe = RECIPES[number]
     path = sources.dataset(recipe.dataset)
@@ -122,22 +122,22 @@ def measure(number: str, sources: Sources, plan: Plan, say: Say = print) -> dict
                 scores[pipeline].append(_accuracy(model, recipe, sources, plan, pipeline))
             say(_progress(number, seed, pipeline, epochs, scores[pipeline]))
     step = f"simulated accelerator, {plan.step_ms:g} ms a step" if plan.step_ms else "step on the same cores"
-    return {f"recipe {number}, {step}": row_of(recipe, runs, scores, steps * plan.batch)}
+    return {f"recipe {number}, {step}": make_row(recipe, runs, scores, steps * plan.batch)}
 
 
-def row_of(
+def make_row(
     recipe: Recipe, runs: dict[str, list[list[Epoch]]], scores: dict[str, list[float]], images: int
 ) -> dict[str, Any]:
     """Returns the row of results.
 
     Args:
-      recipe: what was measured.
-      runs: pipeline -> the epochs of every seed.
-      scores: pipeline -> the accuracy of every seed; empty lists where there is none.
-      images: in an epoch.
+      recipe: measured recipe.
+      runs: pipeline -> epochs of each seed.
+      scores: pipeline -> accuracy of each seed; empty lists without accuracies.
+      images: number of images per epoch.
     """
-    settled = {pipeline: training.settled(several) for pipeline, several in runs.items()}
-    seconds = {pipeline: training.median_seconds(epochs) for pipeline, epochs in settled.items()}
+    timed_epochs = {pipeline: training.timed_epochs(seeds) for pipeline, seeds in runs.items()}
+    seconds = {pipeline: training.median_seconds(epochs) for pipeline, epochs in timed_epochs.items()}
     row: dict[str, Any] = {
         "rate": images / seconds[OURS],
         "base": images / seconds[NAIVE],
@@ -145,12 +145,12 @@ def row_of(
         "base_is": f"naive pipeline, the same model; {recipe.what}",
         "goal": recipe.goal,
         "epoch_seconds": seconds,
-        "wait_share": {pipeline: training.wait_share(epochs) for pipeline, epochs in settled.items()},
+        "wait_share": {pipeline: training.wait_share(epochs) for pipeline, epochs in timed_epochs.items()},
     }
     if all(scores.values()):
-        apart = [ours - naive for ours, naive in zip(scores[OURS], scores[NAIVE], strict=True)]
-        row["accuracy"] = {pipeline: training.interval(several) for pipeline, several in scores.items()}
-        row["difference"] = training.interval(apart)
+        differences = [ours - naive for ours, naive in zip(scores[OURS], scores[NAIVE], strict=True)]
+        row["accuracy"] = {pipeline: training.interval(seeds) for pipeline, seeds in scores.items()}
+        row["difference"] = training.interval(differences)
     return row
 
 
@@ -163,7 +163,7 @@ def _run(batches: Any, train: Train, steps: int, epochs: int) -> list[Epoch]:
 
 
 def _batches(recipe: Recipe, path: str, pipeline: str, plan: Plan, seed: int) -> Any:
-    """Returns a dataset of (images, labels) without end: floats that the host normalised, or bytes."""
+    """Returns an infinite dataset of (images, labels): images as floats that the host normalised, or as uint8."""
     from trainer.bench import naive_dataset
     from trainer.input_fn import FOREVER, make_dataset
     from trainer.options import InputOptions
@@ -205,7 +205,7 @@ def _records(path: str) -> int:
 
 
 def _progress(number: str, seed: int, pipeline: str, epochs: Sequence[Epoch], scores: Sequence[float]) -> str:
-    kept = training.settled([epochs])
+    timed = training.timed_epochs([epochs])
     accuracy = f", accuracy {scores[-1]:.1%}" if scores else ""
-    times = f"{training.median_seconds(kept):.2f} s an epoch, {training.wait_share(kept):.1%} of it waiting"
+    times = f"{training.median_seconds(timed):.2f} s an epoch, {training.wait_share(timed):.1%} of it waiting"
     return f"recipe {number}, seed {seed}  {pipeline:<9}{times}{accuracy}"

@@ -246,13 +246,13 @@ def _split_shares(dataset: GateDataset, is_bad: np.ndarray, template: Finding, l
             yield Finding(**{**vars(template), "split": split, "value": f"{value}, {len(bad) / total:.1%}"})
 
 
-def _looks(dataset: GateDataset) -> near_duplicates.Looks:
+def _looks(dataset: GateDataset) -> near_duplicates.Appearances:
     hashes, height, width = (dataset.images[name].to_numpy() for name in ("dhash", "height", "width"))
     variance = schemas.triples(dataset.images["var_rgb"]) if dataset.has_moments else None
-    return near_duplicates.looks(hashes, height, width, schemas.triples(dataset.images["mean_rgb"]), variance)
+    return near_duplicates.measure(hashes, height, width, schemas.triples(dataset.images["mean_rgb"]), variance)
 
 
-def _closest_pair(dataset: GateDataset, looks: near_duplicates.Looks, members: np.ndarray) -> tuple[int, int]:
+def _closest_pair(dataset: GateDataset, looks: near_duplicates.Appearances, members: np.ndarray) -> tuple[int, int]:
     """Returns the rows of the closest images of the first split of a cluster and of its later splits."""
     splits = dataset.split_indices[members]
     first = members[splits == splits.min()][:_EXAMPLE_IMAGES]

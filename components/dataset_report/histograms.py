@@ -1,4 +1,4 @@
-"""Distributions by split: images of each class, and other facts as a line a split over the same bins."""
+"""Distributions by split: images per class, and histograms of other facts with one line per split."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from beam_jobs.dataset.manifest import Manifest
 from components.dataset_report import shown
 from components.dataset_report.shown import Images
 
-_MOST_CLASSES = 200
-_MOST_BARS = 12
+_MAX_CLASSES = 200
+_MAX_BARS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """Images of a class in a split.
+    """Images of one class in one split.
 
     Attributes:
-      split: name.
-      images: how many.
-      length: share of the images of the largest class of the split, 0-1.
+      split: name of the split.
+      images: number of images.
+      length: number of images as a share of the largest class of the split, 0-1.
     """
 
     split: str
@@ -39,9 +39,9 @@ class ClassRow:
     """One class.
 
     Attributes:
-      label: its name.
-      images: in all splits.
-      bars: one a split.
+      label: name of the class.
+      images: number of images in all splits.
+      bars: one bar per split.
     """
 
     label: str
@@ -51,13 +51,13 @@ class ClassRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Balance:
-    """The classes.
+    """Sizes of the classes.
 
     Attributes:
-      rows: in order of the labels; of very many, the largest and the smallest.
-      left_out: classes between these.
+      rows: rows in the order of the labels; with more than 200 classes only the largest and the smallest 100.
+      left_out: number of classes without a row.
       largest: the row with the most images in the first split; None without classes.
-      smallest: the row with the fewest.
+      smallest: the row with the fewest images in the first split; None without classes.
     """
 
     rows: Sequence[ClassRow]
@@ -67,7 +67,7 @@ class Balance:
 
     @property
     def ratio(self) -> float:
-        """Images of the largest class for each of the smallest, in the first split; infinite when that has none."""
+        """Ratio of the largest to the smallest class in the first split; infinite if the smallest is empty there."""
         if self.largest is None or self.smallest is None:
             return 1.0
         fewest = self.smallest.bars[0].images
@@ -75,40 +75,40 @@ class Balance:
 
 
 def balance(dataset: Manifest) -> Balance:
-    """Returns the classes of a dataset with their images."""
-    splits = list(dataset.splits)[:_MOST_BARS]
-    most = {name: max(dataset.splits[name].classes.values(), default=1) for name in splits}
-    rows = [_class_row(dataset, label, most) for label in dataset.labels]
+    """Returns the sizes of the classes of a dataset."""
+    splits = list(dataset.splits)[:_MAX_BARS]
+    largest = {name: max(dataset.splits[name].classes.values(), default=1) for name in splits}
+    rows = [_class_row(dataset, label, largest) for label in dataset.labels]
     by_size = sorted(rows, key=lambda row: (-row.bars[0].images, row.label))
-    kept = rows
-    if len(rows) > _MOST_CLASSES:
-        # An imbalance is at the two ends.
-        ends = {row.label for row in (*by_size[: _MOST_CLASSES // 2], *by_size[-_MOST_CLASSES // 2 :])}
-        kept = [row for row in rows if row.label in ends]
+    shown_rows = rows
+    if len(rows) > _MAX_CLASSES:
+        # The largest and the smallest classes show an imbalance.
+        ends = {row.label for row in (*by_size[: _MAX_CLASSES // 2], *by_size[-_MAX_CLASSES // 2 :])}
+        shown_rows = [row for row in rows if row.label in ends]
     return Balance(
-        rows=kept,
-        left_out=len(rows) - len(kept),
+        rows=shown_rows,
+        left_out=len(rows) - len(shown_rows),
         largest=by_size[0] if by_size else None,
         smallest=by_size[-1] if by_size else None,
     )
 
 
-def _class_row(dataset: Manifest, label: str, most: Mapping[str, int]) -> ClassRow:
+def _class_row(dataset: Manifest, label: str, largest: Mapping[str, int]) -> ClassRow:
     bars = []
-    for name, longest in most.items():
+    for name, maximum in largest.items():
         count = dataset.splits[name].classes.get(label, 0)
-        bars.append(Bar(split=name, images=count, length=count / max(1, longest)))
+        bars.append(Bar(split=name, images=count, length=count / max(1, maximum)))
     images = sum(info.classes.get(label, 0) for info in dataset.splits.values())
     return ClassRow(label=label, images=images, bars=bars)
 
 
 _BINS = 24
 _LEVELS, _IN_LEVELS = (0.0, 255.0), "(0-255)"
-_MOST_SPLITS = 6
-_MOST_COLUMNS = 24  # user columns
-_MOST_VALUES = 12  # of a column of names
-_LOG_RATIO = 50.0  # from this spread on the axis counts in factors
-# The chart is drawn in a box of this size, stretched to whatever room there is.
+_MAX_SPLITS = 6
+_MAX_COLUMNS = 24  # user columns
+_MAX_VALUES = 12  # values of a column of names
+_LOG_RATIO = 50.0  # minimum ratio of maximum and minimum for a logarithmic axis
+# Size of the coordinate system of a chart, which the page scales.
 WIDTH, HEIGHT = 240.0, 100.0
 
 
@@ -117,12 +117,12 @@ class Line:
     """One split in a chart.
 
     Attributes:
-      split: name.
-      area: SVG path of its steps, closed at the bottom.
-      edge: SVG path of its steps alone.
-      low: least value, as text.
-      median: middle one.
-      high: greatest one.
+      split: name of the split.
+      area: SVG path of the steps, closed at the bottom.
+      edge: SVG path of the steps, open.
+      low: minimum, as text.
+      median: median, as text.
+      high: maximum, as text.
     """
 
     split: str
@@ -135,12 +135,12 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Bin:
-    """One bin, for the pointer.
+    """One bin, as an area with a tooltip.
 
     Attributes:
-      x: left edge in the chart.
-      width: of it.
-      title: what it holds, a line a split.
+      x: left edge, in units of the chart.
+      width: width, in units of the chart.
+      title: text of the tooltip, one line per split.
     """
 
     x: float
@@ -150,15 +150,15 @@ class Bin:
 
 @dataclass(frozen=True, kw_only=True)
 class Histogram:
-    """The distribution of numbers.
+    """Histogram of a number.
 
     Attributes:
-      title: what is counted.
-      lines: one a split.
-      bins: the bins.
+      title: name of the number, with its unit.
+      lines: one line per split.
+      bins: bins in ascending order.
       ticks: values at the left, in the middle and at the right of the axis.
-      is_log: whether the axis counts in factors.
-      note: what a reader must know, or nothing.
+      is_log: whether the axis is logarithmic.
+      note: remark for the reader; may be empty.
     """
 
     title: str
@@ -175,7 +175,7 @@ class Value:
 
     Attributes:
       text: the value.
-      bars: split, share of its images, 0-1, and images.
+      bars: per split: name, share of its images, 0-1, and number of images.
     """
 
     text: str
@@ -187,9 +187,9 @@ class TopValues:
     """The most frequent values of a column of names.
 
     Attributes:
-      title: of the column.
-      values: most frequent first.
-      left_out: further values.
+      title: name of the column.
+      values: values, most frequent first.
+      left_out: number of values that are not shown.
     """
 
     title: str
@@ -199,14 +199,14 @@ class TopValues:
 
 @dataclass(frozen=True, kw_only=True)
 class Distributions:
-    """Everything that is counted over the written images.
+    """Distributions of facts and user columns over the written images.
 
     Attributes:
-      numbers: histograms.
-      names: columns of names.
-      splits: the splits shown, in order.
-      splits_left_out: further splits.
-      columns_left_out: user columns beyond those shown.
+      numbers: histograms of numbers.
+      names: most frequent values of columns of names.
+      splits: names of the splits shown, in order.
+      splits_left_out: number of splits that are not shown.
+      columns_left_out: number of user columns that are not shown.
     """
 
     numbers: Sequence[Histogram]
@@ -218,22 +218,19 @@ class Distributions:
 
 def distributions(images: Images) -> Distributions:
     """Counts size, aspect, bytes, brightness, channels and user columns of the written images, for each split."""
-    splits = list(images.dataset.splits)[:_MOST_SPLITS]
+    splits = list(images.dataset.splits)[:_MAX_SPLITS]
     rows = {split: np.flatnonzero(images.splits == split) for split in splits}
-    numbers = [
-        histogram(
-            title, {split: values[found] for split, found in rows.items()}, _LEVELS if _IN_LEVELS in title else None
-        )
-        for title, values in _columns(images).items()
-    ]
+    numbers = []
+    for title, values in _columns(images).items():
+        by_split = {split: values[indices] for split, indices in rows.items()}
+        numbers.append(histogram(title, by_split, _LEVELS if _IN_LEVELS in title else None))
     extras, left_out = _extras(images)
     names = []
-    for title, values in extras.items():
-        if all(isinstance(value, (int, float)) for found in values.values() for value in found):
-            given = {split: np.asarray(values[split], np.float64) for split in splits}
-            numbers.append(histogram(title, given))
+    for title, column in extras.items():
+        if all(isinstance(value, (int, float)) for items in column.values() for value in items):
+            numbers.append(histogram(title, {split: np.asarray(column[split], np.float64) for split in splits}))
         else:
-            names.append(top_values(title, {split: values[split] for split in splits}))
+            names.append(top_values(title, {split: column[split] for split in splits}))
     return Distributions(
         numbers=[chart for chart in numbers if chart.lines],
         names=names,
@@ -247,10 +244,10 @@ def histogram(title: str, values: Mapping[str, np.ndarray], limits: tuple[float,
     """Returns the histogram of numbers.
 
     Args:
-      title: what is counted.
-      values: split -> numbers, float[images]; a split without any has no line. Numbers that are not finite are left
-        out and counted in the text.
-      limits: ends of the axis, which hold all numbers; None takes the least and the greatest of them.
+      title: name of the number, with its unit.
+      values: split -> numbers, float[images]; a split without numbers has no line. Numbers that are not finite are
+        ignored, and the note contains their count.
+      limits: ends of the axis, which include all numbers; None for minimum and maximum of the numbers.
     """
     finite = {split: numbers[np.isfinite(numbers)] for split, numbers in values.items()}
     ignored = sum(len(values[split]) - len(numbers) for split, numbers in finite.items())
@@ -264,7 +261,7 @@ def histogram(title: str, values: Mapping[str, np.ndarray], limits: tuple[float,
     lines = [_line(split, numbers, counts[split], tallest) for split, numbers in finite.items()]
     middle = float(np.sqrt(edges[0] * edges[-1]) if is_log else (edges[0] + edges[-1]) / 2)
     ticks = (shown.number(_short(edges[0], 3)), shown.number(_short(middle, 3)), shown.number(_short(edges[-1], 3)))
-    if len(edges) == 2:  # one value alone: no axis leads from it to itself
+    if len(edges) == 2:  # a single value
         ticks = ("", shown.number(edges[0]), "")
     return Histogram(title=title, lines=lines, bins=_bins(edges, counts), ticks=ticks, is_log=is_log, note=note)
 
@@ -273,20 +270,23 @@ def top_values(title: str, values: Mapping[str, Sequence[Any]]) -> TopValues:
     """Returns the most frequent values of a column of names.
 
     Args:
-      title: of the column.
-      values: split -> values, one an image that has any.
+      title: name of the column.
+      values: split -> values, one per image with a value.
     """
-    counts = {split: Counter(map(str, found)) for split, found in values.items()}
+    counts = {split: Counter(map(str, items)) for split, items in values.items()}
     total: Counter[str] = Counter()
-    for found in counts.values():
-        total.update(found)
-    first = sorted(total, key=lambda value: (-total[value], value))[:_MOST_VALUES]
+    for counter in counts.values():
+        total.update(counter)
+    first = sorted(total, key=lambda value: (-total[value], value))[:_MAX_VALUES]
     return TopValues(
         title=title,
         values=[
             Value(
                 text=shown.text(value, 60),
-                bars=[(split, found[value] / max(1, found.total()), found[value]) for split, found in counts.items()],
+                bars=[
+                    (split, counter[value] / max(1, counter.total()), counter[value])
+                    for split, counter in counts.items()
+                ],
             )
             for value in first
         ],
@@ -304,21 +304,21 @@ def _columns(images: Images) -> dict[str, np.ndarray]:
     if images.dataset.channels is not None:
         means = images.channels("mean_rgb").astype(np.float64)
         columns["Brightness (0-255)"] = means.mean(1)
-        columns |= {f"{name} mean (0-255)": means[:, place] for place, name in enumerate(("Red", "Green", "Blue"))}
+        columns |= {f"{name} mean (0-255)": means[:, index] for index, name in enumerate(("Red", "Green", "Blue"))}
     return columns
 
 
 def _extras(images: Images) -> tuple[dict[str, dict[str, list]], int]:
-    """Returns user column -> split -> values, lists taken apart; and how many columns are left out."""
-    found: dict[str, dict[str, list]] = {}
+    """Returns user column -> split -> values, lists as single values; and the number of columns that are not shown."""
+    columns: dict[str, dict[str, list]] = {}
     for split, is_written, row in zip(images.splits, images.is_written, images.extras(), strict=True):
         if not is_written:
             continue
         for name, value in row.items():
-            column = found.setdefault(name, defaultdict(list))
+            column = columns.setdefault(name, defaultdict(list))
             column[split] += value if isinstance(value, list) else [value]
-    names = sorted(found)
-    return {shown.text(name, 60): found[name] for name in names[:_MOST_COLUMNS]}, max(0, len(names) - _MOST_COLUMNS)
+    names = sorted(columns)
+    return {shown.text(name, 60): columns[name] for name in names[:_MAX_COLUMNS]}, max(0, len(names) - _MAX_COLUMNS)
 
 
 def _edges(values: np.ndarray, limits: tuple[float, float] | None) -> tuple[np.ndarray, bool]:
@@ -330,14 +330,14 @@ def _edges(values: np.ndarray, limits: tuple[float, float] | None) -> tuple[np.n
     bins = min(_BINS, len(np.unique(values)))
     is_log = low > 0 and high / low >= _LOG_RATIO
     edges = np.geomspace(low, high, bins + 1) if is_log else np.linspace(low, high, bins + 1)
-    edges[0], edges[-1] = low, high  # rounding must push no image over the edge
+    edges[0], edges[-1] = low, high  # rounding must exclude no value
     return edges, is_log
 
 
 def _line(split: str, values: np.ndarray, counts: np.ndarray, tallest: float) -> Line:
     heights = HEIGHT * (1 - counts / counts.sum() / tallest)
     step = WIDTH / len(counts)
-    steps = " ".join(f"V{height:.1f}H{step * (place + 1):.1f}" for place, height in enumerate(heights))
+    steps = " ".join(f"V{height:.1f}H{step * (index + 1):.1f}" for index, height in enumerate(heights))
     edge = f"M0 {HEIGHT:.1f}{steps}V{HEIGHT:.1f}"
     low, median, high = (shown.number(_short(float(value))) for value in np.quantile(values, (0, 0.5, 1)))
     return Line(split=split, area=f"{edge}Z", edge=edge, low=low, median=median, high=high)
@@ -346,16 +346,16 @@ def _line(split: str, values: np.ndarray, counts: np.ndarray, tallest: float) ->
 def _bins(edges: np.ndarray, counts: Mapping[str, np.ndarray]) -> list[Bin]:
     step = WIDTH / (len(edges) - 1)
     bins = []
-    for place, (low, high) in enumerate(itertools.pairwise(edges)):
-        between = shown.number(_short(low)) + ("" if low == high else f" to {shown.number(_short(high))}")
+    for index, (low, high) in enumerate(itertools.pairwise(edges)):
+        limits = shown.number(_short(low)) + ("" if low == high else f" to {shown.number(_short(high))}")
         lines = [
-            f"{split}: {plural(int(found[place]), 'image')}, {shown.percent(found[place] / found.sum())}"
-            for split, found in counts.items()
+            f"{split}: {plural(int(images[index]), 'image')}, {shown.percent(images[index] / images.sum())}"
+            for split, images in counts.items()
         ]
-        bins.append(Bin(x=round(place * step, 1), width=round(step, 1), title="\n".join([between, *lines])))
+        bins.append(Bin(x=round(index * step, 1), width=round(step, 1), title="\n".join([limits, *lines])))
     return bins
 
 
 def _short(value: float, digits: int = 4) -> float:
-    """Returns a number with a few digits, for a reader; edges of bins have sixteen."""
+    """Rounds a number to significant digits."""
     return float(f"{value:.{digits}g}")

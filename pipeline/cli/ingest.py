@@ -144,8 +144,8 @@ def command(context: click.Context, source: str, out: str, as_json: bool, **valu
     with gathered.explained():
         engine = engine_of(runner, runner_options, configured.get("engine"))
     settings = {"source": source, "out": out, **modes, **_kept(configured.get("ingest", {}))}
-    if (modes["append"] or modes["retry_rejects"]) and manifest.is_published(place := generations.current(out)):
-        settings = generations.completed(place, settings)
+    if (modes["append"] or modes["retry_rejects"]) and manifest.is_published(path := generations.dataset_path(out)):
+        settings = generations.complete_settings(path, settings)
     with gathered.explained():
         options = spans.resolve_options(from_mapping(IngestOptions, settings, "ingest"), *numbers)
     check_useful(values, options)

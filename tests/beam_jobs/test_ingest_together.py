@@ -143,7 +143,7 @@ def test_a_dataset_that_appeared_meanwhile_is_not_replaced(options, other, tmp_p
         shutil.rmtree(out)
         shutil.copytree(other, out)
 
-    with pytest.raises(DatasetChanged, match="out holds another dataset than when this run began, and keeps it; run"):
+    with pytest.raises(DatasetChanged, match="out was replaced by another dataset during this run; run the"):
         run(replace(options, overwrite=True), Recorder(appear))
     assert files_under(out) == files_under(other)
 
@@ -160,7 +160,7 @@ def test_after_a_kill_behind_the_publication_the_next_run_removes_the_lock(optio
 def test_after_a_kill_between_the_two_renames_the_old_dataset_is_not_lost(options, source, tmp_path, mode):
     run(options)
     os.rename(options.out, tmp_path / ".out.feedline-old")
-    assert generations.current(options.out) == str(tmp_path / ".out.feedline-old")
+    assert generations.dataset_path(options.out) == str(tmp_path / ".out.feedline-old")
     (source / "china" / "new.jpg").write_bytes(jpeg(99))
     if mode:
         assert run(replace(options, **{mode: True})).counts.written == 9
@@ -180,9 +180,9 @@ def test_where_the_parent_takes_no_files_the_lock_lies_in_the_output(source):
         os.chown(out, before, -1)
         os.chmod(out, 0o777)
         os.seteuid(before)
-        with work_dir.alone(out):
+        with work_dir.exclusive(out):
             assert os.listdir(out) == [".feedline-lock"]
             work_dir.check_out(IngestOptions(source=str(source), out=out))
-            with pytest.raises(OptionError, match="out is in use by another ingest"), work_dir.alone(out):
+            with pytest.raises(OptionError, match="out is in use by another ingest"), work_dir.exclusive(out):
                 pass
         assert os.listdir(out) == []

@@ -161,7 +161,7 @@ def runner_of(seconds: list[float], reason: str = "") -> Runner:
 
 def test_a_row_of_a_peer_has_the_medians_of_both() -> None:
     peer = registry.PEERS["torch"]
-    row = compare.row_of(peer, runner_of([4.0, 2.0, 1.0]), runner_of([1.0, 0.5, 0.1]))
+    row = compare.make_row(peer, runner_of([4.0, 2.0, 1.0]), runner_of([1.0, 0.5, 0.1]))
     assert (row["rate"], row["base"], row["ratio"]) == (1280, 320, 4)
     shown = compare.table({"torch, photos": row, "ffcv, photos": {"skipped": "no wheel"}}).splitlines()
     assert shown[1].split()[2:5] == ["320", "1,280", "4.00"]
@@ -170,10 +170,10 @@ def test_a_row_of_a_peer_has_the_medians_of_both() -> None:
 
 def test_a_failed_run_is_skipped_with_its_reason() -> None:
     peer = registry.PEERS["torch"]
-    assert compare.row_of(peer, runner_of([], "exit 1: no memory"), runner_of([1.0])) == {
+    assert compare.make_row(peer, runner_of([], "exit 1: no memory"), runner_of([1.0])) == {
         "skipped": "exit 1: no memory"
     }
-    row = compare.row_of(peer, runner_of([1.0]), runner_of([], "exit 1: no memory"))
+    row = compare.make_row(peer, runner_of([1.0]), runner_of([], "exit 1: no memory"))
     assert row == {"skipped": "Feedline itself failed: exit 1: no memory"}
 
 

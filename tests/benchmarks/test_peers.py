@@ -148,7 +148,7 @@ def test_a_run_that_did_not_do_the_work_does_not_count(tmp_path: Path, code: str
 
 def test_the_first_images_are_of_every_class_and_in_their_folders(photos: Path, tmp_path: Path) -> None:
     linked = script.link_first(photos, 6, tmp_path / "some")
-    found = script.images_of(linked)
+    found = script.list_images(linked)
     assert len(found) == 6
     assert {path.parent.name for path in found} == {"china", "flower"}
     for path in found:
@@ -186,7 +186,7 @@ def served(tmp_path_factory: pytest.TempPathFactory):
 def test_the_server_serves_files_by_any_name_on_one_connection(served: str) -> None:
     connection = http.client.HTTPConnection(served.split("/")[2], timeout=10)
     for method, length in [("GET", 200_000), ("HEAD", 0), ("GET", 200_000)]:
-        connection.request(method, "/" + serve.url_of("", "a class/ünder 100%.jpg"))
+        connection.request(method, "/" + serve.file_url("", "a class/ünder 100%.jpg"))
         answer = connection.getresponse()
         assert (answer.status, answer.getheader("Content-Type")) == (200, "image/jpeg")
         assert answer.getheader("Content-Length") == "200000"

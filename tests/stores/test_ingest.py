@@ -112,7 +112,7 @@ def test_denied_access_is_told_before_anything_is_written(photos, bucket, tmp_pa
     bucket.tap.refuse = lambda _: 403
     with pytest.raises(SourceError, match=f"cannot be listed: .*({DENIED})"):
         run(options(f"{bucket.url}/photos", str(tmp_path / "out")))
-    with pytest.raises(OptionError, match=f"cannot be looked at: .*({DENIED})"):
+    with pytest.raises(OptionError, match=f"cannot be accessed: .*({DENIED})"):
         run(options(str(photos), f"{bucket.url}/out"))
     bucket.tap.refuse = lambda _: 0
     assert bucket.names() == []

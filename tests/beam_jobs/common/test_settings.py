@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 from beam_jobs.common.settings import STRICT, Count, Field, OneOf, fields, from_mapping
 from beam_jobs.errors import OptionError
 from beam_jobs.options import IngestOptions
-from beam_jobs.stages.publish import described
+from beam_jobs.stages.publish import dataset_options
 from pipeline.cli.ingest_options import leaves_of
 
 
@@ -32,7 +32,7 @@ def test_a_new_option_is_one_field_for_checks_files_the_command_line_and_the_dat
     assert More.from_json(tinted.to_json()) == tinted
     assert tinted.digest() != base.digest()
     assert More(source="photos", out="dataset", hurry="pauses").digest() == base.digest()
-    assert (described(tinted)["tint"], "hurry" in described(tinted)) == (3, False)
+    assert (dataset_options(tinted)["tint"], "hurry" in dataset_options(tinted)) == (3, False)
     with pytest.raises(OptionError, match="^ingest.tint is 10; it must be a whole number from 0 to 9$"):
         from_mapping(More, {"source": "photos", "out": "dataset", "tint": 10}, "ingest")
     leaves = {leaf.option: leaf for leaf in leaves_of(More)}

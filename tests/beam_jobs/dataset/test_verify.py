@@ -317,7 +317,7 @@ def test_copies_that_a_split_column_parts_are_reported_by_ingest_and_verify_or_r
     options = IngestOptions(source=f"{tmp_path}/table.csv", out=f"{tmp_path}/out", columns=TableColumns(split="split"))
     lines: list[str] = []
     leak = "copies: copy.png in eval and one.png in train"
-    with pytest.raises(SplitConflict, match=f"{leak}; mend the split column"):
+    with pytest.raises(SplitConflict, match=f"{leak}; correct the split column"):
         ingest.run(replace(options, split_conflicts="refuse", out=f"{tmp_path}/refused"))
     assert not manifest.is_published(f"{tmp_path}/refused")
     ingest.run(options, report=lines.append)

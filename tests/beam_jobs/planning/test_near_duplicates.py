@@ -20,7 +20,7 @@ BASE = 0x5A5A3C3CA5A5C3C3  # half of its bits are set
 COLOUR = (100.0, 100.0, 100.0)
 
 
-def looks(hashes, sizes=None, colours=None, variances=None, measured=True) -> near_duplicates.Looks:
+def looks(hashes, sizes=None, colours=None, variances=None, measured=True) -> near_duplicates.Appearances:
     count = len(hashes)
     height, width = np.array(sizes or [(60, 80)] * count).reshape(-1, 2).T
     signed = np.array(hashes, np.uint64).view(np.int64)
@@ -28,7 +28,7 @@ def looks(hashes, sizes=None, colours=None, variances=None, measured=True) -> ne
         np.array(rows, np.float32).reshape(-1, 3)
         for rows in (colours or [COLOUR] * count, variances or [(400.0,) * 3] * count)
     )
-    return near_duplicates.looks(signed, height, width, mean, variance if measured else None)
+    return near_duplicates.measure(signed, height, width, mean, variance if measured else None)
 
 
 def clusters_of(images, distance: int) -> list[int]:
@@ -49,7 +49,7 @@ def random_hashes(count: int) -> np.ndarray:
     return values[near_duplicates.bit_count(values) == 32][:count]
 
 
-def chains(images: near_duplicates.Looks, distance: int) -> list[int]:
+def chains(images: near_duplicates.Appearances, distance: int) -> list[int]:
     """Returns the first member of the cluster of each image, found by comparing every two."""
     hashes, places = images.hashes.tolist(), range(len(images.hashes))
     traits, moments, finer_moments = (
@@ -177,7 +177,7 @@ def test_product_pictures_on_white_are_found_again_and_not_taken_for_one_another
     pixels += [np.asarray(Image.open(io.BytesIO(data))) for data in smaller]
     means, variances, hashes = zip(*(process.moments_and_dhash(image) for image in pixels), strict=True)
     signed = np.array(hashes, np.int64)
-    images = near_duplicates.looks(
+    images = near_duplicates.measure(
         signed, *np.array([image.shape[:2] for image in pixels]).T, np.array(means), np.array(variances)
     )
     assert (near_duplicates.bit_count(images.hashes) < 8).sum() > 80
@@ -248,7 +248,7 @@ def test_crowds_cost_neither_minutes_nor_gigabytes(crowd, distance):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.monotonic()
     found = near_duplicates.find(images, distance)
-    left_out, _ = near_duplicates.surplus(
+    left_out, _ = near_duplicates.find_surplus(
         images, found, distance, np.zeros(len(hashes), bool), np.ones(len(hashes), bool)
     )
     assert time.monotonic() - started < 60
@@ -258,10 +258,10 @@ def test_crowds_cost_neither_minutes_nor_gigabytes(crowd, distance):
 
 def left_out(hashes, distance=2, written=(), fresh=None) -> list[int]:
     images = looks(hashes)
-    stays, may_go = np.zeros(len(hashes), bool), np.zeros(len(hashes), bool)
-    stays[list(written)] = True
-    may_go[list(range(len(hashes)) if fresh is None else fresh)] = True
-    found, _ = near_duplicates.surplus(images, near_duplicates.find(images, distance), distance, stays, may_go & ~stays)
+    old, new = np.zeros(len(hashes), bool), np.zeros(len(hashes), bool)
+    old[list(written)] = True
+    new[list(range(len(hashes)) if fresh is None else fresh)] = True
+    found, _ = near_duplicates.find_surplus(images, near_duplicates.find(images, distance), distance, old, new & ~old)
     return np.flatnonzero(found).tolist()
 
 
@@ -289,7 +289,7 @@ def test_a_large_cluster_is_dealt_with_in_pieces(monkeypatch):
     monkeypatch.setattr(near_duplicates, "_PIECE", 100)
     hashes = [BASE] * 50 + dense(1000, 16)
     images = looks(hashes)
-    gone, unsearched = near_duplicates.surplus(
+    gone, unsearched = near_duplicates.find_surplus(
         images, near_duplicates.find(images, 8), 8, np.zeros(1050, bool), np.ones(1050, bool)
     )
     assert unsearched.all()

@@ -163,9 +163,9 @@ def test_new_classes_follow_the_old_ones():
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [
-        ((), (), "^the existing images have other class indices; hand over the labels"),
-        ((), ("b", "a", "cat"), "^the existing images have other class indices; hand over the labels"),
-        (many(1), ("a", "b", "cat"), "^an image is there already; leave out"),
+        ((), (), "^the existing images have other class indices; pass the labels"),
+        ((), ("b", "a", "cat"), "^the existing images have other class indices; pass the labels"),
+        (many(1), ("a", "b", "cat"), "^an examined image exists already; leave"),
     ],
 )
 def test_labels_of_another_dataset_and_images_that_are_there_are_refused(images, labels, message):
@@ -215,7 +215,7 @@ def test_appending_moves_nothing_and_parts_no_copies(images, shuffle: random.Ran
 
 
 def test_text_beyond_the_offsets_of_arrow_is_taken_in_pieces(monkeypatch):
-    monkeypatch.setattr(image_rows, "_OFFSETS_END", 1)
+    monkeypatch.setattr(image_rows, "_MAX_STRING_BYTES", 1)
     monkeypatch.setattr(image_rows, "_PIECE", 7)
     table = examined(*many(40))
     places = np.random.default_rng(0).permutation(40)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from beam_jobs.dataset import shards
 from beam_jobs.planning import splits
-from beam_jobs.planning.splits import FREE, Units
+from beam_jobs.planning.splits import NO_SPLIT, Units
 from tests.beam_jobs.make_rows import make_options
 
 THREE = make_options(splits={"train": 0.8, "eval": 0.1, "test": 0.1})
@@ -19,20 +19,20 @@ THREE = make_options(splits={"train": 0.8, "eval": 0.1, "test": 0.1})
 def together(groups, contents, roots=None) -> tuple[list[int], list[str]]:
     names = pa.array([f"sha-{content}" for content in range(max(contents, default=-1) + 1)], pa.string())
     roots = np.arange(len(names)) if roots is None else np.array(roots)
-    units = splits.together(pa.array(groups, pa.string()), np.array(contents, np.int64), names, roots)
-    return units.of.tolist(), units.names.to_pylist()
+    units = splits.make_units(pa.array(groups, pa.string()), np.array(contents, np.int64), names, roots)
+    return units.unit.tolist(), units.names.to_pylist()
 
 
 def units_of(sizes) -> Units:
-    return Units(of=np.repeat(np.arange(len(sizes)), sizes), names=pa.array([f"unit {n}" for n in range(len(sizes))]))
+    return Units(unit=np.repeat(np.arange(len(sizes)), sizes), names=pa.array([f"unit {n}" for n in range(len(sizes))]))
 
 
-def assign(units, options=THREE, asked=None, settled=None, classes=None) -> list[int]:
-    count = len(units.of)
+def assign(units, options=THREE, requested=None, fixed=None, classes=None) -> list[int]:
+    count = len(units.unit)
     return splits.assign(
         units,
-        np.array([FREE] * count if asked is None else asked),
-        np.array([False] * count if settled is None else settled, bool),
+        np.array([NO_SPLIT] * count if requested is None else requested),
+        np.array([False] * count if fixed is None else fixed, bool),
         None if classes is None else np.array(classes),
         options,
     ).tolist()
@@ -41,12 +41,12 @@ def assign(units, options=THREE, asked=None, settled=None, classes=None) -> list
 def stratify(sizes, classes=None, options=THREE) -> list[int]:
     """Returns the images of each split."""
     units = units_of(sizes)
-    places = assign(units, options, classes=np.zeros(len(units.of), int) if classes is None else classes)
+    places = assign(units, options, classes=np.zeros(len(units.unit), int) if classes is None else classes)
     return np.bincount(places, minlength=len(options.splits)).tolist()
 
 
 @pytest.mark.parametrize(
-    ("groups", "contents", "roots", "of", "names"),
+    ("groups", "contents", "roots", "units", "names"),
     [
         ([], [], None, [], []),
         (["", ""], [0, 0], None, [0, 0], ["sha-0"]),
@@ -56,14 +56,14 @@ def stratify(sizes, classes=None, options=THREE) -> list[int]:
         (["b", "b", "a", "a"], [0, 1, 2, 3], [0, 1, 1, 3], [0, 0, 0, 0], ["group:a"]),
     ],
 )
-def test_what_stays_together_is_named_after_its_smallest_group_or_first_content(groups, contents, roots, of, names):
-    assert together(groups, contents, roots) == (of, names)
+def test_what_stays_together_is_named_after_its_smallest_group_or_first_content(groups, contents, roots, units, names):
+    assert together(groups, contents, roots) == (units, names)
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.integers(0, 6)), max_size=12))
 def test_images_stay_together_exactly_when_a_chain_of_groups_and_contents_links_them(images):
-    of, _ = together([group for group, _ in images], [content for _, content in images])
+    units, _ = together([group for group, _ in images], [content for _, content in images])
     sets = [{place} for place in range(len(images))]
     for _ in images:
         for one in range(len(images)):
@@ -72,20 +72,20 @@ def test_images_stay_together_exactly_when_a_chain_of_groups_and_contents_links_
                 if same_group or images[one][1] == images[other][1]:
                     sets[one] |= sets[other]
     expected = [min(members) for members in sets]
-    assert [of.index(unit) for unit in of] == expected
+    assert [units.index(unit) for unit in units] == expected
 
 
 @pytest.mark.parametrize(
-    ("asked", "settled", "expected", "classes"),
+    ("requested", "fixed", "expected", "classes"),
     [
-        ([2, FREE, FREE, FREE], [0, 0, 0, 0], [2, 2, 2, 2], None),
-        ([2, 1, FREE, FREE], [0, 0, 0, 0], [2, 1, 1, 1], [0] * 4),  # the first split that is asked for
-        ([2, 0, FREE, FREE], [1, 0, 0, 0], [2, 0, 2, 2], None),  # where a member lies already comes first
-        ([2, 1, FREE, FREE], [1, 1, 0, 0], [2, 1, 1, 1], [0] * 4),
+        ([2, NO_SPLIT, NO_SPLIT, NO_SPLIT], [0, 0, 0, 0], [2, 2, 2, 2], None),
+        ([2, 1, NO_SPLIT, NO_SPLIT], [0, 0, 0, 0], [2, 1, 1, 1], [0] * 4),  # the first requested split
+        ([2, 0, NO_SPLIT, NO_SPLIT], [1, 0, 0, 0], [2, 0, 2, 2], None),  # where a member lies already comes first
+        ([2, 1, NO_SPLIT, NO_SPLIT], [1, 1, 0, 0], [2, 1, 1, 1], [0] * 4),
     ],
 )
-def test_a_unit_follows_its_members(asked, settled, expected, classes):
-    assert assign(units_of([4]), asked=asked, settled=settled, classes=classes) == expected
+def test_a_unit_follows_its_members(requested, fixed, expected, classes):
+    assert assign(units_of([4]), requested=requested, fixed=fixed, classes=classes) == expected
 
 
 @pytest.mark.parametrize(
@@ -179,6 +179,6 @@ def test_the_seed_and_the_names_decide_who_goes_where_within_a_class():
     assert np.flatnonzero(seeds[0]).tolist() == sorted(np.argsort(hashes)[45:].tolist())
 
 
-def test_what_is_asked_for_takes_no_part_in_the_cut():
-    asked = [2] * 5 + [FREE] * 10
-    assert np.bincount(assign(units_of([1] * 15), asked=asked, classes=[0] * 15)).tolist() == [8, 1, 6]
+def test_requested_splits_take_no_part_in_the_division():
+    requested = [2] * 5 + [NO_SPLIT] * 10
+    assert np.bincount(assign(units_of([1] * 15), requested=requested, classes=[0] * 15)).tolist() == [8, 1, 6]

@@ -180,7 +180,7 @@ def test_there_must_be_a_dataset(options, tmp_path, mode):
         ({"seed": 1}, "was made with seed 0, not 1"),
         ({"splits": {"train": 1}}, "was made with splits "),
         ({"facts": "basic"}, "was made with facts "),
-        ({"pixels": PixelOptions(policy="raw")}, r"was made with pixels\.policy 'copy', not 'raw'; leave it out"),
+        ({"pixels": PixelOptions(policy="raw")}, r"was made with pixels\.policy 'copy', not 'raw'; omit it"),
     ],
 )
 def test_what_is_added_is_made_with_the_options_of_the_dataset(options, change, message):

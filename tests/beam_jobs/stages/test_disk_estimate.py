@@ -20,7 +20,7 @@ from tests.beam_jobs.runs import shards_under
 from tests.make_images import encode
 from tests.small_disk import small_disk
 
-FOUND = Scan(buckets=(), found=100, bytes=1_200_000, kept_bytes=1_000_000, rejects=())
+FOUND = Scan(buckets=(), found=100, bytes=1_200_000, copied_bytes=1_000_000, rejects=())
 
 
 def options(tmp_path, **values) -> IngestOptions:
@@ -28,7 +28,7 @@ def options(tmp_path, **values) -> IngestOptions:
 
 
 def to_examine(tmp_path, **values) -> int:
-    return work_dir.room_to_examine(options(tmp_path, **values), FOUND, str(tmp_path / "out" / "_work"))
+    return work_dir.min_bytes_to_examine(options(tmp_path, **values), FOUND, str(tmp_path / "out" / "_work"))
 
 
 def test_copied_files_take_their_size_but_for_those_that_may_be_rejected(tmp_path):
@@ -50,7 +50,7 @@ def test_raw_pixels_of_what_is_dropped_lie_in_the_spool(tmp_path, kind):
 )
 def test_nothing_is_asked_for_that_nobody_knows(tmp_path, values):
     chosen = IngestOptions(**{"source": "photos", "out": str(tmp_path), **values})
-    assert work_dir.room_to_examine(chosen, FOUND, str(tmp_path / "_work")) == 0
+    assert work_dir.min_bytes_to_examine(chosen, FOUND, str(tmp_path / "_work")) == 0
 
 
 def test_what_an_earlier_run_wrote_needs_no_room_again(tmp_path):
@@ -63,13 +63,13 @@ def test_what_an_earlier_run_wrote_needs_no_room_again(tmp_path):
 
 
 def test_shards_take_about_what_was_planned(stages, tmp_path):
-    written = work_dir.room_to_write(IngestOptions(source="photos", out=str(tmp_path / "new")), stages.plan)
+    written = work_dir.bytes_to_write(IngestOptions(source="photos", out=str(tmp_path / "new")), stages.plan)
     images = [split.images for split in stages.plan.splits]
     bytes_ = sum(sum(rows["bytes"].to_pylist()) for rows in images)
     assert bytes_ < written < 1.2 * bytes_ + 1000 * sum(map(len, images))
 
 
-@pytest.mark.parametrize(("stage", "has_facts"), [("room_to_examine", False), ("room_to_write", True)])
+@pytest.mark.parametrize(("stage", "has_facts"), [("min_bytes_to_examine", False), ("bytes_to_write", True)])
 def test_an_ingest_stops_before_the_stage_that_there_is_no_room_for(photos, tmp_path, monkeypatch, stage, has_facts):
     out = tmp_path / "out"
     asked = IngestOptions(source=str(photos), out=str(out), splits={"all": 1})

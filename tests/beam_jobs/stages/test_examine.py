@@ -20,10 +20,10 @@ from beam_jobs.stages.examine import (
     DIRECTORY,
     Examined,
     ExamineTask,
-    done_by,
     examine_bucket,
     facts_path,
-    forget_transient,
+    invalidate_transient,
+    parse_progress,
     sweep,
 )
 from beam_jobs.stages.scan import Bucket
@@ -205,9 +205,9 @@ def test_a_damaged_marker_tells_of_no_progress(source, harm):
     bucket, task = bucket_of(source, "1.jpg", "2.png"), task_of(source)
     done = examine_bucket(bucket, task)
     (marker,) = Path(task.reader.work, DIRECTORY).glob("done-*")
-    assert done_by(marker.read_bytes()) == Progress(2, done.bytes, 1)
+    assert parse_progress(marker.read_bytes()) == Progress(2, done.bytes, 1)
     harm(marker)
-    assert done_by(marker.read_bytes()) is None
+    assert parse_progress(marker.read_bytes()) is None
 
 
 def test_work_is_counted_as_it_is_done_and_when_it_is_taken_up(source):
@@ -334,10 +334,10 @@ def test_an_image_that_was_not_fetched_is_tried_again_once_that_is_asked_for(sou
         # One dead link must not make a resumed run fetch its two thousand neighbours again.
         assert examine_bucket(bucket, task) == replace(first, resumed=True)
         server.pages["/b.jpg"] = body(FILES["1.jpg"])
-        forget_transient(task.reader.work, bucket)
+        invalidate_transient(task.reader.work, bucket)
         assert examine_bucket(bucket, task).good == 2
         assert rejects_of(task, bucket) == []
-    forget_transient(task.reader.work, bucket)  # there is nothing to try again
+    invalidate_transient(task.reader.work, bucket)  # there is nothing to try again
     assert examine_bucket(bucket, task).resumed
 
 
@@ -346,7 +346,7 @@ def test_an_image_that_was_missing_is_tried_again_once_that_is_asked_for(source)
     assert examine_bucket(bucket, task).rejected == 1
     (source / "late.jpg").write_bytes(FILES["3.png"])
     assert examine_bucket(bucket, task).resumed
-    forget_transient(task.reader.work, bucket)
+    invalidate_transient(task.reader.work, bucket)
     assert examine_bucket(bucket, task).rejected == 0
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from beam_jobs.errors import Unreadable
 from beam_jobs.stages import work_units
-from beam_jobs.stages.examine import UNREAD, examine_bucket, forget, is_done
+from beam_jobs.stages.examine import UNREAD, examine_bucket, invalidate, is_finished
 from beam_jobs.types import Annotations
 from tests.beam_jobs.buckets import MIXED, bucket_of_refs, rejects_of, task_of, write_files
 from tests.beam_jobs.make_rows import make_ref
@@ -39,12 +39,12 @@ def test_a_bucket_with_an_image_that_cannot_be_read_is_not_done(source, sector):
         ("bad.jpg", "Input/output error"),
         ("a.jpg", "mask bad.jpg: Input/output error"),
     )
-    assert not is_done(task.reader.work, bucket)
+    assert not is_finished(task.reader.work, bucket)
     assert list(Path(task.reader.work).rglob("*.*")) == []
     sector.unlink()
     sector.write_bytes(encode(np.zeros((60, 80), np.uint8), "PNG"))
     assert examine_bucket(bucket, task) == examine_bucket(bucket, task_of(source, "other"))
-    assert is_done(task.reader.work, bucket)
+    assert is_finished(task.reader.work, bucket)
 
 
 def test_what_cannot_be_read_is_rejected_and_noted_where_that_is_asked_for(source, sector):
@@ -56,15 +56,15 @@ def test_what_cannot_be_read_is_rejected_and_noted_where_that_is_asked_for(sourc
         *("bad.jpg", "examine", "unreadable", "Input/output error"),
         0,
     )
-    notes = work_units.noted_faults(f"{task.reader.work}/{UNREAD}")
+    notes = work_units.read_fault_notes(f"{task.reader.work}/{UNREAD}")
     assert notes == {bucket.name: (("bad.jpg", "Input/output error"),)}
-    assert is_done(task.reader.work, bucket)
-    forget(task.reader.work, bucket)
-    assert not is_done(task.reader.work, bucket)
+    assert is_finished(task.reader.work, bucket)
+    invalidate(task.reader.work, bucket)
+    assert not is_finished(task.reader.work, bucket)
 
 
 def test_a_bucket_of_which_nothing_can_be_read_is_given_up_early(source, sector, monkeypatch):
-    monkeypatch.setattr(work_units, "MOST_FAULTS", 3)
+    monkeypatch.setattr(work_units, "MAX_FAULTS", 3)
     refs = [make_ref(str(number), uri="bad.jpg") for number in range(50)]
     with pytest.raises(Unreadable) as fault:
         examine_bucket(bucket_of_refs(source, *refs), task_of(source))

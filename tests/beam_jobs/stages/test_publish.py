@@ -14,7 +14,7 @@ from beam_jobs.dataset import manifest, record, schemas, tfrecord
 from beam_jobs.errors import CorruptDataset
 from beam_jobs.images.decode import decode_rgb
 from beam_jobs.options import HttpOptions
-from beam_jobs.stages.publish import Found, producer, publish, reason_counts, rejects_table
+from beam_jobs.stages.publish import SourceFacts, producer, publish, reason_counts, rejects_table
 from beam_jobs.stages.write import shard_path, sidecar_path, write_shard
 from beam_jobs.types import Annotations, Reject
 from tests.beam_jobs import kill
@@ -36,7 +36,7 @@ def written(stages):
 
 def publish_it(stages, rejects=NO_REJECTS, found=24, label_kind="single", **options):
     options = replace(OPTIONS, out=stages.task.out, **options)
-    held = Found(images=found, label_kind=label_kind, work=stages.task.work)
+    held = SourceFacts(images=found, label_kind=label_kind, work=stages.task.work)
     return publish(options, stages.plan, stages.shards, rejects, held)
 
 

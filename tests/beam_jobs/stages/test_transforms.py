@@ -8,7 +8,7 @@ from apache_beam.testing.util import assert_that, equal_to
 from beam_jobs.runners.beam_job import local_pipeline
 from beam_jobs.stages.examine import Examined
 from beam_jobs.stages.transforms import ExamineBuckets, WriteShards
-from beam_jobs.stages.write import failures
+from beam_jobs.stages.write import read_failures
 
 
 def run(transform, expected) -> dict[str, int]:
@@ -54,7 +54,7 @@ def test_a_shard_that_fails_leaves_a_note_and_no_element(stages, tmp_path):
     task = replace(stages.task, reader=replace(stages.task.reader, base=str(tmp_path)))
     counters = run(WriteShards(tuple(stages.shards[:1]), task), [])
     assert counters == {"failed_shards": 1}
-    (note,) = failures(stages.task.work)
+    (note,) = read_failures(stages.task.work)
     assert note.text.endswith("changed while it was being ingested (No such file or directory); run it again")
 
 

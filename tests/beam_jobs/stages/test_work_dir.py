@@ -21,7 +21,7 @@ LOOSE = 20
 def out(tmp_path) -> Path:
     """A published dataset that still has its work directory."""
     made = tmp_path / "out"
-    work_dir.open_at(str(made), str(made / "_work"))
+    work_dir.create(str(made), str(made / "_work"))
     loose = [f"{number}.tmp" for number in range(LOOSE)]  # one of them is likely to come after the mark in any order
     for name in ("examined/a/part", "plan/0", "written/train/0", *loose):
         path = made / "_work" / name

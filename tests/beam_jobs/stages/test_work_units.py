@@ -42,19 +42,19 @@ def test_what_is_left_is_tried_again_after_growing_waits(waits):
 
 
 def test_notes_are_read_by_unit_and_the_last_of_one_counts(tmp_path):
-    assert work_units.noted_faults(str(tmp_path / "none")) == {}
+    assert work_units.read_fault_notes(str(tmp_path / "none")) == {}
     for cause in ("denied", "no ä"):
-        work_units.note_faults(str(tmp_path), "000001-ab", [Fault("cat/ö.jpg", cause), Fault("b", "gone")])
-    work_units.note_faults(str(tmp_path), "000002-cd", [])
-    found = work_units.noted_faults(str(tmp_path))
+        work_units.write_fault_note(str(tmp_path), "000001-ab", [Fault("cat/ö.jpg", cause), Fault("b", "gone")])
+    work_units.write_fault_note(str(tmp_path), "000002-cd", [])
+    found = work_units.read_fault_notes(str(tmp_path))
     assert found == {"000001-ab": (Fault("cat/ö.jpg", "no ä"), Fault("b", "gone")), "000002-cd": ()}
     (tmp_path / "000001-ab.json").write_bytes(b"{")
-    assert work_units.noted_faults(str(tmp_path)) == {"000001-ab": (), "000002-cd": ()}
+    assert work_units.read_fault_notes(str(tmp_path)) == {"000001-ab": (), "000002-cd": ()}
 
 
 def test_the_error_names_the_first_in_one_bounded_line():
     faults = [Fault("long" * 1000, "denied"), *(Fault(f"{number}\n.jpg", "no answer") for number in range(2000))]
-    error = work_units.unreadable(faults, ", or leave it")
+    error = work_units.unfinished_error(faults, ", or leave it")
     assert error.exit_code == 1
     assert len(error.faults) == 2001
     text = str(error)

@@ -27,14 +27,14 @@ from beam_jobs.stages.write import (
     Failure,
     ShardTask,
     WriteTask,
-    failures,
-    forget_failures,
     load_sidecar,
-    note_failure,
+    read_failures,
+    remove_failure_notes,
     shard_path,
     shard_tasks,
     sidecar_path,
     sweep,
+    write_failure_note,
     write_shard,
 )
 from beam_jobs.types import Annotations, ImageObject
@@ -201,7 +201,7 @@ def test_a_shard_of_another_digest_is_written_again(stages):
 
 @pytest.mark.parametrize(
     ("data", "detail"),
-    [(jpeg(77), "the file is not the one that was examined"), (None, "No such file or directory")],
+    [(jpeg(77), "the file differs from the examined file"), (None, "No such file or directory")],
 )
 def test_a_changed_image_stops_the_shard_and_leaves_no_file(stages, photos, tmp_path, data, detail):
     copy = tmp_path / "copy"
@@ -230,19 +230,19 @@ def test_an_image_that_cannot_be_read_now_has_not_changed(stages, photos, tmp_pa
 
 
 def test_failures_are_noted_once_a_shard_and_read_in_order(stages):
-    assert failures(stages.task.work) == []
+    assert read_failures(stages.task.work) == []
     for index in (1, 0, 1):
-        note_failure(stages.shards[index], stages.task, SourceChanged(f"shard {index}: ä changed", "cat/ä.jpg"))
-    note_failure(stages.shards[2], stages.task, Unreadable("denied", (Fault("cat/b.jpg", "denied"),)))
-    note_failure(stages.shards[3], stages.task, OSError(5, "no answer"))
-    assert failures(stages.task.work) == [
+        write_failure_note(stages.shards[index], stages.task, SourceChanged(f"shard {index}: ä changed", "cat/ä.jpg"))
+    write_failure_note(stages.shards[2], stages.task, Unreadable("denied", (Fault("cat/b.jpg", "denied"),)))
+    write_failure_note(stages.shards[3], stages.task, OSError(5, "no answer"))
+    assert read_failures(stages.task.work) == [
         Failure("eval-00000", "cat/b.jpg", "denied", passing=True),
         Failure("eval-00001", "data-00001-of-00002.tfrecord", "no answer", passing=True),
         Failure("train-00000", "cat/ä.jpg", "shard 0: ä changed", passing=False),
         Failure("train-00001", "cat/ä.jpg", "shard 1: ä changed", passing=False),
     ]
-    forget_failures(stages.task.work)
-    assert failures(stages.task.work) == []
+    remove_failure_notes(stages.task.work)
+    assert read_failures(stages.task.work) == []
 
 
 def test_work_is_counted_as_it_is_done_and_when_it_is_taken_up(stages):
@@ -418,7 +418,7 @@ def test_a_spool_that_is_lost_stops_the_shard(prepare, tmp_path):
     data = bytearray(spool.read_bytes())
     data[-1] ^= 1
     spool.write_bytes(data)
-    with pytest.raises(SourceChanged, match=r"^b.webp is not as it was kept in the work directory; check the disk"):
+    with pytest.raises(SourceChanged, match=r"^b.webp changed in the work directory; check the disk"):
         write_shard(shard, task)
     spool.write_bytes(data[:-1])
     with pytest.raises(OSError, match=rf"^it ends at byte {len(data) - 1}; "):

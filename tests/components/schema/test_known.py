@@ -7,7 +7,7 @@ from google.protobuf import text_format
 from tensorflow_metadata.proto.v0 import schema_pb2
 
 from beam_jobs.options import ImageLimits, IngestOptions, PixelOptions
-from beam_jobs.stages.publish import described
+from beam_jobs.stages.publish import dataset_options
 from components.schema.component import FloatRange, IntRange, TextSet, add_manifest_domains, manifest_domains
 from tests.components.conftest import manifest_of
 
@@ -16,7 +16,7 @@ TWO = manifest_of({"train": {"cat": 3, "dog": 2}})
 
 def dataset_of(label_kind: str = "single", **options):
     """A manifest of the classes `cat` and `dog` that an ingest with these options would write."""
-    made = described(IngestOptions(source="photos", out="", **options))
+    made = dataset_options(IngestOptions(source="photos", out="", **options))
     return dataclasses.replace(TWO, options=made, label_kind=label_kind)
 
 

@@ -140,7 +140,7 @@ def test_one_option_of_a_section_leaves_the_others_to_the_dataset_that_is_added_
     assert (options["limits"]["min_side_px"], options["limits"]["max_side_px"]) == (9, 900)
     capsys.readouterr()
     assert run("ingest photos --out o --append --side-px 25".split()) == 2
-    assert "o was made with pixels.side_px 24, not 25; leave it out" in capsys.readouterr().err
+    assert "o was made with pixels.side_px 24, not 25; omit it" in capsys.readouterr().err
 
 
 def test_what_is_of_no_use_to_the_dataset_that_is_added_to_is_to_be_left_out(place, capsys):
