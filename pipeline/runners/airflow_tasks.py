@@ -90,7 +90,7 @@ def run_step(settings: Mapping[str, Any], steps: Steps, step: str, run_id: str) 
             "the code or the files of the pipeline are not those that its DAG was written for; compile it again"
         )
     os.makedirs(config.root, exist_ok=True)
-    with root.alone(config):
+    with root.exclusive_run(config):
         run = _run_name(config, run_id)
         if _succeeded(config, run, step):
             _log.info("%s succeeded in this run before and keeps what it made; trigger a new run for more", step)
@@ -114,7 +114,7 @@ def finish(settings: Mapping[str, Any], run_id: str) -> None:
     from pipeline.runs.history import open_store
     from pipeline.runs.summary import check_pushed, text
 
-    with root.alone(config):
+    with root.exclusive_run(config):
         store = open_store(config.metadata_path)
         if not _is_newest(store, config, _run_name(config, run_id)):
             _log.info("a newer run has come since; the report in %s is about that one", config.root)
@@ -167,7 +167,7 @@ def _keep(config: PipelineConfig, stopped: GateFailed) -> None:
     from pipeline.runs.history import open_store
 
     images = root.images_dir(_pinned(config, open_store(config.metadata_path)))
-    root.keep_what_there_is(config, images, stopped, _log.info)
+    root.save_partial_report(config, images, stopped, _log.info)
 
 
 def _succeeded(config: PipelineConfig, run: str, step: str) -> bool:

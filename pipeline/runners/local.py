@@ -19,7 +19,7 @@ from beam_jobs.storage import disk
 from beam_jobs.types import LABEL_KINDS
 from pipeline.config import DataShape, PipelineConfig
 from pipeline.runs import signals
-from pipeline.runs.root import Say, alone, check_free, conclude, images_dir, keep_what_there_is
+from pipeline.runs.root import Say, check_free, conclude, exclusive_run, images_dir, save_partial_report
 
 if TYPE_CHECKING:
     from pipeline.runs.summary import RunSummary
@@ -91,11 +91,11 @@ def run(config: PipelineConfig, say: Say) -> RunSummary:
     pipeline = create_pipeline(config)
     images = images_dir(config)  # before the run: a newer span may have come when it ends
     log = os.path.join(config.root, LOG_NAME)
-    with disk.explained("running the pipeline", config.root), alone(config), _logging_to(log, say):
+    with disk.explained("running the pipeline", config.root), exclusive_run(config), _logging_to(log, say):
         try:
             LocalDagRunner().run(pipeline)
         except GateFailed as stopped:
-            keep_what_there_is(config, images, stopped, say)
+            save_partial_report(config, images, stopped, say)
             raise
         except ValueError as error:
             if not str(error).startswith(_BAD_RECORD):
