@@ -14,7 +14,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from PIL import Image
 
-from pipeline.cli.json_schema import schema_of
+from pipeline.cli.json_schema import result_schema
 from tests.command import feedline
 from tests.make_images import class_folders, crop, encode, flipped, jpeg
 
@@ -47,7 +47,7 @@ def verdict(summary: dict) -> dict:
 
 def mismatches(command: str, values: dict) -> list[str]:
     """Every difference between a result and the schema of its command."""
-    return [error.message[:200] for error in Draft202012Validator(schema_of(command)).iter_errors(values)]
+    return [error.message[:200] for error in Draft202012Validator(result_schema(command)).iter_errors(values)]
 
 
 @pytest.fixture(scope="module")

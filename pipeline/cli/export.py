@@ -82,7 +82,7 @@ def command(
         if not isinstance(stop, KeyboardInterrupt) and not signals.requested():
             raise
         mistake = common.Mistake(message=_stopped(options), code=signals.code(), kind=common.INTERRUPTED)
-        common.tell_mistake(mistake, as_json)
+        common.print_mistake(mistake, as_json)
         raise click.exceptions.Exit(mistake.code) from stop
     if as_json:
         print_json(found.to_json())

@@ -266,6 +266,6 @@ ERROR = one(
 )
 
 
-def schema_of(command: str) -> Schema:
+def result_schema(command: str) -> Schema:
     """Returns the schema of what a command, such as `schema diff`, prints with `--json`."""
     return {"$schema": DIALECT, "title": f"feedline {command} --json", **RESULTS[command]}

@@ -17,7 +17,7 @@ from beam_jobs import stack
 from beam_jobs.errors import OptionError
 from pipeline import doctor
 from pipeline.cli import execute
-from pipeline.cli.json_schema import schema_of
+from pipeline.cli.json_schema import result_schema
 from pipeline.doctor import TARGETS, Check, local
 from tests.command import feedline
 
@@ -162,7 +162,7 @@ def test_the_command_says_that_this_machine_is_ready(photos, tmp_path):
     (tmp_path / "pipeline.yaml").write_text(f"root: work\ningest: {{source: {json.dumps(str(photos))}}}\n")
     done = feedline("doctor", "--config", "pipeline.yaml", "--json", cwd=tmp_path)
     said = json.loads(done.stdout)
-    assert list(Draft202012Validator(schema_of("doctor")).iter_errors(said)) == []
+    assert list(Draft202012Validator(result_schema("doctor")).iter_errors(said)) == []
     assert (done.returncode, said["target"], said["ready"]) == (0, "local", True), done.stderr
     marks = {check["name"]: check["mark"] for check in said["checks"]}
     assert marks["tensorflow and tfx"] == marks["beam"] == marks["configuration"] == "ok"
