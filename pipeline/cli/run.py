@@ -20,7 +20,7 @@ from pipeline.cli.common import (
     say,
     set_option,
 )
-from pipeline.cli.ingest_options import check_useful, ingest_options, ingest_settings
+from pipeline.cli.ingest_options import check_needs, ingest_options, ingest_settings
 from pipeline.cli.init import CONFIG_NAME
 
 
@@ -91,8 +91,8 @@ def command(
     if "engine" in settings.values:
         say(f"engine ({settings.layer('engine')}) is left out: `run` does all its work in this process")
     if config.ingest:
-        check_useful(values, config.ingest)
-    with settings.explained():
+        check_needs(values, config.ingest)
+    with settings.name_layers():
         summary = local.run(config, say)
     from pipeline.runs.summary import check_pushed, text
 
