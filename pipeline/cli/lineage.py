@@ -17,7 +17,7 @@ from pipeline.cli.common import json_option, print_json
 def command(model: str, root: str, as_json: bool) -> None:
     """Print what MODEL was made of, back to the source.
 
-    That is data, schema, transform, verdicts and code. MODEL is a pushed model, the folder of its versions, or the
+    Prints data, schema, transform, verdicts and code. MODEL is a pushed model, the folder of its versions, or the
     directory of any artifact of a pipeline.
 
     \b
