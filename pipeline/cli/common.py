@@ -164,8 +164,8 @@ def print_mistake(mistake: Mistake, as_json: bool) -> None:
 def mistake_kinds() -> Iterator[tuple[str, int, str]]:
     """Yields every kind, its exit code and its meaning."""
     yield from _class_kinds(FeedlineError)
-    yield INTERRUPTED, 130, "Somebody pressed Ctrl-C, or, with code 143, SIGTERM asked the command to end."
-    yield UNFORESEEN, 1, "Anything else."
+    yield INTERRUPTED, 130, "The command was interrupted by Ctrl-C, or, with code 143, by SIGTERM."
+    yield UNFORESEEN, 1, "Any other error."
 
 
 def _class_kinds(cls: type[FeedlineError]) -> Iterator[tuple[str, int, str]]:
