@@ -138,7 +138,7 @@ def _check_placeholders(config: PipelineConfig, options: KubeflowOptions) -> Non
     words["kubeflow.image"] = options.image, configuration.placeholder_in_image(options.image)
     for name, (value, word) in words.items():
         if word:
-            raise OptionError(f"{name} is {value!r}; write the name of yours in the place of {word}")
+            raise OptionError(f"{name} is {value!r}; replace {word} by your name")
 
 
 def _check(config: PipelineConfig, options: KubeflowOptions, root: str) -> None:

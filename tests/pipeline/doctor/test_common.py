@@ -49,7 +49,7 @@ def by_name(checks: Iterator[Check]) -> dict[str, Check]:
 
 
 def test_a_check_that_fails_has_to_say_what_repairs_it():
-    with pytest.raises(ValueError, match="'java' found 'none' and does not say what repairs it"):
+    with pytest.raises(ValueError, match="'java' failed with 'none' and has no remedy"):
         Check(name="java", ok=False, detail="none")
 
 
@@ -67,10 +67,10 @@ def test_every_target_has_its_module_of_checks():
 def test_a_package_that_is_missing_or_too_new_is_named_with_the_command_that_installs_it(distribution):
     core, extra = by_name(doctor.packages("")), by_name(doctor.packages("tfx"))
     assert core.keys() == {"numpy"}
-    assert core["numpy"].detail.endswith("asked for is <1")
+    assert core["numpy"].detail.endswith("required is <1")
     assert core["numpy"].remedy.endswith("pip install 'numpy<1'")
     assert extra.keys() == {"no-such-package"}
-    assert extra["no-such-package"].detail == "is not installed, asked for is >=2"
+    assert extra["no-such-package"].detail == "is not installed, required is >=2"
     assert extra["no-such-package"].remedy.endswith("pip install 'no-such-package[fast]>=2'")
 
 
@@ -119,8 +119,8 @@ def test_a_directory_that_takes_no_files_is_named_with_who_cannot_write_and_what
 
 
 def test_a_program_that_hangs_or_is_not_there_is_given_up():
-    assert doctor.output_of([sys.executable, "-c", "import time; time.sleep(60)"], 0.2)[0] == -1
-    assert doctor.output_of(["/no/such/program"], 1)[0] == -1
+    assert doctor.run_program([sys.executable, "-c", "import time; time.sleep(60)"], 0.2)[0] == -1
+    assert doctor.run_program(["/no/such/program"], 1)[0] == -1
 
 
 # --- local
