@@ -62,7 +62,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def first_run(workplace: Path, warm: Path) -> dict:
     result = feedline(*arguments(workplace, *REPORTING, "--json"), programs=warm)
-    assert "schema.pbtxt is not there: it will be inferred and written" in result.stderr
+    assert "schema.pbtxt does not exist: it will be inferred and written" in result.stderr
     return summary_of(result)
 
 
