@@ -165,7 +165,7 @@ def test_a_gate_that_stops_names_the_drift_and_leaves_a_page(workplace, warm, se
     assert result.returncode == 3
     assert "drift: image/brightness in train" in result.stderr
     assert "Traceback" not in result.stderr
-    assert f"what the gate found is in {workplace / 'work' / 'report.html'}" in result.stderr
+    assert f"the findings of the gate are in {workplace / 'work' / 'report.html'}" in result.stderr
 
 
 def test_a_span_that_was_run_before_comes_from_the_cache(workplace, warm, first_run, second_run):

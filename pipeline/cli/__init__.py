@@ -91,12 +91,12 @@ def cli(context: click.Context, debug: bool) -> None:
 
     \b
     Exit codes:
-      0    done
-      1    anything unforeseen; --debug shows the traceback
-      2    the request is wrong; nothing was touched
+      0    success
+      1    unexpected error; --debug shows the traceback
+      2    the request is invalid; nothing was changed
       3    a check failed: of the data, of the model, or of `doctor`
       130  interrupted by Ctrl-C; run the same command again to continue
-      143  asked to end by SIGTERM; run the same command again to continue
+      143  ended by SIGTERM; run the same command again to continue
     """
     context.color = colour()
     if debug:
@@ -104,7 +104,7 @@ def cli(context: click.Context, debug: bool) -> None:
     warnings.filterwarnings("ignore")
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # the error line says the same
     stack.quieten_tensorflow()
-    # Beam's workers and StatisticsGen would each take a whole GPU; the Trainer asks for it when it runs alone.
+    # Beam's workers and StatisticsGen would each reserve all memory of a GPU, which the Trainer needs.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
 

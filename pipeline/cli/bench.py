@@ -58,8 +58,8 @@ def command() -> None:
 def bench_input(dataset: str, **values: Any) -> None:
     """Find the bottleneck of the input pipeline of DATASET.
 
-    It measures each stage alone and all together, compares that with bare decoding on this machine, with a naive
-    pipeline and with that of the tutorials, and says which option to change.
+    Measures the stages separately and together, compares the rate with decoding without a pipeline, with a naive
+    pipeline and with that of the tutorials, and names the option to change.
 
     \b
     Examples:

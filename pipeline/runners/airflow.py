@@ -156,7 +156,7 @@ def compile(settings: Mapping[str, Any], out: str) -> str:  # noqa: A001 - commo
     if "engine" in settings:
         hints.append("engine is left out: Beam runs in the tasks")
     if config.schema and not config.schema_is_reviewed:  # a file that is written later would change the tasks
-        hints.append(f"schema {config.schema} is not there: the DAG infers one, review it and compile again")
+        hints.append(f"schema {config.schema} does not exist: the DAG infers one, review it and compile again")
         values.pop("schema")
         config = dataclasses.replace(config, schema="")
     local.check_training(config, local.preflight(config))

@@ -118,7 +118,7 @@ def _run_hint(name: str, out: str) -> str:
 
 def _notes(config: PipelineConfig) -> Iterator[str]:
     if config.schema and not config.schema_is_reviewed:
-        yield f"; schema {config.schema} is not there: the run infers one, review it and compile again"
+        yield f"; schema {config.schema} does not exist: the run infers one, review it and compile again"
     if not storage.is_remote(config.root):
         yield f"; models are pushed to {config.serving_dir}, which must be a volume of the containers"
 

@@ -66,7 +66,7 @@ def open_store(path: str, write: bool = False) -> MetadataStore:
                 f"reads schema {versions['library']}; open it with the release of Feedline that wrote it, or choose "
                 "another root"
             ) from error
-        raise OptionError(f"{path} is not a database of ML Metadata, or not one that can be read here") from error
+        raise OptionError(f"{path} is not a database of ML Metadata, or is damaged; choose another root") from error
 
 
 def newest_run(store: MetadataStore, pipeline: str = "") -> dict[str, Step]:

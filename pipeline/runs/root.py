@@ -195,7 +195,7 @@ def save_partial_report(config: PipelineConfig, images: str, stopped: GateFailed
     try:
         steps = newest_run(store, config.name)
         copy_schema(config, steps)
-        say(f"what the gate found is in {write_report(config, store, steps, images, stopped.verdict)}")
+        say(f"the findings of the gate are in {write_report(config, store, steps, images, stopped.verdict)}")
     except (OSError, FeedlineError) as error:  # the caller raises the findings
         say(f"the report could not be written: {error}")
 

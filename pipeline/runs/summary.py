@@ -33,7 +33,7 @@ from trainer.run_fn import HISTORY_NAME
 from trainer.training.checkpoint import DIVERGED_NAME
 
 _INFERRED = "inferred; review it, then name it by --schema, or in pipeline.yaml under schema:"
-_INFERRED_AS_NAMED = "inferred, for there was no such file yet; review it, the next run takes it as it is then"
+_INFERRED_AS_NAMED = "inferred, because the file did not exist; review it before the next run, which uses it"
 _RESOLVERS = (PREVIOUS_SPAN, BLESSED_MODEL)  # never cached
 
 

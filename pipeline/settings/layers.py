@@ -149,7 +149,7 @@ def _overrides(
 
 
 def leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
-    """Yields path and value of every setting; a mapping that is the value of a setting, such as splits, is one."""
+    """Yields path and value of every setting; a mapping such as splits is the value of a single setting."""
     if not is_section(".".join(path)) or not isinstance(value, Mapping):
         yield path, value
         return

@@ -197,7 +197,7 @@ def test_the_line_says_where_the_file_goes_and_what_is_missing(compiled):
         f'.create_run_from_pipeline_package("{compiled / "bucket.yaml"}"), or on Vertex AI: {vertex("bucket.yaml")}'
     )
     assert hints["plain.json"] == f"run it on Vertex AI: {vertex('plain.json', 'Photos')}{volume}"
-    review = f"; schema {compiled / 'schema.pbtxt'} is not there: the run infers one, review it and compile again"
+    review = f"; schema {compiled / 'schema.pbtxt'} does not exist: the run infers one, review it and compile again"
     assert hints["schema.yaml"].endswith(review + volume)
 
 
