@@ -143,7 +143,7 @@ def execute(arguments: list[str]) -> int:
             return _fail(_interrupted(""), as_json)
         if debug and not isinstance(error, click.ClickException):
             click.echo(strings.printable(traceback.format_exc()), err=True)
-        return _fail(common.to_mistake(error), as_json)
+        return _fail(common.to_error_report(error), as_json)
 
 
 def _before_dashes(arguments: Sequence[str]) -> list[str]:
@@ -159,12 +159,12 @@ def _move_debug(arguments: list[str]) -> list[str]:
     return [_DEBUG, *arguments[:index], *arguments[index + 1 :]]
 
 
-def _interrupted(remark: str) -> common.Mistake:
+def _interrupted(remark: str) -> common.ErrorReport:
     state = "; ".join(filter(None, ["interrupted", remark]))
     message = f"{state}; what is finished is kept, run the same command again to continue"
-    return common.Mistake(message=message, code=signals.code(), kind=common.INTERRUPTED)
+    return common.ErrorReport(message=message, code=signals.code(), kind=common.INTERRUPTED)
 
 
-def _fail(mistake: common.Mistake, as_json: bool) -> int:
-    common.print_mistake(mistake, as_json)
-    return mistake.code
+def _fail(report: common.ErrorReport, as_json: bool) -> int:
+    common.print_error(report, as_json)
+    return report.code

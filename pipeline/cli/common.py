@@ -118,13 +118,13 @@ _INVALID_CHOICE = re.compile(r"(?P<value>'.*'|\".*\") is not (?:one of )?['\"]",
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mistake:
+class ErrorReport:
     """An error that ended a command.
 
     Attributes:
       message: text for users, with the remedy.
       code: exit code.
-      kind: one of the kinds of `mistake_kinds`, which are stable between releases.
+      kind: one of the kinds of `error_kinds`, which are stable between releases.
     """
 
     message: str
@@ -132,17 +132,18 @@ class Mistake:
     kind: str
 
 
-def to_mistake(error: Exception) -> Mistake:
+def to_error_report(error: Exception) -> ErrorReport:
     """Converts an exception for the user."""
     if isinstance(error, click.ClickException):
-        return Mistake(message=strings.line(_click_message(error)), code=UsageError.exit_code, kind=_kind(UsageError))
+        message = strings.line(_click_message(error))
+        return ErrorReport(message=message, code=UsageError.exit_code, kind=_kind(UsageError))
     if isinstance(error, FeedlineError):
-        return Mistake(message=str(error), code=error.exit_code, kind=_kind(type(error)))
+        return ErrorReport(message=str(error), code=error.exit_code, kind=_kind(type(error)))
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _TFX_MODULES:
         message = f"this needs TFX, and there is no module {error.name!r} here; {stack.pip_install('.[tfx]')}"
-        return Mistake(message=message, code=UsageError.exit_code, kind=_kind(UsageError))
+        return ErrorReport(message=message, code=UsageError.exit_code, kind=_kind(UsageError))
     message = f"{type(error).__name__}: {_truncate(str(error))} (run again with --debug for the traceback)"
-    return Mistake(message=strings.line(message), code=1, kind=UNFORESEEN)
+    return ErrorReport(message=strings.line(message), code=1, kind=UNFORESEEN)
 
 
 def _truncate(text: str) -> str:
@@ -151,17 +152,17 @@ def _truncate(text: str) -> str:
     return f"{text[:_MAX_MESSAGE_CHARS]}... and {more:,} more characters" if more > 0 else text
 
 
-def print_mistake(mistake: Mistake, as_json: bool) -> None:
+def print_error(report: ErrorReport, as_json: bool) -> None:
     """Prints an error on standard error, on several lines only if the message lists problems; JSON on one line."""
     if as_json:
-        document = {"error": {"message": mistake.message, "code": mistake.code, "kind": mistake.kind}}
+        document = {"error": {"message": report.message, "code": report.code, "kind": report.kind}}
         click.echo(json.dumps(document).replace("\x7f", "\\u007f"), err=True)
         return
     head = click.style("feedline: error:", fg="red", bold=True)
-    click.echo(f"{head} {strings.printable(mistake.message)}", err=True, color=colour())
+    click.echo(f"{head} {strings.printable(report.message)}", err=True, color=colour())
 
 
-def mistake_kinds() -> Iterator[tuple[str, int, str]]:
+def error_kinds() -> Iterator[tuple[str, int, str]]:
     """Yields every kind, its exit code and its meaning."""
     yield from _class_kinds(FeedlineError)
     yield INTERRUPTED, 130, "The command was interrupted by Ctrl-C, or, with code 143, by SIGTERM."

@@ -124,7 +124,7 @@ def _fact_lines(difference: Difference) -> Iterator[str]:
     for split, changes in difference.facts.items():
         differing = [change for change in changes if change.jensen_shannon > 0 or change.old != change.new]
         if differing:
-            yield from ("", f"sizes of images in {strings.line(split)}: Jensen-Shannon, least / middle / greatest")
+            yield from ("", f"sizes of images in {strings.line(split)}: Jensen-Shannon, minimum / median / maximum")
         for change in differing:
             before, after = (" / ".join(f"{value:,.6g}" for value in side) for side in (change.old, change.new))
             yield f"  {change.name:<11} {change.jensen_shannon:.3f}  {before} -> {after}"

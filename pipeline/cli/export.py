@@ -81,9 +81,11 @@ def command(
         # Libraries convert an interruption to other errors.
         if not isinstance(stop, KeyboardInterrupt) and not signals.requested():
             raise
-        mistake = common.Mistake(message=_interruption_message(options), code=signals.code(), kind=common.INTERRUPTED)
-        common.print_mistake(mistake, as_json)
-        raise click.exceptions.Exit(mistake.code) from stop
+        report = common.ErrorReport(
+            message=_interruption_message(options), code=signals.code(), kind=common.INTERRUPTED
+        )
+        common.print_error(report, as_json)
+        raise click.exceptions.Exit(report.code) from stop
     if as_json:
         print_json(result.to_json())
         return

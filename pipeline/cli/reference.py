@@ -306,7 +306,7 @@ output holds the result and standard error the object. `feedline doctor`, `feedl
 
 def json_page() -> str:
     """Returns the page of `--json`."""
-    kinds = [f"| `{kind}` | {code} | {meaning} |" for kind, code, meaning in common.mistake_kinds()]
+    kinds = [f"| `{kind}` | {code} | {meaning} |" for kind, code, meaning in common.error_kinds()]
     parts = [f"{_JSON_INTRODUCTION}" + "\n".join(kinds), _JSON_CHECKS.strip("\n")]
     references: dict[int, str] = {}
     for name in commands_with_json():
