@@ -151,6 +151,8 @@ def _launch(config: PipelineConfig, pipeline: tfx.dsl.Pipeline, run: str, step: 
     from tfx.orchestration.local.local_dag_runner import LocalDagRunner
     from tfx.orchestration.portable import runtime_parameter_utils
 
+    from pipeline.runs.history import open_store
+
     compiled = compiler.Compiler().compile(pipeline)
     runtime_parameter_utils.substitute_runtime_parameter(compiled, {constants.PIPELINE_RUN_ID_PARAMETER_NAME: run})
     for node in compiled.nodes:
@@ -159,15 +161,9 @@ def _launch(config: PipelineConfig, pipeline: tfx.dsl.Pipeline, run: str, step: 
     try:
         LocalDagRunner().run_with_ir(compiled)
     except GateFailed as stopped:
-        _save_partial_report(config, stopped)
+        images = root.images_dir(_pin_span(config, open_store(config.metadata_path)))
+        root.save_partial_report(config, images, stopped, _log.info)
         raise
-
-
-def _save_partial_report(config: PipelineConfig, stopped: GateFailed) -> None:
-    from pipeline.runs.history import open_store
-
-    images = root.images_dir(_pin_span(config, open_store(config.metadata_path)))
-    root.save_partial_report(config, images, stopped, _log.info)
 
 
 def _succeeded(config: PipelineConfig, run: str, step: str) -> bool:

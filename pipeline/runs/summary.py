@@ -148,7 +148,7 @@ def text(summary: RunSummary) -> str:
         ("cache", f"{len(cached)} of {len(steps)} components served from it"),
         ("dataset", summary.dataset_dir),
         ("report", summary.report),
-        ("model", summary.model_dir or f"not pushed: {refusal(summary)}"),
+        ("model", summary.model_dir or f"not pushed: {'; '.join(summary.refused)}"),
     ]
     return aligned(lines)
 
@@ -159,16 +159,12 @@ def _schema(summary: RunSummary) -> str:
     return _INFERRED_AS_NAMED if summary.schema_named else _INFERRED
 
 
-def refusal(summary: RunSummary) -> str:
-    """Returns the reasons why a model was not pushed."""
-    return "; ".join(summary.refused)
-
-
 def check_pushed(summary: RunSummary) -> None:
     """Raises `GateFailed` when the model was not pushed; called last, after the summary is printed."""
     if not summary.blessed:
+        reasons = "; ".join(summary.refused)
         raise GateFailed(
-            f"{refusal(summary)}; the model was not pushed; train longer, evaluate on more images, or lower the limit"
+            f"{reasons}; the model was not pushed; train longer, evaluate on more images, or lower the limit"
         )
 
 
