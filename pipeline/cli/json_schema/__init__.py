@@ -159,7 +159,7 @@ _FACTS = one(
     parse_batch=whole("Records parsed by one op."),
     device=text("Device of the training step."),
     model=text("Model of the training step; empty for none."),
-    in_memory=truth("Whether the shards were in the page cache."),
+    in_memory=truth("Whether the shards were read into the page cache before the measurement."),
 )
 _ABLATED = one(
     "The pipeline without one of its optimisations.",

@@ -119,7 +119,7 @@ _REMARKS = one(
     warnings=many(text("A sentence."), "Warnings."),
     float32_changes=named(whole("Numbers."), "User column -> its numbers that the float32 of a record changes."),
     hidden=whole("Names that the last ingest ignored; a folder counts as one."),
-    hidden_names=many(text("Path below the source; a folder ends in `/`."), "The first of them."),
+    hidden_names=many(text("Path below the source; a folder ends in `/`."), "The first of these names."),
 )
 MANIFEST = one(
     "The dataset: the content of `dataset.json`.",
@@ -155,9 +155,9 @@ _ESTIMATE = one(
         images=whole("Images to ingest."),
         sized=whole("Images with a listed size; the others are assumed to have the mean size of the sample."),
         bytes=whole("Size of the files with a listed size."),
-        rejects=whole("Images that are rejected by their name."),
+        rejects=whole("Images that are rejected without being opened."),
         hidden=whole("Names that are ignored; a folder counts as one."),
-        hidden_names=many(text("Path below the source; a folder ends in `/`."), "The first of them."),
+        hidden_names=many(text("Path below the source; a folder ends in `/`."), "The first of these names."),
     ),
     sample=one(
         "A sample of images that were read.",
