@@ -251,9 +251,7 @@ def build(settings: Mapping[str, Any]) -> PipelineConfig:
         raise not_a_section("ingest", ingest)
     for name in NOT_IN_A_PIPELINE:
         if name in ingest:
-            message = (
-                f"ingest.{name} is not for a pipeline, which writes each dataset into a new directory; leave it out"
-            )
+            message = f"ingest.{name} is not for a pipeline: it writes each dataset into a new directory; leave it out"
             raise OptionError(message, [f"ingest.{name}"])
     return from_mapping(PipelineConfig, {**settings, "ingest": {**ingest, "out": ""}}, "").resolved()
 

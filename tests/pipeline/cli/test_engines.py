@@ -41,7 +41,7 @@ def test_a_setting_that_cannot_be_read_is_named(assignment, message):
 def test_the_command_line_names_what_is_wrong_and_writes_nothing(photos, tmp_path, capsys):
     out = tmp_path / "dataset"
     code, errors = outcome(capsys, "ingest", photos, "--out", out, "--runner-option", "parallelism=4")
-    assert (code, "the local runner has none" in errors) == (2, True)
+    assert (code, "the local runner has no options" in errors) == (2, True)
     assert not out.exists()
 
 
